@@ -1,0 +1,1 @@
+"""A `Report` as text, HTML and drawings; nothing here imports jax."""

@@ -1,0 +1,185 @@
+"""Which leaves a report lists, with repeated layers folded into one row, and how a leaf is cut."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from jaxshard_magic.report import Leaf, MeshInfo
+from jaxshard_magic.views.format import byte_text, count_text, runs
+
+FOLD_FROM = 3
+WANTED_ROWS = 12
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Leaves that differ only in a number of their path, written `blocks.0-47.kernel`, with the optimizer's
+    leaves that are cut just as they are."""
+
+    path: str
+    leaf: Leaf
+    members: int = 1
+    followers: tuple[Leaf, ...] = ()
+
+    @property
+    def bytes_per_device(self) -> int:
+        return self.leaf.bytes_per_device * self.members
+
+    @property
+    def lost(self) -> int:
+        return self.leaf.lost * self.members
+
+    @property
+    def lost_with_followers(self) -> int:
+        return self.lost + sum(f.lost for f in self.followers)
+
+
+def fold(leaves: Sequence[Leaf]) -> list[Row]:
+    """Rows by descending bytes per device; three and more leaves alike but for one number share a row."""
+    follow = followers(leaves)
+    following = {id(f) for found in follow.values() for f in found}
+    families: dict[tuple[object, ...], list[Leaf]] = defaultdict(list)
+    for leaf in leaves:
+        if id(leaf) not in following:
+            pattern = _NUMBER.sub("#", leaf.path)
+            families[pattern, leaf.role, leaf.shape, leaf.dtype, leaf.spec, leaf.why, leaf.wanted].append(
+                leaf
+            )
+    rows = [row for members in families.values() for row in _fold_family(members, follow)]
+    return sorted(rows, key=lambda r: (-r.bytes_per_device, -r.lost))
+
+
+def followers(leaves: Sequence[Leaf]) -> dict[int, list[Leaf]]:
+    """By id() of a parameter, the optimizer's leaves of its shape and spec whose path ends as its own."""
+    ends: dict[tuple[object, ...], Leaf] = {}
+    for leaf in leaves:
+        if leaf.role == "params":
+            for end in _ends(leaf):
+                ends.setdefault(end, leaf)
+    found: dict[int, list[Leaf]] = defaultdict(list)
+    for leaf in leaves:
+        if leaf.role == "optimizer":
+            param = next((ends[end] for end in _ends(leaf) if end in ends), None)
+            if param is not None:
+                found[id(param)].append(leaf)
+    return found
+
+
+def _ends(leaf: Leaf) -> Iterator[tuple[object, ...]]:
+    """What a leaf has in common with its followers, with ever shorter ends of its path."""
+    words = tuple(re.findall(r"[^.\[\]'\"/]+", leaf.path))
+    return ((leaf.shape, leaf.spec, leaf.wanted, words[i:]) for i in range(len(words)))
+
+
+def _fold_family(members: list[Leaf], follow: dict[int, list[Leaf]]) -> list[Row]:
+    numbers = [[int(n) for n in _NUMBER.findall(leaf.path)] for leaf in members]
+    places = [i for i in range(len(numbers[0])) if len({row[i] for row in numbers}) > 1]
+    values = [sorted({row[i] for row in numbers}) for i in places]
+    if len(members) < FOLD_FROM or prod(len(v) for v in values) != len(members):
+        return [Row(leaf.path, leaf, 1, tuple(follow.get(id(leaf), ()))) for leaf in members]
+    told = iter(
+        [_range(values[places.index(i)]) if i in places else str(n) for i, n in enumerate(numbers[0])]
+    )
+    path = _NUMBER.sub(lambda match: next(told), members[0].path)
+    return [
+        Row(path, members[0], len(members), tuple(f for leaf in members for f in follow.get(id(leaf), ())))
+    ]
+
+
+def _range(values: Sequence[int]) -> str:
+    pieces = [str(a) if a == b else f"{a}-{b}" for a, b in runs(values)]
+    return ",".join(pieces) if len(pieces) <= 3 else f"{pieces[0]},\u2026,{pieces[-1]}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The rows of a report's layout table and what stands below it."""
+
+    rows: tuple[Row, ...]
+    of: int  # all leaves of the report
+    above: str  # what the rows are: "8 of 53, largest first"
+    below: tuple[str, ...]  # what became of the leaves without a row
+
+
+def listing(leaves: Sequence[Leaf], largest: int | None = 8) -> Listing:
+    """The `largest` rows (None: every leaf on its own row) and those not cut as wanted, by size."""
+    if largest is None:
+        every = f"all {count_text(len(leaves))}"
+        return Listing(tuple(Row(leaf.path, leaf) for leaf in leaves), len(leaves), every, ())
+    folded = fold(leaves)
+    wanted = sorted((r for r in folded if r.leaf.wanted), key=lambda r: -r.lost_with_followers)[:WANTED_ROWS]
+    chosen = {id(r) for r in [*folded[:largest], *wanted]}
+    rows = tuple(r for r in folded if id(r) in chosen)
+    shown = sum(row.members for row in rows)
+    some = "all" if shown == len(leaves) else f"{count_text(shown)} of"
+    above = f"{some} {count_text(len(leaves))}, largest first" if len(leaves) > 1 else "only one"
+    return Listing(
+        rows, len(leaves), above, tuple(_below(folded, [r for r in folded if id(r) not in chosen]))
+    )
+
+
+def _below(folded: Sequence[Row], rest: Sequence[Row]) -> list[str]:
+    lines = []
+    more = [r for r in rest if r.leaf.wanted]
+    if more:
+        lost = byte_text(sum(r.lost_with_followers for r in more))
+        lines.append(f"{_leaves(sum(r.members for r in more), 'more')} not cut as wanted, +{lost}")
+    whole = [r for r in rest if not r.leaf.wanted and not any(r.leaf.spec)]
+    if whole:
+        size = byte_text(sum(r.bytes_per_device for r in whole))
+        lines.append(
+            f"{_leaves(sum(r.members for r in whole), 'more')} whole on every device, {size} together"
+        )
+    follow = [f for r in folded for f in r.followers]
+    if follow:
+        size = byte_text(sum(f.bytes_per_device for f in follow))
+        lines.append(
+            f"{_leaves(len(follow), 'optimizer')} cut as the parameters they follow, {size} together"
+        )
+    return lines
+
+
+def _leaves(n: int, what: str) -> str:
+    return f"{count_text(n)} {what} {'leaf is' if n == 1 else 'leaves are'}"
+
+
+def not_cut(row: Row) -> str:
+    """`not cut over model, +18.4 MiB`, empty for a leaf that is cut as wanted."""
+    if not row.leaf.wanted:
+        return ""
+    told = f"not cut over {' and '.join(row.leaf.wanted)}"
+    if row.lost:
+        told += f", +{byte_text(row.lost)}"
+    if row.lost_with_followers > row.lost:
+        leaves = "leaf" if len(row.followers) == 1 else "leaves"
+        total = byte_text(row.lost_with_followers)
+        told += f", +{total} with {count_text(len(row.followers))} optimizer {leaves}"
+    return told
+
+
+def role_bytes(leaves: Iterable[Leaf]) -> dict[str, int]:
+    """Bytes per device of each role, in the order params, optimizer, batch, rng, other."""
+    total: dict[str, int] = dict.fromkeys(("params", "optimizer", "batch", "rng", "other"), 0)
+    for leaf in leaves:
+        total[leaf.role] = total.get(leaf.role, 0) + leaf.bytes_per_device
+    return {role: size for role, size in total.items() if size}
+
+
+def cuts(leaf: Leaf, mesh: MeshInfo) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """For each dimension the axes it is cut over with their sizes, major first."""
+    found = []
+    for i in range(len(leaf.shape)):
+        entry = leaf.spec[i] if i < len(leaf.spec) else None
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        found.append(tuple((axis, mesh.axes.get(axis, 1)) for axis in axes))
+    return tuple(found)
+
+
+def copies(leaf: Leaf, mesh: MeshInfo) -> int:
+    """On how many devices each block of the leaf lies."""
+    blocks = prod(size for axes in cuts(leaf, mesh) for _, size in axes)
+    return max(1, prod(mesh.axes.values()) // max(1, blocks))

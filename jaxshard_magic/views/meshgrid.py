@@ -1,0 +1,179 @@
+"""A mesh as a grid of its devices with their axis coordinates, for a terminal and for a notebook.
+
+The last two axes make a grid; every index of the axes before them has a grid of its own. Rows and columns
+that do not fit are cut in the middle.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+from jaxshard_magic.report import MeshInfo
+from jaxshard_magic.views import svg, words
+from jaxshard_magic.views.format import count_text, printable
+from jaxshard_magic.views.html import axis, text
+from jaxshard_magic.views.text import cells, pad
+
+MOST_ROWS, MOST_COLUMNS, MOST_PLANES, MOST_DEVICES = 16, 16, 8, 128
+GAP = "\u2026"
+
+
+def mesh_text(info: MeshInfo, width: int = 80) -> str:
+    """The mesh in lines of at most `width` columns: its axes, its devices, and the grid of device ids."""
+    head = f"{words.mesh_text(info)}   {words.devices_text(info, 'x')}"
+    planes = [_plane_text(info, index, width - 2) for index in _plane_indices(info)]
+    lines = [printable(head), *_beside(planes, width)]
+    left = _planes(info) - len(planes)
+    if left:
+        lines.append(f"  and {count_text(left)} more grids like these")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def mesh_html(info: MeshInfo) -> str:
+    """The mesh as HTML: a table of device ids, rows and columns marked in the hue of their axis."""
+    axes = " &nbsp;".join(
+        f"{svg.axis_mark(name, info)} <code>{axis(name, info)}={size}</code>"
+        for name, size in info.axes.items()
+    )
+    head = f"<p>{axes} &nbsp; {text(words.devices_text(info))}</p>"
+    planes = [_plane_html(info, index) for index in _plane_indices(info)]
+    left = _planes(info) - len(planes)
+    more = f"<p><small>and {count_text(left)} more grids like these</small></p>" if left else ""
+    return f'<div class="jsm">\n{head}\n{"".join(planes)}{more}\n</div>\n'
+
+
+def _axes(info: MeshInfo) -> tuple[list[str], str | None, str | None]:
+    """The axes of the planes, of the rows and of the columns; a mesh of one axis is one row."""
+    names = list(info.axes)
+    if len(names) < 2:
+        return [], None, names[0] if names else None
+    return names[:-2], names[-2], names[-1]
+
+
+def _planes(info: MeshInfo) -> int:
+    return prod(info.axes[name] for name in _axes(info)[0])
+
+
+def _plane_indices(info: MeshInfo) -> list[tuple[int, ...]]:
+    every = product(*(range(info.axes[name]) for name in _axes(info)[0]))
+    size = prod(info.axes.values()) // _planes(info)
+    most = max(2, min(MOST_PLANES, MOST_DEVICES // size))
+    return [index for index, _ in zip(every, range(most), strict=False)]
+
+
+def _plane(info: MeshInfo, index: Sequence[int]) -> list[list[int]]:
+    """Device ids of one plane, by row and column."""
+    planes, row_axis, column_axis = _axes(info)
+    rows = info.axes[row_axis] if row_axis else 1
+    columns = info.axes[column_axis] if column_axis else 1
+    start = 0
+    for name, i in zip(planes, index, strict=True):
+        start = start * info.axes[name] + i
+    start *= rows * columns
+    return [list(info.devices[start + r * columns : start + (r + 1) * columns]) for r in range(rows)]
+
+
+def shown(size: int, most: int) -> list[int | None]:
+    """Indices to show of `size`, None where some are left out: `[0, 1, 2, None, 9]`."""
+    if size <= most:
+        return list(range(size))
+    return [*range(most - 2), None, size - 1]
+
+
+def _plane_name(info: MeshInfo, index: Sequence[int]) -> str:
+    return ", ".join(f"{name} {i}" for name, i in zip(_axes(info)[0], index, strict=True))
+
+
+def _plane_text(info: MeshInfo, index: Sequence[int], width: int) -> list[str]:
+    _, row_axis, column_axis = _axes(info)
+    ids = _plane(info, index)
+    digits = max(len(str(i)) for i in info.devices)
+    rows = shown(len(ids), MOST_ROWS)
+    if row_axis is None:
+        labels = ["device"]
+    else:
+        number = len(str(len(ids) - 1))
+        names = [row_axis, *[""] * (len(rows) - 1)]
+        labels = [
+            f"{pad(name, cells(row_axis))}  {pad(_index(r), number, 'right')}"
+            for name, r in zip(names, rows, strict=True)
+        ]
+    top = (column_axis or "") if row_axis is None else ""
+    label = max(cells(text) for text in [*labels, top])
+    columns = shown(len(ids[0]), max(4, (width - label - 3) // (digits + 2)))
+
+    def line(left: str, rule: str, values: Sequence[str]) -> str:
+        return f"{pad(left, label)} {rule} " + "  ".join(pad(v, digits, "right") for v in values)
+
+    lines = [_plane_name(info, index)] if index else []
+    lines += [pad("", label + 3) + (column_axis or "")] if row_axis else []
+    lines.append(line(top, " ", [_index(c) for c in columns]))
+    return lines + [
+        line(left, "\u2502", [_id(ids, r, c) for c in columns]) for left, r in zip(labels, rows, strict=True)
+    ]
+
+
+def _index(i: int | None) -> str:
+    return GAP if i is None else str(i)
+
+
+def _id(ids: Sequence[Sequence[int]], r: int | None, c: int | None) -> str:
+    return GAP if r is None or c is None else str(ids[r][c])
+
+
+def _beside(blocks: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Blocks of lines side by side as far as `width` goes, then below each other."""
+    lines: list[str] = []
+    row: list[Sequence[str]] = []
+    for block in [*blocks, None]:
+        used = sum(max(map(cells, b)) + 4 for b in row)
+        if row and (block is None or used + max(map(cells, block)) + 2 > width):
+            widths = [max(map(cells, b)) for b in row]
+            lines.append("")
+            lines += [
+                "  " + "    ".join(pad(b[i], w) for b, w in zip(row, widths, strict=True))
+                for i in range(len(row[0]))
+            ]
+            row = []
+        if block is not None:
+            row.append(block)
+    return [printable(line) for line in lines]
+
+
+_CELL = "text-align:center;padding:3px 8px;min-width:18px;border:1px solid #7a828a"
+_INDEX = "text-align:center;padding:1px 8px;font-weight:normal;border:0"
+_AXIS = "text-align:center;vertical-align:middle;padding:1px 8px;border:0"
+
+
+def _plane_html(info: MeshInfo, index: Sequence[int]) -> str:
+    _, row_axis, column_axis = _axes(info)
+    ids = _plane(info, index)
+    columns, rows = shown(len(ids[0]), MOST_COLUMNS), shown(len(ids), MOST_ROWS)
+    corner = "" if row_axis is None else '<th style="border:0"></th>' * 2
+    body = []
+    if column_axis:
+        body.append(corner + _axis_html(info, column_axis, "bottom", f'colspan="{len(columns)}"'))
+    body.append(corner + "".join(map(_index_html, columns)))
+    for i, r in enumerate(rows):
+        left = "" if row_axis is None else _index_html(r)
+        if row_axis and i == 0:
+            left = _axis_html(info, row_axis, "right", f'rowspan="{len(rows)}"') + left
+        body.append(left + "".join(_cell_html(_id(ids, r, c)) for c in columns))
+    title = f"<small>{text(_plane_name(info, index))}</small>" if index else ""
+    trs = "\n".join(f'<tr style="background:transparent">{cells}</tr>' for cells in body)
+    grid = f'<table style="border-collapse:collapse;width:auto">{trs}</table>'
+    return f'<div style="display:inline-block;margin:0 24px 12px 0;vertical-align:top">{title}{grid}</div>'
+
+
+def _axis_html(info: MeshInfo, name: str, side: str, span: str) -> str:
+    i = svg.axis_index(name, info)
+    line = f"border-{side}:3px {('solid', 'dashed', 'dotted', 'double')[i]} {svg.AXES[i]}"
+    return f'<th align="center" style="{_AXIS};{line}" {span}>{axis(name, info)}</th>'
+
+
+def _index_html(i: int | None) -> str:
+    return f'<th align="center" style="{_INDEX}"><small>{_index(i)}</small></th>'
+
+
+def _cell_html(content: str) -> str:
+    return f'<td align="center" style="{_CELL}">{content}</td>'

@@ -1,0 +1,57 @@
+"""The standalone document around a fragment: type, spacing and colours for light and dark."""
+
+from html import escape
+
+LIGHT = """--bg:#fff;--ink:#1c2024;--ink-2:#545c65;--line:rgba(20,30,40,.14);
+--a0:#2d6fbd;--a1:#b4530f;--a2:#00594f;--a3:#651a86;
+--params:#17347f;--optimizer:#5c6fd0;--batch:#c26f00;--temporaries:#858e98;
+--warning:#8f5a00;--error:#b3261e;--info:#2468b4"""
+
+DARK = """--bg:#111;--ink:#e8eaed;--ink-2:#b2b9c1;--line:rgba(255,255,255,.17);
+--a0:#82b6ff;--a1:#f5995a;--a2:#6fe8d4;--a3:#ab82c0;
+--params:#b4ccff;--optimizer:#7f8ff0;--batch:#f0ae48;--temporaries:#737a82;
+--warning:#e8b14c;--error:#ff8a80;--info:#82b6ff"""
+
+_RULES = """
+body{margin:0;padding:16px;background:var(--bg);color:var(--ink);
+font:13px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
+font-variant-numeric:tabular-nums}
+.jsm{max-width:868px;margin:0 auto}
+p{margin:8px 0;overflow-wrap:anywhere}
+.jsm-verdict{font-size:15px}
+.jsm-value{font-size:17px}
+small{font-size:11.5px;color:var(--ink-2)}
+code{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+table{border-collapse:collapse;font-size:12px;margin:8px 0}
+th,td{padding:4px 16px 4px 0;border-bottom:1px solid var(--line)}
+th{font-weight:400;color:var(--ink-2);font-size:11.5px}
+th:last-child,td:last-child{padding-right:0}
+th{vertical-align:bottom}
+tr.jsm-figures td{border-bottom:0;padding-bottom:0}
+details{margin:16px 0}
+summary{cursor:pointer;margin-bottom:4px}
+svg{vertical-align:middle}
+"""
+
+
+def _colours() -> str:
+    axes = "".join(
+        f".jsm b.jsm-a{i}{{color:var(--a{i})}}.jsm-s{i}{{stroke:var(--a{i})}}.jsm-f{i}{{fill:var(--a{i})}}"
+        for i in range(4)
+    )
+    roles = "".join(f".jsm-r-{r}{{fill:var(--{r})}}" for r in ("params", "optimizer", "batch", "temporaries"))
+    levels = "".join(f".jsm-{level}{{color:var(--{level})}}" for level in ("warning", "error", "info"))
+    return f"{axes}\n{roles}\n{levels}\n.jsm-limit{{fill:var(--error)}}"
+
+
+def document(title: str, body: str) -> str:
+    """A whole HTML document with no script and nothing fetched."""
+    style = (
+        f":root{{color-scheme:light dark;{LIGHT}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root{{{DARK}}}}}{_RULES}{_colours()}"
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}\n</style></head><body>\n{body}</body></html>\n"
+    )

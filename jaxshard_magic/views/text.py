@@ -1,0 +1,298 @@
+"""A report as text for a terminal, 60 to 100 columns wide."""
+
+import shutil
+from collections.abc import Sequence
+from unicodedata import east_asian_width
+
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report import Advice, Collective, DeviceMemory, Report
+from jaxshard_magic.views import layout, words
+from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views.format import (
+    MINUS,
+    SPACE,
+    UNKNOWN,
+    byte_text,
+    count_text,
+    printable,
+    runs,
+    seconds_text,
+    share_text,
+    type_text,
+)
+
+SIGNS = {"error": "x", "warning": "!", "info": "i"}
+ROLE_INK = {
+    "params": "\u2588",
+    "optimizer": "\u2593",
+    "batch": "\u259a",
+    "temporaries": "\u2592",
+    "other": "\u2591",
+}
+EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
+MEMORY_ROWS = 8
+COLLECTIVE_ROWS = 12
+
+_TERMINAL = str.maketrans({MINUS: "-", UNKNOWN: "-"})
+_SPACES = str.maketrans({SPACE: " ", "\u00a0": " "})
+
+
+def render(report: Report, width: int | None = None, leaves: str | int = 8) -> str:
+    """The report as lines of at most `width` columns; a fix to paste is never broken."""
+    columns = shutil.get_terminal_size().columns if width is None else width
+    columns = max(60, min(100, columns))
+    if leaves != "all" and not isinstance(leaves, int):
+        raise ShardError(f"leaves is {leaves!r}; it is a number, or 'all' for every leaf")
+    largest = None if isinstance(leaves, str) else leaves
+    parts = [
+        _header(report, columns),
+        _figures(report, columns),
+        _advice(report.advice, columns),
+        _memory(report, columns),
+        _communication(report, columns),
+        _leaves(report, columns, largest),
+        _check(report, columns),
+    ]
+    return "\n\n".join("\n".join(line.translate(_SPACES).rstrip() for line in part) for part in parts if part)
+
+
+def plain(text: str) -> str:
+    """Our own words with the minus and the dash of a keyboard."""
+    return text.translate(_TERMINAL)
+
+
+def cells(text: str) -> int:
+    """Columns that `text` takes; East Asian wide characters take two."""
+    return len(text) + sum(east_asian_width(c) in "WF" for c in text)
+
+
+def pad(text: str, width: int, align: str = "left") -> str:
+    fill = " " * max(0, width - cells(text))
+    return fill + text if align == "right" else text + fill
+
+
+def shorten(text: str, width: int) -> str:
+    """The end of `text` in `width` columns: `…attn.qkv.kernel`; the end of a path tells most."""
+    if cells(text) <= width:
+        return text
+    while cells(text) > width - 1:
+        text = text[1:]
+    return "\u2026" + text
+
+
+def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """`text` in lines of at most `width` columns; a word longer than a line is broken."""
+    lines, line, empty = [], first, True
+    for word in filter(None, text.split(" ")):
+        if not empty and cells(line) + 1 + cells(word) > width:
+            lines.append(line)
+            line, empty = rest, True
+        while cells(line) + cells(word) + (not empty) > width:
+            room = width - cells(line)
+            piece = word[: max(1, room if cells(word) == len(word) else room // 2)]
+            lines.append(line + piece)
+            line, word = rest, word[len(piece) :]
+        line, empty = (line + word if empty else f"{line} {word}"), False
+    return [*lines, line]
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of `share` of `width` columns, to an eighth of a column."""
+    eighths = max(1, round(share * width * 8)) if share > 0 else 0
+    return "\u2588" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+
+
+def _header(report: Report, width: int) -> list[str]:
+    first = [report.strategy, words.options_text(report.options)]
+    second = [words.mesh_text(report.mesh), words.devices_text(report.mesh, "x")]
+    name = printable(report.name) if report.name != report.strategy else ""
+    lines = [printable("   ".join(p for p in [*first, *second] if p))]
+    if cells(lines[0]) > width:
+        lines = [
+            line
+            for part in (first, second)
+            for line in _line(printable("   ".join(filter(None, part))), width)
+        ]
+    if cells(lines[-1]) + 3 + cells(name) <= width:
+        lines[-1] = pad(lines[-1], width - cells(name)) + name
+    else:
+        lines += wrap(name, width)
+    verdict = words.verdict(report)
+    said = "".join(printable(s.text) if s.kind == "code" else plain(printable(s.text)) for s in verdict.spans)
+    lines += wrap(said, width, "" if verdict.ok else "x ") if said else []
+    for note in words.notes(report):
+        lines += wrap(plain(printable(note)), width)
+    return lines
+
+
+def _line(text: str, width: int) -> list[str]:
+    return [text] if cells(text) <= width else wrap(text, width)
+
+
+def _figures(report: Report, width: int) -> list[str]:
+    lines = []
+    for f in words.figures(report):
+        first = f"  {f.short:<8}{plain(f.value):>10}   "
+        lines += wrap(plain(printable(f.note)), width, first, " " * len(first))
+    return lines
+
+
+def _advice(advice: Sequence[Advice], width: int) -> list[str]:
+    lines = []
+    for a in advice:
+        said = a.message if not a.fix else f"{a.message} Fix:"
+        lines += wrap(plain(printable(said)), width, f"{SIGNS.get(a.level, 'i')} ", "  ")
+        lines += ["    " + printable(line) for line in (a.fix or "").splitlines()]
+    return lines
+
+
+def _memory(report: Report, width: int) -> list[str]:
+    memory = report.memory
+    if memory is None or not memory.per_device:
+        return []
+    found, most = mem.groups(memory), mem.limit(memory)
+    top = found[0].most
+    legend = []
+    for role in mem.ROLES:
+        size = getattr(top, role)
+        if size or role == "temporaries":
+            legend.append(f"{ROLE_INK[role]}{SPACE}{role}{SPACE}{byte_text(size)}{SPACE}")
+    lines = ["Memory per device", *map(plain, wrap(" ".join(legend), width, "  ", "  "))]
+    shown = found[:MEMORY_ROWS]
+    labels = [_ids(g.devices) for g in shown]
+    values = []
+    for g in shown:
+        d = g.most
+        held = mem.of_limit(d.peak, most) if d.peak is not None and most and not values else byte_text(d.peak)
+        values.append(plain(held) + (" each" if len(g.devices) > 1 and d.peak is not None else ""))
+    label_width, value_width = max(map(cells, labels)), max(map(cells, values))
+    room = width - label_width - value_width - 6
+    full = max([most or 0, *(max(mem.held(g.most), _stacked(g.most)) for g in found)])
+    for g, label, value in zip(shown, labels, values, strict=True):
+        lines.append(f"  {pad(label, label_width, 'right')}  {_stack(g.most, most, full, room)}  {value}")
+    left = sum(len(g.devices) for g in found[MEMORY_ROWS:])
+    if left:
+        lines.append(f"  {count_text(left)} more devices hold less")
+    return lines
+
+
+def _stacked(device: DeviceMemory) -> int:
+    return sum(size for _, size in mem.segments(device))
+
+
+def _stack(device: DeviceMemory, limit: int | None, full: int, width: int) -> str:
+    """One device's memory, each role to the nearest column, with the limit as a bar where there is one."""
+    drawn, total = "", 0
+    for role, size in mem.segments(device):
+        total += size
+        drawn += ROLE_INK[role] * (round(total * width / full) - len(drawn))
+    if limit is None:
+        return pad(drawn, width)
+    drawn += "\u00b7" * (width - len(drawn))
+    mark = min(width - 1, round(limit * width / full))
+    return drawn[:mark] + "|" + drawn[mark + 1 :]
+
+
+def _ids(devices: Sequence[int]) -> str:
+    pieces = [str(a) if a == b else f"{a}-{b}" for a, b in runs(devices)]
+    return ",".join(pieces) if len(pieces) <= 3 else f"{count_text(len(devices))} devices"
+
+
+def table(columns: dict[str, list[str]], lefts: Sequence[str], indent: str = "  ") -> list[str]:
+    """Columns under their heads, those in `lefts` aligned left and the others right."""
+    widths = {head: max(map(cells, [head, *values])) for head, values in columns.items()}
+    rows = [list(columns), *zip(*columns.values(), strict=True)]
+    return [
+        indent
+        + "  ".join(
+            pad(c, widths[h], "left" if h in lefts else "right") for h, c in zip(columns, r, strict=True)
+        )
+        for r in rows
+    ]
+
+
+def _communication(report: Report, width: int) -> list[str]:
+    if report.collectives is None:
+        return []
+    if not report.collectives:
+        return ["Communication: nothing moves between devices in this step"]
+    total = words.sent(report) or 0
+    order = sorted(report.collectives, key=lambda c: -c.wire_bytes)
+    shown, rest = order[:COLLECTIVE_ROWS], order[COLLECTIVE_ROWS:]
+    columns = _communication_columns(shown, total)
+    lines = table(columns, ("collective", "over"))
+    for head in ("share", "line", "each"):
+        if cells(lines[0]) > width and head in columns:
+            del columns[head]
+            lines = table(columns, ("collective", "over"))
+    used = cells(lines[0])
+    room = min(40, width - used - 2)
+    if room >= 8:
+        most = order[0].wire_bytes or 1
+        bars = ["", *(bar(c.wire_bytes / most, room) for c in shown)]
+        lines = [f"{line}  {drawn}" for line, drawn in zip(lines, bars, strict=True)]
+    if rest:
+        lines.append(f"  {count_text(len(rest))} more send {byte_text(sum(c.wire_bytes for c in rest))}")
+    return [f"Communication, {byte_text(total)} sent per device and step", *lines]
+
+
+def _communication_columns(shown: Sequence[Collective], total: int) -> dict[str, list[str]]:
+    over = [words.axes_text(c.axes) if c.axes else f"groups of {count_text(c.group_size)}" for c in shown]
+    columns = {
+        "collective": [shorten(printable(c.kind), 20) for c in shown],
+        "over": [shorten(printable(axes), 16) for axes in over],
+        "count": [count_text(c.count) for c in shown],
+        "each": [byte_text(c.bytes) for c in shown],
+        "sent": [byte_text(c.wire_bytes) for c in shown],
+        "share": [share_text(c.wire_bytes / total if total else 0) for c in shown],
+    }
+    if any(c.seconds is not None for c in shown):
+        columns["predicted"] = [plain(seconds_text(c.seconds)) for c in shown]
+    if any(c.line is not None for c in shown):
+        columns["line"] = ["-" if c.line is None else str(c.line) for c in shown]
+    return columns
+
+
+def _leaves(report: Report, width: int, largest: int | None) -> list[str]:
+    if not report.leaves:
+        return []
+    found = layout.listing(report.leaves, largest)
+    paths = [printable(r.path) + (f" x{count_text(r.members)}" if r.members > 1 else "") for r in found.rows]
+    kinds = [printable(type_text(r.leaf)) for r in found.rows]
+    sizes = [byte_text(r.bytes_per_device) for r in found.rows]
+    size_width = max(map(cells, sizes), default=0)
+    kind_width, path_width = max(map(cells, kinds), default=0), max(map(cells, paths), default=0)
+    room = width - size_width - 9
+    below = path_width + kind_width > room  # then the type stands on a line of its own
+    if below:
+        kind_width, path_width = -2, min(room + 2, path_width)
+    head = f"Leaves, {found.above}"
+    path_width = max(path_width, cells(head) + 6 - kind_width - size_width)  # so that "per device" has room
+    lines = [pad(head, path_width + kind_width + size_width - 4) + "per device"]
+    for r, path, kind, size in zip(found.rows, paths, kinds, sizes, strict=True):
+        left = (
+            "  "
+            + pad(shorten(path, path_width), path_width)
+            + ("" if below else "  " + pad(kind, kind_width))
+        )
+        lines.append(f"{left}  {pad(size, size_width, 'right')}{'  !' * bool(r.leaf.wanted)}")
+        lines += wrap(kind, width, "    ", "    ") if below else []
+        lines += _reason(r, width, always=largest is None)
+    lines += [line for said in found.below for line in wrap(plain(said), width, "  ", "    ")]
+    every = len(found.rows) == found.of
+    return lines if every else [*lines, '  to_text(leaves="all") lists every leaf']
+
+
+def _reason(r: layout.Row, width: int, always: bool) -> list[str]:
+    said = ": ".join(filter(None, [layout.not_cut(r), r.leaf.why]))
+    return wrap(plain(printable(said)), width, "    ", "    ") if said and (always or r.leaf.wanted) else []
+
+
+def _check(report: Report, width: int) -> list[str]:
+    lines = []
+    for said, paths in words.check_lines(report):
+        lines += wrap(plain(printable(said)), width)
+        lines += ["  " + shorten(printable(p), width - 2) for p in paths[:12]]
+        if len(paths) > 12:
+            lines.append(f"  and {count_text(len(paths) - 12)} more")
+    return lines

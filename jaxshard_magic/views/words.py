@@ -1,0 +1,331 @@
+"""The report in words: the verdict, the key figures, and the sentences both text and HTML show."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from jaxshard_magic.report import Collective, MeshInfo, Report, Timing
+from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views.format import (
+    UNKNOWN,
+    byte_text,
+    count_text,
+    device_text,
+    difference_text,
+    range_text,
+    seconds_text,
+    share_text,
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of a sentence; `kind` is text, strong, axis (a mesh axis) or code (a name of the user's)."""
+
+    text: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    ok: bool
+    spans: tuple[Span, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(span.text for span in self.spans)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of the key figures: what it is (`short` in a terminal), its value, and what qualifies it."""
+
+    label: str
+    short: str
+    value: str
+    note: str
+
+
+def strong(text: str) -> Span:
+    return Span(text, "strong")
+
+
+def axes_spans(axes: Sequence[str] | None) -> list[Span]:
+    """` over data and model`, empty where no axes are known."""
+    if not axes:
+        return []
+    spans = [Span(" over ")]
+    for i, axis in enumerate(axes):
+        spans += [Span(" and ")] * (i > 0) + [Span(axis, "axis")]
+    return spans
+
+
+def mesh_text(info: MeshInfo) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in info.axes.items())
+
+
+def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
+    """`8 x TPU v5 lite, attached`, `8 simulated CPU devices`."""
+    n = len(info.devices) or prod(info.axes.values())
+    processes = f", {info.processes} processes" if info.processes > 1 else ""
+    if info.source == "simulated":
+        return f"{count_text(n)} simulated {info.platform.upper()} device{'s' * (n != 1)}{processes}"
+    state = {"topology": "not attached: compiled, not run"}.get(info.source, info.source)
+    return f"{count_text(n)} {times} {info.device_kind}, {state}{processes}"
+
+
+def options_text(options: dict[str, Any]) -> str:
+    """The options that were given, as they are typed: `--rule "wte=P('model')" --precision bf16`."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, dict):
+            words += [f'{flag} "{key}={item}"' for key, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            words += [f'{flag} "{item}"' for item in value]
+        elif value is not None and value is not False and value != "":
+            text = str(value)
+            words.append(f'{flag} "{text}"' if " " in text else f"{flag} {text}")
+    return " ".join(words)
+
+
+def ran(report: Report) -> bool:
+    return report.timing is not None and report.timing.calls > 0
+
+
+def verdict(report: Report) -> Verdict:
+    """The answer in one or two sentences: does it run right, does it fit, what holds it up."""
+    ok, spans = True, list[Span]()
+    for part_ok, part in (_numbers(report), _fit(report), (True, _moved(report))):
+        ok = ok and part_ok
+        spans += [Span(" ")] * bool(spans and part) + part
+    return Verdict(ok, tuple(spans))
+
+
+def _numbers(report: Report) -> tuple[bool, list[Span]]:
+    check = report.check
+    if check is None or check.passed:
+        return True, []
+    spans = [strong("Not the same numbers:"), Span(f" {difference(report)}")]
+    if check.failed:
+        spans += [Span("; first in "), Span(check.failed[0], "code")]
+    return False, [*spans, Span(".")]
+
+
+def difference(report: Report) -> str:
+    """`differs by 2e-6, limit 1e-4`."""
+    check = report.check
+    if check is None:
+        return "not checked"
+    known = check.max_rel_diff if check.max_rel_diff is not None else check.max_abs_diff
+    if known is None:
+        return f"limit {difference_text(check.limit)}"
+    differs = "no difference" if known == 0 else f"differs by {difference_text(known)}"
+    return f"{differs}, limit {difference_text(check.limit)}"
+
+
+def _fit(report: Report) -> tuple[bool, list[Span]]:
+    if report.memory is None or not report.memory.per_device:
+        return True, []
+    found, most = mem.groups(report.memory), mem.limit(report.memory)
+    top, place = found[0].most, mem.where(found)
+    on = f" {place}" if place else ""
+    if top.peak is None:
+        return True, [
+            strong("Peak memory not known:"),
+            Span(f" the arrays take {byte_text(mem.held(top), 2)}{on}."),
+        ]
+    if most is None:
+        return True, [strong("No memory limit here:"), Span(f" {byte_text(top.peak, 2)}{on}.")]
+    if top.peak > most:
+        too_much = f" {mem.of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much{on}."
+        return False, [strong("Does not fit:"), Span(too_much)]
+    digits = 3 if top.peak > 0.9 * most else 2
+    return True, [
+        strong("Fits:" if ran(report) else "Would fit:"),
+        Span(f" {mem.of_limit(top.peak, most, digits)}{on}."),
+    ]
+
+
+def _moved(report: Report) -> list[Span]:
+    if report.collectives is None:
+        return []
+    if prod(report.mesh.axes.values()) == 1:
+        return [Span("One device: nothing to cut and nothing moves.")]
+    if not report.collectives:
+        return [Span("Nothing moves between devices.")]
+    bound = _bound(report.timing, report.collectives)
+    if bound:
+        return bound
+    return [strong(f"{byte_text(sent(report))} sent"), *_most(report.collectives), Span(".")]
+
+
+def _bound(timing: Timing | None, collectives: Sequence[Collective]) -> list[Span]:
+    if timing is None or timing.predicted_step_s is None or timing.bound is None:
+        return []
+    spans = [
+        strong(f"Bound by {timing.bound}:"),
+        Span(f" predicted {seconds_text(timing.predicted_step_s)} a step."),
+    ]
+    taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
+    for c in collectives:
+        taken[c.kind, c.axes] += c.seconds or 0.0
+    (kind, axes), seconds = max(taken.items(), key=lambda item: item[1])
+    if timing.bound != "communication" or not seconds:
+        return spans
+    share = share_text(seconds / timing.predicted_step_s)
+    line = _line([c for c in collectives if (c.kind, c.axes) == (kind, axes)], "seconds")
+    return [spans[0], Span(f" {share} of the predicted step is {kind}s"), *axes_spans(axes), Span(f"{line}.")]
+
+
+def _most(collectives: Sequence[Collective]) -> list[Span]:
+    """`, most by all-gathers over data`: what carries above half of the bytes, if one thing does."""
+    total = sum(c.wire_bytes for c in collectives)
+    by_kind: dict[tuple[str, tuple[str, ...] | None], int] = defaultdict(int)
+    for c in collectives:
+        by_kind[c.kind, c.axes] += c.wire_bytes
+    (kind, axes), top = max(by_kind.items(), key=lambda item: item[1])
+    if 2 * top > total:
+        much = "all" if top == total else "most"
+        alike = [c for c in collectives if (c.kind, c.axes) == (kind, axes)]
+        return [Span(f", {much} by {kind}s"), *axes_spans(axes), Span(_line(alike, "wire_bytes"))]
+    by_axes = sent_by_axes(collectives)
+    axes, top = max(by_axes.items(), key=lambda item: item[1])
+    return [Span(", most"), *axes_spans(axes)] if axes and 2 * top > total else []
+
+
+def _line(collectives: Sequence[Collective], weight: str) -> str:
+    lines: dict[int | None, float] = defaultdict(float)
+    for c in collectives:
+        lines[c.line] += getattr(c, weight) or 0
+    line, top = max(lines.items(), key=lambda item: item[1])
+    return f", most from line {line}" if line is not None and 2 * top > sum(lines.values()) else ""
+
+
+def sent(report: Report) -> int | None:
+    """Bytes that one device sends per step, None where the collectives are not known."""
+    return None if report.collectives is None else sum(c.wire_bytes for c in report.collectives)
+
+
+def sent_by_axes(collectives: Sequence[Collective]) -> dict[tuple[str, ...] | None, int]:
+    """Bytes that one device sends per step over each set of axes, most first."""
+    total: dict[tuple[str, ...] | None, int] = defaultdict(int)
+    for c in collectives:
+        total[c.axes] += c.wire_bytes
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def axes_text(axes: Sequence[str] | None) -> str:
+    return "other groups" if axes is None else "+".join(axes)
+
+
+def figures(report: Report) -> tuple[Figure, ...]:
+    """Step time, peak memory, bytes sent, compile time, and whether the numbers are the same."""
+    return (
+        _step_figure(report),
+        _peak_figure(report),
+        _sent_figure(report),
+        _compile_figure(report),
+        _same(report),
+    )
+
+
+def _step_figure(report: Report) -> Figure:
+    timing = report.timing
+    spread = timing.step_s if timing else None
+    notes: list[str] = []
+    if timing and spread:
+        calls = f"{count_text(timing.timed)} of {count_text(timing.calls)}"
+        if timing.timed == timing.calls:
+            calls = count_text(timing.timed)
+        if timing.calls == 1:
+            notes.append("one call")
+        else:
+            notes.append(
+                f"{range_text(spread.min, spread.max)} in {calls} calls"
+                if timing.timed > 1
+                else f"{calls} calls"
+            )
+    else:
+        notes.append("not timed" if ran(report) else "not run")
+    if timing and timing.predicted_step_s is not None:
+        notes.append(f"predicted {seconds_text(timing.predicted_step_s)}")
+    label = "step time, on this CPU" if report.mesh.source == "simulated" else "step time, measured"
+    return Figure(label, "step", seconds_text(spread.median if spread else None), ", ".join(notes))
+
+
+def _peak_figure(report: Report) -> Figure:
+    memory = report.memory
+    if memory is None or not memory.per_device:
+        return Figure("peak memory", "peak", UNKNOWN, "not known")
+    found = mem.groups(memory)
+    top = found[0]
+    source = "measured" if memory.source == "measured" else "computed"
+    if top.most.peak is None:
+        return Figure("peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(mem.held(top.most))}")
+    place = "every device" if len(found) == 1 and len(top.devices) > 1 else device_text(top.devices)
+    notes = [note for note in (mem.share_of_limit(memory), place) if note]
+    return Figure(f"peak memory, {source}", "peak", byte_text(top.most.peak), ", ".join(notes))
+
+
+def _sent_figure(report: Report) -> Figure:
+    if report.collectives is None:
+        return Figure("sent per device and step", "sent", UNKNOWN, "not known")
+    parts = [f"{axes_text(axes)} {byte_text(n)}" for axes, n in sent_by_axes(report.collectives).items()]
+    more = f", {len(parts) - 3} more" if len(parts) > 3 else ""
+    note = ", ".join(parts[:3]) + more if report.collectives else "nothing moves"
+    return Figure("sent per device and step", "sent", byte_text(sent(report)), note)
+
+
+def _compile_figure(report: Report) -> Figure:
+    seconds = report.timing.compile_s if report.timing else None
+    note = "once for these shapes" if seconds is not None else "not known"
+    return Figure("compile time", "compile", seconds_text(seconds), note)
+
+
+def _same(report: Report) -> Figure:
+    check = report.check
+    if check is None:
+        return Figure("same numbers", "numbers", UNKNOWN, "not checked")
+    return Figure("same numbers", "numbers", "yes" if check.passed else "no", difference(report))
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader must know of where the figures come from."""
+    lines = []
+    spread = report.timing.step_s if report.timing else None
+    known = report.memory is not None or report.collectives is not None
+    if report.mesh.source == "simulated" and known:
+        time = f" ({seconds_text(spread.median)})" if spread else ""
+        lines.append(
+            f"Bytes are exact. Step time is of this CPU{time} and says nothing about an accelerator."
+            if ran(report)
+            else "Bytes are exact. A step time of this CPU would say nothing about an accelerator."
+        )
+    elif report.mesh.source == "topology":
+        lines.append("Every figure is computed from the compiled program or predicted.")
+    if not ran(report):
+        lines.append(f"Not run: {'compiled only; ' * known}your variables are as they were.")
+    return lines
+
+
+def check_lines(report: Report) -> list[tuple[str, tuple[str, ...]]]:
+    """What the check found, with the leaves it names."""
+    check = report.check
+    if check is None:
+        return []
+    same = "The same numbers as" if check.passed else "Not the same numbers as"
+    lines: list[tuple[str, tuple[str, ...]]] = [(f"{same} {check.reference}: {difference(report)}.", ())]
+    if check.failed:
+        lines.append((f"{_leaves(check.failed)} not the same:", check.failed))
+    if check.noise:
+        lines.append((f"{_leaves(check.noise)} with rounding noise only, no error:", check.noise))
+    return lines
+
+
+def _leaves(paths: Sequence[str]) -> str:
+    return "1 leaf" if len(paths) == 1 else f"{count_text(len(paths))} leaves"

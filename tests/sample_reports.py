@@ -1,0 +1,335 @@
+"""Reports made by hand, one per state that a view has to show."""
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from jaxshard_magic.report import (
+    Advice,
+    Check,
+    Collective,
+    DeviceMemory,
+    Leaf,
+    Memory,
+    MeshInfo,
+    Report,
+    Spec,
+    Spread,
+    Timing,
+)
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+ITEM = {"float32": 4, "bfloat16": 2, "int32": 4, "uint8": 1, "key<fry>": 8, "bool": 1}
+
+
+def mesh(axes: dict[str, int], source: str = "attached", **fields: Any) -> MeshInfo:
+    """A mesh whose device ids count up from 0."""
+    platform, kind = ("cpu", "cpu") if source == "simulated" else ("tpu", "TPU v5 lite")
+    made = MeshInfo(axes, platform, kind, source, tuple(range(prod(axes.values()))), 1)
+    return replace(made, **fields)
+
+
+def leaf(
+    path: str,
+    shape: tuple[int, ...],
+    spec: Spec,
+    axes: dict[str, int],
+    role: str = "params",
+    dtype: str = "float32",
+    why: str = "",
+    wanted: tuple[str, ...] = (),
+) -> Leaf:
+    """A leaf with its bytes worked out; what it lost is what cutting over `wanted` would have saved."""
+    size = prod(shape) * ITEM[dtype]
+    names = [a for entry in spec for a in ((entry,) if isinstance(entry, str) else entry or ())]
+    held = size // prod(axes[a] for a in names)
+    lost = held - held // prod(axes[a] for a in wanted) if wanted else 0
+    return Leaf(path, role, shape, dtype, spec, size, held, why, wanted, lost)
+
+
+GPT = {"data": 4, "model": 2}
+
+
+def gpt_leaves(axes: dict[str, int] = GPT) -> tuple[Leaf, ...]:
+    """A GPT-2-sized step: stacked blocks, two Adam moments, tokens, a key, a step count."""
+    wte = "dim 0 of 50257 does not divide by model=2; fsdp: dim 1 over data"
+    rows: list[tuple[str, tuple[int, ...], Spec, str, tuple[str, ...]]] = [
+        ("wte.embedding", (50257, 768), (None, "data"), wte, ("model",)),
+        ("wpe.embedding", (1024, 768), (None, "data"), "fsdp: dim 1 over data", ()),
+        ("blocks.ln_1.scale", (12, 768), (), "tiny", ()),
+        ("blocks.ln_1.bias", (12, 768), (), "tiny", ()),
+        ("blocks.attn.qkv.kernel", (12, 768, 3, 12, 64), (None, "data", None, "model", None),
+         "tp: column kernel, dim 3 over model; fsdp: dim 1 over data", ()),
+        ("blocks.attn.qkv.bias", (12, 3, 12, 64), (None, None, "model"),
+         "tp: follows its kernel, dim 2 over model", ()),
+        ("blocks.attn.out.kernel", (12, 12, 64, 768), (None, "model", None, "data"),
+         "tp: row kernel, dim 1 over model; fsdp: dim 3 over data", ()),
+        ("blocks.attn.out.bias", (12, 768), (), "tiny", ()),
+        ("blocks.mlp.up.kernel", (12, 768, 3072), (None, "data", "model"),
+         "tp: column kernel, dim 2 over model; fsdp: dim 1 over data", ()),
+        ("blocks.mlp.up.bias", (12, 3072), (None, "model"), "tp: follows its kernel, dim 1 over model", ()),
+        ("blocks.mlp.down.kernel", (12, 3072, 768), (None, "model", "data"),
+         "tp: row kernel, dim 1 over model; fsdp: dim 2 over data", ()),
+        ("blocks.mlp.down.bias", (12, 768), (), "tiny", ()),
+        ("ln_f.scale", (768,), (), "tiny", ()),
+        ("ln_f.bias", (768,), (), "tiny", ()),
+    ]  # fmt: skip
+    params = [leaf(p, s, spec, axes, "params", "float32", why, wanted) for p, s, spec, why, wanted in rows]
+    moments = [
+        leaf(f"opt.{m}.{p}", s, spec, axes, "optimizer", "float32", "follows its parameter", wanted)
+        for m in ("mu", "nu")
+        for p, s, spec, _, wanted in rows
+    ]
+    rest = [
+        leaf("opt.count", (), (), axes, "optimizer", "int32", "scalar"),
+        leaf("batch.tokens", (32, 1024), ("data",), axes, "batch", "int32", "batch: dim 0 over data"),
+        leaf("rng", (), (), axes, "rng", "key<fry>", "key"),
+    ]
+    return tuple(params + moments + rest)
+
+
+def of_role(leaves: tuple[Leaf, ...], role: str) -> int:
+    return sum(x.bytes_per_device for x in leaves if x.role == role)
+
+
+def memory(
+    leaves: tuple[Leaf, ...],
+    devices: int,
+    temporaries: int | None,
+    limit: int | None,
+    extra: dict[int, int] | None = None,
+) -> Memory:
+    """Every device alike, but for `extra` bytes of other arrays on some."""
+    params, optimizer, batch = (of_role(leaves, r) for r in ("params", "optimizer", "batch"))
+    base = of_role(leaves, "rng") + of_role(leaves, "other")
+    rows = []
+    for d in range(devices):
+        other = base + (extra or {}).get(d, 0)
+        peak = None if temporaries is None else params + optimizer + batch + other + temporaries
+        rows.append(DeviceMemory(d, params, optimizer, batch, other, temporaries, peak, limit))
+    return Memory(tuple(rows), "compiled")
+
+
+GPT_COLLECTIVES = (
+    Collective("all-gather", ("data",), 4, 98, 9 * MIB, 474 * MIB),
+    Collective("reduce-scatter", ("data",), 4, 49, 9 * MIB, 222 * MIB),
+    Collective("all-reduce", ("model",), 2, 48, 6 * MIB, 288 * MIB),
+    Collective("all-to-all", ("data",), 4, 1, 12 * MIB, 9 * MIB),
+    Collective("all-reduce", ("data", "model"), 8, 1, 4, 6),
+)
+
+WTE = Advice(
+    "indivisible",
+    "warning",
+    "wte is not cut over model: 50257 does not divide by 2. With its two Adam moments every device keeps"
+    " 55.2 MiB more than planned.",
+    """--rule "wte=P(None,('data','model'))\"""",
+)
+
+SAME = Check(True, 1.2e-6, 2e-6, 1e-4, "one device")
+
+
+def attached() -> Report:
+    """A TPU with a limit, one device fuller than the rest, twenty calls."""
+    leaves = gpt_leaves()
+    return Report(
+        name="train_step",
+        strategy="fsdp+tp",
+        options={},
+        mesh=mesh(GPT),
+        leaves=leaves,
+        memory=memory(leaves, 8, 4506 * MIB, 16128 * MIB, {0: 475 * MIB}),
+        collectives=GPT_COLLECTIVES,
+        timing=Timing(6.8, 20, 20, Spread(0.0468, 0.0473, 0.0491)),
+        advice=(
+            WTE,
+            Advice("hold", "info", "475 MiB of params0 lie on device 0, which your notebook still holds."),
+        ),
+        check=SAME,
+    )
+
+
+def simulated() -> Report:
+    """Simulated CPU devices: no limit, all alike."""
+    leaves = gpt_leaves()
+    return replace(
+        attached(),
+        mesh=mesh(GPT, "simulated"),
+        memory=memory(leaves, 8, 4506 * MIB, None),
+        timing=Timing(6.8, 3, 2, Spread(1.79, 1.84, 1.9)),
+        advice=(WTE,),
+        check=None,
+    )
+
+
+def too_big() -> Report:
+    """Does not fit, and was not run."""
+    leaves = gpt_leaves()
+    error = Advice("memory", "error", "Does not fit: 1.46 GiB too much on every device.", "--microbatches 4")
+    held = sum(of_role(leaves, r) for r in ("params", "optimizer", "batch", "rng"))
+    return replace(
+        attached(),
+        strategy="dp",
+        mesh=mesh({"data": 8}),
+        leaves=gpt_leaves({"data": 8, "model": 1}),
+        memory=memory(leaves, 8, 17626 * MIB - held, 16128 * MIB),
+        collectives=(Collective("all-reduce", ("data",), 8, 49, 9 * MIB, 831 * MIB),),
+        timing=Timing(6.1, 0, 0, None),
+        advice=(error,),
+        check=None,
+    )
+
+
+def wrong() -> Report:
+    """The check failed in two leaves, and found noise in one."""
+    failed = ("params.wte.embedding", "params.blocks.mlp.up.kernel")
+    check = Check(False, 3.1e-3, 4.3e-4, 1e-4, "one device", ("params.attn.key.bias",), failed)
+    return replace(attached(), check=check)
+
+
+def noisy() -> Report:
+    """The check passed but for leaves that carry rounding noise alone."""
+    noise = ("state.params.attn.key.bias", "state.opt_state[0].mu.attn.key.bias")
+    return replace(simulated(), check=replace(SAME, noise=noise))
+
+
+def dry() -> Report:
+    """Compiled for a slice that is not attached; not run."""
+    leaves = gpt_leaves()
+    return replace(
+        attached(),
+        options={"precision": "bf16", "rule": {"wte": "P(None,'data')"}, "dry_run": True},
+        mesh=mesh(GPT, "topology"),
+        memory=memory(leaves, 8, 4506 * MIB, 16128 * MIB),
+        timing=Timing(6.8, 0, 0, None),
+        check=None,
+    )
+
+
+def unknown() -> Report:
+    """Temporaries, peak and compile time are not known; nothing was timed."""
+    leaves = gpt_leaves()
+    timing = Timing(None, 4, 0, None)
+    return replace(simulated(), memory=memory(leaves, 8, None, None), timing=timing, collectives=None)
+
+
+def bare() -> Report:
+    """Nothing but a mesh and a strategy: a report before anything is known."""
+    return Report("step", "spmd", {}, mesh({"data": 2}, "simulated"))
+
+
+def one_device() -> Report:
+    """A mesh of one device."""
+    leaves = gpt_leaves({"data": 1, "model": 1})
+    return replace(
+        attached(),
+        strategy="fsdp",
+        mesh=mesh({"data": 1}),
+        leaves=tuple(replace(x, wanted=(), lost=0) for x in leaves),
+        memory=memory(leaves, 1, 7000 * MIB, 16128 * MIB),
+        collectives=(),
+        timing=Timing(5.0, 1, 1, Spread(0.2, 0.2, 0.2)),
+        advice=(),
+    )
+
+
+def shapes() -> Report:
+    """Leaves of 0 to 5 dimensions on three axes, cut over none, one, two at once, and three dimensions."""
+    axes = {"data": 2, "fsdp": 4, "model": 3}
+    leaves = (
+        leaf("scalar", (), (), axes, why="scalar"),
+        leaf("vector", (24,), ("fsdp",), axes, why="fsdp: dim 0 over fsdp"),
+        leaf("whole", (7, 5), (), axes, why="nothing divides", wanted=("fsdp",)),
+        leaf("pair", (48, 24), (("fsdp", "model"), None), axes, dtype="bfloat16", why="rule"),
+        leaf("cube", (8, 12, 9), ("data", "fsdp", "model"), axes, why="rule"),
+        leaf("conv", (3, 3, 64, 96), (None, None, "fsdp", "model"), axes, why="tp by channel"),
+        leaf(
+            "video", (4, 8, 16, 16, 3), ("data", None, None, None, "model"), axes, "batch", "uint8", "batch"
+        ),
+        leaf("empty", (0, 4), (), axes, why="empty"),
+    )
+    return replace(
+        simulated(),
+        strategy="dp+fsdp+tp",
+        mesh=mesh(axes, "simulated"),
+        leaves=leaves,
+        memory=None,
+        advice=(),
+    )
+
+
+def large() -> Report:
+    """512 devices and 2,001 leaves in repeated layers, many of them not cut as wanted."""
+    axes = {"data": 64, "model": 8}
+    leaves: list[Leaf] = [leaf("wte.embedding", (128256, 8192), ("model", "data"), axes, dtype="bfloat16")]
+    kinds: list[tuple[str, tuple[int, ...], Spec, tuple[str, ...]]] = [
+        ("attn.qkv.kernel", (8192, 3, 64, 128), ("data", None, "model", None), ()),
+        ("attn.out.kernel", (64, 128, 8192), ("model", None, "data"), ()),
+        ("mlp.up.kernel", (8192, 28672), ("data", "model"), ()),
+        ("ln_1.scale", (8192,), (), ()),
+        ("gate.kernel", (8190, 8), (None, "model"), ("data",)),
+    ]
+    for i in range(400):
+        for name, shape, spec, wanted in kinds:
+            why = "8190 does not divide by data=64" if wanted else "fsdp and tp"
+            leaves.append(leaf(f"blocks.{i}.{name}", shape, spec, axes, "params", "bfloat16", why, wanted))
+    extra = dict.fromkeys(range(64), 1400 * MIB) | {17: 2300 * MIB}
+    return replace(
+        attached(),
+        mesh=mesh(axes),
+        leaves=tuple(leaves),
+        memory=memory(tuple(leaves), 512, 8000 * MIB, 16128 * MIB, extra),
+        collectives=tuple(
+            Collective(
+                "all-gather", ("data",), 64, 400, n * MIB, 300 * n * MIB, line=n, source=f"x = block{n}(x)"
+            )
+            for n in range(1, 31)
+        ),
+        advice=(),
+    )
+
+
+def hostile() -> Report:
+    """Names that break out of markup or move a cursor, wide characters, a newline in a path."""
+    axes = {"d\u00e4ta": 2, "<b>": 2}
+    evil = "<script>alert('x')</script>&\"'\x1b[2J\nq"
+    leaves = (
+        leaf(f"{evil}.kernel", (64, 64), ("d\u00e4ta", "<b>"), axes, why=evil),
+        leaf(
+            "\u91cd\u307f.\u5c64_0.kernel", (64, 63), ("d\u00e4ta", None), axes, why="63 % 2", wanted=("<b>",)
+        ),
+        leaf("a_very_long_module_name." * 8 + "kernel", (8, 8, 8, 8, 8), ("d\u00e4ta",), axes),
+    )
+    kind = "TPU <i>v5</i>"
+    return replace(
+        attached(),
+        name=evil,
+        strategy="fsdp",
+        options={"rule": {evil: "P()"}},
+        mesh=mesh(axes, device_kind=kind),
+        leaves=leaves,
+        memory=memory(leaves, 4, 5 * KIB, 16 * GIB),
+        collectives=(Collective(evil, None, 4, 1, 64, 48, line=3, source=evil),),
+        advice=(Advice("x", "warning", f"{evil}: y. z", evil),),
+        check=Check(False, float("inf"), float("nan"), 1e-4, evil, (evil,), (evil,)),
+    )
+
+
+def predicted() -> Report:
+    """With predicted times and source lines, as later analyses fill them in."""
+    seconds = (0.0143, 0.00715, 0.00671, 0.000278, 1e-6)
+    lines = (12, 12, 12, 9, 15)
+    source = "x, _ = jax.lax.scan(block, x, params)"
+    return replace(
+        attached(),
+        collectives=tuple(
+            replace(c, seconds=s, line=n, source=source)
+            for c, s, n in zip(GPT_COLLECTIVES, seconds, lines, strict=True)
+        ),
+        timing=Timing(6.8, 20, 20, Spread(0.0468, 0.0473, 0.0491), 0.046, "communication"),
+    )
+
+
+_MADE = (attached, simulated, too_big, wrong, noisy, dry, unknown, bare)
+_MADE += (one_device, shapes, large, hostile, predicted)
+SAMPLES = {made.__name__: made for made in _MADE}

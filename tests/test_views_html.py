@@ -1,0 +1,231 @@
+"""The HTML view: no script, nothing fetched, every key number as text, legible on white and on black."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from sample_reports import SAMPLES, attached, hostile, large, leaf, mesh, simulated, too_big, unknown
+
+from jaxshard_magic.views import page, svg
+from jaxshard_magic.views.format import SPACE
+from jaxshard_magic.views.meshgrid import mesh_html
+
+VOID = {"br", "wbr", "meta", "hr"}
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes and text, and holds that every tag is closed in its order."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.html = html
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.texts).replace(SPACE, " ").replace("\u00a0", " ").split())
+
+
+def without_svg(html: str) -> str:
+    return re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_every_report_is_well_formed_without_script_or_anything_fetched(name: str):
+    for html in (SAMPLES[name]().to_html(), mesh_html(SAMPLES[name]().mesh)):
+        read = Reader(html)
+        assert not {"script", "style", "link", "img", "iframe", "object"} & set(read.tags)
+        names = {key for key, _ in read.attributes}
+        assert not {"src", "href"} & names
+        assert not any(key.startswith("on") for key in names)
+
+
+def test_names_cannot_break_out_of_the_markup():
+    html = hostile().to_html()
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;" in html
+    assert "<b>=2" not in html
+    assert "\x1b" not in html
+    assert "\u91cd\u307f.\u5c64_0.kernel" in html
+
+
+def test_key_numbers_stand_as_text_where_svg_and_styles_are_stripped():
+    stripped = re.sub(r' (style|class)="[^"]*"', "", without_svg(attached().to_html()))
+    text = Reader(stripped).text
+    for said in (
+        "Fits: 5.1 of 15.75 GiB on the fullest device.",
+        "993 MiB sent, most over data.",
+        "47.3 ms",
+        "46.8 to 49.1 ms in 20 calls",
+        "5.09 of 15.75 GiB",
+        "devices 1 to 7 are alike at 4.63 GiB",
+        "78.3 MiB",
+        "data 705 MiB, model 288 MiB",
+        "differs by 2e\u22126, limit 1e\u22124",
+        "f32[50257,768@data]",
+        "not cut over model, +18.4 MiB, +55.2 MiB with 2 optimizer leaves",
+        "--rule \"wte=P(None,('data','model'))\"",
+    ):
+        assert said in text, said
+
+
+def test_a_figure_that_is_not_known_is_a_dash():
+    text = Reader(unknown().to_html()).text
+    assert "peak memory" in text
+    assert "temporaries and peak are not known" in text
+    assert " 0 B" not in text
+
+
+def test_simulated_devices_say_what_their_figures_mean():
+    text = Reader(simulated().to_html()).text
+    assert "Bytes are exact. Step time is of this CPU (1.84 s) and says nothing about an accelerator." in text
+    assert "step time, on this CPU" in text
+
+
+def test_what_does_not_fit_has_its_sign_and_its_fix():
+    html = too_big().to_html()
+    assert "\u2716" in html
+    assert "<code>--microbatches 4</code>" in html
+
+
+def test_512_devices_and_2001_leaves_stay_small():
+    report = large()
+    assert len(report.leaves) == 2001
+    assert len(report.to_html().encode()) < 300_000
+    assert Reader(report.to_html()).text.count("all-gather ") <= 14
+
+
+def test_a_report_of_leaves_that_do_not_fold_stays_small():
+    axes = {"data": 2}
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    leaves = tuple(
+        leaf(f"{a}{b}{c}.kernel", (8, 9), (), axes, wanted=("data",), why="odd")
+        for a in letters[:12]
+        for b in letters[:13]
+        for c in letters[:13]
+    )
+    report = replace(attached(), leaves=leaves, mesh=mesh(axes))
+    assert len(leaves) == 2028
+    assert len(report.to_html().encode()) < 300_000
+    assert "2,016 more leaves are not cut as wanted" in Reader(report.to_html()).text
+
+
+def test_to_html_writes_a_whole_document_and_returns_its_path(tmp_path):
+    path = attached().to_html(tmp_path / "report.html")
+    document = path.read_text(encoding="utf-8")
+    assert document.startswith("<!doctype html>")
+    assert '<meta charset="utf-8">' in document
+    assert "prefers-color-scheme:dark" in document
+    assert "<script" not in document
+    assert attached().to_html() in document
+    assert attached().to_html(str(tmp_path / "b.html")) == tmp_path / "b.html"
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2 relative luminance of #rrggbb."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#111111"])
+@pytest.mark.parametrize(
+    "colour", [*svg.AXES, *(c for c in svg.ROLES.values() if c != "none"), svg.RULE, svg.LIMIT]
+)
+def test_one_set_of_colours_is_seen_on_white_and_on_black(colour: str, ground: str):
+    assert contrast(colour, ground) >= 3
+
+
+@pytest.mark.parametrize(("theme", "ground"), [(page.LIGHT, "#ffffff"), (page.DARK, "#111111")])
+def test_the_documents_coloured_text_is_legible(theme: str, ground: str):
+    colours = dict(re.findall(r"--([\w-]+):(#\w+)", theme))
+    for name in ("ink", "ink-2", "a0", "a1", "a2", "a3", "warning", "error", "info"):
+        assert contrast(colours[name], ground) >= 4.5, name
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "said"),
+    [
+        ((), (), "whole, on 8 devices"),
+        ((8,), ("data",), "dim 0 in 4 over data; each block on 2 devices"),
+        ((8, 8), ("data", "model"), "dim 0 in 4 over data; dim 1 in 2 over model; each block on one device"),
+        ((8, 8), (None, ("data", "model")), "dim 1 in 8 over data and model; each block on one device"),
+    ],
+)
+def test_a_drawing_of_blocks_says_the_same_in_words(shape, spec, said):
+    axes = {"data": 4, "model": 2}
+    assert f'aria-label="{said}"' in svg.leaf_blocks(leaf("w", shape, spec, axes), mesh(axes))
+
+
+def _shaded(drawing: str) -> tuple[float, float]:
+    size = re.search(
+        r'<rect x="[\d.]+" y="[\d.]+" width="([\d.]+)" height="([\d.]+)" fill="currentColor"', drawing
+    )
+    assert size is not None
+    return float(size[1]), float(size[2])
+
+
+def test_the_shaded_part_is_what_one_device_holds():
+    axes = {"data": 4, "model": 2}
+    cut = svg.leaf_blocks(leaf("w", (3, 8, 8), (None, "data", "model"), axes), mesh(axes))
+    assert _shaded(cut) == (svg.WIDTH / 2, svg.HEIGHT / 4)
+    whole = svg.leaf_blocks(leaf("w", (8, 8), (), axes), mesh(axes))
+    assert _shaded(whole) == (svg.WIDTH, svg.HEIGHT)
+
+
+def test_a_line_is_drawn_at_each_cut_in_the_hue_of_its_axis():
+    axes = {"data": 4, "model": 2}
+    both = svg.leaf_blocks(leaf("w", (8,), (("data", "model"),), axes), mesh(axes))
+    lines = re.findall(r'<path d="([^"]*)" class="jsm-s(\d)"[^>]*stroke-width', both)
+    assert [(path.count("M"), hue) for path, hue in lines] == [(3, "0"), (4, "1")]
+    assert "M11.5 " in lines[0][0]
+
+
+def test_cuts_too_fine_for_lines_are_a_tint():
+    axes = {"data": 512}
+    drawn = svg.leaf_blocks(leaf("w", (512, 8), ("data",), axes), mesh(axes))
+    assert "stroke-width" not in drawn
+    assert 'class="jsm-f0"' in drawn
+
+
+def test_a_mesh_table_holds_every_device_with_its_coordinates():
+    read = Reader(mesh_html(mesh({"data": 4, "model": 2}, "simulated")))
+    assert read.tags.count("td") == 8
+    assert re.findall(r">(\d+)</td>", read.html) == [str(i) for i in range(8)]
+    assert re.findall(r"<small>(\d+)</small></th>", read.html) == ["0", "1", "0", "1", "2", "3"]
+    assert read.tags.count("table") == 1
+
+
+@pytest.mark.parametrize("axes", [{"data": 512}, {"a": 64, "b": 8}, {"a": 8, "b": 8, "c": 8}], ids=str)
+def test_a_large_mesh_is_cut(axes: dict[str, int]):
+    html = mesh_html(mesh(axes))
+    assert len(html) < 60_000
+    assert Reader(html).tags.count("td") <= 256

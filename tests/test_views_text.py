@@ -1,0 +1,321 @@
+"""The terminal view: aligned, never wider than asked, and silent about nothing."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sample_reports import (
+    GIB,
+    MIB,
+    SAMPLES,
+    attached,
+    bare,
+    dry,
+    gpt_leaves,
+    large,
+    leaf,
+    memory,
+    mesh,
+    noisy,
+    one_device,
+    predicted,
+    simulated,
+    too_big,
+    unknown,
+    wrong,
+)
+
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report import Collective, DeviceMemory, Memory, Report
+from jaxshard_magic.views import layout, words
+from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views.format import SPACE
+from jaxshard_magic.views.meshgrid import mesh_text
+from jaxshard_magic.views.text import cells
+
+DATA = Path(__file__).parent / "data"
+
+
+def verdict(report: Report) -> str:
+    return words.verdict(report).text.replace(SPACE, " ")
+
+
+@pytest.mark.parametrize("name", ["attached", "simulated", "too_big", "noisy", "shapes", "large"])
+def test_a_report_reads_as_in_its_golden_file(name: str):
+    assert SAMPLES[name]().to_text(80) + "\n" == (DATA / f"report_{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("leaves", [8, "all"])
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_no_line_is_wider_than_asked_but_a_fix_to_paste(name: str, width: int, leaves: str | int):
+    report = SAMPLES[name]()
+    fixes = {"    " + line for a in report.advice if a.fix for line in a.fix.splitlines()}
+    for line in report.to_text(width, leaves).split("\n"):
+        assert cells(line) <= width or line in fixes
+        assert line == line.rstrip()
+        assert line.isprintable()
+
+
+def test_the_width_stays_between_60_and_100():
+    assert attached().to_text(20) == attached().to_text(60)
+    assert attached().to_text(500) == attached().to_text(100)
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (attached(), "Fits: 5.1 of 15.75 GiB on the fullest device. 993 MiB sent, most over data."),
+        (simulated(), "No memory limit here: 4.6 GiB on every device. 993 MiB sent, most over data."),
+        (dry(), "Would fit: 4.6 of 15.75 GiB on every device. 993 MiB sent, most over data."),
+        (
+            too_big(),
+            "Does not fit: 17.2 of 15.75 GiB, 1.46 GiB too much on every device."
+            " 831 MiB sent, all by all-reduces over data.",
+        ),
+        (one_device(), "Fits: 8.2 of 15.75 GiB. One device: nothing to cut and nothing moves."),
+        (unknown(), "Peak memory not known: the arrays take 235 MiB on every device."),
+        (bare(), ""),
+        (
+            predicted(),
+            "Fits: 5.1 of 15.75 GiB on the fullest device. Bound by communication:"
+            " 31% of the predicted step is all-gathers over data, most from line 12.",
+        ),
+    ],
+)
+def test_the_verdict_says_it_in_words(report: Report, said: str):
+    assert verdict(report) == said
+
+
+def test_wrong_numbers_come_before_everything_else():
+    said = verdict(wrong())
+    assert said.startswith(
+        "Not the same numbers: differs by 4.3e\u22124, limit 1e\u22124; first in params.wte.embedding. Fits:"
+    )
+    assert not words.verdict(wrong()).ok
+
+
+def test_what_does_not_fit_is_never_rounded_into_fitting():
+    limit = 16128 * MIB
+    for peak, word in [(limit + 1, "Does not fit"), (limit, "Fits"), (limit - 1, "Fits")]:
+        one = Memory((DeviceMemory(0, 0, 0, 0, 0, peak, peak, limit),), "compiled")
+        assert verdict(replace(attached(), memory=one)).startswith(word)
+    almost = Memory((DeviceMemory(0, 0, 0, 0, 0, 0, int(15.6 * GIB), limit),), "compiled")
+    assert verdict(replace(attached(), memory=almost)).startswith("Fits: 15.6 of 15.75 GiB")
+
+
+def _sent(*parts: tuple[str, tuple[str, ...] | None, int]) -> str:
+    made = tuple(Collective(kind, axes, 4, 1, n * MIB, n * MIB) for kind, axes, n in parts)
+    return verdict(replace(bare(), collectives=made))
+
+
+def test_most_is_said_only_above_half():
+    assert (
+        _sent(("all-gather", ("data",), 6), ("all-reduce", ("model",), 4))
+        == "10.0 MiB sent, most by all-gathers over data."
+    )
+    assert _sent(("all-gather", ("data",), 5), ("all-reduce", ("model",), 5)) == "10.0 MiB sent."
+    kinds = (("all-gather", ("data",), 4), ("reduce-scatter", ("data",), 3), ("all-reduce", ("model",), 4))
+    assert _sent(*kinds) == "11.0 MiB sent, most over data."
+    assert _sent(("all-reduce", None, 6)) == "6.00 MiB sent, all by all-reduces."
+
+
+def test_a_figure_that_is_not_known_is_a_dash_and_never_0():
+    lines = unknown().to_text(80).split("\n")
+    figures = {
+        line.split()[0]: line.split()[1]
+        for line in lines
+        if re.match(r"  (step|peak|sent|compile|numbers) ", line)
+    }
+    assert figures == dict.fromkeys(("step", "peak", "sent", "compile", "numbers"), "-")
+    assert any("temporaries -" in line for line in lines)
+
+
+def test_simulated_devices_say_what_their_figures_mean():
+    text = " ".join(simulated().to_text(80).split())
+    assert "Bytes are exact. Step time is of this CPU (1.84 s) and says nothing about an accelerator." in text
+    assert "accelerator" not in attached().to_text(80)
+
+
+def test_what_was_not_run_says_so():
+    assert "Not run: compiled only; your variables are as they were." in dry().to_text(80)
+    assert "Not run: your variables are as they were." in bare().to_text(80)
+    assert "Not run" not in attached().to_text(80)
+
+
+def test_noise_is_named_and_is_no_error():
+    text = noisy().to_text(80)
+    assert "2 leaves with rounding noise only, no error:\n  state.params.attn.key.bias\n" in text
+    assert words.verdict(noisy()).ok
+
+
+def test_wrong_leaves_are_named():
+    assert "2 leaves not the same:\n  params.wte.embedding\n  params.blocks.mlp.up.kernel" in wrong().to_text(
+        80
+    )
+
+
+def test_devices_within_one_percent_share_a_bar():
+    sizes = [1000, 991, 989, 1000, 500]
+    rows = tuple(DeviceMemory(d, 0, 0, 0, 0, n, n, None) for d, n in enumerate(sizes))
+    assert [g.devices for g in mem.groups(Memory(rows, "compiled"))] == [(0, 1, 3), (2,), (4,)]
+
+
+def test_devices_with_one_peak_but_other_roles_keep_their_own_bars():
+    rows = (DeviceMemory(0, 600, 0, 0, 0, 400, 1000, None), DeviceMemory(1, 400, 0, 0, 0, 600, 1000, None))
+    assert len(mem.groups(Memory(rows, "compiled"))) == 2
+
+
+def test_512_devices_are_three_bars():
+    said = mem.sentence(large().memory or pytest.fail("no memory")).replace(SPACE, " ").replace("\u00a0", " ")
+    assert said == (
+        "device 17 is fullest, 10.8 of 15.75 GiB; devices 0 to 16, 18 to 63 are alike at 9.93 GiB;"
+        " devices 64 to 511 are alike at 8.56 GiB"
+    )
+
+
+def test_the_limit_stands_at_its_place_in_the_bar():
+    half = Memory((DeviceMemory(0, 0, 0, 0, 0, GIB, GIB, 2 * GIB),), "compiled")
+    line = next(
+        x for x in replace(attached(), memory=half).to_text(80).split("\n") if x.endswith("1.00 of 2 GiB")
+    )
+    drawn = line.split()[1]
+    assert drawn[-1] == "|"
+    assert drawn.count("\u2592") == round(len(drawn) / 2)
+
+
+def test_repeated_layers_fold_into_one_row():
+    axes = {"data": 2}
+    leaves = [leaf(f"blocks.{i}.w", (4, 4), ("data",), axes) for i in range(12)]
+    leaves += [leaf(f"blocks.{i}.b", (4,), (), axes, why="tiny") for i in (0, 1, 5)]
+    leaves += [leaf("head.0.w", (4, 4), (), axes), leaf("head.1.w", (4, 4), (), axes)]
+    rows = {r.path: (r.members, r.bytes_per_device) for r in layout.fold(leaves)}
+    assert rows == {
+        "blocks.0-11.w": (12, 384),
+        "blocks.0-1,5.b": (3, 48),
+        "head.0.w": (1, 64),
+        "head.1.w": (1, 64),
+    }
+
+
+def test_leaves_of_two_numbers_fold_only_when_the_product_is_full():
+    axes = {"data": 2}
+    full = [leaf(f"b.{i}.ln_{j}", (4,), (), axes) for i in range(3) for j in (1, 2)]
+    assert [r.path for r in layout.fold(full)] == ["b.0-2.ln_1-2"]
+    assert len(layout.fold(full[:-1])) == 5
+
+
+def test_optimizer_leaves_follow_the_parameter_whose_path_they_end_in():
+    leaves = gpt_leaves()
+    found = layout.followers(leaves)
+    by_param = {x.path: [f.path for f in found.get(id(x), [])] for x in leaves if x.role == "params"}
+    assert by_param["wte.embedding"] == ["opt.mu.wte.embedding", "opt.nu.wte.embedding"]
+    assert all(len(follow) == 2 for follow in by_param.values())
+
+
+def test_what_a_leaf_and_its_moments_lost_is_told_together():
+    # 50257 * 768 * 4 bytes over data=4; half of it could have gone: 18.4 MiB, three times 55.2 MiB
+    row = next(r for r in layout.fold(gpt_leaves()) if r.path == "wte.embedding")
+    said = layout.not_cut(row).replace(SPACE, " ")
+    assert said == "not cut over model, +18.4 MiB, +55.2 MiB with 2 optimizer leaves"
+
+
+def test_every_leaf_not_cut_as_wanted_is_listed_or_counted():
+    axes = {"data": 2}
+    leaves = [leaf(f"{chr(97 + i)}.w", (64,), ("data",), axes) for i in range(20)]
+    leaves += [leaf(f"{chr(97 + i)}.odd", (3 + 2 * i,), (), axes, wanted=("data",)) for i in range(15)]
+    found = layout.listing(leaves)
+    assert sum(bool(r.leaf.wanted) for r in found.rows) == layout.WANTED_ROWS
+    assert found.below[0].startswith("3 more leaves are not cut as wanted")
+
+
+def test_leaves_without_a_row_that_are_whole_everywhere_are_counted():
+    report = attached()
+    whole = [x for x in report.leaves if not x.spec and x.role != "optimizer"] + [report.leaves[-3]]
+    size = sum(x.bytes_per_device for x in whole)
+    below = layout.listing(report.leaves).below[0].replace(SPACE, " ")
+    assert below == f"{len(whole)} more leaves are whole on every device, {size / 1024:.0f} KiB together"
+
+
+def test_all_leaves_are_listed_one_by_one_when_asked():
+    lines = attached().to_text(100, leaves="all").split("\n")
+    for x in attached().leaves:
+        assert any(line.split()[:1] == [x.path] for line in lines)
+
+
+def test_any_number_of_leaves_may_be_asked_for():
+    text = simulated().to_text(80, leaves=0)
+    assert "Leaves, 1 of 45" in text
+    assert 'to_text(leaves="all") lists every leaf' in text
+    with pytest.raises(ShardError, match="leaves is 'many'; it is a number, or 'all' for every leaf"):
+        simulated().to_text(80, leaves="many")
+
+
+def test_a_long_path_keeps_its_end_and_a_type_is_never_cut():
+    axes = {"data": 2}
+    deep = leaf("layer." * 20 + "kernel", (8,) * 9, ("data",), axes)
+    path, kind = replace(bare(), leaves=(deep,)).to_text(60).split("\n")[-2:]
+    assert re.fullmatch(r"  \u2026\S*layer\.kernel  256 MiB", path)
+    assert kind == "    f32[8@data,8,8,8,8,8,8,8,8]"
+
+
+def test_a_report_without_leaves_has_no_such_part():
+    assert "Leaves" not in replace(attached(), leaves=()).to_text(80)
+
+
+def test_nothing_that_moves_is_said_and_what_is_not_known_is_left_out():
+    assert "nothing moves between devices" in one_device().to_text(80)
+    assert "Communication" not in unknown().to_text(80)
+
+
+def test_alike_devices_of_a_dry_run_have_one_bar():
+    alike = memory(gpt_leaves(), 8, 100, None)
+    assert len(mem.groups(alike)) == 1
+
+
+MESHES = [{"data": 1}, {"data": 8}, {"data": 512}, {"data": 4, "model": 2}, {"data": 64, "model": 8}]
+MESHES += [
+    {"a": 2, "b": 4, "c": 3},
+    {"a": 8, "b": 8, "c": 8},
+    {"a": 4, "b": 2, "c": 4, "d": 2},
+    {"x": 2, "y": 256},
+]
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_a_mesh_fits_the_terminal(axes: dict[str, int]):
+    lines = mesh_text(mesh(axes), 80).split("\n")
+    assert max(map(cells, lines)) <= 80
+    assert len(lines) <= 40
+
+
+def test_a_mesh_of_two_axes_is_a_grid_with_its_coordinates():
+    assert mesh_text(mesh({"data": 4, "model": 2}, "simulated")).split("\n") == [
+        "data=4 model=2   8 simulated CPU devices",
+        "",
+        "            model",
+        "            0  1",
+        "  data  0 \u2502 0  1",
+        "        1 \u2502 2  3",
+        "        2 \u2502 4  5",
+        "        3 \u2502 6  7",
+    ]
+
+
+def test_a_mesh_shows_the_devices_in_its_own_order():
+    order = (0, 1, 3, 2)
+    lines = mesh_text(mesh({"x": 2, "y": 2}, devices=order)).split("\n")
+    assert [line.split("\u2502")[1].split() for line in lines[-2:]] == [["0", "1"], ["3", "2"]]
+
+
+def test_a_mesh_of_three_axes_has_a_grid_for_each_index_of_the_first():
+    text = mesh_text(mesh({"data": 2, "fsdp": 2, "model": 2}))
+    assert "data 0" in text
+    assert "data 1" in text
+    assert text.count("fsdp  0") == 2
+
+
+def test_a_large_mesh_is_cut_in_the_middle_and_says_what_it_leaves_out():
+    assert mesh_text(mesh({"data": 512})).split("\n")[-1].split()[-2:] == ["\u2026", "511"]
+    assert mesh_text(mesh({"a": 8, "b": 8, "c": 8})).endswith("and 6 more grids like these")
