@@ -1,0 +1,53 @@
+"""`Plan`: where every array of a step goes, and why. Frozen; made by `strategies`, carried out by `step`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.sharding import Mesh, PartitionSpec
+
+
+@dataclass(frozen=True)
+class LeafPlan:
+    """One input of the step. `wanted`: mesh axes that the strategy could not shard it over; `lost`: the bytes
+    per device that this costs."""
+
+    path: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: Any
+    spec: PartitionSpec
+    why: str
+    wanted: tuple[str, ...] = ()
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that the user should know: `level` is info, warning or error; `fix` a text to paste."""
+
+    code: str
+    level: str
+    message: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`run(*arrays) -> list of arrays` is the step with its constraints, same numbers as the traced one.
+
+    `in_specs` and `out_specs` follow the order of the trace's inputs and outputs; `state_pairs` says which output
+    is the next value of which input. `batch_axes` are the mesh axes that the examples are divided over,
+    `idle_axes` those along which all devices do the same work.
+    """
+
+    mesh: Mesh
+    strategy: str
+    in_specs: tuple[PartitionSpec, ...]
+    out_specs: tuple[PartitionSpec, ...]
+    leaves: tuple[LeafPlan, ...]
+    run: Callable[..., list]
+    state_pairs: Mapping[int, int] = field(default_factory=dict)
+    batch_axes: tuple[str, ...] = ()
+    idle_axes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()

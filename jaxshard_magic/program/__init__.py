@@ -1,0 +1,1 @@
+"""The traced step as data, once for everybody."""

@@ -1,0 +1,191 @@
+"""Which dimension of which input is the batch, worked out from what the step does with it.
+
+Dimension classes that no parameter has are free. The batch is the free class of a data leaf that most of the
+products with weights carry (its cover), and that is never summed, sliced or paired with itself while another free
+class lives on (then it is inside an example: positions, pixels, channels).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .dimensions import Dimensions
+from .ir import Equation
+from .primitives import scan_counts
+from .roles import PARAMS, Roles
+
+_ENOUGH = 0.05  # of the products: less says nothing about a batch
+_RIVAL = 0.5  # of the best cover: what is also looked at
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`classes`: the dimension classes that are the batch. `dims[i]`: the batch dimensions of input i.
+
+    `clear` is False where another dimension would do nearly as well: a wrong choice changes no numbers, only
+    what moves. `size` is the number of examples, None where no batch was found.
+    """
+
+    classes: frozenset[int]
+    dims: Mapping[int, tuple[int, ...]]
+    clear: bool
+    size: int | None
+
+
+@dataclass(frozen=True)
+class _Choice:
+    cover: float
+    looped: bool  # a loop steps over it: time, or steps of an epoch
+    inner: int
+    leaves: int
+    first_dim: int
+    cls: int
+    reach: frozenset[int]
+
+    @property
+    def rank(self) -> tuple:
+        return self.looped, self.inner, -self.leaves, -self.cover, self.first_dim
+
+
+def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ...]] | None = None) -> Batch:
+    """The batch of a step; `given` names dimensions of inputs that the user says are the batch."""
+    evidence = _Evidence(dims, roles)
+    if given:
+        named = {dims.of(dims.program.inputs[i])[d] for i, ds in given.items() for d in ds}
+        classes = frozenset().union(*(evidence.reach(c) for c in named))
+        clear, first = True, next(iter(named))
+    else:
+        classes, clear, first = evidence.choose()
+    found = {}
+    for i in roles.data | set(given or ()):
+        batchy = tuple(d for d, c in enumerate(dims.big(dims.program.inputs[i])) if c in classes)
+        if batchy:
+            found[i] = batchy
+    return Batch(classes, found, clear, dims.largest[first] if first is not None else None)
+
+
+class _Evidence:
+    def __init__(self, dims: Dimensions, roles: Roles):
+        self.dims = dims
+        inputs = dims.program.inputs
+        self.bound = {c for i, v in enumerate(inputs) if roles.of[i] == PARAMS for c in dims.of(v)}
+        self.leaves: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for i in sorted(roles.data):
+            for d, c in enumerate(dims.big(inputs[i])):
+                if c is not None and c not in self.bound:
+                    self.leaves[c].append((i, d))
+        self.parts: dict[int, set[int]] = defaultdict(set)
+        for a, b in dims.links.cut:
+            a, b = dims.of_node(a), dims.of_node(b)
+            self.parts[a].add(b)
+            self.parts[b].add(a)
+        self.inner: Counter[int] = Counter()
+        self.products: list[tuple[int, frozenset[int]]] = []
+        for e in dims.program.equations:
+            self._look(e)
+
+    def free(self, c: int | None) -> bool:
+        return c is not None and c not in self.bound
+
+    def _look(self, e: Equation) -> None:
+        ins, outs = [self.dims.big(v) for v in e.ins], [self.dims.big(v) for v in e.outs]
+        if e.name == "scan":
+            consts, carried = scan_counts(e.params)
+            self.inner.update(c for k in ins[consts + carried :] for c in k[:1])
+        if e.doors:
+            return
+        for k in ins + outs:
+            self.inner.update(c for c, n in Counter(k).items() if n > 1 and self.free(c))
+        ends = _ends(e, ins, outs)
+        living = {c for k in outs for c in k if self.free(c)}
+        if living:
+            self.inner.update(c for c in ends if self.free(c) and c not in living)
+        if e.name in ("dot_general", "conv_general_dilated"):
+            self._product(e, ins, outs)
+
+    def _product(self, e: Equation, ins: list, outs: list) -> None:
+        frees = [{c for c in k if self.free(c)} for k in (*ins[:2], outs[0])]
+        if all(frees):
+            return  # two activations: no weight in it
+        size = 1
+        for z in self.dims.program.shapes[e.outs[0]]:
+            size *= z
+        self.products.append((e.trips * size, frozenset().union(*frees)))
+
+    def reach(self, c: int) -> frozenset[int]:
+        """`c` and what concatenating, slicing or microbatching makes of it."""
+        seen, todo = {c}, [c]
+        for a in todo:
+            for b in self.parts[a] - seen:
+                if self.free(b):
+                    seen.add(b)
+                    todo.append(b)
+        return frozenset(seen)
+
+    def choose(self) -> tuple[frozenset[int], bool, int | None]:
+        batch: set[int] = set()
+        clear, first, todo = True, None, list(self.products)
+        total = sum(w for w, _ in todo) or 1
+        while todo:
+            names = self.leaves if first is None else {c for _, k in todo for c in k}
+            size = self.dims.largest[first] if first is not None else 0
+            choices = [self._weigh(c, todo, total) for c in names if self._fits(c, size)]
+            top = max((x.cover for x in choices), default=0)
+            if top < _ENOUGH:
+                batch |= self._beside(batch, choices) if first is not None else set()
+                break
+            good = sorted((x for x in choices if x.cover >= _RIVAL * top), key=lambda x: x.rank)
+            best = good[0]
+            if first is None:
+                rivals = [x for x in good[1:] if not x.reach & best.reach][:2]
+                first, clear = best.cls, all(x.looped > best.looped or x.inner > 4 * best.inner for x in rivals)
+            batch |= best.reach
+            todo = [(w, k) for w, k in todo if not k & best.reach]
+        if first is None and self.leaves and not self.products:
+            return self._without_products()
+        return frozenset(batch), clear, first
+
+    def _beside(self, batch: set[int], choices: list[_Choice]) -> set[int]:
+        """Classes of little cover that stand alone in data leaves without a batch: labels of whole graphs."""
+        batchy = {i for c in batch for i, _ in self.leaves.get(c, ())}
+        alone = [x for x in choices if x.cover and x.leaves and not batchy & {i for i, _ in self.leaves[x.cls]}]
+        return {c for x in alone for c in x.reach}
+
+    def _without_products(self) -> tuple[frozenset[int], bool, int | None]:
+        """No product with a weight anywhere: the leading dimension that most data leaves share."""
+        c = max(self.leaves, key=lambda c: (len(self.leaves[c]), -min(d for _, d in self.leaves[c])))
+        return self.reach(c), False, c
+
+    def _fits(self, c: int, size: int) -> bool:
+        mine = self.dims.largest[c]
+        return not size or mine % size == 0 or size % mine == 0
+
+    def _weigh(self, c: int, todo: list, total: int) -> _Choice:
+        reach = self.reach(c)
+        cover = sum(w for w, k in todo if k & reach) / total
+        inner = min(self.inner[x] for x in reach)
+        leaves = self.leaves.get(c, [])
+        looped = bool(reach & self.dims.looped)
+        return _Choice(cover, looped, inner, len(leaves), min((d for _, d in leaves), default=9), c, reach)
+
+
+_ALONG = frozenset(
+    """cumsum cumprod cumlogsumexp cummax cummin sort rev slice pad concatenate dynamic_slice
+    dynamic_update_slice split""".split()
+)
+
+
+def _ends(e: Equation, ins: list, outs: list) -> set:
+    """Classes that this equation sums, contracts, slices or looks at through a window."""
+    params = e.params
+    if e.name == "dot_general":
+        return {ins[0][d] for d in params["dimension_numbers"][0][0] if ins[0]}
+    if e.name == "conv_general_dilated":
+        dn = params["dimension_numbers"]
+        return {ins[0][d] for d in dn.lhs_spec[2:] if ins[0]} | {outs[0][d] for d in dn.out_spec[2:]}
+    if e.name in ("argmax", "argmin") or (e.name.startswith("reduce_") and "axes" in params):
+        return {ins[0][d] for d in params["axes"] if ins[0]}
+    if e.name in _ALONG:
+        pairs = ((k, d) for k in ins if len(k) == len(outs[0]) for d in range(len(k)))
+        return {k[d] for k, d in pairs if outs[0][d] != k[d]}
+    return set()

@@ -1,0 +1,94 @@
+"""Run a `Program` again, equation by equation, with a chance to change operands and results.
+
+Under a trace this re-emits the step: same numbers, with what a subclass of `Emitter` adds.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax._src import source_info_util  # keeps the user's lines on re-emitted equations; no public form
+
+from .ir import Door, Equation, Program, Scope, Value
+from .primitives import REMAT, bind, is_literal, scan_counts
+
+
+class Emitter:
+    """`Emitter(program)(*arrays)` gives the outputs of the program. Gradients are already taken, so custom
+    derivative rules and jits are opened; loops, branches and remat stay."""
+
+    def __init__(self, program: Program):
+        self.program = program
+
+    def __call__(self, *args: Any) -> list:
+        return self.run(self.program.top, args)
+
+    def before(self, e: Equation, values: list) -> list:
+        """The operands that `e` is to see."""
+        return values
+
+    def after(self, e: Equation, outs: list) -> list:
+        """The results that the rest of the step is to see."""
+        return outs
+
+    def body(self, scope: Scope, args: Any) -> list:
+        """A body that stays a body (of a loop, a branch, remat)."""
+        return self.run(scope, args)
+
+    def run(self, scope: Scope, args: Any) -> list:
+        env: dict[Value, Any] = dict(zip(scope.ins, args, strict=True))
+        env.update(zip(scope.const_values, scope.consts, strict=True))
+        for e in scope.equations:
+            operands = zip(e.eqn.invars, e.ins, strict=True)
+            values = [v.val if is_literal(v) else env[i] for v, i in operands]  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+            info = e.eqn.source_info
+            names = source_info_util.current_name_stack() + info.name_stack
+            with source_info_util.user_context(info.traceback, name_stack=names), e.eqn.ctx.manager:
+                env.update(zip(e.outs, self.equation(e, values), strict=True))
+        results = zip(scope.jaxpr.outvars, scope.outs, strict=True)
+        return [v.val if is_literal(v) else env[i] for v, i in results]  # pyright: ignore[reportArgumentType]
+
+    def equation(self, e: Equation, values: list) -> list:
+        """The results of one equation."""
+        if e.name == "scan":
+            return self._scan(e, values, e.doors[0])
+        if e.name == "while":
+            return self._while(e, values, *e.doors)
+        if e.name == "cond":
+            branches = [lambda *xs, s=door.scope: tuple(self.body(s, xs)) for door in e.doors]
+            return list(lax.switch(values[0], branches, *values[1:]))
+        if e.doors:
+            scope = e.doors[0].scope
+            if e.name in REMAT and e.params.get("differentiated") and e.params.get("prevent_cse"):
+                return self.body(scope, lax.optimization_barrier(tuple(values)))
+            return self.run(scope, values)
+        return self.after(e, bind(e.eqn, self.before(e, values)))
+
+    def _scan(self, e: Equation, values: list, door: Door) -> list:
+        consts, carried = scan_counts(e.params)
+        fixed, start, xs = values[:consts], values[consts : consts + carried], values[consts + carried :]
+
+        def trip(carry, x):
+            outs = self.body(door.scope, [*fixed, *carry, *x])
+            return tuple(outs[:carried]), tuple(outs[carried:])
+
+        kept = {k: e.params[k] for k in ("length", "reverse", "unroll")}
+        carry, ys = lax.scan(trip, tuple(map(_array, start)), tuple(xs), **kept)
+        return [*carry, *ys]
+
+    def _while(self, e: Equation, values: list, body: Door, test: Door) -> list:
+        asked, fixed = e.params["cond_nconsts"], e.params["body_nconsts"]
+        start = tuple(map(_array, values[asked + fixed :]))
+
+        def go_on(carry):
+            return self.run(test.scope, [*values[:asked], *carry])[0]
+
+        def trip(carry):
+            return tuple(self.body(body.scope, [*values[asked : asked + fixed], *carry]))
+
+        return list(lax.while_loop(go_on, trip, start))
+
+
+def _array(x: Any) -> Any:
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)

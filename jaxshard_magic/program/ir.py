@@ -1,0 +1,157 @@
+"""`Program`: a traced step with every body opened, its values and their dimensions numbered.
+
+All that reads or rewrites a step (links, roles, strategies, re-emission) goes over this one form.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from .primitives import called, is_literal, opened, scan_counts, shape_of
+
+Value = int  # the number of a value; a dimension is numbered Program.node(value, dim)
+
+
+@dataclass(eq=False, slots=True)
+class Scope:
+    """One jaxpr in the place where it is called; the same jaxpr called twice is two scopes."""
+
+    jaxpr: Any
+    consts: tuple
+    ins: list[Value]
+    outs: list[Value | None]
+    const_values: list[Value]
+    equations: list["Equation"] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Equation:
+    """`outs = primitive(ins)`; a literal operand is None. `trips`: how often one step runs it
+    (a `while` counts once, its trips are not known)."""
+
+    index: int
+    eqn: JaxprEqn
+    ins: list[Value | None]
+    outs: list[Value]
+    trips: int
+    doors: list["Door"] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.eqn.primitive.name
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.eqn.params
+
+
+@dataclass(eq=False, slots=True)
+class Door:
+    """How values enter and leave one body of an equation.
+
+    `into`: (outside, inside, lead); `out`: (inside, outside, lead); lead = 1 where the outside value has a
+    leading loop dimension that the inside one lacks. `loop`: (body's output, body's input of the next trip).
+    `skip`: (input, output) of the equation when the body runs no times.
+    """
+
+    scope: Scope
+    into: list[tuple[Value | None, Value, int]]
+    out: list[tuple[Value | None, Value, int]]
+    loop: list[tuple[Value | None, Value]]
+    skip: list[tuple[Value | None, Value]]
+
+
+class Program:
+    """The values, equations and scopes of a closed jaxpr without constants."""
+
+    def __init__(self, closed: ClosedJaxpr):
+        self.closed = closed
+        self.avals: list[Any] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.first: list[int] = []  # the number of a value's dimension 0
+        self.sizes: list[int] = []  # of every dimension
+        self.equations: list[Equation] = []
+        self.top = self._open(closed.jaxpr, tuple(closed.consts), 1)
+
+    @property
+    def inputs(self) -> list[Value]:
+        return self.top.ins
+
+    @property
+    def outputs(self) -> list[Value | None]:
+        return self.top.outs
+
+    def node(self, value: Value, dim: int) -> int:
+        return self.first[value] + dim
+
+    def nodes(self, value: Value) -> range:
+        start = self.first[value]
+        return range(start, start + len(self.shapes[value]))
+
+    def scopes(self) -> Iterator[Scope]:
+        yield self.top
+        for e in self.equations:
+            for door in e.doors:
+                yield door.scope
+
+    def _value(self, var: Any) -> Value:
+        number, shape = len(self.avals), shape_of(var)
+        self.avals.append(var.aval)
+        self.shapes.append(shape)
+        self.first.append(len(self.sizes))
+        self.sizes.extend(shape)
+        return number
+
+    def _open(self, jaxpr: Any, consts: tuple, trips: int) -> Scope:
+        known: dict[Any, Value] = {v: self._value(v) for v in (*jaxpr.constvars, *jaxpr.invars)}
+
+        def read(v):
+            return None if is_literal(v) else known[v]
+
+        scope = Scope(jaxpr, consts, [known[v] for v in jaxpr.invars], [], [known[v] for v in jaxpr.constvars])
+        for eqn in jaxpr.eqns:
+            outs = [self._value(v) for v in eqn.outvars]
+            e = Equation(len(self.equations), eqn, [read(v) for v in eqn.invars], outs, trips)
+            known.update(zip(eqn.outvars, outs, strict=True))
+            self.equations.append(e)
+            scope.equations.append(e)
+            e.doors = self._doors(e)
+        scope.outs = [read(v) for v in jaxpr.outvars]
+        return scope
+
+    def _doors(self, e: Equation) -> list[Door]:
+        params, ins, outs = e.params, e.ins, e.outs
+        if e.name == "scan":
+            n, k = scan_counts(params)
+            body = self._open(*opened(params["jaxpr"]), e.trips * params["length"])
+            into = [(a, b, int(i >= n + k)) for i, (a, b) in enumerate(zip(ins, body.ins, strict=True))]
+            out = [(a, b, int(i >= k)) for i, (a, b) in enumerate(zip(body.outs, outs, strict=True))]
+            loop = list(zip(body.outs[:k], body.ins[n : n + k], strict=True))
+            skip = list(zip(ins[n : n + k], outs[:k], strict=True)) if params["length"] == 0 else []
+            return [Door(body, into, out, loop, skip)]
+        if e.name == "while":
+            nc, nb = params["cond_nconsts"], params["body_nconsts"]
+            body = self._open(*opened(params["body_jaxpr"]), e.trips)
+            test = self._open(*opened(params["cond_jaxpr"]), e.trips)
+            carried = ins[nc + nb :]
+            into = [(a, b, 0) for a, b in zip(ins[nc:], body.ins, strict=True)]
+            out = [(a, b, 0) for a, b in zip(body.outs, outs, strict=True)]
+            loop = list(zip(body.outs, body.ins[nb:], strict=True))
+            asked = [(a, b, 0) for a, b in zip([*ins[:nc], *carried], test.ins, strict=True)]
+            again = list(zip(body.outs, test.ins[nc:], strict=True))
+            return [
+                Door(body, into, out, loop, list(zip(carried, outs, strict=True))),
+                Door(test, asked, [], again, []),
+            ]
+        if e.name == "cond":
+            bodies = [self._open(*opened(b), e.trips) for b in params["branches"]]
+            return [self._plain_door(body, ins[1:], outs) for body in bodies]
+        body = called(e.eqn)
+        return [] if body is None else [self._plain_door(self._open(*opened(body), e.trips), ins, outs)]
+
+    @staticmethod
+    def _plain_door(body: Scope, ins: list, outs: list) -> Door:
+        into = [(a, b, 0) for a, b in zip(ins, body.ins, strict=True)]
+        return Door(body, into, [(a, b, 0) for a, b in zip(body.outs, outs, strict=True)], [], [])

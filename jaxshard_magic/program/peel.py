@@ -1,0 +1,315 @@
+"""One call of any step, taken apart: a pure function of flat arrays, their names, and the way back."""
+
+import inspect
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.tree_util import GetAttrKey, KeyPath, PyTreeDef, SequenceKey, tree_flatten_with_path
+
+from ..errors import ShardError
+from .trace import path_name
+from .unwrap import Step
+
+if TYPE_CHECKING:
+    from .nnx_calls import Nodes, Update
+
+RETURN = GetAttrKey("return")
+_NUMBERS = (bool, int, float, complex)
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the step's result is put together from its flat outputs; known once the step was traced.
+
+    One of `leaves` is ("out", o): the o-th output, ("held", value), or ("node", k): the k-th NNX object given back.
+    """
+
+    tree: PyTreeDef
+    leaves: tuple[tuple[str, Any], ...]
+    update: "Update | None"
+
+    @property
+    def plain(self) -> bool:
+        """Is the result all arrays, and nothing written back?"""
+        return self.update is None and all(kind == "out" for kind, _ in self.leaves)
+
+    def build(self, outs: Sequence[Any], nodes: Sequence[Any] = ()) -> Any:
+        made = {"out": outs, "node": nodes}
+        return self.tree.unflatten([v if kind == "held" else made[kind][v] for kind, v in self.leaves])
+
+
+@dataclass(frozen=True)
+class Peeled:
+    """One call of a step, taken apart.
+
+    `statics` are the parameters that the user's own jit holds; `tree` is what is left of (args, kwargs). Of its
+    leaves those at `array_places` are traced, those at `node_places` are NNX objects, opened as `nodes`, and `held`
+    stay Python values. The flat inputs `leaves` are the objects' arrays, then the traced leaves. Calls with equal
+    `key` run the same program.
+    """
+
+    step: Step
+    positions: tuple[int, ...]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    statics: Mapping[int | str, Any]
+    tree: PyTreeDef
+    array_places: tuple[int, ...]
+    node_places: tuple[int, ...]
+    held: Mapping[int, Any]
+    nodes: "Nodes | None"
+    leaves: list[Any]
+    key: Hashable
+
+    @property
+    def all_traced(self) -> bool:
+        return not (self.node_places or self.held or self.statics)
+
+    @property
+    def node_leaves(self) -> int:
+        """How many of the flat inputs are NNX objects' own."""
+        return len(self.leaves) - len(self.array_places)
+
+    def fun(self, *leaves: Any) -> tuple[list[Any], list[KeyPath], Result]:
+        """The step: flat arrays -> (flat arrays, their paths, how the result is made of them)."""
+        full = dict(self.held)
+        full.update(zip(self.array_places, leaves[self.node_leaves :], strict=True))
+        inside = None
+        if self.nodes is not None:
+            inside = nnx_calls().Inside(self.nodes, leaves[: self.node_leaves])
+            full.update(zip(self.node_places, inside.roots, strict=True))
+        args, kwargs = self.tree.unflatten([full[i] for i in range(self.tree.num_leaves)])
+        args = list(args)
+        for i in sorted(k for k in self.statics if isinstance(k, int)):
+            args.insert(i, self.statics[i])
+        named = {k: v for k, v in self.statics.items() if isinstance(k, str)}
+        return self._close(self.step.inner(*args, **kwargs, **named), inside)
+
+    def _close(self, result: Any, inside: Any) -> tuple[list[Any], list[KeyPath], Result]:
+        outs, paths, leaves, returned, returned_paths = [], [], [], [], []
+        is_node = node_test(self.step)
+        traced = (*_ARRAYS, *_NUMBERS) if self.step.numbers else _ARRAYS
+        for path, x, _ in _described(result, is_node):
+            if is_node(x):
+                leaves.append(("node", len(returned)))
+                returned.append(x)
+                returned_paths.append((RETURN, *path))
+            elif isinstance(x, traced):
+                leaves.append(("out", len(outs)))
+                outs.append(x)
+                paths.append((RETURN, *path))
+            else:
+                leaves.append(("held", x))
+        if returned and inside is None:
+            inside = nnx_calls().Inside(nnx_calls().open_nodes((), ()), ())
+        update = inside.update(returned, returned_paths, outs, paths) if inside is not None else None
+        return outs, paths, Result(jax.tree.structure(result, is_leaf=is_node), tuple(leaves), update)
+
+    @cached_property
+    def inputs(self) -> list[tuple[KeyPath, Any, bool]]:
+        """Per flat input: its path (the first key is the parameter's name), the partitioning that Flax keeps with it
+        or None, and whether the user's own jit donates it."""
+        named = _named(self.step, self.positions)
+        rows = []
+        for path, _, noted in _described(self.arguments, node_test(self.step)):
+            parameter, key = named(path)
+            rows.append(((key, *path[2:]), noted, self.step.donates(parameter)))
+        arrays = [rows[i] for i in self.array_places]
+        if self.nodes is None:
+            return arrays
+        donated = [rows[i][2] for i in self.node_places]
+        return [*nnx_calls().described(self.nodes, donated), *arrays]
+
+
+def peel(step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
+    """Take one call of `step` apart.
+
+    Raises `ShardError` for arguments that can be neither traced nor held.
+    """
+    arguments, statics, positions = split(step, args, kwargs)
+    is_node = node_test(step)
+    leaves, tree = jax.tree.flatten(arguments, is_leaf=is_node)
+    node_places = tuple(i for i, x in enumerate(leaves) if is_node(x))
+    traced = (*_ARRAYS, *_NUMBERS) if step.numbers else _ARRAYS
+    array_places = tuple(i for i, x in enumerate(leaves) if isinstance(x, traced) and i not in node_places)
+    held = {i: x for i, x in enumerate(leaves) if i not in {*node_places, *array_places}}
+    nodes = None
+    strange = [i for i in array_places if isinstance(leaves[i], np.ndarray) and leaves[i].dtype.kind in "OSUMm"]
+    paths = _named_paths(step, positions, arguments) if node_places or held or strange else []
+    for i in strange:
+        raise ShardError(
+            f"{step.name}: {path_name(paths[i])} is a numpy array of dtype {leaves[i].dtype}, which no device can hold; "
+            "take it out of the step's arguments"
+        )
+    if node_places:
+        nodes = nnx_calls().open_nodes([leaves[i] for i in node_places], [paths[i] for i in node_places])
+    flat = [*(nodes.leaves() if nodes is not None else ()), *(leaves[i] for i in array_places)]
+    key = (
+        tree,
+        tuple((k, _static_key(v, step, str(k))) for k, v in statics.items()),
+        tuple((i, _held_key(v, step, paths[i])) for i, v in held.items()),
+        nodes and (tuple(map(_graph_key, nodes.graphdefs)), nodes.structures),
+        tuple(map(aval, flat)),
+        jax.config.jax_enable_x64,
+        jax.config.jax_default_matmul_precision,
+    )
+    return Peeled(
+        step, positions, arguments, statics, tree, array_places, node_places, held, nodes, flat, key
+    )
+
+
+def split(
+    step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], dict[int | str, Any], tuple[int, ...]]:
+    """(args, kwargs) with what the step's wrappers bring and without its static parameters, those, and the positions
+    of the arguments left."""
+    args, kwargs = (*step.bound, *args), {**step.bound_names, **kwargs}
+    if not step.static:
+        return (args, kwargs), {}, tuple(range(len(args)))
+    static = {n % len(args) if isinstance(n, int) and n < 0 and args else n for n in step.static}
+    statics: dict[int | str, Any] = {i: x for i, x in enumerate(args) if i in static}
+    statics.update({k: v for k, v in kwargs.items() if k in static})
+    positions = tuple(i for i in range(len(args)) if i not in static)
+    left = tuple(args[i] for i in positions), {k: v for k, v in kwargs.items() if k not in static}
+    return left, statics, positions
+
+
+def aval(x: Any) -> tuple[tuple[int, ...], Any, bool]:
+    """Shape, dtype and weak type: what decides whether two calls run the same program."""
+    if isinstance(x, jax.Array):
+        return x.shape, x.dtype, getattr(x, "weak_type", False)  # typed keys have none
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x.shape, x.dtype, bool(x.weak_type)
+    of = jax.typeof(x)
+    return of.shape, of.dtype, of.weak_type
+
+
+def specs(leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """What to trace with: no array's sharding gets into the program."""
+    return [jax.ShapeDtypeStruct(s, d, weak_type=w) for s, d, w in map(aval, leaves)]
+
+
+def held_key(value: Any) -> Hashable:
+    """A key for a Python value that the program is made for. Raises `TypeError` for values that can change."""
+    if isinstance(value, float):
+        return float, value.hex()  # so that nan is itself and -0.0 is not 0.0
+    try:
+        hash(value)
+    except TypeError:
+        if isinstance(value, (list, tuple)):
+            return type(value), tuple(map(held_key, value))
+        if isinstance(value, (set, frozenset)):
+            return type(value), frozenset(map(held_key, value))
+        if isinstance(value, Mapping):
+            return type(value), tuple((held_key(k), held_key(v)) for k, v in value.items())
+        if is_dataclass(value) and not isinstance(value, type):
+            return type(value), tuple(held_key(getattr(value, f.name)) for f in fields(value))
+        raise
+    return type(value), value
+
+
+def _static_key(value: Any, step: Step, name: str) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        raise ShardError(
+            f"{step.name}: the static argument {name} is a {type(value).__name__}, which can't be hashed; jax.jit "
+            "takes hashable values only, a tuple instead of a list for example"
+        ) from None
+    return held_key(value)
+
+
+def _held_key(value: Any, step: Step, path: KeyPath) -> Hashable:
+    kind = type(value).__name__
+    if isinstance(value, np.ndarray) or _holds_arrays(value):
+        raise ShardError(
+            f"{step.name}: {path_name(path)} is a {kind}, which jax does not know as a pytree, so its arrays can't "
+            f"be sharded; register it, or pass its arrays",
+            fix=f"jax.tree_util.register_dataclass({kind})" if is_dataclass(value) else None,
+        )
+    try:
+        return held_key(value)
+    except TypeError:
+        raise ShardError(
+            f"{step.name}: {path_name(path)} is a {kind}, neither an array nor hashable; pass its arrays, or make it "
+            "hashable"
+        ) from None
+
+
+def _holds_arrays(value: Any) -> bool:
+    if isinstance(value, (type, ModuleType)) or callable(value) and not is_dataclass(value):
+        return False
+    inside = list(getattr(value, "__dict__", {}).values())
+    return any(isinstance(x, _ARRAYS) for x in jax.tree.leaves(inside))
+
+
+def _graph_key(graphdef: Any) -> Hashable:
+    """NNX keeps lists among its static attributes, too, which have no hash."""
+    try:
+        hash(graphdef)
+    except TypeError:
+        return tuple(graphdef.nodes), tuple(
+            (k, held_key(getattr(a, "value", a))) for k, a in graphdef.attributes
+        )
+    return graphdef
+
+
+def _named(step: Step, positions: Sequence[int]) -> Callable[[KeyPath], tuple[int | str, Any]]:
+    """For a path in (args, kwargs): the parameter by position or name, and the key that names it."""
+    try:
+        parameters = list(inspect.signature(step.inner).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    rest = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL), len(parameters))
+
+    def name(path: KeyPath) -> tuple[int | str, Any]:
+        if path[0].idx == 1:
+            return path[1].key, GetAttrKey(path[1].key)
+        i = positions[path[1].idx]
+        return i, GetAttrKey(parameters[i].name) if i < rest else SequenceKey(i - rest)
+
+    return name
+
+
+def _named_paths(step: Step, positions: Sequence[int], arguments: Any) -> list[KeyPath]:
+    named = _named(step, positions)
+    return [(named(path)[1], *path[2:]) for path, _, _ in _described(arguments, node_test(step))]
+
+
+def _described(tree: Any, is_node: Callable[[Any], bool]) -> Iterator[tuple[KeyPath, Any, Any]]:
+    """Path, leaf and Flax partitioning of every leaf; the boxes that carry it leave no key in the path."""
+    for path, x in tree_flatten_with_path(tree, is_leaf=lambda x: is_node(x) or _is_box(x))[0]:
+        if is_node(x) or not _is_box(x):
+            yield path, x, None
+        else:
+            noted = nnx_calls().partitioning(x)
+            for inner, leaf in tree_flatten_with_path(x)[0]:
+                yield (*path, *inner[1:]), leaf, noted
+
+
+def _is_box(x: Any) -> bool:
+    """An NNX Variable as a pytree, or a Linen array with partitioning (`nn.Partitioned` and its like)."""
+    nnx, meta = sys.modules.get("flax.nnx"), sys.modules.get("flax.core.meta")
+    return (nnx is not None and isinstance(x, nnx.Variable)) or (
+        meta is not None and isinstance(x, meta.AxisMetadata)
+    )
+
+
+def node_test(step: Step) -> Callable[[Any], bool]:
+    """Is this an NNX object that the step may change in place? Without flax imported nothing is."""
+    if step.graph and "flax.nnx" in sys.modules:
+        return nnx_calls().is_node
+    return lambda x: False
+
+
+def nnx_calls() -> ModuleType:
+    """Imports flax, which nothing else here does."""
+    from . import nnx_calls as module
+
+    return module

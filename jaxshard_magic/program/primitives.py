@@ -1,0 +1,63 @@
+"""What differs between versions of jax in how equations hold their bodies and counts, in one place."""
+
+import math
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+_BODIES = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+REMAT = frozenset({"remat2", "checkpoint"})
+LAYOUT = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "copy"})
+
+
+def is_literal(v: Any) -> bool:
+    return isinstance(v, Literal)
+
+
+def shape_of(v: Any) -> tuple[int, ...]:
+    return getattr(v.aval, "shape", ())
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of an array of this abstract value; a typed key counts its uint32 words."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return math.prod(words.shape) * words.dtype.itemsize
+    return math.ceil(math.prod(aval.shape) * jax.dtypes.itemsize_bits(aval.dtype) / 8)
+
+
+def opened(body: Any) -> tuple[Any, tuple]:
+    """The jaxpr of a body and the constants it holds."""
+    return (body.jaxpr, tuple(body.consts)) if isinstance(body, ClosedJaxpr) else (body, ())
+
+
+def called(eqn: JaxprEqn) -> Any | None:
+    """The one body that an equation runs exactly once on its own operands (jit, remat, custom rules)."""
+    name = _BODIES.get(eqn.primitive.name)
+    return eqn.params.get(name) if name else None
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def bind(eqn: JaxprEqn, values: list) -> list:
+    """Run one equation on `values`; the results as a list."""
+    given = eqn.primitive.get_bind_params(eqn.params)
+    subfuns, params = given if isinstance(given, tuple) else ((), given)
+    out = eqn.primitive.bind(*subfuns, *values, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]

@@ -1,0 +1,66 @@
+"""The products of a step (matmuls, convolutions): their operands' dimensions, FLOPs, and which one is a weight."""
+
+import math
+from dataclasses import dataclass
+
+from .dimensions import Dimensions, Storage
+from .ir import Equation
+
+
+@dataclass(frozen=True)
+class Product:
+    """`left`, `right`, `out`: dimension classes; `contracted`: those summed over.
+
+    `flops` and `out_bytes` are of one step, loop trips multiplied in. `weights`: which operands have no batch
+    dimension (0 left, 1 right).
+    """
+
+    equation: Equation
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    out: tuple[int, ...]
+    contracted: frozenset[int]
+    flops: int
+    out_bytes: int
+    weights: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[tuple[int, ...], ...]:
+        return self.left, self.right, self.out
+
+
+def products(dims: Dimensions, storage: Storage) -> list[Product]:
+    """Every dot_general and convolution of the program, in order."""
+    return [_product(dims, storage, e) for e in dims.program.equations if e.name in _CONTRACTED]
+
+
+def _dot(e: Equation, shapes: list) -> tuple[list[int], int]:
+    contracted = list(e.params["dimension_numbers"][0][0])
+    return contracted, math.prod(shapes[0][d] for d in contracted)
+
+
+def _conv(e: Equation, shapes: list) -> tuple[list[int], int]:
+    dn = e.params["dimension_numbers"]
+    return [dn.lhs_spec[1]], math.prod(shapes[1][d] for d in dn.rhs_spec[1:])
+
+
+_CONTRACTED = {"dot_general": _dot, "conv_general_dilated": _conv}
+
+
+def _product(dims: Dimensions, storage: Storage, e: Equation) -> Product:
+    program = dims.program
+    tensors = (*e.ins[:2], e.outs[0])
+    shapes = [() if v is None else program.shapes[v] for v in tensors]
+    contracted, depth = _CONTRACTED[e.name](e, shapes)
+    classes = [tuple(dims.of(v)) for v in tensors]
+    count = e.trips * math.prod(shapes[2])
+    return Product(
+        equation=e,
+        left=classes[0],
+        right=classes[1],
+        out=classes[2],
+        contracted=frozenset(classes[0][d] for d in contracted if classes[0]),
+        flops=2 * count * depth,
+        out_bytes=count * program.avals[e.outs[0]].dtype.itemsize,
+        weights=tuple(k for k, v in enumerate(e.ins[:2]) if v is not None and not storage.batchy(v)),
+    )

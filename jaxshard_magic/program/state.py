@@ -1,0 +1,102 @@
+"""Which output is the next value of which input: the step's state, found from the program, not from names."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from jax.tree_util import KeyPath
+
+from .flow import MIXING, Flow
+from .trace import Traced
+
+_FAR = 20  # a step count from which on nearness says nothing more
+_SEARCH = 400  # values looked at going back from one output
+
+Pairs = dict[int, int]
+Steps = dict[tuple[int, int], int]
+
+
+def match_state(traced: Traced, flow: Flow) -> tuple[Pairs, Steps]:
+    """`({output: input}, {(output, input): elementwise steps between them})`, by position.
+
+    Whole arguments first (an output subtree of the same inner paths, shapes and dtypes; of several, the one
+    fewest elementwise steps away), then leaf by leaf.
+    """
+    steps = _elementwise_steps(flow)
+    pairs = _match_trees(traced, flow, steps)
+    used = set(pairs.values())
+    for _, _, out, inp in sorted(
+        (d, -_common_tail(traced.in_paths[i], traced.out_paths[o]), o, i) for (o, i), d in steps.items()
+    ):
+        if out not in pairs and inp not in used:
+            pairs[out] = inp
+            used.add(inp)
+    return pairs, steps
+
+
+def _signature(flow: Flow, value: int) -> tuple:
+    return flow.program.shapes[value], str(flow.program.avals[value].dtype)
+
+
+def _elementwise_steps(flow: Flow) -> Steps:
+    program, found = flow.program, {}
+    position = {v: i for i, v in enumerate(program.inputs)}
+    shapes = program.shapes
+
+    def keeps_shape(v, w, name):
+        return name not in MIXING and shapes[v] == shapes[w]
+
+    for o, v in enumerate(program.outputs):
+        if v is None:
+            continue
+        for w, distance in flow.back([v], keeps_shape, _SEARCH).items():
+            if w in position and _signature(flow, w) == _signature(flow, v):
+                found[o, position[w]] = distance
+    return found
+
+
+def _subtrees(paths: Iterable[KeyPath], depths: Iterable[int]) -> dict[KeyPath, list[int]]:
+    trees: dict[KeyPath, list[int]] = defaultdict(list)
+    depths = tuple(depths)
+    for i, path in enumerate(paths):
+        for k in depths:
+            if len(path) > k:
+                trees[path[:k]].append(i)
+    return trees
+
+
+def _match_trees(traced: Traced, flow: Flow, steps: Steps) -> Pairs:
+    ins, outs = flow.program.inputs, flow.program.outputs
+    closed_over = len(traced.consts)
+
+    def form(members, paths, values, depth):
+        return tuple((paths[m][depth:], *_signature(flow, values[m])) for m in members)
+
+    by_form = defaultdict(list)
+    for path, members in _subtrees(traced.out_paths, range(5)).items():
+        if all(outs[m] is not None for m in members):
+            by_form[form(members, traced.out_paths, outs, len(path))].append(members)
+    found = []
+    for path, members in _subtrees(traced.in_paths, (1, 2)).items():
+        if members[0] < closed_over:
+            continue
+        for candidate in by_form[form(members, traced.in_paths, ins, len(path))]:
+            pairs = list(zip(candidate, members, strict=True))
+            distance = [steps.get(pair) for pair in pairs]
+            written_back = all(traced.out_paths[o] == traced.in_paths[i] for o, i in pairs)
+            idle = all(outs[o] == ins[i] for o, i in pairs)  # handed back untouched: only if nothing newer exists
+            if written_back or any(d is not None for d in distance):
+                cost = sum(_FAR if d is None else min(d, _FAR) for d in distance)
+                found.append((idle, -len(members), not written_back, cost, candidate, members))
+    pairs, used = {}, set()
+    for idle, *_, candidate, members in sorted(found):
+        if not pairs.keys() & set(candidate) and (idle or not used & set(members)):
+            pairs.update(zip(candidate, members, strict=True))
+            used |= set(members)
+    return pairs
+
+
+def _common_tail(a: KeyPath, b: KeyPath) -> int:
+    n = 0
+    while n < min(len(a), len(b)) and a[-1 - n] == b[-1 - n]:
+        n += 1
+    return n

@@ -1,0 +1,100 @@
+"""Trace any step once, whole: forward, backward and update in one jaxpr, gradient calls marked."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import api as _api  # jax.grad, nnx and equinox all reach `vjp` here; there is no public hook
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import ClosedJaxpr
+from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, keystr
+
+DIFFERENTIATED, GRADIENT = "jaxshard:differentiated", "jaxshard:gradient"
+
+_tracing = jax.make_user_context(None)
+_epoch = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step as one jaxpr of flat arrays.
+
+    `closed` has no constants: arrays that the step closes over are its first inputs (`consts`).
+    `in_paths` and `out_paths` name every input and output; an output that is written back in place
+    (NNX) has the path of the input it replaces.
+    """
+
+    closed: ClosedJaxpr
+    in_paths: tuple[KeyPath, ...]
+    out_paths: tuple[KeyPath, ...]
+    consts: tuple[Any, ...]
+
+
+def path_name(path: KeyPath) -> str:
+    """`state.params.Dense_0.kernel` for the key path of a leaf."""
+    return keystr(path, simple=True, separator=".")
+
+
+def trace(fun: Callable[..., tuple[list, Sequence[KeyPath]]], leaves: Sequence[Any], in_paths: Sequence[KeyPath]) -> Traced:
+    """Trace `fun(*leaves) -> (array leaves, their paths)`; leaves are arrays, numbers or shapes.
+
+    Raises whatever the step raises while it is traced.
+    """
+    paths: tuple[KeyPath, ...] = ()
+
+    def flat(*xs):
+        nonlocal paths
+        outs, out_paths = fun(*xs)
+        paths = tuple(out_paths)
+        return outs
+
+    with _marked_gradients():
+        closed = jax.make_jaxpr(flat)(*leaves)
+    consts = tuple(closed.consts)
+    names = [(GetAttrKey("closure"), SequenceKey(i)) for i in range(len(consts))]
+    return Traced(_hoisted(closed), (*names, *in_paths), paths, consts)
+
+
+def _hoisted(closed: ClosedJaxpr) -> ClosedJaxpr:
+    jaxpr = closed.jaxpr
+    if not jaxpr.constvars:
+        return closed
+    debug = jaxpr.debug_info
+    if hasattr(debug, "_replace"):
+        debug = debug._replace(arg_names=None)
+    return ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=debug), [])
+
+
+def _mark(tree: Any, name: str) -> Any:
+    def one(x):
+        inexact = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+        return checkpoint_name(x, name) if inexact else x
+
+    return jax.tree.map(one, tree)
+
+
+@contextlib.contextmanager
+def _marked_gradients() -> Iterator[None]:
+    """While this thread traces, name what every gradient call differentiates and what it gives back.
+
+    A fresh user context makes jits that already ran inside the step trace anew, with their gradients seen.
+    """
+    inner, public, thread = _api.vjp, jax.vjp, threading.get_ident()
+
+    def vjp(fun, *primals, **options):
+        if threading.get_ident() != thread:
+            return inner(fun, *primals, **options)
+        out, back, *aux = inner(fun, *_mark(primals, DIFFERENTIATED), **options)
+        return (out, lambda *cotangents: _mark(back(*cotangents), GRADIENT), *aux)
+
+    _api.vjp = jax.vjp = vjp
+    try:
+        with _tracing(next(_epoch)):
+            yield
+    finally:
+        _api.vjp, jax.vjp = inner, public

@@ -1,0 +1,71 @@
+"""A step that jax can't trace: which line of the user's own asks for what, and what to write instead."""
+
+import linecache
+import re
+import site
+import sysconfig
+from pathlib import Path
+from types import TracebackType
+
+import jax
+
+from ..errors import ShardError
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_LIBRARIES = tuple(
+    {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site.getsitepackages(), _OURS, "<frozen "}
+)
+_CELL = re.compile(r"^<ipython-input|ipykernel_\d+|^<stdin>|^<string>")
+
+# Most particular first: the errors of indexing and of branching are kinds of ConcretizationTypeError.
+_ADVICE = (
+    (jax.errors.TracerArrayConversionError, "hands an array of the step to numpy or the host"),
+    (jax.errors.TracerBoolConversionError, "branches on the value of an array"),
+    (jax.errors.TracerIntegerConversionError, "uses the value of an array as an index or a size"),
+    (jax.errors.NonConcreteBooleanIndexError, "picks elements by a mask, so that the shape depends on values"),
+    (jax.errors.ConcretizationTypeError, "reads the value of an array"),
+    (jax.errors.UnexpectedTracerError, "uses an array that an earlier call left behind, in a list or a global"),
+)
+_FIXES = {
+    jax.errors.TracerBoolConversionError: "use jnp.where or jax.lax.cond, or move the branch out of the step",
+    jax.errors.TracerIntegerConversionError: "pass that number as a static argument or close over it",
+    jax.errors.NonConcreteBooleanIndexError: "use jnp.where(mask, x, 0) and keep the shape",
+    jax.errors.UnexpectedTracerError: "return the array from the step and keep it outside",
+}
+_OUT = "return the array from the step and read it outside"
+
+
+def explain(error: Exception, step: str) -> ShardError | None:
+    """The one line that a user needs for an error of tracing; None for an error of the user's own."""
+    doing, fix = _kind(error)
+    if doing is None:
+        return None
+    where = _line(error.__traceback__)
+    return ShardError(f"{step} can't be compiled: {where} {doing}; {fix}", fix=fix)
+
+
+def _kind(error: Exception) -> tuple[str | None, str]:
+    for kind, doing in _ADVICE:
+        if isinstance(error, kind):
+            return doing, _FIXES.get(kind, _OUT)
+    if "is not available on traced array" in str(error):
+        return "asks an array of the step for what only finished arrays have", _OUT
+    if type(error).__name__ == "TraceContextError" or "from different trace level" in str(error):  # flax's
+        return "changes an NNX object that is not among the step's arguments", "pass the object as an argument"
+    return None, ""
+
+
+def _line(traceback: TracebackType | None) -> str:
+    """`line 4, `if loss > 3:`,` for the innermost line that is no library's."""
+    found = None
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if not name.startswith(_LIBRARIES):
+            found = name, traceback.tb_lineno, traceback.tb_frame.f_globals
+        traceback = traceback.tb_next
+    if found is None:
+        return "it"
+    name, number, names = found
+    text = linecache.getline(name, number, names).strip()
+    place = f"line {number}" if _CELL.search(name) else f"line {number} of {Path(name).name}"
+    return f"{place}, `{text}`," if text else place

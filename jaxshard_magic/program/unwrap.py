@@ -1,0 +1,133 @@
+"""The Python function under `jax.jit`, `nnx.jit`, `eqx.filter_jit`, partials and methods, and what they ask of it."""
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from ..errors import ShardError
+
+_Pjit = type(jax.jit(lambda: 0))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step without its wrappers: `inner(*bound, *args, **bound_names, **kwargs)` is the function to trace.
+
+    `static` and `donated` are the parameters, by position and by name, that the user's own jit holds or donates;
+    `donated_from` donates all positions from there on. `numbers`: Python numbers are traced, as jit does; a plain
+    function keeps them. `graph`: NNX objects are changed in place; under `jax.jit` they are pytrees like others.
+    """
+
+    inner: Callable[..., Any]
+    name: str
+    bound: tuple[Any, ...] = ()
+    bound_names: Mapping[str, Any] = field(default_factory=dict)
+    static: frozenset[int | str] = frozenset()
+    donated: frozenset[int | str] = frozenset()
+    donated_from: int | None = None
+    numbers: bool = False
+    graph: bool = True
+
+    def donates(self, parameter: int | str) -> bool:
+        late = isinstance(parameter, int) and self.donated_from is not None and parameter >= self.donated_from
+        return late or parameter in self.donated
+
+
+def strip(fn: Callable[..., Any]) -> Step:
+    """Take the wrappers off a step. Raises `ShardError` for something that can't be called."""
+    if not callable(fn):
+        raise ShardError(f"a step must be callable, got {type(fn).__name__}")
+    f, bound, names = fn, (), {}
+    while under := _unwrap(f):
+        f, args, kwargs = under
+        bound, names = (*args, *bound), {**kwargs, **names}
+    name = getattr(f, "__name__", None) or type(f).__name__
+    if isinstance(f, _Pjit):
+        static, donated = _jit_options(f)
+        return Step(f.__wrapped__, name, bound, names, static, donated, numbers=True, graph=False)
+    if _is_nnx_jit(f):
+        static, donated = _jit_options(f.jitted_fn)
+        if partial_args := getattr(f, "partial_args", ()):
+            bound = (list(partial_args), *bound)
+        return Step(f.fun, name, bound, names, static, donated, numbers=True)
+    if _is_eqx_jit(f):
+        inner = strip(f.__wrapped__)
+        first = len(inner.bound)
+        return Step(
+            inner.inner,
+            inner.name,
+            (*inner.bound, *bound),
+            {**inner.bound_names, **names},
+            donated=frozenset([first] if f.donate_first else []),
+            donated_from=first + 1 if f.donate_rest else None,
+            graph=False,
+        )
+    return Step(f, name, bound, names)
+
+
+def _unwrap(f: Any) -> tuple[Any, tuple, dict] | None:
+    """One wrapper off: what it calls and the arguments it brings; None at the bottom."""
+    if isinstance(f, functools.partial):
+        return f.func, f.args, f.keywords
+    if isinstance(f, types.FunctionType):
+        return _cached_partial(f)
+    if isinstance(f, types.MethodType):
+        return f.__func__, (f.__self__,), {}
+    if isinstance(f, _Pjit) or _is_nnx_jit(f) or _is_eqx_jit(f):
+        return None
+    if _from(f, "equinox") and hasattr(f, "__func__"):
+        return f.__func__, (f.__self__,), {}
+    if _from(f, "equinox") and hasattr(f, "keywords"):
+        return f.func, tuple(f.args), dict(f.keywords)
+    call = getattr(type(f), "__call__", None)
+    if isinstance(call, types.FunctionType) and not _from(f, "jax"):
+        return call, (f,), {}
+    return None
+
+
+def _from(f: Any, package: str) -> bool:
+    return f"{type(f).__module__}.".startswith(f"{package}.")
+
+
+def _is_nnx_jit(f: Any) -> bool:
+    return _from(f, "flax.nnx") and hasattr(f, "jitted_fn")
+
+
+def _is_eqx_jit(f: Any) -> bool:
+    return _from(f, "equinox") and hasattr(f, "donate_first")
+
+
+def _jit_options(f: Any) -> tuple[frozenset[int | str], frozenset[int | str]]:
+    """Static and donated parameters of a `jax.jit` function. jax keeps them in a private place only."""
+    info = getattr(f, "_jit_info", None)
+    try:
+        return (
+            frozenset([*info.static_argnums, *info.static_argnames]),
+            frozenset([*info.donate_argnums, *info.donate_argnames]),
+        )
+    except AttributeError:
+        raise ShardError(
+            f"this jax ({jax.__version__}) keeps a jitted function's static arguments where jaxshard_magic can't read "
+            "them; shard the plain function, without jax.jit"
+        ) from None
+
+
+def _cached_partial(f: types.FunctionType) -> tuple[Any, tuple, dict] | None:
+    """`nnx.cached_partial(step, model, ...)` is a closure; the objects in it are the step's first arguments."""
+    if (
+        not f.__globals__.get("__name__", "").startswith("flax.nnx")
+        or f.__code__.co_name != "cache_args_wrapper"
+    ):
+        return None
+    try:
+        cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
+        return cells["f"].cell_contents, tuple(cells["cached_args"].cell_contents), {}
+    except KeyError:
+        raise ShardError(
+            "this flax keeps the arguments of nnx.cached_partial where jaxshard_magic can't read them; shard the "
+            "nnx.jit step itself"
+        ) from None

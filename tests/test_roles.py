@@ -1,0 +1,52 @@
+"""What every argument of a step is, and where its batch lies, found from the traced program of every zoo step."""
+
+import pytest
+import zoo
+
+from jaxshard_magic.program.batch import find_batch
+from jaxshard_magic.program.dimensions import Dimensions
+from jaxshard_magic.program.flow import Flow, by_anything
+from jaxshard_magic.program.ir import Program
+from jaxshard_magic.program.peel import peel
+from jaxshard_magic.program.roles import find_roles
+from jaxshard_magic.program.trace import path_name, trace
+from jaxshard_magic.program.unwrap import strip
+
+GUESSED = {"graph_network"}  # the nodes of all graphs are one long batch, and so are the edges
+
+
+def traced(call):
+    peeled = peel(strip(call.fn), call.args, call.kwargs)
+    return trace(lambda *xs: peeled.fun(*xs)[:2], peeled.leaves, [path for path, _, _ in peeled.inputs])
+
+
+@pytest.fixture(scope="module", params=list(zoo.STEPS))
+def found(request):
+    step = zoo.STEPS[request.param]
+    t = traced(step.make())
+    program = Program(t.closed)
+    flow = Flow(program)
+    roles = find_roles(t, flow)
+    batch = find_batch(Dimensions(program, (4, 2)), roles)
+    used = flow.back(program.outputs, by_anything)
+    names = {i: path_name(p) for i, p in enumerate(t.in_paths) if program.inputs[i] in used}
+    return step, {i: n for i, n in names.items() if not n.startswith("closure.") or n in step.expected_batch}, roles, batch
+
+
+def test_every_argument_has_the_role_a_person_would_name(found):
+    step, names, roles, _ = found
+    described = {i: n for i, n in names.items() if not n.startswith("closure.")}
+    wrong = {n: roles.of[i] for i, n in described.items() if step.role_of(n) not in (None, roles.of[i])}
+    assert wrong == {}
+
+
+def test_the_batch_lies_where_a_person_would_say(found):
+    step, names, _, batch = found
+    said = {n: d for n, d in step.expected_batch.items() if n in names.values()}
+    got = {n: (batch.dims.get(i) or (None,))[0] for i, n in names.items() if n in said}
+    assert got == said
+
+
+def test_the_choice_of_the_batch_is_clear(found):
+    step, *_, batch = found
+    assert batch.clear or step.name in GUESSED
