@@ -1,0 +1,378 @@
+"""`MeshSpec`: mesh text such as `data=4 model=2` -> axes and devices -> `jax.sharding.Mesh`."""
+
+import ast
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from . import simulate
+from .errors import ShardError, did_you_mean, one_of
+from .simulate import Machine
+
+Axes = tuple[tuple[str, int], ...]
+
+JOBS: dict[str, tuple[str, ...]] = {
+    "data": ("data", "dp", "batch", "replica"),
+    "fsdp": ("fsdp",),
+    "tensor": ("model", "tp", "tensor"),
+    "sequence": ("seq", "sp", "sequence", "context", "cp"),
+    "pipeline": ("pipe", "pp", "stage", "pipeline"),
+    "expert": ("expert", "ep"),
+}
+TPUS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
+GPUS = ("v100", "a100", "h100", "h200", "b200", "gb200")
+DEFAULT_SIMULATED = 8
+FORMS = 'data=4 model=2, or [[4,2],["data","model"]], or cpu:8 data=4 model=2'
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """A mesh as it was asked for: `axes` in order, of which one may have the size -1 (what is left).
+
+    `source`: "attached" (devices of this machine), "simulated" (`cpu:N`) or "topology" (a slice that isn't
+    attached); `platform` and `count` say which and how many devices, where the text did.
+    """
+
+    axes: Axes
+    source: str = "attached"
+    platform: str | None = None
+    count: int | None = None
+    text: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        _check_axes(self.axes)
+        if self.count is not None:
+            self.resolve(self.count, exactly=True)
+
+    @classmethod
+    def parse(cls, text: str) -> "MeshSpec":
+        """Read mesh text. Raises `ShardError` for text that is no mesh, and for sizes that don't multiply up.
+
+        >>> MeshSpec.parse("cpu:8 data=-1 model=2").axes
+        (('data', -1), ('model', 2))
+        """
+        given = " ".join(text.split())
+        source, platform, count, rest = _device_part(given)
+        if not rest and source == "simulated":
+            rest = "data=-1"
+        axes = _listed_axes(rest) if rest[:1] in ("[", "(") else _written_axes(rest, given)
+        return cls(axes, source, platform, count, given)
+
+    def __str__(self) -> str:
+        axes = _text(self.axes)
+        if self.source == "attached":
+            return axes
+        return f"{self.platform}:{self._extent()} {axes}"
+
+    def _extent(self) -> str:
+        """The size of a slice as it was written: 4x4."""
+        written = re.match(r"\w+:(\w+)", self.text)
+        return written[1].lower() if written and self.source == "topology" else str(self.count)
+
+    @property
+    def size(self) -> int | None:
+        """The number of devices; None where an axis takes what is left."""
+        sizes = [n for _, n in self.axes]
+        return None if -1 in sizes else math.prod(sizes)
+
+    def resolve(self, devices: int, *, exactly: bool = False) -> Axes:
+        """The axes with -1 made a number, for so many devices. Raises `ShardError` where that cannot be."""
+        size = self.size
+        if size is not None:
+            if exactly and size != devices:
+                raise ShardError(
+                    f"mesh {_text(self.axes)} takes {size} devices ({_product(self.axes)}), "
+                    f"{self.platform}:{self._extent()} has {devices}. {self._instead(devices)}"
+                )
+            return self.axes
+        fixed = math.prod(n for _, n in self.axes if n != -1)
+        if devices % fixed:
+            raise ShardError(
+                f"mesh {_text(self.axes)}: {devices} devices don't divide by {fixed}, so -1 has no value. "
+                f"{self._instead(devices)}"
+            )
+        return tuple((a, devices // fixed if n == -1 else n) for a, n in self.axes)
+
+    def _instead(self, devices: int) -> str:
+        """What would work: simulated devices are as many as one likes, others are what there is."""
+        fixed = math.prod(n for _, n in self.axes if n != -1)
+        if self.source == "simulated":
+            count = self.size or math.ceil(devices / fixed) * fixed
+            return f"Use cpu:{count} {_text(self.axes)}"
+        first, *others = self.axes
+        rest = math.prod(n for _, n in others if n != -1)
+        if devices % rest == 0:
+            axes = tuple((a, abs(n)) for a, n in others)
+            return f"Use {_text(((first[0], devices // rest), *axes))}"
+        return f"Use {first[0]}={devices}"
+
+
+@dataclass(frozen=True)
+class BuiltMesh:
+    """A mesh of devices; `source` is "attached" or "simulated", `notes` are lines for the user."""
+
+    mesh: Mesh
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
+    """Make the mesh, of the devices of this machine; on CPU, where these are too few, of simulated ones.
+
+    More CPU devices mean a new backend: the arrays in `namespaces` are moved to it. Raises `ShardError` for
+    too few real devices, and for a slice that is not attached.
+    """
+    if spec.source == "topology":
+        raise _not_attached(spec)
+    simulated = spec.source == "simulated"
+    if not simulated and simulate.machine().platform is None:
+        if 1 < (spec.size or 1) <= simulate.MAX_DEVICES:
+            simulate.expect(spec.size or 1)
+        jax.devices()
+    machine = simulate.machine()
+    axes = spec.resolve(device_count(spec, machine))
+    count = math.prod(n for _, n in axes)
+
+    match choose(replace(spec, axes=axes), machine):
+        case "attached":
+            return _built(axes, jax.devices()[:count], unused=len(jax.devices()) - count)
+        case "cpu":
+            return _built(axes, simulate.cpu_devices(count))
+        case "start":
+            simulate.start(max(count, simulate.setting("jax_num_cpu_devices")))
+            return _built(axes, simulate.cpu_devices(count))
+        case "restart":
+            mesh, notes = simulate.restart(
+                count, namespaces, lambda: _built(axes, simulate.cpu_devices(count)).mesh
+            )
+            return BuiltMesh(mesh, "simulated", (_simulating(count), *notes))
+
+
+def device_count(spec: MeshSpec, machine: Machine) -> int:
+    """How many devices `spec` is made of. An axis of size -1 takes all there are; a lone CPU acts as 8."""
+    if known := spec.size or spec.count:
+        return known
+    if (machine.platform, machine.devices) != ("cpu", 1):
+        return machine.devices
+    fixed = math.prod(n for _, n in spec.axes if n != -1)
+    return math.ceil(DEFAULT_SIMULATED / fixed) * fixed
+
+
+def choose(spec: MeshSpec, machine: Machine) -> Literal["attached", "cpu", "start", "restart"]:
+    """Which devices a mesh of known size gets: the attached, the CPU's beside them, or more CPU devices.
+
+    "start": no backend runs yet, so the CPU can be given any number. "restart": the CPU is all there is, and
+    has too few. Raises `ShardError` where neither can be.
+    """
+    count = spec.size or 0
+    simulated = spec.source == "simulated"
+    on_cpu = simulated or machine.platform == "cpu"
+    if on_cpu and count > simulate.MAX_DEVICES:
+        raise ShardError(
+            f"mesh {_text(spec.axes)} takes {count} simulated devices; {simulate.MAX_DEVICES} are the most. "
+            "Use smaller axes"
+        )
+    if not simulated and machine.devices >= count:
+        return "attached"
+    if machine.cpu is None:
+        return "start"
+    if simulated and (machine.cpu == 0 or machine.cpu >= count):
+        return "cpu"  # without a CPU backend, `simulate.cpu_devices` says why there is none
+    remedy = f"%mesh cpu:{count} {_text(spec.axes)}"
+    if on_cpu and machine.platform == "cpu":
+        if machine.processes == 1:
+            return "restart"
+        raise ShardError(
+            f"mesh {_text(spec.axes)} takes {count} devices; these {machine.processes} processes have "
+            f"{machine.devices} CPU devices. Set jax_num_cpu_devices before jax.distributed.initialize"
+        )
+    if simulated:
+        raise ShardError(
+            f"cpu:{count}: beside the {machine.platform} the CPU runs with {_devices(machine.cpu)}, and that "
+            f"is fixed once JAX has started. Restart the kernel and run {remedy} first",
+            fix=remedy,
+        )
+    later = "" if machine.cpu >= count else " first thing after a restart of the kernel"
+    raise ShardError(
+        f"mesh {_text(spec.axes)} takes {count} devices; this machine has {_devices(machine.devices)} of "
+        f"platform {machine.platform}. For simulated ones run {remedy}{later}",
+        fix=remedy,
+    )
+
+
+def job_of(axis_name: str) -> str | None:
+    """What an axis is for, by its name; None for a name that says nothing.
+
+    >>> job_of("tp")
+    'tensor'
+    """
+    return next((job for job, names in JOBS.items() if axis_name.lower() in names), None)
+
+
+def axes_for(mesh: Mesh, job: str) -> tuple[str, ...]:
+    """The axes of `mesh` whose names say that they are for `job`, in the mesh's order."""
+    return tuple(str(a) for a in mesh.axis_names if job_of(str(a)) == job)
+
+
+def default_spec(jobs: Sequence[str], device_count: int, platform: str) -> MeshSpec:
+    """The mesh that strategies with these jobs get when the user names none, of all devices.
+
+    One job takes them all. Of several, tensor and every other job takes 2, fsdp (or data) the rest.
+    A lone CPU is simulated as 8 devices.
+
+    >>> str(default_spec(["fsdp", "tensor"], 8, "gpu"))
+    'data=4 model=2'
+    """
+    left = DEFAULT_SIMULATED if (platform, device_count) == ("cpu", 1) else device_count
+    wanted = [j for j in JOBS if j in jobs] or ["data"]
+    rest = next((j for j in ("fsdp", "data") if j in wanted), wanted[0])
+    sizes: dict[str, int] = {}
+    for job in reversed(wanted):
+        if job != rest:
+            sizes[job] = 2 if left % 2 == 0 and (job != "data" or left > 2) else 1
+            left //= sizes[job]
+    sizes[rest] = left
+    names = {j: JOBS[j][0] for j in wanted}
+    if "data" not in wanted:
+        names["fsdp"] = "data"
+    axes = tuple((names[j], sizes[j]) for j in wanted)
+    return MeshSpec(axes, text=_text(axes))
+
+
+def _built(axes: Axes, devices: Sequence[Any], unused: int = 0) -> BuiltMesh:
+    sizes, names = tuple(n for _, n in axes), tuple(a for a, _ in axes)
+    types = (AxisType.Auto,) * len(axes)
+    notes = []
+    if unused and devices[0].platform != "cpu":
+        notes.append(f"using the first {len(devices)} of {len(devices) + unused} devices")
+    try:
+        mesh = jax.make_mesh(sizes, names, axis_types=types, devices=devices)
+    except (NotImplementedError, ValueError) as error:  # a torus it does not fit, or slices
+        mesh = Mesh(np.array(devices).reshape(sizes), names, axis_types=types)
+        notes.append(f"devices in plain order, JAX knows no better one: {str(error).partition('.')[0]}")
+    simulated = devices[0].platform == "cpu" and len(devices) > 1
+    if simulated:
+        notes.append(_simulating(len(devices)))
+    return BuiltMesh(mesh, "simulated" if simulated else "attached", tuple(notes))
+
+
+def _simulating(count: int) -> str:
+    return f"simulating {count} CPU devices"
+
+
+def _not_attached(spec: MeshSpec) -> ShardError:
+    count = spec.count or 0
+    wanted = "cpu:8 data=8"
+    if count <= simulate.MAX_DEVICES:
+        wanted = str(MeshSpec(spec.axes, "simulated", "cpu", count))
+    return ShardError(
+        f"{spec.platform}:{spec._extent()} is not attached; compiling for hardware that isn't comes in a "
+        f"later version. Simulated devices work now: %mesh {wanted}",
+        fix=f"%mesh {wanted}",
+    )
+
+
+def _device_part(given: str) -> tuple[str, str | None, int | None, str]:
+    """`cpu:8 data=4` -> ("simulated", "cpu", 8, "data=4")."""
+    head = re.match(r"([^\W\d][\w-]*):([^\s,]*)[\s,]*", given)
+    if head is None or (job_of(head[1]) and head[1].lower() not in (*TPUS, *GPUS)):
+        return "attached", None, None, given
+    platform, extent, rest = head[1].lower(), head[2].lower(), given[head.end() :]
+    if platform == "cpu":
+        if not re.fullmatch(r"[0-9]{1,9}", extent) or not 1 <= int(extent) <= simulate.MAX_DEVICES:
+            raise ShardError(
+                f"'cpu:{head[2]}': write how many devices to simulate, 1 to {simulate.MAX_DEVICES}: cpu:8"
+            )
+        return "simulated", "cpu", int(extent), rest
+    if platform not in (*TPUS, *GPUS):
+        raise ShardError(
+            f"'{head[0].strip()}' names no known hardware; known are cpu, {one_of((*TPUS, *GPUS))}."
+            f"{did_you_mean(platform, ('cpu', *TPUS, *GPUS))}"
+        )
+    tpu = platform in TPUS
+    if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}" if tpu else r"[1-9]\d{0,5}", extent):
+        example = f"{platform}:4x4" if tpu else f"{platform}:8"
+        raise ShardError(f"'{head[1]}:{head[2]}': the size of a {platform} slice is written as {example}")
+    count = math.prod(int(n) for n in extent.split("x"))
+    if not rest:
+        raise ShardError(f"'{given}' names no axes: write {given} data={count}")
+    return "topology", platform, count, rest
+
+
+def _written_axes(rest: str, given: str) -> Axes:
+    words = re.sub(r"\s*=\s*", "=", rest).replace(",", " ").split()
+    if not words:
+        raise ShardError(f"'{given}' is no mesh: write {FORMS}")
+    return tuple(_written_axis(word) for word in words)
+
+
+def _written_axis(word: str) -> tuple[str, int]:
+    name, equals, size = word.partition("=")
+    if equals and name.isidentifier():
+        if not re.fullmatch(r"[+-]?[0-9]{1,9}", size):
+            raise ShardError(
+                f"axis '{name}' has the size '{size}'; a size is a whole number, as in {name}=4, or -1"
+            )
+        return name, int(size)
+    near = re.fullmatch(r"([^\W\d]\w*?)[^\w=]*(\d+)", word)
+    hint = f" Did you mean '{near[1]}={near[2]}'?" if near else ""
+    raise ShardError(f"'{word}' is no mesh axis: write {FORMS}.{hint}")
+
+
+def _listed_axes(text: str) -> Axes:
+    """`[[4,2],["fsdp","tp"]]` -> (("fsdp", 4), ("tp", 2))."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        value = None
+    match value:
+        case [(list() | tuple()) as sizes, (list() | tuple()) as names]:
+            pass
+        case _:
+            raise ShardError(
+                f'\'{text}\' is no mesh: write sizes, then names, as in [[4,2],["data","model"]]'
+            )
+    if len(sizes) != len(names):
+        raise ShardError(
+            f"'{text}' has {len(sizes)} sizes and {len(names)} names: give every axis one of each"
+        )
+    for size in sizes:
+        if type(size) is not int:
+            raise ShardError(f"'{text}': the size {size!r} is no whole number, as 4 is, or -1")
+    for name in names:
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise ShardError(f"'{text}': {name!r} is no axis name, as \"data\" is")
+    return tuple(zip(names, sizes, strict=True))
+
+
+def _check_axes(axes: Axes) -> None:
+    if not axes:
+        raise ShardError(f"a mesh needs an axis: write {FORMS}")
+    names = [a for a, _ in axes]
+    for name, size in axes:
+        if names.count(name) > 1:
+            raise ShardError(f"mesh {_text(axes)} has the axis '{name}' twice: give each its own name")
+        if size == 0 or size < -1:
+            raise ShardError(f"axis '{name}' has the size {size}; use 1 or more, or -1 for what is left")
+    if len(left := [a for a, n in axes if n == -1]) > 1:
+        raise ShardError(
+            f"mesh {_text(axes)}: only one axis can be -1, not {' and '.join(left)}. Give one a size"
+        )
+
+
+def _text(axes: Axes) -> str:
+    return " ".join(f"{a}={n}" for a, n in axes)
+
+
+def _product(axes: Axes) -> str:
+    return " × ".join(str(n) for _, n in axes)
+
+
+def _devices(n: int) -> str:
+    return f"{n} device" if n == 1 else f"{n} devices"

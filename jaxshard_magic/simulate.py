@@ -1,0 +1,333 @@
+"""Simulated CPU devices: how many there are, and more of them in a live kernel, with the user's arrays.
+
+A restarted CPU backend has new devices. Arrays of the old ones stay readable, but sharded and committed ones
+cannot be mixed with new ones, and every use of the others copies them whole. So all arrays that can be
+reached from the user's namespaces are replaced: dicts, lists, objects (NNX, Equinox, dataclasses) and
+closures are changed in place, tuples are made anew.
+"""
+
+import functools
+import gc
+import math
+import os
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax._src import xla_bridge
+from jax.extend.backend import clear_backends
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+
+from .errors import ShardError
+
+MAX_DEVICES = 512  # made in 0.3 s; 4096 take seconds and 14,000 threads
+_THREADS = 32  # with fewer, programs can starve each other, and XLA aborts the process after 40 s
+
+Namespaces = Iterable[MutableMapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What JAX runs on: the default platform and its devices (all processes), and the CPU devices beside it.
+
+    `platform` and `cpu` are None as long as no backend has started; `cpu` is 0 where JAX has no CPU backend.
+    """
+
+    platform: str | None
+    devices: int
+    cpu: int | None
+    processes: int = 1
+
+
+def machine() -> Machine:
+    """The machine as it is now; starts no backend."""
+    if not xla_bridge.backends_are_initialized():
+        return Machine(None, 0, None)
+    return Machine(jax.default_backend(), jax.device_count(), len(_cpus()), jax.process_count())
+
+
+def setting(name: str) -> Any:
+    """The value of one of JAX's settings."""
+    return getattr(jax.config, name)
+
+
+def cpu_devices(count: int) -> list[Any]:
+    """The first `count` CPU devices. Raises `ShardError` where JAX was told to have no CPU backend."""
+    if not (devices := _cpus()):
+        allowed = os.environ.get("JAX_PLATFORMS") or setting("jax_platforms")
+        raise ShardError(
+            f"no CPU devices to simulate: JAX is limited to the platforms '{allowed}'. "
+            f"Restart the kernel with JAX_PLATFORMS={allowed},cpu",
+            fix=f"JAX_PLATFORMS={allowed},cpu",
+        )
+    return devices[:count]
+
+
+def expect(count: int) -> None:
+    """Let the CPU backend have `count` devices when it starts, unless the user has set a number."""
+    told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not told and setting("jax_num_cpu_devices") < 0:
+        _configure(count)
+
+
+def start(count: int) -> None:
+    """Have `count` CPU devices; clears a backend that runs, so that all arrays on it must have been moved."""
+    if xla_bridge.backends_are_initialized():
+        clear_backends()
+    _configure(count)
+
+
+def restart(
+    count: int, namespaces: Namespaces, make_mesh: Callable[[], Mesh]
+) -> tuple[Mesh, tuple[str, ...]]:
+    """Restart the CPU backend with `count` devices and move what the namespaces hold; the mesh, and notes.
+
+    All arrays are read before anything is changed: when that fails, nothing has changed. An array keeps its
+    PartitionSpec where the new mesh has its axes and they divide it, or the device it was committed to.
+    """
+    spaces = list(namespaces)
+    parked = _park(spaces)
+    outside = _committed_elsewhere(parked)
+    notes = [f"{name}: still on the old devices; make it again" for name in _meshes_and_shardings(spaces)]
+
+    context = jax.sharding.get_mesh()
+    default_device = setting("jax_default_device")
+    start(count)
+    mesh = make_mesh()
+    if not context.empty:
+        jax.set_mesh(mesh)
+        notes.append("jax.set_mesh: now this mesh")
+    if isinstance(default_device, jax.Device):
+        jax.config.update("jax_default_device", jax.devices()[default_device.id])
+
+    placed = {id(p.array): p.placed(mesh) for p in parked}
+    _each_array(spaces, lambda x: placed.get(id(x), x))
+    if parked:
+        notes.insert(0, _moved(parked, placed))
+    parked.clear()
+    gc.collect()
+    if left := sum(x() is not None for x in outside):
+        notes.append(
+            f"{left} {_arrays(left)} outside the namespace stayed on the old devices, still readable: "
+            "jax.device_put(x, sharding) moves one"
+        )
+    return mesh, tuple(notes)
+
+
+def _cpus() -> list[Any]:
+    try:
+        return jax.devices("cpu")
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        return []
+
+
+def _configure(count: int) -> None:
+    given = os.environ.get("NPROC", "")
+    os.environ["NPROC"] = str(max(_THREADS, count, int(given) if given.isdigit() else 0))
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def _arrays(n: int) -> str:
+    return "array" if n == 1 else "arrays"
+
+
+def _moved(parked: "list[_Parked]", placed: Mapping[int, jax.Array]) -> str:
+    sharded = [p for p in parked if p.committed and not isinstance(p.array.sharding, SingleDeviceSharding)]
+    lost = sum(not isinstance(placed[id(p.array)].sharding, NamedSharding) for p in sharded)
+    text = f"moved {len(parked)} {_arrays(len(parked))} to the new devices"
+    if lost:
+        text += f", {lost} of them unsharded: this mesh lacks their axes, or its sizes don't divide them"
+    return text
+
+
+# What becomes of one array
+
+_WIDE = ("float64", "int64", "uint64", "complex128")
+
+
+@dataclass(frozen=True)
+class _Parked:
+    """An array with its values on the host: what must be known before its backend goes."""
+
+    array: jax.Array
+    values: np.ndarray
+    committed: bool
+
+    @classmethod
+    def of(cls, x: jax.Array) -> "_Parked":
+        bits = jax.random.key_data(x) if _is_key(x) else x
+        try:
+            return cls(x, np.asarray(bits), bits.committed)
+        except jax.errors.JaxRuntimeError as error:  # what should have computed it failed
+            reason = str(error).partition("\n")[0]
+            raise ShardError(
+                f"an array, {x.aval.str_short()}, cannot be read, so nothing was moved ({reason}). "
+                "Delete it or make it again"
+            ) from error
+
+    def placed(self, mesh: Mesh) -> jax.Array:
+        old = self.array
+        sharding = target(old.sharding, old.shape, mesh) if self.committed else None
+        with jax.enable_x64(self.values.dtype.name in _WIDE):  # else they come back as 32-bit ones
+            if _is_key(old):
+                new = jax.random.wrap_key_data(jax.device_put(self.values), impl=jax.random.key_impl(old))
+            else:
+                new = _weak(self.values) if old.weak_type else self.values
+            return jax.device_put(new) if sharding is None else jax.device_put(new, sharding)
+
+
+def target(old: Sharding, shape: tuple[int, ...], mesh: Mesh) -> Sharding | None:
+    """The sharding that replaces `old` on the new backend; None: uncommitted, on the default device."""
+    if isinstance(old, SingleDeviceSharding):
+        device = jax.devices()[next(iter(old.device_set)).id]
+        return SingleDeviceSharding(device, memory_kind=old.memory_kind)
+    if not isinstance(old, NamedSharding):
+        return None
+    for size, entry in zip(shape, old.spec, strict=False):
+        axes = (entry,) if isinstance(entry, str) else entry or ()
+        if any(a not in mesh.shape for a in axes) or size % math.prod(mesh.shape[a] for a in axes):
+            return None
+    return NamedSharding(mesh, old.spec, memory_kind=old.memory_kind)
+
+
+def _is_key(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _weak(values: np.ndarray) -> Any:
+    """`values` as a weakly typed array, as a Python number would make it."""
+    kinds = {"f": float, "i": int, "c": complex}
+    made = jax.lax.convert_element_type(values, kinds.get(values.dtype.kind, values.dtype))
+    return made if made.dtype == values.dtype else values
+
+
+def _park(spaces: Iterable[Any]) -> list[_Parked]:
+    found: dict[int, jax.Array] = {}
+    _each_array(spaces, lambda x: found.setdefault(id(x), x))
+    return [_Parked.of(x) for x in found.values() if not x.is_deleted()]
+
+
+def _committed_elsewhere(parked: list[_Parked]) -> list[weakref.ref]:
+    known = {id(p.array) for p in parked}
+    return [weakref.ref(x) for x in jax.live_arrays() if x.committed and id(x) not in known]
+
+
+def _meshes_and_shardings(spaces: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The user's own names for a Mesh or a Sharding."""
+    return [
+        name
+        for space in spaces
+        for name, value in space.items()
+        if isinstance(value, Mesh | Sharding) and not name.startswith("_")
+    ]
+
+
+# Every array that can be reached
+
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, slice, range, np.ndarray})
+_DEPTH = 100  # levels of nesting; what lies deeper is left, and counted as outside
+# Objects of these packages are not entered: they hold no arrays of the user's, or hide them well.
+_CLOSED = (sys.stdlib_module_names - {"types", "collections", "dataclasses"}) | {
+    *("IPython", "ipykernel", "ipywidgets", "jax", "jaxlib", "matplotlib", "numpy", "pandas", "plotly"),
+    *("tensorflow", "torch", "traitlets"),
+}
+
+
+def _each_array(spaces: Iterable[Any], new: Callable[[jax.Array], jax.Array]) -> None:
+    """Put `new(x)` in the place of every array `x`; one array under two names stays one."""
+    seen: dict[int, tuple[Any, Any]] = {}
+    for space in spaces:
+        _swapped(space, new, seen, 0)
+
+
+def _swapped(value: Any, new: Callable, seen: dict[int, tuple[Any, Any]], depth: int) -> Any:
+    """`value` itself, changed in place, or what replaces it. `seen` keeps (old, new) of all met so far."""
+    kind = type(value)
+    if kind in _ATOMS or issubclass(kind, type | types.ModuleType):
+        return value
+    if isinstance(value, jax.Array):
+        return value if isinstance(value, jax.core.Tracer) else new(value)
+    if id(value) in seen:
+        return seen[id(value)][1]
+    if depth > _DEPTH:
+        return value
+    seen[id(value)] = value, value
+    if issubclass(kind, tuple) and not _plain(value):
+        items = [_swapped(v, new, seen, depth + 1) for v in value]
+        if any(a is not b for a, b in zip(items, value, strict=True)):
+            seen[id(value)] = value, tuple.__new__(kind, items)
+        return seen[id(value)][1]
+    for child, put in _slots(value):
+        if type(child) not in _ATOMS and (fresh := _swapped(child, new, seen, depth + 1)) is not child:
+            put(fresh)
+    return value
+
+
+def _plain(values: Iterable[Any]) -> bool:
+    return _ATOMS.issuperset(map(type, values))
+
+
+def _slots(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    """What `value` holds, each with the function that puts something else in its place."""
+    package = str(type(value).__module__).partition(".")[0]
+    if isinstance(value, dict):
+        if not _plain(value.values()):
+            yield from ((v, functools.partial(dict.__setitem__, value, k)) for k, v in list(value.items()))
+    elif isinstance(value, list | deque):
+        if not _plain(value):
+            yield from ((v, functools.partial(value.__setitem__, i)) for i, v in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield from _bound(value)
+    elif isinstance(value, types.MethodType):
+        yield value.__self__, _stays
+        yield value.__func__, _stays
+    elif isinstance(value, types.FunctionType):
+        yield from _cells(value)
+        yield vars(value), _stays
+        yield value.__defaults__, functools.partial(setattr, value, "__defaults__")
+        yield value.__kwdefaults__, _stays
+    elif package in ("jax", "jaxlib"):
+        yield getattr(value, "__wrapped__", None), _stays  # the function under a jit
+    elif package not in _CLOSED:
+        yield from _attributes(value)
+
+
+def _stays(_: Any) -> None:
+    """For what is changed in place and never replaced."""
+
+
+def _bound(value: functools.partial) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    state = [value.func, value.args, value.keywords, vars(value)]
+
+    def put(index: int, new: Any) -> None:
+        state[index] = new
+        value.__setstate__(tuple(state))  # type: ignore[attr-defined]
+
+    for i, part in enumerate(tuple(state)):
+        yield part, functools.partial(put, i)
+
+
+def _cells(function: types.FunctionType) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not filled yet
+            yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+
+
+def _attributes(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    """The attributes of an object, past its own `__getattr__` and `__setattr__`: frozen ones, too."""
+    with suppress(AttributeError):
+        yield object.__getattribute__(value, "__dict__"), _stays
+    for base in type(value).__mro__:
+        for slot in vars(base).values() if "__slots__" in vars(base) else ():
+            if isinstance(slot, types.MemberDescriptorType):
+                with suppress(AttributeError):  # not set
+                    yield slot.__get__(value), functools.partial(slot.__set__, value)

@@ -1,0 +1,171 @@
+"""Strategy text, mesh and a traced step -> a `Plan`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, PartitionSpec
+
+from ..errors import ShardError
+from ..plan import Finding, LeafPlan, Plan
+from ..program.batch import find_batch
+from ..program.dimensions import Dimensions
+from ..program.flow import Flow
+from ..program.ir import Program
+from ..program.roles import BATCH, OTHER, find_roles
+from ..program.trace import Traced, path_name
+from .dp import data_parallel
+from .fsdp import fully_sharded
+from .given import Given, apply_given, given_batch, given_specs
+from .hold import Hold
+from .layout import Axes, Layout, Strategy, partition_spec
+from .names import batch_axes, parse_strategy, part_axes
+from .tp import tensor_parallel
+
+# In this order: data parallel needs nothing, tensor parallel takes its dimensions first, fsdp what is left.
+STRATEGIES: dict[str, Strategy] = {"dp": data_parallel, "tp": tensor_parallel, "fsdp": fully_sharded}
+
+
+def plan(
+    traced: Traced,
+    mesh: Mesh,
+    strategy: str,
+    *,
+    specs: Mapping[str, PartitionSpec] | None = None,
+    rules: Sequence[tuple[str, PartitionSpec]] = (),
+    metadata: Sequence[Any] | None = None,
+) -> Plan:
+    """Decide where every array of `traced` goes on `mesh` under `strategy`.
+
+    `specs` by argument name, `rules` as (regular expression, spec) by leaf path, `metadata` one Flax partitioning
+    (or None) per input. Raises `ShardError` for everything that cannot be done, before anything is moved.
+    """
+    parts = parse_strategy(strategy)
+    by_itself = parts[0].name == "spmd"
+    axes = part_axes(parts, mesh)
+    examples_over = () if by_itself else batch_axes(axes, mesh)
+    given = given_specs(traced, mesh, specs or {}, rules, metadata if by_itself else None)
+    program = Program(traced.closed)
+    dims, flow = Dimensions(program, tuple(mesh.shape.values())), Flow(program)
+    roles = find_roles(traced, flow)
+    batch = find_batch(dims, roles, given_batch(given, roles.data, examples_over))
+    layout = Layout(program, dims, dims.storage(batch.classes), flow, roles, batch, mesh, examples_over)
+    if not by_itself:
+        _batch_divides(traced, layout)
+    apply_given(layout, given)
+    for name, apply in STRATEGIES.items():
+        if name in axes:
+            apply(layout, axes[name])
+    in_specs = [_input_spec(layout, i, given) for i in range(len(roles.of))]
+    return Plan(
+        mesh=mesh,
+        strategy=strategy,
+        in_specs=tuple(in_specs),
+        out_specs=tuple(_output_spec(layout, o, in_specs) for o in range(len(program.outputs))),
+        leaves=tuple(_leaf(traced, layout, i, in_specs[i], given) for i in range(len(in_specs))),
+        run=jaxpr_as_fun(traced.closed) if by_itself else Hold(layout),
+        state_pairs=roles.state,
+        batch_axes=examples_over,
+        idle_axes=_idle_axes(layout, axes, in_specs),
+        findings=tuple(_batch_findings(traced, layout)) if examples_over else (),
+    )
+
+
+def _input_spec(layout: Layout, i: int, given: Mapping[int, Given]) -> PartitionSpec:
+    value = layout.program.inputs[i]
+    if i in given:
+        return partition_spec(given[i].spec)
+    if i in layout.roles.stored and i not in layout.batch.dims:
+        return partition_spec(layout.at_rest(value))
+    if i in layout.batch.dims and layout.batch_axes:
+        return partition_spec(layout.active(value))
+    return PartitionSpec()
+
+
+def _output_spec(layout: Layout, o: int, in_specs: Sequence[PartitionSpec]) -> PartitionSpec:
+    value = layout.program.outputs[o]
+    if o in layout.roles.state:
+        return in_specs[layout.roles.state[o]]
+    if value is None:
+        return PartitionSpec()
+    return partition_spec(layout.active(value) if layout.batchy(value) else layout.at_rest(value))
+
+
+def _leaf(traced: Traced, layout: Layout, i: int, spec: PartitionSpec, given: Mapping[int, Given]) -> LeafPlan:
+    aval, roles = traced.closed.in_avals[i], layout.roles
+    role = roles.of[i]
+    if role == BATCH and i not in layout.batch.dims and i < len(traced.consts):
+        role = OTHER
+    return LeafPlan(
+        path=path_name(traced.in_paths[i]),
+        role=role,
+        shape=tuple(aval.shape),
+        dtype=aval.dtype,
+        spec=spec,
+        why=_why(layout, i, given),
+        wanted=layout.wanted.get(i, ()),
+        lost=layout.lost.get(i, 0),
+    )
+
+
+def _why(layout: Layout, i: int, given: Mapping[int, Given]) -> str:
+    if i in given:
+        return given[i].source
+    if i in layout.batch.dims and layout.batch_axes:
+        dims = ", ".join(map(str, layout.batch.dims[i]))
+        return f"examples: dim {dims} over {'+'.join(layout.batch_axes)}"
+    if i in layout.roles.stored:
+        fixed = layout.fixed_by(layout.program.inputs[i])
+        return f"follows {fixed}" if fixed else "; ".join(layout.why.get(i, ())) or "a copy on every device"
+    if layout.roles.of[i] == BATCH and layout.batch_axes:
+        return "no batch dimension in it: a copy on every device"
+    return "a copy on every device"
+
+
+def _batch_divides(traced: Traced, layout: Layout) -> None:
+    batch, n = layout.batch, layout.count(layout.batch_axes)
+    if batch.size is None or batch.size % n == 0:
+        return
+    inputs = layout.program.inputs
+    i, d = next(
+        ((i, d) for i, ds in sorted(batch.dims.items()) for d in ds if layout.program.shapes[inputs[i]][d] % n),
+        (None, None),
+    )
+    if i is None:
+        return
+    over = " ".join(f"{a}={layout.mesh.shape[a]}" for a in layout.batch_axes)
+    size = layout.program.shapes[inputs[i]][d]
+    near = [m for m in (size // n * n, -(-size // n) * n) if m]
+    raise ShardError(
+        f"{path_name(traced.in_paths[i])} has {size} examples (dim {d}), which do not divide by {over}; "
+        f"use a batch of {' or '.join(map(str, dict.fromkeys(near)))}, or a mesh whose {over.split('=')[0]} divides "
+        f"{size}"
+    )
+
+
+def _idle_axes(layout: Layout, axes: Mapping[str, Axes], in_specs: Sequence[PartitionSpec]) -> Axes:
+    busy = {a for used in axes.values() for a in used} | set(layout.batch_axes)
+    for spec in in_specs:
+        for entry in spec:
+            busy |= {entry} if isinstance(entry, str) else set(entry or ())
+    return tuple(a for a in layout.mesh.axis_names if a not in busy and layout.mesh.shape[a] > 1)
+
+
+def _batch_findings(traced: Traced, layout: Layout) -> list[Finding]:
+    batch, roles = layout.batch, layout.roles
+    axis = layout.batch_axes[0]
+    if batch.size is None:
+        shaped = [i for i in roles.data if traced.closed.in_avals[i].shape]
+        example = path_name(traced.in_paths[shaped[0]]) if shaped else "x"
+        message = "No batch dimension was found, so every device works on all examples."
+        return [Finding("no-batch", "warning", message, f"--spec \"{example}=P('{axis}')\"")]
+    if batch.clear or not batch.dims:
+        return []
+    i, ds = min(batch.dims.items())
+    name = path_name(traced.in_paths[i])
+    message = (
+        f"The batch is taken to be dim {ds[0]} of {name} ({batch.size}); another dimension would do nearly as well. "
+        "The numbers are the same either way, what moves is not."
+    )
+    other = ", ".join(["None"] * (ds[0] + 1)) + f", '{axis}'"
+    return [Finding("batch-guess", "info", message, f'--spec "{name}=P({other})"')]

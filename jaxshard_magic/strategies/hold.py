@@ -1,0 +1,176 @@
+"""The constraints that hold a layout inside the step, so that it moves what theory says and nothing else.
+
+With only in and out shardings set, the compiler moves activations under fsdp and its sums. Here the traced step is
+re-emitted, after its gradients were taken, with weights gathered where activations meet them, activations pinned where
+they are made, and gradients pinned to where their parameters lie; loop bodies and remat likewise.
+"""
+
+from typing import Any
+
+from jax import lax
+from jax.sharding import NamedSharding
+
+from ..program.emit import Emitter
+from ..program.ir import Equation, Scope, Value
+from ..program.primitives import LAYOUT, nbytes
+from .layout import Axes, Layout, Spec, partition_spec
+from .partials import PartialSums
+
+_MAKES_ACTIVATIONS = frozenset({"dot_general", "conv_general_dilated", "gather", "concatenate", "pad"})
+_KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may keep without gathering again
+
+
+class Hold(Emitter):
+    """Re-emits a program under a `Layout`."""
+
+    def __init__(self, layout: Layout):
+        super().__init__(layout.program)
+        self.layout = layout
+        self._readers = _readers(self.program.scopes())
+        self._sums = PartialSums(layout, self._readers)
+        self._cap = self._bytes_kept()
+
+    def __call__(self, *args: Any) -> list:
+        self._bodies = [_Body(is_loop=False)]
+        self._unpinned: set[Value] = set()  # gradients that are pinned after the layout change that follows
+        return super().__call__(*args)
+
+    def _bytes_kept(self) -> int:
+        stored = [self.program.inputs[i] for i in self.layout.roles.stored]
+        size = {v: nbytes(self.program.avals[v]) for v in stored}
+        gathered = [size[v] for v in stored if self._gathered_axes(self.layout.at_rest(v))]
+        return max([*gathered, sum(size.values()) // _KEPT_SHARE])
+
+    def _gathered_axes(self, spec: Spec) -> Axes:
+        tensor = {a for axes in self.layout.tensor.values() for a in axes}
+        return tuple(a for axes in spec for a in axes if a not in tensor)
+
+    def _pin(self, x: Any, spec: Spec) -> Any:
+        return lax.with_sharding_constraint(x, NamedSharding(self.layout.mesh, partition_spec(spec)))
+
+    def equation(self, e: Equation, values: list) -> list:
+        if e.index not in self._sums.members:
+            return super().equation(e, values)
+        partial = self._sums.join(e, self.before(e, values))
+        if e.index not in self._sums.roots:
+            return [partial]
+        return [self._pin(self._sums.reduce(e, partial), self.layout.active(e.outs[0]))]
+
+    def body(self, scope: Scope, args: Any) -> list:
+        """Carries, slices and results are pinned at both ends: the compiler chooses a loop's layouts as a whole."""
+        self._bodies.append(_Body(is_loop=True))
+        try:
+            outs = self.run(scope, self._pin_ends(scope.ins, args))
+        finally:
+            self._bodies.pop()
+        return self._pin_ends(scope.outs, outs)
+
+    def _pin_ends(self, values: list, arrays: Any) -> list:
+        return [x if v is None else self._pin_end(v, x) for v, x in zip(values, arrays, strict=True)]
+
+    def _pin_end(self, v: Value, x: Any) -> Any:
+        if self.layout.batchy(v):
+            return self._pin(x, self.layout.active(v))
+        spec = self.layout.at_rest(v)
+        return self._pin(x, spec) if any(spec) else x
+
+    def before(self, e: Equation, values: list) -> list:
+        """Weights go from where they rest to where they are used, right at the equation that uses them."""
+        layout = self.layout
+        if not layout.storage.batchy_equation(e) or e.name.startswith("scatter"):
+            return values
+        reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
+        for k, v in list(reads):
+            if not layout.batchy(v) and any(layout.at_rest(v)):
+                values[k] = self._fetch(e, values, k, v)
+        return values
+
+    def after(self, e: Equation, outs: list) -> list:
+        layout = self.layout
+        touches = layout.storage.batchy_equation(e)
+        follows = e.name in LAYOUT and any(v in self._unpinned for v in e.ins if v is not None)
+        if not touches and not follows:
+            return outs
+        for k, v in enumerate(e.outs):
+            if not self.program.shapes[v]:
+                continue
+            if layout.batchy(v):
+                if e.name in _MAKES_ACTIVATIONS:
+                    outs[k] = self._pin(outs[k], layout.active(v))
+            elif any(layout.at_rest(v)):
+                outs[k] = self._pin_gradient(e, v, outs[k])
+        return outs
+
+    def _pin_gradient(self, e: Equation, v: Value, x: Any) -> Any:
+        """A sum over examples: partial sums go straight to where the parameter rests."""
+        if e.name.startswith("scatter"):  # else the updates, activations, would be gathered
+            x = self._pin(x, self.layout.in_use(v))
+        readers = self._readers.get(v, [])
+        if len(readers) == 1 and readers[0] in LAYOUT:  # XLA folds the two: pin after the second
+            self._unpinned.add(v)
+            return x
+        return self._pin(x, self.layout.at_rest(v))
+
+    def _fetch(self, e: Equation, values: list, k: int, v: Value) -> Any:
+        """One weight, gathered for use.
+
+        In a body one layer lives at a time. In straight-line code a later use gathers again, behind a barrier
+        tied to an earlier activation, once more than `_cap` bytes are kept: else XLA merges it with the first gather
+        and every full weight stays alive from forward to backward.
+        """
+        layout, body, x = self.layout, self._bodies[-1], values[k]
+        rest, use = layout.at_rest(v), layout.in_use(v)
+        if not self._gathered_axes(rest):
+            return self._pin(x, use)
+        activation = next((values[q] for q, w in enumerate(e.ins) if layout.batchy(w)), None)
+        tie = body.last_activation if body.last_activation is not None else activation
+        if activation is not None:
+            body.last_activation = activation
+        if id(x) in body.kept:
+            body.kept[id(x)] = body.kept.pop(id(x))  # now the most recent
+            return body.kept[id(x)].gathered
+        source, kind = x, frozenset(c for c, axes in zip(layout.storage.of(v), rest, strict=True) if axes)
+        if not body.is_loop and kind in body.fetched and tie is not None:
+            x, _ = lax.optimization_barrier((self._pin(x, rest), tie))
+        body.fetched.add(kind)
+        gathered_axes = self._gathered_axes(rest)
+        between = [tuple(a for a in axes if a not in gathered_axes) for axes in rest]
+        if between != use:  # gather over data first, then move the tensor shard
+            x = self._pin(x, between)
+        body.keep(source, self._pin(x, use), nbytes(self.program.avals[v]), self._cap)
+        return body.kept[id(source)].gathered
+
+
+class _Kept:
+    __slots__ = ("bytes", "gathered", "source")
+
+    def __init__(self, source: Any, gathered: Any, size: int):
+        self.source, self.gathered, self.bytes = source, gathered, size  # the source is held so that its id stays taken
+
+
+class _Body:
+    """What is gathered in one body while it is re-emitted."""
+
+    def __init__(self, *, is_loop: bool):
+        self.is_loop = is_loop
+        self.kept: dict[int, _Kept] = {}
+        self.fetched: set[frozenset[int]] = set()
+        self.last_activation: Any = None
+
+    def keep(self, source: Any, gathered: Any, size: int, cap: int) -> None:
+        self.kept[id(source)] = _Kept(source, gathered, size)
+        while not self.is_loop and len(self.kept) > 1 and sum(x.bytes for x in self.kept.values()) > cap:
+            self.kept.pop(next(iter(self.kept)))
+
+
+def _readers(scopes: Any) -> dict[Value, list[str]]:
+    readers: dict[Value, list[str]] = {}
+    for scope in scopes:
+        for e in scope.equations:
+            for v in e.ins:
+                if v is not None:
+                    readers.setdefault(v, []).append(e.name)
+        for v in scope.outs:
+            if v is not None:
+                readers.setdefault(v, []).append("out")
+    return readers

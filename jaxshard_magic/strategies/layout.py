@@ -1,0 +1,100 @@
+"""`Layout`: what the strategies fill in, dimension class by dimension class, and read specs from."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from jax.sharding import Mesh, PartitionSpec
+
+from ..program.batch import Batch
+from ..program.dimensions import Dimensions, Storage
+from ..program.flow import Flow
+from ..program.ir import Program, Value
+from ..program.roles import Roles
+
+Axes = tuple[str, ...]
+Spec = list[Axes]  # the mesh axes of every dimension
+
+
+@dataclass(eq=False)
+class Layout:
+    """A step's dimensions and the mesh axes given to them.
+
+    `batch_axes` divide the examples; `tensor` gives mesh axes to logical dimensions that stay divided in use;
+    `stored` to dimensions of arrays at rest. `why`, `wanted` and `lost` are kept per input.
+    """
+
+    program: Program
+    dims: Dimensions
+    storage: Storage
+    flow: Flow
+    roles: Roles
+    batch: Batch
+    mesh: Mesh
+    batch_axes: Axes
+    tensor: dict[int, Axes] = field(default_factory=dict)
+    stored: dict[int, Axes] = field(default_factory=dict)
+    fixed: dict[int, str] = field(default_factory=dict)
+    why: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+    wanted: dict[int, Axes] = field(default_factory=lambda: defaultdict(tuple))
+    lost: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def count(self, axes: Axes) -> int:
+        """Devices along `axes` together."""
+        return math.prod(self.mesh.shape[a] for a in axes)
+
+    def at_rest(self, value: Value) -> Spec:
+        """A parameter, its moments and its gradient between uses."""
+        return self._unique([self.stored.get(c, ()) for c in self.storage.of(value)])
+
+    def in_use(self, value: Value) -> Spec:
+        """A weight where an activation meets it: only what tensor parallelism divides."""
+        spec: Spec = []
+        for axes in self.tensor_axes(value):
+            spec.append(() if any(spec) else axes)
+        return spec
+
+    def active(self, value: Value) -> Spec:
+        """An activation: examples over the batch axes, tensor parallel dimensions divided, the rest whole."""
+        spec, shape = [], self.program.shapes[value]
+        tensor = self.tensor_axes(value)
+        for d, c in enumerate(self.dims.of(value)):
+            spec.append(self._dividing(shape[d]) if c in self.batch.classes else tensor[d])
+        return self._unique(spec)
+
+    def tensor_axes(self, value: Value) -> Spec:
+        shape = self.program.shapes[value]
+        found = [self.tensor.get(c, ()) for c in self.dims.of(value)]
+        return [a if a and shape[d] % self.count(a) == 0 else () for d, a in enumerate(found)]
+
+    def fixed_by(self, value: Value) -> str | None:
+        """Who gave the placement of `value`, or of a parameter that it follows."""
+        return next((self.fixed[c] for c in self.storage.of(value) if c in self.fixed), None)
+
+    def batchy(self, value: Value | None) -> bool:
+        return self.storage.batchy(value)
+
+    def _dividing(self, size: int) -> Axes:
+        """The most leading batch axes that `size` divides over."""
+        axes = self.batch_axes
+        while axes and size % self.count(axes):
+            axes = axes[:-1]
+        return axes
+
+    @staticmethod
+    def _unique(spec: Spec) -> Spec:
+        """No mesh axis twice: the first dimension that has it keeps it."""
+        seen: set[str] = set()
+        out = []
+        for axes in spec:
+            out.append(tuple(a for a in axes if a not in seen))
+            seen.update(axes)
+        return out
+
+
+def partition_spec(spec: Sequence[Axes]) -> PartitionSpec:
+    return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
+
+
+Strategy = Callable[[Layout, Axes], None]  # fills in the layout for the mesh axes it is given

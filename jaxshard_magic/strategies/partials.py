@@ -1,0 +1,135 @@
+"""Sums of row parallel products, reduced once.
+
+The input gradient of weights that share an input (q, k and v; gate and up) is a sum of products that each contract a
+tensor parallel dimension. The compiler may reduce every one; theory needs one all-reduce of their sum (the operator f
+of Shoeybi et al. 2019, figure 3).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+
+from ..program.ir import Equation, Value
+from ..program.primitives import bind
+from .layout import Axes, Layout, Spec, partition_spec
+
+_SUM = frozenset({"add", "add_any"})
+
+
+@dataclass(frozen=True)
+class Term:
+    """One product of a sum, its operands as they are used, and the casts that follow it."""
+
+    product: Equation
+    operands: tuple[Any, ...]
+    casts: tuple[Equation, ...] = ()
+
+    def value(self, operands: tuple[Any, ...]) -> Any:
+        out = bind(self.product.eqn, list(operands))
+        for cast in self.casts:
+            out = bind(cast.eqn, out)
+        return out[0]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A sum: `terms` that are not reduced over the tensor axes yet, and `wholes` that need not be."""
+
+    terms: tuple[Term, ...]
+    wholes: tuple[Any, ...] = ()
+
+    def cast(self, e: Equation) -> "Partial":
+        terms = tuple(Term(t.product, t.operands, (*t.casts, e)) for t in self.terms)
+        return Partial(terms, tuple(bind(e.eqn, [w])[0] for w in self.wholes))
+
+
+@dataclass(frozen=True)
+class _Sum:
+    axes: Axes
+    equations: tuple[Equation, ...]
+
+    @property
+    def products(self) -> int:
+        return sum(e.name == "dot_general" for e in self.equations)
+
+
+class PartialSums:
+    """`members`: equations that make up sums of two or more products contracting tensor parallel dimensions;
+    `roots`: the last of each, where the sum is emitted. Both by number."""
+
+    def __init__(self, layout: Layout, readers: dict[Value, list[str]]):
+        self._layout = layout
+        sums: dict[Value, _Sum] = {}
+        continued: set[Value] = set()
+        for e in layout.program.equations if layout.tensor else ():
+            found = self._sum(e, sums, readers)
+            if found is not None:
+                sums[e.outs[0]] = found
+                continued.update(v for v in e.ins if v in sums)
+        whole = [s for v, s in sums.items() if v not in continued and s.products > 1]
+        self._axes = {s.equations[-1].index: s.axes for s in whole}
+        self.roots = set(self._axes)
+        self.members = {e.index for s in whole for e in s.equations}
+
+    def _sum(self, e: Equation, sums: dict[Value, _Sum], readers: dict[Value, list[str]]) -> _Sum | None:
+        if e.name == "dot_general":
+            axes = self._contracted(e)
+            return _Sum(axes, (e,)) if axes and self._layout.batchy(e.outs[0]) else None
+        if e.name not in _SUM and e.name != "convert_element_type":
+            return None
+        terms = [sums[v] for v in e.ins if v in sums]
+        single = all(len(readers[v]) == 1 for v in e.ins if v in sums)
+        if not single or None in e.ins or len({s.axes for s in terms}) != 1:
+            return None
+        return _Sum(terms[0].axes, (*(m for s in terms for m in s.equations), e))
+
+    def _contracted(self, e: Equation) -> Axes:
+        """The tensor axes that both operands are divided over along what is contracted."""
+        left, right = e.ins
+        if left is None or right is None:
+            return ()
+        a, b = self._manual(left), self._manual(right)
+        pairs = zip(*e.params["dimension_numbers"][0], strict=True)
+        return next((a[i] for i, j in pairs if a[i] and a[i] == b[j]), ())
+
+    def _manual(self, value: Value) -> Spec:
+        layout = self._layout
+        spec = layout.active(value) if layout.batchy(value) else layout.in_use(value)
+        tensor = {x for axes in layout.tensor.values() for x in axes}
+        return [tuple(x for x in axes if x in tensor) for axes in spec]
+
+    def join(self, e: Equation, values: list) -> Partial:
+        """The sum so far; `values` are the operands of `e`, a product's as they are used."""
+        if e.name == "dot_general":
+            return Partial((Term(e, tuple(values)),))
+        if e.name == "convert_element_type":
+            return values[0].cast(e)
+        parts = [v if isinstance(v, Partial) else Partial((), (v,)) for v in values]
+        return Partial(tuple(t for p in parts for t in p.terms), tuple(w for p in parts for w in p.wholes))
+
+    def reduce(self, e: Equation, partial: Partial) -> Any:
+        """The sum of `partial`, reduced once over the tensor axes, at its root equation `e`."""
+        axes, terms = self._axes[e.index], partial.terms
+
+        def local(*operands):
+            pairs = zip(operands[::2], operands[1::2], strict=True)
+            values = [t.value(pair) for t, pair in zip(terms, pairs, strict=True)]
+            total = values[0]
+            for v in values[1:]:
+                total = lax.add(total, v)
+            return lax.psum(total, axes)
+
+        specs = tuple(partition_spec(self._manual(v)) for t in terms for v in t.product.ins if v is not None)
+        reduced = jax.shard_map(
+            local,
+            mesh=self._layout.mesh,
+            in_specs=specs,
+            out_specs=jax.sharding.PartitionSpec(),
+            axis_names=set(axes),
+        )
+        total = reduced(*(x for t in terms for x in t.operands))
+        for whole in partial.wholes:
+            total = lax.add(total, whole)
+        return total

@@ -1,0 +1,158 @@
+"""Tensor parallel: matmuls divided inside, column then row parallel, found from how the step uses its weights.
+
+Megatron's layout (Shoeybi et al. 2019, section 3) falls out of two aims: cover the most matmul FLOPs, then sum
+the fewest bytes. A hidden dimension is an output of one weight (column) and contracted by the next (row); heads link
+the attention's input and output projections; the vocabulary links embedding and head.
+"""
+
+import itertools
+import math
+from collections import Counter, defaultdict
+
+from ..errors import ShardError
+from ..program.flow import by_alias
+from ..program.primitives import nbytes
+from ..program.products import Product, products
+from .fsdp import SMALL
+from .layout import Axes, Layout
+
+_STARTS = 40  # dimensions that the greedy choice is also started from
+
+
+def tensor_parallel(layout: Layout, axes: Axes) -> None:
+    """Choose logical dimensions to divide over `axes`; every parameter that has one is stored divided.
+
+    Raises `ShardError` where no weight has a dimension that divides.
+    """
+    found = products(layout.dims, layout.storage)
+    given = {c for c, a in layout.tensor.items() if set(a) & set(axes)}
+    chosen = choose(layout, found, layout.count(axes), given)
+    if not chosen:
+        raise ShardError(_nothing_divides(layout, found, axes))
+    layout.tensor.update({c: axes for c in chosen})
+    layout.tensor.update({c: axes for c in _tables(layout, found, chosen, layout.count(axes))})
+    uses = _first_uses(layout, found)
+    for i in layout.roles.stored:
+        value = layout.program.inputs[i]
+        spec, classes = layout.tensor_axes(value), layout.storage.of(value)
+        d = next((d for d, a in enumerate(spec) if set(a) & set(axes)), None)
+        kept = [c for c in classes if set(layout.stored.get(c, ())) & set(axes)]
+        if layout.fixed_by(value):
+            continue
+        if d is not None and not kept and classes[d] not in layout.storage.unshardable:
+            layout.stored[classes[d]] = (*layout.stored.get(classes[d], ()), *axes)
+        if any(set(a) & set(axes) for a in layout.at_rest(value)):
+            layout.why[i].append(_reason(layout, i, axes, uses.get(i)))
+        elif i in uses and len(classes) > 1:
+            _say_uncovered(layout, i, axes)
+
+
+def choose(layout: Layout, found: list[Product], n: int, given: set[int]) -> set[int]:
+    """The dimension classes to divide over `n` devices, `given` ones first.
+
+    Two never meet in one tensor. Greedy, from several starts: fewest conflicts first, then fewest bytes to sum.
+    """
+    can = _candidates(layout, found, n) | given
+    conflict, cover, cost = defaultdict(set), defaultdict(set), Counter()
+    for k, p in enumerate(found):
+        for tensor in p.tensors:
+            for a, b in itertools.permutations(set(tensor) & can, 2):
+                conflict[a].add(b)
+        for c in can & {c for t in p.tensors for c in t} if p.weights else ():
+            cover[c].add(k)
+        for c in p.contracted & can:
+            cost[c] += p.out_bytes
+    order = sorted(can, key=lambda c: (len(conflict[c]), cost[c], c))
+    best, best_score = set(given), (0, 0)
+    for first in [(), order[::-1], *([c] for c in order[:_STARTS])]:
+        taken, done = set(given), set().union(*(cover[c] for c in given))
+        for c in dict.fromkeys([*first, *order]):
+            if not conflict[c] & taken and cover[c] - done:
+                taken.add(c)
+                done |= cover[c]
+        score = (sum(found[k].flops for k in done), -sum(cost[c] for c in taken))
+        if score > best_score:
+            best, best_score = taken, score
+    return best
+
+
+def _candidates(layout: Layout, found: list[Product], n: int) -> set[int]:
+    dims = layout.dims
+
+    def divides(c: int) -> bool:
+        whole = all(z % n == 0 for z in dims.all_sizes[c] if z > 1)
+        return whole and dims.largest[c] > 1 and c not in layout.batch.classes and c not in dims.looped
+
+    return {c for c in _weight_classes(found) if divides(c)}
+
+
+def _weight_classes(found: list[Product]) -> set[int]:
+    return {c for p in found for k in p.weights for c in p.tensors[k]}
+
+
+def _tables(layout: Layout, found: list[Product], chosen: set[int], n: int) -> set[int]:
+    """The rows of tables that are only looked up (an embedding that is not tied to the head): each device has its part
+    of the vocabulary, and the results are summed."""
+    dims, program = layout.dims, layout.program
+    stored = {program.inputs[i] for i in layout.roles.stored}
+    beside = {c: t for p in found for t in p.tensors for c in t}
+    rows = set()
+    for e in program.equations:
+        if e.name != "gather" or not layout.batchy(e.ins[1]) or len(e.params["slice_sizes"]) < 2:
+            continue
+        gone = e.params["dimension_numbers"].collapsed_slice_dims
+        tables = stored & layout.flow.back(e.ins[:1], by_alias).keys()
+        if len(gone) != 1 or not tables or any(math.prod(program.shapes[v]) < SMALL for v in tables):
+            continue
+        classes = dims.of(e.ins[0])
+        c = classes[gone[0]]
+        if chosen & set(classes) or c in beside or any(z % n for z in dims.all_sizes[c] if z > 1):
+            continue
+        rows.add(c)
+    return rows
+
+
+def _first_uses(layout: Layout, found: list[Product]) -> dict[int, Product]:
+    """The first product that reads each parameter as a weight."""
+    position = {v: i for i, v in enumerate(layout.program.inputs)}
+    uses: dict[int, Product] = {}
+    for p in found:
+        for k in p.weights:
+            for v in layout.flow.back([p.equation.ins[k]], by_alias):
+                if v in position:
+                    uses.setdefault(position[v], p)
+    return uses
+
+
+def _reason(layout: Layout, i: int, axes: Axes, use: Product | None) -> str:
+    spec = layout.at_rest(layout.program.inputs[i])
+    d = next(d for d, a in enumerate(spec) if set(a) & set(axes))
+    if use is None:
+        return f"tp: follows the weight it belongs to, dim {d} over {'+'.join(axes)}"
+    row = layout.dims.of(layout.program.inputs[i])[d] in use.contracted
+    return f"tp: {'row' if row else 'column'} parallel, dim {d} over {'+'.join(axes)}"
+
+
+def _say_uncovered(layout: Layout, i: int, axes: Axes) -> None:
+    value, n = layout.program.inputs[i], layout.count(axes)
+    shape = layout.program.shapes[value]
+    name = f"{'+'.join(axes)}={n}"
+    whole = [z for z, c in zip(shape, layout.dims.of(value), strict=True) if c not in layout.dims.looped]
+    if any(z % n == 0 for z in whole):
+        layout.why[i].append(f"tp: whole; its products are divided by another dimension, or {name} does not fit one")
+        return
+    layout.wanted[i] += axes
+    layout.lost[i] += nbytes(layout.program.avals[value]) * (n - 1) // n
+    sizes = " x ".join(map(str, shape))
+    layout.why[i].append(f"tp: no dimension of {sizes} divides by {name}")
+
+
+def _nothing_divides(layout: Layout, found: list[Product], axes: Axes) -> str:
+    n, name = layout.count(axes), "+".join(axes)
+    weights = _weight_classes(found) - layout.dims.looped - layout.batch.classes
+    sizes = sorted({layout.dims.largest[c] for c in weights} - {1})
+    if not sizes:
+        return "tp found no matmul or convolution with a weight in this step; use dp or fsdp"
+    smaller = [m for m in range(n - 1, 1, -1) if any(z % m == 0 for z in sizes)]
+    hint = f"{name}={smaller[0]} would divide" if smaller else "use dp or fsdp"
+    return f"tp: no weight dimension ({', '.join(map(str, sizes))}) divides by {name}={n}; {hint}"

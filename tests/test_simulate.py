@@ -1,0 +1,427 @@
+"""More CPU devices in a live kernel. A test that restarts the backend runs alone, in a process of its own."""
+
+import functools
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxshard_magic import simulate
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.mesh import BuiltMesh, MeshSpec, build
+from jaxshard_magic.simulate import Machine, target
+
+ROOT = Path(__file__).resolve().parents[1]
+SET_BY_CONFTEST = ("JAX_NUM_CPU_DEVICES", "NPROC", "XLA_FLAGS")
+
+
+def alone(test: Callable[[], None]) -> Callable[[], None]:
+    """Run the test in a fresh process on one CPU device."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        env = {k: v for k, v in os.environ.items() if k not in SET_BY_CONFTEST}
+        env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, __file__, test.__name__]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
+def use(text: str, namespace: dict[str, Any] | None = None) -> BuiltMesh:
+    return build(MeshSpec.parse(text), [{} if namespace is None else namespace])
+
+
+def spread(values: Any, mesh: jax.sharding.Mesh, *spec: Any) -> jax.Array:
+    return jax.device_put(values, NamedSharding(mesh, P(*spec)))
+
+
+def on_new_devices(*arrays: jax.Array) -> bool:
+    return all(x.devices() <= set(jax.devices()) for x in arrays)
+
+
+# Starting
+
+
+@alone
+def test_a_first_mesh_simulates_its_devices_without_a_restart():
+    assert simulate.machine() == Machine(None, 0, None)
+    built = use("data=4 model=2")
+    assert built.mesh.devices.size == jax.device_count() == 8
+    assert built.source == "simulated"
+    assert built.notes == ("simulating 8 CPU devices",)
+    assert int(os.environ["NPROC"]) >= 32
+
+
+@alone
+def test_simulated_devices_start_before_anything_else_has_run():
+    built = use("cpu:4 data=4")
+    assert built.notes == ("simulating 4 CPU devices",)
+    assert simulate.machine() == Machine("cpu", 4, 4)
+
+
+@alone
+def test_enough_devices_are_used_as_they_are():
+    before = use("data=8").mesh
+    x = spread(np.arange(8.0), before, "data")
+    after = use("data=2 model=2", {"x": x})
+    assert list(after.mesh.devices.flat) == list(before.devices.flat)[:4]
+    assert after.notes == ("simulating 4 CPU devices",)
+    np.testing.assert_array_equal(x + x, 2 * np.arange(8.0))
+
+
+@alone
+def test_a_lone_cpu_is_simulated_as_eight_devices_where_the_mesh_takes_what_is_left():
+    jnp.zeros(())
+    assert use("data=-1 model=2").mesh.shape == {"data": 4, "model": 2}
+
+
+@alone
+def test_devices_asked_for_by_the_user_are_kept_when_jax_starts():
+    jax.config.update("jax_num_cpu_devices", 16)
+    use("cpu:4 data=4")
+    assert jax.device_count() == 16
+
+
+@alone
+def test_as_many_devices_as_are_allowed_run_a_program():
+    mesh = use("data=512").mesh
+    assert int(spread(np.arange(512), mesh, "data").sum()) == 512 * 511 // 2
+
+
+def test_jax_without_a_cpu_backend_says_what_to_set(monkeypatch):
+    def no_cpu(platform):
+        raise RuntimeError(f"Unknown backend {platform}")
+
+    monkeypatch.setattr(jax, "devices", no_cpu)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(ShardError, match=r"limited to the platforms 'cuda'.*JAX_PLATFORMS=cuda,cpu"):
+        simulate.cpu_devices(8)
+
+
+# What happens to the arrays
+
+
+@alone
+def test_sharded_committed_and_plain_arrays_all_work_on_the_new_devices():
+    mesh = use("data=4").mesh
+    host = np.arange(16.0, dtype=np.float32).reshape(8, 2)
+    user = {
+        "sharded": spread(host, mesh, "data"),
+        "replicated": spread(host, mesh),
+        "committed": jax.device_put(host, jax.devices()[2]),
+        "plain": jnp.asarray(host),
+        "half": spread(host.astype(jnp.bfloat16), mesh, "data"),
+        "deleted": jnp.ones(3),
+    }
+    user["deleted"].delete()
+    built = use("data=8", user)
+    assert built.notes == ("simulating 8 CPU devices", "moved 5 arrays to the new devices")
+    assert user["deleted"].is_deleted()
+    del user["deleted"]
+    assert on_new_devices(*user.values())
+    assert all(x.dtype == (jnp.bfloat16 if k == "half" else jnp.float32) for k, x in user.items())
+    for x in user.values():
+        np.testing.assert_array_equal(np.asarray(x, np.float32), host)
+    assert user["sharded"].sharding == NamedSharding(built.mesh, P("data"))
+    assert user["replicated"].sharding == NamedSharding(built.mesh, P())
+    assert user["committed"].devices() == {jax.devices()[2]}
+    assert user["committed"].committed
+    assert not user["plain"].committed
+    new = spread(host, built.mesh, "data")
+    for name in ("sharded", "replicated", "half", "plain"):
+        np.testing.assert_array_equal(user[name] + new, 2 * host)
+
+
+@alone
+def test_keys_old_and_new_draw_the_same_numbers_after_the_move():
+    mesh = use("data=4").mesh
+    user = {
+        "key": jax.random.key(0),
+        "old": jax.random.PRNGKey(1),
+        "keys": spread(jax.random.split(jax.random.key(2, impl="rbg"), 8), mesh, "data"),
+        "replicated": spread(jax.random.key(3), mesh),
+    }
+    draw = jax.vmap(lambda key: jax.random.uniform(key, (3,)))
+    before = [np.asarray(jax.random.normal(user[k], (3,))) for k in ("key", "old", "replicated")]
+    before.append(np.asarray(draw(user["keys"])))
+    kinds = {k: x.dtype for k, x in user.items()}
+    built = use("data=8", user)
+    assert on_new_devices(*user.values())
+    assert {k: x.dtype for k, x in user.items()} == kinds
+    assert user["keys"].sharding.mesh == user["replicated"].sharding.mesh == built.mesh
+    after = [np.asarray(jax.random.normal(user[k], (3,))) for k in ("key", "old", "replicated")]
+    after.append(np.asarray(draw(user["keys"])))
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@alone
+def test_types_survive_weak_ones_and_64_bit_ones():
+    mesh = use("data=4").mesh
+    user = {
+        "step": jnp.add(1, 1),
+        "rate": spread(jnp.full((4,), 0.5), mesh, "data"),
+        "count": spread(jnp.add(2, 2), mesh),
+    }
+    with jax.enable_x64(True):
+        user["wide"] = spread(np.array([2.0**-1060, 1.0, 2.0, 3.0]), mesh, "data")
+        user["big"] = jnp.asarray(2**40)
+    was = {k: (x.dtype, x.weak_type) for k, x in user.items()}
+    assert was["step"][1] and was["rate"][1] and was["count"][1]
+    use("data=8", user)
+    assert on_new_devices(*user.values())
+    now = {k: (x.dtype, x.weak_type) for k, x in user.items()}
+    assert now == was, now
+    assert int(user["big"]) == 2**40
+    assert np.asarray(user["wide"])[0] == 2.0**-1060
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass(frozen=True)
+class Frozen:
+    weight: Any
+
+
+@dataclass(slots=True)
+class Slotted:
+    weight: Any
+
+
+class Trainer:
+    def __init__(self, state: Any):
+        self.state = state
+
+    def step(self) -> Any:
+        return self.state["w"]
+
+
+@alone
+def test_arrays_are_found_wherever_the_namespace_leads():
+    mesh = use("data=4").mesh
+    x = spread(np.arange(8.0), mesh, "data")
+    values, old = [x], x
+
+    def captured():
+        return values[0], x
+
+    params = {"w": x, "name": "dense"}
+    trainer = Trainer(params)
+    loop: list[Any] = [x]
+    loop.append(loop)
+    user: dict[str, Any] = {
+        "params": params,
+        "again": params,
+        "pair": Pair(x, (1, (x,))),
+        "frozen": Frozen(Slotted([x])),
+        "space": SimpleNamespace(x=x),
+        "captured": captured,
+        "jitted": jax.jit(lambda y: y + values[0]),
+        "bound": functools.partial(lambda a, b: (a, b), x, b=x),
+        "leaf": jax.tree_util.Partial(lambda a: a, x),
+        "method": trainer.step,
+        "loop": loop,
+        "plain": [1, 2.0, "three", None, np.arange(3)],
+    }
+    plain = user["plain"]
+    use("data=8", user)
+    new = params["w"]
+    assert new is not old
+    assert on_new_devices(new)
+    assert user["params"] is user["again"] is params
+    assert type(user["pair"]) is Pair
+    assert user["pair"].left is user["pair"].right[1][0] is new
+    assert user["frozen"].weight.weight[0] is new
+    assert user["space"].x is new
+    assert captured() == (new, new)
+    assert user["bound"]() == (new, new)
+    assert user["leaf"]() is new
+    assert user["method"]() is new
+    assert loop[0] is new and loop[1] is loop
+    assert user["plain"] is plain
+    np.testing.assert_array_equal(user["jitted"](new), 2 * np.arange(8.0))
+
+
+@alone
+def test_an_nnx_model_and_its_optimizer_train_on():
+    import optax
+    from flax import nnx
+
+    @nnx.jit
+    def step(model, optimizer, batch):
+        loss, grads = nnx.value_and_grad(lambda m: ((m(batch) - 1) ** 2).mean())(model)
+        optimizer.update(model, grads)
+        return loss
+
+    mesh = use("data=4").mesh
+    model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(0)))
+    user = {"model": model, "optimizer": nnx.Optimizer(model, optax.sgd(0.1, 0.9), wrt=nnx.Param)}
+    nnx.update(model, jax.tree.map(lambda x: spread(x, mesh), nnx.state(model)))
+    batch = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+    user |= {"batch": spread(batch, mesh, "data"), "state": nnx.state(model)}
+    twin = nnx.clone((model, user["optimizer"]))
+    kernel = model.layers[0].kernel
+    first, second = [float(step(*twin, user["batch"])) for _ in range(2)]
+    assert float(step(model, user["optimizer"], user["batch"])) == first
+
+    built = use("data=8", user)
+    assert user["model"] is model
+    assert model.layers[0].kernel is kernel
+    assert user["batch"].sharding == NamedSharding(built.mesh, P("data"))
+    assert on_new_devices(*jax.tree.leaves((nnx.state(model), nnx.state(user["optimizer"]), user["state"])))
+    np.testing.assert_allclose(step(model, user["optimizer"], user["batch"]), second, rtol=1e-6)
+
+
+@alone
+def test_equinox_modules_and_train_states_come_along():
+    import equinox as eqx
+    import flax.linen as nn
+    import optax
+    from flax.core import freeze
+    from flax.training.train_state import TrainState
+
+    mesh = use("data=4").mesh
+    everywhere = functools.partial(spread, mesh=mesh)
+    model = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
+    dense = nn.Dense(4)
+    params = jax.tree.map(everywhere, dense.init(jax.random.key(0), jnp.ones((1, 4))))
+    user: dict[str, Any] = {
+        "model": jax.tree.map(lambda x: everywhere(x) if eqx.is_array(x) else x, model),
+        "state": TrainState.create(apply_fn=dense.apply, params=params, tx=optax.adam(1e-3)),
+        "frozen": freeze(params),
+    }
+    arrays, treedef = jax.tree.flatten(eqx.filter(user, eqx.is_array))
+    before = [np.asarray(x) for x in arrays]
+    built = use("data=8", user)
+    after, now = jax.tree.flatten(eqx.filter(user, eqx.is_array))
+    assert now == treedef
+    assert on_new_devices(*after)
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert user["frozen"]["params"]["kernel"] is user["state"].params["params"]["kernel"]
+    x = spread(np.ones((8, 4), np.float32), built.mesh, "data")
+    jax.vmap(user["model"])(x)
+    user["state"].apply_gradients(grads=user["state"].params)
+
+
+@alone
+def test_what_cannot_keep_its_spec_is_unsharded_and_said():
+    mesh = use("fsdp=4").mesh
+    user = {"lost": spread(np.arange(8.0), mesh, "fsdp"), "kept": spread(np.arange(8.0), mesh)}
+    built = use("data=8", user)
+    assert built.notes[1] == (
+        "moved 2 arrays to the new devices, 1 of them unsharded: this mesh lacks their axes, "
+        "or its sizes don't divide them"
+    )
+    assert not user["lost"].committed
+    np.testing.assert_array_equal(user["lost"] + user["kept"], 2 * np.arange(8.0))
+
+
+@alone
+def test_meshes_and_arrays_that_stay_behind_are_noted():
+    mesh = use("data=4").mesh
+    x = spread(np.arange(8.0), mesh, "data")
+    hidden = iter([spread(np.arange(4.0), mesh, "data")])
+    jax.set_mesh(mesh)
+    user = {"x": x, "mesh": mesh, "sharding": x.sharding, "_": mesh, "hidden": hidden}
+    del x
+    built = use("data=8", user)
+    assert built.notes == (
+        "simulating 8 CPU devices",
+        "moved 1 array to the new devices",
+        "mesh: still on the old devices; make it again",
+        "sharding: still on the old devices; make it again",
+        "jax.set_mesh: now this mesh",
+        "1 array outside the namespace stayed on the old devices, still readable: "
+        "jax.device_put(x, sharding) moves one",
+    )
+    assert jax.sharding.get_mesh() == built.mesh
+    left = next(hidden)
+    np.testing.assert_array_equal(left, np.arange(4.0))
+    assert on_new_devices(jax.device_put(left, NamedSharding(built.mesh, P())))
+
+
+@alone
+def test_the_default_device_is_the_same_one_of_the_new_devices():
+    use("data=4")
+    jax.config.update("jax_default_device", jax.devices()[1])
+    user = {"x": jnp.ones(3)}
+    use("data=8", user)
+    assert jnp.ones(3).devices() == user["x"].devices() == {jax.devices()[1]}
+
+
+@alone
+def test_when_an_array_cannot_be_read_nothing_changes():
+    mesh = use("data=4").mesh
+    user = {"good": spread(np.arange(8.0), mesh, "data"), "bad": spread(np.arange(4), mesh, "data")}
+    before, devices = dict(user), jax.devices()
+    read = np.asarray
+
+    def fails(x, *args, **kwargs):
+        if x is user["bad"]:
+            raise jax.errors.JaxRuntimeError("INTERNAL: it went wrong\nin many lines")
+        return read(x, *args, **kwargs)
+
+    np.asarray = fails
+    with pytest.raises(ShardError) as caught:
+        use("data=8", user)
+    np.asarray = read
+    assert str(caught.value) == (
+        "an array, int32[4], cannot be read, so nothing was moved (INTERNAL: it went wrong). "
+        "Delete it or make it again"
+    )
+    assert jax.devices() == devices
+    assert all(user[k] is before[k] for k in before)
+
+
+@alone
+def test_a_namespace_nested_deeper_than_python_can_follow_does_no_harm():
+    mesh = use("data=4").mesh
+    nest: list[Any] = [spread(np.arange(8.0), mesh, "data")]
+    for _ in range(5000):
+        nest = [nest]
+    built = use("data=8", {"nest": nest})
+    assert built.notes[1].startswith("1 array outside the namespace")
+
+
+@pytest.mark.parametrize(
+    ("axes", "spec", "shape", "kept"),
+    [
+        ({"data": 8}, P("data"), (16,), True),
+        ({"data": 4, "model": 2}, P(None, "data"), (3, 4), True),
+        ({"data": 4, "model": 2}, P(("data", "model")), (8,), True),
+        ({"data": 4, "model": 2}, P(), (3,), True),
+        ({"data": 8}, P("data"), (12,), False),
+        ({"data": 4, "model": 2}, P(("data", "model")), (4,), False),
+        ({"fsdp": 8}, P("data"), (8,), False),
+    ],
+)
+def test_an_array_keeps_its_spec_where_the_new_mesh_has_its_axes_and_they_divide_it(axes, spec, shape, kept):
+    old = NamedSharding(jax.make_mesh((2, 2), ("data", "model")), spec)
+    new = jax.make_mesh(tuple(axes.values()), tuple(axes))
+    assert target(old, shape, new) == (NamedSharding(new, spec) if kept else None)
+
+
+def test_an_array_committed_to_a_device_keeps_its_device():
+    device = jax.devices()[3]
+    found = target(SingleDeviceSharding(device), (5,), jax.make_mesh((8,), ("data",)))
+    assert found == SingleDeviceSharding(device)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]].__wrapped__()
