@@ -1,0 +1,51 @@
+"""`%%shard fsdp` above a train step runs it sharded, with the same numbers, and shows what happened."""
+
+import sys
+import types
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from jaxshard_magic.api import mesh, shard
+    from jaxshard_magic.errors import ShardError
+    from jaxshard_magic.report import Report
+    from jaxshard_magic.step import ShardedStep
+
+__all__ = ["Report", "ShardError", "ShardedStep", "load_ipython_extension", "mesh", "shard"]
+
+_HOMES = {"mesh": "api", "shard": "api", "Report": "report", "ShardError": "errors", "ShardedStep": "step"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(types.ModuleType):
+    """Importing the submodule `mesh` would put it in the place of the function `mesh`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def load_ipython_extension(shell: "InteractiveShell") -> None:
+    """`%load_ext jaxshard_magic`: adds `%mesh`, `%shard` and `%%shard` to the shell."""
+    import_module(f"{__name__}.magics").load(shell)
+
+
+def unload_ipython_extension(shell: "InteractiveShell") -> None:
+    """`%unload_ext jaxshard_magic`: takes the magics and their completions out again."""
+    import_module(f"{__name__}.magics").unload(shell)

@@ -1,0 +1,76 @@
+"""A cell as code: parsed with the lines its editor shows, and run in the notebook's namespace."""
+
+import ast
+import io
+import tokenize
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import display
+
+from jaxshard_magic._cell.binding import Binding
+from jaxshard_magic._cell.names import in_scope
+from jaxshard_magic.errors import ShardError
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A parsed cell; `quiet` when it ends with a semicolon."""
+
+    tree: ast.Module
+    filename: str
+    quiet: bool
+
+
+def parse(shell: "InteractiveShell", source: str) -> Cell:
+    """The cell below the magic's line, known to tracebacks by its number in the notebook.
+
+    Raises SyntaxError, and ShardError for an await outside a function.
+    """
+    lines = source.splitlines()
+    blank = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
+    # IPython drops leading blank lines; with them and the magic's own, lines count as the editor's do.
+    text = "\n" * (1 + blank) + shell.transform_cell(source)
+    filename = shell.compile.cache(text, shell.displayhook.prompt_count)
+    tree = shell.compile.ast_parse(text, filename)
+    for node in in_scope(tree):
+        if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
+            raise ShardError(
+                f"line {node.lineno}: a %%shard cell can't await at its top level; "
+                "await in a cell of its own, or inside an async function"
+            )
+    return Cell(shell.transform_ast(tree), filename, _ends_with_semicolon(text))
+
+
+def _ends_with_semicolon(text: str) -> bool:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    layout = (tokenize.NEWLINE, tokenize.NL, tokenize.COMMENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    said = [token.string for token in tokens if token.type not in layout]
+    return said[-1:] == [";"]
+
+
+def run(shell: "InteractiveShell", cell: Cell, binding: Binding) -> None:
+    """Run the cell with the sharded step bound in place, and display the value of its last expression."""
+    *statements, last = cell.tree.body or [ast.Pass()]
+    if not isinstance(last, ast.Expr):
+        statements, last = [*statements, last], None
+    module = ast.Module(statements, [])
+    if binding.step.here:
+        binding.into(module)
+    else:
+        binding.bind()
+    compiler: Any = shell.compile
+    code = compiler(ast.fix_missing_locations(module), cell.filename, "exec")
+    shown = last and compiler(ast.Expression(last.value), cell.filename, "eval")
+    shell.user_ns.update(binding.hook())
+    try:
+        exec(code, shell.user_ns)
+        value = eval(shown, shell.user_ns) if shown else None
+    finally:
+        for name in binding.hook():
+            shell.user_ns.pop(name, None)
+    if value is not None and not cell.quiet:
+        display(value)

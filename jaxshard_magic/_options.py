@@ -1,0 +1,185 @@
+"""The command line of `%%shard`: its strategies and options, parsed, and the help text from one table."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+
+STRATEGIES = {
+    "dp": "data parallel: the batch is split, every device holds all weights",
+    "fsdp": "fully sharded data parallel: weights and optimizer state are split as well",
+    "tp": "tensor parallel: the weights of one layer are split, column then row",
+    "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
+}
+LATER_COMMANDS = ("doctor", "compare", "schedule", "abstract", "explore", "code", "history")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One option: `metavar` is empty where it takes no value, `into` is the field of `Options` it sets."""
+
+    name: str
+    metavar: str
+    help: str
+    into: str
+    sets: Any = True
+
+
+FLAGS = (
+    Flag("--mesh", "TEXT", 'the mesh, for this cell only: --mesh "data=4 model=2"', "mesh"),
+    Flag("--step", "NAME", "which function is the train step; trainer.step too", "step"),
+    Flag("--spec", "NAME=SPEC", "PartitionSpec of an argument: --spec \"batch=P('data')\"", "specs"),
+    Flag(
+        "--rule",
+        "REGEX=SPEC",
+        "PartitionSpec of leaves: --rule \".*kernel=P(None,'tp')\"",
+        "rules",
+    ),
+    Flag("--check", "", "compare with the plain step on the same inputs", "check"),
+    Flag("--dry-run", "", "trace, plan and compile; run no step", "dry_run"),
+    Flag("--repeat", "N", "call the step N more times on copies, for its timing", "repeat"),
+    Flag("--donate", "", "let the step reuse the memory of its own earlier results", "donate", True),
+    Flag("--no-donate", "", "keep every array that the step was given", "donate", False),
+    Flag("--name", "LABEL", "the Report's name", "name"),
+    Flag("-o", "VAR", "keep the Report under this name", "output"),
+    Flag("--help", "", "this text", "help"),
+)
+LATER_FLAGS = ("--microbatches", "--schedule", "--stages", "--chunks", "--reduce", "--remat", "--precision")
+_BY_NAME = {flag.name: flag for flag in FLAGS} | {"-h": FLAGS[-1]}
+_REPEATABLE = ("specs", "rules")
+
+
+@dataclass(frozen=True)
+class Options:
+    """A parsed `%%shard` line; `specs` and `rules` are the texts `NAME=SPEC` and `REGEX=SPEC` in order."""
+
+    strategy: str = ""
+    mesh: str | None = None
+    step: str | None = None
+    specs: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    check: bool = False
+    dry_run: bool = False
+    repeat: int = 0
+    donate: bool | None = None
+    name: str | None = None
+    output: str | None = None
+    help: bool = False
+    words: tuple[str, ...] = ()
+
+
+def parse(line: str) -> Options:
+    """`fsdp+tp --mesh "data=4 model=2"` as Options; what is no option is in `words`.
+
+    Raises ShardError for an unknown option, a missing or impossible value, and an unclosed quote.
+    """
+    options, tokens = Options(), _tokens(line)
+    while tokens:
+        token = tokens.pop(0)
+        if not re.match(r"--?[A-Za-z]", token):
+            options = replace(options, words=(*options.words, token))
+            continue
+        name, given, value = token.partition("=")
+        flag = _flag(name)
+        if not flag.metavar:
+            if given:
+                raise ShardError(f"{name} takes no value, not {value!r}")
+            options = replace(options, **{flag.into: flag.sets})
+            continue
+        if not given:
+            if not tokens or tokens[0] in _BY_NAME:
+                raise ShardError(f"{name} needs a value: {name} {flag.metavar}")
+            value = tokens.pop(0)
+        options = replace(options, **{flag.into: _value(flag, _unquoted(value), options)})
+    return options
+
+
+def _tokens(line: str) -> list[str]:
+    """The words of the line; spaces inside quotes and brackets do not part them, inner quotes stay."""
+    words, start, end = [], 0, 0
+    while start < len(line):
+        if line[start].isspace():
+            start += 1
+            continue
+        end = _end_of_word(line, start)
+        words.append(_unquoted(line[start:end]))
+        start = end
+    return words
+
+
+def _end_of_word(line: str, start: int) -> int:
+    depth, at = 0, start
+    while at < len(line) and not (line[at].isspace() and depth <= 0):
+        if line[at] in "\"'":
+            at = line.find(line[at], at + 1)
+            if at < 0:
+                raise ShardError(f"a quote is not closed in: {line.strip()}")
+        depth += (line[at] in "([{") - (line[at] in ")]}")
+        at += 1
+    if depth > 0:
+        raise ShardError(f"a bracket is not closed in: {line.strip()}")
+    return at
+
+
+def _unquoted(word: str) -> str:
+    whole = len(word) > 1 and word[0] in "\"'" and word.find(word[0], 1) == len(word) - 1
+    return word[1:-1] if whole else word
+
+
+def _flag(name: str) -> Flag:
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    if name in LATER_FLAGS:
+        raise ShardError(f"{name} comes later: this version has no such option yet")
+    raise ShardError(
+        f"%%shard has no option {name}; it has {one_of(f.name for f in FLAGS)}."
+        + did_you_mean(name, _BY_NAME)
+    )
+
+
+def _value(flag: Flag, value: str, options: Options) -> Any:
+    if flag.into in _REPEATABLE:
+        if "=" not in value:
+            raise ShardError(f"{flag.name} {value!r} has no '='; write {flag.name} \"{flag.metavar}\"")
+        return (*getattr(options, flag.into), value)
+    if flag.into == "repeat":
+        if not value.isdecimal() or int(value) < 1:
+            raise ShardError(f"--repeat takes a whole number from 1 on, not {value!r}")
+        return int(value)
+    if flag.into == "output" and not value.isidentifier():
+        raise ShardError(f"-o takes the name of a variable, not {value!r}")
+    return value
+
+
+def with_strategy(options: Options) -> Options:
+    """The options of a `%%shard` line, which has one word, as they are with that word as the strategy."""
+    if not options.words:
+        raise ShardError(f"%%shard needs a strategy: {one_of(STRATEGIES)}, or a sum such as fsdp+tp")
+    strategy, *rest = options.words
+    if rest:
+        quote = f'; quote the mesh: --mesh "{options.mesh} {" ".join(rest)}"' if options.mesh else ""
+        raise ShardError(f"%%shard takes one strategy, then options; unexpected: {' '.join(rest)}{quote}")
+    return replace(options, strategy=strategy)
+
+
+def _help() -> str:
+    strategies = "\n".join(f"    {name:<21}{text}" for name, text in STRATEGIES.items())
+    flags = "\n".join(f"    {flag.name + ' ' + flag.metavar:<21}{flag.help}" for flag in FLAGS)
+    return f"""Run this cell's train step sharded over the mesh, with the same numbers, and return the Report.
+
+    %%shard STRATEGY [options]     above a cell that defines the train step, or calls one
+    %shard                         the last report, with all calls since
+
+Strategies, or a sum of them such as fsdp+tp; fsdp@data says which mesh axis:
+{strategies}
+
+Options:
+{flags}
+
+A PartitionSpec may also annotate the step's argument: def train_step(state, batch: P('data')).
+A cell that only defines the step runs it once, on copies of what the notebook holds under its
+parameters' names; the next cells then train with the sharded step."""
+
+
+HELP = _help()

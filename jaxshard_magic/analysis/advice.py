@@ -1,0 +1,223 @@
+"""What the report of a step tells its reader to look at, each with a fix to paste."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from ..report import Advice, Leaf, MeshInfo, Spec
+from .collectives import Move
+
+LARGE = 2**14  # elements; smaller leaves are copied on purpose
+SHARE = 0.01  # of what a device stores: less is not worth a warning
+GROUPS = 5  # groups of alike leaves that get their own line
+PADDING = 1.05  # times its size: the most that a dimension is padded before another mesh is the better fix
+
+
+def advise(
+    leaves: Sequence[Leaf],
+    mesh: MeshInfo,
+    strategy: str,
+    *,
+    idle_axes: Sequence[str] = (),
+    given: Collection[str] = (),
+    moves: Sequence[Move] = (),
+) -> tuple[Advice, ...]:
+    """What is off with a sharded step, warnings first.
+
+    `idle_axes` are mesh axes that the plan uses for nothing, `given` the paths of leaves whose spec the user
+    chose, `moves` the compiled step's collectives.
+    """
+    found = [*_not_cut(leaves, mesh), *_idle(leaves, mesh, strategy, idle_axes)]
+    found += [*_whole(leaves, mesh, given), *_unknown_loops(moves)]
+    return tuple(sorted(found, key=lambda a: ("error", "warning", "info").index(a.level)))
+
+
+def _not_cut(leaves: Sequence[Leaf], mesh: MeshInfo) -> Iterator[Advice]:
+    """Leaves that the strategy wanted to cut over more axes than it could, alike ones together."""
+    groups = _alike([leaf for leaf in leaves if leaf.wanted])
+    groups.sort(key=lambda group: -sum(leaf.lost for leaf in group))
+    stored = sum(leaf.bytes_per_device for leaf in leaves)
+    for group in groups[:GROUPS]:
+        first, lost = group[0], sum(leaf.lost for leaf in group)
+        parts, axes = math.prod(mesh.axes[a] for a in first.wanted), "+".join(first.wanted)
+        sizes = " x ".join(map(str, first.shape))
+        also = f"With {len(group) - 1} more like it" if len(group) > 1 else "So"
+        message = (
+            f"{first.path} is not cut over {axes}: no dimension of {sizes} is left that divides by {parts}. "
+            f"{also} every device keeps {_size(lost)} more than planned."
+        )
+        level = "warning" if lost >= SHARE * stored else "info"
+        yield Advice("not-cut", level, message, _fix(group, leaves, mesh))
+    rest = [leaf for group in groups[GROUPS:] for leaf in group]
+    if rest:
+        lost = _size(sum(leaf.lost for leaf in rest))
+        yield Advice(
+            "not-cut", "info", f"{len(rest)} more leaves are not cut as planned, {lost} more on every device."
+        )
+
+
+def _fix(group: list[Leaf], leaves: Sequence[Leaf], mesh: MeshInfo) -> str | None:
+    """The cheapest change that cuts the group: another dimension, a few rows more, or another mesh."""
+    first = group[0]
+    for axes in (first.wanted, *((a,) for a in first.wanted)):
+        if rule := _rule(group, leaves, mesh, axes):
+            return rule
+    growth, padded = _padded(first, mesh)
+    return padded if growth <= PADDING else _other_mesh(first, leaves, mesh) or padded
+
+
+def _rule(group: list[Leaf], leaves: Sequence[Leaf], mesh: MeshInfo, axes: tuple[str, ...]) -> str | None:
+    """A rule that cuts the group over `axes` as well. The first of three or more dimensions is left alone: in
+    most steps it counts the layers of a scan, and cutting it moves every layer at every trip."""
+    first = group[0]
+    free = [a for a in axes if a not in _axes(first.spec)]
+    fitting = [
+        d
+        for d, size in enumerate(first.shape)
+        if (d or len(first.shape) < 3) and size % _parts(mesh.axes, (*_names(first.spec[d]), *free)) == 0
+    ]
+    if not fitting or not free:
+        return None
+    d = max(fitting, key=lambda d: (first.spec[d] is None, first.shape[d]))
+    entries = [_names(entry) for entry in first.spec]
+    entries[d] = (*entries[d], *free)
+    spec = ",".join(repr(e[0]) if len(e) == 1 else repr(e or None).replace(" ", "") for e in entries)
+    return f'--rule "{_pattern(group, leaves)}=P({spec})"'
+
+
+def _pattern(group: list[Leaf], leaves: Sequence[Leaf]) -> str:
+    """A regex for exactly the leaves of `group`, by the end of their paths where that tells them apart."""
+    paths = [leaf.path for leaf in group]
+    keys = paths[0].split(".")
+    for n in range(1, len(keys) + 1):
+        end = _escaped(".".join(keys[-n:])) + "$"
+        for pattern in (end, f"(^|[.]){end}"):
+            if [leaf.path for leaf in leaves if re.search(pattern, leaf.path)] == paths:
+                return pattern
+    return "|".join(f"^{_escaped(p)}$" for p in paths)
+
+
+def _escaped(path: str) -> str:
+    """Dots may stand for themselves: a backslash would have to survive the notebook's quoting."""
+    return re.sub(r"[^\w.\-]", ".", path)
+
+
+def _padded(leaf: Leaf, mesh: MeshInfo) -> tuple[float, str | None]:
+    """The smallest growth of a dimension that makes it divide, and how to say so."""
+    options = []
+    for d, size in enumerate(leaf.shape):
+        parts = _parts(mesh.axes, (*_names(leaf.spec[d]), *leaf.wanted))
+        padded = -(-size // parts) * parts
+        if padded > size:
+            options.append((padded / size, f"pad dimension {d} of {leaf.path} from {size} to {padded}"))
+    return min(options, default=(math.inf, None))
+
+
+def _other_mesh(leaf: Leaf, leaves: Sequence[Leaf], mesh: MeshInfo) -> str | None:
+    """The same number of devices with fewer of them along the axis that does not divide."""
+    axis = leaf.wanted[-1]
+    others = [a for a in mesh.axes if a != axis]
+    for size in range(mesh.axes[axis] - 1, 1, -1):
+        if mesh.axes[axis] % size:
+            continue
+        for other in others or [None]:
+            axes = {**mesh.axes, axis: size}
+            if other:
+                axes[other] *= mesh.axes[axis] // size
+            cuts = any(
+                n % _parts(axes, (*_names(e), *leaf.wanted)) == 0
+                for n, e in zip(leaf.shape, leaf.spec, strict=True)
+            )
+            if cuts and _all_divide(leaves, axes):
+                return f"--mesh {_mesh_text(axes)}"
+    return None
+
+
+def _idle(
+    leaves: Sequence[Leaf], mesh: MeshInfo, strategy: str, idle_axes: Sequence[str]
+) -> Iterator[Advice]:
+    """Mesh axes along which all devices do the same work."""
+    if not idle_axes:
+        return
+    batch = [leaf for leaf in leaves if leaf.role == "batch"]
+    over = [a for leaf in batch for a in mesh.axes if a in _axes(leaf.spec)]
+    if over:
+        axes = {a: n for a, n in mesh.axes.items() if a not in idle_axes}
+        wider = axes | {over[0]: axes[over[0]] * _parts(mesh.axes, idle_axes)}
+        fix = f"--mesh {_mesh_text(wider if _all_divide(leaves, wider) else axes)}"
+    elif strategy == "spmd":
+        name = batch[0].path.split(".")[0] if batch else "batch"
+        fix = f"--spec \"{name}=P('{idle_axes[0]}')\""
+    else:
+        fix = f"%%shard {strategy}+dp@{idle_axes[0]}"
+    same = _parts(mesh.axes, idle_axes)
+    names = " and ".join(idle_axes)
+    message = f"Nothing uses {names}: {same} devices at a time do the same work."
+    yield Advice("idle-axis", "warning", message, fix)
+
+
+def _whole(leaves: Sequence[Leaf], mesh: MeshInfo, given: Collection[str]) -> Iterator[Advice]:
+    """Large leaves left whole, though others of their role are cut and nobody asked for it."""
+    used = {leaf.role: Counter[frozenset[str]]() for leaf in leaves}
+    for leaf in leaves:
+        if axes := _axes(leaf.spec):
+            used[leaf.role][frozenset(axes)] += 1
+    stored = sum(leaf.bytes_per_device for leaf in leaves)
+    silent = [
+        leaf
+        for leaf in leaves
+        if used[leaf.role] and not _axes(leaf.spec) and not leaf.wanted and leaf.path not in given
+        if math.prod(leaf.shape) >= LARGE and leaf.bytes >= SHARE * stored
+    ]
+    groups = sorted(_alike(silent), key=lambda group: -sum(leaf.bytes for leaf in group))
+    for group in groups[:GROUPS]:
+        axes = used[group[0].role].most_common(1)[0][0]
+        fix = _rule(group, leaves, mesh, tuple(a for a in mesh.axes if a in axes))
+        held = _size(sum(leaf.bytes_per_device for leaf in group))
+        more = f", {len(group) - 1} more like it too" if len(group) > 1 else ""
+        message = f"{group[0].path} lies whole on every device{more}, {held} each: {group[0].why}."
+        yield Advice("whole", "info", message, fix)
+
+
+def _unknown_loops(moves: Sequence[Move]) -> Iterator[Advice]:
+    """Collectives whose count is only known from below."""
+    n = sum(not move.exact for move in moves)
+    if n:
+        what = "A collective runs" if n == 1 else f"{n} collectives run"
+        message = f"{what} in a loop whose length is only known while it runs: counted for one pass."
+        yield Advice("loop-length", "info", message, None)
+
+
+def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
+    """Leaves of one shape, spec and wish together: a parameter with its moments, repeated layers."""
+    groups: dict[tuple, list[Leaf]] = {}
+    for leaf in leaves:
+        groups.setdefault((leaf.shape, leaf.spec, leaf.wanted, leaf.role == "batch"), []).append(leaf)
+    return list(groups.values())
+
+
+def _all_divide(leaves: Sequence[Leaf], axes: Mapping[str, int]) -> bool:
+    return all(n % _parts(axes, _names(e)) == 0 for x in leaves for n, e in zip(x.shape, x.spec, strict=True))
+
+
+def _parts(axes: Mapping[str, int], names: Collection[str]) -> int:
+    return math.prod(axes[a] for a in names)
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else entry
+
+
+def _axes(spec: Spec) -> set[str]:
+    return {a for entry in spec for a in _names(entry)}
+
+
+def _mesh_text(axes: Mapping[str, int]) -> str:
+    return " ".join(f"{a}={n}" for a, n in axes.items())
+
+
+def _size(n: int) -> str:
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = next(i for i in range(len(units)) if n / 1024**i < 999.5 or i == len(units) - 1)
+    return f"{n / 1024**power:.3g} {units[power]}"

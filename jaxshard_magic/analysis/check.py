@@ -1,0 +1,156 @@
+"""`--check`: a sharded call against the plain step on the same inputs, rounding noise told apart from errors."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.tree_util import KeyPath
+
+from ..program.ir import Program
+from ..program.peel import Peeled, specs
+from ..program.trace import Traced, path_name
+from ..report import Check
+
+LIMITS = {8: 1e-9, 4: 1e-4}  # by bytes of a float, of the leaf's largest number; shorter ones: 4 epsilons
+FACTOR = 8  # sharded sums run in another order than the plain ones
+RUNS = (2, 2, 8, 8)  # up to so many ulps the inputs are moved; the last two only while leaves fail
+
+Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
+
+class Plain:
+    """The plain step and copies of one call's inputs, taken to the host before the call may use them up."""
+
+    def __init__(self, peeled: Peeled):
+        self._fun, self._avals = peeled.fun, specs(peeled.leaves)
+        self._kinds = [_key_kind(x) for x in peeled.leaves]
+        self._leaves = [_host(x) for x in peeled.leaves]
+
+    def against(self, traced: Traced, outs: Sequence[Any]) -> Check:
+        """Run the plain step on one device and compare with `outs`, a sharded call's flat outputs."""
+        coarse = [a.dtype for a in Program(traced.closed).avals if jnp.issubdtype(a.dtype, jnp.floating)]
+        limit = max(map(limit_of, coarse), default=0.0)
+        names = [path_name(path) for path in traced.out_paths]
+        return compare(names, [_host(x) for x in outs], self._compiled(traced.out_paths), self._leaves, limit)
+
+    def _compiled(self, paths: Sequence[KeyPath]) -> Run:
+        own: list[KeyPath] = []
+
+        def flat(*leaves):
+            outs, own[:], _ = self._fun(*leaves)
+            return outs
+
+        closed = jax.make_jaxpr(flat)(*self._avals)
+        constants = [_device(_host(c), _key_kind(c)) for c in closed.consts]
+        program = jax.jit(lambda consts, xs: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*xs))
+        place = {path: i for i, path in enumerate(own)}
+
+        def run(leaves):
+            outs = program(constants, list(map(_device, leaves, self._kinds)))
+            return [_host(outs[place[path]]) for path in paths]
+
+        return run
+
+
+def compare(
+    names: Sequence[str], sharded: Sequence[np.ndarray], run: Run, inputs: Sequence[np.ndarray], limit: float = 0.0
+) -> Check:
+    """Compare a sharded call's outputs with those of `run(inputs)`, the plain step.
+
+    Differences are relative to the leaf's largest number; each float dtype has its limit, at least `limit` (that of
+    the coarsest dtype within the step). A leaf above it is noise where the plain step itself moves it as far, and as
+    many of its numbers, when its inputs are moved by an ulp or two: a bias before a norm has gradient zero but for
+    rounding, which Adam turns into full steps. Keys and integers must be equal, or be noise likewise.
+    """
+    plain = run(inputs)
+    limits = [max(limit, limit_of(x.dtype)) if _is_float(x) else 0.0 for x in plain]
+    off = [_difference(s, p) for s, p in zip(sharded, plain, strict=True)]
+    suspects = [i for i, d in enumerate(off) if d.max(initial=0.0) > limits[i]]
+    failed, spreads = suspects, {i: [] for i in suspects}
+    for seed, ulps in enumerate(RUNS):
+        if not failed:
+            break
+        moved = run([_moved(x, ulps, np.random.default_rng([seed, i])) for i, x in enumerate(inputs)])
+        for i in suspects:
+            spreads[i].append(_difference(moved[i], plain[i]))
+        if seed:  # one run says little about numbers of which each flips now and then
+            failed = [i for i in failed if not _is_noise(off[i], spreads[i], limits[i])]
+    noise = [i for i in suspects if i not in failed]
+    sound = [i for i in range(len(names)) if i not in noise]
+    return Check(
+        passed=not failed,
+        max_abs_diff=max((_absolute(sharded[i], plain[i]) for i in sound), default=0.0),
+        max_rel_diff=max((float(off[i].max(initial=0.0)) for i in sound), default=0.0),
+        limit=max(limits, default=0.0),
+        reference="the plain step on one device",
+        noise=tuple(names[i] for i in noise),
+        failed=tuple(names[i] for i in failed),
+    )
+
+
+def limit_of(dtype: Any) -> float:
+    """The largest difference that rounding explains, of the leaf's largest number."""
+    return LIMITS.get(np.dtype(dtype).itemsize, 4 * float(jnp.finfo(dtype).eps))
+
+
+def _is_noise(off: np.ndarray, spreads: Iterable[np.ndarray], limit: float) -> bool:
+    """Does the plain step move this leaf as far as `off`, and as many of its numbers?"""
+    farthest = max(float(s.max(initial=0.0)) for s in spreads)
+    most = max(int((s > limit / FACTOR).sum()) for s in spreads)
+    return off.max() <= FACTOR * farthest and (off > limit).sum() <= 4 * most + 2
+
+
+def _difference(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Per number, relative to the reference's largest; infinite where one of the two is not a number."""
+    if x.shape != reference.shape or x.dtype != reference.dtype:
+        return np.full(max(x.size, 1), np.inf)
+    if not _is_float(x):
+        return (x != reference).astype(np.float64)
+    a, b = _wide(x), _wide(reference)
+    largest = np.abs(b[np.isfinite(b)]).max(initial=0.0)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(a - b) / (largest or 1.0)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+
+
+def _absolute(x: np.ndarray, reference: np.ndarray) -> float:
+    if x.shape != reference.shape or x.dtype != reference.dtype:
+        return float("inf")
+    a, b = _wide(x), _wide(reference)
+    with np.errstate(invalid="ignore"):
+        off = np.abs(a - b)
+    return float(np.nan_to_num(np.where(a == b, 0.0, off), nan=0.0).max(initial=0.0))
+
+
+def _moved(x: np.ndarray, ulps: int, rng: np.random.Generator) -> np.ndarray:
+    """Floats a random 1 to `ulps` units in the last place up or down; everything else as it is."""
+    if not _is_float(x) or not x.size:
+        return x
+    steps = rng.integers(1, ulps, x.shape, endpoint=True) * rng.choice([-1, 1], x.shape)
+    return np.asarray(_wide(x) * (1 + steps * float(jnp.finfo(x.dtype).eps))).astype(x.dtype)
+
+
+def _is_float(x: np.ndarray) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.complex128 if jnp.issubdtype(x.dtype, jnp.complexfloating) else np.float64)
+
+
+def _key_kind(x: Any) -> Any:
+    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_impl(x) if is_key else None
+
+
+def _host(x: Any) -> np.ndarray:
+    return np.asarray(x if _key_kind(x) is None else jax.random.key_data(x))
+
+
+def _device(x: np.ndarray, kind: Any) -> Any:
+    """Uncommitted, so that it goes where the step's own constants are."""
+    return jnp.asarray(x) if kind is None else jax.random.wrap_key_data(x, impl=kind)

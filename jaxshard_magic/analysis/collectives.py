@@ -1,0 +1,257 @@
+"""What moves between devices: the collectives of a compiled step, by kind, mesh axes, count and bytes."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ..report import Collective
+from .hlo import Computation, Instruction, Module, read, runs
+
+# What one device sends on a ring of n, as a multiple of the array: a * (n - 1) / n + b.
+_RING = {
+    "all-gather": (1, 0),
+    "all-reduce": (2, 0),
+    "reduce-scatter": (1, 0),
+    "all-to-all": (1, 0),
+    "ragged-all-to-all": (1, 0),
+    "collective-permute": (0, 1),
+    "collective-broadcast": (0, 1),
+}
+_MESH_AXIS = re.compile(r"'?([^',=\[]+)'?=(\d+)")
+_AXIS_REF = re.compile(r"'?([^',:{}]+)'?(?::\((\d+)\)(\d+))?")
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """One collective of the program's text, one array of it where XLA combined several.
+
+    `count` is how often it runs per step, at least so where `exact` is False (a loop whose length XLA
+    does not know). `axes` is None where the groups match no set of mesh axes; `bytes` is the size on
+    one device of the gathered or unreduced array.
+    """
+
+    kind: str
+    axes: tuple[str, ...] | None
+    group_size: int
+    count: int
+    bytes: int
+    exact: bool
+    instruction: Instruction
+    computation: str
+
+
+@dataclass(frozen=True)
+class Total:
+    """`count` collectives per step, and the bytes that one device sends for them on rings."""
+
+    count: int
+    wire_bytes: int
+
+
+def collectives(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Collective, ...]:
+    """The collectives of a compiled step, alike ones merged, those that send most first.
+
+    `hlo_text` is `compiled.as_text()`; `mesh_axes` are the mesh's axes and sizes, in its order. HLO numbers
+    devices by their place in the mesh, so the mesh's device ids are not needed.
+    """
+    return merge(moves(hlo_text, mesh_axes))
+
+
+def moves(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
+    """Every collective that runs, in the order of the program's text. Those among one device are left out."""
+    module = read(hlo_text)
+    how_often = runs(module)
+    found = []
+    for name, times in how_often.items():
+        computation = module.computations[name]
+        for instruction, kind in _collectives_of(computation):
+            axes, size = _axes_of(module, instruction, kind, mesh_axes)
+            if size < 2:
+                continue
+            for nbytes in _sizes(computation, instruction, kind, size):
+                found.append(Move(kind, axes, size, times.times, nbytes, times.known, instruction, name))
+    return tuple(found)
+
+
+def merge(found: Iterable[Move]) -> tuple[Collective, ...]:
+    """Merge moves of the same kind, axes, group size and bytes by adding their counts."""
+    counts: dict[tuple, int] = {}
+    for move in found:
+        key = (move.kind, move.axes, move.group_size, move.bytes)
+        counts[key] = counts.get(key, 0) + move.count
+    merged = [
+        Collective(kind, axes, group, n, nbytes, wire_bytes(kind, group, n * nbytes))
+        for (kind, axes, group, nbytes), n in counts.items()
+    ]
+    return tuple(sorted(merged, key=lambda c: (-c.wire_bytes, c.kind, c.axes or (), c.bytes)))
+
+
+def wire_bytes(kind: str, group_size: int, size: int) -> int:
+    """What one device of a ring of `group_size` sends for a collective on `size` bytes.
+
+    An all-reduce is a reduce-scatter and an all-gather, each of which sends (n - 1) / n of the array (Thakur,
+    Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4).
+
+    >>> wire_bytes("all-reduce", 4, 1000)
+    1500
+    """
+    a, b = _RING[kind]
+    return (2 * a * size * (group_size - 1) + group_size) // (2 * group_size) + b * size
+
+
+def totals(found: Iterable[Collective]) -> dict[tuple[tuple[str, ...] | None, str], Total]:
+    """Count and wire bytes by (axes, kind)."""
+    out: dict[tuple[tuple[str, ...] | None, str], Total] = {}
+    for c in found:
+        old = out.get((c.axes, c.kind), Total(0, 0))
+        out[c.axes, c.kind] = Total(old.count + c.count, old.wire_bytes + c.wire_bytes)
+    return out
+
+
+def _collectives_of(computation: Computation) -> Iterator[tuple[Instruction, str]]:
+    for instruction in computation.instructions.values():
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in _RING or instruction.attribute("calls") or _continues(computation, instruction):
+            continue
+        # TPU runs an all-reduce and the slice after it as one reduce-scatter, in a fusion of this name.
+        scattered = kind == "all-reduce" and computation.name.startswith("all-reduce-scatter")
+        yield instruction, "reduce-scatter" if scattered else kind
+
+
+def _continues(computation: Computation, instruction: Instruction) -> bool:
+    """TPU repeats a collective in the fusions that start, step and finish it: only the first counts."""
+    if 'chain_id="' not in instruction.attributes:
+        return False
+    starts = (i.attributes for i in computation.instructions.values() if i.opcode == "custom-call")
+    return not any('custom_call_target="AsyncCollectiveStart"' in attributes for attributes in starts)
+
+
+def _sizes(computation: Computation, instruction: Instruction, kind: str, group_size: int) -> list[int]:
+    """Bytes of every array that the collective moves."""
+    operands = [computation.instructions[name].shapes for name in instruction.operands]
+    sizes = [sum(shape.bytes for shape in shapes) for shapes in operands]
+    if kind == "all-gather":
+        return [group_size * size for size in sizes]
+    if kind == "all-to-all":  # its operands are the pieces of one array
+        return [sum(sizes)]
+    if kind == "ragged-all-to-all":  # the array to send; then the output and the offsets
+        return sizes[:1]
+    return sizes
+
+
+def _axes_of(
+    module: Module, instruction: Instruction, kind: str, mesh_axes: Mapping[str, int]
+) -> tuple[tuple[str, ...] | None, int]:
+    """Mesh axes that a collective runs over, None where they can't be told, and the size of its groups."""
+    sizes, names = tuple(mesh_axes.values()), tuple(mesh_axes)
+    if kind == "collective-permute":
+        index, size = _permuted(instruction.attribute("source_target_pairs") or "", sizes)
+    else:
+        text = instruction.attribute("replica_groups") or ""
+        if text.startswith("mesh") and "{" not in text:
+            text += instruction.attribute("device_ids") or ""
+        # Without global ids the groups name replicas, each with all its partitions.
+        local = (
+            "use_global_device_ids=true" not in instruction.attributes
+            and "channel_id=" in instruction.attributes
+        )
+        spread = module.partitions if local and kind in ("all-gather", "all-reduce", "reduce-scatter") else 1
+        index, size = _grouped(text, sizes, module.replicas * module.partitions, spread)
+    return (None if index is None else tuple(names[i] for i in index)), size
+
+
+@lru_cache(1024)
+def _grouped(
+    text: str, mesh: tuple[int, ...], devices: int, spread: int
+) -> tuple[tuple[int, ...] | None, int]:
+    """Positions of the mesh axes that the replica groups run over, and the size of the groups."""
+    groups = replica_groups(text) or (tuple(range(devices // spread)),)
+    if spread > 1:
+        groups = tuple(tuple(r * spread + p for r in group for p in range(spread)) for group in groups)
+    size = max(map(len, groups))
+    if math.prod(mesh) != sum(map(len, groups)) or {d for g in groups for d in g} != set(
+        range(math.prod(mesh))
+    ):
+        return None, size
+    place = np.stack(np.unravel_index(np.array(groups[0]), mesh))
+    index = tuple(i for i in range(len(mesh)) if len(set(place[i].tolist())) > 1)
+    rest = [i for i in range(len(mesh)) if i not in index]
+    expected = np.arange(math.prod(mesh)).reshape(mesh).transpose(*rest, *index)
+    expected = expected.reshape(-1, math.prod(mesh[i] for i in index)).tolist()
+    same = {frozenset(g) for g in groups} == {frozenset(g) for g in expected}
+    return (index if same else None), size
+
+
+@lru_cache(1024)
+def _permuted(text: str, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
+    """Positions of the mesh axes along which source and target differ, and how many devices those hold."""
+    pairs = np.array(_lists(text), dtype=int).reshape(-1, 2)
+    if pairs.size and pairs.max() >= math.prod(mesh):
+        return None, len(set(pairs.ravel().tolist()))
+    source, target = (np.stack(np.unravel_index(side, mesh)) for side in pairs.T)
+    index = tuple(i for i in range(len(mesh)) if (source[i] != target[i]).any())
+    return index, math.prod(mesh[i] for i in index)
+
+
+def replica_groups(text: str) -> Groups:
+    """The groups of devices in any of HLO's four textual forms; none stands for one group of all.
+
+    >>> replica_groups("[2,4]<=[4,2]T(1,0)")
+    ((0, 2, 4, 6), (1, 3, 5, 7))
+    """
+    if text.startswith("mesh"):
+        return _mesh_groups(text)
+    if text.startswith("["):
+        shape, _, source = text.partition("<=")
+        return _rows(_iota(source).reshape(_ints(shape)))
+    return tuple(_lists(text))
+
+
+def _mesh_groups(text: str) -> Groups:
+    """`mesh['a'=4,'b'=2] {'a'}`, with `device_ids=(...)` where the devices are not in order, and parts
+    of axes as `'a':(2)2`: the factor 2 of axis a that has 2 before it."""
+    head, _, tail = text.partition("]")
+    axes = {name: int(size) for name, size in _MESH_AXIS.findall(head.partition("[")[2])}
+    ids_text, _, listed = tail.rpartition("{")
+    shape, chosen, names = [], [], list(axes)
+    parts = {name: [] for name in names}
+    for name, before, size in _AXIS_REF.findall(listed.partition("}")[0]):
+        parts[name].append((int(before or 1), int(size or axes[name])))
+    for name, total in axes.items():
+        done = 1
+        for before, size in sorted(parts[name]):
+            chosen.append(len(shape) + 1)
+            shape += [before // done, size]
+            done = before * size
+        shape.append(total // done)
+    numbers = _iota(ids_text) if "T(" in ids_text else np.array(_ints(ids_text), dtype=int)
+    ids = (numbers if numbers.size else np.arange(math.prod(axes.values()))).reshape(shape)
+    rest = [i for i in range(len(shape)) if i not in chosen]
+    size = math.prod(shape[i] for i in chosen)
+    return _rows(ids.transpose(*rest, *chosen).reshape(-1, size))
+
+
+def _iota(text: str) -> np.ndarray:
+    """`[4,2]T(1,0)`: the numbers from 0 in that shape, transposed."""
+    text = text.rpartition("<=")[2]
+    shape, _, order = text.partition("T")
+    numbers = np.arange(math.prod(_ints(shape))).reshape(_ints(shape))
+    return numbers.transpose(_ints(order)) if order else numbers
+
+
+def _lists(text: str) -> list[tuple[int, ...]]:
+    return [tuple(_ints(group)) for group in re.findall(r"\{([\d, ]+)\}", text)]
+
+
+def _ints(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text)]
+
+
+def _rows(array: np.ndarray) -> Groups:
+    return tuple(tuple(row) for row in array.tolist())

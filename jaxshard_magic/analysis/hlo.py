@@ -1,0 +1,281 @@
+"""A small, exact reader of HLO text: what `compiled.as_text()` prints.
+
+Instructions keep their text and are taken apart when asked: tens of megabytes are read in seconds.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+_LINE = re.compile(
+    r"^(?:[ \t]+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<result>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<rest>.*)"
+    r"|(?P<entry>ENTRY )?%?(?P<computation>[\w.\-]+) (?:\(.*)?\{)$",
+    re.MULTILINE,
+)
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
+_OPERAND = re.compile(r"%?([A-Za-z_][\w.\-]*)\s*(?:,|$)")
+_NESTING = re.compile(r'"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,')
+_INTEGER = re.compile(r"-?\d+\)")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An array type of HLO: `f32[4,8]` is `Shape("f32", (4, 8))`."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size without layout padding; types narrower than a byte are packed, tokens have none.
+
+        >>> Shape("s4", (5,)).bytes
+        3
+        """
+        bits = re.match(r"[a-z]+(\d+)", self.dtype)
+        width = int(bits[1]) if bits else 8 if self.dtype == "pred" else 0
+        return -(-width * math.prod(self.dims) // 8)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`result` is the text of an instruction's type, `rest` starts with its operands, behind the bracket."""
+
+    name: str
+    opcode: str
+    result: str
+    rest: str
+    root: bool
+
+    @cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The arrays of the result, tuples flattened."""
+        return tuple(Shape(t, _dims(d)) for t, d in _SHAPE.findall(self.result))
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operands, in order; none for a parameter or a constant."""
+        if self.opcode in ("constant", "parameter"):
+            return ()
+        inside = re.sub(r"/\*.*?\*/", "", self.rest[: self._end])
+        return tuple(_OPERAND.findall(inside))
+
+    @cached_property
+    def attributes(self) -> str:
+        """The text after the operands, metadata and backend configuration included."""
+        return self.rest[self._end + 1 :]
+
+    def attribute(self, key: str) -> str | None:
+        """The text of one attribute's value, or None.
+
+        >>> Instruction("y", "fusion", "f32[4]", "%x), kind=kLoop, calls=%f", False).attribute("calls")
+        '%f'
+        """
+        start = self.rest.find(f", {key}=")
+        if start < 0:
+            return None
+        start += len(key) + 3
+        return self.rest[start : _balanced(self.rest, start)]
+
+    @cached_property
+    def _end(self) -> int:
+        return _balanced(self.rest, 0, ends_at_comma=False)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A computation that one instruction runs `times`; `known` is False where HLO does not tell."""
+
+    computation: str
+    times: int
+    known: bool = True
+
+
+@dataclass(frozen=True)
+class Computation:
+    name: str
+    instructions: dict[str, Instruction]
+
+    @property
+    def root(self) -> Instruction | None:
+        return next((i for i in self.instructions.values() if i.root), None)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How often a computation runs per run of the program; at least `times` where `known` is False."""
+
+    times: int
+    known: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """A program. `header` is the text before the first computation: module attributes and source tables."""
+
+    header: str
+    computations: dict[str, Computation]
+    entry: Computation
+
+    @cached_property
+    def replicas(self) -> int:
+        return self._count("replica_count")
+
+    @cached_property
+    def partitions(self) -> int:
+        return self._count("num_partitions")
+
+    def _count(self, name: str) -> int:
+        found = re.search(rf"\b{name}=(\d+)", self.header)
+        return int(found[1]) if found else 1
+
+
+def read(text: str) -> Module:
+    """Read HLO text. Raises ValueError where it holds no entry computation."""
+    computations: dict[str, Computation] = {}
+    entry, instructions, start = None, None, len(text)
+    for line in _LINE.finditer(text):
+        if name := line["computation"]:
+            instructions = {}
+            computations[name] = Computation(name, instructions)
+            entry = computations[name] if line["entry"] else entry
+            start = min(start, line.start())
+        elif instructions is not None:
+            name = line["name"]
+            instructions[name] = Instruction(
+                name, line["opcode"], line["result"], line["rest"], bool(line["root"])
+            )
+    if entry is None:
+        raise ValueError("HLO text without an ENTRY computation")
+    return Module(text[:start], computations, entry)
+
+
+def runs(module: Module) -> dict[str, Runs]:
+    """How often every computation that runs does so, loop trips multiplied in, nested loops too.
+
+    Each branch of a conditional counts as run once; what a reduction applies to its elements is left out.
+    """
+    callers: dict[str, list[tuple[str, Call]]] = {}
+    for computation in module.computations.values():
+        for call in _calls_of(module, computation):
+            callers.setdefault(call.computation, []).append((computation.name, call))
+    found = {module.entry.name: Runs(1, True)}
+
+    def count(name: str) -> Runs:
+        if name not in found:
+            sites = [(count(caller), call) for caller, call in callers.get(name, ())]
+            live = [(caller, call) for caller, call in sites if caller.times]
+            times = sum(caller.times * call.times for caller, call in live)
+            found[name] = Runs(times, all(caller.known and call.known for caller, call in live))
+        return found[name]
+
+    return {name: count(name) for name in module.computations if count(name).times}
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often the body of a `while` in `computation` runs; None where the program decides while it runs.
+
+    XLA's own figure where it is printed; otherwise (TPU) a counter compared with a constant is worked out.
+    """
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
+    if known:
+        return int(known[1])
+    condition, body = (_named(module, loop.attribute(key)) for key in ("condition", "body"))
+    test = _test(condition) if condition else None
+    init = _source(computation, loop.operands[0])
+    if not body or not test or not init or init.opcode != "tuple":
+        return None
+    index, stop = test
+    start, step = _constant(_source(computation, init.operands[index])), _step(body, index)
+    return None if start is None or step is None else max(0, -(-(stop - start) // step))
+
+
+def _test(condition: Computation) -> tuple[int, int] | None:
+    """Which element of its state a loop compares, and the constant that it stays below."""
+    root = condition.root
+    if root is None or root.opcode != "compare" or root.attribute("direction") != "LT":
+        return None
+    counter, stop = (_source(condition, operand) for operand in root.operands)
+    index, limit = _element(condition, counter), _constant(stop)
+    return None if index is None or limit is None else (index, limit)
+
+
+def _step(body: Computation, index: int) -> int | None:
+    """What a loop's body adds to element `index` of its state; None unless a positive constant."""
+    root = body.root
+    update = _source(body, root.operands[index]) if root and root.opcode == "tuple" else None
+    if update is None or update.opcode != "add":
+        return None
+    a, b = (_source(body, operand) for operand in update.operands)
+    step = (
+        _constant(b) if _element(body, a) == index else _constant(a) if _element(body, b) == index else None
+    )
+    return step if step and step > 0 else None
+
+
+def _element(computation: Computation, value: Instruction | None) -> int | None:
+    """Which element of the computation's parameter a value is, or None."""
+    if value is None or value.opcode != "get-tuple-element":
+        return None
+    whole = computation.instructions.get(value.operands[0])
+    return int(value.attribute("index") or 0) if whole and whole.opcode == "parameter" else None
+
+
+def _calls_of(module: Module, computation: Computation) -> Iterator[Call]:
+    for instruction in computation.instructions.values():
+        opcode = instruction.opcode
+        if opcode == "while":
+            trips = trip_count(module, computation, instruction)
+            times, known = (1, False) if trips is None else (trips, True)
+            yield from (Call(name, times, known) for name in _callees(instruction, "body"))
+            yield from (Call(name, times + 1, known) for name in _callees(instruction, "condition"))
+        elif opcode == "conditional":
+            keys = ("branch_computations", "true_computation", "false_computation")
+            yield from (Call(name, 1) for name in _callees(instruction, *keys))
+        elif opcode == "call":
+            yield from (Call(name, 1) for name in _callees(instruction, "to_apply", "calls"))
+        elif opcode in ("fusion", "custom-call") or opcode.endswith("-start"):
+            yield from (Call(name, 1) for name in _callees(instruction, "calls", "called_computations"))
+
+
+def _callees(instruction: Instruction, *keys: str) -> list[str]:
+    values = (instruction.attribute(key) for key in keys)
+    return [name for value in values if value for name in re.findall(r"%?([\w.\-]+)", value)]
+
+
+def _named(module: Module, name: str | None) -> Computation | None:
+    return module.computations.get(name.lstrip("%")) if name else None
+
+
+def _source(computation: Computation, name: str) -> Instruction | None:
+    """The instruction that makes the value `name`, behind copies and casts."""
+    found = computation.instructions.get(name)
+    while found and found.opcode in ("copy", "bitcast", "convert"):
+        found = computation.instructions.get(found.operands[0])
+    return found
+
+
+def _constant(instruction: Instruction | None) -> int | None:
+    if instruction is None or instruction.opcode != "constant" or not _INTEGER.match(instruction.rest):
+        return None
+    return int(instruction.rest.partition(")")[0])
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    return tuple(int(d) for d in text.replace("<=", "").split(",") if d)
+
+
+def _balanced(text: str, start: int, ends_at_comma: bool = True) -> int:
+    """Where the value at `start` ends: at a comma or a bracket outside of its own brackets and strings."""
+    depth = 0
+    for token in _NESTING.finditer(text, start):
+        mark = token[0]
+        if mark in "[({":
+            depth += 1
+        elif mark in "])}":
+            depth -= 1
+        if depth < 0 or (mark == "," and depth == 0 and ends_at_comma):
+            return token.start()
+    return len(text)

@@ -1,0 +1,63 @@
+"""What a device holds while the step runs, from XLA's own accounts of the compiled program."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.stages import Compiled
+
+from ..report import DeviceMemory, Leaf, Memory
+
+_ROLES = ("params", "optimizer", "batch")
+
+
+def memory(compiled: Compiled, leaves: Sequence[Leaf], mesh: Mesh, limit: int | None) -> Memory:
+    """Bytes per device at the peak of the step, arguments split by role.
+
+    `leaves` are the compiled step's arguments in order; those it does not read are dropped by jax and not
+    counted. `limit` is what a device offers, `device_limit`. `other` holds keys, arguments without a role,
+    outputs that reuse no argument's memory, the program itself and the padding of arguments (TPU).
+    The parts add up to `peak`; without figures from XLA, `temporaries` and `peak` are None.
+    """
+    read = [leaf for leaf, kept in zip(leaves, _kept(compiled), strict=True) if kept]
+    roles = Counter[str]()
+    for leaf in read:
+        roles[leaf.role if leaf.role in _ROLES else "other"] += leaf.bytes_per_device
+    stats = compiled.memory_analysis()
+    temporaries = peak = None
+    if stats is not None:
+        outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
+        lasting = stats.argument_size_in_bytes + outputs + stats.generated_code_size_in_bytes
+        # CPU's peak leaves out the temporaries; TPU counts few of them as such, but all in its peak.
+        peak = max(getattr(stats, "peak_memory_in_bytes", 0), lasting + stats.temp_size_in_bytes)
+        temporaries = peak - lasting
+        roles["other"] = lasting - sum(roles[role] for role in _ROLES)
+    alike = DeviceMemory(
+        device=0,
+        params=roles["params"],
+        optimizer=roles["optimizer"],
+        batch=roles["batch"],
+        other=roles["other"],
+        temporaries=temporaries,
+        peak=peak,
+        limit=limit,
+    )
+    devices = mesh.devices.flatten().tolist()
+    return Memory(tuple(replace(alike, device=d.id) for d in devices), "compiled")
+
+
+def device_limit(device: Any) -> int | None:
+    """Bytes that programs may use on a device; None where its backend does not say."""
+    try:
+        stats = device.memory_stats()
+    except jax.errors.JaxRuntimeError:  # a device that is not attached
+        return None
+    return (stats or {}).get("bytes_limit")
+
+
+def _kept(compiled: Compiled) -> list[bool]:
+    """Whether the program reads each of its arguments: jax gives those it dropped no sharding."""
+    return [s is not None for s in compiled.in_tree.flatten_up_to(compiled.input_shardings)]

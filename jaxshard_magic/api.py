@@ -1,0 +1,81 @@
+"""`mesh()` and `shard()`: the jobs of the magics, for scripts. The magics call nothing else."""
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from . import mesh as meshes
+from .errors import ShardError
+from .specs import parse_spec
+from .step import ShardedStep
+from .strategies import jobs_of, parse_strategy, plan
+
+SpecLike = PartitionSpec | str
+
+
+def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Mesh:
+    """Build the mesh that `text` describes: `"data=4 model=2"`, `"data=-1"`, `"cpu:8 data=8"`.
+
+    On CPU, devices are simulated when there are too few; arrays in `namespaces` are moved along.
+    Raises `ShardError` for text that is no mesh, or one that these devices cannot make.
+
+    >>> mesh("cpu:8 data=4 model=2").shape["model"]
+    2
+    """
+    return meshes.build(meshes.MeshSpec.parse(text), namespaces).mesh
+
+
+def default_mesh(strategy: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> "meshes.BuiltMesh":
+    """The mesh that `strategy` gets when none was named: all devices, or 8 simulated ones on a lone CPU."""
+    jobs = jobs_of(parse_strategy(strategy)) or ("data",)
+    spec = meshes.default_spec(jobs, jax.device_count(), jax.default_backend())
+    return meshes.build(spec, namespaces)
+
+
+def shard(
+    step: Callable[..., Any],
+    strategy: str,
+    *,
+    mesh: Mesh | str | None = None,
+    specs: Mapping[str, SpecLike] | None = None,
+    rules: Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]] | None = None,
+    donate: bool | None = None,
+    check: bool = False,
+    name: str | None = None,
+) -> ShardedStep:
+    """Wrap `step`, any train step, so that it runs sharded over `mesh` under `strategy`, with the same numbers.
+
+    `strategy`: `dp`, `fsdp`, `tp`, `spmd` or a sum such as `fsdp+tp`; `fsdp@data` names the mesh axis.
+    `mesh`: a `jax.sharding.Mesh`, mesh text, or None for all devices. `specs`: PartitionSpec by argument name
+    (`{"batch": "P('data')"}`). `rules`: PartitionSpec by regular expression on a leaf's path. `donate`: True gives the
+    step's own state of the previous call to the next, False never does, None does what the step's own jit says.
+    `check`: compare the first call against the plain step.
+
+    Raises `ShardError` at once for a strategy, spec or mesh that cannot be; what depends on shapes is raised by the
+    first call, before anything runs.
+    """
+    if not callable(step):
+        raise ShardError(f"shard() takes a function as the step, not {type(step).__name__}")
+    parse_strategy(strategy)
+    if mesh is None:
+        mesh = default_mesh(strategy).mesh
+    elif isinstance(mesh, str):
+        mesh = meshes.build(meshes.MeshSpec.parse(mesh)).mesh
+    pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
+    return ShardedStep(
+        step,
+        strategy,
+        mesh,
+        planner=plan,
+        specs={k: _spec(v) for k, v in (specs or {}).items()},
+        rules=tuple((pattern, _spec(v)) for pattern, v in pairs),
+        donate=donate,
+        check=check,
+        name=name,
+    )
+
+
+def _spec(given: SpecLike) -> PartitionSpec:
+    return parse_spec(given) if isinstance(given, str) else given

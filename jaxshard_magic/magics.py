@@ -1,0 +1,280 @@
+"""`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
+
+import sys
+from functools import partial
+from inspect import getdoc
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.display import display
+
+from jaxshard_magic import _cell, _options
+from jaxshard_magic._progress import Progress, line_for
+from jaxshard_magic.errors import ShardError, did_you_mean
+from jaxshard_magic.session import ShardSession
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+    from jax.sharding import Mesh
+
+    from jaxshard_magic.mesh import BuiltMesh
+    from jaxshard_magic.report import Report
+
+_COMPLETED = ("%shard", "%%shard", "shard")
+
+
+@magics_class
+class ShardMagics(Magics):
+    """The magics of one notebook. The first of them that runs imports jax and the API."""
+
+    shell: "InteractiveShell"
+
+    def __init__(self, shell: "InteractiveShell"):
+        super().__init__(shell)
+        self.session = ShardSession(parent=shell)
+
+    @no_var_expand
+    @line_magic
+    def mesh(self, line: str) -> "Mesh | None":
+        """Make the mesh that the next %%shard cells use and return it; alone, the current one.
+
+        %mesh data=4 model=2            real devices when there are enough; on CPU, simulated ones
+        %mesh data=-1 model=2           -1: what is left
+        %mesh [[4,2],["fsdp","tp"]]     the config-file notation
+        %mesh cpu:8 data=4 model=2      simulated devices beside an attached accelerator
+        """
+        __tracebackhide__ = True
+        text, quiet = _silenced(line)
+        try:
+            if text in ("-h", "--help"):
+                print(getdoc(self.mesh))
+                return None
+            if text:
+                self.session.mesh = self._built(text)
+            built = self._current_mesh()
+        except ShardError as error:
+            raise UsageError(_one_line(error)) from None
+        if built is None:
+            print("no mesh yet: %mesh data=4 model=2 makes one; without one, %%shard takes all devices")
+        if built is None or quiet:
+            return None
+        _show(built)
+        return built.mesh
+
+    @no_var_expand
+    @line_cell_magic
+    def shard(self, line: str, cell: str | None = None) -> "Report | None":
+        __tracebackhide__ = True
+        text, quiet = _silenced(line)
+        try:
+            options = _options.parse(text)
+            if options.help:
+                print(_options.HELP)
+                return None
+            if cell is None:
+                report = self._last(options)
+            else:
+                report, quiet = self._run(options, cell)
+        except ShardError as error:
+            raise UsageError(_one_line(error)) from None
+        except BaseException as error:
+            error.__traceback__ = _cell.own_lines(error.__traceback__)
+            raise
+        if report is not None and options.output:
+            self.shell.user_ns[options.output] = report
+        return None if quiet else report
+
+    shard.__doc__ = _options.HELP
+
+    def _last(self, options: _options.Options) -> "Report":
+        for word in options.words:
+            raise _no_command(word)
+        if self.session.step is None:
+            raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
+        return self.session.report()
+
+    def _run(self, options: _options.Options, source: str) -> "tuple[Report | None, bool]":
+        options = _options.with_strategy(options)
+        cell = _cell.parse(self.shell, source)
+        place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
+        mesh = self._mesh_for(options)
+        known, report = True, None
+        with Progress(line_for(self.shell) if self.session.progress else None) as progress:
+            binding = _cell.Binding(
+                self.shell.user_ns, place, partial(_sharded, options, mesh, progress, place.path)
+            )
+            with binding:
+                _cell.run(self.shell, cell, binding)
+                known = self._exercise(options, binding)
+            with binding:  # a dry run ended the first one
+                self.session.begin(binding.sharded)
+                report = self.session.report() if known else None
+        return report, cell.quiet
+
+    def _mesh_for(self, options: _options.Options) -> "Mesh":
+        """The line's mesh, else the notebook's, else one of all devices.
+
+        Raises ShardError for what the line alone tells, before the cell runs.
+        """
+        from jaxshard_magic.specs import parse_assignment
+        from jaxshard_magic.strategies.names import parse_strategy, part_axes
+
+        parts = parse_strategy(options.strategy)
+        for text in (*options.specs, *options.rules):
+            parse_assignment(text)
+        if options.mesh:
+            mesh = self._built(options.mesh).mesh
+        elif current := self._current_mesh():
+            mesh = current.mesh
+        else:
+            mesh = self._default_mesh(options.strategy)
+        part_axes(parts, mesh)
+        return mesh
+
+    def _default_mesh(self, strategy: str) -> "Mesh":
+        from jaxshard_magic import api
+
+        built = api.default_mesh(strategy, namespaces=[self.shell.user_ns])
+        axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
+        print("; ".join((f"no %mesh yet, taking {axes}", *built.notes)))
+        return built.mesh
+
+    def _built(self, text: str) -> "BuiltMesh":
+        from jaxshard_magic.mesh import MeshSpec, build
+
+        built = build(MeshSpec.parse(text), [self.shell.user_ns])
+        for note in built.notes:
+            print(note)
+        return built
+
+    def _current_mesh(self) -> "BuiltMesh | None":
+        """The mesh of `%mesh`; made anew where a later one restarted the CPU backend under it."""
+        import jax
+
+        built = self.session.mesh
+        if built is not None and built.mesh.devices.flat[0] not in jax.devices(
+            built.mesh.devices.flat[0].platform
+        ):
+            axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
+            self.session.mesh = self._built(f"cpu:{built.mesh.size} {axes}")
+        return self.session.mesh
+
+    def _exercise(self, options: _options.Options, binding: _cell.Binding) -> bool:
+        """Run the step once when the cell did not, and as often again as asked; whether it has run."""
+        step = binding.sharded
+        if not binding.bound:
+            raise ShardError(f"the cell ended without binding {binding.step.path}")
+        if step.calls == 0:
+            try:
+                args, kwargs = _cell.from_namespace(step.__wrapped__, self.shell.user_ns, binding.step.path)
+            except _cell.Missing as missing:
+                if options.dry_run:
+                    raise
+                print(missing)
+                return False
+            if hasattr(step.__wrapped__, "__self__"):
+                step.prepare(*args, **kwargs)  # to run a method would change its object
+                return True
+            args, kwargs = _copies((args, kwargs))
+            step(*args, **kwargs)
+        if options.repeat:
+            step.repeat(options.repeat)
+        return True
+
+
+def _sharded(options: _options.Options, mesh: "Mesh", progress: Progress, path: str, function: Any) -> Any:
+    """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
+    from jaxshard_magic import api
+    from jaxshard_magic.specs import parse_assignment
+    from jaxshard_magic.step import ShardedStep
+
+    plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
+    step = api.shard(
+        plain,
+        options.strategy,
+        mesh=mesh,
+        specs=_cell.annotated_specs(plain) | dict(map(parse_assignment, options.specs)),
+        rules=[parse_assignment(rule) for rule in options.rules],
+        donate=options.donate,
+        check=options.check,
+        name=options.name or path,
+    )
+    step.progress = progress
+    step.keep_arguments = bool(options.repeat)
+    return _cell.Rehearsal(step) if options.dry_run else step
+
+
+def _copies(arguments: Any) -> Any:
+    """`arguments` in new containers and NNX objects, so that running the step changes none of the user's."""
+    import jax
+
+    if nnx := sys.modules.get("flax.nnx"):
+        nodes = jax.tree.leaves(arguments, is_leaf=nnx.graph.is_graph_node)
+        if any(map(nnx.graph.is_graph_node, nodes)):
+            return nnx.clone(arguments)
+    return jax.tree.map(lambda leaf: leaf, arguments)
+
+
+def _show(built: "BuiltMesh") -> None:
+    from jaxshard_magic.analysis.mesh_info import mesh_info
+    from jaxshard_magic.views.meshgrid import mesh_html, mesh_text
+
+    info = mesh_info(built.mesh, built.source)
+    display({"text/plain": mesh_text(info), "text/html": mesh_html(info)}, raw=True)
+
+
+def _silenced(line: str) -> tuple[str, bool]:
+    """The line without its closing semicolon, and whether it had one."""
+    text = line.strip()
+    return text.rstrip("; "), text.endswith(";")
+
+
+def _one_line(error: ShardError) -> str:
+    message = " ".join(str(error).split())
+    return message if not error.fix or error.fix in message else f"{message} Fix: {error.fix}"
+
+
+def _no_command(word: str) -> ShardError:
+    if word in _options.LATER_COMMANDS:
+        return ShardError(f"%shard {word} comes later: this version has no such command yet")
+    if word.partition("+")[0].partition("@")[0] in _options.STRATEGIES:
+        return ShardError(
+            f"%shard {word} has no cell: write %%shard {word} as the first line of the step's cell"
+        )
+    return ShardError(
+        f"%shard has no command {word!r}; alone it shows the last report."
+        + did_you_mean(word, (*_options.LATER_COMMANDS, *_options.STRATEGIES))
+    )
+
+
+def _completions(shell: "InteractiveShell", event: Any) -> list[str]:
+    """Words for the line of `%%shard`: functions after --step, else strategies and options."""
+    before = event.text_until_cursor.removesuffix(event.symbol).split()
+    if before[-1:] == ["--step"]:
+        return [name for name, value in shell.user_ns.items() if callable(value) and not name.startswith("_")]
+    flags = [flag.name for flag in _options.FLAGS]
+    return flags if event.symbol.startswith("-") else [*_options.STRATEGIES, *flags]
+
+
+def load(shell: "InteractiveShell") -> None:
+    """Register the magics, their completions, and the session's traits for `%config`."""
+    magics = ShardMagics(shell)
+    shell.register_magics(magics)
+    configurables: list[Any] = shell.configurables
+    configurables.append(magics.session)
+    for word in _COMPLETED:
+        shell.set_hook("complete_command", _completions, str_key=word)
+
+
+def unload(shell: "InteractiveShell") -> None:
+    """Take out what `load` put in."""
+    manager: Any = shell.magics_manager
+    magics = manager.registry.pop(ShardMagics.__name__)
+    configurables: list[Any] = shell.configurables
+    configurables.remove(magics.session)
+    for kind, names in magics.magics.items():
+        for name in names:
+            manager.magics[kind].pop(name, None)
+    for word in _COMPLETED:
+        shell.strdispatchers["complete_command"].strs.pop(word, None)

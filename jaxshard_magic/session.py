@@ -1,0 +1,33 @@
+"""The notebook's state: its mesh, the last sharded step, and the reports so far."""
+
+from typing import Any
+
+from traitlets import Any as AnyTrait
+from traitlets import Bool, Int
+from traitlets import List as ListTrait
+from traitlets.config import Configurable
+
+
+class ShardSession(Configurable):
+    """What the magics remember between cells; `%config ShardSession.progress = False` sets a trait."""
+
+    progress = Bool(True, help="Show progress while a step is traced and compiled.").tag(config=True)
+    keep = Int(100, min=1, help="How many Reports the history keeps.").tag(config=True)
+
+    mesh = AnyTrait(
+        None, allow_none=True, help="What %mesh built last: the mesh, and where its devices are from."
+    )
+    step = AnyTrait(None, allow_none=True, help="The ShardedStep of the last %%shard cell.")
+    reported = Bool(False, help="Whether the last of the history is the last step's.")
+    history = ListTrait(help="One Report for each %%shard cell, oldest first.")
+
+    def begin(self, step: Any) -> None:
+        """Make `step` the last one."""
+        self.step, self.reported = step, False
+
+    def report(self) -> Any:
+        """The last step's Report as of now, which the history holds once. Raises ShardError before its first call."""
+        report = self.step.report()
+        earlier = self.history[:-1] if self.reported else self.history
+        self.history, self.reported = [*earlier, report][-self.keep :], True
+        return report

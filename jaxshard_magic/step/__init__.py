@@ -1,0 +1,6 @@
+"""`ShardedStep`: a train step under a plan, compiled once per shapes, called at the cost of a hand-written jit."""
+
+from .entry import Entry
+from .sharded import ShardedStep
+
+__all__ = ["Entry", "ShardedStep"]

@@ -1,0 +1,71 @@
+"""Which buffers a step may take over: never the user's own, only arrays that the step itself gave back."""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from operator import is_
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+from ..plan import Plan
+from ..program.peel import Peeled
+from ..program.trace import Traced
+
+
+def to_donate(peeled: Peeled, traced: Traced, plan: Plan, donate: bool | None) -> tuple[int, ...]:
+    """The flat inputs whose buffers an output can take: the step's state, or what the user's own jit says.
+
+    Each needs an output of its shape, dtype and spec, or XLA has no use for it.
+    """
+    if donate is False:
+        return ()
+    first = len(traced.consts)
+    avals, outs = traced.closed.in_avals, traced.closed.out_avals
+    if donate:
+        wanted = {i for o, i in plan.state_pairs.items() if plan.in_specs[i] == plan.out_specs[o]}
+    else:
+        wanted = {first + i for i, (_, _, donated) in enumerate(peeled.inputs) if donated}
+    written = set(traced.out_paths)
+    free = Counter((a.shape, a.dtype, s) for a, s in zip(outs, plan.out_specs, strict=True))
+    chosen = []
+    for i in sorted(wanted):
+        kind = (avals[i].shape, avals[i].dtype, plan.in_specs[i])
+        stays = i - first < peeled.node_leaves and traced.in_paths[i] not in written
+        if i >= first and free[kind] and not stays and not avals[i].weak_type:
+            free[kind] -= 1
+            chosen.append(i - first)
+    return tuple(chosen)
+
+
+class Ours:
+    """The arrays that a step gave back, known by weak references for as long as they live."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, weakref.ref] = {}
+        self._prune_at = 1024
+
+    def add(self, arrays: Iterable[Any]) -> None:
+        self._refs.update((id(x), weakref.ref(x)) for x in arrays)
+        if len(self._refs) > self._prune_at:
+            self._refs = {k: r for k, r in self._refs.items() if r() is not None}
+            self._prune_at = max(1024, 2 * len(self._refs))
+
+    def __contains__(self, array: Any) -> bool:
+        ref = self._refs.get(id(array))
+        return ref is not None and ref() is array
+
+    def all(self, given: Sequence[Any], others: Sequence[Any]) -> bool:
+        """May all of `given` be donated: ours, none twice and none among `others`, which the same call reads?"""
+        refs = list(map(self._refs.get, map(id, given)))
+        if None in refs or not all(map(is_, (r() for r in refs), given)):  # pyright: ignore[reportOptionalCall]
+            return False
+        ids = set(map(id, given))
+        return len(ids) == len(given) and ids.isdisjoint(map(id, others))
+
+
+def own_copy(x: Any, sharding: Sharding) -> jax.Array:
+    """A copy that shares no buffer with `x`; `device_put` alone would, where a shard stays on its device."""
+    return jnp.copy(jax.device_put(x, sharding))

@@ -1,0 +1,245 @@
+"""`Entry`: one compiled program of a step, for one set of shapes and held values."""
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef
+
+from ..plan import Plan
+from ..program.peel import Peeled, Result, specs
+from ..program.trace import Traced, trace
+from ..program.untraceable import explain
+from .donation import Ours, own_copy, to_donate
+
+Planner = Callable[..., Plan]
+
+
+@dataclass(eq=False)
+class Entry:
+    """One program of a step: traced, planned and compiled.
+
+    It is called as `call(consts, args, kwargs)` with the user's own trees where `whole`, else as
+    `call(consts, kept, given)` with the flat inputs, those of `donated` in `given`. `timings` are the seconds of
+    the calls whose result was waited for: never the first, calls 2 to 9, then each whose number has doubled (waiting
+    for more would take the overlap of host and device away).
+    """
+
+    traced: Traced
+    plan: Plan
+    compiled: Any
+    result: Result
+    tree: PyTreeDef
+    call: Callable[..., Any]
+    whole: bool
+    consts: list[Any]
+    shardings: list[NamedSharding]
+    donated: tuple[int, ...]
+    trace_s: float
+    compile_s: float
+    calls: int = 0
+    timings: list[float] = field(default_factory=list)
+    _sample_at: int = 2
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        given = set(self.donated)
+        self.kept = tuple(i for i in range(len(self.shardings)) if i not in given)
+
+    def run(self, inputs: tuple[Any, ...]) -> Any:
+        n = self.calls + 1
+        if n < self._sample_at:
+            outs = self.call(*inputs)
+        else:
+            outs = self.timed(inputs)
+            self._sample_at = n + 1 if n < 9 else 2 * n
+        with self._lock:
+            self.calls += 1
+        return outs
+
+    def timed(self, inputs: tuple[Any, ...]) -> Any:
+        jax.block_until_ready(inputs)
+        start = time.perf_counter()
+        outs = jax.block_until_ready(self.call(*inputs))
+        self.timings.append(time.perf_counter() - start)
+        return outs
+
+    def place(self, leaves: Sequence[Any], ours: Ours) -> list[Any]:
+        """The flat inputs where the program wants them. numpy arrays go there with the call, shard by shard."""
+        placed = list(leaves)
+        moved = [i for i in self.kept if isinstance(leaves[i], jax.Array) and not _lies(leaves[i], self.shardings[i])]
+        if moved:
+            targets = [self.shardings[i] for i in moved]
+            for i, x in zip(moved, jax.device_put([leaves[i] for i in moved], targets), strict=True):
+                placed[i] = x
+        read = {id(leaves[i]) for i in self.kept}
+        for i in self.donated:
+            if leaves[i] not in ours or id(leaves[i]) in read or not _lies(leaves[i], self.shardings[i]):
+                placed[i] = own_copy(leaves[i], self.shardings[i])
+            read.add(id(leaves[i]))
+        return placed
+
+    def arrange(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The flat inputs as `call` takes them."""
+        if self.whole:
+            return self.consts, *self.tree.unflatten(leaves)
+        return self.consts, [leaves[i] for i in self.kept], [leaves[i] for i in self.donated]
+
+    def leaves(self, inputs: tuple[Any, ...]) -> list[Any]:
+        """The flat inputs of an arranged call."""
+        if self.whole:
+            return jax.tree.leaves(inputs[1:])
+        flat: list[Any] = [None] * len(self.shardings)
+        for i, x in zip((*self.kept, *self.donated), (*inputs[1], *inputs[2]), strict=True):
+            flat[i] = x
+        return flat
+
+    def copies(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Inputs that may be used up: copies of what the call takes over."""
+        if not self.donated:
+            return inputs
+        given = [own_copy(x, self.shardings[i]) for i, x in zip(self.donated, inputs[2], strict=True)]
+        return (*inputs[:2], given)
+
+
+def _lies(x: Any, sharding: NamedSharding) -> bool:
+    return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
+
+
+def build_entry(
+    peeled: Peeled,
+    strategy: str,
+    mesh: Mesh,
+    *,
+    planner: Planner,
+    given: Mapping[str, PartitionSpec],
+    rules: Sequence[tuple[str, PartitionSpec]],
+    donate: bool | None,
+    say: Callable[[str], None],
+) -> Entry:
+    """Trace, plan and compile one kind of call.
+
+    Raises `ShardError` for a step that jax can't trace and whatever the planner raises; an exception of the user's
+    own code passes through.
+    """
+    say("tracing")
+    start = time.perf_counter()
+    avals = specs(peeled.leaves)
+    traced, result = _traced(peeled, avals)
+    trace_s = time.perf_counter() - start
+    metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
+    say(f"planning {strategy}")
+    plan = planner(traced, mesh, strategy, specs=given, rules=rules, metadata=tuple(metadata))
+    say(f"compiling for {mesh.size} device{'s' * (mesh.size > 1)}")
+    start = time.perf_counter()
+    donated = to_donate(peeled, traced, plan, donate)
+    n = len(traced.consts)
+    shardings = [NamedSharding(mesh, spec) for spec in plan.in_specs]
+    outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
+    constants = specs(traced.consts)
+    whole = peeled.all_traced and result.plain and not donated
+    lowered = _lower_whole if whole else _lower_flat
+    compiled = lowered(peeled, result, plan, donated, constants, avals, shardings, outs).compile()
+    kept = [a for i, a in enumerate(avals) if i not in donated]
+    weak = [a.weak_type for a in (*constants, *kept, *(avals[i] for i in donated))]
+    return Entry(
+        traced,
+        plan,
+        compiled,
+        result,
+        peeled.tree,
+        strict_call(compiled, tuple(map(bool, weak))),
+        whole,
+        list(jax.device_put(list(traced.consts), shardings[:n])),
+        shardings[n:],
+        donated,
+        trace_s,
+        time.perf_counter() - start,
+    )
+
+
+def _traced(peeled: Peeled, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Traced, Result]:
+    results = []
+
+    def fun(*leaves: Any) -> tuple[list[Any], list[Any]]:
+        outs, paths, result = peeled.fun(*leaves)
+        results.append(result)
+        return outs, paths
+
+    try:
+        traced = trace(fun, avals, [path for path, _, _ in peeled.inputs])
+    except Exception as error:
+        found = explain(error, peeled.step.name)
+        if found is None:
+            raise
+        raise found from error
+    return traced, results[-1]
+
+
+def _lower_whole(peeled, result, plan, donated, constants, avals, shardings, outs) -> Any:
+    """Lowered for the user's own trees, which the compiled program then opens in C++."""
+
+    def program(consts, args, kwargs):
+        return result.tree.unflatten(plan.run(*consts, *jax.tree.leaves((args, kwargs))))
+
+    program.__name__ = program.__qualname__ = peeled.step.name
+    n = len(constants)
+    jitted = jax.jit(
+        program,
+        in_shardings=(shardings[:n], *peeled.tree.unflatten(shardings[n:])),
+        out_shardings=result.tree.unflatten(outs),
+    )
+    return jitted.lower(constants, *peeled.tree.unflatten(avals))
+
+
+def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs) -> Any:
+    n = len(constants)
+    kept = [i for i in range(len(avals)) if i not in donated]
+    back = [(*kept, *donated).index(i) for i in range(len(avals))]
+
+    def program(consts, kept, given):
+        flat = (*kept, *given)
+        return list(plan.run(*consts, *(flat[i] for i in back)))
+
+    program.__name__ = program.__qualname__ = peeled.step.name
+    places = [shardings[n + i] for i in kept], [shardings[n + i] for i in donated]
+    jitted = jax.jit(program, in_shardings=(shardings[:n], *places), out_shardings=outs, donate_argnums=2)
+    return jitted.lower(constants, [avals[i] for i in kept], [avals[i] for i in donated])
+
+
+class _Strict:
+    """Stands for the executable where jax looks at a kind of call for the first time, in Python."""
+
+    def __init__(self, executable: Any, weak: tuple[bool, ...]):
+        self._executable, self._weak = executable, weak
+
+    def call(self, *args: Any) -> Any:
+        if tuple(jax.typeof(x).weak_type for x in args) != self._weak:
+            raise TypeError("weak types differ from those this program was compiled for")
+        return self._executable.call(*args)
+
+
+def strict_call(compiled: Any, weak: tuple[bool, ...]) -> Callable[..., Any]:
+    """`compiled` as a function that raises TypeError also where only weak types differ.
+
+    A compiled program takes a weak float for a strong one, where `jax.jit` would make another program with other
+    result types. Its C++ cache does tell them apart; what it has not seen comes to `executable.call`, once. The
+    names are private: without them the types are looked at in every call.
+    """
+    try:
+        executable, params = compiled._executable, compiled._params
+        params = params._replace(executable=_Strict(executable, weak))
+        return executable.create_cpp_call(params) or functools.partial(compiled.call, params)
+    except AttributeError:
+        return functools.partial(_checked_call, compiled, weak)
+
+
+def _checked_call(compiled: Any, weak: tuple[bool, ...], *inputs: Any) -> Any:
+    if tuple(jax.typeof(x).weak_type for x in jax.tree.leaves(inputs)) != weak:
+        raise TypeError("weak types differ from those this program was compiled for")
+    return compiled(*inputs)

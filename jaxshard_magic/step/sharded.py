@@ -1,0 +1,210 @@
+"""`ShardedStep`: called as the user's step, runs it under a plan."""
+
+import functools
+import threading
+import types
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax._src.core import trace_state_clean  # jax.core has no public name for it
+from jax.sharding import Mesh, PartitionSpec
+
+from ..errors import ShardError
+from ..program.peel import Peeled, nnx_calls, peel
+from ..program.unwrap import strip
+from .calls import FlatCall, GraphCall, WholeCall
+from .donation import Ours
+from .entry import Entry, Planner, build_entry
+
+if TYPE_CHECKING:
+    from ..report import Check, Report
+
+RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
+
+
+class ShardedStep:
+    """A train step that runs sharded over `mesh` under `strategy`, with the plain step's numbers.
+
+    Call it as the step. A plain function's Python numbers stay Python and a jitted one's are traced, as without it;
+    arrays that the step closes over are placed once, when it is traced, as `jax.jit` does. Made by `api.shard`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        strategy: str,
+        mesh: Mesh,
+        *,
+        planner: Planner,
+        specs: Mapping[str, PartitionSpec] | None = None,
+        rules: Sequence[tuple[str, PartitionSpec]] = (),
+        donate: bool | None = None,
+        check: bool = False,
+        name: str | None = None,
+    ):
+        self._step = strip(step)
+        functools.update_wrapper(self, step, updated=())
+        self.__wrapped__ = step
+        self.strategy, self.mesh, self.donate, self.check = strategy, mesh, donate, check
+        self.name = name or self._step.name
+        self.progress: Callable[[str], None] | None = None
+        self.checked: Check | None = None
+        self.keep_arguments = False
+        self.options = _options(specs or {}, rules, donate, check)
+        self._planner, self._specs, self._rules = planner, dict(specs or {}), tuple(rules)
+        self._entries: dict[Hashable, Entry] = {}
+        self._recent: list[Any] = []
+        self._fast: dict[Entry, Any] = {}
+        self._current: Entry | None = None
+        self._kept: tuple[Entry, tuple[Any, ...]] | None = None
+        self._ours = Ours()
+        self._lock = threading.RLock()
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        return self if obj is None else types.MethodType(self, obj)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not trace_state_clean():
+            return self.__wrapped__(*args, **kwargs)
+        for fast in self._recent:
+            try:
+                inputs, watch = fast.gather(args, kwargs)
+                outs = fast.entry.run(inputs)
+            except (TypeError, ValueError):
+                continue  # raised before anything ran; what is wrong in itself is raised again below
+            return fast.finish(watch, inputs, outs)
+        return self._first_of_its_kind(args, kwargs)
+
+    @property
+    def calls(self) -> int:
+        return sum(entry.calls for entry in self._entries.values())
+
+    @property
+    def check(self) -> bool:
+        """Compare the next call against the plain step; the outcome is `checked`."""
+        return self._check
+
+    @check.setter
+    def check(self, value: bool) -> None:
+        self._check = value
+        if value:
+            self._recent = []
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Entry:
+        """Trace, plan and compile for these arguments (arrays or `jax.ShapeDtypeStruct`) without running."""
+        self._current = self._entry(peel(self._step, args, kwargs))
+        return self._current
+
+    def repeat(self, n: int) -> None:
+        """Call the step `n` more times on the last call's arguments, for its timing; nothing is updated.
+
+        Needs `keep_arguments` set before that call: arguments are not kept alive otherwise.
+        """
+        if self._kept is None:
+            raise ShardError("there are no arguments to repeat the step on: set keep_arguments before it is called")
+        entry, inputs = self._kept
+        for _ in range(n):
+            entry.timed(entry.copies(inputs))
+
+    def report(self) -> "Report":
+        """Everything known of the step's last kind of call. Raises `ShardError` before the first."""
+        if self._current is None:
+            raise ShardError(f"{self.name} has not run yet; call it, or prepare(...) it, before asking for its report")
+        from ..analysis.summary import summarize
+
+        return summarize(self)
+
+    @property
+    def entry(self) -> Entry | None:
+        """The program of the last kind of call."""
+        return self._current
+
+    def _first_of_its_kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        peeled = peel(self._step, args, kwargs)
+        entry = self._entry(peeled)
+        plain = self._plain(peeled)
+        placed = entry.place(peeled.leaves, self._ours)
+        inputs = entry.arrange(placed)
+        if entry.calls == 0:
+            self._say("first run")
+        if self.keep_arguments:
+            self._kept = entry, entry.copies(inputs)
+        outs = entry.run(inputs)
+        self._current = entry
+        result = self._finish(entry, peeled, placed, outs)
+        if plain is not None:
+            self._say("checking against the plain step")
+            self.checked = plain.against(entry.traced, jax.tree.leaves(outs) if entry.whole else outs)
+        self._remember(entry, peeled)
+        return result
+
+    def _plain(self, peeled: Peeled) -> Any:
+        if not self.check or self.checked is not None:
+            return None
+        from ..analysis.check import Plain
+
+        return Plain(peeled)
+
+    def _finish(self, entry: Entry, peeled: Peeled, placed: list[Any], outs: Any) -> Any:
+        if entry.whole:
+            return outs
+        if entry.donated:
+            self._ours.add(outs)
+        update, nodes = entry.result.update, peeled.nodes
+        if update is None:
+            return entry.result.build(outs)
+        if nodes is None:
+            return entry.result.build(outs, nnx_calls().give_back(update, placed, outs))
+        nnx_calls().settle(nodes, peeled.leaves, placed)
+        return entry.result.build(outs, nnx_calls().write_back(nodes, update, placed, outs))
+
+    def _remember(self, entry: Entry, peeled: Peeled) -> None:
+        """The next call of this kind takes the short way."""
+        fast = self._fast.get(entry)
+        if fast is None:
+            fast = self._fast[entry] = _fast(entry, peeled, self._ours)
+        if isinstance(fast, GraphCall) and not fast.watch(peeled):
+            fast = None
+        if fast is not None and not self.keep_arguments:
+            self._recent = [fast, *(f for f in self._recent if f is not fast)][:RECENT]
+
+    def _entry(self, peeled: Peeled) -> Entry:
+        with self._lock:
+            entry = self._entries.get(peeled.key)
+            if entry is None:
+                entry = self._entries[peeled.key] = build_entry(
+                    peeled,
+                    self.strategy,
+                    self.mesh,
+                    planner=self._planner,
+                    given=self._specs,
+                    rules=self._rules,
+                    donate=self.donate,
+                    say=self._say,
+                )
+            return entry
+
+    def _say(self, doing: str) -> None:
+        if self.progress is not None:
+            self.progress(doing)
+
+
+def _fast(entry: Entry, peeled: Peeled, ours: Ours) -> Any:
+    if entry.whole:
+        return WholeCall(entry, peeled)
+    if entry.result.update is None:
+        return FlatCall(entry, peeled, ours)
+    return GraphCall(entry, peeled, ours) if peeled.nodes is not None and GraphCall.possible(entry) else None
+
+
+def _options(
+    specs: Mapping[str, PartitionSpec], rules: Sequence[tuple[str, PartitionSpec]], donate: bool | None, check: bool
+) -> dict[str, Any]:
+    """What was asked for beside the strategy, as plain data for the Report."""
+    asked = {"specs": {k: _text(v) for k, v in specs.items()}, "rules": {k: _text(v) for k, v in rules}}
+    return {k: v for k, v in {**asked, "donate": donate, "check": check or None}.items() if v not in (None, {})}
+
+
+def _text(spec: PartitionSpec) -> str:
+    return f"P({', '.join(map(repr, spec))})"

@@ -1,0 +1,70 @@
+"""Settings that must stand before jax starts, and a notebook to run cells in."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CACHE = (
+    Path(tempfile.gettempdir()) / f"jaxshard-magic-tests-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
+)
+SETTINGS = {
+    # With fewer threads programs on different simulated devices starve each other, and XLA aborts.
+    "NPROC": "32",
+    "JAX_PLATFORMS": "cpu",
+    "JAX_NUM_CPU_DEVICES": "8",
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    # Else a program comes back with the source lines of another one that computes the same.
+    "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "true",
+}
+os.environ.update(SETTINGS)
+
+import pytest  # noqa: E402
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell  # noqa: E402
+from traitlets.config import Config  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A real shell with the extension loaded; `run` raises what the cell raised, `fails` returns it."""
+
+    shell: InteractiveShell
+
+    def cell(self, code: str) -> ExecutionResult:
+        return self.shell.run_cell(code, store_history=True)
+
+    def run(self, code: str) -> Any:
+        result = self.cell(code)
+        result.raise_error()
+        return result.result
+
+    def fails(self, code: str) -> BaseException:
+        result = self.cell(code)
+        error = result.error_before_exec or result.error_in_exec
+        assert error is not None, f"this cell should have failed:\n{code}"
+        return error
+
+    def __getitem__(self, name: str) -> Any:
+        return self.shell.user_ns[name]
+
+
+@pytest.fixture
+def bare_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """A fresh IPython shell, nothing loaded; its own home folder and no history file."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    InteractiveShell.clear_instance()
+    config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
+    yield InteractiveShell.instance(config=config)
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def notebook(bare_shell: InteractiveShell) -> Notebook:
+    bare_shell.run_line_magic("load_ext", "jaxshard_magic")
+    return Notebook(bare_shell)

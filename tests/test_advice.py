@@ -1,0 +1,203 @@
+"""Every piece of advice fires where it should, with a fix that holds, and stays silent where it should."""
+
+import math
+
+from jaxshard_magic.analysis.advice import advise
+from jaxshard_magic.analysis.collectives import moves
+from jaxshard_magic.report import Advice, Leaf, MeshInfo
+
+MIB = 2**20
+
+
+def mesh(**axes: int) -> MeshInfo:
+    return MeshInfo(axes, "cpu", "cpu", "simulated", tuple(range(math.prod(axes.values()))), 1)
+
+
+def leaf(path, shape, spec=None, role="params", axes=None, wanted=(), why="a copy on every device") -> Leaf:
+    """A float32 leaf; what it loses is what dividing it over `wanted` would have saved."""
+    spec = spec or (None,) * len(shape)
+    names = [a for e in spec for a in ((e,) if isinstance(e, str) else e or ())]
+    whole = 4 * math.prod(shape)
+    held = whole // math.prod((axes or {})[a] for a in names)
+    lost = held - held // math.prod((axes or {})[a] for a in wanted) if wanted else 0
+    return Leaf(path, role, shape, "float32", spec, whole, held, why, wanted, lost)
+
+
+def codes(advice) -> list[str]:
+    return [a.code for a in advice]
+
+
+MESH = mesh(data=4, model=2)
+AXES = MESH.axes
+BATCH = leaf("batch.x", (32, 128), ("data", None), "batch", AXES)
+
+
+def test_a_step_where_all_is_cut_as_planned_gets_no_advice():
+    cut = leaf("params.w", (1024, 1024), ("data", "model"), axes=AXES)
+    small = leaf("params.b", (1024,))
+    assert advise([cut, small, BATCH], MESH, "fsdp+tp") == ()
+
+
+def test_a_leaf_that_could_not_be_cut_is_told_with_its_moments_and_a_rule_for_another_dimension():
+    shape, spec = (50257, 768), (None, "data")
+    wte = [
+        leaf(f"state.{where}wte.embedding", shape, spec, role, AXES, ("model",))
+        for where, role in [
+            ("params.", "params"),
+            ("opt_state.0.mu.", "optimizer"),
+            ("opt_state.0.nu.", "optimizer"),
+        ]
+    ]
+    other = leaf("state.params.wpe.embedding", (1024, 768), (None, ("data", "model")), axes=AXES)
+    # 50257 * 768 * 4 bytes over data=4, half of it for want of model, three times: 55.2 MiB.
+    assert round(3 * 50257 * 768 * 4 / 4 / 2 / MIB, 1) == 55.2
+    assert advise([*wte, other, BATCH], MESH, "fsdp+tp") == (
+        Advice(
+            "not-cut",
+            "warning",
+            "state.params.wte.embedding is not cut over model: no dimension of 50257 x 768 is left that "
+            "divides by 2. With 2 more like it every device keeps 55.2 MiB more than planned.",
+            "--rule \"wte.embedding$=P(None,('data','model'))\"",
+        ),
+    )
+
+
+def test_the_rule_matches_the_leaves_it_is_for_and_no_others():
+    leaves = [
+        leaf("a.w", (7, 64), axes=AXES, wanted=("model",)),
+        leaf("a.bw", (7, 63), axes=AXES, wanted=("data",)),
+    ]
+    assert "--rule \"(^|[.])w$=P(None,'model')\"" in [a.fix for a in advise(leaves, MESH, "tp")]
+    twins = [
+        leaf("a.w", (7, 64), axes=AXES, wanted=("model",)),
+        leaf("b.v", (7, 64), axes=AXES, wanted=("model",)),
+        leaf("b.w", (7, 9), axes=AXES),
+    ]
+    (told,) = advise(twins, MESH, "tp")
+    assert told.fix == "--rule \"^a.w$|^b.v$=P(None,'model')\""
+
+
+def test_one_axis_of_two_is_better_than_none():
+    stuck = leaf("w", (6, 9), axes=AXES, wanted=("data", "model"))
+    (told,) = advise([stuck], MESH, "fsdp")
+    assert told.fix == "--rule \"w$=P('model',None)\""
+
+
+def test_the_layers_of_a_scan_are_not_offered_for_cutting():
+    stuck = leaf("blocks.w", (4, 1001, 3001), axes=AXES, wanted=("data",))
+    (told,) = advise([stuck], MESH, "fsdp")
+    # 1001 -> 1004 grows by 0.3%, 3001 -> 3004 by 0.1%.
+    assert told.fix == "pad dimension 2 of blocks.w from 3001 to 3004"
+
+
+def test_a_dimension_that_would_grow_much_gets_another_mesh_of_as_many_devices():
+    stuck = leaf("heads", (12, 5), axes={"data": 1, "model": 8}, wanted=("model",))
+    batch = leaf("batch", (32,), ("data",), "batch", {"data": 1, "model": 8})
+    # 12 -> 16 would grow by a third; 12 divides by 4, and 32 examples by data=2.
+    (told,) = advise([stuck, batch], mesh(data=1, model=8), "tp")
+    assert told.fix == "--mesh data=2 model=4"
+
+
+def test_a_mesh_that_the_batch_does_not_divide_by_is_not_offered():
+    axes = {"data": 1, "model": 8}
+    stuck = leaf("heads", (12, 5), axes=axes, wanted=("model",))
+    batch = leaf("batch", (33,), ("data",), "batch", axes)
+    (told,) = advise([stuck, batch], mesh(**axes), "tp")
+    assert told.fix == "pad dimension 0 of heads from 12 to 16"
+
+
+def test_what_hardly_costs_anything_is_no_warning():
+    big = leaf("w", (4096, 4096), ("data", None), axes=AXES)
+    stuck = leaf("v", (129, 129), axes=AXES, wanted=("data",))
+    (told,) = advise([big, stuck], MESH, "fsdp")
+    assert stuck.lost < 0.01 * (big.bytes_per_device + stuck.bytes_per_device)
+    assert told.level == "info"
+
+
+def test_many_kinds_of_uncut_leaves_are_summed_up_after_the_largest_five():
+    stuck = [leaf(f"w{i}", (201 + 2 * i, 203), axes=AXES, wanted=("model",)) for i in range(8)]
+    told = advise(stuck, MESH, "tp")
+    assert codes(told) == ["not-cut"] * 6
+    assert [a.message.split()[0] for a in told[:5]] == ["w7", "w6", "w5", "w4", "w3"]
+    lost = sum(leaf.lost for leaf in stuck[:3]) / 1024
+    assert told[5] == Advice(
+        "not-cut", "info", f"3 more leaves are not cut as planned, {lost:.3g} KiB more on every device."
+    )
+
+
+def test_an_idle_axis_is_given_to_the_batch_where_everything_still_divides():
+    (told,) = advise([BATCH], MESH, "dp", idle_axes=("model",))
+    assert told == Advice(
+        "idle-axis", "warning", "Nothing uses model: 2 devices at a time do the same work.", "--mesh data=8"
+    )
+
+
+def test_an_idle_axis_is_dropped_where_the_batch_does_not_divide_further():
+    batch = leaf("x", (12, 3), ("data", None), "batch", AXES)
+    (told,) = advise([batch], MESH, "dp", idle_axes=("model",))
+    assert told.fix == "--mesh data=4"
+
+
+def test_an_idle_axis_takes_the_examples_where_none_does():
+    cut = leaf("w", (64, 64), (None, "model"), axes=AXES)
+    batch = leaf("x", (12, 3), role="batch")
+    (told,) = advise([cut, batch], MESH, "tp", idle_axes=("data",))
+    assert told.fix == "%%shard tp+dp@data"
+    (told,) = advise([cut, leaf("batch.x", (12, 3), role="batch")], MESH, "spmd", idle_axes=("data",))
+    assert told.fix == "--spec \"batch=P('data')\""
+
+
+def test_a_large_leaf_left_whole_among_cut_ones_is_named_with_a_rule():
+    cut = leaf("w", (512, 512), ("data", None), axes=AXES)
+    whole = leaf("emb.table", (1000, 512))
+    (told,) = advise([cut, whole, BATCH], MESH, "fsdp")
+    assert told == Advice(
+        "whole",
+        "info",
+        "emb.table lies whole on every device, 1.95 MiB each: a copy on every device.",
+        "--rule \"table$=P('data',None)\"",
+    )
+
+
+def test_leaves_left_whole_on_purpose_are_not_named():
+    whole, small = leaf("emb.table", (1000, 512)), leaf("bias", (512,))
+    cut = leaf("w", (512, 512), ("data", None), axes=AXES)
+    assert advise([whole, BATCH], MESH, "dp") == ()
+    assert advise([cut, small, BATCH], MESH, "fsdp") == ()
+    assert advise([cut, whole, BATCH], MESH, "fsdp", given={"emb.table"}) == ()
+
+
+LOOP = """HloModule m, num_partitions=8
+
+%body (c: f32[8]) -> f32[8] {
+  %c = f32[8] parameter(0)
+  ROOT %r = f32[8] all-reduce(%c), channel_id=1, replica_groups=[4,2]<=[8], to_apply=%s
+}
+
+%cond (d: f32[8]) -> pred[] {
+  %d = f32[8] parameter(0)
+  ROOT %t = pred[] custom-call(%d)
+}
+
+ENTRY %e (p: f32[8]) -> f32[8] {
+  %p = f32[8] parameter(0)
+  ROOT %w = f32[8] while(%p), condition=%cond, body=%body
+}
+"""
+
+
+def test_collectives_in_a_loop_of_unknown_length_are_told():
+    found = moves(LOOP, AXES)
+    (told,) = advise([BATCH], MESH, "dp", moves=found)
+    assert told.code == "loop-length"
+    assert told.message.startswith("A collective runs in a loop whose length is only known while it runs")
+    known = LOOP.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
+    assert advise([BATCH], MESH, "dp", moves=moves(known, AXES)) == ()
+
+
+def test_warnings_come_before_what_is_only_worth_knowing():
+    cut = leaf("w", (512, 512), ("data", None), axes=AXES)
+    told = advise(
+        [cut, leaf("emb", (1000, 512)), BATCH], MESH, "fsdp", idle_axes=("model",), moves=moves(LOOP, AXES)
+    )
+    assert codes(told) == ["idle-axis", "whole", "loop-length"]

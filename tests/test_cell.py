@@ -1,0 +1,390 @@
+"""Finding the train step of a cell, binding the sharded one in its place, and running the cell."""
+
+import ast
+import functools
+import sys
+import textwrap
+
+import pytest
+
+from jaxshard_magic import _cell
+from jaxshard_magic.errors import ShardError
+
+PLAIN_STEP = """
+def update(params, batch):
+    grads = jax.grad(loss_fn)(params, batch)
+    return jax.tree.map(lambda p, g: p - g, params, grads)
+"""
+
+
+def found(source: str, name: str | None = None, **namespace) -> _cell.Step:
+    return _cell.find_step(ast.parse(textwrap.dedent(source)), namespace, name)
+
+
+def error(source: str, name: str | None = None, **namespace) -> str:
+    with pytest.raises(ShardError) as raised:
+        found(source, name, **namespace)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def made(source: str, **globals_):
+    """The namespace after running `source`, whose functions then count as the user's."""
+    namespace = {"__name__": "__main__", **globals_}
+    exec(textwrap.dedent(source), namespace)
+    return namespace
+
+
+# ---- which function is the step ----
+
+
+def test_the_default_name_wins_over_everything_else():
+    source = PLAIN_STEP + "def train_step(x):\n    return x\n"
+    assert found(source) == _cell.Step("train_step", here=True)
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "train_step = jax.jit(update)",
+        "from steps import train_step",
+        "from steps import update as train_step",
+        "with mesh:\n    train_step = jax.jit(update)",
+        "if fast:\n    train_step = jax.jit(update)\nelse:\n    train_step = update",
+        "@functools.partial(jax.jit, static_argnums=0)\ndef train_step(n, x): return x",
+    ],
+)
+def test_every_way_to_bind_the_name_counts_as_bound_here(binding):
+    assert found(binding) == _cell.Step("train_step", here=True)
+
+
+def test_a_step_of_an_earlier_cell_is_found_where_this_cell_calls_it():
+    namespace = made("def train_step(s, b): return s")
+    assert found("for b in batches:\n    s = train_step(s, b)", **namespace) == _cell.Step(
+        "train_step", False
+    )
+
+
+def test_a_step_of_an_earlier_cell_is_found_through_the_function_that_calls_it():
+    namespace = made("def train_step(s): return s\ndef fit(s):\n    for _ in range(3): s = train_step(s)")
+    assert found("fit(state)", **namespace) == _cell.Step("train_step", here=False)
+
+
+def test_the_default_name_is_not_taken_when_the_cell_has_nothing_to_do_with_it():
+    namespace = made("def train_step(s): return s")
+    assert found(PLAIN_STEP, **namespace) == _cell.Step("update", here=True)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "@jax.jit\ndef epoch(s, b): return train_step(s, b)",
+        """
+def body(s, b): return train_step(s, b)
+def epoch(s, b): return jax.lax.scan(body, s, b)""",
+    ],
+)
+def test_an_epoch_that_traces_the_step_inside_is_the_step(head):
+    source = "def train_step(s, b): return s, b\n" + head
+    assert found(source + "\ns = epoch(s, b)") == _cell.Step("epoch", here=True)
+    assert found(source + "\ns = epoch(s, b)\ns = train_step(s, b)") == _cell.Step("train_step", here=True)
+    assert found(source) == _cell.Step("train_step", here=True)
+
+
+def test_the_only_function_is_the_step():
+    assert found("def forward(params, x):\n    return x @ params") == _cell.Step("forward", here=True)
+
+
+def test_the_function_that_takes_gradients_is_the_step_not_the_loss_nor_the_loop():
+    source = f"""
+def loss_fn(params, batch):
+    return jnp.mean(batch @ params)
+{PLAIN_STEP}
+def evaluate(params, batch):
+    return loss_fn(params, batch)
+def fit(params):
+    for batch in batches:
+        params = update(params, batch)
+    return params
+params = fit(params)
+"""
+    assert found(source) == _cell.Step("update", here=True)
+
+
+def test_gradients_taken_in_a_helper_count_for_the_step_that_updates():
+    source = """
+def grads_of(params, batch):
+    return jax.value_and_grad(loss_fn)(params, batch)
+def one_step(params, opt_state, batch):
+    loss, grads = grads_of(params, batch)
+    updates, opt_state = tx.update(grads, opt_state)
+    return optax.apply_updates(params, updates), opt_state
+for batch in batches:
+    params, opt_state = one_step(params, opt_state, batch)
+"""
+    assert found(source) == _cell.Step("one_step", here=True)
+
+
+def test_the_jitted_name_is_the_step_not_the_function_it_wraps():
+    assert found(PLAIN_STEP + "fast_update = nnx.jit(update)") == _cell.Step("fast_update", here=True)
+
+
+def test_a_function_made_by_a_factory_is_the_step_and_the_factory_is_not():
+    source = """
+def make_step(tx):
+    @jax.jit
+    def step(params, batch):
+        grads = jax.grad(loss_fn)(params, batch)
+        return tx.update(grads, params)
+    return step
+step = make_step(tx)
+params = step(params, batch)
+"""
+    assert found(source) == _cell.Step("step", here=True)
+
+
+def test_an_imported_function_without_the_usual_name_is_found_by_the_call_that_replaces_its_argument():
+    namespace = made("def improve(s, b): return s\ndef batches(): return []")
+    source = "for b in batches():\n    s = improve(s, b)"
+    assert found(source, **namespace) == _cell.Step("improve", here=False)
+
+
+def test_functions_of_installed_packages_are_no_candidates():
+    namespace = made("from numpy import copy\nfrom textwrap import dedent\ndef improve(s): return s")
+    source = "s = copy(s)\nt = dedent(t)\ns = improve(s)"
+    assert found(source, **namespace) == _cell.Step("improve", here=False)
+
+
+def test_models_and_optimizers_made_in_the_cell_are_no_candidates():
+    source = "model = Model(rngs=rngs)\nlogits = model(x)\n" + PLAIN_STEP
+    assert found(source) == _cell.Step("update", here=True)
+
+
+def test_a_step_that_needs_choosing_is_named_with_its_rivals():
+    source = PLAIN_STEP.replace("update", "d_step") + PLAIN_STEP.replace("update", "g_step")
+    assert error(source) == (
+        "this cell has 2 functions that may be the train step: d_step, g_step; say which: --step d_step"
+    )
+    assert found(source, "g_step") == _cell.Step("g_step", here=True)
+
+
+def test_a_cell_without_a_function_says_so():
+    assert "no function that may be the train step; name it: --step NAME" in error("x = 1\nprint(x)")
+
+
+def test_a_cell_that_only_calls_a_method_is_told_how_to_name_it():
+    namespace = made("class Trainer:\n    def step(self, b): return b\ntrainer = Trainer()")
+    assert error("trainer.step(batch)", **namespace).endswith("--step trainer.step")
+
+
+def test_a_name_that_is_nowhere_gets_the_nearest_one():
+    assert error(PLAIN_STEP, "updat") == (
+        "--step updat: no function 'updat' in this cell or the notebook. Did you mean 'update'?"
+    )
+    assert "no object 'trainr'" in error("x = 1", "trainr.step", trainer=1)
+    assert "Did you mean 'trainer'?" in error("x = 1", "trainr.step", trainer=1)
+
+
+def test_a_method_is_found_on_an_object_of_this_cell_or_of_an_earlier_one():
+    assert found("trainer = Trainer()\ntrainer.step()", "trainer.step").here
+    assert not found("trainer.step()", "trainer.step", trainer=object()).here
+
+
+# ---- binding, and running the cell ----
+
+
+def shard(function):
+    """Stands for `api.shard`: the same function, with a mark on its results."""
+
+    @functools.wraps(function)
+    def sharded(*args):
+        return "sharded", function(*args)
+
+    return sharded
+
+
+@pytest.fixture
+def run(bare_shell):
+    """Runs a cell as the magic does, around a step that marks what it returns; gives the namespace."""
+
+    def run(source: str, name: str | None = None, make=shard):
+        cell = _cell.parse(bare_shell, textwrap.dedent(source))
+        step = _cell.find_step(cell.tree, bare_shell.user_ns, name)
+        with _cell.Binding(bare_shell.user_ns, step, make) as binding:
+            _cell.run(bare_shell, cell, binding)
+        assert binding.bound
+        return bare_shell.user_ns
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def train_step(x): return x\nout = train_step(1)",
+        "train_step = lambda x: x\nout = train_step(1)",
+        "train_step = int\ndef train_step(x): return x\nout = train_step(1)",
+        "if True:\n    def train_step(x): return x\n    out = train_step(1)",
+        "try:\n    1 / 0\nexcept ZeroDivisionError:\n    def train_step(x): return x\nout = train_step(1)",
+        "with open('/dev/null'):\n    train_step = lambda x: x\n    out = train_step(1)",
+        "train_step = lambda x: x\nif False:\n    train_step = None\nout = train_step(1)",
+        "for train_step in [lambda x: x]:\n    pass\nout = train_step(1)",
+        "def train_step(x): return x\ndef fit(x):\n    return train_step(x)\nout = fit(1)",
+        "from operator import pos as train_step\nout = train_step(1)",
+    ],
+)
+def test_calls_below_the_binding_reach_the_sharded_step(run, source):
+    assert run(source)["out"] == ("sharded", 1)
+
+
+def test_the_last_binding_is_the_one_that_is_sharded(run):
+    source = """
+    def train_step(x): return x
+    train_step = (lambda inner: lambda x: ("outer", inner(x)))(train_step)
+    out = train_step(1)
+    """
+    assert run(source)["out"] == ("sharded", ("outer", 1))
+
+
+def test_functions_of_earlier_cells_see_the_sharded_step(run, bare_shell):
+    bare_shell.run_cell("def train_step(x): return x\ndef fit(x): return train_step(x)")
+    assert run("out = fit(1)")["out"] == ("sharded", 1)
+
+
+def test_a_method_of_an_object_made_in_the_cell_is_sharded_on_that_object_alone(run):
+    source = """
+    class Trainer:
+        def step(self, x): return x
+    trainer, other = Trainer(), Trainer()
+    out, plain = trainer.step(1), other.step(1)
+    """
+    namespace = run(source, "trainer.step")
+    assert (namespace["out"], namespace["plain"]) == (("sharded", 1), 1)
+
+
+def test_a_cell_that_raises_leaves_the_plain_step_bound(run, bare_shell):
+    with pytest.raises(ZeroDivisionError):
+        run("def train_step(x): return x\nbefore = train_step(1)\n1 / 0\nafter = 1")
+    assert bare_shell.user_ns["train_step"](1) == 1
+    assert bare_shell.user_ns["before"] == ("sharded", 1)
+    assert "after" not in bare_shell.user_ns
+
+
+def test_a_cell_that_raises_leaves_an_object_as_it_was(run, bare_shell):
+    bare_shell.run_cell("class Trainer:\n    def step(self, x): return x\ntrainer = Trainer()")
+    with pytest.raises(ZeroDivisionError):
+        run("trainer.step(1 / 0)", "trainer.step")
+    assert vars(bare_shell.user_ns["trainer"]) == {}
+
+
+def test_no_name_is_left_behind(run, bare_shell):
+    before = set(bare_shell.user_ns)
+    assert set(run("def train_step(x): return x")) - before == {"train_step"}
+    with pytest.raises(ZeroDivisionError):
+        run("def train_step(x): return x\n1 / 0")
+    assert set(bare_shell.user_ns) - before == {"train_step"}
+
+
+def test_a_step_that_is_no_function_is_refused(run):
+    with pytest.raises(ShardError, match="train_step is no function but a int"):
+        run("train_step = 3")
+    with pytest.raises(ShardError, match="train_step is no function but the class train_step"):
+        run("class train_step: pass")
+
+
+def test_an_attribute_that_is_not_there_gets_the_nearest_one(run, bare_shell):
+    bare_shell.run_cell("class Trainer:\n    def step(self, x): return x\ntrainer = Trainer()")
+    with pytest.raises(ShardError, match=r"a Trainer has no attribute 'stp'. Did you mean 'step'\?"):
+        run("trainer.step(1)", "trainer.stp")
+
+
+def test_an_object_that_takes_no_attributes_says_what_to_do(run, bare_shell):
+    bare_shell.run_cell(
+        "from typing import NamedTuple\n"
+        "class Trainer(NamedTuple):\n    n: int\n    def step(self): return 1\n"
+        "trainer = Trainer(1)"
+    )
+    with pytest.raises(ShardError, match=r"bind it to a name first: train_step = trainer\.step"):
+        run("trainer.step()", "trainer.step")
+
+
+def test_the_last_expression_is_displayed_unless_it_ends_with_a_semicolon(run, capsys):
+    run("def train_step(x): return x\n'shown'")
+    assert "'shown'" in capsys.readouterr().out
+    run("def train_step(x): return x\n'hidden';")
+    assert "hidden" not in capsys.readouterr().out
+
+
+def test_lines_count_as_in_the_editor_with_the_magic_as_line_1(run):
+    with pytest.raises(ZeroDivisionError) as raised:
+        run("\n\ndef train_step(x):\n    return x\n\n1 / 0\n")
+    frame = raised.traceback[-1]
+    assert frame.lineno + 1 == 7
+    assert str(frame.statement) == "1 / 0"
+
+
+def test_what_ipython_transforms_is_transformed(run, capsys):
+    namespace = run("def train_step(x): return x\nlines = !echo hello\n%precision 3")
+    assert list(namespace["lines"]) == ["hello"]
+
+
+@pytest.mark.parametrize("source", ["await x", "async with x: pass", "if x:\n    async for y in z: pass"])
+def test_await_outside_a_function_is_refused_with_its_line(bare_shell, source):
+    with pytest.raises(ShardError, match=r"^line \d: a %%shard cell can't await at its top level"):
+        _cell.parse(bare_shell, "\n" + source)
+
+
+def test_await_inside_a_function_is_fine(bare_shell):
+    _cell.parse(bare_shell, "async def f():\n    await x\n")
+
+
+def test_a_traceback_has_no_frames_of_ours_above_the_users(run):
+    with pytest.raises(ZeroDivisionError) as raised:
+        run("def train_step(x): return 1 / x\ntrain_step(0)")
+    names, trace = [], _cell.own_lines(raised.value.__traceback__)
+    while trace is not None:
+        names.append(trace.tb_frame.f_code.co_name)
+        trace = trace.tb_next
+    assert names[-3:] == ["<module>", "sharded", "train_step"]
+    assert "jaxshard_magic" not in str([sys.modules[__name__]]) and "run" not in names[-3:]
+
+
+# ---- a step's arguments ----
+
+
+def test_arguments_are_taken_by_name_and_defaults_fill_in():
+    def train_step(state, batch, lr=0.1, *rest, flag, scale=2, **more):
+        pass
+
+    given = {"state": 1, "batch": 2, "flag": 3, "scale": 4, "other": 5}
+    assert _cell.from_namespace(train_step, given, "train_step") == ((1, 2, 0.1), {"flag": 3, "scale": 4})
+
+
+def test_arguments_that_the_notebook_lacks_are_named():
+    with pytest.raises(_cell.Missing) as raised:
+        _cell.from_namespace(lambda state, batch, key: 0, {"state": 1}, "train_step")
+    assert raised.value.names == ["batch", "key"]
+    assert str(raised.value) == (
+        "train_step has not run yet: the notebook has no batch and no key. "
+        "Call it, then %shard shows the report."
+    )
+
+
+def test_an_iterator_is_not_consumed():
+    batches = iter([1, 2])
+    with pytest.raises(_cell.Missing, match="batch is an iterator"):
+        _cell.from_namespace(lambda batch: 0, {"batch": batches}, "train_step")
+    assert list(batches) == [1, 2]
+
+
+def test_annotations_that_are_partition_specs_are_found_under_any_jit():
+    import jax
+    from jax.sharding import PartitionSpec as P
+
+    def train_step(state: dict, batch: P("data"), key: "P(None)" = None) -> P("out"):
+        pass
+
+    train_step.__globals__.setdefault("P", P)
+    wanted = {"batch": P("data"), "key": P(None)}
+    for step in (train_step, jax.jit(train_step), functools.partial(jax.jit(train_step), 1)):
+        assert _cell.annotated_specs(step) == wanted

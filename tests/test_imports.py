@@ -1,0 +1,235 @@
+"""Who may import whom, read from the source; and what loading the package may bring in.
+
+`errors` is open to every room. What stands inside a function or a method is imported late: there the rooms
+of `LATE` are allowed as well. What stands under `if TYPE_CHECKING:` never runs and is not counted.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "jaxshard_magic"
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
+
+BELOW_API = (
+    "mesh simulate specs program strategies plan step gradients schedule pipeline analysis report hardware"
+)
+
+# room: what of ours, then what of others.
+MAY_IMPORT = {
+    "__init__": ("", ""),
+    "magics": (f"_cell _options _progress session api views {BELOW_API}", "IPython jax"),
+    "_cell": ("", "IPython"),
+    "_options": ("", ""),
+    "_progress": ("", "IPython"),
+    "session": ("", "traitlets"),
+    "api": (f"views {BELOW_API}", "jax numpy"),
+    "mesh": ("simulate", "jax numpy"),
+    "simulate": ("", "jax numpy"),
+    "specs": ("", "jax"),
+    "program": ("", "jax numpy"),
+    "strategies": ("mesh specs program plan", "jax numpy"),
+    "plan": ("", "jax"),
+    "step": ("plan program gradients", "jax numpy"),
+    "gradients": ("program", "jax"),
+    "schedule": ("", ""),
+    "pipeline": ("schedule program plan", "jax numpy"),
+    "analysis": ("program plan report", "jax numpy"),
+    "report": ("", ""),
+    "views": ("report", "plotly anywidget ipywidgets"),
+    "hardware": ("", ""),
+    "errors": ("", ""),
+    "demo": ("api report", "jax numpy flax optax"),
+}
+
+# Modules that are imported late as a whole, each by name inside a function.
+LATE_MODULES = {"program.nnx_calls"}
+
+LATE = {
+    "report": ("views", ""),  # Report.to_html and the notebook's display hooks
+    "step": ("analysis report", ""),  # ShardedStep.report
+    "program": ("", "flax equinox"),  # a step of theirs brings them along
+    "demo": ("", "sklearn"),  # says what to install where it is missing
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`name` is what stands in the source, in full: `jaxshard_magic.plan`, `jax.sharding`."""
+
+    name: str
+    late: bool
+    line: int
+
+    @property
+    def ours(self) -> bool:
+        return self.name.partition(".")[0] == PACKAGE
+
+    @property
+    def target(self) -> str:
+        """A room of ours, or the top-level package of somebody else's."""
+        return (*self.name.split("."), "__init__")[1] if self.ours else self.name.partition(".")[0]
+
+
+def imports(source: str, module: tuple[str, ...]) -> list[Import]:
+    """What the module `("jaxshard_magic", "views", "html")` imports, the standard library left out."""
+    found = []
+    for node, late in _nodes(ast.parse(source), late=False):
+        for name in _names(node, module):
+            if name.partition(".")[0] not in sys.stdlib_module_names:
+                found.append(Import(name, late, node.lineno))
+    return found
+
+
+def _nodes(parent: ast.AST, *, late: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node, late
+        yield from _nodes(node, late=late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def _names(node: ast.stmt, module: tuple[str, ...]) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert isinstance(node, ast.ImportFrom)
+    start = ".".join(module[: len(module) - node.level]) + "." if node.level else ""
+    base = (start + (node.module or "")).rstrip(".")
+    return [f"{base}.{alias.name}" for alias in node.names] if base.startswith(PACKAGE) else [base]
+
+
+def dotted(path: Path) -> tuple[str, ...]:
+    """`("jaxshard_magic", "views", "html")`; a package's own file ends in `__init__`."""
+    return path.relative_to(ROOT).with_suffix("").parts
+
+
+def room(path: Path) -> str:
+    return dotted(path)[1]
+
+
+def read(path: Path) -> list[Import]:
+    whole = ".".join(dotted(path)[1:]) in LATE_MODULES
+    found = imports(path.read_text(), dotted(path))
+    return [replace(i, late=True) for i in found] if whole else found
+
+
+def allowed(name: str, *, ours: bool, late: bool) -> set[str]:
+    rows = [MAY_IMPORT[name], LATE.get(name, ("", ""))] if late else [MAY_IMPORT[name]]
+    words = {word for row in rows for word in row[0 if ours else 1].split()}
+    return words | {name, "errors"} if ours else words
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: "/".join(dotted(p)[1:]))
+def test_a_module_imports_only_what_its_room_may(path):
+    name = room(path)
+    assert name in MAY_IMPORT, f"no row for {name!r} in this test's table: say there what it may import"
+    wrong = [
+        f"{path.relative_to(ROOT)}:{found.line}: {name} may not import {found.target}"
+        for found in read(path)
+        if found.target not in allowed(name, ours=found.ours, late=found.late)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_rooms_import_in_one_direction():
+    graph = {}
+    for path in MODULES:
+        here = {i.target for i in read(path) if i.ours and not i.late}
+        graph.setdefault(room(path), set()).update(here - {room(path)})
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the rooms of the cycle
+
+
+@pytest.mark.parametrize("late", sorted(LATE_MODULES))
+def test_a_late_module_is_imported_nowhere_at_the_top(late):
+    name = f"{PACKAGE}.{late}"
+    eager = [
+        f"{path.relative_to(ROOT)}:{i.line}"
+        for path in MODULES
+        for i in read(path)
+        if not i.late and (i.name == name or i.name.startswith(f"{name}."))
+    ]
+    assert not eager
+
+
+def test_only_program_walks_a_jaxpr():
+    walkers = {
+        room(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "eqns"
+    }
+    assert walkers <= {"program"}
+
+
+def test_the_reader_sees_every_form_of_import():
+    source = """
+import json, plotly.graph_objects
+from . import svg
+from .. import report
+from ..plan import Plan
+from jaxshard_magic.views import words
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import flax
+class Page:
+    def show(self):
+        if self:
+            from jaxshard_magic import api
+"""
+    found = imports(source, (PACKAGE, "views", "html"))
+    assert [(i.target, i.ours, i.late) for i in found] == [
+        ("plotly", False, False),
+        ("views", True, False),
+        ("report", True, False),
+        ("plan", True, False),
+        ("views", True, False),
+        ("api", True, True),
+    ]
+
+
+def test_a_forbidden_import_is_not_allowed_at_the_top_nor_inside_a_function():
+    assert "views" not in allowed("report", ours=True, late=False)
+    assert "views" in allowed("report", ours=True, late=True)
+    assert "jax" not in allowed("views", ours=False, late=True)
+
+
+def loaded_after(code: str) -> set[str]:
+    """The top-level packages that a fresh process has imported once it ran `code`."""
+    code += "\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", f"import sys\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+HEAVY = {"plotly", "ipywidgets", "anywidget", "flax", "optax", "equinox", "sklearn"}
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    assert not loaded_after(f"import {PACKAGE}") & HEAVY
+
+
+def test_loading_the_extension_imports_nothing_heavy_and_starts_no_backend(monkeypatch, tmp_path):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    loaded = loaded_after(
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        f"shell.run_line_magic('load_ext', '{PACKAGE}')\n"
+        "assert 'shard' in shell.magics_manager.magics['cell'], 'the magics are not there'\n"
+        "bridge = sys.modules.get('jax._src.xla_bridge')\n"
+        "assert not (bridge and bridge.backends_are_initialized()), 'a backend was started'"
+    )
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("name", ["report", "views.text", "views.html", "errors"])
+def test_a_report_is_read_without_jax(name):
+    assert not loaded_after(f"import {PACKAGE}.{name}") & (HEAVY | {"jax", "numpy"})
