@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 FIRST, TICK = 0.25, 0.2  # seconds before the line appears (short work shows nothing), and between updates
@@ -16,8 +17,8 @@ class Progress:
     running while this one waits inside the compiler.
     """
 
-    def __init__(self, draw: Callable[[str], None] | None):
-        self._draw = draw
+    def __init__(self, draw: Callable[[str], None] | None, of: str = ""):
+        self._draw, self._label = draw, f"{of}: " if of else ""
         self._doing, self._since = "", 0.0
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, args=(draw,), name="jaxshard progress", daemon=True)
@@ -41,7 +42,9 @@ class Progress:
         while not self._ended.wait(TICK):
             with self._lock:
                 seconds = time.perf_counter() - self._since
-                line = f"{self._doing}, {seconds:.1f} s" if self._doing and seconds > FIRST else ""
+                line = (
+                    f"{self._label}{self._doing}, {seconds:.1f} s" if self._doing and seconds > FIRST else ""
+                )
             if line != shown:
                 draw(line)
                 shown = line
@@ -70,7 +73,7 @@ class _DisplayedLine:
     def __call__(self, line: str) -> None:
         from IPython.display import display
 
-        data = {"text/plain": line, "text/html": f"<div>{line}</div>" if line else ""}
+        data = {"text/plain": line, "text/html": f"<div>{escape(line)}</div>" if line else ""}
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)
         else:

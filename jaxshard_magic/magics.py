@@ -100,7 +100,8 @@ class ShardMagics(Magics):
         place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
         mesh = self._mesh_for(options)
         known, report = True, None
-        with Progress(line_for(self.shell) if self.session.progress else None) as progress:
+        draw = line_for(self.shell) if self.session.progress else None
+        with Progress(draw, of=place.path) as progress:
             binding = _cell.Binding(
                 self.shell.user_ns, place, partial(_sharded, options, mesh, progress, place.path)
             )
@@ -173,11 +174,15 @@ class ShardMagics(Magics):
                     raise
                 print(missing)
                 return False
-            if hasattr(step.__wrapped__, "__self__"):
+            if hasattr(step.__wrapped__, "__self__") and not options.dry_run:
                 step.prepare(*args, **kwargs)  # to run a method would change its object
-                return True
-            args, kwargs = _copies((args, kwargs))
-            step(*args, **kwargs)
+            else:
+                args, kwargs = _copies((args, kwargs))
+                step(*args, **kwargs)
+        if options.repeat and step.calls == 0:
+            raise ShardError(
+                f"--repeat: call {binding.step.path} in the cell; alone, a method is only compiled"
+            )
         if options.repeat:
             step.repeat(options.repeat)
         return True

@@ -26,7 +26,10 @@ class ShardSession(Configurable):
         self.step, self.reported = step, False
 
     def report(self) -> Any:
-        """The last step's Report as of now, which the history holds once. Raises ShardError before its first call."""
+        """The last step's Report as of now, in its place in the history.
+
+        Raises ShardError when the step was neither called nor prepared.
+        """
         report = self.step.report()
         earlier = self.history[:-1] if self.reported else self.history
         self.history, self.reported = [*earlier, report][-self.keep :], True

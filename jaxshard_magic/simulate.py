@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import xla_bridge
 from jax.extend.backend import clear_backends
-from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from .errors import ShardError
 
@@ -96,7 +96,7 @@ def restart(
     """
     spaces = list(namespaces)
     parked = _park(spaces)
-    outside = _committed_elsewhere(parked)
+    outside = _sharded_elsewhere(parked)
     notes = [f"{name}: still on the old devices; make it again" for name in _meshes_and_shardings(spaces)]
 
     context = jax.sharding.get_mesh()
@@ -117,8 +117,8 @@ def restart(
     gc.collect()
     if left := sum(x() is not None for x in outside):
         notes.append(
-            f"{left} {_arrays(left)} outside the namespace stayed on the old devices, still readable: "
-            "jax.device_put(x, sharding) moves one"
+            f"{left} sharded {_arrays(left)} outside the namespace stayed on the old devices, readable; "
+            "move one with jax.device_put(x, sharding)"
         )
     return mesh, tuple(notes)
 
@@ -180,8 +180,11 @@ class _Parked:
         with jax.enable_x64(self.values.dtype.name in _WIDE):  # else they come back as 32-bit ones
             if _is_key(old):
                 new = jax.random.wrap_key_data(jax.device_put(self.values), impl=jax.random.key_impl(old))
+            elif old.weak_type:  # NumPy has no weak types, so the array itself is copied
+                everywhere = NamedSharding(mesh, PartitionSpec())
+                return jax.device_put(old, sharding or everywhere) if self.committed else jnp.copy(old)
             else:
-                new = _weak(self.values) if old.weak_type else self.values
+                new = self.values
             return jax.device_put(new) if sharding is None else jax.device_put(new, sharding)
 
 
@@ -203,22 +206,15 @@ def _is_key(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _weak(values: np.ndarray) -> Any:
-    """`values` as a weakly typed array, as a Python number would make it."""
-    kinds = {"f": float, "i": int, "c": complex}
-    made = jax.lax.convert_element_type(values, kinds.get(values.dtype.kind, values.dtype))
-    return made if made.dtype == values.dtype else values
-
-
 def _park(spaces: Iterable[Any]) -> list[_Parked]:
     found: dict[int, jax.Array] = {}
     _each_array(spaces, lambda x: found.setdefault(id(x), x))
     return [_Parked.of(x) for x in found.values() if not x.is_deleted()]
 
 
-def _committed_elsewhere(parked: list[_Parked]) -> list[weakref.ref]:
+def _sharded_elsewhere(parked: list[_Parked]) -> list[weakref.ref]:
     known = {id(p.array) for p in parked}
-    return [weakref.ref(x) for x in jax.live_arrays() if x.committed and id(x) not in known]
+    return [weakref.ref(x) for x in jax.live_arrays() if len(x.devices()) > 1 and id(x) not in known]
 
 
 def _meshes_and_shardings(spaces: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -232,6 +228,9 @@ def _meshes_and_shardings(spaces: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 # Every array that can be reached
+
+# What is held, the function that puts something else in its place, and the place.
+Slot = tuple[Any, Callable[[Any, Any], None], Any]
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, slice, range, np.ndarray})
 _DEPTH = 100  # levels of nesting; what lies deeper is left, and counted as outside
@@ -252,7 +251,7 @@ def _each_array(spaces: Iterable[Any], new: Callable[[jax.Array], jax.Array]) ->
 def _swapped(value: Any, new: Callable, seen: dict[int, tuple[Any, Any]], depth: int) -> Any:
     """`value` itself, changed in place, or what replaces it. `seen` keeps (old, new) of all met so far."""
     kind = type(value)
-    if kind in _ATOMS or issubclass(kind, type | types.ModuleType):
+    if kind in _ATOMS or (kind is tuple and _plain(value)) or issubclass(kind, type | types.ModuleType):
         return value
     if isinstance(value, jax.Array):
         return value if isinstance(value, jax.core.Tracer) else new(value)
@@ -261,14 +260,14 @@ def _swapped(value: Any, new: Callable, seen: dict[int, tuple[Any, Any]], depth:
     if depth > _DEPTH:
         return value
     seen[id(value)] = value, value
-    if issubclass(kind, tuple) and not _plain(value):
+    if issubclass(kind, tuple):
         items = [_swapped(v, new, seen, depth + 1) for v in value]
         if any(a is not b for a, b in zip(items, value, strict=True)):
             seen[id(value)] = value, tuple.__new__(kind, items)
         return seen[id(value)][1]
-    for child, put in _slots(value):
-        if type(child) not in _ATOMS and (fresh := _swapped(child, new, seen, depth + 1)) is not child:
-            put(fresh)
+    for child, put, place in _slots(value):
+        if (fresh := _swapped(child, new, seen, depth + 1)) is not child:
+            put(place, fresh)
     return value
 
 
@@ -276,58 +275,56 @@ def _plain(values: Iterable[Any]) -> bool:
     return _ATOMS.issuperset(map(type, values))
 
 
-def _slots(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
-    """What `value` holds, each with the function that puts something else in its place."""
-    package = str(type(value).__module__).partition(".")[0]
+def _slots(value: Any) -> Iterator[Slot]:
     if isinstance(value, dict):
         if not _plain(value.values()):
-            yield from ((v, functools.partial(dict.__setitem__, value, k)) for k, v in list(value.items()))
+            put = functools.partial(dict.__setitem__, value)
+            yield from ((v, put, k) for k, v in list(value.items()))
     elif isinstance(value, list | deque):
         if not _plain(value):
-            yield from ((v, functools.partial(value.__setitem__, i)) for i, v in enumerate(value))
+            yield from ((v, value.__setitem__, i) for i, v in enumerate(value))
     elif isinstance(value, functools.partial):
         yield from _bound(value)
     elif isinstance(value, types.MethodType):
-        yield value.__self__, _stays
-        yield value.__func__, _stays
+        yield value.__self__, _stays, None
+        yield value.__func__, _stays, None
     elif isinstance(value, types.FunctionType):
         yield from _cells(value)
-        yield vars(value), _stays
-        yield value.__defaults__, functools.partial(setattr, value, "__defaults__")
-        yield value.__kwdefaults__, _stays
-    elif package in ("jax", "jaxlib"):
-        yield getattr(value, "__wrapped__", None), _stays  # the function under a jit
+        yield vars(value), _stays, None
+        yield value.__defaults__, functools.partial(setattr, value), "__defaults__"
+        yield value.__kwdefaults__, _stays, None
+    elif (package := str(type(value).__module__).partition(".")[0]) in ("jax", "jaxlib"):
+        yield getattr(value, "__wrapped__", None), _stays, None  # the function under a jit
     elif package not in _CLOSED:
         yield from _attributes(value)
 
 
-def _stays(_: Any) -> None:
+def _stays(place: Any, new: Any) -> None:
     """For what is changed in place and never replaced."""
 
 
-def _bound(value: functools.partial) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+def _bound(value: functools.partial) -> Iterator[Slot]:
     state = [value.func, value.args, value.keywords, vars(value)]
 
     def put(index: int, new: Any) -> None:
         state[index] = new
         value.__setstate__(tuple(state))  # type: ignore[attr-defined]
 
-    for i, part in enumerate(tuple(state)):
-        yield part, functools.partial(put, i)
+    yield from ((part, put, i) for i, part in enumerate(tuple(state)))
 
 
-def _cells(function: types.FunctionType) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+def _cells(function: types.FunctionType) -> Iterator[Slot]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not filled yet
-            yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+            yield cell.cell_contents, functools.partial(setattr, cell), "cell_contents"
 
 
-def _attributes(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+def _attributes(value: Any) -> Iterator[Slot]:
     """The attributes of an object, past its own `__getattr__` and `__setattr__`: frozen ones, too."""
     with suppress(AttributeError):
-        yield object.__getattribute__(value, "__dict__"), _stays
+        yield object.__getattribute__(value, "__dict__"), _stays, None
     for base in type(value).__mro__:
         for slot in vars(base).values() if "__slots__" in vars(base) else ():
             if isinstance(slot, types.MemberDescriptorType):
                 with suppress(AttributeError):  # not set
-                    yield slot.__get__(value), functools.partial(slot.__set__, value)
+                    yield slot.__get__(value), slot.__set__, value

@@ -24,7 +24,9 @@ SETTINGS = {
 }
 os.environ.update(SETTINGS)
 
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from cells import GIVEN, STEP  # noqa: E402
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell  # noqa: E402
 from traitlets.config import Config  # noqa: E402
 
@@ -66,5 +68,22 @@ def bare_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inte
 
 @pytest.fixture
 def notebook(bare_shell: InteractiveShell) -> Notebook:
+    """A notebook with the extension loaded and nothing else."""
     bare_shell.run_line_magic("load_ext", "jaxshard_magic")
     return Notebook(bare_shell)
+
+
+@pytest.fixture
+def given(notebook: Notebook) -> Notebook:
+    """A notebook with a state, a batch, a loss and a mesh of 8 devices; no step yet."""
+    notebook.run(GIVEN)
+    notebook.run("%mesh data=8;")
+    return notebook
+
+
+@pytest.fixture
+def trained(given: Notebook) -> dict[str, np.ndarray]:
+    """The state after three plain steps; the notebook's own has not moved."""
+    given.run(STEP + "expected = state\nfor _ in range(3):\n    expected, _ = train_step(expected, batch)")
+    given.run("del train_step")
+    return {name: np.asarray(value) for name, value in given["expected"].items()}

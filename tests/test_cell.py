@@ -35,9 +35,6 @@ def made(source: str, **globals_):
     return namespace
 
 
-# ---- which function is the step ----
-
-
 def test_the_default_name_wins_over_everything_else():
     source = PLAIN_STEP + "def train_step(x):\n    return x\n"
     assert found(source) == _cell.Step("train_step", here=True)
@@ -188,9 +185,6 @@ def test_a_name_that_is_nowhere_gets_the_nearest_one():
 def test_a_method_is_found_on_an_object_of_this_cell_or_of_an_earlier_one():
     assert found("trainer = Trainer()\ntrainer.step()", "trainer.step").here
     assert not found("trainer.step()", "trainer.step", trainer=object()).here
-
-
-# ---- binding, and running the cell ----
 
 
 def shard(function):
@@ -349,9 +343,6 @@ def test_a_traceback_has_no_frames_of_ours_above_the_users(run):
     assert "jaxshard_magic" not in str([sys.modules[__name__]]) and "run" not in names[-3:]
 
 
-# ---- a step's arguments ----
-
-
 def test_arguments_are_taken_by_name_and_defaults_fill_in():
     def train_step(state, batch, lr=0.1, *rest, flag, scale=2, **more):
         pass
@@ -381,10 +372,8 @@ def test_annotations_that_are_partition_specs_are_found_under_any_jit():
     import jax
     from jax.sharding import PartitionSpec as P
 
-    def train_step(state: dict, batch: P("data"), key: "P(None)" = None) -> P("out"):
-        pass
-
-    train_step.__globals__.setdefault("P", P)
+    source = 'def train_step(state: dict, batch: P("data"), key: "P(None)" = None) -> P("out"): pass'
+    train_step = made(source, P=P)["train_step"]
     wanted = {"batch": P("data"), "key": P(None)}
     for step in (train_step, jax.jit(train_step), functools.partial(jax.jit(train_step), 1)):
         assert _cell.annotated_specs(step) == wanted

@@ -1,79 +1,20 @@
-"""`%%shard` and `%shard` on a real shell: given a notebook, when the cell runs, then what it leaves."""
+"""`%%shard` on a real shell: given a notebook, when the cell runs, then what it leaves, shows and returns."""
 
-import io
-import signal
 import sys
 
 import numpy as np
 import pytest
-from IPython.core.error import UsageError
+from cells import FAST, GIVEN, LOOP, STEP, close, one_line
 
-from jaxshard_magic import _options, _progress
 from jaxshard_magic.report import Report
 from jaxshard_magic.step import ShardedStep
-
-GIVEN = """
-import functools
-import jax, jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
-state = {"w": jnp.ones((16, 8)), "b": jnp.zeros(8)}
-batch = {"x": jnp.arange(8 * 16.0).reshape(8, 16) / 100, "y": jnp.ones((8, 8))}
-def loss_fn(params, batch):
-    return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
-"""
-STEP = """
-def train_step(state, batch):
-    loss, grads = jax.value_and_grad(loss_fn)(state, batch)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss
-"""
-LOOP = """
-for _ in range(3):
-    state, loss = train_step(state, batch)
-"""
-FAST = STEP.replace("def ", "@jax.jit\ndef ")
-
-
-@pytest.fixture
-def given(notebook):
-    notebook.run(GIVEN)
-    notebook.run("%mesh data=8;")
-    return notebook
-
-
-@pytest.fixture
-def trained(given):
-    """The state after three plain steps."""
-    given.run(STEP + "expected = state\nfor _ in range(3):\n    expected, _ = train_step(expected, batch)")
-    given.run("del train_step")
-    return {name: np.asarray(value) for name, value in given["expected"].items()}
-
-
-def close(state, expected) -> bool:
-    return all(np.allclose(state[name], expected[name], rtol=1e-5, atol=1e-6) for name in expected)
-
-
-def one_line(notebook, capsys, cell: str) -> str:
-    """The cell fails with one printed line, and leaves every name of the notebook as it was."""
-    hidden = {"_", "__", "___", "In", "Out", "_ih", "_oh", "_i", "_ii", "_iii", "_exit_code"}
-    before = {k: v for k, v in notebook.shell.user_ns.items() if k not in hidden}
-    capsys.readouterr()
-    error = notebook.fails(cell)
-    assert type(error) is UsageError, repr(error)
-    assert capsys.readouterr().err == f"UsageError: {error}\n"
-    assert "\n" not in str(error)
-    after = notebook.shell.user_ns
-    assert all(after[name] is value for name, value in before.items())
-    return str(error)
-
-
-# ---- where the step lives ----
 
 
 def test_a_step_defined_and_called_in_the_cell_trains_sharded_with_the_same_numbers(given, trained):
     report = given.run("%%shard fsdp" + STEP + LOOP)
     assert isinstance(report, Report)
-    assert report.strategy == "fsdp"
-    assert report.timing.calls == 3
+    assert (report.strategy, report.name) == ("fsdp", "train_step")
+    assert report.timing is not None and report.timing.calls == 3
     assert close(given["state"], trained)
     assert len(given["state"]["w"].sharding.device_set) == 8
     assert isinstance(given["train_step"], ShardedStep)
@@ -159,6 +100,9 @@ class Trainer(nnx.Module):
 trainer = Trainer()
 before = jnp.array(trainer.model.kernel[...])
 """)
+    assert "call trainer.step" in str(given.fails("%%shard dp --repeat 2 --step trainer.step\npass"))
+    assert given.run("%%shard dp --dry-run --step trainer.step\npass").timing.calls == 0
+    assert "step" not in vars(given["trainer"])
     report = given.run("%%shard dp --step trainer.step\npass")
     assert report.timing.calls == 0
     assert np.array_equal(given["trainer"].model.kernel[...], given["before"])
@@ -179,9 +123,6 @@ def test_a_step_that_is_defined_again_is_plain_again(given):
     given.run("%%shard fsdp" + STEP)
     given.run(STEP)
     assert not isinstance(given["train_step"], ShardedStep)
-
-
-# ---- a cell that only defines the step ----
 
 
 def test_it_runs_once_on_copies_and_stays_bound(given):
@@ -241,9 +182,6 @@ def test_a_dry_run_of_a_cell_that_trains_ends_at_the_first_call(given):
     assert report.timing.calls == 0
     assert given["state"] is before
     assert "after" not in given.shell.user_ns
-
-
-# ---- what the cell shows and returns ----
 
 
 def test_the_report_is_out_n_and_kept_under_o(given):
@@ -317,220 +255,3 @@ def test_without_a_mesh_it_says_which_one_it_takes(notebook, capsys):
     notebook.run(GIVEN)
     assert notebook.run("%%shard fsdp+tp" + STEP).mesh.axes == {"data": 4, "model": 2}
     assert capsys.readouterr().out.startswith("no %mesh yet, taking data=4 model=2")
-
-
-# ---- what goes wrong ----
-
-
-def test_an_exception_in_the_cell_is_the_users_own_with_their_lines(given):
-    error = given.fails("%%shard fsdp" + STEP + LOOP + "1 / 0\n")
-    assert type(error) is ZeroDivisionError
-    files, trace = [], error.__traceback__
-    while trace is not None:
-        files.append(trace.tb_frame.f_code.co_filename)
-        last, trace = trace, trace.tb_next
-    assert not any("jaxshard_magic" in file for file in files)
-    assert last.tb_lineno == 1 + (STEP + LOOP).count("\n")
-    assert not isinstance(given["train_step"], ShardedStep)
-    assert "loss" in given.shell.user_ns
-
-
-def test_an_exception_in_the_step_shows_its_line(given, capsys):
-    error = given.fails("%%shard fsdp" + STEP.replace("return", "1 / 0\n    return") + LOOP)
-    assert type(error) is ZeroDivisionError
-    shown = capsys.readouterr().out
-    assert "---> 4     1 / 0" in shown
-    assert "jaxshard_magic/step" not in shown
-    assert not isinstance(given["train_step"], ShardedStep)
-
-
-def test_a_step_of_an_earlier_cell_is_put_back_when_the_cell_raises(given):
-    given.run(STEP)
-    plain = given["train_step"]
-    given.fails("%%shard fsdp" + LOOP + "1 / 0")
-    assert given["train_step"] is plain
-
-
-def test_a_syntax_error_is_pythons_own(given, capsys):
-    assert type(given.fails("%%shard fsdp\ndef train_step(:\n    pass")) is SyntaxError
-    assert "def train_step(:" in capsys.readouterr().out
-
-
-def test_ctrl_c_in_the_cell_leaves_the_session_usable_and_the_step_plain(given, trained):
-    error = given.fails(
-        "%%shard fsdp" + STEP + LOOP + "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    )
-    assert type(error) is KeyboardInterrupt
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert not isinstance(given["train_step"], ShardedStep)
-    given.run("%%shard fsdp" + STEP)
-
-
-def test_nothing_is_left_patched(given):
-    watched = ["jax.grad", "jax.value_and_grad", "jax.vjp", "jax.jit", "jax._src.api.vjp"]
-    import jax
-
-    before = [eval(name, {"jax": jax}) for name in watched]
-    given.run("%%shard fsdp" + STEP + LOOP)
-    given.fails("%%shard fsdp" + STEP + "1 / 0")
-    assert [eval(name, {"jax": jax}) for name in watched] == before
-    assert not [name for name in given.shell.user_ns if not name.isidentifier()]
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("", "%%shard needs a strategy: dp, fsdp, tp, spmd"),
-        ("fdsp", "Did you mean 'fsdp'?"),
-        ("fsdp+tq", "'tq' is no strategy"),
-        ("pp", "comes in a later version"),
-        ("auto", "comes in a later version"),
-        ("fsdp tp", "unexpected: tp"),
-        ("fsdp --mesh data=4 model=2", 'quote the mesh: --mesh "data=4 model=2"'),
-        ("fsdp --chek", "Did you mean '--check'?"),
-        ("fsdp --check=yes", "--check takes no value"),
-        ("fsdp --microbatches 4", "--microbatches comes later"),
-        ("fsdp --remat 2", "--remat comes later"),
-        ("fsdp --repeat none", "--repeat takes a whole number from 1 on, not 'none'"),
-        ("fsdp --repeat", "--repeat needs a value: --repeat N"),
-        ("fsdp -o 3", "-o takes the name of a variable, not '3'"),
-        ("fsdp --spec batch", "has no '='"),
-        ("fsdp --spec \"batch=Q('data')\"", "no PartitionSpec"),
-        ("fsdp --name it's", "a quote is not closed"),
-        ("fsdp --mesh dta", "no mesh"),
-        ("fsdp --step trian_step", "Did you mean 'train_step'?"),
-        ("fsdp@dta", "Did you mean 'data'?"),
-        ("tp", "tp needs a mesh axis for it"),
-        ("spmd --spec \"batch=P('dta')\"", "Did you mean 'data'?"),
-        ("spmd --spec \"batch=P('data', 'data')\"", "twice"),
-        ("spmd --spec \"batch=P(None, None, None, 'data')\"", "dimensions"),
-        ("spmd --spec \"bach=P('data')\"", "Did you mean 'batch'?"),
-        ("fsdp --rule \"nothing=P('data')\"", "matches no leaf"),
-    ],
-)
-def test_bad_input_is_one_line_and_the_notebook_stays_as_it_was(given, capsys, line, says):
-    given.run(FAST)
-    assert says in one_line(given, capsys, f"%%shard {line}{LOOP}")
-
-
-def test_a_batch_that_does_not_divide_is_one_line(given, capsys):
-    given.run(FAST + "batch = {'x': jnp.ones((6, 16)), 'y': jnp.ones((6, 8))}")
-    line = one_line(given, capsys, "%%shard dp --spec \"batch=P('data')\"" + LOOP)
-    assert "6" in line and "8" in line
-
-
-def test_a_cell_without_a_function(given, capsys):
-    assert "no function that may be the train step" in one_line(given, capsys, "%%shard fsdp\nx = 1")
-
-
-def test_two_candidates_are_named(given):
-    cell = "%%shard fsdp" + STEP.replace("train_step", "d_step") + STEP.replace("train_step", "g_step")
-    assert "d_step, g_step; say which: --step d_step" in str(given.fails(cell))
-    assert given.run(cell.replace("fsdp", "fsdp --step g_step", 1)).name == "g_step"
-
-
-def test_await_at_the_top_of_the_cell(given, capsys):
-    assert "can't await at its top level" in one_line(given, capsys, "%%shard fsdp\nawait something()")
-
-
-def test_a_name_that_is_no_function(given, capsys):
-    line = one_line(given, capsys, "%%shard fsdp --step state\nstate")
-    assert line == "state is no function but a dict"
-
-
-# ---- %shard ----
-
-
-def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
-    given.run("%shard --help")
-    shown = capsys.readouterr().out
-    assert shown == _options.HELP + "\n"
-    assert all(flag.name in shown for flag in _options.FLAGS)
-    assert all(name in shown for name in _options.STRATEGIES)
-    given.run("%%shard --help\npass")
-    assert capsys.readouterr().out == shown
-    assert given.shell.object_inspect("%%shard")["docstring"].strip() == _options.HELP
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("", "no report yet: write %%shard fsdp above a cell with a train step"),
-        ("doctor", "%shard doctor comes later"),
-        ("compare dp fsdp", "%shard compare comes later"),
-        ("fsdp", "%shard fsdp has no cell: write %%shard fsdp as the first line of the step's cell"),
-        ("hstory", "Did you mean 'history'?"),
-        ("--leavs", "%%shard has no option --leavs"),
-    ],
-)
-def test_a_line_that_can_not_be_answered(notebook, capsys, line, says):
-    assert says in one_line(notebook, capsys, f"%shard {line}")
-
-
-def test_every_strategy_of_the_help_is_one():
-    from jaxshard_magic.strategies.names import JOBS
-
-    assert set(_options.STRATEGIES) == set(JOBS)
-
-
-def test_strategies_options_and_functions_are_completed(given):
-    def completed(text: str) -> list[str]:
-        return given.shell.complete(None, text, len(text))[1]
-
-    assert "fsdp" in completed("%%shard fs")
-    assert "tp" in completed("%%shard fsdp+t")
-    assert "--dry-run" in completed("%%shard fsdp --dr")
-    assert "loss_fn" in completed("%%shard fsdp --step loss")
-
-
-def test_unloading_takes_the_magics_away_and_loading_again_brings_them_back(notebook):
-    notebook.run("%unload_ext jaxshard_magic")
-    for kind, name in (("line", "mesh"), ("line", "shard"), ("cell", "shard")):
-        assert name not in notebook.shell.magics_manager.magics[kind]
-    assert "UsageError" in repr(notebook.fails("%shard --help"))
-    notebook.run("%load_ext jaxshard_magic")
-    notebook.run("%shard --help")
-
-
-def test_the_sessions_traits_are_configured_with_config(notebook):
-    notebook.run("%config ShardSession.progress = False")
-    assert notebook.shell.magics_manager.registry["ShardMagics"].session.progress is False
-
-
-# ---- progress ----
-
-
-def test_long_work_is_one_line_that_is_updated_and_cleared(monkeypatch):
-    import time
-
-    monkeypatch.setattr(_progress, "FIRST", 0.0)
-    monkeypatch.setattr(_progress, "TICK", 0.01)
-    drawn: list[str] = []
-    with _progress.Progress(drawn.append) as progress:
-        progress("compiling for 8 devices")
-        time.sleep(0.3)
-    assert drawn[0] == "compiling for 8 devices, 0.0 s"
-    assert "compiling for 8 devices, 0.1 s" in drawn
-    assert drawn[-1] == ""
-
-
-def test_short_work_and_no_work_show_nothing():
-    drawn: list[str] = []
-    with _progress.Progress(drawn.append) as progress:
-        progress("tracing train_step")
-    assert drawn == []
-
-
-def test_a_terminal_gets_the_line_written_over_and_a_pipe_gets_nothing(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert _progress.line_for(object()) is None
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    draw = _progress.line_for(object())
-    assert draw is not None
-    draw("tracing, 1.0 s")
-    draw("")
-    assert sys.stderr.getvalue() == "\r\x1b[Ktracing, 1.0 s\r\x1b[K"

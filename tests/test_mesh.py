@@ -5,12 +5,13 @@ import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxshard_magic import simulate
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.mesh import MeshSpec, _built, axes_for, build, choose, default_spec, device_count, job_of
-from jaxshard_magic.simulate import Machine
+from jaxshard_magic.simulate import Machine, target
 
 FOUR_BY_TWO = (("data", 4), ("model", 2))
 
@@ -279,6 +280,33 @@ def test_a_shape_that_jax_cannot_lay_out_falls_back_to_plain_order(monkeypatch):
     built = _built((("data", 2), ("model", 2)), chips)
     assert [d.id for d in built.mesh.devices.flat] == [0, 1, 2, 3]
     assert built.notes == ("devices in plain order, JAX knows no better one: Failed to find assignment",)
+
+
+# Where an array goes when the mesh changes
+
+
+@pytest.mark.parametrize(
+    ("axes", "spec", "shape", "kept"),
+    [
+        ({"data": 8}, P("data"), (16,), True),
+        ({"data": 4, "model": 2}, P(None, "data"), (3, 4), True),
+        ({"data": 4, "model": 2}, P(("data", "model")), (8,), True),
+        ({"data": 4, "model": 2}, P(), (3,), True),
+        ({"data": 8}, P("data"), (12,), False),
+        ({"data": 4, "model": 2}, P(("data", "model")), (4,), False),
+        ({"fsdp": 8}, P("data"), (8,), False),
+    ],
+)
+def test_an_array_keeps_its_spec_where_the_new_mesh_has_its_axes_and_they_divide_it(axes, spec, shape, kept):
+    old = NamedSharding(jax.make_mesh((2, 2), ("data", "model")), spec)
+    new = jax.make_mesh(tuple(axes.values()), tuple(axes))
+    assert target(old, shape, new) == (NamedSharding(new, spec) if kept else None)
+
+
+def test_an_array_committed_to_a_device_keeps_its_device():
+    device = jax.devices()[3]
+    found = target(SingleDeviceSharding(device), (5,), jax.make_mesh((8,), ("data",)))
+    assert found == SingleDeviceSharding(device)
 
 
 # Jobs

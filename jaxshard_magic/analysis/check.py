@@ -1,4 +1,5 @@
-"""`--check`: a sharded call against the plain step on the same inputs, rounding noise told apart from errors."""
+"""`--check`: a sharded call against the plain step on the same inputs, rounding noise told apart from
+errors."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,7 +28,8 @@ class Plain:
     def __init__(self, peeled: Peeled):
         self._fun, self._avals = peeled.fun, specs(peeled.leaves)
         self._kinds = [_key_kind(x) for x in peeled.leaves]
-        self._leaves = [_host(x) for x in peeled.leaves]
+        rows = zip(peeled.leaves, self._avals, self._kinds, strict=True)
+        self._leaves = [_host(x) if kind is not None else np.asarray(x, a.dtype) for x, a, kind in rows]
 
     def against(self, traced: Traced, outs: Sequence[Any]) -> Check:
         """Run the plain step on one device and compare with `outs`, a sharded call's flat outputs."""
@@ -56,14 +58,19 @@ class Plain:
 
 
 def compare(
-    names: Sequence[str], sharded: Sequence[np.ndarray], run: Run, inputs: Sequence[np.ndarray], limit: float = 0.0
+    names: Sequence[str],
+    sharded: Sequence[np.ndarray],
+    run: Run,
+    inputs: Sequence[np.ndarray],
+    limit: float = 0.0,
 ) -> Check:
     """Compare a sharded call's outputs with those of `run(inputs)`, the plain step.
 
-    Differences are relative to the leaf's largest number; each float dtype has its limit, at least `limit` (that of
-    the coarsest dtype within the step). A leaf above it is noise where the plain step itself moves it as far, and as
-    many of its numbers, when its inputs are moved by an ulp or two: a bias before a norm has gradient zero but for
-    rounding, which Adam turns into full steps. Keys and integers must be equal, or be noise likewise.
+    Differences are relative to the leaf's largest number; each float dtype has its limit, at least `limit`
+    (that of the coarsest dtype within the step). A leaf above it is noise where the plain step itself moves
+    it as far, and as many of its numbers, when its inputs are moved by an ulp or two: a bias before a norm
+    has gradient zero but for rounding, which Adam turns into full steps. Keys and integers must be equal,
+    or be noise likewise.
     """
     plain = run(inputs)
     limits = [max(limit, limit_of(x.dtype)) if _is_float(x) else 0.0 for x in plain]
@@ -93,7 +100,8 @@ def compare(
 
 def limit_of(dtype: Any) -> float:
     """The largest difference that rounding explains, of the leaf's largest number."""
-    return LIMITS.get(np.dtype(dtype).itemsize, 4 * float(jnp.finfo(dtype).eps))
+    info = jnp.finfo(dtype)
+    return LIMITS.get(info.bits // 8, 4 * float(info.eps))
 
 
 def _is_noise(off: np.ndarray, spreads: Iterable[np.ndarray], limit: float) -> bool:
@@ -153,4 +161,4 @@ def _host(x: Any) -> np.ndarray:
 
 def _device(x: np.ndarray, kind: Any) -> Any:
     """Uncommitted, so that it goes where the step's own constants are."""
-    return jnp.asarray(x) if kind is None else jax.random.wrap_key_data(x, impl=kind)
+    return jnp.asarray(x) if kind is None else jax.random.wrap_key_data(jnp.asarray(x), impl=kind)

@@ -1,4 +1,5 @@
-"""NNX objects among a step's arguments: opened to flat arrays, rebuilt inside the trace, written back in place."""
+"""NNX objects among a step's arguments: opened to flat arrays, rebuilt inside the trace, written back in
+place."""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -12,16 +13,16 @@ import numpy as np
 from flax import nnx
 from flax.core.spmd import get_pspec
 from flax.nnx import graphlib
-from jax.tree_util import GetAttrKey, KeyPath, PyTreeDef, SequenceKey
+from jax.tree_util import GetAttrKey, KeyPath, SequenceKey
 
 from ..errors import ShardError
 
 ONE = jax.tree.structure(0)
 Source = tuple[str, int]  # ("in", i): the i-th flat input, untouched; ("out", o): the o-th flat output
 
-# `Variable.set_raw_value` asks twice whether the trace is still the Variable's own, 2 us each time; the caller of
-# `write_back` has asked once for all of them.
-_put = nnx.Variable._raw_value.__set__
+# `Variable.set_raw_value` asks twice whether the trace is still the Variable's own, 2 us each time; the
+# caller of `write_back` has asked once for all of them.
+_put = vars(nnx.Variable)["_raw_value"].__set__
 _value = attrgetter("_raw_value")
 _metadata = attrgetter("_var_metadata")
 _SCALARS = (str, bytes, int, float, complex, type(None), type)
@@ -33,8 +34,8 @@ is_node = graphlib.is_graph_node
 class Nodes:
     """The NNX objects of one call, opened together so that what they share stays shared.
 
-    `holders` are the Variables (or bare arrays) of all `roots` in order, each once, and `structures` the trees of
-    their values (most hold one array). `index` numbers every object.
+    `holders` are the Variables (or bare arrays) of all `roots` in order, each once, and `structures` the
+    trees of their values (most hold one array). `index` numbers every object.
     """
 
     roots: tuple[Any, ...]
@@ -42,7 +43,7 @@ class Nodes:
     graphdefs: tuple[Any, ...]
     holders: tuple[Any, ...]
     paths: tuple[KeyPath, ...]
-    structures: tuple[PyTreeDef, ...]
+    structures: tuple[Any, ...]
     index: Any
 
     def leaves(self) -> list[Any]:
@@ -51,11 +52,11 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Held:
-    """One holder after the step: its place among the inputs' holders (None: new), where its values come from."""
+    """A holder after the step: its place among the inputs' holders, None if new, and its values' sources."""
 
-    place: int | None
+    place: Any
     sources: tuple[Source, ...]
-    structure: PyTreeDef
+    structure: Any
 
     @property
     def changed(self) -> bool:
@@ -70,9 +71,9 @@ class Held:
 class Update:
     """What the step does to the objects it is given, and which objects it gives back.
 
-    `same`: structure and static attributes stay as they are, so that the `changed` values are all there is to
-    write back; otherwise the arguments are rebuilt from `after`. `returned` are the objects in the step's result;
-    `refers` says that one of them is, or contains, an argument.
+    `same`: structure and static attributes stay as they are, so that the `changed` values are all there is
+    to write back; otherwise the arguments are rebuilt from `after`. `returned` are the objects in the
+    step's result; `refers` says that one of them is, or contains, an argument.
     """
 
     same: bool
@@ -111,8 +112,8 @@ def _key(key: Any) -> Any:
 
 
 def described(nodes: Nodes, donated: Sequence[bool]) -> list[tuple[KeyPath, Any, bool]]:
-    """Per flat leaf its path (`model.linear.kernel`, without the Variable's `.value`), the partitioning noted on its
-    Variable, and `donated` of its root."""
+    """Per flat leaf its path (`model.linear.kernel`, without the Variable's `.value`), the partitioning
+    noted on its Variable, and `donated` of its root."""
     owners = [
         d for d, graphdef in zip(donated, nodes.graphdefs, strict=True) for _ in range(graphdef.num_leaves)
     ]
@@ -125,7 +126,8 @@ def described(nodes: Nodes, donated: Sequence[bool]) -> list[tuple[KeyPath, Any,
 
 
 def partitioning(box: Any) -> Any:
-    """The PartitionSpec that a Variable or a Linen box carries, logical names mapped by its rules; None without."""
+    """The PartitionSpec that a Variable or a Linen box carries, logical names mapped by its rules; None
+    without."""
     if isinstance(box, nnx.Variable):
         noted, rules = box.get_metadata("out_sharding", None), box.get_metadata("sharding_rules", None)
     else:
@@ -134,7 +136,8 @@ def partitioning(box: Any) -> Any:
 
 
 class Inside:
-    """The objects as the traced step sees them: copies that hold the trace's values, sharing what is shared."""
+    """The objects as the traced step sees them: copies that hold the trace's values, sharing what is
+    shared."""
 
     def __init__(self, nodes: Nodes, leaves: Sequence[Any]):
         values, left = [], iter(leaves)
@@ -199,7 +202,8 @@ class Inside:
 
 
 def write_back(nodes: Nodes, update: Update, leaves: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
-    """Do to the user's objects what the step did to its copies; gives back the objects in the step's result."""
+    """Do to the user's objects what the step did to its copies; gives back the objects in the step's
+    result."""
     known = (
         graphlib.IndexMap.from_refmap(nodes.index)
         if update.refers or not update.same
@@ -231,7 +235,8 @@ def give_back(update: Update, leaves: Sequence[Any], outs: Sequence[Any]) -> lis
 
 
 def settle(nodes: Nodes, before: Sequence[Any], placed: Sequence[Any]) -> None:
-    """Leave arrays that were moved to their devices in the Variables they came from: the same values, placed once."""
+    """Leave arrays that were moved to their devices in the Variables they came from: the same values,
+    placed once."""
     at = 0
     for holder, s in zip(nodes.holders, nodes.structures, strict=True):
         if s == ONE and isinstance(holder, nnx.Variable) and placed[at] is not before[at]:
@@ -245,10 +250,12 @@ def _reference(root: Any) -> Callable[[], Any]:
 
 
 class Watch:
-    """Tells in well under a millisecond whether NNX objects are what they were: same Variables, same attributes.
+    """Tells in well under a millisecond whether NNX objects are what they were: same Variables, same
+    attributes.
 
-    It holds the objects' attribute dictionaries and containers, not the objects themselves, and compares what they
-    contain by identity. `watchable` is False where a value could change unseen or moves from call to call.
+    It holds the objects' attribute dictionaries and containers, not the objects themselves, and compares
+    what they contain by identity. `watchable` is False where a value could change unseen or moves from call
+    to call.
     """
 
     def __init__(self, nodes: Nodes):
@@ -270,10 +277,8 @@ class Watch:
         self._metadata = [dict(m) for m in map(_metadata, self.holders)]
 
     def _open(self, value: Any) -> Iterable[Any]:
-        if (
-            isinstance(value, (nnx.Variable, jax.Array, np.ndarray, *_SCALARS))
-            or callable(value)
-            and not is_node(value)
+        if isinstance(value, (nnx.Variable, jax.Array, np.ndarray, *_SCALARS)) or (
+            callable(value) and not is_node(value)
         ):
             return ()
         if is_node(value):

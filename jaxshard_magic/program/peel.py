@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.tree_util import GetAttrKey, KeyPath, PyTreeDef, SequenceKey, tree_flatten_with_path
+from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, tree_flatten_with_path
 
 from ..errors import ShardError
 from .trace import path_name
-from .unwrap import Step
+from .unwrap import NUMBERS, Step
 
 if TYPE_CHECKING:
     from .nnx_calls import Nodes, Update
 
 RETURN = GetAttrKey("return")
-_NUMBERS = (bool, int, float, complex)
+_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")  # they change what a step traces to
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
@@ -28,10 +28,10 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 class Result:
     """How the step's result is put together from its flat outputs; known once the step was traced.
 
-    One of `leaves` is ("out", o): the o-th output, ("held", value), or ("node", k): the k-th NNX object given back.
+    Each of `leaves` is ("out", o), the o-th output, ("held", value) or ("node", k), the k-th NNX object.
     """
 
-    tree: PyTreeDef
+    tree: Any  # a PyTreeDef
     leaves: tuple[tuple[str, Any], ...]
     update: "Update | None"
 
@@ -49,23 +49,25 @@ class Result:
 class Peeled:
     """One call of a step, taken apart.
 
-    `statics` are the parameters that the user's own jit holds; `tree` is what is left of (args, kwargs). Of its
-    leaves those at `array_places` are traced, those at `node_places` are NNX objects, opened as `nodes`, and `held`
-    stay Python values. The flat inputs `leaves` are the objects' arrays, then the traced leaves. Calls with equal
-    `key` run the same program.
+    `statics` are the parameters that the user's own jit holds; `tree` is what is left of (args, kwargs). Of
+    its leaves those at `array_places` are traced, those at `node_places` are NNX objects, opened as
+    `nodes`, and `held` stay Python values. The flat inputs `leaves` are the objects' arrays, then the
+    traced leaves. Calls with equal `key` run the same program; equal `loose` says that they differ in held
+    numbers at most.
     """
 
     step: Step
     positions: tuple[int, ...]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     statics: Mapping[int | str, Any]
-    tree: PyTreeDef
+    tree: Any  # a PyTreeDef
     array_places: tuple[int, ...]
     node_places: tuple[int, ...]
     held: Mapping[int, Any]
     nodes: "Nodes | None"
     leaves: list[Any]
     key: Hashable
+    loose: Hashable
 
     @property
     def all_traced(self) -> bool:
@@ -94,13 +96,12 @@ class Peeled:
     def _close(self, result: Any, inside: Any) -> tuple[list[Any], list[KeyPath], Result]:
         outs, paths, leaves, returned, returned_paths = [], [], [], [], []
         is_node = node_test(self.step)
-        traced = (*_ARRAYS, *_NUMBERS) if self.step.numbers else _ARRAYS
         for path, x, _ in _described(result, is_node):
             if is_node(x):
                 leaves.append(("node", len(returned)))
                 returned.append(x)
                 returned_paths.append((RETURN, *path))
-            elif isinstance(x, traced):
+            elif _is_traced(x, self.step):
                 leaves.append(("out", len(outs)))
                 outs.append(x)
                 paths.append((RETURN, *path))
@@ -113,8 +114,8 @@ class Peeled:
 
     @cached_property
     def inputs(self) -> list[tuple[KeyPath, Any, bool]]:
-        """Per flat input: its path (the first key is the parameter's name), the partitioning that Flax keeps with it
-        or None, and whether the user's own jit donates it."""
+        """Per flat input: its path (the first key is the parameter's name), the partitioning that Flax
+        keeps with it or None, and whether the user's own jit donates it."""
         named = _named(self.step, self.positions)
         rows = []
         for path, _, noted in _described(self.arguments, node_test(self.step)):
@@ -136,39 +137,34 @@ def peel(step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled
     is_node = node_test(step)
     leaves, tree = jax.tree.flatten(arguments, is_leaf=is_node)
     node_places = tuple(i for i, x in enumerate(leaves) if is_node(x))
-    traced = (*_ARRAYS, *_NUMBERS) if step.numbers else _ARRAYS
-    array_places = tuple(i for i, x in enumerate(leaves) if isinstance(x, traced) and i not in node_places)
+    array_places = tuple(i for i, x in enumerate(leaves) if _is_traced(x, step))
     held = {i: x for i, x in enumerate(leaves) if i not in {*node_places, *array_places}}
+    _refuse(step, positions, arguments, held)
     nodes = None
-    strange = [i for i in array_places if isinstance(leaves[i], np.ndarray) and leaves[i].dtype.kind in "OSUMm"]
-    paths = _named_paths(step, positions, arguments) if node_places or held or strange else []
-    for i in strange:
-        raise ShardError(
-            f"{step.name}: {path_name(paths[i])} is a numpy array of dtype {leaves[i].dtype}, which no device can hold; "
-            "take it out of the step's arguments"
-        )
     if node_places:
+        paths = _named_paths(step, positions, arguments)
         nodes = nnx_calls().open_nodes([leaves[i] for i in node_places], [paths[i] for i in node_places])
     flat = [*(nodes.leaves() if nodes is not None else ()), *(leaves[i] for i in array_places)]
-    key = (
+    fixed = (
         tree,
-        tuple((k, _static_key(v, step, str(k))) for k, v in statics.items()),
-        tuple((i, _held_key(v, step, paths[i])) for i, v in held.items()),
+        tuple((k, _static_key(v, step, k)) for k, v in statics.items()),
         nodes and (tuple(map(_graph_key, nodes.graphdefs)), nodes.structures),
         tuple(map(aval, flat)),
-        jax.config.jax_enable_x64,
-        jax.config.jax_default_matmul_precision,
+        tuple(getattr(jax.config, name) for name in _SETTINGS),
     )
+    keys = {i: held_key(x) for i, x in held.items()}
+    loose = fixed, tuple((i, type(held[i]) if _is_number(held[i]) else k) for i, k in keys.items())
+    key = fixed, tuple(keys.items())
     return Peeled(
-        step, positions, arguments, statics, tree, array_places, node_places, held, nodes, flat, key
+        step, positions, arguments, statics, tree, array_places, node_places, held, nodes, flat, key, loose
     )
 
 
 def split(
     step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], dict[int | str, Any], tuple[int, ...]]:
-    """(args, kwargs) with what the step's wrappers bring and without its static parameters, those, and the positions
-    of the arguments left."""
+    """(args, kwargs) with what the step's wrappers bring and without its static parameters, those, and the
+    positions of the arguments left."""
     args, kwargs = (*step.bound, *args), {**step.bound_names, **kwargs}
     if not step.static:
         return (args, kwargs), {}, tuple(range(len(args)))
@@ -178,6 +174,16 @@ def split(
     positions = tuple(i for i in range(len(args)) if i not in static)
     left = tuple(args[i] for i in positions), {k: v for k, v in kwargs.items() if k not in static}
     return left, statics, positions
+
+
+def _is_traced(x: Any, step: Step) -> bool:
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind not in "OSUMm"
+    return isinstance(x, _ARRAYS) or type(x) in step.numbers
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in NUMBERS and type(x) is not bool
 
 
 def aval(x: Any) -> tuple[tuple[int, ...], Any, bool]:
@@ -196,7 +202,7 @@ def specs(leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 
 
 def held_key(value: Any) -> Hashable:
-    """A key for a Python value that the program is made for. Raises `TypeError` for values that can change."""
+    """A key for a Python value that the program is made for. Raises TypeError for values that can change."""
     if isinstance(value, float):
         return float, value.hex()  # so that nan is itself and -0.0 is not 0.0
     try:
@@ -214,39 +220,48 @@ def held_key(value: Any) -> Hashable:
     return type(value), value
 
 
-def _static_key(value: Any, step: Step, name: str) -> Hashable:
+def _static_key(value: Any, step: Step, name: int | str) -> Hashable:
     try:
         hash(value)
     except TypeError:
         raise ShardError(
-            f"{step.name}: the static argument {name} is a {type(value).__name__}, which can't be hashed; jax.jit "
-            "takes hashable values only, a tuple instead of a list for example"
+            f"{step.name}: the static argument {name} is a {type(value).__name__}, which can't be hashed; "
+            "pass something hashable, a tuple instead of a list for example"
         ) from None
     return held_key(value)
 
 
-def _held_key(value: Any, step: Step, path: KeyPath) -> Hashable:
-    kind = type(value).__name__
-    if isinstance(value, np.ndarray) or _holds_arrays(value):
-        raise ShardError(
-            f"{step.name}: {path_name(path)} is a {kind}, which jax does not know as a pytree, so its arrays can't "
-            f"be sharded; register it, or pass its arrays",
-            fix=f"jax.tree_util.register_dataclass({kind})" if is_dataclass(value) else None,
-        )
-    try:
-        return held_key(value)
-    except TypeError:
-        raise ShardError(
-            f"{step.name}: {path_name(path)} is a {kind}, neither an array nor hashable; pass its arrays, or make it "
-            "hashable"
-        ) from None
+def _refuse(step: Step, positions: Sequence[int], arguments: Any, held: Mapping[int, Any]) -> None:
+    """Raise for the first leaf that can be neither traced nor held."""
+    if not held:
+        return
+    paths = [path_name(path) for path in _named_paths(step, positions, arguments)]
+    for i, value in held.items():
+        kind = type(value).__name__
+        if isinstance(value, np.ndarray):
+            raise ShardError(
+                f"{step.name}: {paths[i]} is a numpy array of dtype {value.dtype}, which no device can hold; "
+                "take it out of the step's arguments"
+            )
+        if _holds_arrays(value):
+            raise ShardError(
+                f"{step.name}: {paths[i]} is a {kind}, which jax does not know as a pytree, so that its "
+                "arrays can't be sharded; register it, or pass its arrays",
+                fix=f"jax.tree_util.register_dataclass({kind})" if is_dataclass(value) else None,
+            )
+        try:
+            held_key(value)
+        except TypeError:
+            raise ShardError(
+                f"{step.name}: {paths[i]} is a {kind}, neither an array nor hashable; pass its arrays, or "
+                "make it hashable"
+            ) from None
 
 
 def _holds_arrays(value: Any) -> bool:
-    if isinstance(value, (type, ModuleType)) or callable(value) and not is_dataclass(value):
+    if isinstance(value, (type, ModuleType)) or (callable(value) and not is_dataclass(value)):
         return False
-    inside = list(getattr(value, "__dict__", {}).values())
-    return any(isinstance(x, _ARRAYS) for x in jax.tree.leaves(inside))
+    return any(isinstance(x, _ARRAYS) for x in jax.tree.leaves(list(getattr(value, "__dict__", {}).values())))
 
 
 def _graph_key(graphdef: Any) -> Hashable:

@@ -6,6 +6,7 @@ import site
 import sysconfig
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import jax
 
@@ -22,9 +23,15 @@ _ADVICE = (
     (jax.errors.TracerArrayConversionError, "hands an array of the step to numpy or the host"),
     (jax.errors.TracerBoolConversionError, "branches on the value of an array"),
     (jax.errors.TracerIntegerConversionError, "uses the value of an array as an index or a size"),
-    (jax.errors.NonConcreteBooleanIndexError, "picks elements by a mask, so that the shape depends on values"),
+    (
+        jax.errors.NonConcreteBooleanIndexError,
+        "picks elements by a mask, so that the shape depends on values",
+    ),
     (jax.errors.ConcretizationTypeError, "reads the value of an array"),
-    (jax.errors.UnexpectedTracerError, "uses an array that an earlier call left behind, in a list or a global"),
+    (
+        jax.errors.UnexpectedTracerError,
+        "uses an array that an earlier call left behind, in a list or a global",
+    ),
 )
 _FIXES = {
     jax.errors.TracerBoolConversionError: "use jnp.where or jax.lax.cond, or move the branch out of the step",
@@ -35,23 +42,37 @@ _FIXES = {
 _OUT = "return the array from the step and read it outside"
 
 
-def explain(error: Exception, step: str) -> ShardError | None:
-    """The one line that a user needs for an error of tracing; None for an error of the user's own."""
-    doing, fix = _kind(error)
-    if doing is None:
-        return None
-    where = _line(error.__traceback__)
-    return ShardError(f"{step} can't be compiled: {where} {doing}; {fix}", fix=fix)
+class Explained:
+    """A context in which `step` is traced: what jax can't trace becomes a `ShardError` that names the line.
+
+    Errors of the user's own code pass through.
+    """
+
+    def __init__(self, step: str):
+        self._step = step
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+        doing, fix = _kind(error)
+        if doing is not None:
+            raise ShardError(
+                f"{self._step} can't be compiled: {_line(traceback)} {doing}; {fix}", fix=fix
+            ) from error
 
 
-def _kind(error: Exception) -> tuple[str | None, str]:
+def _kind(error: BaseException | None) -> tuple[str | None, str]:
     for kind, doing in _ADVICE:
         if isinstance(error, kind):
             return doing, _FIXES.get(kind, _OUT)
     if "is not available on traced array" in str(error):
         return "asks an array of the step for what only finished arrays have", _OUT
     if type(error).__name__ == "TraceContextError" or "from different trace level" in str(error):  # flax's
-        return "changes an NNX object that is not among the step's arguments", "pass the object as an argument"
+        return (
+            "changes an NNX object that is not among the step's arguments",
+            "pass the object as an argument",
+        )
     return None, ""
 
 

@@ -1,4 +1,4 @@
-"""The Python function under `jax.jit`, `nnx.jit`, `eqx.filter_jit`, partials and methods, and what they ask of it."""
+"""The Python function under `jax.jit`, `nnx.jit`, `eqx.filter_jit`, partials and methods."""
 
 import functools
 import types
@@ -10,16 +10,18 @@ import jax
 
 from ..errors import ShardError
 
-_Pjit = type(jax.jit(lambda: 0))
+NUMBERS = frozenset((bool, int, float, complex))
+_Pjit: Any = type(jax.jit(lambda: 0))
 
 
 @dataclass(frozen=True)
 class Step:
     """A step without its wrappers: `inner(*bound, *args, **bound_names, **kwargs)` is the function to trace.
 
-    `static` and `donated` are the parameters, by position and by name, that the user's own jit holds or donates;
-    `donated_from` donates all positions from there on. `numbers`: Python numbers are traced, as jit does; a plain
-    function keeps them. `graph`: NNX objects are changed in place; under `jax.jit` they are pytrees like others.
+    `static` and `donated` are the parameters, by position and by name, that the user's own jit holds or
+    donates; `donated_from` donates all positions from there on. `numbers` are the types of Python numbers
+    that are traced: all under jit, none in a plain function. `graph`: NNX objects are changed in place;
+    under `jax.jit` they are pytrees like others.
     """
 
     inner: Callable[..., Any]
@@ -29,7 +31,7 @@ class Step:
     static: frozenset[int | str] = frozenset()
     donated: frozenset[int | str] = frozenset()
     donated_from: int | None = None
-    numbers: bool = False
+    numbers: frozenset[type] = frozenset()
     graph: bool = True
 
     def donates(self, parameter: int | str) -> bool:
@@ -48,12 +50,12 @@ def strip(fn: Callable[..., Any]) -> Step:
     name = getattr(f, "__name__", None) or type(f).__name__
     if isinstance(f, _Pjit):
         static, donated = _jit_options(f)
-        return Step(f.__wrapped__, name, bound, names, static, donated, numbers=True, graph=False)
+        return Step(f.__wrapped__, name, bound, names, static, donated, numbers=NUMBERS, graph=False)
     if _is_nnx_jit(f):
         static, donated = _jit_options(f.jitted_fn)
         if partial_args := getattr(f, "partial_args", ()):
             bound = (list(partial_args), *bound)
-        return Step(f.fun, name, bound, names, static, donated, numbers=True)
+        return Step(f.fun, name, bound, names, static, donated, numbers=NUMBERS)
     if _is_eqx_jit(f):
         inner = strip(f.__wrapped__)
         first = len(inner.bound)
@@ -83,10 +85,8 @@ def _unwrap(f: Any) -> tuple[Any, tuple, dict] | None:
         return f.__func__, (f.__self__,), {}
     if _from(f, "equinox") and hasattr(f, "keywords"):
         return f.func, tuple(f.args), dict(f.keywords)
-    call = getattr(type(f), "__call__", None)
-    if isinstance(call, types.FunctionType) and not _from(f, "jax"):
-        return call, (f,), {}
-    return None
+    call = type(f).__call__
+    return (call, (f,), {}) if isinstance(call, types.FunctionType) and not _from(f, "jax") else None
 
 
 def _from(f: Any, package: str) -> bool:
@@ -103,21 +103,21 @@ def _is_eqx_jit(f: Any) -> bool:
 
 def _jit_options(f: Any) -> tuple[frozenset[int | str], frozenset[int | str]]:
     """Static and donated parameters of a `jax.jit` function. jax keeps them in a private place only."""
-    info = getattr(f, "_jit_info", None)
     try:
+        info: Any = f._jit_info
         return (
             frozenset([*info.static_argnums, *info.static_argnames]),
             frozenset([*info.donate_argnums, *info.donate_argnames]),
         )
     except AttributeError:
         raise ShardError(
-            f"this jax ({jax.__version__}) keeps a jitted function's static arguments where jaxshard_magic can't read "
-            "them; shard the plain function, without jax.jit"
+            f"this jax ({jax.__version__}) keeps a jitted function's static arguments where jaxshard_magic "
+            "can't read them; shard the plain function, without jax.jit"
         ) from None
 
 
 def _cached_partial(f: types.FunctionType) -> tuple[Any, tuple, dict] | None:
-    """`nnx.cached_partial(step, model, ...)` is a closure; the objects in it are the step's first arguments."""
+    """`nnx.cached_partial(step, model, ...)` is a closure: the objects in it are the first arguments."""
     if (
         not f.__globals__.get("__name__", "").startswith("flax.nnx")
         or f.__code__.co_name != "cache_args_wrapper"
@@ -128,6 +128,6 @@ def _cached_partial(f: types.FunctionType) -> tuple[Any, tuple, dict] | None:
         return cells["f"].cell_contents, tuple(cells["cached_args"].cell_contents), {}
     except KeyError:
         raise ShardError(
-            "this flax keeps the arguments of nnx.cached_partial where jaxshard_magic can't read them; shard the "
-            "nnx.jit step itself"
+            "this flax keeps the arguments of nnx.cached_partial where jaxshard_magic can't read them; shard "
+            "the nnx.jit step itself"
         ) from None

@@ -1,4 +1,5 @@
-"""`ShardedStep`: a train step under a plan, compiled once per shapes, called at the cost of a hand-written jit."""
+"""`ShardedStep`: a train step under a plan, compiled once per shapes, called at the cost of a hand-written
+jit."""
 
 from .entry import Entry
 from .sharded import ShardedStep

@@ -3,7 +3,7 @@
 A `gather` raises TypeError or ValueError where the call is of another kind, before anything has run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -80,10 +80,9 @@ class GraphCall(FlatCall):
         super().__init__(entry, peeled, ours)
         self._nodes = peeled.node_places
         self._watches: dict[tuple[int, ...], Any] = {}
-        update = entry.result.update
-        assert update is not None
-        self._holders = [h.place for h in update.changed]
-        self._outs = [h.sources[0][1] for h in update.changed]
+        self._update: Any = entry.result.update
+        self._holders = [h.place for h in self._update.changed]
+        self._outs = [h.sources[0][1] for h in self._update.changed]
 
     @staticmethod
     def possible(entry: Entry) -> bool:
@@ -112,7 +111,7 @@ class GraphCall(FlatCall):
         if self.entry.donated:
             self._ours.add(outs)
         watch.put(self._holders, [outs[o] for o in self._outs])
-        result = self.entry.result
-        if not result.update.returned:
-            return result.build(outs)
-        return result.build(outs, nnx_calls().give_back(result.update, self.entry.leaves(inputs), outs))
+        if not self._update.returned:
+            return self.entry.result.build(outs)
+        made = nnx_calls().give_back(self._update, self.entry.leaves(inputs), outs)
+        return self.entry.result.build(outs, made)

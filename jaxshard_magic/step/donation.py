@@ -2,8 +2,9 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from operator import is_
+from collections.abc import Sequence
+from itertools import repeat
+from operator import call, is_
 from typing import Any
 
 import jax
@@ -47,8 +48,8 @@ class Ours:
         self._refs: dict[int, weakref.ref] = {}
         self._prune_at = 1024
 
-    def add(self, arrays: Iterable[Any]) -> None:
-        self._refs.update((id(x), weakref.ref(x)) for x in arrays)
+    def add(self, arrays: Sequence[Any]) -> None:
+        self._refs.update(zip(map(id, arrays), map(weakref.ref, arrays), strict=True))
         if len(self._refs) > self._prune_at:
             self._refs = {k: r for k, r in self._refs.items() if r() is not None}
             self._prune_at = max(1024, 2 * len(self._refs))
@@ -58,12 +59,16 @@ class Ours:
         return ref is not None and ref() is array
 
     def all(self, given: Sequence[Any], others: Sequence[Any]) -> bool:
-        """May all of `given` be donated: ours, none twice and none among `others`, which the same call reads?"""
-        refs = list(map(self._refs.get, map(id, given)))
-        if None in refs or not all(map(is_, (r() for r in refs), given)):  # pyright: ignore[reportOptionalCall]
-            return False
-        ids = set(map(id, given))
-        return len(ids) == len(given) and ids.isdisjoint(map(id, others))
+        """May all of `given` be donated: ours, none twice and none among `others`, which the same call
+        reads?"""
+        ids = list(map(id, given))
+        living = map(call, map(self._refs.get, ids, repeat(_nothing)))
+        unique = set(ids)
+        return all(map(is_, living, given)) and len(unique) == len(ids) and unique.isdisjoint(map(id, others))
+
+
+def _nothing() -> None:
+    """A reference to no array."""
 
 
 def own_copy(x: Any, sharding: Sharding) -> jax.Array:

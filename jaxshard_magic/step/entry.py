@@ -5,16 +5,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.tree_util import PyTreeDef
 
 from ..plan import Plan
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced, trace
-from ..program.untraceable import explain
+from ..program.untraceable import Explained
 from .donation import Ours, own_copy, to_donate
 
 Planner = Callable[..., Plan]
@@ -25,16 +25,16 @@ class Entry:
     """One program of a step: traced, planned and compiled.
 
     It is called as `call(consts, args, kwargs)` with the user's own trees where `whole`, else as
-    `call(consts, kept, given)` with the flat inputs, those of `donated` in `given`. `timings` are the seconds of
-    the calls whose result was waited for: never the first, calls 2 to 9, then each whose number has doubled (waiting
-    for more would take the overlap of host and device away).
+    `call(consts, kept, given)` with the flat inputs, those of `donated` in `given`. `timings` are the
+    seconds of the calls whose result was waited for: never the first, calls 2 to 9, then each whose number
+    has doubled (waiting for more would take the overlap of host and device away).
     """
 
     traced: Traced
     plan: Plan
     compiled: Any
     result: Result
-    tree: PyTreeDef
+    tree: Any  # the PyTreeDef of (args, kwargs)
     call: Callable[..., Any]
     whole: bool
     consts: list[Any]
@@ -50,6 +50,7 @@ class Entry:
     def __post_init__(self) -> None:
         given = set(self.donated)
         self.kept = tuple(i for i in range(len(self.shardings)) if i not in given)
+        self._pick_kept, self._pick_given = picker(self.kept), picker(self.donated)
 
     def run(self, inputs: tuple[Any, ...]) -> Any:
         n = self.calls + 1
@@ -70,9 +71,14 @@ class Entry:
         return outs
 
     def place(self, leaves: Sequence[Any], ours: Ours) -> list[Any]:
-        """The flat inputs where the program wants them. numpy arrays go there with the call, shard by shard."""
+        """The flat inputs where the program wants them. numpy arrays go there with the call, shard by
+        shard."""
         placed = list(leaves)
-        moved = [i for i in self.kept if isinstance(leaves[i], jax.Array) and not _lies(leaves[i], self.shardings[i])]
+        moved = [
+            i
+            for i in self.kept
+            if isinstance(leaves[i], jax.Array) and not _lies(leaves[i], self.shardings[i])
+        ]
         if moved:
             targets = [self.shardings[i] for i in moved]
             for i, x in zip(moved, jax.device_put([leaves[i] for i in moved], targets), strict=True):
@@ -88,7 +94,7 @@ class Entry:
         """The flat inputs as `call` takes them."""
         if self.whole:
             return self.consts, *self.tree.unflatten(leaves)
-        return self.consts, [leaves[i] for i in self.kept], [leaves[i] for i in self.donated]
+        return self.consts, self._pick_kept(leaves), self._pick_given(leaves)
 
     def leaves(self, inputs: tuple[Any, ...]) -> list[Any]:
         """The flat inputs of an arranged call."""
@@ -103,8 +109,15 @@ class Entry:
         """Inputs that may be used up: copies of what the call takes over."""
         if not self.donated:
             return inputs
-        given = [own_copy(x, self.shardings[i]) for i, x in zip(self.donated, inputs[2], strict=True)]
-        return (*inputs[:2], given)
+        given = (own_copy(x, self.shardings[i]) for i, x in zip(self.donated, inputs[2], strict=True))
+        return (*inputs[:2], tuple(given))
+
+
+def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """`xs -> tuple(xs[i] for i in places)`, in C."""
+    if len(places) < 2:
+        return lambda xs: tuple(xs[i] for i in places)
+    return itemgetter(*places)
 
 
 def _lies(x: Any, sharding: NamedSharding) -> bool:
@@ -124,8 +137,8 @@ def build_entry(
 ) -> Entry:
     """Trace, plan and compile one kind of call.
 
-    Raises `ShardError` for a step that jax can't trace and whatever the planner raises; an exception of the user's
-    own code passes through.
+    Raises `ShardError` for a step that jax can't trace and whatever the planner raises; an exception of the
+    user's own code passes through.
     """
     say("tracing")
     start = time.perf_counter()
@@ -171,13 +184,8 @@ def _traced(peeled: Peeled, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Trac
         results.append(result)
         return outs, paths
 
-    try:
+    with Explained(peeled.step.name):
         traced = trace(fun, avals, [path for path, _, _ in peeled.inputs])
-    except Exception as error:
-        found = explain(error, peeled.step.name)
-        if found is None:
-            raise
-        raise found from error
     return traced, results[-1]
 
 
@@ -207,9 +215,9 @@ def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs
         return list(plan.run(*consts, *(flat[i] for i in back)))
 
     program.__name__ = program.__qualname__ = peeled.step.name
-    places = [shardings[n + i] for i in kept], [shardings[n + i] for i in donated]
+    places = tuple(shardings[n + i] for i in kept), tuple(shardings[n + i] for i in donated)
     jitted = jax.jit(program, in_shardings=(shardings[:n], *places), out_shardings=outs, donate_argnums=2)
-    return jitted.lower(constants, [avals[i] for i in kept], [avals[i] for i in donated])
+    return jitted.lower(constants, tuple(avals[i] for i in kept), tuple(avals[i] for i in donated))
 
 
 class _Strict:
@@ -227,9 +235,9 @@ class _Strict:
 def strict_call(compiled: Any, weak: tuple[bool, ...]) -> Callable[..., Any]:
     """`compiled` as a function that raises TypeError also where only weak types differ.
 
-    A compiled program takes a weak float for a strong one, where `jax.jit` would make another program with other
-    result types. Its C++ cache does tell them apart; what it has not seen comes to `executable.call`, once. The
-    names are private: without them the types are looked at in every call.
+    A compiled program takes a weak float for a strong one, where `jax.jit` would make another program with
+    other result types. Its C++ cache does tell them apart; what it has not seen comes to `executable.call`,
+    once. The names are private: without them the types are looked at in every call.
     """
     try:
         executable, params = compiled._executable, compiled._params

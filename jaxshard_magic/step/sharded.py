@@ -4,6 +4,7 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError
 from ..program.peel import Peeled, nnx_calls, peel
-from ..program.unwrap import strip
+from ..program.unwrap import NUMBERS, strip
 from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
 from .entry import Entry, Planner, build_entry
@@ -26,8 +27,9 @@ RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by sid
 class ShardedStep:
     """A train step that runs sharded over `mesh` under `strategy`, with the plain step's numbers.
 
-    Call it as the step. A plain function's Python numbers stay Python and a jitted one's are traced, as without it;
-    arrays that the step closes over are placed once, when it is traced, as `jax.jit` does. Made by `api.shard`.
+    Call it as the step. A plain function's Python numbers stay Python and a jitted one's are traced, as
+    without it; arrays that the step closes over are placed once, when it is traced, as `jax.jit` does. Made
+    by `api.shard`.
     """
 
     def __init__(
@@ -46,18 +48,20 @@ class ShardedStep:
         self._step = strip(step)
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
-        self.strategy, self.mesh, self.donate, self.check = strategy, mesh, donate, check
+        self.strategy, self.mesh, self.donate = strategy, mesh, donate
         self.name = name or self._step.name
         self.progress: Callable[[str], None] | None = None
         self.checked: Check | None = None
-        self.keep_arguments = False
         self.options = _options(specs or {}, rules, donate, check)
         self._planner, self._specs, self._rules = planner, dict(specs or {}), tuple(rules)
         self._entries: dict[Hashable, Entry] = {}
-        self._recent: list[Any] = []
         self._fast: dict[Entry, Any] = {}
         self._current: Entry | None = None
         self._kept: tuple[Entry, tuple[Any, ...]] | None = None
+        self._recent: list[Any] = []
+        self.check, self.keep_arguments = check, False
+        self._loose: set[Hashable] = set()
+        self._stay_python = False
         self._ours = Ours()
         self._lock = threading.RLock()
 
@@ -73,8 +77,9 @@ class ShardedStep:
                 outs = fast.entry.run(inputs)
             except (TypeError, ValueError):
                 continue  # raised before anything ran; what is wrong in itself is raised again below
+            self._current = fast.entry
             return fast.finish(watch, inputs, outs)
-        return self._first_of_its_kind(args, kwargs)
+        return self._call_anew(args, kwargs)
 
     @property
     def calls(self) -> int:
@@ -87,13 +92,22 @@ class ShardedStep:
 
     @check.setter
     def check(self, value: bool) -> None:
-        self._check = value
+        self._check, self._recent = value, []
         if value:
-            self._recent = []
+            self.checked = None
+
+    @property
+    def keep_arguments(self) -> bool:
+        """Keep the last call's arguments alive, for `repeat`."""
+        return self._keep
+
+    @keep_arguments.setter
+    def keep_arguments(self, value: bool) -> None:
+        self._keep, self._kept, self._recent = value, None, []
 
     def prepare(self, *args: Any, **kwargs: Any) -> Entry:
         """Trace, plan and compile for these arguments (arrays or `jax.ShapeDtypeStruct`) without running."""
-        self._current = self._entry(peel(self._step, args, kwargs))
+        _, self._current = self._entry(args, kwargs)
         return self._current
 
     def repeat(self, n: int) -> None:
@@ -102,7 +116,9 @@ class ShardedStep:
         Needs `keep_arguments` set before that call: arguments are not kept alive otherwise.
         """
         if self._kept is None:
-            raise ShardError("there are no arguments to repeat the step on: set keep_arguments before it is called")
+            raise ShardError(
+                "there are no arguments to repeat the step on: set keep_arguments before it is called"
+            )
         entry, inputs = self._kept
         for _ in range(n):
             entry.timed(entry.copies(inputs))
@@ -110,7 +126,9 @@ class ShardedStep:
     def report(self) -> "Report":
         """Everything known of the step's last kind of call. Raises `ShardError` before the first."""
         if self._current is None:
-            raise ShardError(f"{self.name} has not run yet; call it, or prepare(...) it, before asking for its report")
+            raise ShardError(
+                f"{self.name} has not run yet; call it, or prepare(...) it, before asking for its report"
+            )
         from ..analysis.summary import summarize
 
         return summarize(self)
@@ -120,9 +138,8 @@ class ShardedStep:
         """The program of the last kind of call."""
         return self._current
 
-    def _first_of_its_kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        peeled = peel(self._step, args, kwargs)
-        entry = self._entry(peeled)
+    def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        peeled, entry = self._entry(args, kwargs)
         plain = self._plain(peeled)
         placed = entry.place(peeled.leaves, self._ours)
         inputs = entry.arrange(placed)
@@ -169,21 +186,42 @@ class ShardedStep:
         if fast is not None and not self.keep_arguments:
             self._recent = [fast, *(f for f in self._recent if f is not fast)][:RECENT]
 
-    def _entry(self, peeled: Peeled) -> Entry:
+    def _entry(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Peeled, Entry]:
         with self._lock:
-            entry = self._entries.get(peeled.key)
-            if entry is None:
-                entry = self._entries[peeled.key] = build_entry(
-                    peeled,
-                    self.strategy,
-                    self.mesh,
-                    planner=self._planner,
-                    given=self._specs,
-                    rules=self._rules,
-                    donate=self.donate,
-                    say=self._say,
-                )
-            return entry
+            peeled = peel(self._step, args, kwargs)
+            if peeled.key not in self._entries and peeled.loose in self._loose and not self._stay_python:
+                peeled = self._with_numbers_traced(peeled, args, kwargs)
+            if peeled.key not in self._entries:
+                self._entries[peeled.key] = self._build(peeled)
+                self._loose.add(peeled.loose)
+            return peeled, self._entries[peeled.key]
+
+    def _with_numbers_traced(
+        self, peeled: Peeled, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Peeled:
+        """A plain function's numbers change from call to call (an epoch, a rate): make one program for all of
+        them, unless the function needs them as Python numbers."""
+        step = replace(self._step, numbers=NUMBERS - {bool})
+        again = peel(step, args, kwargs)
+        try:
+            self._entries[again.key] = self._build(again)
+        except (ShardError, TypeError, ValueError, LookupError, AttributeError, AssertionError):
+            self._stay_python = True
+            return peeled
+        self._step = step
+        return again
+
+    def _build(self, peeled: Peeled) -> Entry:
+        return build_entry(
+            peeled,
+            self.strategy,
+            self.mesh,
+            planner=self._planner,
+            given=self._specs,
+            rules=self._rules,
+            donate=self.donate,
+            say=self._say,
+        )
 
     def _say(self, doing: str) -> None:
         if self.progress is not None:
@@ -199,11 +237,16 @@ def _fast(entry: Entry, peeled: Peeled, ours: Ours) -> Any:
 
 
 def _options(
-    specs: Mapping[str, PartitionSpec], rules: Sequence[tuple[str, PartitionSpec]], donate: bool | None, check: bool
+    specs: Mapping[str, PartitionSpec],
+    rules: Sequence[tuple[str, PartitionSpec]],
+    donate: bool | None,
+    check: bool,
 ) -> dict[str, Any]:
     """What was asked for beside the strategy, as plain data for the Report."""
     asked = {"specs": {k: _text(v) for k, v in specs.items()}, "rules": {k: _text(v) for k, v in rules}}
-    return {k: v for k, v in {**asked, "donate": donate, "check": check or None}.items() if v not in (None, {})}
+    return {
+        k: v for k, v in {**asked, "donate": donate, "check": check or None}.items() if v not in (None, {})
+    }
 
 
 def _text(spec: PartitionSpec) -> str:

@@ -22,7 +22,7 @@ def _weights(shapes: dict) -> dict:
     leaves, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
     keys = jax.random.split(jax.random.key(0), len(leaves))
     return jax.tree.unflatten(
-        tree, [jax.random.normal(k, s) * s[0] ** -0.5 for k, s in zip(keys, leaves, strict=True)]
+        tree, [0.05 * jax.random.normal(k, s) for k, s in zip(keys, leaves, strict=True)]
     )
 
 

@@ -102,7 +102,7 @@ class Trainer:
     def step(self, params, opt_state, batch):
         loss, grads = jax.value_and_grad(self.loss)(params, batch)
         updates, opt_state = self.tx.update(grads, opt_state, params)
-        metrics = {"loss": loss, "norm": optax.global_norm(grads)}
+        metrics = {"loss": loss, "norm": optax.tree.norm(grads)}
         return optax.apply_updates(params, updates), opt_state, metrics
 
     def plain_step(self, params, opt_state, batch):

@@ -107,7 +107,7 @@ def equation_step(params, opt_state, inside, border):
 
     def loss_fn(p):
         inner = jax.vmap(residual, in_axes=(None, 0))(p, inside)
-        outer = jax.vmap(u, in_axes=(None, 0))(p, border["point"]) - border["value"]
+        outer = jax.vmap(u, in_axes=(None, 0))(p, border["point"]) - border["height"]
         return jnp.mean(inner**2) + jnp.mean(outer**2)
 
     loss, grads = jax.value_and_grad(loss_fn)(params)
@@ -117,7 +117,7 @@ def equation_step(params, opt_state, inside, border):
 
 @step(
     "plain",
-    batch={"inside": 0, "border.point": 0, "border.value": 0},
+    batch={"inside": 0, "border.point": 0, "border.height": 0},
     roles={"params": "params", "opt_state": "optimizer", "inside": "batch", "border": "batch"},
     feeds={"params": 0, "opt_state": 1},
     notes="two batches, of 32 and 16 points",
@@ -125,5 +125,5 @@ def equation_step(params, opt_state, inside, border):
 def differential_equation(seed: int = 0) -> Call:
     d = Draw(seed)
     params = mlp_params(d, 2, 128, 128, 1)
-    border = {"point": d.normal(BATCH, 2), "value": d.normal(BATCH)}
+    border = {"point": d.normal(BATCH, 2), "height": d.normal(BATCH)}
     return Call(equation_step, (params, adam.init(params), d.normal(2 * BATCH, 2), border))

@@ -74,7 +74,7 @@ def private_step(params, key, batch):
 
     def clipped(p, x, y):
         loss, grads = jax.value_and_grad(loss_fn)(p, x[None], y[None])
-        scale = jnp.minimum(1.0, 1.0 / optax.global_norm(grads))
+        scale = jnp.minimum(1.0, 1.0 / optax.tree.norm(grads))
         return loss, jax.tree.map(lambda g: g * scale, grads)
 
     losses, grads = jax.vmap(clipped, in_axes=(None, 0, 0))(params, batch["x"], batch["y"])

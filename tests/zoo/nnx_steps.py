@@ -120,7 +120,7 @@ def noisy_step(model, rngs, optimizer, x, y):
     noise = 0.1 * jax.random.normal(rngs.noise(), x.shape)
     loss, grads = nnx.value_and_grad(lambda m: cross_entropy(m(x + noise), y))(model)
     optimizer.update(model, grads)
-    return {"loss": loss, "norm": optax.global_norm(grads)}
+    return {"loss": loss, "norm": optax.tree.norm(grads)}
 
 
 @step(

@@ -13,7 +13,7 @@ from flax import linen as nn
 BATCH = 16
 
 # With the usual 1e-8, an element whose gradient is next to nothing makes a full step of its rounding.
-adam, adamw = optax.adam(1e-3, eps=1e-6), optax.adamw(1e-3, eps=1e-6)
+adam, adamw = optax.adam(1e-3, eps=1e-5), optax.adamw(1e-3, eps=1e-5)
 
 
 class Draw:

@@ -89,7 +89,7 @@ def step(
     mutates: bool = False,
     feeds: Mapping[str, Place] | None = None,
     noise: tuple[str, ...] = (),
-    tolerance: float = 1e-4,
+    tolerance: float = 5e-4,
     notes: str = "",
 ) -> Callable[[Callable[..., Call]], Step]:
     """Put the decorated `make(seed=0) -> Call` into STEPS under `name` (default: the function's own).

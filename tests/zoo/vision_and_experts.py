@@ -111,7 +111,7 @@ def experts_step(params, batch):
         return jnp.mean((x @ p["head"] - batch["y"]) ** 2) + 0.01 * balance, balance
 
     (loss, balance), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-    return descend(params, grads), {"loss": loss, "balance": balance, "norm": optax.global_norm(grads)}
+    return descend(params, grads), {"loss": loss, "balance": balance, "norm": optax.tree.norm(grads)}
 
 
 @step(

@@ -1,0 +1,181 @@
+"""What goes wrong under `%%shard`: one line each, or the user's own exception; and the lines of `%shard`."""
+
+import signal
+
+import jax
+import pytest
+from cells import FAST, LOOP, STEP, one_line
+from IPython.core.completer import provisionalcompleter
+
+from jaxshard_magic import _options
+from jaxshard_magic.step import ShardedStep
+from jaxshard_magic.strategies.names import JOBS
+
+
+def test_an_exception_in_the_cell_is_the_users_own_with_their_lines(given):
+    error = given.fails("%%shard fsdp" + STEP + LOOP + "1 / 0\n")
+    assert type(error) is ZeroDivisionError
+    files, trace = [], error.__traceback__
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        last, trace = trace, trace.tb_next
+    assert not any("jaxshard_magic" in file for file in files)
+    assert last.tb_lineno == 1 + (STEP + LOOP).count("\n")
+    assert not isinstance(given["train_step"], ShardedStep)
+    assert "loss" in given.shell.user_ns
+
+
+def test_an_exception_in_the_step_shows_its_line(given, capsys):
+    error = given.fails("%%shard fsdp" + STEP.replace("return", "1 / 0\n    return") + LOOP)
+    assert type(error) is ZeroDivisionError
+    shown = capsys.readouterr().out
+    assert "---> 4     1 / 0" in shown
+    assert "jaxshard_magic/step" not in shown
+    assert not isinstance(given["train_step"], ShardedStep)
+
+
+def test_a_step_of_an_earlier_cell_is_put_back_when_the_cell_raises(given):
+    given.run(STEP)
+    plain = given["train_step"]
+    given.fails("%%shard fsdp" + LOOP + "1 / 0")
+    assert given["train_step"] is plain
+
+
+def test_a_syntax_error_is_pythons_own(given, capsys):
+    assert type(given.fails("%%shard fsdp\ndef train_step(:\n    pass")) is SyntaxError
+    assert "def train_step(:" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_the_cell_leaves_the_session_usable_and_the_step_plain(given, trained):
+    error = given.fails(
+        "%%shard fsdp" + STEP + LOOP + "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    assert type(error) is KeyboardInterrupt
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not isinstance(given["train_step"], ShardedStep)
+    given.run("%%shard fsdp" + STEP)
+
+
+def test_nothing_is_left_patched(given):
+    watched = ["jax.grad", "jax.value_and_grad", "jax.vjp", "jax.jit", "jax._src.api.vjp"]
+    before = [eval(name, {"jax": jax}) for name in watched]
+    given.run("%%shard fsdp" + STEP + LOOP)
+    given.fails("%%shard fsdp" + STEP + "1 / 0")
+    assert [eval(name, {"jax": jax}) for name in watched] == before
+    assert not [name for name in given.shell.user_ns if not name.isidentifier()]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "%%shard needs a strategy: dp, fsdp, tp, spmd"),
+        ("fdsp", "Did you mean 'fsdp'?"),
+        ("fsdp+tq", "'tq' is no strategy"),
+        ("pp", "comes in a later version"),
+        ("auto", "comes in a later version"),
+        ("fsdp tp", "unexpected: tp"),
+        ("fsdp --mesh data=4 model=2", 'quote the mesh: --mesh "data=4 model=2"'),
+        ("fsdp --chek", "Did you mean '--check'?"),
+        ("fsdp --check=yes", "--check takes no value"),
+        ("fsdp --microbatches 4", "--microbatches comes later"),
+        ("fsdp --remat 2", "--remat comes later"),
+        ("fsdp --repeat none", "--repeat takes a whole number from 1 on, not 'none'"),
+        ("fsdp --repeat", "--repeat needs a value: --repeat N"),
+        ("fsdp -o 3", "-o takes the name of a variable, not '3'"),
+        ("fsdp --spec batch", "has no '='"),
+        ("fsdp --spec \"batch=Q('data')\"", "no PartitionSpec"),
+        ("fsdp --name it's", "a quote is not closed"),
+        ("fsdp --mesh dta", "no mesh"),
+        ("fsdp --step trian_step", "Did you mean 'train_step'?"),
+        ("fsdp@dta", "Did you mean 'data'?"),
+        ("tp", "tp needs a mesh axis for it"),
+        ("spmd --spec \"batch=P('dta')\"", "Did you mean 'data'?"),
+        ("spmd --spec \"batch=P('data', 'data')\"", "twice"),
+        ("spmd --spec \"batch=P(None, None, None, 'data')\"", "dimensions"),
+        ("spmd --spec \"bach=P('data')\"", "Did you mean 'batch'?"),
+        ("fsdp --rule \"nothing=P('data')\"", "matches no leaf"),
+    ],
+)
+def test_bad_input_is_one_line_and_the_notebook_stays_as_it_was(given, capsys, line, says):
+    given.run(FAST)
+    assert says in one_line(given, capsys, f"%%shard {line}{LOOP}")
+
+
+def test_a_batch_that_does_not_divide_is_one_line(given, capsys):
+    given.run(FAST + "batch = {'x': jnp.ones((6, 16)), 'y': jnp.ones((6, 8))}")
+    line = one_line(given, capsys, "%%shard dp --spec \"batch=P('data')\"" + LOOP)
+    assert "6" in line and "8" in line
+
+
+def test_a_cell_without_a_function(given, capsys):
+    assert "no function that may be the train step" in one_line(given, capsys, "%%shard fsdp\nx = 1")
+
+
+def test_two_candidates_are_named(given):
+    cell = "%%shard fsdp" + STEP.replace("train_step", "d_step") + STEP.replace("train_step", "g_step")
+    assert "d_step, g_step; say which: --step d_step" in str(given.fails(cell))
+    assert given.run(cell.replace("fsdp", "fsdp --step g_step", 1)).name == "g_step"
+
+
+def test_await_at_the_top_of_the_cell(given, capsys):
+    assert "can't await at its top level" in one_line(given, capsys, "%%shard fsdp\nawait something()")
+
+
+def test_a_name_that_is_no_function(given, capsys):
+    line = one_line(given, capsys, "%%shard fsdp --step state\nstate")
+    assert line == "state is no function but a dict"
+
+
+def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
+    given.run("%shard --help")
+    shown = capsys.readouterr().out
+    assert shown == _options.HELP + "\n"
+    assert all(flag.name in shown for flag in _options.FLAGS)
+    assert all(name in shown for name in _options.STRATEGIES)
+    given.run("%%shard --help\npass")
+    assert capsys.readouterr().out == shown
+    assert given.shell.object_inspect("%%shard")["docstring"].strip() == _options.HELP
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "no report yet: write %%shard fsdp above a cell with a train step"),
+        ("doctor", "%shard doctor comes later"),
+        ("compare dp fsdp", "%shard compare comes later"),
+        ("fsdp", "%shard fsdp has no cell: write %%shard fsdp as the first line of the step's cell"),
+        ("hstory", "Did you mean 'history'?"),
+        ("--leavs", "%%shard has no option --leavs"),
+    ],
+)
+def test_a_line_that_can_not_be_answered(notebook, capsys, line, says):
+    assert says in one_line(notebook, capsys, f"%shard {line}")
+
+
+def test_every_strategy_of_the_help_is_one():
+    assert set(_options.STRATEGIES) == set(JOBS)
+
+
+def test_strategies_options_and_functions_are_completed(given):
+    def completed(text: str) -> list[str]:
+        with provisionalcompleter():
+            return [found.text for found in given.shell.Completer.completions(text, len(text))]
+
+    assert "fsdp" in completed("%%shard fs")
+    assert "tp" in completed("%%shard fsdp+t")
+    assert "--dry-run" in completed("%%shard fsdp --dr")
+    assert "loss_fn" in completed("%%shard fsdp --step loss")
+
+
+def test_unloading_takes_the_magics_away_and_loading_again_brings_them_back(notebook):
+    notebook.run("%unload_ext jaxshard_magic")
+    for kind, name in (("line", "mesh"), ("line", "shard"), ("cell", "shard")):
+        assert name not in notebook.shell.magics_manager.magics[kind]
+    assert "UsageError" in repr(notebook.fails("%shard --help"))
+    notebook.run("%load_ext jaxshard_magic")
+    notebook.run("%shard --help")
+
+
+def test_the_sessions_traits_are_configured_with_config(notebook):
+    notebook.run("%config ShardSession.progress = False")
+    assert notebook.shell.magics_manager.registry["ShardMagics"].session.progress is False

@@ -1,0 +1,197 @@
+"""Where every strategy puts what, and that several sharded steps give the plain steps' state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from theory import steps
+
+import jaxshard_magic
+from jaxshard_magic.errors import ShardError
+
+ON = [
+    ("dp", "data=8"),
+    ("dp", "data=4 model=2"),
+    ("dp", "data=2 fsdp=2 model=2"),
+    ("fsdp", "data=8"),
+    ("fsdp", "fsdp=8"),
+    ("fsdp", "data=2 fsdp=4"),
+    ("fsdp", "data=2 fsdp=2 model=2"),
+    ("tp", "model=4"),
+    ("tp", "data=4 model=2"),
+    ("tp", "data=2 fsdp=2 model=2"),
+    ("fsdp+tp", "data=4 model=2"),
+    ("fsdp+tp", "data=2 fsdp=2 model=2"),
+    ("dp+fsdp", "data=2 fsdp=4"),
+    ("dp+fsdp+tp", "data=2 fsdp=2 model=2"),
+    ("spmd", "data=8"),
+]
+
+
+def three_steps(step, call):
+    state, losses = call.state, []
+    for _ in range(3):
+        state, loss = step(state, call.batch)
+        losses.append(loss)
+    return state, losses
+
+
+@pytest.fixture(scope="module", params=["gated mlp", "cnn", "transformer, scanned"])
+def reference(request):
+    call = steps.STEPS[request.param]()
+    return call, three_steps(jax.jit(call.step), call)
+
+
+@pytest.mark.parametrize(("strategy", "axes"), ON)
+def test_three_sharded_steps_give_the_plain_state(reference, strategy, axes):
+    call, want = reference
+    step = jaxshard_magic.shard(call.step, strategy, mesh=jaxshard_magic.mesh(axes))
+    got = three_steps(step, call)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5 * float(jnp.max(jnp.abs(b))))
+
+
+def planned(call, strategy, axes, **options):
+    step = jaxshard_magic.shard(call.step, strategy, mesh=jaxshard_magic.mesh(axes), **options)
+    return step.prepare(call.state, call.batch).plan
+
+
+def leaf(plan, path):
+    return next(x for x in plan.leaves if x.path == path)
+
+
+def refused(call, strategy, axes, **options):
+    with pytest.raises(ShardError) as error:
+        planned(call, strategy, axes, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_attention_and_mlp_are_column_then_row_parallel():
+    plan = planned(steps.transformer(), "tp", "data=4 model=2")
+    block = "state.params.blocks.block0."
+    assert [leaf(plan, block + n).spec for n in ("q", "k", "v", "up")] == [P(None, "model")] * 4
+    assert [leaf(plan, block + n).spec for n in ("out", "down")] == [P("model", None)] * 2
+    assert "column parallel" in leaf(plan, block + "q").why
+    assert "row parallel" in leaf(plan, block + "out").why
+
+
+def test_the_embedding_and_the_head_are_cut_along_the_vocabulary():
+    plan = planned(steps.transformer(), "tp", "data=4 model=2")
+    assert leaf(plan, "state.params.embed").spec == P("model", None)
+    assert leaf(plan, "state.params.head").spec == P(None, "model")
+
+
+def test_convolutions_are_cut_by_channel():
+    plan = planned(steps.cnn(), "tp", "data=4 model=2")
+    assert leaf(plan, "state.params.conv0").spec == P(None, None, None, "model")
+    assert leaf(plan, "state.params.conv1").spec == P(None, None, "model", None)
+
+
+def test_fsdp_takes_the_largest_dimension_that_tensor_parallelism_left():
+    plan = planned(steps.mlp(), "fsdp+tp", "data=4 model=2")
+    assert leaf(plan, "state.params.block0.up").spec == P("data", "model")
+    assert leaf(plan, "state.params.block0.down").spec == P("model", "data")
+
+
+def test_moments_lie_where_their_parameter_lies():
+    plan = planned(steps.transformer(scan=True), "fsdp+tp", "data=4 model=2")
+    params = {x.path: x.spec for x in plan.leaves if x.role == "params"}
+    moments = {x.path: x.spec for x in plan.leaves if x.role == "optimizer"}
+    assert {k.replace("params", "momentum"): v for k, v in params.items()} == moments
+
+
+def test_a_scan_never_cuts_its_layers():
+    plan = planned(steps.transformer(scan=True), "fsdp", "data=2")
+    assert all(x.spec == P() or x.spec[0] is None for x in plan.leaves if ".blocks." in x.path)
+
+
+def test_tiny_leaves_stay_whole_and_say_so():
+    plan = planned(steps.transformer(), "fsdp", "data=8")
+    norm = leaf(plan, "state.params.blocks.block0.norm0")
+    assert not any(norm.spec)
+    assert "small" in norm.why
+
+
+def test_a_rule_beats_inference_and_moments_follow_it():
+    plan = planned(steps.mlp(), "fsdp", "data=8", rules={"params.*up": "P(None, 'data')"})
+    assert leaf(plan, "state.params.block0.up").spec == P(None, "data")
+    assert leaf(plan, "state.momentum.block0.up").spec == P(None, "data")
+    assert "rule" in leaf(plan, "state.params.block0.up").why
+
+
+def test_a_rule_decides_which_dimension_tensor_parallelism_cuts():
+    rules = {"block0.up": "P('model', None)"}
+    plan = planned(steps.mlp(), "tp", "data=4 model=2", rules=rules)
+    assert leaf(plan, "state.params.block0.up").spec == P("model", None)
+
+
+def test_an_annotated_batch_dimension_is_taken():
+    plan = planned(steps.mlp(), "dp", "data=8", specs={"batch": P("data")})
+    assert leaf(plan, "batch.x").spec == P("data", None)
+
+
+def test_spmd_cuts_what_it_is_told_and_nothing_else():
+    call = steps.mlp()
+    plan = planned(call, "spmd", "data=8", specs={"batch": P("data")}, rules={"up": "P(None, 'data')"})
+    cut = {x.path for x in plan.leaves if any(x.spec)}
+    assert {"batch.x", "batch.y", "state.params.block0.up", "state.momentum.block1.up"} <= cut
+    assert not any(".down" in path for path in cut)
+
+
+def test_the_strategy_names_its_axis_with_an_at():
+    plan = planned(steps.mlp(), "fsdp@model", "data=4 model=2")
+    assert leaf(plan, "state.params.block0.up").spec == P(None, "model")
+
+
+def test_an_axis_that_nothing_uses_is_named():
+    assert planned(steps.mlp(), "fsdp", "data=4 model=2").idle_axes == ("model",)
+
+
+def test_a_leaf_that_cannot_be_cut_says_what_that_costs():
+    shape = (33, 513)
+    state = {"params": {"w": jnp.ones(shape)}, "momentum": {"w": jnp.zeros(shape)}}
+    call = steps._call(lambda p, b: jnp.mean((b @ p["w"]) ** 2), state["params"], jnp.ones((16, 33)))
+    w = leaf(planned(call, "fsdp", "data=8"), "state.params.w")
+    held = 33 * 513 * 4
+    assert (w.wanted, w.lost) == (("data",), held - held // 8)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "axes", "options", "says"),
+    [
+        ("fsdq", "data=8", {}, "'fsdq' is no strategy; they are dp, fsdp, tp, spmd"),
+        ("fsdp+fsdp", "data=8", {}, "twice"),
+        ("spmd+tp", "data=8", {}, "alone"),
+        ("pp", "data=8", {}, "later"),
+        ("tp", "data=8", {}, "tp needs a mesh axis for it (model); the mesh has data=8"),
+        ("fsdp@dta", "data=8", {}, "Did you mean 'data'?"),
+        ("dp", "data=8", {"specs": {"bath": "P('data')"}}, "Did you mean 'batch'?"),
+        ("dp", "data=8", {"specs": {"batch": "P('dta')"}}, "Did you mean 'data'?"),
+        ("dp", "data=8", {"specs": {"batch": "P('data', 'data')"}}, "data"),
+        ("dp", "data=8", {"specs": {"batch": "P('data', None, None)"}}, "dimensions"),
+        ("dp", "data=8", {"rules": {"kernel": "P('data')"}}, "matches no leaf"),
+        ("dp", "data=8", {"rules": {"params.(": "P('data')"}}, "params.("),
+        ("tp", "model=7", {}, "divides by model=7"),
+    ],
+)
+def test_bad_input_is_one_line(strategy, axes, options, says):
+    assert says in refused(steps.mlp(), strategy, axes, **options)
+
+
+def test_a_batch_that_does_not_divide_is_one_line_with_what_would():
+    call = steps.mlp()
+    call = call._replace(batch=jax.tree.map(lambda x: x[:30], call.batch))
+    says = refused(call, "dp", "data=8")
+    assert "batch.x has 30 examples (dim 0), which do not divide by data=8" in says
+    assert "24 or 32" in says
+
+
+def test_a_step_without_a_batch_says_so():
+    def step(w):
+        return w - 0.1 * jax.grad(lambda w: (w**2).sum())(w)
+
+    sharded = jaxshard_magic.shard(step, "dp", mesh=jaxshard_magic.mesh("data=8"))
+    sharded.prepare(jnp.ones((8, 8)))
+    assert [a.code for a in sharded.report().advice if a.code == "no-batch"] == ["no-batch"]
