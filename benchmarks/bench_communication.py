@@ -1,4 +1,4 @@
-"""What each strategy moves on each of eight steps, beside what theory says: `python benchmarks/bench_communication.py`."""
+"""What each strategy moves on each of eight steps, beside theory: `python benchmarks/bench_communication.py`."""
 
 import argparse
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 os.environ.setdefault("NPROC", "32")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from theory.expected import MESHES, expected  # noqa: E402
-from theory.steps import STEPS, Call  # noqa: E402
+from theory.expected import MESHES, expected
+from theory.steps import STEPS, Call
 
-import jaxshard_magic  # noqa: E402
+import jaxshard_magic
 
 SHORT = {"all-reduce": "AR", "all-gather": "AG", "reduce-scatter": "RS", "all-to-all": "A2A"}
 
@@ -41,7 +41,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("steps", nargs="*", help=f"of: {'; '.join(STEPS)}")
     chosen = parser.parse_args().steps or list(STEPS)
-    print("count / KiB per step over each set of axes, measured in the compiled program; exact: equal to theory")
+    print(
+        "count / KiB per step over each set of axes, measured in the compiled program; exact: equal to theory"
+    )
     off = 0
     for name in chosen:
         call = STEPS[name]()

@@ -13,16 +13,16 @@ from pathlib import Path
 os.environ.setdefault("NPROC", "32")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import jax  # noqa: E402
-from jax.extend.core import jaxpr_as_fun  # noqa: E402
-from jax.sharding import NamedSharding  # noqa: E402
-from theory import steps  # noqa: E402
+import jax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
+from theory import steps
 
-import jaxshard_magic  # noqa: E402
-from jaxshard_magic.program.peel import peel  # noqa: E402
-from jaxshard_magic.program.trace import trace  # noqa: E402
-from jaxshard_magic.program.unwrap import strip  # noqa: E402
-from jaxshard_magic.strategies import plan  # noqa: E402
+import jaxshard_magic
+from jaxshard_magic.program.peel import peel
+from jaxshard_magic.program.trace import trace
+from jaxshard_magic.program.unwrap import strip
+from jaxshard_magic.strategies import plan
 
 
 def timed(f):

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from . import mesh as meshes
 from .errors import ShardError
+from .mesh import BuiltMesh, MeshSpec, build, default_spec
 from .specs import parse_spec
 from .step import ShardedStep
-from .strategies import jobs_of, parse_strategy, plan
+from .strategies import jobs_of, parse_strategy, part_axes, plan
 
 SpecLike = PartitionSpec | str
 
@@ -24,14 +24,19 @@ def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> M
     >>> mesh("cpu:8 data=4 model=2").shape["model"]
     2
     """
-    return meshes.build(meshes.MeshSpec.parse(text), namespaces).mesh
+    return build_mesh(text, namespaces=namespaces).mesh
 
 
-def default_mesh(strategy: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> "meshes.BuiltMesh":
+def build_mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> BuiltMesh:
+    """As `mesh`, with where its devices come from and notes to show: what was simulated, what was moved."""
+    return build(MeshSpec.parse(text), namespaces)
+
+
+def default_mesh(strategy: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> BuiltMesh:
     """The mesh that `strategy` gets when none was named: all devices, or 8 simulated ones on a lone CPU."""
     jobs = jobs_of(parse_strategy(strategy)) or ("data",)
-    spec = meshes.default_spec(jobs, jax.device_count(), jax.default_backend())
-    return meshes.build(spec, namespaces)
+    spec = default_spec(jobs, jax.device_count(), jax.default_backend())
+    return build(spec, namespaces)
 
 
 def shard(
@@ -58,11 +63,12 @@ def shard(
     """
     if not callable(step):
         raise ShardError(f"shard() takes a function as the step, not {type(step).__name__}")
-    parse_strategy(strategy)
+    parts = parse_strategy(strategy)
     if mesh is None:
         mesh = default_mesh(strategy).mesh
     elif isinstance(mesh, str):
-        mesh = meshes.build(meshes.MeshSpec.parse(mesh)).mesh
+        mesh = build_mesh(mesh).mesh
+    part_axes(parts, mesh)
     pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
     return ShardedStep(
         step,

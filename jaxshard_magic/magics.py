@@ -119,7 +119,7 @@ class ShardMagics(Magics):
         Raises ShardError for what the line alone tells, before the cell runs.
         """
         from jaxshard_magic.specs import parse_assignment
-        from jaxshard_magic.strategies.names import parse_strategy, part_axes
+        from jaxshard_magic.strategies import parse_strategy, part_axes
 
         parts = parse_strategy(options.strategy)
         for text in (*options.specs, *options.rules):
@@ -142,9 +142,9 @@ class ShardMagics(Magics):
         return built.mesh
 
     def _built(self, text: str) -> "BuiltMesh":
-        from jaxshard_magic.mesh import MeshSpec, build
+        from jaxshard_magic import api
 
-        built = build(MeshSpec.parse(text), [self.shell.user_ns])
+        built = api.build_mesh(text, namespaces=[self.shell.user_ns])
         for note in built.notes:
             print(note)
         return built

@@ -19,6 +19,8 @@ SETTINGS = {
     "JAX_COMPILATION_CACHE_DIR": str(CACHE),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    # Most of the tests' time is LLVM optimising programs that run once.
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
     # Else a program comes back with the source lines of another one that computes the same.
     "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "true",
 }

@@ -129,7 +129,7 @@ def test_static_arguments_do_not_shift_the_names():
 
 def test_variables_and_boxes_leave_no_value_in_a_path():
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    graphdef, state = nnx.split(model)
+    _graphdef, state = nnx.split(model)
     assert names(lambda model, x: model(x), model, X) == ["model.bias", "model.kernel", "x"]
     assert names(jax.jit(lambda state: state), state) == ["state.bias", "state.kernel"]
     boxed = {"kernel": nn.Partitioned(X, names=("data", None))}
@@ -161,7 +161,10 @@ def test_flax_partitioning_comes_with_the_leaves():
     model = nnx.Linear(3, 2, kernel_init=init, use_bias=False, rngs=nnx.Rngs(0))
     assert noted(lambda model: None, model) == [P(None, "model")]
     assert noted(jax.jit(lambda state: None), nnx.state(model)) == [P(None, "model")]
-    assert noted(jax.jit(lambda p: None), [nn.Partitioned(X, names=("data", None)), X]) == [P("data", None), None]
+    assert noted(jax.jit(lambda p: None), [nn.Partitioned(X, names=("data", None)), X]) == [
+        P("data", None),
+        None,
+    ]
     logical = nn.LogicallyPartitioned(X, names=("batch", "embed"), rules=(("batch", "data"), ("embed", None)))
     assert noted(jax.jit(lambda p: None), logical) == [P("data", None)]
 
@@ -221,7 +224,9 @@ class Batch:
 
 
 def test_arrays_in_an_unknown_object_are_refused_with_the_line_that_helps():
-    with pytest.raises(ShardError, match="step: batch is a Batch, which jax does not know as a pytree") as caught:
+    with pytest.raises(
+        ShardError, match="step: batch is a Batch, which jax does not know as a pytree"
+    ) as caught:
 
         def step(batch):
             return batch.x

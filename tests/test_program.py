@@ -57,7 +57,11 @@ clipped.defvjp(lambda x: (clipped(x), x), lambda x, g: (jnp.clip(g * x, -0.1, 0.
 
 
 def custom(x):
-    return jax.grad(lambda y: clipped(y).sum())(x), jax.nn.relu(x), jax.grad(lambda y: jax.nn.silu(y).sum())(x)
+    return (
+        jax.grad(lambda y: clipped(y).sum())(x),
+        jax.nn.relu(x),
+        jax.grad(lambda y: jax.nn.silu(y).sum())(x),
+    )
 
 
 def remat(x):
@@ -108,7 +112,12 @@ def test_reemission_keeps_the_line_of_the_users_code():
 
 def test_loop_trips_are_multiplied_in():
     def f(x):
-        return lax.scan(lambda c, _: (lax.scan(lambda d, _: (jnp.sin(d), None), c, None, length=3)[0], None), x, None, length=5)
+        return lax.scan(
+            lambda c, _: (lax.scan(lambda d, _: (jnp.sin(d), None), c, None, length=3)[0], None),
+            x,
+            None,
+            length=5,
+        )
 
     found = program(f, 1.0)
     assert [e.trips for e in found.equations if e.name == "sin"] == [15]

@@ -30,7 +30,12 @@ def found(request):
     batch = find_batch(Dimensions(program, (4, 2)), roles)
     used = flow.back(program.outputs, by_anything)
     names = {i: path_name(p) for i, p in enumerate(t.in_paths) if program.inputs[i] in used}
-    return step, {i: n for i, n in names.items() if not n.startswith("closure.") or n in step.expected_batch}, roles, batch
+    return (
+        step,
+        {i: n for i, n in names.items() if not n.startswith("closure.") or n in step.expected_batch},
+        roles,
+        batch,
+    )
 
 
 def test_every_argument_has_the_role_a_person_would_name(found):

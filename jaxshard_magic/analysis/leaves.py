@@ -1,15 +1,12 @@
 """The arrays of a planned step as a Report lists them, with exact bytes."""
 
-import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..plan import LeafPlan
+from ..program.sizes import array_bytes
 from ..report import Leaf, Spec
 
 
@@ -33,28 +30,6 @@ def leaf(planned: LeafPlan, mesh: Mesh) -> Leaf:
         wanted=planned.wanted,
         lost=planned.lost,
     )
-
-
-def array_bytes(shape: Sequence[int], dtype: Any) -> int:
-    """Bytes of an array as XLA stores it: keys by their data, types narrower than a byte packed.
-
-    >>> array_bytes((5,), jnp.int4)
-    3
-    """
-    return -(-math.prod(shape) * _bits(dtype) // 8)
-
-
-@cache
-def _bits(dtype: Any) -> int:
-    if jnp.issubdtype(dtype, jax.dtypes.extended):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
-        return math.prod(data.shape) * _bits(data.dtype)
-    dtype = jnp.dtype(dtype)
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jnp.iinfo(dtype).bits
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.finfo(dtype).bits
-    return 8 * dtype.itemsize
 
 
 def _spec(spec: PartitionSpec, rank: int) -> Spec:

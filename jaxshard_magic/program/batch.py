@@ -6,11 +6,12 @@ class lives on (then it is inside an example: positions, pixels, channels).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .dimensions import Dimensions
 from .ir import Equation
+from .links import CUTTING
 from .primitives import scan_counts
 from .roles import PARAMS, Roles
 
@@ -43,7 +44,7 @@ class _Choice:
     reach: frozenset[int]
 
     @property
-    def rank(self) -> tuple:
+    def rank(self) -> tuple[bool, int, int, float, int]:
         return self.looped, self.inner, -self.leaves, -self.cover, self.first_dim
 
 
@@ -91,17 +92,20 @@ class _Evidence:
         ins, outs = [self.dims.big(v) for v in e.ins], [self.dims.big(v) for v in e.outs]
         if e.name == "scan":
             consts, carried = scan_counts(e.params)
-            self.inner.update(c for k in ins[consts + carried :] for c in k[:1])
+            self._count(c for k in ins[consts + carried :] for c in k[:1])
         if e.doors:
             return
         for k in ins + outs:
-            self.inner.update(c for c, n in Counter(k).items() if n > 1 and self.free(c))
+            self._count(c for c, n in Counter(k).items() if n > 1 and self.free(c))
         ends = _ends(e, ins, outs)
         living = {c for k in outs for c in k if self.free(c)}
         if living:
-            self.inner.update(c for c in ends if self.free(c) and c not in living)
+            self._count(c for c in ends if self.free(c) and c not in living)
         if e.name in ("dot_general", "conv_general_dilated"):
             self._product(e, ins, outs)
+
+    def _count(self, classes: Iterable[int | None]) -> None:
+        self.inner.update(c for c in classes if c is not None)
 
     def _product(self, e: Equation, ins: list, outs: list) -> None:
         frees = [{c for c in k if self.free(c)} for k in (*ins[:2], outs[0])]
@@ -124,7 +128,8 @@ class _Evidence:
 
     def choose(self) -> tuple[frozenset[int], bool, int | None]:
         batch: set[int] = set()
-        clear, first, todo = True, None, list(self.products)
+        first: int | None = None
+        clear, todo = True, list(self.products)
         total = sum(w for w, _ in todo) or 1
         while todo:
             names = self.leaves if first is None else {c for _, k in todo for c in k}
@@ -138,7 +143,8 @@ class _Evidence:
             best = good[0]
             if first is None:
                 rivals = [x for x in good[1:] if not x.reach & best.reach][:2]
-                first, clear = best.cls, all(x.looped > best.looped or x.inner > 4 * best.inner for x in rivals)
+                first = best.cls
+                clear = all(x.looped > best.looped or x.inner > 4 * best.inner for x in rivals)
             batch |= best.reach
             todo = [(w, k) for w, k in todo if not k & best.reach]
         if first is None and self.leaves and not self.products:
@@ -148,7 +154,9 @@ class _Evidence:
     def _beside(self, batch: set[int], choices: list[_Choice]) -> set[int]:
         """Classes of little cover that stand alone in data leaves without a batch: labels of whole graphs."""
         batchy = {i for c in batch for i, _ in self.leaves.get(c, ())}
-        alone = [x for x in choices if x.cover and x.leaves and not batchy & {i for i, _ in self.leaves[x.cls]}]
+        alone = [
+            x for x in choices if x.cover and x.leaves and not batchy & {i for i, _ in self.leaves[x.cls]}
+        ]
         return {c for x in alone for c in x.reach}
 
     def _without_products(self) -> tuple[frozenset[int], bool, int | None]:
@@ -169,10 +177,7 @@ class _Evidence:
         return _Choice(cover, looped, inner, len(leaves), min((d for _, d in leaves), default=9), c, reach)
 
 
-_ALONG = frozenset(
-    """cumsum cumprod cumlogsumexp cummax cummin sort rev slice pad concatenate dynamic_slice
-    dynamic_update_slice split""".split()
-)
+_ALONG = frozenset({"cumsum", "cumprod", "cumlogsumexp", "cummax", "cummin", "sort", "rev"}) | CUTTING
 
 
 def _ends(e: Equation, ins: list, outs: list) -> set:

@@ -6,11 +6,24 @@ from .ir import Equation, Program, Value
 from .trace import DIFFERENTIATED, GRADIENT
 
 ALIASES = frozenset(
-    """convert_element_type reshape transpose squeeze expand_dims broadcast_in_dim copy copy_p name slice
-    reduce_precision random_wrap random_unwrap device_put sharding_constraint""".split()
+    {
+        *(
+            "convert_element_type",
+            "reduce_precision",
+            "copy",
+            "copy_p",
+            "name",
+            "device_put",
+            "sharding_constraint",
+        ),
+        *("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice"),
+        *("random_wrap", "random_unwrap"),
+    }
 )
 MIXING = frozenset({"dot_general", "conv_general_dilated", "gather", "sort", "cumsum"})
-_RANDOM = frozenset({"random_wrap", "threefry2x32", "random_bits", "random_split", "random_fold_in", "random_seed"})
+_RANDOM = frozenset(
+    {"random_wrap", "threefry2x32", "random_bits", "random_split", "random_fold_in", "random_seed"}
+)
 
 Through = Callable[[Value, Value, str], bool]  # (value, what it was made from, primitive or "" at a door)
 
@@ -52,7 +65,9 @@ class Flow:
         if name in _RANDOM:
             self.random.append(e)
 
-    def back(self, start: Iterable[Value | None], through: Through, limit: int | None = None) -> dict[Value, int]:
+    def back(
+        self, start: Iterable[Value | None], through: Through, limit: int | None = None
+    ) -> dict[Value, int]:
         """The values met going back from `start`, each with the fewest-first number of equations passed."""
         seen = {v: 0 for v in start if v is not None}
         todo = list(seen)

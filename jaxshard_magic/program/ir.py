@@ -110,7 +110,9 @@ class Program:
         def read(v):
             return None if is_literal(v) else known[v]
 
-        scope = Scope(jaxpr, consts, [known[v] for v in jaxpr.invars], [], [known[v] for v in jaxpr.constvars])
+        scope = Scope(
+            jaxpr, consts, [known[v] for v in jaxpr.invars], [], [known[v] for v in jaxpr.constvars]
+        )
         for eqn in jaxpr.eqns:
             outs = [self._value(v) for v in eqn.outvars]
             e = Equation(len(self.equations), eqn, [read(v) for v in eqn.invars], outs, trips)

@@ -40,7 +40,8 @@ class Split:
 class Links:
     """All links of a program.
 
-    `looped`: leading dimensions that a scan steps over. `splits`: reshapes that cut or merge. `cut`: pairs where one is a part of the other (concatenate, slice, pad).
+    `looped`: leading dimensions that a scan steps over. `splits`: reshapes that cut or merge. `cut`: pairs where one
+    is a part of the other (concatenate, slice, pad).
     """
 
     program: Program
@@ -221,7 +222,9 @@ def _elementwise(links: Links, e: Equation) -> None:
         along |= set(e.params["dimensions"])
     for out, operand in itertools.product(e.outs, e.ins):
         a, b = links.shape(operand), links.shape(out)
-        for d in range(len(a)) if len(a) == len(b) and operand is not None else ():
+        if operand is None or len(a) != len(b):
+            continue
+        for d in range(len(a)):
             if a[d] == b[d] and d not in along:
                 links.link(e, operand, d, out, d)
             elif e.name in CUTTING:

@@ -244,11 +244,6 @@ def settle(nodes: Nodes, before: Sequence[Any], placed: Sequence[Any]) -> None:
         at += s.num_leaves
 
 
-def _reference(root: Any) -> Callable[[], Any]:
-    """A weak reference where the object allows one (a bare Variable does not)."""
-    return weakref.ref(root) if isinstance(root, nnx.Pytree) else lambda: root
-
-
 class Watch:
     """Tells in well under a millisecond whether NNX objects are what they were: same Variables, same
     attributes.
@@ -259,7 +254,7 @@ class Watch:
     """
 
     def __init__(self, nodes: Nodes):
-        self._roots = tuple(map(_reference, nodes.roots))
+        self._roots = tuple(map(self._reference, nodes.roots))
         self.holders = nodes.holders
         self.watchable = all(isinstance(h, nnx.Variable) for h in nodes.holders) and set(
             nodes.structures
@@ -275,6 +270,17 @@ class Watch:
                 todo += self._open(value)
         self._sizes, self._keys, self._values = self._contents()
         self._metadata = [dict(m) for m in map(_metadata, self.holders)]
+
+    def _reference(self, root: Any) -> Callable[[], Any]:
+        """A weak reference where the object allows one (a bare Variable does not)."""
+        if not isinstance(root, nnx.Pytree):
+            return lambda: root
+        watch = weakref.ref(self)
+        return weakref.ref(root, lambda _: (found := watch()) and found.forget())
+
+    def forget(self) -> None:
+        """Let go of the parts of an object that nobody has any more."""
+        self.holders, self._dicts, self._lists, self._values, self._metadata = (), [], [], [], []
 
     def _open(self, value: Any) -> Iterable[Any]:
         if isinstance(value, (nnx.Variable, jax.Array, np.ndarray, *_SCALARS)) or (

@@ -1,9 +1,7 @@
 """What differs between versions of jax in how equations hold their bodies and counts, in one place."""
 
-import math
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 _BODIES = {
@@ -26,14 +24,6 @@ def is_literal(v: Any) -> bool:
 
 def shape_of(v: Any) -> tuple[int, ...]:
     return getattr(v.aval, "shape", ())
-
-
-def nbytes(aval: Any) -> int:
-    """Bytes of an array of this abstract value; a typed key counts its uint32 words."""
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        return math.prod(words.shape) * words.dtype.itemsize
-    return math.ceil(math.prod(aval.shape) * jax.dtypes.itemsize_bits(aval.dtype) / 8)
 
 
 def opened(body: Any) -> tuple[Any, tuple]:

@@ -66,10 +66,14 @@ def find_roles(traced: Traced, flow: Flow) -> Roles:
 def _keys(flow: Flow) -> set[int]:
     position = {v: i for i, v in enumerate(flow.program.inputs)}
     avals = flow.program.avals
-    found = {i for v, i in position.items() if jax.dtypes.issubdtype(avals[v].dtype, jax.dtypes.prng_key)}
+    found = {i for v, i in position.items() if jnp.issubdtype(avals[v].dtype, jax.dtypes.prng_key)}
     for e in flow.random:
         for v in flow.back(e.ins, by_alias):
-            if v in position and avals[v].dtype == jnp.uint32 and (not avals[v].shape or avals[v].shape[-1] == 2):
+            if (
+                v in position
+                and avals[v].dtype == jnp.uint32
+                and (not avals[v].shape or avals[v].shape[-1] == 2)
+            ):
                 found.add(position[v])
     return found
 

@@ -83,7 +83,9 @@ def _match_trees(traced: Traced, flow: Flow, steps: Steps) -> Pairs:
             pairs = list(zip(candidate, members, strict=True))
             distance = [steps.get(pair) for pair in pairs]
             written_back = all(traced.out_paths[o] == traced.in_paths[i] for o, i in pairs)
-            idle = all(outs[o] == ins[i] for o, i in pairs)  # handed back untouched: only if nothing newer exists
+            idle = all(
+                outs[o] == ins[i] for o, i in pairs
+            )  # handed back untouched: only if nothing newer exists
             if written_back or any(d is not None for d in distance):
                 cost = sum(_FAR if d is None else min(d, _FAR) for d in distance)
                 found.append((idle, -len(members), not written_back, cost, candidate, members))

@@ -40,7 +40,9 @@ def path_name(path: KeyPath) -> str:
     return keystr(path, simple=True, separator=".")
 
 
-def trace(fun: Callable[..., tuple[list, Sequence[KeyPath]]], leaves: Sequence[Any], in_paths: Sequence[KeyPath]) -> Traced:
+def trace(
+    fun: Callable[..., tuple[list, Sequence[KeyPath]]], leaves: Sequence[Any], in_paths: Sequence[KeyPath]
+) -> Traced:
     """Trace `fun(*leaves) -> (array leaves, their paths)`; leaves are arrays, numbers or shapes.
 
     Raises whatever the step raises while it is traced.
@@ -67,7 +69,9 @@ def _hoisted(closed: ClosedJaxpr) -> ClosedJaxpr:
     debug = jaxpr.debug_info
     if hasattr(debug, "_replace"):
         debug = debug._replace(arg_names=None)
-    return ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=debug), [])
+    return ClosedJaxpr(
+        jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=debug), []
+    )
 
 
 def _mark(tree: Any, name: str) -> Any:

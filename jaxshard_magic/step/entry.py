@@ -242,7 +242,8 @@ def strict_call(compiled: Any, weak: tuple[bool, ...]) -> Callable[..., Any]:
     try:
         executable, params = compiled._executable, compiled._params
         params = params._replace(executable=_Strict(executable, weak))
-        return executable.create_cpp_call(params) or functools.partial(compiled.call, params)
+        # A program with callbacks has no call in C++; in Python it gives its flat outputs, too.
+        return executable.create_cpp_call(params) or (lambda *inputs: compiled.call(params, *inputs)[0])
     except AttributeError:
         return functools.partial(_checked_call, compiled, weak)
 

@@ -1,6 +1,6 @@
 """Strategies: a traced step and a mesh -> where every array goes, and why."""
 
 from .compose import STRATEGIES, plan
-from .names import LATER, Part, jobs_of, parse_strategy
+from .names import LATER, Part, jobs_of, parse_strategy, part_axes
 
-__all__ = ["LATER", "STRATEGIES", "Part", "jobs_of", "parse_strategy", "plan"]
+__all__ = ["LATER", "STRATEGIES", "Part", "jobs_of", "parse_strategy", "part_axes", "plan"]

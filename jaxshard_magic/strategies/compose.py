@@ -91,7 +91,9 @@ def _output_spec(layout: Layout, o: int, in_specs: Sequence[PartitionSpec]) -> P
     return partition_spec(layout.active(value) if layout.batchy(value) else layout.at_rest(value))
 
 
-def _leaf(traced: Traced, layout: Layout, i: int, spec: PartitionSpec, given: Mapping[int, Given]) -> LeafPlan:
+def _leaf(
+    traced: Traced, layout: Layout, i: int, spec: PartitionSpec, given: Mapping[int, Given]
+) -> LeafPlan:
     aval, roles = traced.closed.in_avals[i], layout.roles
     role = roles.of[i]
     if role == BATCH and i not in layout.batch.dims and i < len(traced.consts):
@@ -126,15 +128,13 @@ def _batch_divides(traced: Traced, layout: Layout) -> None:
     batch, n = layout.batch, layout.count(layout.batch_axes)
     if batch.size is None or batch.size % n == 0:
         return
-    inputs = layout.program.inputs
-    i, d = next(
-        ((i, d) for i, ds in sorted(batch.dims.items()) for d in ds if layout.program.shapes[inputs[i]][d] % n),
-        (None, None),
-    )
-    if i is None:
+    inputs, shapes = layout.program.inputs, layout.program.shapes
+    sizes = ((i, d, shapes[inputs[i]][d]) for i, ds in sorted(batch.dims.items()) for d in ds)
+    odd = next(((i, d, size) for i, d, size in sizes if size % n), None)
+    if odd is None:
         return
+    i, d, size = odd
     over = " ".join(f"{a}={layout.mesh.shape[a]}" for a in layout.batch_axes)
-    size = layout.program.shapes[inputs[i]][d]
     near = [m for m in (size // n * n, -(-size // n) * n) if m]
     raise ShardError(
         f"{path_name(traced.in_paths[i])} has {size} examples (dim {d}), which do not divide by {over}; "

@@ -6,7 +6,7 @@ ZeRO stage 3 (Rajbhandari et al. 2020, section 5), with the dimension chosen per
 import math
 
 from ..program.ir import Value
-from ..program.primitives import nbytes
+from ..program.sizes import nbytes
 from .layout import Axes, Layout
 
 SMALL = 2**14  # elements: below, a gather costs more than the copy

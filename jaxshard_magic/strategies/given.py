@@ -1,6 +1,5 @@
 """What the user says about placement: specs of arguments, rules by path, the model's own Flax metadata."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ..errors import ShardError, did_you_mean, one_of
 from ..mesh import job_of
 from ..program.trace import Traced, path_name
-from ..specs import format_spec, match_rules, validate_spec
+from ..specs import check_rules, format_spec, match_rules, validate_spec
 from .layout import Axes, Layout, Spec
 
 
@@ -44,14 +43,16 @@ def given_specs(
         if rule is not None:
             pattern, spec = rule
             found[i] = Given(_of(traced, i, spec, mesh, names[i]), f"rule {pattern}={format_spec(spec)}")
-    _all_rules_match(rules, names)
+    check_rules(rules, names)
     for name, spec in specs.items():
         for i in _under(name, names, traced, spec):
             found[i] = Given(_of(traced, i, spec, mesh, names[i]), f"given {name}={format_spec(spec)}")
     return found
 
 
-def given_batch(given: Mapping[int, Given], data: frozenset[int], batch_axes: Axes) -> dict[int, tuple[int, ...]]:
+def given_batch(
+    given: Mapping[int, Given], data: frozenset[int], batch_axes: Axes
+) -> dict[int, tuple[int, ...]]:
     """The batch dimensions that the user named: those of data given to a batch axis."""
     named = {}
     for i in data & given.keys():
@@ -104,13 +105,3 @@ def _under(name: str, names: Sequence[str], traced: Traced, spec: PartitionSpec)
     whole = found == [names.index(name)] if name in names else False
     fitting = [i for i in found if len(traced.closed.in_avals[i].shape) >= len(spec)]
     return found if whole or not fitting else fitting
-
-
-def _all_rules_match(rules: Sequence[tuple[str, PartitionSpec]], names: Sequence[str]) -> None:
-    for pattern, _ in rules:
-        if not any(re.search(pattern, n) for n in names):
-            literal = re.sub(r"[\\^$.*+?()\[\]{}|]+", "", pattern)
-            shown = one_of(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise ShardError(
-                f"rule '{pattern}' matches no leaf; leaves are {shown}.{did_you_mean(literal, names)}"
-            )

@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding
 
 from ..program.emit import Emitter
 from ..program.ir import Equation, Scope, Value
-from ..program.primitives import LAYOUT, nbytes
+from ..program.primitives import LAYOUT
+from ..program.sizes import nbytes
 from .layout import Axes, Layout, Spec, partition_spec
 from .partials import PartialSums
 
@@ -145,7 +146,11 @@ class _Kept:
     __slots__ = ("bytes", "gathered", "source")
 
     def __init__(self, source: Any, gathered: Any, size: int):
-        self.source, self.gathered, self.bytes = source, gathered, size  # the source is held so that its id stays taken
+        self.source, self.gathered, self.bytes = (
+            source,
+            gathered,
+            size,
+        )  # the source is held so that its id stays taken
 
 
 class _Body:

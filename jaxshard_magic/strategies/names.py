@@ -31,15 +31,21 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
     for word in text.replace(" ", "").split("+"):
         name, _, axis = word.partition("@")
         if name in LATER:
-            raise ShardError(f"strategy '{name}' comes in a later version; today: {one_of(JOBS)} and their sums")
+            raise ShardError(
+                f"strategy '{name}' comes in a later version; today: {one_of(JOBS)} and their sums"
+            )
         if name not in JOBS:
             hint = did_you_mean(name, JOBS)
-            raise ShardError(f"'{name}' is no strategy; they are {one_of(JOBS)} and sums such as fsdp+tp.{hint}")
+            raise ShardError(
+                f"'{name}' is no strategy; they are {one_of(JOBS)} and sums such as fsdp+tp.{hint}"
+            )
         if any(p.name == name for p in parts):
             raise ShardError(f"strategy '{text}' names {name} twice; once is enough")
         parts.append(Part(name, axis or None))
     if len(parts) > 1 and any(p.name == "spmd" for p in parts):
-        raise ShardError(f"'{text}': spmd uses only your own specs and stands alone; for rules on top use --rule")
+        raise ShardError(
+            f"'{text}': spmd uses only your own specs and stands alone; for rules on top use --rule"
+        )
     return tuple(parts)
 
 
@@ -64,7 +70,9 @@ def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
     if part.axis is not None:
         if part.axis not in mesh.axis_names:
             hint = did_you_mean(part.axis, mesh.axis_names)
-            raise ShardError(f"{part.name}@{part.axis}: the mesh has no axis '{part.axis}'; it has {have}.{hint}")
+            raise ShardError(
+                f"{part.name}@{part.axis}: the mesh has no axis '{part.axis}'; it has {have}.{hint}"
+            )
         return (part.axis,)
     jobs = JOBS[part.name]
     for job in jobs:

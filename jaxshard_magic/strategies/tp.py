@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 
 from ..errors import ShardError
 from ..program.flow import by_alias
-from ..program.primitives import nbytes
 from ..program.products import Product, products
+from ..program.sizes import nbytes
 from .fsdp import SMALL
 from .layout import Axes, Layout
 
@@ -29,8 +29,8 @@ def tensor_parallel(layout: Layout, axes: Axes) -> None:
     chosen = choose(layout, found, layout.count(axes), given)
     if not chosen:
         raise ShardError(_nothing_divides(layout, found, axes))
-    layout.tensor.update({c: axes for c in chosen})
-    layout.tensor.update({c: axes for c in _tables(layout, found, chosen, layout.count(axes))})
+    layout.tensor.update(dict.fromkeys(chosen, axes))
+    layout.tensor.update(dict.fromkeys(_tables(layout, found, chosen, layout.count(axes)), axes))
     uses = _first_uses(layout, found)
     for i in layout.roles.stored:
         value = layout.program.inputs[i]
@@ -139,7 +139,9 @@ def _say_uncovered(layout: Layout, i: int, axes: Axes) -> None:
     name = f"{'+'.join(axes)}={n}"
     whole = [z for z, c in zip(shape, layout.dims.of(value), strict=True) if c not in layout.dims.looped]
     if any(z % n == 0 for z in whole):
-        layout.why[i].append(f"tp: whole; its products are divided by another dimension, or {name} does not fit one")
+        layout.why[i].append(
+            f"tp: whole; its products are divided by another dimension, or {name} does not fit one"
+        )
         return
     layout.wanted[i] += axes
     layout.lost[i] += nbytes(layout.program.avals[value]) * (n - 1) // n

@@ -57,7 +57,10 @@ def cnn() -> Call:
     a, b, c = CHANNELS
     params = _weights({"conv0": (3, 3, a, b), "conv1": (3, 3, b, c), "dense": (c, CLASSES)})
     conv = partial(
-        lax.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        lax.conv_general_dilated,
+        window_strides=(1, 1),
+        padding="SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
 
     def loss(params, batch):
@@ -66,7 +69,9 @@ def cnn() -> Call:
         return jnp.mean((x.mean((1, 2)) @ params["dense"] - batch["y"]) ** 2)
 
     image = jax.random.normal(jax.random.key(1), (EXAMPLES, SIDE, SIDE, a))
-    return _call(loss, params, {"image": image, "y": jax.random.normal(jax.random.key(2), (EXAMPLES, CLASSES))})
+    return _call(
+        loss, params, {"image": image, "y": jax.random.normal(jax.random.key(2), (EXAMPLES, CLASSES))}
+    )
 
 
 def transformer(*, fused: bool = False, tied: bool = False, scan: bool = False, remat: bool = False) -> Call:
@@ -76,8 +81,12 @@ def transformer(*, fused: bool = False, tied: bool = False, scan: bool = False, 
     qkv = {"qkv": (WIDTH, 3 * WIDTH)} if fused else {"q": (WIDTH,) * 2, "k": (WIDTH,) * 2, "v": (WIDTH,) * 2}
     shapes = {"norm0": (WIDTH,), "norm1": (WIDTH,), "out": (WIDTH, WIDTH)}
     shapes |= {"up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)} | qkv
-    blocks = {k: (LAYERS, *s) for k, s in shapes.items()} if scan else {f"block{i}": shapes for i in range(LAYERS)}
-    params = _weights({"embed": (VOCAB, WIDTH), "blocks": blocks} | ({} if tied else {"head": (WIDTH, VOCAB)}))
+    blocks = (
+        {k: (LAYERS, *s) for k, s in shapes.items()} if scan else {f"block{i}": shapes for i in range(LAYERS)}
+    )
+    params = _weights(
+        {"embed": (VOCAB, WIDTH), "blocks": blocks} | ({} if tied else {"head": (WIDTH, VOCAB)})
+    )
 
     def norm(x, gain):
         return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * gain

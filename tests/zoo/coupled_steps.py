@@ -7,6 +7,8 @@ import optax
 from .parts import BATCH, Draw, adam, cross_entropy, descend, mlp, mlp_params
 from .registry import Call, step
 
+momentum = optax.sgd(0.1, momentum=0.9)
+
 
 def unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
@@ -50,7 +52,7 @@ def two_towers_step(params, opt_state, batch):
         return (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
 
     loss, grads = jax.value_and_grad(loss_fn)(params)
-    updates, opt_state = adam.update(grads, opt_state)
+    updates, opt_state = momentum.update(grads, opt_state)
     return optax.apply_updates(params, updates), opt_state, loss
 
 
@@ -65,7 +67,7 @@ def contrastive_two_towers(seed: int = 0) -> Call:
     towers = {"image": mlp_params(d, 64, 256, 32), "text": mlp_params(d, 48, 256, 32)}
     params = {**towers, "log_temperature": jnp.asarray(1.0)}
     batch = {"image": d.normal(BATCH, 64), "text": d.normal(BATCH, 48)}
-    return Call(two_towers_step, (params, adam.init(params), batch))
+    return Call(two_towers_step, (params, momentum.init(params), batch))
 
 
 @jax.jit

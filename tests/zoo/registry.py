@@ -39,7 +39,8 @@ class Step:
         None where two answers are right (a step counter). Averages of the parameters (EMA, target
         networks) are other: no gradient reaches them.
     `feeds`: parameter -> where its next value stands in the result (index, key, or several; () is all).
-    `noise`: path prefixes of parameters whose true gradient is zero, so that only rounding moves them.
+    `noise`: leaves that only rounding moves: parameters whose true gradient is zero, their moments, and
+        what follows them.
     `tolerance`: largest difference that rounding explains, relative to the largest number of a leaf.
     """
 

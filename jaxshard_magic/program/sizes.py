@@ -1,0 +1,35 @@
+"""Bytes of arrays as XLA stores them."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def array_bytes(shape: Sequence[int], dtype: Any) -> int:
+    """Bytes of an array as XLA stores it: keys by their data, types narrower than a byte packed.
+
+    >>> array_bytes((5,), jnp.int4)
+    3
+    """
+    return -(-math.prod(shape) * _bits(jnp.dtype(dtype)) // 8)
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of an array of this abstract value."""
+    return array_bytes(aval.shape, aval.dtype)
+
+
+@cache
+def _bits(dtype: Any) -> int:
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+        return math.prod(data.shape) * _bits(data.dtype)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits
+    return 8 * dtype.itemsize
