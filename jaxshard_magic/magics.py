@@ -95,7 +95,10 @@ class ShardMagics(Magics):
         return self.session.report()
 
     def _run(self, options: _options.Options, source: str) -> "tuple[Report | None, bool]":
+        from jaxshard_magic.strategies import parse_strategy
+
         options = _options.with_strategy(options)
+        parse_strategy(options.strategy)
         cell = _cell.parse(self.shell, source)
         place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
         mesh = self._mesh_for(options)

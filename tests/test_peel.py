@@ -249,3 +249,42 @@ def test_variables_with_references_are_refused():
     model.extra = nnx.Variable(jnp.ones(2), ref=True)
     with pytest.raises(ShardError, match=r"model.extra is a Variable with ref=True or hijax=True"):
         key(lambda model: None, model)
+
+
+class Settings:
+    def __init__(self, rate):
+        self.rate, self.log, self.owner = rate, [], self
+
+
+def test_an_objects_attributes_count_where_the_step_reads_them():
+    def scale(settings, x):
+        return settings.rate * x
+
+    def step(settings, x):
+        return scale(settings, x)
+
+    settings = Settings(0.1)
+    first = key(step, settings, X)
+    settings.log.append("called")
+    assert key(step, settings, X) == first != key(step, Settings(0.1), X)
+    settings.rate = 0.2
+    assert key(step, settings, X) != first
+
+
+def test_a_methods_object_counts_by_what_its_methods_read():
+    class Trainer:
+        def __init__(self):
+            self.settings, self.epoch = Settings(0.1), 0
+
+        def scale(self, x):
+            return x * self.settings.rate
+
+        def step(self, x):
+            return self.scale(x)
+
+    trainer = Trainer()
+    first = key(trainer.step, X)
+    trainer.epoch = 1
+    assert key(trainer.step, X) == first
+    trainer.settings.rate = 0.2
+    assert key(trainer.step, X) != first

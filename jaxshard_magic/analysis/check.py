@@ -89,13 +89,18 @@ def compare(
     sound = [i for i in range(len(names)) if i not in noise]
     return Check(
         passed=not failed,
-        max_abs_diff=max((_absolute(sharded[i], plain[i]) for i in sound), default=0.0),
-        max_rel_diff=max((float(off[i].max(initial=0.0)) for i in sound), default=0.0),
+        max_abs_diff=_finite(max((_absolute(sharded[i], plain[i]) for i in sound), default=0.0)),
+        max_rel_diff=_finite(max((float(off[i].max(initial=0.0)) for i in sound), default=0.0)),
         limit=max(limits, default=0.0),
         reference="the plain step on one device",
         noise=tuple(names[i] for i in noise),
         failed=tuple(names[i] for i in failed),
     )
+
+
+def _finite(x: float) -> float | None:
+    """A difference from what is not a number has no size."""
+    return x if np.isfinite(x) else None
 
 
 def limit_of(dtype: Any) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_
+from types import FunctionType, NoneType
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ Source = tuple[str, int]  # ("in", i): the i-th flat input, untouched; ("out", o
 _put = vars(nnx.Variable)["_raw_value"].__set__
 _value = attrgetter("_raw_value")
 _metadata = attrgetter("_var_metadata")
-_SCALARS = (str, bytes, int, float, complex, type(None), type)
+_PLAIN = (str, bytes, int, float, complex, NoneType, type, FunctionType, np.ndarray)
 
 is_node = graphlib.is_graph_node
 
@@ -283,13 +284,8 @@ class Watch:
         self.holders, self._dicts, self._lists, self._values, self._metadata = (), [], [], [], []
 
     def _open(self, value: Any) -> Iterable[Any]:
-        if isinstance(value, (nnx.Variable, jax.Array, np.ndarray, *_SCALARS)) or (
-            callable(value) and not is_node(value)
-        ):
+        if isinstance(value, _PLAIN):
             return ()
-        if is_node(value):
-            self._dicts.append(vars(value))
-            return vars(value).values()
         if isinstance(value, dict):
             self._dicts.append(value)
             return value.values()
@@ -298,11 +294,16 @@ class Watch:
             return value
         if isinstance(value, tuple):
             return value
+        if isinstance(value, (nnx.Variable, jax.Array)):
+            return ()
+        if is_node(value):
+            self._dicts.append(vars(value))
+            return vars(value).values()
         children = jax.tree.leaves(value, is_leaf=lambda x: x is not value)
-        if children and children[0] is not value:
-            self._dicts.append(getattr(value, "__dict__", {}))
-            return children
-        return ()
+        if not children or children[0] is value:
+            return ()
+        self._dicts.append(getattr(value, "__dict__", {}))
+        return children
 
     def _contents(self) -> tuple[list[int], list[Any], list[Any]]:
         boxes = chain(self._dicts, self._lists)

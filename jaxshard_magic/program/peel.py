@@ -3,9 +3,9 @@
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
-from types import ModuleType
+from types import ModuleType, NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -148,11 +148,11 @@ def peel(step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled
     fixed = (
         tree,
         tuple((k, _static_key(v, step, k)) for k, v in statics.items()),
-        nodes and (tuple(map(_graph_key, nodes.graphdefs)), nodes.structures),
+        nodes and (tuple(map(_GraphKey, nodes.graphdefs)), nodes.structures),
         tuple(map(aval, flat)),
         tuple(getattr(jax.config, name) for name in _SETTINGS),
     )
-    keys = {i: held_key(x) for i, x in held.items()}
+    keys = {i: held_key(x, step.names) for i, x in held.items()}
     loose = fixed, tuple((i, type(held[i]) if _is_number(held[i]) else k) for i, k in keys.items())
     key = fixed, tuple(keys.items())
     return Peeled(
@@ -201,23 +201,40 @@ def specs(leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(s, d, weak_type=w) for s, d, w in map(aval, leaves)]
 
 
-def held_key(value: Any) -> Hashable:
-    """A key for a Python value that the program is made for. Raises TypeError for values that can change."""
+def held_key(value: Any, names: frozenset[str] = frozenset(), depth: int = 3) -> Hashable:
+    """A key for a Python value that the program is made for. Raises TypeError for values that can change.
+
+    An object that is equal only to itself counts as changed when one of its attributes among `names` has (those
+    that the step's code mentions), objects in objects down to `depth`.
+    """
     if isinstance(value, float):
         return float, value.hex()  # so that nan is itself and -0.0 is not 0.0
+    if isinstance(value, tuple):
+        return type(value), tuple(held_key(x, names, depth) for x in value)
     try:
         hash(value)
     except TypeError:
-        if isinstance(value, (list, tuple)):
-            return type(value), tuple(map(held_key, value))
+        if isinstance(value, list):
+            return list, tuple(held_key(x, names, depth) for x in value)
         if isinstance(value, (set, frozenset)):
-            return type(value), frozenset(map(held_key, value))
+            return type(value), frozenset(held_key(x, names, depth) for x in value)
         if isinstance(value, Mapping):
-            return type(value), tuple((held_key(k), held_key(v)) for k, v in value.items())
-        if is_dataclass(value) and not isinstance(value, type):
-            return type(value), tuple(held_key(getattr(value, f.name)) for f in fields(value))
+            return type(value), tuple((held_key(k), held_key(v, names, depth)) for k, v in value.items())
+        if is_dataclass(value) or isinstance(value, SimpleNamespace):
+            return type(value), tuple((k, held_key(v, names, depth)) for k, v in vars(value).items())
         raise
-    return type(value), value
+    attributes = getattr(value, "__dict__", None)
+    if type(value).__hash__ is not object.__hash__ or not attributes or not depth or callable(value):
+        return type(value), value
+    read = [(k, attributes[k]) for k in sorted(names & attributes.keys())]
+    return type(value), value, tuple((k, held_key(v, names, depth - 1)) for k, v in read if _is_setting(v))
+
+
+def _is_setting(value: Any) -> bool:
+    """Can this attribute change what the step does, and be compared?"""
+    return isinstance(value, (bool, int, float, complex, str, tuple, list, dict, NoneType)) or (
+        hasattr(value, "__dict__") and not callable(value)
+    )
 
 
 def _static_key(value: Any, step: Step, name: int | str) -> Hashable:
@@ -250,7 +267,7 @@ def _refuse(step: Step, positions: Sequence[int], arguments: Any, held: Mapping[
                 fix=f"jax.tree_util.register_dataclass({kind})" if is_dataclass(value) else None,
             )
         try:
-            held_key(value)
+            held_key(value, step.names)
         except TypeError:
             raise ShardError(
                 f"{step.name}: {paths[i]} is a {kind}, neither an array nor hashable; pass its arrays, or "
@@ -264,15 +281,28 @@ def _holds_arrays(value: Any) -> bool:
     return any(isinstance(x, _ARRAYS) for x in jax.tree.leaves(list(getattr(value, "__dict__", {}).values())))
 
 
-def _graph_key(graphdef: Any) -> Hashable:
-    """NNX keeps lists among its static attributes, too, which have no hash."""
-    try:
-        hash(graphdef)
-    except TypeError:
-        return tuple(graphdef.nodes), tuple(
-            (k, held_key(getattr(a, "value", a))) for k, a in graphdef.attributes
+class _GraphKey:
+    """A graphdef as a key. Its hash takes milliseconds, so it is taken once; NNX keeps lists among its static
+    attributes, too, which have none."""
+
+    __slots__ = ("_graphdef", "_hash")
+
+    def __init__(self, graphdef: Any):
+        self._graphdef = graphdef
+        try:
+            self._hash = hash(graphdef)
+        except TypeError:
+            attributes = tuple((k, held_key(getattr(a, "value", a))) for k, a in graphdef.attributes)
+            self._graphdef = tuple(graphdef.nodes), attributes
+            self._hash = hash(self._graphdef)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: Any) -> bool:
+        return (
+            isinstance(other, _GraphKey) and self._hash == other._hash and self._graphdef == other._graphdef
         )
-    return graphdef
 
 
 def _named(step: Step, positions: Sequence[int]) -> Callable[[KeyPath], tuple[int | str, Any]]:

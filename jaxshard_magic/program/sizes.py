@@ -15,7 +15,7 @@ def array_bytes(shape: Sequence[int], dtype: Any) -> int:
     >>> array_bytes((5,), jnp.int4)
     3
     """
-    return -(-math.prod(shape) * _bits(jnp.dtype(dtype)) // 8)
+    return -(-math.prod(shape) * _bits(dtype) // 8)
 
 
 def nbytes(aval: Any) -> int:
@@ -28,6 +28,7 @@ def _bits(dtype: Any) -> int:
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         return math.prod(data.shape) * _bits(data.dtype)
+    dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).bits
     if jnp.issubdtype(dtype, jnp.floating):

@@ -2,7 +2,7 @@
 
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 from ..errors import ShardError
 
 NUMBERS = frozenset((bool, int, float, complex))
+MAX_FUNCTIONS = 200  # helpers of helpers looked through for names
 _Pjit: Any = type(jax.jit(lambda: 0))
 
 
@@ -34,9 +35,40 @@ class Step:
     numbers: frozenset[type] = frozenset()
     graph: bool = True
 
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The attribute and global names in the step's code, its helpers' and its object's methods."""
+        owner = [type(self.bound[0])] if self.bound else []
+        return frozenset(_names(getattr(self.inner, "__code__", None), self.inner, owner, set()))
+
     def donates(self, parameter: int | str) -> bool:
         late = isinstance(parameter, int) and self.donated_from is not None and parameter >= self.donated_from
         return late or parameter in self.donated
+
+
+def _names(code: Any, function: Any, owners: list[type], seen: set[Any]) -> Iterator[str]:
+    if code is None or code in seen or len(seen) > MAX_FUNCTIONS:
+        return
+    seen.add(code)
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner, function, owners, seen)
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
+    for name in (*code.co_names, *cells):
+        for place in (function.__globals__, *map(vars, owners), cells):
+            other = place.get(name)
+            if isinstance(other, types.CellType):
+                other = _content(other)
+            if isinstance(other, types.FunctionType):
+                yield from _names(other.__code__, other, owners, seen)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is bound to the name yet
+        return None
 
 
 def strip(fn: Callable[..., Any]) -> Step:

@@ -43,7 +43,7 @@ class FlatCall:
     def __init__(self, entry: Entry, peeled: Peeled, ours: Ours):
         self.entry, self._step, self._ours = entry, peeled.step, ours
         self._tree, self._places = peeled.tree, peeled.array_places
-        self._held = [(i, held_key(x)) for i, x in peeled.held.items()]
+        self._held = [(i, held_key(x, self._step.names)) for i, x in peeled.held.items()]
         self._statics = {k: held_key(x) for k, x in peeled.statics.items()}
         self._is_node = node_test(peeled.step) if peeled.node_places else None
 
@@ -62,7 +62,7 @@ class FlatCall:
         if tree != self._tree or {k: held_key(x) for k, x in statics.items()} != self._statics:
             raise Mismatch
         for i, key in self._held:
-            if held_key(leaves[i]) != key:
+            if held_key(leaves[i], self._step.names) != key:
                 raise Mismatch
         return leaves
 

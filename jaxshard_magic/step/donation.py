@@ -17,7 +17,7 @@ from ..program.trace import Traced
 
 
 def to_donate(peeled: Peeled, traced: Traced, plan: Plan, donate: bool | None) -> tuple[int, ...]:
-    """The flat inputs whose buffers an output can take: the step's state, or what the user's own jit says.
+    """The flat inputs whose buffers an output can take: what the user's own jit says, and the step's state.
 
     Each needs an output of its shape, dtype and spec, or XLA has no use for it.
     """
@@ -25,10 +25,9 @@ def to_donate(peeled: Peeled, traced: Traced, plan: Plan, donate: bool | None) -
         return ()
     first = len(traced.consts)
     avals, outs = traced.closed.in_avals, traced.closed.out_avals
+    wanted = {first + i for i, (_, _, donated) in enumerate(peeled.inputs) if donated}
     if donate:
-        wanted = {i for o, i in plan.state_pairs.items() if plan.in_specs[i] == plan.out_specs[o]}
-    else:
-        wanted = {first + i for i, (_, _, donated) in enumerate(peeled.inputs) if donated}
+        wanted |= set(plan.state_pairs.values())
     written = set(traced.out_paths)
     free = Counter((a.shape, a.dtype, s) for a, s in zip(outs, plan.out_specs, strict=True))
     chosen = []

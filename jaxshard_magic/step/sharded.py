@@ -65,6 +65,10 @@ class ShardedStep:
         self._ours = Ours()
         self._lock = threading.RLock()
 
+    def __repr__(self) -> str:
+        axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
+        return f"<ShardedStep {self.name}: {self.strategy} on {axes}>"
+
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else types.MethodType(self, obj)
 

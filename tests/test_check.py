@@ -1,0 +1,234 @@
+"""--check tells an error from rounding noise: errors are named, noise is named and passes."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jaxshard_magic.analysis.check import compare, limit_of
+from jaxshard_magic.program.trace import path_name
+from jaxshard_magic.step import ShardedStep
+
+RNG = np.random.default_rng(0)
+BATCH = {"x": RNG.normal(size=(16, 6)).astype("f"), "y": RNG.normal(size=(16, 4)).astype("f")}
+
+
+def shard(fn, spoil=None, **options):
+    """`fn` with its batch over 4 devices; `spoil(name, value)` is what a wrong plan makes of each output."""
+
+    def planner(traced, mesh, strategy, *, specs=None, rules=(), metadata=None):
+        names = [path_name(p) for p in traced.out_paths]
+        run = jaxpr_as_fun(traced.closed)
+
+        def wrong(*xs):
+            return [spoil(n, x) for n, x in zip(names, run(*xs), strict=True)]
+
+        batch = [path_name(p).startswith("batch") for p in traced.in_paths]
+        return SimpleNamespace(
+            in_specs=tuple(P("data") if b else P() for b in batch),
+            out_specs=(P(),) * len(names),
+            run=wrong if spoil else run,
+            state_pairs={},
+        )
+
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    return ShardedStep(fn, "dp", mesh, planner=planner, check=True, **options)
+
+
+adam = optax.adam(1e-2)
+
+
+@jax.jit
+def step(params, moments, batch, key):
+    def loss(p):
+        return jnp.mean((jnp.tanh(batch["x"] @ p["inner"]) @ p["outer"] - batch["y"]) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    updates, moments = adam.update(grads, moments)
+    return optax.apply_updates(params, updates), moments, value, jax.random.split(key)[0]
+
+
+def arguments():
+    rng = np.random.default_rng(1)
+    params = {
+        k: jnp.asarray(rng.normal(size=s), "float32") for k, s in {"inner": (6, 8), "outer": (8, 4)}.items()
+    }
+    return params, adam.init(params), BATCH, jax.random.key(0)
+
+
+def test_a_right_step_passes_with_its_largest_difference():
+    sharded = shard(step)
+    sharded(*arguments())
+    check = sharded.checked
+    assert check.passed and not check.failed and not check.noise
+    assert check.limit == 1e-4 and check.max_rel_diff < 1e-5 and check.max_abs_diff < 1e-5
+    assert check.reference == "the plain step on one device"
+
+
+@pytest.mark.parametrize(
+    "name, factor", [("return.1.0.mu.outer", 1.01), ("return.0.inner", 0.999), ("return.2", 4.0)]
+)
+def test_a_wrong_number_fails_and_is_named(name, factor):
+    sharded = shard(step, lambda n, x: x * factor if n == name else x)
+    sharded(*arguments())
+    assert not sharded.checked.passed and sharded.checked.failed == (name,)
+    assert sharded.checked.max_rel_diff == pytest.approx(abs(factor - 1), rel=0.05)
+
+
+def test_a_gradient_summed_where_it_should_be_averaged_is_named_in_the_moments():
+    sharded = shard(step, lambda n, x: x * 4 if ".mu." in n else x * 16 if ".nu." in n else x)
+    sharded(*arguments())
+    assert set(sharded.checked.failed) == {
+        f"return.1.0.{m}.{k}" for m in ("mu", "nu") for k in ("inner", "outer")
+    }
+
+
+def test_a_wrong_key_or_counter_fails():
+    for name in ("return.1.0.count", "return.3"):
+
+        def spoil(n, x, name=name):
+            if n != name:
+                return x
+            return jax.random.fold_in(x, 1) if n == "return.3" else x + 1
+
+        sharded = shard(step, spoil)
+        sharded(*arguments())
+        assert sharded.checked.failed == (name,)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.inner = nnx.Linear(6, 8, rngs=rngs)  # its bias comes before a norm: no true gradient
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.outer = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.outer(nnx.relu(self.norm(self.inner(x))))
+
+
+@nnx.jit
+def train(model, optimizer, batch):
+    loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(batch["x"]) - batch["y"]) ** 2))(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def net():
+    model = Net(nnx.Rngs(0))
+    return model, nnx.Optimizer(model, adam, wrt=nnx.Param)
+
+
+def test_a_bias_before_a_norm_is_named_noise_and_passes():
+    sharded, objects = shard(train), net()
+    sharded(*objects, BATCH)
+    check = sharded.checked
+    assert check.passed and "model.inner.bias" in check.noise
+    assert all("inner.bias" in name for name in check.noise)
+    assert check.max_rel_diff < 1e-4
+
+
+def test_noise_does_not_cover_an_error_in_another_leaf_or_the_same_one():
+    for name in ("model.inner.kernel", "optimizer.opt_state.0.mu.outer.kernel"):
+        sharded = shard(train, lambda n, x, name=name: x * 1.01 if n == name else x)
+        sharded(*net(), BATCH)
+        assert sharded.checked.failed == (name,)
+    sharded = shard(train, lambda n, x: x + 1 if n == "model.inner.bias" else x)
+    sharded(*net(), BATCH)
+    assert sharded.checked.failed == ("model.inner.bias",)
+
+
+def test_the_check_leaves_the_users_objects_one_step_on():
+    checked, plain = net(), net()
+    shard(train)(*checked, BATCH)
+    train(*plain, BATCH)
+    for one, other in zip(*(jax.tree.leaves(nnx.state(o[1])) for o in (checked, plain)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_only_the_first_call_is_checked_and_another_when_asked():
+    sharded = shard(step)
+    params, moments, batch, key = arguments()
+    params, moments, _, key = sharded(params, moments, batch, key)
+    first = sharded.checked
+    params, moments, _, key = sharded(params, moments, batch, key)
+    assert sharded.checked is first
+    sharded.check = True
+    sharded(params, moments, batch, key)
+    assert sharded.checked is not first and sharded.checked.passed
+
+
+def test_donated_inputs_are_copied_before_they_are_gone():
+    sharded = shard(step, donate=True)
+    args = arguments()
+    params, moments, _, key = sharded(*args)
+    sharded.check = True
+    sharded(params, moments, BATCH, key)
+    assert sharded.checked.passed
+
+
+def test_half_precision_inside_loosens_the_limit():
+    def half(params, batch):
+        x = batch["x"].astype(jnp.bfloat16)
+        return jax.grad(lambda p: jnp.mean((x @ p.astype(jnp.bfloat16)).astype("float32") ** 2))(params)
+
+    sharded = shard(half)
+    sharded(jnp.ones((6, 4)), BATCH)
+    assert sharded.checked.passed and sharded.checked.limit == 4 * 2.0**-7
+
+
+def test_closed_over_arrays_and_numbers_take_part():
+    data = jnp.asarray(BATCH["x"])
+    sharded = shard(jax.jit(lambda w, rate: w - rate * jax.grad(lambda w: jnp.mean((data @ w) ** 2))(w)))
+    sharded(jnp.ones((6, 4)), 0.5)
+    assert sharded.checked.passed
+
+
+# The comparison by itself, with numbers worked out by hand
+
+
+def result(sharded, *runs):
+    """Compare one leaf; the plain step gives `runs` one after the other (the last one again and again)."""
+    left = [np.asarray(r, np.float32) for r in runs]
+    check = compare(
+        ["x"], [np.asarray(sharded, np.float32)], lambda _: [left.pop(0) if left[1:] else left[0]], []
+    )
+    return check.passed, check.noise, check.max_rel_diff
+
+
+def test_differences_are_relative_to_the_leafs_largest_number():
+    passed, noise, off = result([4.0, 0.0001], [4.0, 0.0])
+    assert passed and not noise and off == pytest.approx(2.5e-5)
+    passed, _, off = result([4.0, 0.004], [4.0, 0.0])
+    assert not passed and off == pytest.approx(1e-3)
+
+
+def test_noise_reaches_as_far_as_the_plain_steps_own():
+    assert result([1.0, 0.02], [1.0, 0.0], [1.0, 0.01])[:2] == (True, ("x",))
+    assert result([1.0, 0.20], [1.0, 0.0], [1.0, 0.01])[:2] == (False, ())
+
+
+def test_noise_in_one_number_does_not_excuse_all_of_them():
+    plain = np.concatenate([[1.0], np.zeros(99)])
+    moved = plain + 0.01 * (np.arange(100) == 5)
+    assert result(plain + 0.01 * (np.arange(100) == 7), plain, moved)[0]
+    assert not result(plain + 0.01 * (np.arange(100) > 7), plain, moved)[0]
+
+
+def test_what_is_not_a_number_must_be_so_in_both():
+    nan, inf = float("nan"), float("inf")
+    assert result([nan, inf, 1.0], [nan, inf, 1.0]) == (True, (), 0.0)
+    assert not result([nan, 1.0], [0.0, 1.0])[0]
+    assert not result([inf, 1.0], [-inf, 1.0])[0]
+    assert not result([0.0, 1.0, 2.0], [0.0, 1.0])[0]
+
+
+def test_limits_follow_the_dtype():
+    found = [limit_of(d) for d in ("float64", "float32", "complex64", jnp.bfloat16, "float16")]
+    assert found == [1e-9, 1e-4, 1e-4, 4 * 2.0**-7, 4 * 2.0**-10]
