@@ -103,7 +103,7 @@ def train(strategy: str, mesh_text: str, digits: Digits, steps: int) -> Outcome:
     model = CNN(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(2e-3), wrt=nnx.Param)
     step = api.shard(train_step, strategy, mesh=mesh, check=True)
-    step.progress = lambda what: print(f"  {what}", flush=True)
+    step.progress = lambda what: print(f"  {what}", flush=True) if what else None
 
     rng = np.random.default_rng(0)
     losses = []

@@ -195,3 +195,30 @@ def test_a_step_without_a_batch_says_so():
     sharded = jaxshard_magic.shard(step, "dp", mesh=jaxshard_magic.mesh("data=8"))
     sharded.prepare(jnp.ones((8, 8)))
     assert [a.code for a in sharded.report().advice if a.code == "no-batch"] == ["no-batch"]
+
+
+def test_parameters_that_come_back_changed_are_refused_by_name():
+    call = steps.mlp()
+
+    def step(state, batch):
+        new, loss = call.step(state, batch)
+        new["params"]["block0"]["up"] = new["params"]["block0"]["up"].astype(jnp.bfloat16)
+        return new, loss
+
+    says = refused(call._replace(step=step), "fsdp", "data=8")
+    assert (
+        "state.params.block0.up goes into the step as float32[128,512] and comes back as bfloat16[128,512]"
+        in says
+    )
+
+
+def test_a_fused_weight_whose_product_is_split_is_told_to_move_activations():
+    def loss(params, x):
+        gate, up = jnp.split(x @ params["fused"], 2, -1)
+        return jnp.mean(((jax.nn.silu(gate) * up) @ params["down"]) ** 2)
+
+    params = {"fused": jnp.ones((64, 512)), "down": jnp.ones((256, 64))}
+    call = steps._call(loss, params, jnp.ones((16, 64)))
+    found = planned(call, "tp", "data=4 model=2").findings
+    assert [f.code for f in found] == ["fused-split"]
+    assert not planned(steps.mlp(gated=True), "tp", "data=4 model=2").findings

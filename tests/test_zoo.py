@@ -33,7 +33,7 @@ def assert_same(step, call, got, reference, want):
         if any(inside.startswith(n) or f".{n}" in name for n in step.noise):
             continue  # only rounding moves it, in the plain step too
         assert a.shape == b.shape, name
-        off = np.abs(a.astype(b.dtype) - b) / max(float(np.max(np.abs(b), initial=0)), 1e-6)
+        off = np.abs(a.astype(complex) - b.astype(complex)) / max(float(np.max(np.abs(b), initial=0)), 1e-6)
         # Adam's first step turns the sign of a gradient near zero into a whole step: of few elements, not of a leaf.
         assert np.mean(off > step.tolerance, dtype=float) <= FEW, name
         assert np.max(off, initial=0) <= LARGEST, name

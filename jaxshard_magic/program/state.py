@@ -33,6 +33,36 @@ def match_state(traced: Traced, flow: Flow) -> tuple[Pairs, Steps]:
     return pairs, steps
 
 
+def changed_state(traced: Traced) -> list[tuple[int, int]]:
+    """`(input, output)` of leaves that come back at their own place with another shape or dtype.
+
+    Their place: an argument, or a part of one, of which a part of the result has all inner paths, and most of the
+    leaves as they were.
+    """
+    ins, outs = traced.closed.in_avals, traced.closed.out_avals
+
+    def form(members, paths, depth):
+        return tuple(paths[m][depth:] for m in members)
+
+    by_form = defaultdict(list)
+    for path, members in _subtrees(traced.out_paths, range(5)).items():
+        by_form[form(members, traced.out_paths, len(path))].append(members)
+    found: dict[int, int] = {}
+    for path, members in _subtrees(traced.in_paths, (1, 2)).items():
+        places = by_form[form(members, traced.in_paths, len(path))]
+        fits = [[_alike(ins[i], outs[o]) for i, o in zip(members, place, strict=True)] for place in places]
+        best = max(range(len(places)), key=lambda k: sum(fits[k]), default=None)
+        if best is None or all(fits[best]) or sum(fits[best]) * 2 <= len(members):
+            continue
+        triples = zip(members, places[best], fits[best], strict=True)
+        found.update((i, o) for i, o, fit in triples if not fit)
+    return sorted(found.items())
+
+
+def _alike(a, b) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
 def _signature(flow: Flow, value: int) -> tuple:
     return flow.program.shapes[value], str(flow.program.avals[value].dtype)
 

@@ -54,7 +54,7 @@ def _names(code: Any, function: Any, owners: list[type], seen: set[Any]) -> Iter
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _names(inner, function, owners, seen)
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name in (*code.co_names, *cells):
         for place in (function.__globals__, *map(vars, owners), cells):
             other = place.get(name)

@@ -1,5 +1,6 @@
 """`Entry`: one compiled program of a step, for one set of shapes and held values."""
 
+import contextlib
 import functools
 import threading
 import time
@@ -143,7 +144,8 @@ def build_entry(
     say("tracing")
     start = time.perf_counter()
     avals = specs(peeled.leaves)
-    traced, result = _traced(peeled, avals)
+    with _own_mesh(mesh):
+        traced, result = _traced(peeled, avals)
     trace_s = time.perf_counter() - start
     metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
     say(f"planning {strategy}")
@@ -157,7 +159,8 @@ def build_entry(
     constants = specs(traced.consts)
     whole = peeled.all_traced and result.plain and not donated
     lowered = _lower_whole if whole else _lower_flat
-    compiled = lowered(peeled, result, plan, donated, constants, avals, shardings, outs).compile()
+    with _own_mesh(mesh):
+        compiled = lowered(peeled, result, plan, donated, constants, avals, shardings, outs).compile()
     kept = [a for i, a in enumerate(avals) if i not in donated]
     weak = [a.weak_type for a in (*constants, *kept, *(avals[i] for i in donated))]
     return Entry(
@@ -174,6 +177,12 @@ def build_entry(
         trace_s,
         time.perf_counter() - start,
     )
+
+
+def _own_mesh(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+    """Another mesh that the user has set would be taken for the step's."""
+    current = jax.sharding.get_mesh()
+    return contextlib.nullcontext() if current.empty or current == mesh else jax.set_mesh(mesh)
 
 
 def _traced(peeled: Peeled, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Traced, Result]:

@@ -157,6 +157,7 @@ class ShardedStep:
         if plain is not None:
             self._say("checking against the plain step")
             self.checked = plain.against(entry.traced, jax.tree.leaves(outs) if entry.whole else outs)
+        self._say("")  # nothing more to wait for
         self._remember(entry, peeled)
         return result
 

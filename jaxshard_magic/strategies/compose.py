@@ -12,7 +12,8 @@ from ..program.batch import find_batch
 from ..program.dimensions import Dimensions
 from ..program.flow import Flow
 from ..program.ir import Program
-from ..program.roles import BATCH, OTHER, find_roles
+from ..program.roles import BATCH, OTHER, PARAMS, Roles, find_roles
+from ..program.state import changed_state
 from ..program.trace import Traced, path_name
 from .dp import data_parallel
 from .fsdp import fully_sharded
@@ -48,6 +49,7 @@ def plan(
     program = Program(traced.closed)
     dims, flow = Dimensions(program, tuple(mesh.shape.values())), Flow(program)
     roles = find_roles(traced, flow)
+    _state_fits(traced, roles)
     batch = find_batch(dims, roles, given_batch(given, roles.data, examples_over))
     layout = Layout(program, dims, dims.storage(batch.classes), flow, roles, batch, mesh, examples_over)
     if not by_itself:
@@ -67,8 +69,20 @@ def plan(
         state_pairs=roles.state,
         batch_axes=examples_over,
         idle_axes=_idle_axes(layout, axes, in_specs),
-        findings=tuple(_batch_findings(traced, layout)) if examples_over else (),
+        findings=(*(_batch_findings(traced, layout) if examples_over else ()), *layout.findings),
     )
+
+
+def _state_fits(traced: Traced, roles: Roles) -> None:
+    """A step whose parameters come back with another shape or dtype is not one to call again."""
+    for i, o in changed_state(traced):
+        if roles.of[i] in (PARAMS, BATCH):  # unmatched, a parameter looks like data
+            was, now = traced.closed.in_avals[i], traced.closed.out_avals[o]
+            name = path_name(traced.in_paths[i])
+            raise ShardError(
+                f"{name} goes into the step as {was.str_short()} and comes back as {now.str_short()}; the next step "
+                f"could not take it. Give it back as it came, with .astype or .reshape, or leave it out of the result"
+            )
 
 
 def _input_spec(layout: Layout, i: int, given: Mapping[int, Given]) -> PartitionSpec:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from jax.sharding import Mesh, PartitionSpec
 
+from ..plan import Finding
 from ..program.batch import Batch
 from ..program.dimensions import Dimensions, Storage
 from ..program.flow import Flow
@@ -39,6 +40,7 @@ class Layout:
     why: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     wanted: dict[int, Axes] = field(default_factory=lambda: defaultdict(tuple))
     lost: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    findings: list[Finding] = field(default_factory=list)
 
     def count(self, axes: Axes) -> int:
         """Devices along `axes` together."""

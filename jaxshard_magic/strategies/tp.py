@@ -10,8 +10,10 @@ import math
 from collections import Counter, defaultdict
 
 from ..errors import ShardError
+from ..plan import Finding
 from ..program.flow import by_alias
 from ..program.products import Product, products
+from ..program.roles import PARAMS
 from ..program.sizes import nbytes
 from .fsdp import SMALL
 from .layout import Axes, Layout
@@ -31,6 +33,7 @@ def tensor_parallel(layout: Layout, axes: Axes) -> None:
         raise ShardError(_nothing_divides(layout, found, axes))
     layout.tensor.update(dict.fromkeys(chosen, axes))
     layout.tensor.update(dict.fromkeys(_tables(layout, found, chosen, layout.count(axes)), axes))
+    _say_split(layout, axes)
     uses = _first_uses(layout, found)
     for i in layout.roles.stored:
         value = layout.program.inputs[i]
@@ -147,6 +150,31 @@ def _say_uncovered(layout: Layout, i: int, axes: Axes) -> None:
     layout.lost[i] += nbytes(layout.program.avals[value]) * (n - 1) // n
     sizes = " x ".join(map(str, shape))
     layout.why[i].append(f"tp: no dimension of {sizes} divides by {name}")
+
+
+def _say_split(layout: Layout, axes: Axes) -> None:
+    """A weight for several things at once (q, k and v in thirds; gate and up in halves): its product is divided, then
+    split, and the parts do not lie where they are used."""
+    program, over = layout.program, "+".join(axes)
+    split: set[int] = set()
+    for e in program.equations:
+        operand = e.ins[0] if e.name in ("split", "slice") else None
+        if operand is not None and layout.batchy(operand):
+            whole, part = program.shapes[operand], program.shapes[e.outs[0]]
+            classes = layout.dims.of(operand)
+            split |= {
+                c for c, a, b in zip(classes, whole, part, strict=True) if a != b and layout.tensor.get(c)
+            }
+    weights = [i for i in layout.roles.stored if layout.roles.of[i] == PARAMS]
+    fused = [i for i in weights if split & set(layout.dims.of(program.inputs[i]))]
+    if fused:
+        sizes = " x ".join(map(str, program.shapes[program.inputs[fused[0]]]))
+        also = f" and {len(fused) - 1} more" if len(fused) > 1 else ""
+        message = (
+            f"What a weight of {sizes}{also} gives is divided over {over} and then split into parts, which do not "
+            "lie where they are used: activations move. Separate weights move nothing, nor one laid out by head."
+        )
+        layout.findings.append(Finding("fused-split", "info", message))
 
 
 def _nothing_divides(layout: Layout, found: list[Product], axes: Axes) -> str:
