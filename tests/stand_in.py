@@ -1,6 +1,5 @@
 """A planner that stands for the strategies, and a small step, for the tests of `ShardedStep`."""
 
-import functools
 from types import SimpleNamespace
 
 import jax
@@ -16,7 +15,7 @@ from jaxshard_magic.step import ShardedStep, sharded
 
 
 def planner(traced, mesh, strategy, *, specs=None, rules=(), metadata=None):
-    """Stands for the strategies: what is called batch is divided over `data`, everything else is replicated."""
+    """Stands for the strategies: what is called batch is divided over `data`, all else is replicated."""
     names = [path_name(p) for p in traced.in_paths]
     avals = traced.closed.in_avals
     ins = [P("data") if n.startswith("batch") and a.ndim else P() for n, a in zip(names, avals, strict=True)]
@@ -58,7 +57,9 @@ def descend(params, batch):
 
 
 def same(one, other):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, other)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
 def no_way_back(monkeypatch):

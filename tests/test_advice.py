@@ -201,3 +201,11 @@ def test_warnings_come_before_what_is_only_worth_knowing():
         [cut, leaf("emb", (1000, 512)), BATCH], MESH, "fsdp", idle_axes=("model",), moves=moves(LOOP, AXES)
     )
     assert codes(told) == ["idle-axis", "whole", "loop-length"]
+
+
+def test_state_that_lies_in_memory_twice_is_told_from_a_mebibyte():
+    state = leaf("w", (1024, 512), ("data", None), axes=AXES)
+    assert codes(advise([BATCH], MESH, "fsdp", kept=[state])) == []
+    (told,) = advise([BATCH], MESH, "fsdp", kept=[state] * AXES["data"])
+    assert (told.code, told.fix) == ("not-donated", "--donate")
+    assert "2 MiB more on every device" in told.message

@@ -220,3 +220,32 @@ def test_objects_without_arrays_are_held_by_value():
     config.sizes.append(1)
     same(sharded_step(params(), BATCH, config), step(params(), BATCH, config))
     assert len(sharded_step._entries) == 2
+
+
+def test_a_sharded_step_is_sharded_anew_from_the_plain_one():
+    first = shard(jax.jit(descend, donate_argnums=0))
+    again = shard(first, donate=False)
+    assert again.__wrapped__ is first.__wrapped__
+    same(again(params(), BATCH), descend(params(), BATCH))
+    bound = shard(functools.partial(first, params()))
+    same(bound(BATCH), descend(params(), BATCH))
+    assert first.calls == 0 and bound.entry.traced.in_paths[0][0].name == "params"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Checked:
+    x: jax.Array
+
+    def __post_init__(self):
+        assert self.x.ndim == 2
+
+
+def test_pytrees_that_check_what_they_hold_are_no_trouble(monkeypatch):
+    def step(params, batch):
+        return Checked(batch.x * params["b"].sum() + 1)
+
+    sharded_step = shard(jax.jit(step))
+    for _ in range(2):
+        same(sharded_step(params(), Checked(BATCH["x"])), Checked(np.ones((8, 3))))
+        no_way_back(monkeypatch)

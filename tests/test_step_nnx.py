@@ -1,4 +1,4 @@
-"""NNX objects are changed by a sharded step as by the plain one: in place, structure included, never stale."""
+"""NNX objects are changed by a sharded step as by the plain one: in place, structure and all, never stale."""
 
 import gc
 import weakref
@@ -275,3 +275,16 @@ def test_the_planner_is_given_the_partitioning_that_flax_keeps():
     step = shard(lambda model, batch: model(batch["x"]))
     step(model, BATCH)
     assert step.entry.plan.metadata == (P(None, "model"), None, None)
+
+
+def test_a_step_without_objects_may_give_one_back():
+    def step(batch):
+        model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+        model.kernel[...] = model.kernel[...] * batch["x"].sum()
+        return {"model": model, "again": [model]}
+
+    sharded_step, expected = shard(step), step(BATCH)["model"]
+    for _ in range(2):
+        out = sharded_step(BATCH)
+        assert out["model"] is out["again"][0] and isinstance(out["model"], nnx.Linear)
+        same(out["model"].kernel[...], expected.kernel[...])

@@ -11,6 +11,7 @@ from .collectives import Move
 LARGE = 2**14  # elements; smaller leaves are copied on purpose
 SHARE = 0.01  # of what a device stores: less is not worth a warning
 GROUPS = 5  # groups of alike leaves that get their own line
+WORTH_DONATING = 2**20  # bytes of state
 PADDING = 1.05  # times its size: the most that a dimension is padded before another mesh is the better fix
 
 
@@ -22,14 +23,15 @@ def advise(
     idle_axes: Sequence[str] = (),
     given: Collection[str] = (),
     moves: Sequence[Move] = (),
+    kept: Sequence[Leaf] = (),
 ) -> tuple[Advice, ...]:
     """What is off with a sharded step, warnings first.
 
     `idle_axes` are mesh axes that the plan uses for nothing, `given` the paths of leaves whose spec the user
-    chose, `moves` the compiled step's collectives.
+    chose, `moves` the compiled step's collectives, `kept` the state whose old value stays while the new one is made.
     """
     found = [*_not_cut(leaves, mesh), *_idle(leaves, mesh, strategy, idle_axes)]
-    found += [*_whole(leaves, mesh, given), *_unknown_loops(moves)]
+    found += [*_whole(leaves, mesh, given), *_unknown_loops(moves), *_not_donated(kept)]
     return tuple(sorted(found, key=lambda a: ("error", "warning", "info").index(a.level)))
 
 
@@ -187,6 +189,14 @@ def _unknown_loops(moves: Sequence[Move]) -> Iterator[Advice]:
         what = "A collective runs" if n == 1 else f"{n} collectives run"
         message = f"{what} in a loop whose length is only known while it runs: counted for one pass."
         yield Advice("loop-length", "info", message, None)
+
+
+def _not_donated(kept: Sequence[Leaf]) -> Iterator[Advice]:
+    """State that lies in memory twice."""
+    twice = sum(leaf.bytes_per_device for leaf in kept)
+    if twice >= WORTH_DONATING:
+        message = f"The old state stays while the new one is made: {_size(twice)} more on every device."
+        yield Advice("not-donated", "info", message, "--donate")
 
 
 def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:

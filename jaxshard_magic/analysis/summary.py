@@ -23,7 +23,7 @@ class Facts(NamedTuple):
     mesh: MeshInfo
     leaves: tuple[Leaf, ...]
     memory: Memory
-    collectives: tuple[Collective, ...]
+    collectives: tuple[Collective, ...] | None
     advice: tuple[Advice, ...]
 
 
@@ -35,7 +35,7 @@ def summarize(step: "ShardedStep") -> Report:
     entry = step.entry
     assert entry is not None
     if entry not in _known:
-        _known[entry] = facts(entry.plan, entry.compiled)
+        _known[entry] = facts(entry.plan, entry.compiled, donated=bool(entry.donated))
     found = _known[entry]
     return Report(
         name=step.name,
@@ -51,17 +51,21 @@ def summarize(step: "ShardedStep") -> Report:
     )
 
 
-def facts(plan: Plan, compiled: Any) -> Facts:
-    """Read a compiled step."""
+def facts(plan: Plan, compiled: Any, *, donated: bool) -> Facts:
+    """Read a compiled step; `donated` says whether it takes its old state's memory for the new one."""
     device = plan.mesh.devices.flat[0]
     mesh = mesh_info(plan.mesh, "simulated" if device.platform == "cpu" else "attached")
     placed = leaves(plan.leaves, plan.mesh)
-    found = moves(compiled.as_text() or "", plan.mesh.shape)
+    text = compiled.as_text()
+    found = moves(text, plan.mesh.shape) if text else ()
+    kept = [] if donated else [placed[i] for i in set(plan.state_pairs.values())]
     given = {leaf.path for leaf in plan.leaves if leaf.why.startswith(("given ", "rule ", "follows "))}
-    advice = advise(placed, mesh, plan.strategy, idle_axes=plan.idle_axes, given=given, moves=found)
+    advice = advise(
+        placed, mesh, plan.strategy, idle_axes=plan.idle_axes, given=given, moves=found, kept=kept
+    )
     own = tuple(Advice(f.code, f.level, f.message, f.fix) for f in plan.findings)
     held = memory(compiled, placed, plan.mesh, device_limit(device))
-    return Facts(mesh, placed, held, merge(found), own + advice)
+    return Facts(mesh, placed, held, merge(found) if text else None, own + advice)
 
 
 def _spread(seconds: Sequence[float]) -> Spread | None:

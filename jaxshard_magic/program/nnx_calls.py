@@ -296,10 +296,12 @@ class Watch:
             return value
         if isinstance(value, (nnx.Variable, jax.Array)):
             return ()
-        if is_node(value):
+        if is_node(value) and hasattr(value, "__dict__"):
             self._dicts.append(vars(value))
             return vars(value).values()
         children = jax.tree.leaves(value, is_leaf=lambda x: x is not value)
+        if is_node(value):
+            self.watchable = False
         if not children or children[0] is value:
             return ()
         self._dicts.append(getattr(value, "__dict__", {}))

@@ -38,9 +38,15 @@ class Result:
     @property
     def plain(self) -> bool:
         """Is the result all arrays, and nothing written back?"""
-        return self.update is None and all(kind == "out" for kind, _ in self.leaves)
+        return self.update is None and self._all_outs
+
+    @cached_property
+    def _all_outs(self) -> bool:
+        return all(kind == "out" for kind, _ in self.leaves)
 
     def build(self, outs: Sequence[Any], nodes: Sequence[Any] = ()) -> Any:
+        if self._all_outs:
+            return self.tree.unflatten(outs[: len(self.leaves)])
         made = {"out": outs, "node": nodes}
         return self.tree.unflatten([v if kind == "held" else made[kind][v] for kind, v in self.leaves])
 
@@ -204,8 +210,8 @@ def specs(leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 def held_key(value: Any, names: frozenset[str] = frozenset(), depth: int = 3) -> Hashable:
     """A key for a Python value that the program is made for. Raises TypeError for values that can change.
 
-    An object that is equal only to itself counts as changed when one of its attributes among `names` has (those
-    that the step's code mentions), objects in objects down to `depth`.
+    An object that is equal only to itself counts as changed when one of its attributes among `names` has
+    (those that the step's code mentions), objects in objects down to `depth`.
     """
     if isinstance(value, float):
         return float, value.hex()  # so that nan is itself and -0.0 is not 0.0

@@ -109,6 +109,8 @@ def _unwrap(f: Any) -> tuple[Any, tuple, dict] | None:
         return f.func, f.args, f.keywords
     if isinstance(f, types.FunctionType):
         return _cached_partial(f)
+    if getattr(type(f), "is_sharded_step", False):
+        return f.__wrapped__, (), {}
     if isinstance(f, types.MethodType):
         return f.__func__, (f.__self__,), {}
     if isinstance(f, _Pjit) or _is_nnx_jit(f) or _is_eqx_jit(f):

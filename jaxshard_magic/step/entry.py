@@ -157,7 +157,7 @@ def build_entry(
     shardings = [NamedSharding(mesh, spec) for spec in plan.in_specs]
     outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
     constants = specs(traced.consts)
-    whole = peeled.all_traced and result.plain and not donated
+    whole = peeled.all_traced and result.plain and not donated and _hold_anything(peeled.tree, result.tree)
     lowered = _lower_whole if whole else _lower_flat
     with _own_mesh(mesh):
         compiled = lowered(peeled, result, plan, donated, constants, avals, shardings, outs).compile()
@@ -196,6 +196,16 @@ def _traced(peeled: Peeled, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Trac
     with Explained(peeled.step.name):
         traced = trace(fun, avals, [path for path, _, _ in peeled.inputs])
     return traced, results[-1]
+
+
+def _hold_anything(*trees: Any) -> bool:
+    """May the user's own pytrees hold shardings in the place of arrays? Some look at what they are given."""
+    try:
+        for tree in trees:
+            tree.unflatten([object()] * tree.num_leaves)
+    except (TypeError, ValueError, AttributeError, AssertionError):
+        return False
+    return True
 
 
 def _lower_whole(peeled, result, plan, donated, constants, avals, shardings, outs) -> Any:

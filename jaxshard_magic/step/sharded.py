@@ -32,6 +32,8 @@ class ShardedStep:
     by `api.shard`.
     """
 
+    is_sharded_step = True  # `strip` takes it for a wrapper like others
+
     def __init__(
         self,
         step: Callable[..., Any],
@@ -45,6 +47,8 @@ class ShardedStep:
         check: bool = False,
         name: str | None = None,
     ):
+        while isinstance(step, ShardedStep):
+            step = step.__wrapped__
         self._step = strip(step)
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
@@ -87,7 +91,7 @@ class ShardedStep:
 
     @property
     def calls(self) -> int:
-        return sum(entry.calls for entry in self._entries.values())
+        return sum(entry.calls for entry in list(self._entries.values()))
 
     @property
     def check(self) -> bool:
