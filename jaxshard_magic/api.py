@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .errors import ShardError
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
@@ -68,6 +68,7 @@ def shard(
         mesh = default_mesh(strategy).mesh
     elif isinstance(mesh, str):
         mesh = build_mesh(mesh).mesh
+    mesh = _automatic(mesh)
     part_axes(parts, mesh)
     pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
     return ShardedStep(
@@ -81,6 +82,12 @@ def shard(
         check=check,
         name=name,
     )
+
+
+def _automatic(mesh: Mesh) -> Mesh:
+    """The same devices with axes that the compiler may use: Explicit ones fail on steps without annotations."""
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    return mesh if mesh.axis_types == types else Mesh(mesh.devices, mesh.axis_names, axis_types=types)
 
 
 def _spec(given: SpecLike) -> PartitionSpec:

@@ -222,3 +222,10 @@ def test_a_fused_weight_whose_product_is_split_is_told_to_move_activations():
     found = planned(call, "tp", "data=4 model=2").findings
     assert [f.code for f in found] == ["fused-split"]
     assert not planned(steps.mlp(gated=True), "tp", "data=4 model=2").findings
+
+
+def test_a_mesh_with_explicit_axes_is_taken_as_well():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    call = steps.mlp()
+    state, _ = jaxshard_magic.shard(call.step, "fsdp+tp", mesh=mesh)(call.state, call.batch)
+    assert state["params"]["block0"]["up"].sharding.spec == P("data", "model")
