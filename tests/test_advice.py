@@ -83,6 +83,15 @@ def test_one_axis_of_two_is_better_than_none():
     assert told.fix == "--rule \"w$=P('model',None)\""
 
 
+def test_no_devices_are_given_up_for_a_leaf_that_does_not_divide():
+    axes = {"data": 8}
+    stuck = leaf("w", (30, 5), axes=axes, wanted=("data",))
+    batch = leaf("batch", (32,), ("data",), "batch", axes)
+    (told,) = advise([stuck, batch], mesh(data=8), "fsdp")
+    # data=2 would divide 30 and leave six devices out; 30 -> 32 grows least.
+    assert told.fix == "pad dimension 0 of w from 30 to 32"
+
+
 def test_the_layers_of_a_scan_are_not_offered_for_cutting():
     stuck = leaf("blocks.w", (4, 1001, 3001), axes=AXES, wanted=("data",))
     (told,) = advise([stuck], MESH, "fsdp")

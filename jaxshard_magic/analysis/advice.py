@@ -123,10 +123,9 @@ def _other_mesh(leaf: Leaf, leaves: Sequence[Leaf], mesh: MeshInfo) -> str | Non
     for size in range(mesh.axes[axis] - 1, 1, -1):
         if mesh.axes[axis] % size:
             continue
-        for other in others or [None]:
+        for other in others:
             axes = {**mesh.axes, axis: size}
-            if other:
-                axes[other] *= mesh.axes[axis] // size
+            axes[other] *= mesh.axes[axis] // size
             cuts = any(
                 n % _parts(axes, (*_names(e), *leaf.wanted)) == 0
                 for n, e in zip(leaf.shape, leaf.spec, strict=True)
