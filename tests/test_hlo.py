@@ -1,7 +1,5 @@
 """HLO text of any backend is read exactly, and how often each part runs is known or said to be unknown."""
 
-import time
-
 import pytest
 
 from jaxshard_magic.analysis.collectives import collectives, moves
@@ -201,25 +199,16 @@ def test_the_older_form_of_a_conditional_names_both_branches():
     assert set(runs(read(text))) == {"yes", "no", "e"}
 
 
-def test_twenty_megabytes_are_read_in_a_few_seconds():
-    metadata = 'metadata={op_name="jit(step)/transpose(jvp())/while/body/dot_general" stack_frame_id=9}'
-    body = "".join(
-        f"  %x.{i} = f32[64,64]{{1,0}} add(%x.{i - 1}, %x.{i - 1}), {metadata}\n" for i in range(1, 150)
-    )
-    parts = [
-        f"%c.{n} (x.0: f32[64,64]) -> f32[64,64] {{\n  %x.0 = f32[64,64] parameter(0)\n{body}}}\n"
-        for n in range(1000)
-    ]
+def test_a_program_of_a_thousand_fusions_is_read_whole():
+    body = "".join(f"  %x.{i} = f32[64,64]{{1,0}} add(%x.{i - 1}, %x.{i - 1})\n" for i in range(1, 20))
+    head = "(x.0: f32[64,64]) -> f32[64,64] {\n  %x.0 = f32[64,64] parameter(0)\n"
+    parts = "\n".join(f"%c.{n} {head}{body}}}\n" for n in range(1000))
     calls = "".join(f"  %f.{n} = f32[64,64] fusion(%p), kind=kLoop, calls=%c.{n}\n" for n in range(1000))
-    text = (
-        "\n".join(parts)
-        + f"\nENTRY %e (p: f32[64,64]) -> f32[64,64] {{\n  %p = f32[64,64] parameter(0)\n{calls}}}\n"
-    )
-    assert len(text) > 19e6
-    start = time.perf_counter()
-    found = runs(read(text))
-    assert len(found) == 1001
-    assert time.perf_counter() - start < 8  # about 1 s alone on a core
+    text = f"{parts}\nENTRY %e (p: f32[64,64]) -> f32[64,64] {{\n  %p = f32[64,64] parameter(0)\n{calls}}}\n"
+    module = read(text)
+    assert {name: r.times for name, r in runs(module).items()} == {f"c.{n}": 1 for n in range(1000)} | {
+        "e": 1
+    }
 
 
 # ---- collectives in forms that CPU does not print; one device holds p: f32[16,8], 512 bytes
