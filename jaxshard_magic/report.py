@@ -12,11 +12,16 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from jaxshard_magic.views.widget import ReportView
 
 SCHEMA = 1
 
@@ -216,9 +221,36 @@ class Report:
         written.write_text(html.page(self), encoding="utf-8")
         return written
 
+    @cached_property
+    def view(self) -> "ReportView":
+        """The report's widget, the same each time: `report.view.leaf` is what the reader selected in it."""
+        from jaxshard_magic.views.widget import ReportView
+
+        return ReportView(self)
+
+    def figure(self, name: str, theme: str = "light") -> "Figure":
+        """A plotly figure to zoom, restyle or save.
+
+        Args:
+            name: "memory": what each device holds, by role, against its limit.
+            theme: "light" or "dark".
+        """
+        from jaxshard_magic.views import figures
+
+        return figures.figure(self, name, theme)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A widget belongs to one kernel: copies and pickles go without it."""
+        return {name: value for name, value in self.__dict__.items() if name != "view"}
+
     def __repr__(self) -> str:
         axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.axes.items())
         return f"<Report {self.name!r}: {self.strategy} on {axes}, {len(self.leaves)} leaves>"
+
+    def _ipython_display_(self) -> None:
+        from jaxshard_magic.views.show import show
+
+        show(self)
 
     def _repr_html_(self) -> str:
         return self.to_html()

@@ -1,9 +1,10 @@
 """The notebook's state: its mesh, the last sharded step, and the reports so far."""
 
+import os
 from typing import Any
 
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Int
+from traitlets import Bool, Enum, Int, default
 from traitlets import List as ListTrait
 from traitlets.config import Configurable
 
@@ -11,7 +12,13 @@ from traitlets.config import Configurable
 class ShardSession(Configurable):
     """What the magics remember between cells; `%config ShardSession.progress = False` sets a trait."""
 
-    progress = Bool(True, help="Show progress while a step is traced and compiled.").tag(config=True)
+    progress = Bool(True, help="Show progress while a step is compiled and a cell trains.").tag(config=True)
+    view = Enum(
+        ("auto", "widget", "html", "text"),
+        "auto",
+        help="How a Report is shown. auto: in a notebook a widget, with HTML for where no widget runs;"
+        " widget: the widget alone; html: no widget; text. The variable JAXSHARD_VIEW sets the default.",
+    ).tag(config=True)
     keep = Int(100, min=1, help="How many Reports the history keeps.").tag(config=True)
 
     mesh = AnyTrait(
@@ -20,6 +27,10 @@ class ShardSession(Configurable):
     step = AnyTrait(None, allow_none=True, help="The ShardedStep of the last %%shard cell.")
     reported = Bool(False, help="Whether the last of the history is the last step's.")
     history = ListTrait(help="One Report for each %%shard cell, oldest first.")
+
+    @default("view")
+    def _view_of_the_environment(self) -> str:
+        return os.environ.get("JAXSHARD_VIEW") or "auto"
 
     def begin(self, step: Any) -> None:
         """Make `step` the last one."""

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from sample_reports import SAMPLES, attached, hostile, large, leaf, mesh, simulated, too_big, unknown
 
-from jaxshard_magic.views import page, svg
+from jaxshard_magic.views import colours, svg
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.meshgrid import mesh_html
 
@@ -158,17 +158,17 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("ground", ["#ffffff", "#111111"])
 @pytest.mark.parametrize(
-    "colour", [*svg.AXES, *(c for c in svg.ROLES.values() if c != "none"), svg.RULE, svg.LIMIT]
+    "colour",
+    colours.BOTH.values(),
 )
 def test_one_set_of_colours_is_seen_on_white_and_on_black(colour: str, ground: str):
     assert contrast(colour, ground) >= 3
 
 
-@pytest.mark.parametrize(("theme", "ground"), [(page.LIGHT, "#ffffff"), (page.DARK, "#111111")])
-def test_the_documents_coloured_text_is_legible(theme: str, ground: str):
-    colours = dict(re.findall(r"--([\w-]+):(#\w+)", theme))
+@pytest.mark.parametrize(("theme", "ground"), [(colours.LIGHT, "#ffffff"), (colours.DARK, "#111111")])
+def test_the_documents_coloured_text_is_legible(theme: dict[str, str], ground: str):
     for name in ("ink", "ink-2", "a0", "a1", "a2", "a3", "warning", "error", "info"):
-        assert contrast(colours[name], ground) >= 4.5, name
+        assert contrast(theme[name], ground) >= 4.5, name
 
 
 @pytest.mark.parametrize(

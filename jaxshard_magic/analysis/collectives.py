@@ -21,6 +21,7 @@ _RING = {
     "collective-permute": (0, 1),
     "collective-broadcast": (0, 1),
 }
+_OPCODE = re.compile(rf" (?:{'|'.join(_RING)})(?:-start)?\(")
 _MESH_AXIS = re.compile(r"'?([^',=\[]+)'?=(\d+)")
 _AXIS_REF = re.compile(r"'?([^',:{}]+)'?(?::\((\d+)\)(\d+))?")
 
@@ -115,6 +116,8 @@ def totals(found: Iterable[Collective]) -> dict[tuple[tuple[str, ...] | None, st
 
 
 def _collectives_of(computation: Computation) -> Iterator[tuple[Instruction, str]]:
+    if not _OPCODE.search(computation.text):
+        return
     for instruction in computation.instructions.values():
         kind = instruction.opcode.removesuffix("-start")
         if kind not in _RING or instruction.attribute("calls") or _continues(computation, instruction):

@@ -34,9 +34,7 @@ def summarize(step: "ShardedStep") -> Report:
     """The Report of `step`'s last kind of call; `step` has at least one entry."""
     entry = step.entry
     assert entry is not None
-    if entry not in _known:
-        _known[entry] = facts(entry.plan, entry.compiled, donated=bool(entry.donated))
-    found = _known[entry]
+    found = facts_of(entry)
     return Report(
         name=step.name,
         strategy=step.strategy,
@@ -49,6 +47,13 @@ def summarize(step: "ShardedStep") -> Report:
         advice=found.advice,
         check=step.checked,
     )
+
+
+def facts_of(entry: "Entry") -> Facts:
+    """What the compiled program of `entry` says, read once."""
+    if entry not in _known:
+        _known[entry] = facts(entry.plan, entry.compiled, donated=bool(entry.donated))
+    return _known[entry]
 
 
 def facts(plan: Plan, compiled: Any, *, donated: bool) -> Facts:

@@ -1,1 +1,1 @@
-"""A `Report` as text, HTML and drawings; nothing here imports jax."""
+"""A `Report` as text, HTML, drawings, a widget and figures; nothing here imports jax."""

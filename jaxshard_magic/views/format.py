@@ -72,8 +72,8 @@ def limit_text(n: int | None) -> str:
 
 
 def seconds_text(s: float | None) -> str:
-    """`s` seconds in us, ms or s: `47.3 ms`."""
-    if s is None:
+    """`s` seconds in us, ms or s: `47.3 ms`; a dash for what is no time."""
+    if s is None or not isfinite(s):
         return UNKNOWN
     return SPACE.join(_with_unit(s * 1e6, SECOND_UNITS, 1000, 3))
 
@@ -81,8 +81,8 @@ def seconds_text(s: float | None) -> str:
 def range_text(low: float, high: float) -> str:
     """Two times as a range, the unit told once where both have the same: `46.8 to 49.1 ms`."""
     first, last = seconds_text(low), seconds_text(high)
-    number, unit = first.split(SPACE)
-    return f"{number if last.endswith(SPACE + unit) else first} to {last}"
+    number, _, unit = first.partition(SPACE)
+    return f"{number if unit and last.endswith(SPACE + unit) else first} to {last}"
 
 
 def share_text(fraction: float | None) -> str:
@@ -170,6 +170,8 @@ def device_text(ids: Sequence[int]) -> str:
 
 def printable(text: str) -> str:
     """`text` on one line, control and formatting characters replaced, so that no name can move a cursor."""
+    if text.isprintable():
+        return text
     return "".join(" " if c.isspace() and c not in _SPACES else c if _shows(c) else "\ufffd" for c in text)
 
 

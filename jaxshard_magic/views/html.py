@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from jaxshard_magic.report import Advice, Collective, Leaf, MeshInfo, Report
-from jaxshard_magic.views import layout, svg, words
+from jaxshard_magic.views import layout, marks, svg, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import (
     UNKNOWN,
@@ -30,8 +30,8 @@ LONG_SOURCE = 60
 COLLECTIVE_ROWS = 12
 
 
-def fragment(report: Report) -> str:
-    """The report as one `<div>`, to stand in a notebook or a page."""
+def fragment(report: Report, also: str = "") -> str:
+    """The report as one `<div>`, to stand in a notebook or a page; `also` is one more class of the `<div>`."""
     parts = [
         _title(report),
         _verdict(report),
@@ -44,7 +44,8 @@ def fragment(report: Report) -> str:
         _timing(report),
         _check(report),
     ]
-    return f'<div class="jsm">\n{_joined(parts)}\n</div>\n'
+    classes = f"jsm {also}".rstrip()
+    return f'<div class="{escape(classes)}">\n{_joined(parts)}\n</div>\n'
 
 
 def page(report: Report) -> str:
@@ -119,6 +120,7 @@ def _verdict(report: Report) -> str:
         "strong": lambda t: f"<b>{text(t)}</b>",
         "axis": lambda t: axis(t, report.mesh),
         "code": code,
+        "memory": text,
     }
     said = "".join(marks[span.kind](span.text) for span in verdict.spans)
     sign = "" if verdict.ok else f'<span class="jsm-error">{SIGNS["error"]}</span> '
@@ -127,11 +129,11 @@ def _verdict(report: Report) -> str:
 
 def _figures(report: Report) -> str:
     found = words.figures(report)
-    marks = [_step_mark(report), _peak_mark(report), _sent_mark(report), "", ""]
+    drawings = (_mark(mark, report.mesh) for mark in marks.marks(report))
     cells = (
         f'<span class="jsm-value">{text(f.value)}</span><br><small>{text(f.note)}</small>'
-        + (f"<br>{mark}" if mark else "")
-        for f, mark in zip(found, marks, strict=True)
+        + (f"<br>{drawing}" if drawing else "")
+        for f, drawing in zip(found, drawings, strict=True)
     )
     top = row(cell(text(f.label), "wrap", "th", _TOP) for f in found)
     return (
@@ -142,27 +144,16 @@ def _figures(report: Report) -> str:
 _TOP = ' valign="top"'
 
 
-def _step_mark(report: Report) -> str:
-    spread = report.timing.step_s if report.timing else None
-    return svg.range_mark(spread.min, spread.median, spread.max) if spread else ""
-
-
-def _peak_mark(report: Report) -> str:
-    if report.memory is None or not report.memory.per_device:
-        return ""
-    most, top = mem.limit(report.memory), mem.groups(report.memory)[0].most
-    if most is None or top.peak is None:
-        return ""
-    share = min(1.0, top.peak / most)
-    return svg.share_bar([(None, share, 1.0), (None, 1 - share, 0.25)])
-
-
-def _sent_mark(report: Report) -> str:
-    total = words.sent(report)
-    if not total:
-        return ""
-    parts = words.sent_by_axes(report.collectives or ())
-    return svg.share_bar([(_hue(axes, report.mesh), n / total, 1.0) for axes, n in parts.items()])
+def _mark(mark: marks.Mark | None, mesh: MeshInfo) -> str:
+    match mark:
+        case marks.Range(least, median, most):
+            return svg.range_mark(least, median, most)
+        case marks.Share(share):
+            used = min(1.0, share)
+            return svg.share_bar([(None, used, 1.0), (None, 1 - used, 0.25)])
+        case marks.Axes(parts):
+            return svg.share_bar([(_hue(axes, mesh), share, 1.0) for axes, share in parts])
+    return ""
 
 
 def _hue(axes: Sequence[str] | None, mesh: MeshInfo) -> int | None:
@@ -170,19 +161,11 @@ def _hue(axes: Sequence[str] | None, mesh: MeshInfo) -> int | None:
 
 
 def _advice(advice: Advice) -> str:
-    head, colon, rest = _first_clause(advice.message)
-    message = f"<b>{text(head + colon)}</b>{text(rest)}" if rest else text(head)
+    head, rest = words.first_clause(advice.message)
+    message = f"<b>{text(head)}</b> {text(rest)}" if head else text(rest)
     fix = f"<br>{code(advice.fix)}" if advice.fix else ""
     sign = f'<span class="jsm-{text(advice.level)}">{SIGNS.get(advice.level, SIGNS["info"])}</span>'
     return f"<p>{sign} {message}{fix}</p>"
-
-
-def _first_clause(message: str) -> tuple[str, str, str]:
-    ends = [(i, mark) for mark in (": ", ". ") if 0 < (i := message.find(mark)) <= 100]
-    if not ends:
-        return message, "", ""
-    i, mark = min(ends)
-    return message[:i], mark[0], message[i + 1 :]
 
 
 def _memory(report: Report) -> str:
@@ -281,7 +264,7 @@ def _layout(report: Report) -> str:
         *found.below,
         "shaded: what the first device holds; a second sheet: a copy elsewhere",
     ]
-    said = " ".join(text(f"{line[0].upper()}{line[1:]}.") for line in lines)
+    said = " ".join(text(f"{words.sentence_case(line)}.") for line in lines)
     return section(
         f"Layout: {text(sizes)} per device" if sizes else "Layout",
         table(head, rows),

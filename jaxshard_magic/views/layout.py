@@ -12,7 +12,7 @@ from jaxshard_magic.views.format import byte_text, count_text, runs
 FOLD_FROM = 3
 WANTED_ROWS = 12
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d{1,15}")
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,30 @@ class Row:
 
 
 def fold(leaves: Sequence[Leaf]) -> list[Row]:
-    """Rows by descending bytes per device; three and more leaves alike but for one number share a row."""
+    """Rows by descending bytes per device: families as one row, with the leaves that follow theirs."""
     follow = followers(leaves)
     following = {id(f) for found in follow.values() for f in found}
-    families: dict[tuple[object, ...], list[Leaf]] = defaultdict(list)
-    for leaf in leaves:
-        if id(leaf) not in following:
-            pattern = _NUMBER.sub("#", leaf.path)
-            families[pattern, leaf.role, leaf.shape, leaf.dtype, leaf.spec, leaf.why, leaf.wanted].append(
-                leaf
-            )
-    rows = [row for members in families.values() for row in _fold_family(members, follow)]
+    own = [leaf for leaf in leaves if id(leaf) not in following]
+    rows = []
+    for path, places in families(own):
+        members = [own[i] for i in places]
+        behind = tuple(f for leaf in members for f in follow.get(id(leaf), ()))
+        rows.append(Row(path, members[0], len(members), behind))
     return sorted(rows, key=lambda r: (-r.bytes_per_device, -r.lost))
+
+
+def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
+    """Three and more leaves alike but for numbers in their path together, each other leaf alone: the path,
+    numbers that vary written `0-47`, and the places in `leaves`. In the order of the first of each."""
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i, leaf in enumerate(leaves):
+        pattern = _NUMBER.sub("#", leaf.path)
+        alike[pattern, leaf.role, leaf.shape, leaf.dtype, leaf.spec, leaf.why, leaf.wanted].append(i)
+    found: list[tuple[str, list[int]]] = []
+    for places in alike.values():
+        path = _common_path([leaves[i].path for i in places])
+        found += [(path, places)] if path else [(leaves[i].path, [i]) for i in places]
+    return sorted(found, key=lambda family: family[1][0])
 
 
 def followers(leaves: Sequence[Leaf]) -> dict[int, list[Leaf]]:
@@ -75,19 +87,19 @@ def _ends(leaf: Leaf) -> Iterator[tuple[object, ...]]:
     return ((leaf.shape, leaf.spec, leaf.wanted, words[i:]) for i in range(len(words)))
 
 
-def _fold_family(members: list[Leaf], follow: dict[int, list[Leaf]]) -> list[Row]:
-    numbers = [[int(n) for n in _NUMBER.findall(leaf.path)] for leaf in members]
-    places = [i for i in range(len(numbers[0])) if len({row[i] for row in numbers}) > 1]
-    values = [sorted({row[i] for row in numbers}) for i in places]
-    if len(members) < FOLD_FROM or prod(len(v) for v in values) != len(members):
-        return [Row(leaf.path, leaf, 1, tuple(follow.get(id(leaf), ()))) for leaf in members]
-    told = iter(
-        [_range(values[places.index(i)]) if i in places else str(n) for i, n in enumerate(numbers[0])]
-    )
-    path = _NUMBER.sub(lambda match: next(told), members[0].path)
-    return [
-        Row(path, members[0], len(members), tuple(f for leaf in members for f in follow.get(id(leaf), ())))
-    ]
+def _common_path(paths: Sequence[str]) -> str | None:
+    """One path for all of `paths`, which differ in numbers alone; None where it would tell of others too."""
+    if len(paths) < FOLD_FROM:
+        return None
+    columns = [sorted(set(column)) for column in zip(*map(_numbers, paths), strict=True)]
+    if prod(map(len, columns)) != len(paths):
+        return None
+    told = iter(columns)
+    return _NUMBER.sub(lambda match: match[0] if len(v := next(told)) == 1 else _range(v), paths[0])
+
+
+def _numbers(path: str) -> list[int]:
+    return [int(n) for n in _NUMBER.findall(path)]
 
 
 def _range(values: Sequence[int]) -> str:

@@ -1,10 +1,18 @@
 """Memory per device, with devices that are alike within 1% told once."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxshard_magic.report import DeviceMemory, Memory
-from jaxshard_magic.views.format import byte_text, device_text, limit_parts, limit_text, share_text
+from jaxshard_magic.views.format import (
+    byte_text,
+    count_text,
+    device_text,
+    limit_parts,
+    limit_text,
+    share_text,
+)
 
 ROLES = ("params", "optimizer", "batch", "temporaries", "other")
 
@@ -31,23 +39,30 @@ def held(device: DeviceMemory) -> int:
 
 def groups(memory: Memory) -> tuple[Group, ...]:
     """The devices in groups that are alike, fullest first."""
-    order = sorted(memory.per_device, key=lambda d: (-held(d), d.device))
+    same: dict[tuple[int | None, ...], list[DeviceMemory]] = defaultdict(list)
+    for device in memory.per_device:
+        same[(*(getattr(device, role) for role in ROLES), device.peak)].append(device)
+    order = sorted(same.values(), key=lambda devices: (-held(devices[0]), devices[0].device))
     found: list[tuple[DeviceMemory, list[int]]] = []
-    for device in order:
-        for most, members in found:
-            if _alike(most, device):
-                members.append(device.device)
+    near = 0  # the first group that is not yet too full for any that follow
+    for devices in order:
+        while near < len(found) and held(found[near][0]) - held(devices[0]) > ALIKE * held(found[near][0]):
+            near += 1
+        ids = [device.device for device in devices]
+        for most, members in found[near:]:
+            if _alike(most, devices[0]):
+                members += ids
                 break
         else:
-            found.append((device, [device.device]))
+            found.append((devices[0], ids))
     return tuple(Group(tuple(sorted(members)), most) for most, members in found)
 
 
 def _alike(most: DeviceMemory, other: DeviceMemory) -> bool:
+    """Whether two devices that hold about the same hold it of the same roles."""
     room = ALIKE * held(most)
     known = (most.temporaries is None) == (other.temporaries is None)
-    parts = ((getattr(most, role) or 0, getattr(other, role) or 0) for role in ROLES)
-    return known and held(most) - held(other) <= room and all(abs(a - b) <= room for a, b in parts)
+    return known and all(abs((getattr(most, r) or 0) - (getattr(other, r) or 0)) <= room for r in ROLES)
 
 
 def limit(memory: Memory) -> int | None:
@@ -62,15 +77,21 @@ def of_limit(bytes_held: int, most: int, digits: int = 3) -> str:
 
 
 def where(found: Sequence[Group]) -> str:
-    """On which devices the fullest group's figure holds: `on every device`, `on the fullest device`;
+    """On which devices the fullest group's figure holds: `every device`, `the fullest device`;
     empty for a single device."""
     if len(found) > 1:
-        return "on the fullest device" if len(found[0].devices) == 1 else "on the fullest devices"
-    return "on every device" if len(found[0].devices) > 1 else ""
+        return "the fullest device" if len(found[0].devices) == 1 else "the fullest devices"
+    return "every device" if len(found[0].devices) > 1 else ""
 
 
 def sentence(memory: Memory) -> str:
     """Who is fullest and who is alike: `device 0 is fullest, 5.09 of 15.75 GiB; devices 1 to 7 ...`."""
+    head, rest = clauses(memory)
+    return "; ".join((head, *rest))
+
+
+def clauses(memory: Memory) -> tuple[str, list[str]]:
+    """The sentence in parts: who is fullest, and what the others hold."""
     found, most = groups(memory), limit(memory)
     known = found[0].most.peak is not None
     texts = [
@@ -84,17 +105,17 @@ def sentence(memory: Memory) -> str:
             if len(found[0].devices) > 1
             else f"{names[0]} holds"
         )
-        told = f"{what} {texts[0]}"
+        head = f"{what} {texts[0]}"
     else:
         verb = "is" if len(found[0].devices) == 1 else "are"
-        told = f"{names[0]} {verb} fullest, {texts[0]}; "
-        told += "; ".join(
-            f"{name} {'are alike at' if len(g.devices) > 1 else 'holds'} {text}"
-            for name, g, text in list(zip(names, found, texts, strict=True))[1:4]
-        )
-        if len(found) > 4:
-            told += f"; {sum(len(g.devices) for g in found[4:])} more hold less"
-    return told if known else f"{told} of arrays; temporaries and peak are not known"
+        head = f"{names[0]} {verb} fullest, {texts[0]}"
+    rest = [
+        f"{name} {'are alike at' if len(g.devices) > 1 else 'holds'} {text}"
+        for name, g, text in list(zip(names, found, texts, strict=True))[1:4]
+    ]
+    if len(found) > 4:
+        rest.append(f"{count_text(sum(len(g.devices) for g in found[4:]))} more hold less")
+    return (head, rest) if known else (f"{head} of arrays", [*rest, "temporaries and peak are not known"])
 
 
 def segments(device: DeviceMemory) -> list[tuple[str, int]]:

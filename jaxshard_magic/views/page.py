@@ -1,16 +1,9 @@
 """The standalone document around a fragment: type, spacing and colours for light and dark."""
 
+from collections.abc import Mapping
 from html import escape
 
-LIGHT = """--bg:#fff;--ink:#1c2024;--ink-2:#545c65;--line:rgba(20,30,40,.14);
---a0:#2d6fbd;--a1:#b4530f;--a2:#00594f;--a3:#651a86;
---params:#17347f;--optimizer:#5c6fd0;--batch:#c26f00;--temporaries:#858e98;
---warning:#8f5a00;--error:#b3261e;--info:#2468b4"""
-
-DARK = """--bg:#111;--ink:#e8eaed;--ink-2:#b2b9c1;--line:rgba(255,255,255,.17);
---a0:#82b6ff;--a1:#f5995a;--a2:#6fe8d4;--a3:#ab82c0;
---params:#b4ccff;--optimizer:#7f8ff0;--batch:#f0ae48;--temporaries:#737a82;
---warning:#e8b14c;--error:#ff8a80;--info:#82b6ff"""
+from jaxshard_magic.views.colours import DARK, LIGHT, ROLES
 
 _RULES = """
 body{margin:0;padding:16px;background:var(--bg);color:var(--ink);
@@ -39,16 +32,20 @@ def _colours() -> str:
         f".jsm b.jsm-a{i}{{color:var(--a{i})}}.jsm-s{i}{{stroke:var(--a{i})}}.jsm-f{i}{{fill:var(--a{i})}}"
         for i in range(4)
     )
-    roles = "".join(f".jsm-r-{r}{{fill:var(--{r})}}" for r in ("params", "optimizer", "batch", "temporaries"))
+    roles = "".join(f".jsm-r-{r}{{fill:var(--{r})}}" for r in ROLES)
     levels = "".join(f".jsm-{level}{{color:var(--{level})}}" for level in ("warning", "error", "info"))
     return f"{axes}\n{roles}\n{levels}\n.jsm-limit{{fill:var(--error)}}"
+
+
+def _variables(theme: Mapping[str, str]) -> str:
+    return ";".join(f"--{name}:{colour}" for name, colour in theme.items())
 
 
 def document(title: str, body: str) -> str:
     """A whole HTML document with no script and nothing fetched."""
     style = (
-        f":root{{color-scheme:light dark;{LIGHT}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root{{{DARK}}}}}{_RULES}{_colours()}"
+        f":root{{color-scheme:light dark;{_variables(LIGHT)}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}{_RULES}{_colours()}"
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

@@ -1,7 +1,7 @@
 """Small drawings as inline SVG: how a leaf is cut, bars, and the marks of mesh axes.
 
-Hue is a mesh axis, with a dash pattern each; ink is what the first device holds. One set of colours with a
-contrast of at least 3 on white and on #111; a host page may set others through the classes.
+Hue is a mesh axis, with a dash pattern each; ink is what the first device holds. The colours are seen on white
+and on #111; a host page may set others through the classes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,19 +9,12 @@ from html import escape
 from math import prod
 
 from jaxshard_magic.report import Leaf, MeshInfo
+from jaxshard_magic.views.colours import BOTH
 from jaxshard_magic.views.layout import copies, cuts
 
-AXES = ("#3f83d6", "#c8641f", "#1f8a78", "#9b62bd")
+AXES = tuple(BOTH[f"a{i}"] for i in range(4))
 DASHES = ("", "5 2", "2 2", "6 2 2 2")
-ROLES = {
-    "params": "#4a63c8",
-    "optimizer": "#8f82d6",
-    "batch": "#b8740c",
-    "temporaries": "#858e98",
-    "other": "none",
-}
-RULE = "#7a828a"
-LIMIT = "#d9453b"
+RULE, LIMIT = BOTH["rule"], BOTH["limit"]
 KIND_OPACITY = {"all-gather": 1.0, "all-reduce": 0.8, "reduce-scatter": 0.6, "all-to-all": 0.4}
 
 WIDTH, HEIGHT, SHEET = 44, 28, 3
@@ -76,7 +69,7 @@ def role_mark(role: str) -> str:
 def role_paint(role: str) -> str:
     if role == "other":
         return f'class="jsm-r-other" fill="none" stroke="{RULE}" vector-effect="non-scaling-stroke"'
-    return f'class="jsm-r-{role}" fill="{ROLES[role]}"'
+    return f'class="jsm-r-{role}" fill="{BOTH[role]}"'
 
 
 def leaf_blocks(leaf: Leaf, mesh: MeshInfo) -> str:

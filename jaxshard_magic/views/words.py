@@ -1,4 +1,4 @@
-"""The report in words: the verdict, the key figures, and the sentences both text and HTML show."""
+"""The report in words: the verdict, the key figures, and the sentences that every view shows."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from jaxshard_magic.report import Collective, MeshInfo, Report, Timing
+from jaxshard_magic.report import Check, Collective, Memory, MeshInfo, Report, Timing
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import (
     UNKNOWN,
@@ -22,7 +22,8 @@ from jaxshard_magic.views.format import (
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of a sentence; `kind` is text, strong, axis (a mesh axis) or code (a name of the user's)."""
+    """A piece of a sentence; `kind` is text, strong, axis (a mesh axis), code (a name of the user's) or
+    memory (the devices that hold most)."""
 
     text: str
     kind: str = "text"
@@ -40,12 +41,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Figure:
-    """One of the key figures: what it is (`short` in a terminal), its value, and what qualifies it."""
+    """One of the key figures: what it is (`short` in a terminal), its value, and what qualifies it.
+
+    `sign` is ok or error where the figure is one or the other.
+    """
 
     label: str
     short: str
     value: str
     note: str
+    sign: str | None = None
 
 
 def strong(text: str) -> Span:
@@ -116,12 +121,16 @@ def _numbers(report: Report) -> tuple[bool, list[Span]]:
     return False, [*spans, Span(".")]
 
 
+def largest_difference(check: Check) -> float | None:
+    return check.max_rel_diff if check.max_rel_diff is not None else check.max_abs_diff
+
+
 def difference(report: Report) -> str:
     """`differs by 2e-6, limit 1e-4`."""
     check = report.check
     if check is None:
         return "not checked"
-    known = check.max_rel_diff if check.max_rel_diff is not None else check.max_abs_diff
+    known = largest_difference(check)
     if known is None:
         return f"limit {difference_text(check.limit)}"
     differs = "no difference" if known == 0 else f"differs by {difference_text(known)}"
@@ -133,22 +142,19 @@ def _fit(report: Report) -> tuple[bool, list[Span]]:
         return True, []
     found, most = mem.groups(report.memory), mem.limit(report.memory)
     top, place = found[0].most, mem.where(found)
-    on = f" {place}" if place else ""
+    ok = True
     if top.peak is None:
-        return True, [
-            strong("Peak memory not known:"),
-            Span(f" the arrays take {byte_text(mem.held(top), 2)}{on}."),
-        ]
-    if most is None:
-        return True, [strong("No memory limit here:"), Span(f" {byte_text(top.peak, 2)}{on}.")]
-    if top.peak > most:
-        too_much = f" {mem.of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much{on}."
-        return False, [strong("Does not fit:"), Span(too_much)]
-    digits = 3 if top.peak > 0.9 * most else 2
-    return True, [
-        strong("Fits:" if ran(report) else "Would fit:"),
-        Span(f" {mem.of_limit(top.peak, most, digits)}{on}."),
-    ]
+        word, size = "Peak memory not known:", f"the arrays take {byte_text(mem.held(top), 2)}"
+    elif most is None:
+        word, size = "No memory limit here:", byte_text(top.peak, 2)
+    elif top.peak > most:
+        ok, word = False, "Does not fit:"
+        size = f"{mem.of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much"
+    else:
+        word = "Fits:" if ran(report) else "Would fit:"
+        size = mem.of_limit(top.peak, most, 3 if top.peak > 0.9 * most else 2)
+    on = [Span(f" {size} on "), Span(place, "memory"), Span(".")] if place else [Span(f" {size}.")]
+    return ok, [strong(word), *on]
 
 
 def _moved(report: Report) -> list[Span]:
@@ -269,7 +275,9 @@ def _peak_figure(report: Report) -> Figure:
         return Figure("peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(mem.held(top.most))}")
     place = "every device" if len(found) == 1 and len(top.devices) > 1 else device_text(top.devices)
     notes = [note for note in (mem.share_of_limit(memory), place) if note]
-    return Figure(f"peak memory, {source}", "peak", byte_text(top.most.peak), ", ".join(notes))
+    most = mem.limit(memory)
+    sign = "error" if most is not None and top.most.peak > most else None
+    return Figure(f"peak memory, {source}", "peak", byte_text(top.most.peak), ", ".join(notes), sign)
 
 
 def _sent_figure(report: Report) -> Figure:
@@ -291,7 +299,8 @@ def _same(report: Report) -> Figure:
     check = report.check
     if check is None:
         return Figure("same numbers", "numbers", UNKNOWN, "not checked")
-    return Figure("same numbers", "numbers", "yes" if check.passed else "no", difference(report))
+    value, sign = ("yes", "ok") if check.passed else ("no", "error")
+    return Figure("same numbers", "numbers", value, difference(report), sign)
 
 
 def notes(report: Report) -> list[str]:
@@ -321,11 +330,37 @@ def check_lines(report: Report) -> list[tuple[str, tuple[str, ...]]]:
     same = "The same numbers as" if check.passed else "Not the same numbers as"
     lines: list[tuple[str, tuple[str, ...]]] = [(f"{same} {check.reference}: {difference(report)}.", ())]
     if check.failed:
-        lines.append((f"{_leaves(check.failed)} not the same:", check.failed))
+        lines.append((f"{leaves_text(len(check.failed))} not the same:", check.failed))
     if check.noise:
-        lines.append((f"{_leaves(check.noise)} with rounding noise only, no error:", check.noise))
+        lines.append((f"{leaves_text(len(check.noise))} with rounding noise only, no error:", check.noise))
     return lines
 
 
-def _leaves(paths: Sequence[str]) -> str:
-    return "1 leaf" if len(paths) == 1 else f"{count_text(len(paths))} leaves"
+def leaves_text(n: int) -> str:
+    return "1 leaf" if n == 1 else f"{count_text(n)} leaves"
+
+
+def first_clause(message: str) -> tuple[str, str]:
+    """A message's first clause with its colon or full stop, and the rest; a message of one clause, or with a
+    long first one, is all rest."""
+    ends = [i for mark in (": ", ". ") if 0 < (i := message.find(mark)) <= 100]
+    return (message[: min(ends) + 1], message[min(ends) + 2 :]) if ends else ("", message)
+
+
+def memory_lead(memory: Memory) -> list[Span]:
+    """What the memory view opens with: who is fullest, in bold, and what the others hold."""
+    head, rest = mem.clauses(memory)
+    said = f" {sentence_case('; '.join(rest))}." if rest else ""
+    return [strong(f"{sentence_case(head)}."), Span(said)]
+
+
+def communication_lead(collectives: Sequence[Collective]) -> list[Span]:
+    """What the communication view opens with: how much is sent, in bold, and most by what."""
+    if not collectives:
+        return [strong("Nothing moves between devices in this step.")]
+    total = byte_text(sum(c.wire_bytes for c in collectives))
+    return [strong(f"{total} sent by each device per step"), *_most(collectives), Span(".")]
+
+
+def sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,58 @@
+"""The colours of every view: pairs for light and dark grounds, and one set that is seen on both.
+
+Hue is a mesh axis or a memory role; text has a contrast of at least 4.5 on its ground, marks of 3.
+"""
+
+ROLES = ("params", "optimizer", "batch", "temporaries")
+
+LIGHT = {
+    "bg": "#fff",
+    "ink": "#1c2024",
+    "ink-2": "#545c65",
+    "line": "rgba(20,30,40,.14)",
+    "a0": "#2a69b5",
+    "a1": "#aa4d0c",
+    "a2": "#00594f",
+    "a3": "#651a86",
+    "params": "#17347f",
+    "optimizer": "#5c6fd0",
+    "batch": "#c26f00",
+    "temporaries": "#858e98",
+    "other": "#545c65",
+    "warning": "#8f5a00",
+    "error": "#b3261e",
+    "info": "#2468b4",
+}
+DARK = {
+    "bg": "#111",
+    "ink": "#e8eaed",
+    "ink-2": "#b2b9c1",
+    "line": "rgba(255,255,255,.17)",
+    "a0": "#82b6ff",
+    "a1": "#f5995a",
+    "a2": "#6fe8d4",
+    "a3": "#ab82c0",
+    "params": "#b4ccff",
+    "optimizer": "#7f8ff0",
+    "batch": "#f0ae48",
+    "temporaries": "#737a82",
+    "other": "#b2b9c1",
+    "warning": "#e8b14c",
+    "error": "#ff8a80",
+    "info": "#82b6ff",
+}
+THEMES = {"light": LIGHT, "dark": DARK}
+
+# For HTML that cannot know its ground.
+BOTH = {
+    "a0": "#3f83d6",
+    "a1": "#c8641f",
+    "a2": "#1f8a78",
+    "a3": "#9b62bd",
+    "params": "#4a63c8",
+    "optimizer": "#8f82d6",
+    "batch": "#b8740c",
+    "temporaries": "#858e98",
+    "rule": "#7a828a",
+    "limit": "#d9453b",
+}

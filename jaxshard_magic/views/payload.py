@@ -1,0 +1,288 @@
+"""The report as the widget reads it: plain lists and strings, every word made here, packed small.
+
+Devices are told by their position in the mesh, axes by their index, so that the browser only counts.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import isfinite, prod
+from typing import Any
+
+from jaxshard_magic.report import Collective, DeviceMemory, Leaf, Memory, Report
+from jaxshard_magic.views import layout, marks, words
+from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable
+
+VERSION = 1
+ROLES = ("params", "optimizer", "batch", "rng", "other")
+
+
+def packed(report: Report) -> bytes:
+    """The payload as compact JSON in UTF-8, compressed with zlib."""
+    text = json.dumps(
+        payload(report), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_number
+    )
+    return zlib.compress(text.encode(), 6)
+
+
+def payload(report: Report) -> dict[str, Any]:
+    """What the report's widget shows, as data that JSON can hold. Names are plain text, never markup."""
+    index = axis_index(report)
+    memory = _memory(report)
+    return {
+        "v": VERSION,
+        "title": _title(report),
+        "mesh": {
+            "axes": [[printable(axis), report.mesh.axes.get(axis, 1)] for axis in index],
+            "devices": list(devices(report)),
+            "text": printable(words.devices_text(report.mesh)),
+        },
+        "verdict": {"ok": (said := words.verdict(report)).ok, "spans": _spans(said.spans)},
+        "notes": [printable(note) for note in words.notes(report)],
+        "check": _check(report),
+        "figures": _figures(report, index, memory is not None),
+        "advice": [_advice(a.level, a.message, a.fix) for a in report.advice],
+        "tabs": _tabs(report, memory is not None),
+        "leaves": (leaves := _leaves(report.leaves, index)),
+        "whys": leaves.pop("whys"),
+        "short": _short(report, index),
+        "failed": _named(report.check.failed if report.check else (), report.leaves),
+        "noise": _named(report.check.noise if report.check else (), report.leaves),
+        "rows": _rows(report.leaves),
+        "memory": memory,
+        "communication": _communication(report, index),
+    }
+
+
+def axis_index(report: Report) -> dict[str, int]:
+    """The mesh's axes in order, then those that only a spec or a collective names."""
+    names = dict.fromkeys(report.mesh.axes)
+    for leaf in report.leaves:
+        for entry in leaf.spec:
+            names.update(dict.fromkeys(_axes(entry)))
+        names.update(dict.fromkeys(leaf.wanted))
+    for c in report.collectives or ():
+        names.update(dict.fromkeys(c.axes or ()))
+    return {axis: i for i, axis in enumerate(names)}
+
+
+def devices(report: Report) -> Sequence[int]:
+    """Device ids in the mesh's order."""
+    return report.mesh.devices or range(prod(report.mesh.axes.values()))
+
+
+def tab_ids(report: Report) -> list[str]:
+    """The views that this report has something for."""
+    return [tab["id"] for tab in _tabs(report, bool(report.memory and report.memory.per_device))]
+
+
+def _axes(entry: str | Sequence[str] | None) -> Sequence[str]:
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def _spans(spans: Iterable[words.Span]) -> list[list[str]]:
+    return [[printable(span.text), span.kind] for span in spans if span.text]
+
+
+def _title(report: Report) -> dict[str, str | None]:
+    named = report.name and report.name != report.strategy
+    return {
+        "strategy": printable(report.strategy),
+        "options": printable(words.options_text(report.options)),
+        "name": printable(report.name) if named else None,
+    }
+
+
+def _check(report: Report) -> dict[str, Any] | None:
+    lines = words.check_lines(report)
+    if report.check is None:
+        return None
+    said = [[printable(line), [printable(path) for path in paths]] for line, paths in lines]
+    return {"passed": report.check.passed, "lines": said}
+
+
+def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dict[str, Any]]:
+    sent = report.collectives is not None
+    opens = (None, "memory" if memory else None, "communication" if sent else None, None, None)
+    return [
+        {
+            "label": f.label,
+            "value": f.value,
+            "note": printable(f.note),
+            "sign": f.sign,
+            "opens": tab,
+            "mark": _mark(mark, index),
+        }
+        for f, mark, tab in zip(words.figures(report), marks.marks(report), opens, strict=True)
+    ]
+
+
+def _mark(mark: marks.Mark | None, index: Mapping[str, int]) -> dict[str, Any] | None:
+    if mark is None:
+        return None
+    if isinstance(mark, marks.Axes):
+        parts = [[index[axes[0]] if axes else None, share] for axes, share in mark.parts]
+        return {"kind": "axes", "parts": parts}
+    return {"kind": type(mark).__name__.lower(), **asdict(mark)}
+
+
+def _advice(level: str, message: str, fix: str | None) -> dict[str, str | None]:
+    head, rest = words.first_clause(printable(message))
+    known = level if level in ("info", "warning", "error") else "info"
+    return {"level": known, "head": head, "rest": rest, "fix": None if fix is None else printable(fix)}
+
+
+def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:
+    tabs = []
+    if report.leaves:
+        tabs.append(("layout", "Layout", words.leaves_text(len(report.leaves))))
+    if memory and report.memory:
+        tabs.append(("memory", "Memory", byte_text(mem.groups(report.memory)[0].most.peak, 2)))
+    if report.collectives is not None:
+        sent = byte_text(words.sent(report)) if report.collectives else "nothing"
+        tabs.append(("communication", "Communication", sent))
+    return [dict(zip(("id", "label", "number"), tab, strict=True)) for tab in tabs]
+
+
+def _leaves(leaves: Sequence[Leaf], index: Mapping[str, int]) -> dict[str, list[Any]]:
+    whys: dict[str, int] = {}
+    return {
+        "path": [printable(leaf.path) for leaf in leaves],
+        "role": [leaf.role if leaf.role in ROLES else "other" for leaf in leaves],
+        "dtype": [printable(dtype_text(leaf.dtype)) for leaf in leaves],
+        "shape": [leaf.shape for leaf in leaves],
+        "spec": [_spec(leaf, index) for leaf in leaves],
+        "bytes": [leaf.bytes for leaf in leaves],
+        "held": [leaf.bytes_per_device for leaf in leaves],
+        "why": [whys.setdefault(leaf.why, len(whys)) for leaf in leaves],
+        "whys": [printable(why) for why in whys],
+    }
+
+
+def _spec(leaf: Leaf, index: Mapping[str, int]) -> list[list[int]]:
+    dims = [[index[axis] for axis in _axes(entry)] for entry in leaf.spec[: len(leaf.shape)]]
+    return dims + [[]] * (len(leaf.shape) - len(dims))
+
+
+def _short(report: Report, index: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """The leaves that are not cut as wanted, with what that costs and what would mend it."""
+    follow = layout.followers(report.leaves)
+    found = {}
+    for i, leaf in enumerate(report.leaves):
+        if leaf.wanted:
+            behind = follow.get(id(leaf), ())
+            found[str(i)] = {
+                "wanted": [index[axis] for axis in leaf.wanted],
+                "lost": leaf.lost,
+                "total": leaf.lost + sum(f.lost for f in behind),
+                "followers": len(behind),
+                "fix": _fix(leaf.path, report),
+            }
+    return found
+
+
+def _fix(path: str, report: Report) -> str | None:
+    """The fix of the first advice that names the leaf."""
+    named = re.compile(rf"(?<![\w.\[\]]){re.escape(path)}(?![\w\[]|\.\w)")
+    for advice in report.advice:
+        if advice.fix is not None and path in advice.message and named.search(advice.message):
+            return printable(advice.fix)
+    return None
+
+
+def _named(paths: Sequence[str], leaves: Sequence[Leaf]) -> list[int]:
+    """The leaves that a check speaks of. It names outputs, `0.params.w`: a leaf that the step takes as
+    `state.params.w` is the same one."""
+    if not paths:
+        return []
+    places: dict[str, int] = {}
+    for key in (lambda path: path, _inner):
+        for i, leaf in enumerate(leaves):
+            places.setdefault(key(leaf.path), i)
+    found = (places.get(path, places.get(_inner(path))) for path in paths)
+    return sorted({i for i in found if i is not None})
+
+
+def _inner(path: str) -> str:
+    return path.partition(".")[2] or path
+
+
+def _rows(leaves: Sequence[Leaf]) -> list[list[Any]]:
+    """One row for each leaf or folded family, role by role, in the order of the step's arguments."""
+    rows = []
+    for path, places in layout.families(leaves):
+        role = leaves[places[0]].role
+        rows.append([role if role in ROLES else "other", printable(path), places])
+    return sorted(rows, key=lambda row: ROLES.index(row[0]))
+
+
+def _memory(report: Report) -> dict[str, Any] | None:
+    position = {device: i for i, device in enumerate(devices(report))}
+    memory = report.memory
+    rows = [d for d in memory.per_device if d.device in position] if memory else []
+    if memory is None or not rows:
+        return None
+    memory = replace(memory, per_device=tuple(rows))
+    by_device = {d.device: d for d in rows}
+    columns = ("device", *mem.ROLES, "peak")
+    most = mem.limit(memory)
+    return {
+        "limit": most,
+        "limit_text": None if most is None else limit_text(most),
+        "source": "measured" if memory.source == "measured" else "computed",
+        "lead": _spans(words.memory_lead(memory)),
+        "roles": [role for role in mem.ROLES if any(getattr(d, role) for d in rows)],
+        "devices": {c: [_part(by_device.get(d), c, d) for d in position] for c in columns},
+        "groups": _groups(memory, position),
+    }
+
+
+def _part(row: DeviceMemory | None, column: str, device: int) -> int | None:
+    return device if column == "device" else None if row is None else getattr(row, column)
+
+
+def _groups(memory: Memory, position: Mapping[int, int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "text": device_text(group.devices),
+            "members": sorted(position[device] for device in group.devices),
+            "top": position[group.most.device],
+        }
+        for group in mem.groups(memory)
+    ]
+
+
+def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
+    if report.collectives is None:
+        return None
+    total = words.sent(report) or 0
+    order = sorted(report.collectives, key=lambda c: -c.wire_bytes)
+    return {
+        "lead": _spans(words.communication_lead(report.collectives)),
+        "total": total,
+        "rows": [_collective(c, index, total) for c in order],
+    }
+
+
+def _collective(c: Collective, index: Mapping[str, int], total: int) -> dict[str, Any]:
+    known = c.seconds is not None and isfinite(c.seconds)
+    return {
+        "kind": printable(c.kind),
+        "axes": None if c.axes is None else [index[axis] for axis in c.axes],
+        "group_size": c.group_size,
+        "count": c.count,
+        "bytes": c.bytes,
+        "wire_bytes": c.wire_bytes,
+        "seconds": c.seconds if known else None,
+        "share": c.wire_bytes / total if total else 0,
+        "line": c.line,
+        "source": None if c.source is None else printable(c.source.strip()),
+    }
+
+
+def _number(value: Any) -> int | float:
+    """Numbers of other libraries, which JSON does not know."""
+    return value.item()

@@ -1,0 +1,68 @@
+"""How a notebook shows a report: as a widget with its HTML twin, as HTML, or as text.
+
+The twin is a second output. The live widget hides it; where no widget runs (a reopened notebook, nbconvert,
+GitHub) it is what a reader sees.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
+from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic.report import Report
+from jaxshard_magic.views import html
+
+if TYPE_CHECKING:
+    from jaxshard_magic.views.widget import ReportView
+
+VARIABLE = "JAXSHARD_VIEW"
+WAYS = ("auto", "widget", "html", "text")
+
+
+def show(report: Report, how: str | None = None) -> None:
+    """Display `report`, or raise NotImplementedError where IPython's own formatters show it as is wanted.
+
+    Args:
+        how: auto: in a notebook the widget with its twin, in a terminal text; widget: the widget alone;
+            html, without any widget; text. By default what the variable JAXSHARD_VIEW says, else auto.
+    """
+    how = how or os.environ.get(VARIABLE) or "auto"
+    if how not in WAYS:
+        raise ShardError(f"no view {how!r}; the views are {one_of(WAYS)}.{did_you_mean(how, WAYS)}")
+    if how == "html" or not _in_notebook(get_ipython()):
+        raise NotImplementedError("text in a terminal, text and HTML in a notebook")
+    if how == "text":
+        display({"text/plain": report.to_text()}, raw=True)
+    else:
+        _show_widget(report, alone=how == "widget")
+
+
+def _in_notebook(shell: Any) -> bool:
+    """Whether there is a kernel, whose front end may show more than text."""
+    kernel = getattr(shell, "kernel", None)
+    return kernel is not None and list(shell.display_formatter.active_types) != ["text/plain"]
+
+
+def _show_widget(report: Report, *, alone: bool) -> None:
+    try:
+        view = _open_view(report)
+    except ImportError as error:
+        print(f"no widgets here, so this is HTML: {' '.join(str(error).split())}")
+        raise NotImplementedError("HTML") from None
+    text = report.to_text()
+    bundle, metadata = view._repr_mimebundle_() or ({}, {})
+    if alone:
+        display(bundle | {"text/plain": text}, metadata=metadata, raw=True)
+        return
+    twin = {"text/plain": text, "text/html": html.fragment(report, view.static_class)}
+    display(bundle | {"text/plain": ""}, metadata=metadata, raw=True)
+    display(twin, raw=True)
+
+
+def _open_view(report: Report) -> "ReportView":
+    """The report's view, a new one where the old one was closed."""
+    if report.view.comm is None:
+        del report.__dict__["view"]
+    return report.view

@@ -1,0 +1,184 @@
+"""A headless browser, and a page that shows a report's widget alone, with a stub in the place of its model."""
+
+import base64
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from jaxshard_magic.report import Report
+from jaxshard_magic.views.payload import packed
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Route
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
+REPORT = Path(__file__).parents[1] / "jaxshard_magic" / "static" / "report.js"
+STUB = Path(__file__).parent / "stub_model.js"
+PAGE = "https://report.test/"  # never looked up: the page answers for itself
+BLANK = '<!doctype html><html lang="en"><title>A report</title><link rel="icon" href="data:,"><body></body></html>'
+
+# Elements whose right edge lies outside the widget, where nothing around them scrolls or clips.
+OVERFLOWING = """root => {
+  const limit = root.getBoundingClientRect().right + 1;
+  const clipped = node => {
+    for (let at = node; at !== root.parentElement; at = at.parentElement) {
+      const { overflowX, clipPath } = getComputedStyle(at);
+      if (clipPath !== "none" || (at !== node && !(at instanceof SVGElement) && overflowX !== "visible")) return true;
+    }
+    return false;
+  };
+  const wide = [...root.querySelectorAll("*")].filter(node => {
+    const box = node.getBoundingClientRect();
+    return box.width > 0 && box.right > limit && !clipped(node);
+  });
+  if (root.scrollWidth > root.clientWidth) wide.unshift(root);
+  return wide.map(node => `${node.tagName}.${node.getAttribute("class")}: ${node.textContent.slice(0, 40)}`);
+}"""
+
+
+def refused(reason: str) -> NoReturn:
+    """Skip, or fail where the browser tests must run."""
+    if os.environ.get("CI") or os.environ.get("JAXSHARD_REQUIRE_BROWSER"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@contextmanager
+def chromium() -> "Iterator[Browser]":
+    """The first browser found. While it is open its thread has a running asyncio loop: close it soon."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        refused("no playwright: pip install -e '.[test]'")
+    with sync_playwright() as playwright:
+        found = next(filter(None, map(shutil.which, NAMES)), None) or playwright.chromium.executable_path
+        if not Path(found).exists():
+            refused("no browser: apt-get install chromium, or python -m playwright install chromium")
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A report as it stands in the page."""
+
+    page: "Page"
+    root: "Locator"
+
+    @property
+    def panel(self) -> "Locator":
+        """The view on show."""
+        return self.root.locator("[role=tabpanel]:visible")
+
+    def traits(self) -> dict[str, Any]:
+        """What Python would read, once the widget has told it all that it has to tell."""
+        self.page.wait_for_timeout(120)  # longer than the widget waits for further changes
+        return self.page.evaluate("({leaf: model.get('leaf'), device: model.get('device'), tab: model.get('tab')})")
+
+    def saved(self) -> list[dict[str, Any]]:
+        """Every message to Python, in order."""
+        self.page.wait_for_timeout(120)
+        return self.page.evaluate("model.saved")
+
+    def fire(self, **traits: Any) -> None:
+        """Set traits as Python does."""
+        self.page.evaluate("traits => model.fire(traits)", traits)
+
+    def overflowing(self) -> list[str]:
+        """The elements that stand out of the widget on its right."""
+        return self.root.evaluate(OVERFLOWING)
+
+    def violations(self, part: "Locator | None" = None) -> list[str]:
+        """What axe-core finds in the whole widget or a part of it, a line for each element."""
+        run = "part => axe.run(part, {resultTypes: ['violations']}).then(found => found.violations)"
+        rules = (part or self.root).evaluate(run)
+        return [
+            f"{rule['id']}: {node['html'][:120]}: {node['failureSummary']}"
+            for rule in rules
+            for node in rule["nodes"]
+        ]
+
+
+@dataclass
+class Stage:
+    """A blank page that shows one report after another, and hears of everything that goes wrong in it."""
+
+    page: "Page"
+    wrong: list[str] = field(default_factory=list)
+
+    def __call__(
+        self,
+        report: Report | bytes,
+        only: Sequence[str] | None = None,
+        width: int = 900,
+        theme: str | None = "light",
+        **traits: Any,
+    ) -> Shown:
+        """Draw `report`, all of it or the views named in `only`; `theme` None leaves it to the system."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        data = report if isinstance(report, bytes) else packed(report)
+        given = {
+            "packed": base64.b64encode(data).decode(),
+            "traits": traits,
+            "only": None if only is None else list(only),
+            "width": width,
+            "theme": theme,
+        }
+        self.page.evaluate("given => stub.show(report, given)", given)
+        return Shown(self.page, self.page.locator(".jsm"))
+
+    @staticmethod
+    def packed(report: Report) -> bytes:
+        """To draw the same report several times."""
+        return packed(report)
+
+    def remove(self) -> int:
+        """Take the report away; how many listeners it leaves on its model and the page."""
+        return self.page.evaluate("stub.remove()")
+
+
+@contextmanager
+def stage(browser: "Browser") -> Iterator[Stage]:
+    """A page with the widgets' module and the stub loaded, cut off from every network."""
+    import axe_playwright_python
+
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    context.set_default_timeout(5_000)
+    page = context.new_page()
+    made = Stage(page)
+    served = {"": (BLANK, "text/html"), "report.js": (REPORT.read_text("utf-8"), "text/javascript")}
+    served["stub.js"] = (STUB.read_text("utf-8"), "text/javascript")
+
+    def answer(route: "Route") -> None:
+        body = served.get(route.request.url.removeprefix(PAGE))
+        if body is None:
+            made.wrong.append(f"asked the network for {route.request.url}")
+            route.abort()
+        else:
+            route.fulfill(body=body[0], content_type=f"{body[1]}; charset=utf-8")
+
+    def hear(message: "ConsoleMessage") -> None:
+        if message.type in ("error", "warning"):
+            made.wrong.append(f"console: {message.text}")
+
+    page.route("**/*", answer)
+    page.on("console", hear)
+    page.on("pageerror", lambda error: made.wrong.append(f"uncaught: {error}"))
+    page.on("dialog", lambda dialog: (made.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.goto(PAGE)
+    page.evaluate(
+        "Promise.all([import('/report.js'), import('/stub.js')]).then(([report, stub]) => {"
+        " globalThis.report = report; globalThis.stub = stub; })"
+    )
+    page.evaluate((files(axe_playwright_python) / "axe.min.js").read_text(encoding="utf-8"))
+    yield made
+    context.close()

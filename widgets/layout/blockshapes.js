@@ -1,0 +1,133 @@
+// The parts of an array's picture: its ground, sheets, cut lines, offsets and the numbers of the devices.
+
+import { dash, hue } from "../shared/axes.js";
+import { s } from "../shared/dom.js";
+import { cutLines, isCount, listed, offsets } from "./plan.js";
+
+const LINE = 13; // px between lines of numbers
+const SPARSE = 6; // px between cuts from which on they are drawn sharp and stand out of the frame
+const WIDEST = 1.75; // px of a cut line
+
+/** The least and the greatest x or y of piece `i`. */
+const span = (part, i, start, length) =>
+  part ? [start + part.edges[i] * length, start + part.edges[i + 1] * length] : [start, start + length];
+
+/** The rectangle of a block: `{x, y, width, height}`. */
+export function blockBox({ dims, w, h }, frame, down, across) {
+  const [left, right] = span(dims.column, across, frame.x, w).map((x) => sharp(x, dims.column, w));
+  const [top, bottom] = span(dims.row, down, frame.y, h).map((y) => sharp(y, dims.row, h));
+  return { x: left, y: top, width: right - left, height: bottom - top };
+}
+
+const sharp = (at, part, length) => (part && length / part.pieces < SPARSE ? at : Math.round(at));
+
+export const ground = ({ frames, w, h }) =>
+  frames.map(({ x, y }) => s("rect", { class: "jsm-ground", x, y, width: w, height: h }));
+
+export const outlines = ({ frames, w, h }) =>
+  frames.map(({ x, y }) => s("rect", { class: "jsm-frame", x: x + 0.5, y: y + 0.5, width: w, height: h }));
+
+/** The edges of the sheets behind each frame, and what they stand for. */
+export function sheets(leaf, { plan, frames, w, h, sheets: { count, right, up }, titled }) {
+  if (!count) return [];
+  const each = ({ x, y }) =>
+    Array.from({ length: count }, (_, i) => {
+      const [dx, dy] = [(i + 1) * right + 0.5, 0.5 - (i + 1) * up];
+      return `M${x + dx} ${y + dy + up - 1}V${y + dy}H${x + w + dx}V${y + h + dy}h${1 - right}`;
+    });
+  const edge = Math.max(...frames.map(({ x }) => x)) + w + count * right;
+  const sizes = plan.whole.map((dim) => leaf.shape[dim]);
+  const words = `× ${sizes.join(" × ")} whole`;
+  const fits = words.length * 6.1 < edge;
+  return [
+    s("path", { class: "jsm-sheets", d: frames.flatMap(each).join("") }),
+    s(
+      "text",
+      { class: "jsm-mark jsm-mono", x: edge, y: frames[0].y - count * up - 4 - titled, "text-anchor": "end" },
+      fits ? words : `× ${sizes.length} whole dimensions`,
+    ),
+  ];
+}
+
+/** One path for each axis that cuts the columns or the rows, in all frames. */
+export function cuttingLines(mesh, leaf, { plan, dims, frames, w, h }) {
+  const draw = (part, length, path) =>
+    cutLines(mesh, part ? leaf.spec[part.dim] : []).map(({ axis, pieces, at }) => {
+      const apart = length / pieces;
+      const out = apart >= SPARSE ? 5 : 0;
+      const lines = frames.flatMap((f) =>
+        at.map((i) => path(f, sharpLine(part.edges[i] * length, apart), out)),
+      );
+      const thin = apart / (apart < 2 ? 8 : 4); // dense ones make a tint
+      const width = Math.min(WIDEST, Math.max(0.02, thin));
+      return s("path", {
+        d: lines.join(""),
+        stroke: hue(axis),
+        "stroke-width": width,
+        "stroke-dasharray": dash(axis),
+        fill: "none",
+      });
+    });
+  return [
+    ...draw(dims.column, w, (f, at, out) => `M${f.x + at} ${f.y}v${h + out}`),
+    ...draw(dims.row, h, (f, at, out) => `M${f.x - out} ${f.y + at}h${w + out}`),
+  ];
+}
+
+const sharpLine = (at, apart) => (apart < SPARSE ? at : Math.round(at) + 0.5);
+
+/** The offsets at the cuts, below the lowest frames and left of the leftmost. */
+export function offsetTexts({ dims, frames, w, h, ticks }) {
+  const text = (x, y, anchor, words) =>
+    s("text", { class: "jsm-offset jsm-mono", x, y, "text-anchor": anchor }, words);
+  const below = (f) =>
+    ticks.column.map(([i, words]) => {
+      const anchor = i === 0 ? "start" : i === dims.column.pieces ? "end" : "middle";
+      return text(f.x + dims.column.edges[i] * w, f.y + h + 13, anchor, words);
+    });
+  const beside = (f) =>
+    ticks.row.map(([i, words]) => text(f.x - 8, f.y + dims.row.edges[i] * h + (i ? 3.5 : 8), "end", words));
+  return frames.flatMap((f) => [f.outer.bottom ? below(f) : [], f.outer.left ? beside(f) : []]);
+}
+
+/** What of the array a panel holds: `dim 0 = 12:16`. */
+export function panelText(leaf, { panels, pieces }, block) {
+  return panels.map((dim) => {
+    const at = offsets(leaf.shape[dim], pieces[dim]);
+    return `dim ${dim} = ${at[block[dim]]}:${at[block[dim] + 1]}`;
+  });
+}
+
+/** The texts above small panels; without the dimensions' names where those don't fit. */
+export function titles({ frames, w, sheets: { count, up } }, words) {
+  const short = words.some((parts) => parts.join(", ").length * 6.1 > w);
+  return frames.map((f, i) => {
+    const parts = short ? words[i].map((part) => part.replace(/^.*= /, "")) : words[i];
+    return s("text", { class: "jsm-mark jsm-mono", x: f.x, y: f.y - count * up - 4 }, parts.join(", "));
+  });
+}
+
+/** The ids of a block's holders in its middle, `bold` among them the one that is shown; null if none fit. */
+export function holderText(ids, box, bold = null) {
+  const lines = listed(ids, box.width, box.height);
+  if (!lines) return null;
+  const x = box.x + box.width / 2;
+  const y = box.y + box.height / 2 + 4 - ((lines.length - 1) * LINE) / 2;
+  const shown = (id) => bold === null || id === bold || isCount(id);
+  return s(
+    "text",
+    {
+      class: `jsm-mark jsm-mono ${bold === null ? "jsm-ink" : "jsm-detail-on-shown"}`,
+      "text-anchor": "middle",
+    },
+    lines.map((line, i) =>
+      line.map((id, j) =>
+        s(
+          "tspan",
+          { ...(j ? {} : { x, y: y + i * LINE }), class: shown(id) ? null : "jsm-detail-also" },
+          j ? ` ${id}` : id,
+        ),
+      ),
+    ),
+  );
+}

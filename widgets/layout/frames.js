@@ -1,0 +1,125 @@
+// Where the blocks of an array are drawn: one frame, or a small one for each panel. All in px, no elements.
+
+import { arranged, edges, labelled, offsets, panelCount, pieceAt } from "./plan.js";
+
+const SHEET = { count: 3, right: 5, up: 4 }; // whole dimensions: so many edges of sheets behind a frame
+const DIGIT = 5.5; // px of a digit in the offsets' type
+const MOST_PANELS = 8;
+const LEAST_PANEL = 56; // px wide
+const LEAST_BLOCK = 4; // px: panels with smaller blocks are shown one by one
+const BAR = 30; // height of an array of one dimension
+const TICKS = 17; // px below a frame, for the offsets
+
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+/**
+ * The plan of `leaf` drawn `width` px wide with its frames from `top` (at least) on:
+ * `{plan, dims: {column, row}, frames: [{x, y, panel}], w, h, height, sheets, paged, ticks}`.
+ * `dims` have `dim, size, pieces, edges`; all frames are `w` by `h`; `paged`: only one panel is drawn, any of
+ * `panels`. A leaf without dimensions has no frames.
+ */
+export function framed(mesh, leaf, width, top = 0) {
+  const plan = arranged(mesh, leaf);
+  const side = (dim) => dim !== null && { dim, size: leaf.shape[dim], pieces: plan.pieces[dim] };
+  const dims = { column: side(plan.column), row: side(plan.row) };
+  if (plan.column === null) return { plan, dims, frames: [], panels: 1, paged: false };
+  for (const part of [dims.column, dims.row]) if (part) part.edges = edges(part.size, part.pieces);
+  const space = room(leaf, plan, dims, width);
+  const panels = panelCount(plan);
+  const grid = panels > 1 ? multiples(plan, dims, space, panels) : null;
+  return {
+    plan,
+    dims,
+    panels,
+    paged: panels > 1 && !grid,
+    ...placed(grid ?? single(dims, space), space, top, dims),
+  };
+}
+
+/** What is left of `width` beside the rows' offsets and the sheets. */
+function room(leaf, plan, { row }, width) {
+  const digits = row ? String(row.pieces > 1 ? row.size : 0).length : 0;
+  const left = row ? Math.max(16, Math.ceil(digits * DIGIT) + 11) : 1;
+  const sheets = plan.whole.length ? SHEET.count : 0;
+  return { left, sheets, width: Math.floor(width - left - sheets * SHEET.right - 2) };
+}
+
+/** A frame's height: long arrays are drawn longer, but not by as much. */
+function heightOf({ row, column }, w, low, high) {
+  if (!row) return BAR;
+  const natural = w * (Math.max(1, row.size) / Math.max(1, column.size)) ** 0.28;
+  return Math.round(clamp(natural, row.pieces > 8 ? high : low, high));
+}
+
+const single = (dims, space) => ({
+  columns: 1,
+  rows: 1,
+  count: 1,
+  gap: 0,
+  w: space.width,
+  h: heightOf(dims, space.width, 76, 150),
+});
+
+/** All panels beside and below each other, null if they are too many or too small for that. */
+function multiples({ pieces, panels }, dims, space, count) {
+  if (count > MOST_PANELS) return null;
+  const gap = 14 + space.sheets * SHEET.right;
+  let columns = clamp(Math.floor((space.width + gap) / (LEAST_PANEL + gap)), 1, count);
+  const inner = pieces[panels.at(-1)];
+  if (panels.length > 1 && inner <= columns) columns = inner;
+  columns = Math.ceil(count / Math.ceil(count / columns));
+  const w = Math.floor((space.width - (columns - 1) * gap) / columns);
+  const h = heightOf(dims, w, 44, 100);
+  const fits = w / dims.column.pieces >= LEAST_BLOCK && (!dims.row || h / dims.row.pieces >= LEAST_BLOCK);
+  return fits ? { columns, rows: Math.ceil(count / columns), count, gap, w, h } : null;
+}
+
+function placed({ columns, rows, count, gap, w, h }, { left, sheets }, top, dims) {
+  const behind = sheets * SHEET.up;
+  const title = count > 1 ? 14 : 0;
+  const first = Math.max(top, (sheets ? 14 : 2) + title + behind);
+  const pitch = h + title + behind + 10;
+  const frames = Array.from({ length: count }, (_, panel) => ({
+    x: left + (panel % columns) * (w + gap),
+    y: first + Math.floor(panel / columns) * pitch,
+    panel,
+    outer: { left: panel % columns === 0, bottom: panel + columns >= count },
+  }));
+  const height = first + (rows - 1) * pitch + h + TICKS;
+  return {
+    frames,
+    w,
+    h,
+    height,
+    titled: title,
+    sheets: { ...SHEET, count: sheets },
+    ticks: ticks(dims, w, h),
+  };
+}
+
+/** The offsets written along both edges: `[[edge number, text], ...]`. */
+function ticks({ column, row }, w, h) {
+  const at = (part, length, each) => {
+    const values = offsets(part.size, part.pieces);
+    const shown = part.size
+      ? labelled(part.pieces, length, each(String(part.size).length))
+      : [0, part.pieces];
+    return shown.map((i) => [i, String(values[i])]);
+  };
+  return {
+    column: at(column, w, (digits) => 1.5 * digits * DIGIT + 3),
+    row: row ? at(row, h, () => 14).slice(0, -1) : [],
+  };
+}
+
+/** The frame, and the place in it, under a point: `{panel, down, across}`, null beside all frames. */
+export function under({ frames, w, h, dims }, x, y) {
+  const frame = frames.find((f) => x >= f.x && x <= f.x + w && y >= f.y && y <= f.y + h);
+  if (!frame) return null;
+  const place = (part, share) => (part ? pieceAt(share, part.size, part.pieces) : 0);
+  return {
+    panel: frame.panel,
+    down: place(dims.row, (y - frame.y) / h),
+    across: place(dims.column, (x - frame.x) / w),
+  };
+}

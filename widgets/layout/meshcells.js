@@ -1,0 +1,96 @@
+// The shapes of a mesh's cells as path data: one element for all of them, however many there are.
+
+import { s } from "../shared/dom.js";
+import { cellOf, offset } from "./meshplan.js";
+
+/** The upper left corner of a cell. */
+export const corner = ({ x, y, down, across, cw, ch, gap }, row, column) => [
+  x + offset(across, column, cw, gap),
+  y + offset(down, row, ch, gap),
+];
+
+const box = (x, y, w, h) => `M${x} ${y}h${w}v${h}h${-w}z`;
+
+/** The groups of cells without gaps between them: `[x, y, width, height]`. */
+function groups(plan) {
+  const { down, across, rows, columns, cw, ch } = plan;
+  const each = (digits, count) => (digits.length > 1 ? digits.at(-1).size : count);
+  const [tall, wide] = [each(down, rows), each(across, columns)];
+  const found = [];
+  for (let row = 0; row < rows; row += tall) {
+    for (let column = 0; column < columns; column += wide) {
+      found.push([...corner(plan, row, column), wide * cw, tall * ch]);
+    }
+  }
+  return found;
+}
+
+/** The area of all cells. */
+export const ground = (plan) =>
+  groups(plan)
+    .map((group) => box(...group))
+    .join("");
+
+/** The lines around and between them. */
+export function gridLines(plan) {
+  const { cw, ch } = plan;
+  return groups(plan)
+    .map(([x, y, w, h]) => {
+      const lines = [];
+      for (let i = 0; i * cw < w + 0.1; i++) lines.push(`M${x + i * cw} ${y}v${h}`);
+      for (let i = 0; i * ch < h + 0.1; i++) lines.push(`M${x} ${y + i * ch}h${w}`);
+      return lines.join("");
+    })
+    .join("");
+}
+
+/** The area of some cells, `[row, column]`; neighbours in a row are one rectangle. */
+export function area(plan, cells) {
+  const { across, cw, ch } = plan;
+  const inner = across.length > 1 ? across.at(-1).size : plan.columns;
+  const runs = [];
+  for (const [row, column] of cells.toSorted(([r, c], [s, d]) => r - s || c - d)) {
+    const last = runs.at(-1);
+    const next = last && last.row === row && last.column + last.count === column && column % inner;
+    if (next) last.count += 1;
+    else runs.push({ row, column, count: 1 });
+  }
+  return runs.map(({ row, column, count }) => box(...corner(plan, row, column), count * cw, ch)).join("");
+}
+
+/** What lies under the numbers of cells so that a hatch does not cross them. */
+export function plates(mesh, plan, cells) {
+  const width = Math.min(digits(mesh) * 6 + 5, plan.cw - 4);
+  return cells
+    .map(([row, column]) => {
+      const [x, y] = corner(plan, row, column);
+      return box(x + (plan.cw - width) / 2, y + plan.ch / 2 - 6, width, 12);
+    })
+    .join("");
+}
+
+/** The device ids in their cells. */
+export function numbers(mesh, plan) {
+  return mesh.devices.map((id, position) => {
+    const [x, y] = corner(plan, ...cellOf(mesh, plan, position));
+    const at = { x: x + plan.cw / 2, y: y + plan.ch / 2 + 3.5, "text-anchor": "middle" };
+    return s("text", { ...at, class: "jsm-mark jsm-mono jsm-ink", style: numberSize(mesh, plan) }, id);
+  });
+}
+
+/** Numbers that only just fit are written smaller. */
+export const numberSize = (mesh, { cw }) => (digits(mesh) * 6.1 + 3 > cw ? "font-size:9px" : "");
+
+const digits = (mesh) => String(Math.max(...mesh.devices)).length;
+
+/** Ink stripes: the same slice lies there too. */
+export function hatching(id, small) {
+  const [size, width] = small ? [2.5, 1.1] : [5, 2];
+  const turned = { patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
+  return s(
+    "pattern",
+    { id, width: size, height: size, ...turned },
+    s("rect", { class: "jsm-map-plate", width: size, height: size }),
+    s("rect", { class: "jsm-map-stripe", width, height: size }),
+  );
+}

@@ -1,0 +1,47 @@
+// What the shown device holds of an array, in three lines that take the same room for every device.
+
+import { h, replace } from "../shared/dom.js";
+import { bytes, count } from "../shared/format.js";
+import { copies, holders, sliceOf, sliceText } from "../shared/mesh.js";
+import { axis } from "../shared/text.js";
+import { heldAt } from "./plan.js";
+
+const MOST_NAMED = 6;
+
+/** `{node, draw(leaf), show(leaf, position)}`; the text is read aloud when it changes. */
+export function readout(mesh, id) {
+  const space = h("div", { class: "jsm-detail-space", "aria-hidden": "true" });
+  const said = h("div", { id, "aria-live": "polite" });
+  const widest = Math.max(...mesh.devices);
+  return {
+    node: h("div", { class: "jsm-detail-read jsm-detail-stack" }, space, said),
+    draw: (leaf) =>
+      replace(
+        space,
+        lines(mesh, leaf, mesh.count - 1, () => widest),
+      ),
+    show(leaf, position) {
+      const hint = h("div", { class: "jsm-quiet" }, "Point at a block or a device to see what it holds.");
+      replace(said, position === null ? hint : lines(mesh, leaf, position, (at) => mesh.devices[at]));
+    },
+  };
+}
+
+function lines(mesh, leaf, position, idOf) {
+  const coords = mesh.coords(position);
+  const axes = mesh.names.map((_, i) => i).filter((i) => mesh.sizes[i] > 1);
+  const at = axes.map((i, n) => [n ? ", " : " ", axis(mesh, i), ` ${coords[i]}`]);
+  return [
+    h("div", {}, h("b", {}, `device ${idOf(position)}`), at, ` holds ${bytes(heldAt(mesh, leaf, position))}`),
+    h("div", { class: "jsm-mono" }, sliceText(sliceOf(mesh, leaf, position))),
+    h("div", { class: "jsm-quiet" }, sameOn(mesh, leaf, position, idOf)),
+  ];
+}
+
+function sameOn(mesh, leaf, position, idOf) {
+  const others = copies(mesh, leaf) - 1;
+  if (others > MOST_NAMED) return `the same slice is on ${count(others)} more devices`;
+  const named = holders(mesh, leaf, position).filter((other) => other !== position);
+  if (!named.length) return mesh.count === 1 ? "the only device" : "no other device holds this slice";
+  return `the same slice is on device${named.length > 1 ? "s" : ""} ${named.map(idOf).join(", ")}`;
+}

@@ -1,0 +1,45 @@
+// Elements from plain calls. Text is always a text node: a leaf named "<script>" is shown as such.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An HTML element: `h("button", {class: "jsm-button", onclick}, "copy")`. */
+export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+
+/** An SVG element. */
+export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style" && typeof value === "object") setStyle(node, value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  return append(node, children);
+}
+
+function setStyle(node, style) {
+  for (const [name, value] of Object.entries(style)) {
+    if (name.startsWith("--")) node.style.setProperty(name, value);
+    else node.style[name] = value;
+  }
+}
+
+function append(node, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : String(child));
+  }
+  return node;
+}
+
+/** `node` with nothing but `children` in it. */
+export function replace(node, ...children) {
+  node.replaceChildren();
+  return append(node, children);
+}
+
+let made = 0;
+
+/** An id no other element of the page has, for patterns and labels. */
+export const uniqueId = (what) => `jsm-${what}-${Date.now().toString(36)}-${++made}`;

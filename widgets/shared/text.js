@@ -1,0 +1,96 @@
+// Pieces of text that all views share: sentences from the kernel, types, specs, signs, lines to copy.
+
+import { axisClass } from "./axes.js";
+import { h, s } from "./dom.js";
+import { bytesParts } from "./format.js";
+
+/** The name of a mesh axis in its hue. */
+export const axis = (mesh, index) => h("span", { class: axisClass(index) }, mesh.names[index]);
+
+/** A sentence as nodes; a span of kind "memory" opens the Memory tab through `open()`. */
+export function spans(list, mesh, open) {
+  return list.map(([text, kind]) => {
+    if (kind === "strong") return h("b", {}, text);
+    if (kind === "code") return h("code", { class: "jsm-mono" }, text);
+    if (kind === "axis") {
+      const index = mesh.names.indexOf(text);
+      return h("b", { class: index < 0 ? null : axisClass(index) }, text);
+    }
+    if (kind === "memory" && open) {
+      return h("button", { type: "button", class: "jsm-link", onclick: open }, text);
+    }
+    return text;
+  });
+}
+
+/** `f32[50257,768@data]`: JAX's notation, each axis in its hue. */
+export function typed(mesh, leaf) {
+  const dims = leaf.shape.map((size, i) => {
+    const axes = leaf.spec[i];
+    const names = axes.flatMap((index, j) => [j ? "," : null, axis(mesh, index)]);
+    const at = axes.length ? h("span", { class: "jsm-quieter" }, axes.length > 1 ? "@(" : "@") : null;
+    return [i ? "," : null, size, at, names, axes.length > 1 ? h("span", { class: "jsm-quieter" }, ")") : null];
+  });
+  return h("span", { class: "jsm-mono jsm-type" }, leaf.dtype, "[", dims, "]");
+}
+
+/** `P(None, 'model')`, without the Nones at its end. */
+export function specText(mesh, leaf) {
+  const entries = leaf.spec.map((axes) => {
+    const names = axes.map((index) => `'${mesh.names[index]}'`);
+    return names.length > 1 ? `(${names.join(", ")})` : (names[0] ?? "None");
+  });
+  while (entries.at(-1) === "None") entries.pop();
+  return `P(${entries.join(", ")})`;
+}
+
+/** Bytes as a number and a quieter unit. */
+export function bytesNodes(n) {
+  const [number, unit] = bytesParts(n);
+  return unit ? [number, h("span", { class: "jsm-u" }, unit)] : [number];
+}
+
+const SHAPES = {
+  ok: () => [s("path", { d: "M1.8 7.2 5 10.4 11.4 2.8", "stroke-width": 1.8 })],
+  error: () => [s("path", { d: "M2.4 2.4 10.6 10.6M10.6 2.4 2.4 10.6", "stroke-width": 1.8 })],
+  warning: () => [
+    s("path", { d: "M6.5 1 12.4 12H.6Z", "stroke-width": 1.3, "stroke-linejoin": "round" }),
+    s("path", { d: "M6.5 5v3.2M6.5 9.4v1.2", "stroke-width": 1.3 }),
+  ],
+  info: () => [
+    s("circle", { cx: 6.5, cy: 6.5, r: 5.6, "stroke-width": 1.3 }),
+    s("path", { d: "M6.5 5.6v4M6.5 3.2v1.3", "stroke-width": 1.4 }),
+  ],
+};
+
+/** A sign whose shape tells what its colour tells: ok, error, warning, info. `label` is read aloud, null is not. */
+export const sign = (kind, label = kind) =>
+  h(
+    "span",
+    { class: `jsm-sign jsm-${kind}`, ...(label === null ? { "aria-hidden": "true" } : { role: "img", "aria-label": label }) },
+    s("svg", { viewBox: "0 0 13 13", fill: "none", stroke: "currentColor", "aria-hidden": "true" }, SHAPES[kind]()),
+  );
+
+const SAID_FOR = 1200; // ms that the button says "copied"
+
+/** A line of code beside a button that copies it. */
+export function copyable(text) {
+  const words = text.split(" ").flatMap((word, i) => [i ? " " : null, h("span", { class: "jsm-word" }, word)]);
+  const button = h("button", { type: "button", "aria-label": `Copy ${text}` }, "copy");
+  button.addEventListener("click", async () => {
+    button.textContent = (await toClipboard(text, button)) ? "copied" : "press Ctrl+C";
+    setTimeout(() => (button.textContent = "copy"), SAID_FOR);
+  });
+  return h("span", { class: "jsm-copy" }, h("code", {}, words), button);
+}
+
+/** Whether `text` got there: a page without the clipboard's permission selects it for Ctrl+C instead. */
+async function toClipboard(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch (refused) {
+    getSelection()?.selectAllChildren(button.previousSibling);
+    return false;
+  }
+}
