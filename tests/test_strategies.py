@@ -83,6 +83,15 @@ def test_the_embedding_and_the_head_are_cut_along_the_vocabulary():
     assert leaf(plan, "state.params.head").spec == P(None, "model")
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_vocabulary_that_does_not_divide_leaves_the_blocks_as_they_are(tied):
+    plan = planned(steps.transformer(tied=tied, vocabulary=257), "tp", "data=4 model=2")
+    block = "state.params.blocks.block0."
+    assert [leaf(plan, block + n).spec for n in ("q", "k", "v", "up")] == [P(None, "model")] * 4
+    assert [leaf(plan, block + n).spec for n in ("out", "down")] == [P("model", None)] * 2
+    assert not any(leaf(plan, "state.params.embed").spec)
+
+
 def test_convolutions_are_cut_by_channel():
     plan = planned(steps.cnn(), "tp", "data=4 model=2")
     assert leaf(plan, "state.params.conv0").spec == P(None, None, None, "model")

@@ -74,7 +74,9 @@ def cnn() -> Call:
     )
 
 
-def transformer(*, fused: bool = False, tied: bool = False, scan: bool = False, remat: bool = False) -> Call:
+def transformer(
+    *, fused: bool = False, tied: bool = False, scan: bool = False, remat: bool = False, vocabulary: int = VOCAB
+) -> Call:
     """Pre-norm blocks of attention and MLP; next-token cross entropy. `fused`: one weight for q, k and v, laid out by
     head so that a shard holds whole heads."""
     head = WIDTH // HEADS
@@ -85,7 +87,7 @@ def transformer(*, fused: bool = False, tied: bool = False, scan: bool = False, 
         {k: (LAYERS, *s) for k, s in shapes.items()} if scan else {f"block{i}": shapes for i in range(LAYERS)}
     )
     params = _weights(
-        {"embed": (VOCAB, WIDTH), "blocks": blocks} | ({} if tied else {"head": (WIDTH, VOCAB)})
+        {"embed": (vocabulary, WIDTH), "blocks": blocks} | ({} if tied else {"head": (WIDTH, vocabulary)})
     )
 
     def norm(x, gain):
@@ -115,7 +117,7 @@ def transformer(*, fused: bool = False, tied: bool = False, scan: bool = False, 
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["next"][..., None], -1)
         return -jnp.mean(picked)
 
-    token = jax.random.randint(jax.random.key(1), (2, EXAMPLES, TIME), 0, VOCAB)
+    token = jax.random.randint(jax.random.key(1), (2, EXAMPLES, TIME), 0, vocabulary)
     return _call(loss, params, {"token": token[0], "next": token[1]})
 
 
