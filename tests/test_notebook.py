@@ -1,39 +1,207 @@
-"""The committed notebook in a real kernel: it runs, and what it saved is what a reader without one can see."""
+"""The committed notebook in a real kernel: it runs, what it saved can be read without one, and its prose is true."""
 
+import json
+import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
-PATH = Path(__file__).parents[1] / "notebooks" / "first_look.ipynb"
+from jaxshard_magic import Report
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+PATH = NOTEBOOKS / "01_quickstart.ipynb"
+SCRIPT = runpy.run_path(str(NOTEBOOKS / "execute.py"))
+NAMES = ("cnn_dp", "cnn_fsdp", "gpt_dp", "gpt_fsdp", "gpt_tp", "gpt_both", "gpt_257", "gpt_264")
 
 
-def reports(notebook):
-    """The saved forms of the results of `%%shard` and `%shard` cells."""
-    cells = [c for c in notebook.cells if c.cell_type == "code" and c.source.lstrip("%").startswith("shard")]
-    return [[o.data for o in c.outputs if o.output_type == "execute_result"] for c in cells]
+def saved():
+    return nbformat.read(PATH, 4)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    notebook = nbformat.read(PATH, 4)
-    place = tmp_path_factory.mktemp("notebook")
-    resources = {"metadata": {"path": str(place)}}
-    return NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
+    """The notebook run by the script that saves it, and its Reports by name."""
+    notebook = saved()
+    wanted = f"import json\nprint(json.dumps({{name: globals()[name].to_dict() for name in {NAMES!r}}}))"
+    notebook.cells.append(nbformat.v4.new_code_cell(wanted))
+    done = SCRIPT["executed"](notebook, tmp_path_factory.mktemp("notebook"))
+    reports = json.loads(done.cells.pop().outputs[0].text)
+    return done, SimpleNamespace(**{name: Report.from_dict(report) for name, report in reports.items()})
+
+
+def shown(notebook):
+    """The forms in which each sharded cell shows its report; a cell that ends in a semicolon shows none."""
+    cells = [c for c in notebook.cells if c.cell_type == "code" and re.search("^%%?shard", c.source, re.M)]
+    kinds = ("display_data", "execute_result")
+    return [
+        [o.data for o in cell.outputs if o.output_type in kinds]
+        for cell in cells
+        if not cell.source.endswith(";")
+    ]
 
 
 @pytest.mark.parametrize("which", ["saved", "run"])
 def test_every_sharded_cell_shows_a_report_as_text_and_as_html_without_script(which, request):
-    notebook = nbformat.read(PATH, 4) if which == "saved" else request.getfixturevalue("run")
-    found = reports(notebook)
-    assert found
-    for (shown,) in found:
-        assert "simulated CPU devices" in shown["text/plain"]
-        assert "<svg" in shown["text/html"]
-        assert "<script" not in shown["text/html"]
+    found = shown(saved() if which == "saved" else request.getfixturevalue("run")[0])
+    assert len(found) == 8
+    for (forms,) in found:
+        assert set(forms) == {"text/plain", "text/html"}
+        assert "simulated CPU devices" in forms["text/plain"]
+        assert "<svg" in forms["text/html"]
+        assert "<script" not in forms["text/html"]
 
 
-def test_the_notebook_proves_the_same_numbers(run):
-    first = reports(run)[0][0]["text/plain"]
-    assert "The same numbers as the plain step" in first
+def test_the_saved_notebook_holds_nothing_of_the_machine_that_ran_it():
+    notebook = saved()
+    nbformat.validate(notebook)
+    assert SCRIPT["machine_paths"](notebook) == []
+    assert notebook == SCRIPT["tidied"](saved())
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    assert not [o for cell in code for o in cell.outputs if o.get("name") == "stderr" or "ename" in o]
+
+
+def test_a_folder_of_this_machine_is_found_in_an_output():
+    warning = nbformat.v4.new_output("stream", name="stderr", text=f"ok\n{PATH}:1: UserWarning")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=[warning])])
+    assert SCRIPT["machine_paths"](notebook) == [f"{PATH}:1: UserWarning"]
+
+
+def state(report):
+    return max(device.params + device.optimizer for device in report.memory.per_device)
+
+
+def most(report, role):
+    return max(getattr(device, role) for device in report.memory.per_device)
+
+
+def sent(report, axis):
+    return sum(move.wire_bytes for move in report.collectives if axis in move.axes)
+
+
+def kinds(report):
+    return {(move.kind, move.axes) for move in report.collectives}
+
+
+def cut(report, path):
+    return next(leaf for leaf in report.leaves if leaf.path.endswith(path)).spec
+
+
+def fixes(report):
+    return {advice.code: advice.fix for advice in report.advice}
+
+
+CLAIMS = {
+    # Part 1
+    "parameters (`params`) and twice as much for Adam's two moments (`optimizer`), in full on each device": (
+        lambda r: (
+            most(r.cnn_dp, "params") == sum(x.bytes for x in r.cnn_dp.leaves if x.role == "params")
+            and most(r.cnn_dp, "optimizer") == pytest.approx(2 * most(r.cnn_dp, "params"), rel=0.01)
+        )
+    ),
+    "Most of `other` is the new state": lambda r: (
+        most(r.cnn_dp, "other") == pytest.approx(state(r.cnn_dp), rel=0.01)
+    ),
+    "`--donate` lets the step reuse the memory": lambda r: fixes(r.cnn_dp)["not-donated"] == "--donate",
+    "nothing but all-reduces over `data`": lambda r: kinds(r.cnn_dp) == {("all-reduce", ("data",))},
+    "`f32[128@data,8,8,1]` is a float32 array whose first dimension": lambda r: (
+        cut(r.cnn_dp, "batch.x") == ("data", None, None, None) and r.cnn_dp.mesh.axes == {"data": 8}
+    ),
+    "No weight is cut": lambda r: not any(any(x.spec) for x in r.cnn_dp.leaves if x.role == "params"),
+    "**Same numbers**, the last figure: yes": lambda r: r.cnn_fsdp.check.passed,
+    "`params` and `optimizer` are about an eighth of what they were": lambda r: (
+        7 < state(r.cnn_dp) / state(r.cnn_fsdp) < 8
+    ),
+    "`temporaries` are more": lambda r: most(r.cnn_fsdp, "temporaries") > most(r.cnn_dp, "temporaries"),
+    "all-gathers are new": lambda r: ("all-gather", ("data",)) in kinds(r.cnn_fsdp) - kinds(r.cnn_dp),
+    "The gradients are summed as under `dp`": lambda r: (
+        {(m.kind, m.bytes, m.count) for m in r.cnn_dp.collectives}
+        <= {(m.kind, m.bytes, m.count) for m in r.cnn_fsdp.collectives}
+    ),
+    "`hidden.kernel` is cut over `data`": lambda r: cut(r.cnn_fsdp, "hidden.kernel") == ("data", None),
+    "Arrays of less than 16,384 elements stay whole": lambda r: (
+        {x.path.split(".")[-2] for x in r.cnn_fsdp.leaves if x.role == "params" and any(x.spec)}
+        == {"conv2", "hidden"}
+    ),
+    # Part 2
+    "nothing uses `model`": lambda r: all(
+        fixes(x)["idle-axis"] == "--mesh data=8" and not sent(x, "model") for x in (r.gpt_dp, r.gpt_fsdp)
+    ),
+    "19.7 MiB of parameters and optimizer on each device": lambda r: (
+        round(state(r.gpt_dp) / 2**20, 1) == 19.7
+    ),
+    "for example `f32[256,1024@data]`": lambda r: cut(r.gpt_fsdp, "up.kernel") == (None, "data"),
+    "two devices hold the same part": lambda r: (
+        not any("model" in axes for x in r.gpt_fsdp.leaves for axes in x.spec if axes)
+    ),
+    "about a quarter of `dp`'s parameters and optimizer": lambda r: (
+        3.8 < state(r.gpt_dp) / state(r.gpt_fsdp) <= 4
+    ),
+    "about twice what `dp` sends": lambda r: 1.8 < sent(r.gpt_fsdp, "data") / sent(r.gpt_dp, "data") < 2.2,
+    "`up.kernel` is `f32[256,1024@model]`, `down.kernel` is `f32[1024@model,256]`": lambda r: (
+        cut(r.gpt_tp, "up.kernel") == (None, "model") and cut(r.gpt_tp, "down.kernel") == ("model", None)
+    ),
+    "The batch is still divided over `data`": lambda r: cut(r.gpt_tp, "batch.x") == ("data", None),
+    "all-reduces over `model`": lambda r: ("all-reduce", ("model",)) in kinds(r.gpt_tp) - kinds(r.gpt_dp),
+    "each device has only half of them": lambda r: (
+        1.9 < sent(r.gpt_dp, "data") / sent(r.gpt_tp, "data") < 2.1
+    ),
+    "**No warning**: both axes have work": lambda r: all(
+        advice.level == "info" for x in (r.gpt_tp, r.gpt_both) for advice in x.advice
+    ),
+    "lines both ways, `f32[256@data,1024@model]`": lambda r: (
+        cut(r.gpt_both, "up.kernel") == ("data", "model")
+    ),
+    "the least `params` and `optimizer` of the four": lambda r: (
+        state(r.gpt_both) < min(state(r.gpt_dp), state(r.gpt_fsdp), state(r.gpt_tp))
+    ),
+    "The gathered weights are half as large": lambda r: (
+        {m.bytes for m in r.gpt_fsdp.collectives if m.kind == "all-gather"}
+        == {2 * m.bytes for m in r.gpt_both.collectives if m.kind == "all-gather"}
+    ),
+    "`tp` halves the state and the gradients": lambda r: 1.9 < state(r.gpt_dp) / state(r.gpt_tp) < 2.1,
+    "holds the least and sends less than `fsdp`": lambda r: (
+        sum(m.wire_bytes for m in r.gpt_both.collectives) < sum(m.wire_bytes for m in r.gpt_fsdp.collectives)
+    ),
+    # Part 3
+    "two lines with an i name the two arrays that lie whole on every device": lambda r: (
+        [a.message.split()[0] for a in r.gpt_257.advice if a.code == "whole"]
+        == ["model.head.kernel", "model.tokens.embedding"]
+    ),
+    "`head.kernel` and `tokens.embedding` have no line through them": lambda r: (
+        cut(r.gpt_257, "head.kernel") == cut(r.gpt_257, "tokens.embedding") == (None, None)
+    ),
+    "The blocks are cut as before": lambda r: (
+        [x.spec for x in r.gpt_257.leaves if ".blocks." in x.path]
+        == [x.spec for x in r.gpt_tp.leaves if ".blocks." in x.path]
+    ),
+    "The usual fix is one line": lambda r: (
+        cut(r.gpt_264, "tokens.embedding") == ("model", None) and "whole" not in fixes(r.gpt_264)
+    ),
+}
+
+
+def test_what_the_prose_says_of_the_pictures_is_in_the_reports(run):
+    prose = " ".join(" ".join(c.source for c in saved().cells if c.cell_type == "markdown").split())
+    assert [sentence for sentence in CLAIMS if sentence not in prose] == []
+    assert [sentence for sentence, holds in CLAIMS.items() if not holds(run[1])] == []
+
+
+def test_the_loss_falls_and_is_the_same_under_every_strategy(run):
+    texts = [o.text for cell in run[0].cells for o in cell.get("outputs", ()) if o.output_type == "stream"]
+    told = [
+        [float(x) for x in re.findall(r"\d\.\d+", text)] for text in texts if text.startswith("mean loss")
+    ]
+    digits, gpt = told[:2], told[2:]
+    assert len(gpt) == 4
+    for losses in (digits, gpt):
+        assert losses[0][-1] < 0.8 * losses[0][0]
+        assert all(other == pytest.approx(losses[0], abs=2e-3) for other in losses[1:])
+
+
+def test_the_report_that_is_shown_again_is_of_all_calls():
+    (again,) = (cell for cell in saved().cells if cell.id == "again")
+    assert "of 30 calls" in again.outputs[-1].data["text/plain"]
