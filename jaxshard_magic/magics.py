@@ -1,6 +1,8 @@
 """`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
 
     from jaxshard_magic.mesh import BuiltMesh
     from jaxshard_magic.report import Report
+    from jaxshard_magic.step import Watch
 
 _COMPLETED = ("%shard", "%%shard", "shard")
+_REPORT = ("jaxshard_magic.report", "Report")
 
 
 @magics_class
@@ -33,6 +37,7 @@ class ShardMagics(Magics):
     def __init__(self, shell: "InteractiveShell"):
         super().__init__(shell)
         self.session = ShardSession(parent=shell)
+        self._lengths = _cell.Lengths()
 
     @no_var_expand
     @line_magic
@@ -95,26 +100,46 @@ class ShardMagics(Magics):
         return self.session.report()
 
     def _run(self, options: _options.Options, source: str) -> "tuple[Report | None, bool]":
+        from jaxshard_magic.step import Watch
         from jaxshard_magic.strategies import parse_strategy
+        from jaxshard_magic.views.show import make_ready
 
         options = _options.with_strategy(options)
         parse_strategy(options.strategy)
+        make_ready(self.session.view)
         cell = _cell.parse(self.shell, source)
         place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
         mesh = self._mesh_for(options)
         known, report = True, None
         draw = line_for(self.shell) if self.session.progress else None
         with Progress(draw, of=place.path) as progress:
+            watch = None if draw is None or options.dry_run else Watch()
             binding = _cell.Binding(
-                self.shell.user_ns, place, partial(_sharded, options, mesh, progress, place.path)
+                self.shell.user_ns, place, partial(_sharded, options, mesh, progress, watch, place.path)
             )
             with binding:
-                _cell.run(self.shell, cell, binding)
+                with self._followed(progress, watch) as lengths:
+                    _cell.run(self.shell, cell, binding, lengths)
                 known = self._exercise(options, binding)
             with binding:  # a dry run ended the first one
                 self.session.begin(binding.sharded)
                 report = self.session.report() if known else None
         return report, cell.quiet
+
+    @contextmanager
+    def _followed(self, progress: Progress, watch: "Watch | None") -> Iterator[_cell.Lengths | None]:
+        """Meanwhile the line tells how far the loop has come that calls the watched step."""
+        from jaxshard_magic._progress.training import Training
+
+        if watch is None:
+            yield None
+            return
+        training = Training(watch.finished, self._lengths.total)
+        with self._lengths.counting(lambda: watch.calls), progress.following(training):
+            try:
+                yield self._lengths
+            finally:
+                watch.leave()
 
     def _mesh_for(self, options: _options.Options) -> "Mesh":
         """The line's mesh, else the notebook's, else one of all devices.
@@ -191,7 +216,14 @@ class ShardMagics(Magics):
         return True
 
 
-def _sharded(options: _options.Options, mesh: "Mesh", progress: Progress, path: str, function: Any) -> Any:
+def _sharded(
+    options: _options.Options,
+    mesh: "Mesh",
+    progress: Progress,
+    watch: "Watch | None",
+    path: str,
+    function: Any,
+) -> Any:
     """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
     from jaxshard_magic import api
     from jaxshard_magic.specs import parse_assignment
@@ -210,6 +242,9 @@ def _sharded(options: _options.Options, mesh: "Mesh", progress: Progress, path: 
     )
     step.progress = progress
     step.keep_arguments = bool(options.repeat)
+    step.read_ahead = True
+    if watch is not None:
+        watch.follow(step)
     return _cell.Rehearsal(step) if options.dry_run else step
 
 
@@ -265,14 +300,22 @@ def _completions(shell: "InteractiveShell", event: Any) -> list[str]:
     return flags if event.symbol.startswith("-") else [*_options.STRATEGIES, *flags]
 
 
+def _display(session: ShardSession, report: "Report") -> None:
+    from jaxshard_magic.views.show import show
+
+    show(report, session.view)
+
+
 def load(shell: "InteractiveShell") -> None:
-    """Register the magics, their completions, and the session's traits for `%config`."""
+    """Register the magics, their completions, the session's traits for `%config`, and how Reports are shown."""
     magics = ShardMagics(shell)
     shell.register_magics(magics)
     configurables: list[Any] = shell.configurables
     configurables.append(magics.session)
     for word in _COMPLETED:
         shell.set_hook("complete_command", _completions, str_key=word)
+    formatter: Any = shell.display_formatter
+    formatter.ipython_display_formatter.for_type_by_name(*_REPORT, partial(_display, magics.session))
 
 
 def unload(shell: "InteractiveShell") -> None:
@@ -286,3 +329,5 @@ def unload(shell: "InteractiveShell") -> None:
             manager.magics[kind].pop(name, None)
     for word in _COMPLETED:
         shell.strdispatchers["complete_command"].strs.pop(word, None)
+    formatter: Any = shell.display_formatter
+    formatter.ipython_display_formatter.pop(".".join(_REPORT), None)

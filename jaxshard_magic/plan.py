@@ -37,8 +37,8 @@ class Plan:
     """`run(*arrays) -> list of arrays` is the step with its constraints, same numbers as the traced one.
 
     `in_specs` and `out_specs` follow the order of the trace's inputs and outputs; `state_pairs` says which output
-    is the next value of which input. `batch_axes` are the mesh axes that the examples are divided over,
-    `idle_axes` those along which all devices do the same work.
+    is the next value of which input, `loss` which one is the loss, or has it as its last element. `batch_axes` are
+    the mesh axes that the examples are divided over, `idle_axes` those along which all devices do the same work.
     """
 
     mesh: Mesh
@@ -48,6 +48,7 @@ class Plan:
     leaves: tuple[LeafPlan, ...]
     run: Callable[..., list]
     state_pairs: Mapping[int, int] = field(default_factory=dict)
+    loss: int | None = None
     batch_axes: tuple[str, ...] = ()
     idle_axes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()

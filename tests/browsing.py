@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+try:
+    from playwright.sync_api import expect, sync_playwright
+except ImportError:  # the tests that need it are skipped, and say so
+    expect = sync_playwright = None
+
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.payload import packed
 
@@ -20,8 +25,8 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
-REPORT = Path(__file__).parents[1] / "jaxshard_magic" / "static" / "report.js"
-STUB = Path(__file__).parent / "stub_model.js"
+STATIC = Path(__file__).parents[1] / "jaxshard_magic" / "static"
+MODULES = (STATIC / "report.js", STATIC / "loader.js", Path(__file__).parent / "stub_model.js")
 PAGE = "https://report.test/"  # never looked up: the page answers for itself
 BLANK = '<!doctype html><html lang="en"><title>A report</title><link rel="icon" href="data:,"><body></body></html>'
 
@@ -54,9 +59,7 @@ def refused(reason: str) -> NoReturn:
 @contextmanager
 def chromium() -> "Iterator[Browser]":
     """The first browser found. While it is open its thread has a running asyncio loop: close it soon."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
+    if sync_playwright is None:
         refused("no playwright: pip install -e '.[test]'")
     with sync_playwright() as playwright:
         found = next(filter(None, map(shutil.which, NAMES)), None) or playwright.chromium.executable_path
@@ -82,7 +85,9 @@ class Shown:
     def traits(self) -> dict[str, Any]:
         """What Python would read, once the widget has told it all that it has to tell."""
         self.page.wait_for_timeout(120)  # longer than the widget waits for further changes
-        return self.page.evaluate("({leaf: model.get('leaf'), device: model.get('device'), tab: model.get('tab')})")
+        return self.page.evaluate(
+            "({leaf: model.get('leaf'), device: model.get('device'), tab: model.get('tab')})"
+        )
 
     def saved(self) -> list[dict[str, Any]]:
         """Every message to Python, in order."""
@@ -91,7 +96,7 @@ class Shown:
 
     def fire(self, **traits: Any) -> None:
         """Set traits as Python does."""
-        self.page.evaluate("traits => model.fire(traits)", traits)
+        self.page.evaluate("traits => stub.fire(traits)", traits)
 
     def overflowing(self) -> list[str]:
         """The elements that stand out of the widget on its right."""
@@ -155,8 +160,8 @@ def stage(browser: "Browser") -> Iterator[Stage]:
     context.set_default_timeout(5_000)
     page = context.new_page()
     made = Stage(page)
-    served = {"": (BLANK, "text/html"), "report.js": (REPORT.read_text("utf-8"), "text/javascript")}
-    served["stub.js"] = (STUB.read_text("utf-8"), "text/javascript")
+    served = {path.name: (path.read_text("utf-8"), "text/javascript") for path in MODULES}
+    served[""] = (BLANK, "text/html")
 
     def answer(route: "Route") -> None:
         body = served.get(route.request.url.removeprefix(PAGE))
@@ -176,7 +181,7 @@ def stage(browser: "Browser") -> Iterator[Stage]:
     page.on("dialog", lambda dialog: (made.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     page.goto(PAGE)
     page.evaluate(
-        "Promise.all([import('/report.js'), import('/stub.js')]).then(([report, stub]) => {"
+        "Promise.all([import('/report.js'), import('/stub_model.js')]).then(([report, stub]) => {"
         " globalThis.report = report; globalThis.stub = stub; })"
     )
     page.evaluate((files(axe_playwright_python) / "axe.min.js").read_text(encoding="utf-8"))

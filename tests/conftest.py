@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 CACHE = (
     Path(tempfile.gettempdir()) / f"jaxshard-magic-tests-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
@@ -28,9 +28,13 @@ os.environ.update(SETTINGS)
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from browsing import Stage, chromium, stage  # noqa: E402
 from cells import GIVEN, STEP  # noqa: E402
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell  # noqa: E402
 from traitlets.config import Config  # noqa: E402
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @dataclass(frozen=True)
@@ -89,3 +93,25 @@ def trained(given: Notebook) -> dict[str, np.ndarray]:
     given.run(STEP + "expected = state\nfor _ in range(3):\n    expected, _ = train_step(expected, batch)")
     given.run("del train_step")
     return {name: np.asarray(value) for name, value in given["expected"].items()}
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """A headless browser of this module's: playwright's event loop would trouble tests of other modules."""
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def blank_page(browser: "Browser") -> Iterator[Stage]:
+    with stage(browser) as opened:
+        yield opened
+
+
+@pytest.fixture
+def show(blank_page: Stage) -> Iterator[Stage]:
+    """`show(report)` draws it alone in a page; a console error or a request to the network fails the test."""
+    yield blank_page
+    blank_page.remove()
+    wrong, blank_page.wrong = blank_page.wrong, []
+    assert wrong == []

@@ -1,7 +1,7 @@
 // A page's side of the browser tests: the model that a front end would give a widget, and the widget in a box.
 
-/** Keeps what the widget sets; `fire` changes traits as Python would. */
-class Model {
+/** Keeps what the widget sets and sends. */
+export class Model {
   #listeners = new Map();
 
   constructor(state) {
@@ -19,7 +19,7 @@ class Model {
     if (this.state[name] === value) return;
     this.state[name] = value;
     this.pending[name] = value;
-    this.#call(`change:${name}`);
+    this.tell(`change:${name}`);
   }
 
   save_changes() {
@@ -43,15 +43,15 @@ class Model {
 
   fire(traits) {
     Object.assign(this.state, traits);
-    for (const name in traits) this.#call(`change:${name}`);
+    for (const name in traits) this.tell(`change:${name}`);
   }
 
   get listening() {
     return [...this.#listeners.values()].reduce((sum, all) => sum + all.size, 0);
   }
 
-  #call(event) {
-    for (const listener of [...(this.#listeners.get(event) ?? [])]) listener();
+  tell(event, ...given) {
+    for (const listener of [...(this.#listeners.get(event) ?? [])]) listener(...given);
   }
 }
 
@@ -63,7 +63,7 @@ for (const target of [window, document, document.documentElement, document.body]
   target.removeEventListener = (...given) => ((onPage -= 1), remove.apply(target, given));
 }
 
-let end = () => {};
+let [end, before] = [() => {}, 0];
 
 /** Draw `packed`, all of it or the views in `only`, in a page with nothing else but the widget's static twin. */
 export async function show(report, { packed, traits, only, width, theme }) {
@@ -79,12 +79,25 @@ export async function show(report, { packed, traits, only, width, theme }) {
   const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
   const state = { _data: new DataView(bytes.buffer), _static: "", leaf: null, device: null, tab: null, ...traits };
   globalThis.model = new Model(state);
+  before = onPage;
   end = await report.render({ model: globalThis.model, el: box }, only);
+  await drawn();
+}
+
+/** Change traits as Python does. */
+export async function fire(traits) {
+  globalThis.model.fire(traits);
+  await drawn();
+}
+
+/** Once what waits for its size, or for the next frame, has drawn itself. */
+async function drawn() {
+  for (let i = 0; i < 2; i += 1) await new Promise(requestAnimationFrame);
 }
 
 /** Take the widget away; returns how many listeners it left on the model and the page. */
 export async function remove() {
   await end();
   end = () => {};
-  return (globalThis.model?.listening ?? 0) + onPage;
+  return (globalThis.model?.listening ?? 0) + onPage - before;
 }

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "magics": (f"_cell _options _progress session api views {BELOW_API}", "IPython jax"),
     "_cell": ("", "IPython"),
     "_options": ("", ""),
-    "_progress": ("", "IPython"),
+    "_progress": ("views", "IPython"),
     "session": ("", "traitlets"),
     "api": (f"views {BELOW_API}", "jax numpy"),
     "mesh": ("simulate", "jax numpy"),
@@ -43,17 +43,18 @@ MAY_IMPORT = {
     "pipeline": ("schedule program plan", "jax numpy"),
     "analysis": ("program plan report", "jax numpy"),
     "report": ("", ""),
-    "views": ("report", "plotly anywidget ipywidgets"),
+    "views": ("report", ""),
     "hardware": ("", ""),
     "errors": ("", ""),
     "demo": ("api report", "jax numpy flax optax"),
 }
 
 # Modules that are imported late as a whole, each by name inside a function.
-LATE_MODULES = {"program.nnx_calls"}
+LATE_MODULES = {"program.nnx_calls", "views.widget", "views.figures", "views.show"}
 
 LATE = {
     "report": ("views", ""),  # Report.to_html and the notebook's display hooks
+    "views": ("", "IPython plotly anywidget ipywidgets traitlets"),  # the modules that are late as a whole
     "step": ("analysis report", ""),  # ShardedStep.report
     "program": ("", "flax equinox"),  # a step of theirs brings them along
     "demo": ("", "sklearn"),  # says what to install where it is missing

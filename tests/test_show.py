@@ -52,8 +52,8 @@ def test_a_notebook_gets_the_widget_and_then_its_html_twin(kernel):
     assert widget["text/plain"] == ""
     assert twin["text/plain"] == report.to_text()
     head, rest = twin["text/html"].split(">", 1)
-    assert head == f'<div class="jsm jsm-static-{report.view.model_id}"'
-    assert rest == report.to_html().split(">", 1)[1]
+    assert head == f'<div class="jss jsm-static-{report.view.model_id}"'
+    assert rest.partition("<style>")[0] == report.to_html().split(">", 1)[1]
 
 
 def test_a_report_shows_itself_so_without_the_magics_too(kernel):

@@ -204,7 +204,7 @@ def test_the_shaded_part_is_what_one_device_holds():
 def test_a_line_is_drawn_at_each_cut_in_the_hue_of_its_axis():
     axes = {"data": 4, "model": 2}
     both = svg.leaf_blocks(leaf("w", (8,), (("data", "model"),), axes), mesh(axes))
-    lines = re.findall(r'<path d="([^"]*)" class="jsm-s(\d)"[^>]*stroke-width', both)
+    lines = re.findall(r'<path d="([^"]*)" class="jss-s(\d)"[^>]*stroke-width', both)
     assert [(path.count("M"), hue) for path, hue in lines] == [(3, "0"), (4, "1")]
     assert "M11.5 " in lines[0][0]
 
@@ -213,7 +213,7 @@ def test_cuts_too_fine_for_lines_are_a_tint():
     axes = {"data": 512}
     drawn = svg.leaf_blocks(leaf("w", (512, 8), ("data",), axes), mesh(axes))
     assert "stroke-width" not in drawn
-    assert 'class="jsm-f0"' in drawn
+    assert 'class="jss-f0"' in drawn
 
 
 def test_a_mesh_table_holds_every_device_with_its_coordinates():

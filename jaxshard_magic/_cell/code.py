@@ -3,12 +3,15 @@
 import ast
 import io
 import tokenize
+import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
 from jaxshard_magic._cell.binding import Binding
+from jaxshard_magic._cell.lengths import Lengths
+from jaxshard_magic._cell.loops import follow_loops
 from jaxshard_magic._cell.names import in_scope
 from jaxshard_magic.errors import ShardError
 
@@ -52,8 +55,14 @@ def _ends_with_semicolon(text: str) -> bool:
     return said[-1:] == [";"]
 
 
-def run(shell: "InteractiveShell", cell: Cell, binding: Binding) -> None:
-    """Run the cell with the sharded step bound in place, and display the value of its last expression."""
+def run(shell: "InteractiveShell", cell: Cell, binding: Binding, lengths: Lengths | None = None) -> None:
+    """Run the cell with the sharded step bound in place, and display the value of its last expression.
+
+    `lengths` are told of the loops that call the step.
+    """
+    complete = _unchanged
+    if lengths is not None:
+        complete = follow_loops(cell.tree, cell.filename, binding.step.path, shell.user_ns, lengths)
     *statements, last = cell.tree.body or [ast.Pass()]
     if not isinstance(last, ast.Expr):
         statements, last = [*statements, last], None
@@ -63,8 +72,8 @@ def run(shell: "InteractiveShell", cell: Cell, binding: Binding) -> None:
     else:
         binding.bind()
     compiler: Any = shell.compile
-    code = compiler(ast.fix_missing_locations(module), cell.filename, "exec")
-    shown = last and compiler(ast.Expression(last.value), cell.filename, "eval")
+    code = complete(compiler(ast.fix_missing_locations(module), cell.filename, "exec"))
+    shown = last and complete(compiler(ast.Expression(last.value), cell.filename, "eval"))
     shell.user_ns.update(binding.hook())
     try:
         exec(code, shell.user_ns)
@@ -74,3 +83,7 @@ def run(shell: "InteractiveShell", cell: Cell, binding: Binding) -> None:
             shell.user_ns.pop(name, None)
     if value is not None and not cell.quiet:
         display(value)
+
+
+def _unchanged(code: types.CodeType) -> types.CodeType:
+    return code

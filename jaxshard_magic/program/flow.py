@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from .ir import Equation, Program, Value
-from .trace import DIFFERENTIATED, GRADIENT
+from .trace import DIFFERENTIATED, GRADIENT, VALUE
 
 ALIASES = frozenset(
     {
@@ -31,8 +31,8 @@ Through = Callable[[Value, Value, str], bool]  # (value, what it was made from, 
 class Flow:
     """`before[v]`: what `v` was made from, each with the primitive's name, or "" at the door of a body.
 
-    `differentiated`: the equations that mark what gradient calls differentiate; `gradients`: what they give back.
-    `random`: equations that use a key.
+    `differentiated`: the equations that mark what gradient calls differentiate; `gradients`: what they give back,
+    `values`: the scalars that they differentiate. `random`: equations that use a key.
     """
 
     def __init__(self, program: Program):
@@ -40,6 +40,7 @@ class Flow:
         self.before: list[list[tuple[Value, str]]] = [[] for _ in program.avals]
         self.differentiated: list[Equation] = []
         self.gradients: set[Value] = set()
+        self.values: set[Value] = set()
         self.random: list[Equation] = []
         for e in program.equations:
             for door in e.doors:
@@ -62,6 +63,8 @@ class Flow:
             self.differentiated.append(e)
         if name == "name" and e.params["name"] == GRADIENT:
             self.gradients.update(e.outs)
+        if name == "name" and e.params["name"] == VALUE:
+            self.values.update(e.outs)
         if name in _RANDOM:
             self.random.append(e)
 

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr
 from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, keystr
 
-DIFFERENTIATED, GRADIENT = "jaxshard:differentiated", "jaxshard:gradient"
+DIFFERENTIATED, GRADIENT, VALUE = "jaxshard:differentiated", "jaxshard:gradient", "jaxshard:value"
 
 _tracing = jax.make_user_context(None)
 _epoch = itertools.count(1)
@@ -84,7 +84,7 @@ def _mark(tree: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def _marked_gradients() -> Iterator[None]:
-    """While this thread traces, name what every gradient call differentiates and what it gives back.
+    """While this thread traces, name what every gradient call differentiates, its value and what it gives back.
 
     A fresh user context makes jits that already ran inside the step trace anew, with their gradients seen.
     """
@@ -94,7 +94,8 @@ def _marked_gradients() -> Iterator[None]:
         if threading.get_ident() != thread:
             return inner(fun, *primals, **options)
         out, back, *aux = inner(fun, *_mark(primals, DIFFERENTIATED), **options)
-        return (out, lambda *cotangents: _mark(back(*cotangents), GRADIENT), *aux)
+        value = _mark(out, VALUE) if getattr(out, "shape", None) == () else out
+        return (value, lambda *cotangents: _mark(back(*cotangents), GRADIENT), *aux)
 
     _api.vjp = jax.vjp = vjp
     try:

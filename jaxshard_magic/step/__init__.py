@@ -3,5 +3,6 @@ jit."""
 
 from .entry import Entry
 from .sharded import ShardedStep
+from .watch import Watch
 
-__all__ = ["Entry", "ShardedStep"]
+__all__ = ["Entry", "ShardedStep", "Watch"]

@@ -55,6 +55,8 @@ class ShardedStep:
         self.strategy, self.mesh, self.donate = strategy, mesh, donate
         self.name = name or self._step.name
         self.progress: Callable[[str], None] | None = None
+        self.watch: Callable[[Entry, Any], None] | None = None  # called with what each call gave
+        self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
         self.options = _options(specs or {}, rules, donate, check)
         self._planner, self._specs, self._rules = planner, dict(specs or {}), tuple(rules)
@@ -86,6 +88,8 @@ class ShardedStep:
             except (TypeError, ValueError):
                 continue  # raised before anything ran; what is wrong in itself is raised again below
             self._current = fast.entry
+            if self.watch is not None:
+                self.watch(fast.entry, outs)
             return fast.finish(watch, inputs, outs)
         return self._call_anew(args, kwargs)
 
@@ -157,6 +161,8 @@ class ShardedStep:
             self._kept = entry, entry.copies(inputs)
         outs = entry.run(inputs)
         self._current = entry
+        if self.watch is not None:
+            self.watch(entry, outs)
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:
             self._say("checking against the plain step")
@@ -221,7 +227,7 @@ class ShardedStep:
         return again
 
     def _build(self, peeled: Peeled) -> Entry:
-        return build_entry(
+        entry = build_entry(
             peeled,
             self.strategy,
             self.mesh,
@@ -231,6 +237,12 @@ class ShardedStep:
             donate=self.donate,
             say=self._say,
         )
+        if self.read_ahead:
+            from ..analysis.summary import facts_of
+
+            self._say("reading the compiled program")
+            facts_of(entry)
+        return entry
 
     def _say(self, doing: str) -> None:
         if self.progress is not None:

@@ -12,6 +12,7 @@ from ..program.batch import find_batch
 from ..program.dimensions import Dimensions
 from ..program.flow import Flow
 from ..program.ir import Program
+from ..program.loss import find_loss
 from ..program.roles import BATCH, OTHER, PARAMS, Roles, find_roles
 from ..program.state import changed_state
 from ..program.trace import Traced, path_name
@@ -67,6 +68,7 @@ def plan(
         leaves=tuple(_leaf(traced, layout, i, in_specs[i], given) for i in range(len(in_specs))),
         run=jaxpr_as_fun(traced.closed) if by_itself else Hold(layout),
         state_pairs=roles.state,
+        loss=find_loss(traced, flow, roles.state),
         batch_axes=examples_over,
         idle_axes=_idle_axes(layout, axes, in_specs),
         findings=(*(_batch_findings(traced, layout) if examples_over else ()), *layout.findings),

@@ -54,7 +54,7 @@ def tensor_parallel(layout: Layout, axes: Axes) -> None:
 def choose(layout: Layout, found: list[Product], n: int, given: set[int]) -> set[int]:
     """The dimension classes to divide over `n` devices, `given` ones first.
 
-    Two never meet in one tensor. Greedy, in several orders: fewest conflicts first, fewest bytes to sum for a FLOP; each
+    Two never meet in one tensor. Greedy, in several orders (fewest conflicts, fewest bytes to sum for a FLOP); each
     ends with a set that nothing can be added to. Of these the one with the most FLOPs squared for a byte wins: a
     vocabulary that does not divide is no reason to divide the residual stream, which covers the head as well, but
     sums a hidden layer's width where Megatron sums the model's.

@@ -44,7 +44,7 @@ def fragment(report: Report, also: str = "") -> str:
         _timing(report),
         _check(report),
     ]
-    classes = f"jsm {also}".rstrip()
+    classes = f"jss {also}".rstrip()
     return f'<div class="{escape(classes)}">\n{_joined(parts)}\n</div>\n'
 
 
@@ -67,7 +67,7 @@ def code(value: str) -> str:
 
 
 def axis(name: str, mesh: MeshInfo) -> str:
-    return f'<b class="jsm-a{svg.axis_index(name, mesh)}">{text(name)}</b>'
+    return f'<b class="jss-a{svg.axis_index(name, mesh)}">{text(name)}</b>'
 
 
 def cell(content: str, align: str = "left", tag: str = "td", more: str = "") -> str:
@@ -123,15 +123,15 @@ def _verdict(report: Report) -> str:
         "memory": text,
     }
     said = "".join(marks[span.kind](span.text) for span in verdict.spans)
-    sign = "" if verdict.ok else f'<span class="jsm-error">{SIGNS["error"]}</span> '
-    return f'<p class="jsm-verdict">{sign}{said}</p>' if said else ""
+    sign = "" if verdict.ok else f'<span class="jss-error">{SIGNS["error"]}</span> '
+    return f'<p class="jss-verdict">{sign}{said}</p>' if said else ""
 
 
 def _figures(report: Report) -> str:
     found = words.figures(report)
     drawings = (_mark(mark, report.mesh) for mark in marks.marks(report))
     cells = (
-        f'<span class="jsm-value">{text(f.value)}</span><br><small>{text(f.note)}</small>'
+        f'<span class="jss-value">{text(f.value)}</span><br><small>{text(f.note)}</small>'
         + (f"<br>{drawing}" if drawing else "")
         for f, drawing in zip(found, drawings, strict=True)
     )
@@ -164,7 +164,7 @@ def _advice(advice: Advice) -> str:
     head, rest = words.first_clause(advice.message)
     message = f"<b>{text(head)}</b> {text(rest)}" if head else text(rest)
     fix = f"<br>{code(advice.fix)}" if advice.fix else ""
-    sign = f'<span class="jsm-{text(advice.level)}">{SIGNS.get(advice.level, SIGNS["info"])}</span>'
+    sign = f'<span class="jss-{text(advice.level)}">{SIGNS.get(advice.level, SIGNS["info"])}</span>'
     return f"<p>{sign} {message}{fix}</p>"
 
 
@@ -185,9 +185,9 @@ def _memory(report: Report) -> str:
         peak = mem.of_limit(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
         cells = [cell(text(_ids(group.devices)), "wrap"), *(cell(f, "right") for f in figures)]
         bar = svg.memory_bar(mem.segments(d), d.peak, most, full, f"{_ids(group.devices)}: {peak}")
-        body.append(f'<tr class="jsm-figures">{"".join(cells)}{cell(f"<b>{peak}</b>", "right")}</tr>')
+        body.append(f'<tr class="jss-figures">{"".join(cells)}{cell(f"<b>{peak}</b>", "right")}</tr>')
         span = f' colspan="{len(roles) + 2}"'
-        body.append(f'<tr style="background:transparent" class="jsm-bar">{cell(bar, more=span)}</tr>')
+        body.append(f'<tr style="background:transparent" class="jss-bar">{cell(bar, more=span)}</tr>')
     left = sum(len(g.devices) for g in found[MEMORY_ROWS:])
     title = mem.sentence(memory)
     return section(
@@ -277,7 +277,7 @@ def _leaf_name(r: layout.Row) -> str:
     not_cut = layout.not_cut(r)
     why = text(r.leaf.why)
     if not_cut:
-        sign = f'<span class="jsm-warning">{SIGNS["warning"]}</span>'
+        sign = f'<span class="jss-warning">{SIGNS["warning"]}</span>'
         why = f"{sign} <b>{text(not_cut)}</b>: {why}" if why else f"{sign} <b>{text(not_cut)}</b>"
     name = _breakable(r.path, ".") if len(r.path) > LONG_NAME else text(r.path)
     return f"<code>{name}</code>{times}" + (f"<br><small>{why}</small>" if why else "")

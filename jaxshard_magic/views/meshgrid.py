@@ -39,7 +39,7 @@ def mesh_html(info: MeshInfo) -> str:
     planes = [_plane_html(info, index) for index in _plane_indices(info)]
     left = _planes(info) - len(planes)
     more = f"<p><small>and {count_text(left)} more grids like these</small></p>" if left else ""
-    return f'<div class="jsm">\n{head}\n{"".join(planes)}{more}\n</div>\n'
+    return f'<div class="jss">\n{head}\n{"".join(planes)}{more}\n</div>\n'
 
 
 def _axes(info: MeshInfo) -> tuple[list[str], str | None, str | None]:

@@ -9,10 +9,10 @@ _RULES = """
 body{margin:0;padding:16px;background:var(--bg);color:var(--ink);
 font:13px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
 font-variant-numeric:tabular-nums}
-.jsm{max-width:868px;margin:0 auto}
+.jss{max-width:868px;margin:0 auto}
 p{margin:8px 0;overflow-wrap:anywhere}
-.jsm-verdict{font-size:15px}
-.jsm-value{font-size:17px}
+.jss-verdict{font-size:15px}
+.jss-value{font-size:17px}
 small{font-size:11.5px;color:var(--ink-2)}
 code{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 table{border-collapse:collapse;font-size:12px;margin:8px 0}
@@ -20,7 +20,7 @@ th,td{padding:4px 16px 4px 0;border-bottom:1px solid var(--line)}
 th{font-weight:400;color:var(--ink-2);font-size:11.5px}
 th:last-child,td:last-child{padding-right:0}
 th{vertical-align:bottom}
-tr.jsm-figures td{border-bottom:0;padding-bottom:0}
+tr.jss-figures td{border-bottom:0;padding-bottom:0}
 details{margin:16px 0}
 summary{cursor:pointer;margin-bottom:4px}
 svg{vertical-align:middle}
@@ -29,12 +29,12 @@ svg{vertical-align:middle}
 
 def _colours() -> str:
     axes = "".join(
-        f".jsm b.jsm-a{i}{{color:var(--a{i})}}.jsm-s{i}{{stroke:var(--a{i})}}.jsm-f{i}{{fill:var(--a{i})}}"
+        f".jss b.jss-a{i}{{color:var(--a{i})}}.jss-s{i}{{stroke:var(--a{i})}}.jss-f{i}{{fill:var(--a{i})}}"
         for i in range(4)
     )
-    roles = "".join(f".jsm-r-{r}{{fill:var(--{r})}}" for r in ROLES)
-    levels = "".join(f".jsm-{level}{{color:var(--{level})}}" for level in ("warning", "error", "info"))
-    return f"{axes}\n{roles}\n{levels}\n.jsm-limit{{fill:var(--error)}}"
+    roles = "".join(f".jss-r-{r}{{fill:var(--{r})}}" for r in ROLES)
+    levels = "".join(f".jss-{level}{{color:var(--{level})}}" for level in ("warning", "error", "info"))
+    return f"{axes}\n{roles}\n{levels}\n.jss-limit{{fill:var(--error)}}"
 
 
 def _variables(theme: Mapping[str, str]) -> str:

@@ -5,6 +5,9 @@ GitHub) it is what a reader sees.
 """
 
 import os
+from contextlib import suppress
+from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
@@ -39,6 +42,17 @@ def show(report: Report, how: str | None = None) -> None:
         _show_widget(report, alone=how == "widget")
 
 
+def make_ready(how: str) -> None:
+    """Import what `show` will need, in a thread of its own: a report then follows its run without a wait."""
+    if how in ("auto", "widget") and _in_notebook(get_ipython()):
+        Thread(target=_import_widgets, name="jaxshard widgets", daemon=True).start()
+
+
+def _import_widgets() -> None:
+    with suppress(ImportError):  # `show` says so
+        import_module("jaxshard_magic.views.widget")
+
+
 def _in_notebook(shell: Any) -> bool:
     """Whether there is a kernel, whose front end may show more than text."""
     kernel = getattr(shell, "kernel", None)
@@ -56,9 +70,15 @@ def _show_widget(report: Report, *, alone: bool) -> None:
     if alone:
         display(bundle | {"text/plain": text}, metadata=metadata, raw=True)
         return
-    twin = {"text/plain": text, "text/html": html.fragment(report, view.static_class)}
+    twin = {"text/plain": text, "text/html": html.fragment(report, view.static_class) + _in_place_of(view)}
     display(bundle | {"text/plain": ""}, metadata=metadata, raw=True)
     display(twin, raw=True)
+
+
+def _in_place_of(view: "ReportView") -> str:
+    """JupyterLab and Notebook write "model not found" above the twin in a reopened notebook: a style against it."""
+    above = f".jp-OutputArea-child:has(+ .jp-OutputArea-child .{view.static_class})"
+    return f"<style>{above} > .jupyter-widgets:not(:has(*)){{display:none}}</style>\n"
 
 
 def _open_view(report: Report) -> "ReportView":

@@ -50,11 +50,11 @@ def axis_index(axis: str, mesh: MeshInfo) -> int:
 
 def stroke(i: int) -> str:
     dash = f' stroke-dasharray="{DASHES[i]}"' if DASHES[i] else ""
-    return f'class="jsm-s{i}" stroke="{AXES[i]}"{dash}'
+    return f'class="jss-s{i}" stroke="{AXES[i]}"{dash}'
 
 
 def fill(i: int) -> str:
-    return f'class="jsm-f{i}" fill="{AXES[i]}"'
+    return f'class="jss-f{i}" fill="{AXES[i]}"'
 
 
 def axis_mark(axis: str, mesh: MeshInfo) -> str:
@@ -68,8 +68,8 @@ def role_mark(role: str) -> str:
 
 def role_paint(role: str) -> str:
     if role == "other":
-        return f'class="jsm-r-other" fill="none" stroke="{RULE}" vector-effect="non-scaling-stroke"'
-    return f'class="jsm-r-{role}" fill="{BOTH[role]}"'
+        return f'class="jss-r-other" fill="none" stroke="{RULE}" vector-effect="non-scaling-stroke"'
+    return f'class="jss-r-{role}" fill="{BOTH[role]}"'
 
 
 def leaf_blocks(leaf: Leaf, mesh: MeshInfo) -> str:
@@ -82,7 +82,7 @@ def leaf_blocks(leaf: Leaf, mesh: MeshInfo) -> str:
     top = (HEIGHT - height) / 2 + SHEET + 0.5
     marks = []
     if deep is not None or kept > 1:
-        sheet = stroke(axis_index(deep[0][0], mesh)) if deep else f'class="jsm-rule" stroke="{RULE}"'
+        sheet = stroke(axis_index(deep[0][0], mesh)) if deep else f'class="jss-rule" stroke="{RULE}"'
         path = f"M{SHEET + 0.5} {top}v-{SHEET}h{width}v{height}h-{SHEET}"
         marks.append(f'<path d="{path}" fill="none" {sheet}/>')
     rows, columns = prod(n for _, n in down), prod(n for _, n in across)
@@ -91,7 +91,7 @@ def leaf_blocks(leaf: Leaf, mesh: MeshInfo) -> str:
         across, mesh, width, lambda x: f"M{number(0.5 + x)} {number(top)}v{height}", top, height, True
     )
     marks += _lines(down, mesh, height, lambda y: f"M.5 {number(top + y)}h{width}", top, width, False)
-    marks.append(rect(0.5, top, width, height, f'class="jsm-rule" fill="none" stroke="{RULE}"'))
+    marks.append(rect(0.5, top, width, height, f'class="jss-rule" fill="none" stroke="{RULE}"'))
     return drawing(WIDTH + SHEET + 1, HEIGHT + SHEET + 1, blocks_text(leaf, mesh), marks)
 
 
@@ -148,9 +148,9 @@ def memory_bar(
         x += size * scale
     if limit is not None and peak is not None and peak > limit:
         over = (limit * scale, 0.0, (peak - limit) * scale, 12.0)
-        marks.append(rect(*over, f'class="jsm-limit" fill="{LIMIT}"'))
+        marks.append(rect(*over, f'class="jss-limit" fill="{LIMIT}"'))
     elif limit is not None:
-        marks.append(rect(min(997.0, limit * scale - 3), 0, 3, 12, f'class="jsm-limit" fill="{LIMIT}"'))
+        marks.append(rect(min(997.0, limit * scale - 3), 0, 3, 12, f'class="jss-limit" fill="{LIMIT}"'))
     return stretched(12, label, marks)
 
 
@@ -168,7 +168,7 @@ def share_bar(parts: Sequence[tuple[int | None, float, float]], width: float = 1
     marks, x = [], 0.0
     for axis, share, opacity in parts:
         w = share * width
-        paint = fill(axis) if axis is not None else f'class="jsm-grey" fill="{RULE}"'
+        paint = fill(axis) if axis is not None else f'class="jss-grey" fill="{RULE}"'
         edge = "" if axis is None or opacity == 1 else f' stroke="{AXES[axis]}"'
         marks.append(rect(x, 0, max(w - 0.5, 0.5), height, f'{paint} fill-opacity="{number(opacity)}"{edge}'))
         x += w

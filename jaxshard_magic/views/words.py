@@ -85,7 +85,7 @@ def options_text(options: dict[str, Any]) -> str:
     """The options that were given, as they are typed: `--rule "wte=P('model')" --precision bf16`."""
     words: list[str] = []
     for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
+        flag = "--" + {"specs": "spec", "rules": "rule"}.get(name, name).replace("_", "-")
         if value is True:
             words.append(flag)
         elif isinstance(value, dict):

@@ -75,7 +75,12 @@ def cnn() -> Call:
 
 
 def transformer(
-    *, fused: bool = False, tied: bool = False, scan: bool = False, remat: bool = False, vocabulary: int = VOCAB
+    *,
+    fused: bool = False,
+    tied: bool = False,
+    scan: bool = False,
+    remat: bool = False,
+    vocabulary: int = VOCAB,
 ) -> Call:
     """Pre-norm blocks of attention and MLP; next-token cross entropy. `fused`: one weight for q, k and v, laid out by
     head so that a shard holds whole heads."""

@@ -2,23 +2,24 @@
 
 import { h } from "../shared/dom.js";
 import { axisClass } from "../shared/axes.js";
-import { copyable, sign, spans } from "../shared/text.js";
+import { count } from "../shared/format.js";
+import { axis, copyable, sign, spans } from "../shared/text.js";
 import { mark } from "./marks.js";
 import { meshGlyph } from "./meshglyph.js";
 
-const PATHS = 12; // leaves that a sentence of the check names
+const PATHS = { failed: 12, noise: 3 }; // leaves that a sentence of the check names
 const ADVICE = 4; // pieces of advice shown at first
 
 /** The header of a report. */
 export function view(data, mesh, selection) {
   return h(
     "header",
-    { class: "jsm-header" },
+    { class: "jsm-header", role: "group", "aria-label": "Summary" }, // not the page's banner
     title(data, mesh),
     verdict(data, mesh, selection),
     data.notes.map((note) => h("p", { class: "jsm-small jsm-quiet" }, note)),
     check(data, selection),
-    h("div", { class: "jsm-figures" }, data.figures.map((figure) => keyFigure(figure, data, selection))),
+    h("div", { class: "jsm-figures" }, data.figures.map((figure) => keyFigure(figure, data, mesh, selection))),
     advice(data.advice),
   );
 }
@@ -33,11 +34,15 @@ function title({ title, memory }, mesh) {
     "div",
     { class: "jsm-title" },
     meshGlyph(mesh, memory),
-    h("span", { class: "jsm-strategy" }, title.strategy),
-    title.options ? h("code", {}, title.options) : null,
-    h("span", { class: "jsm-mono" }, axes),
-    h("span", { class: "jsm-quiet" }, mesh.text),
-    title.name ? h("span", { class: "jsm-small jsm-quiet jsm-name" }, title.name) : null,
+    h(
+      "div",
+      { class: "jsm-title-words" },
+      h("span", { class: "jsm-strategy" }, title.strategy),
+      title.options ? h("code", {}, title.options) : null,
+      h("span", { class: "jsm-mono" }, axes),
+      h("span", { class: "jsm-quiet" }, mesh.text),
+      title.name ? h("span", { class: "jsm-small jsm-quiet jsm-name" }, title.name) : null,
+    ),
   );
 }
 
@@ -53,23 +58,39 @@ function verdict({ verdict, memory }, mesh, selection) {
 }
 
 /** What a check found beyond its figure: leaves that differ, and those that only rounding moves. */
-function check({ check, leaves }, selection) {
+function check(data, selection) {
+  const { check } = data;
   const lines = check?.lines.filter(([, paths]) => paths.length) ?? [];
-  const index = new Map(leaves.path.map((path, i) => [path, i]));
+  const find = found(data);
+  const most = check?.passed ? PATHS.noise : PATHS.failed;
   return lines.map(([sentence, paths]) => {
-    const named = paths.slice(0, PATHS).flatMap((path, i) => [i ? ", " : " ", leaf(path, index, selection)]);
-    const more = paths.length > PATHS ? ` and ${paths.length - PATHS} more` : null;
+    const named = paths.slice(0, most).flatMap((path, i) => [i ? ", " : " ", leaf(path, find(path), selection)]);
+    const more = paths.length > most ? ` and ${count(paths.length - most)} more` : null;
     return h("p", { class: "jsm-small jsm-quiet" }, sentence, named, more);
   });
 }
 
+/**
+ * Which leaf a path of the check means, among those that the payload says it speaks of. A check names the step's
+ * outputs, `params.w`: the leaf `state.params.w` or `w` that the step takes is the same one.
+ */
+function found({ failed, noise, leaves }) {
+  const index = new Map();
+  for (const key of [inner, (path) => path]) {
+    for (const i of [...failed, ...noise].reverse()) index.set(key(leaves.path[i]), i);
+  }
+  return (path) => index.get(path) ?? index.get(inner(path)) ?? null;
+}
+
+const inner = (path) => path.slice(path.indexOf(".") + 1) || path;
+
 function leaf(path, index, selection) {
-  if (!index.has(path)) return h("code", {}, path);
-  const open = () => selection.select({ tab: "layout", leaf: index.get(path) });
+  if (index === null) return h("code", {}, path);
+  const open = () => selection.select({ tab: "layout", leaf: index });
   return h("button", { type: "button", class: "jsm-link", onclick: open }, h("code", {}, path));
 }
 
-function keyFigure(figure, data, selection) {
+function keyFigure(figure, data, mesh, selection) {
   const [number, unit] = figure.value.split("\u202f");
   const parts = [
     h("span", { class: "jsm-figure-label" }, capital(figure.label)),
@@ -80,12 +101,21 @@ function keyFigure(figure, data, selection) {
       number,
       unit ? h("span", { class: "jsm-u" }, unit) : null,
     ),
-    h("span", { class: "jsm-figure-note" }, figure.note),
+    h("span", { class: "jsm-figure-note" }, note(figure, mesh)),
     mark(figure.mark),
   ];
   if (!data.tabs.some((tab) => tab.id === figure.opens)) return h("div", { class: "jsm-figure" }, parts);
   const open = () => selection.select({ tab: figure.opens });
   return h("button", { type: "button", class: "jsm-figure", onclick: open }, parts);
+}
+
+/** The note, broken into lines between its parts; where its mark has the hues of axes, their names have them too. */
+function note({ note, mark }, mesh) {
+  const hued = (word) => (mesh.names.includes(word) ? axis(mesh, mesh.names.indexOf(word)) : word);
+  return note.split(/(?<=,) /).map((part, i) => [
+    i ? " " : null,
+    h("span", { class: "jsm-part" }, mark?.kind === "axes" ? part.split(/([ +])/).map(hued) : part),
+  ]);
 }
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -1,40 +1,39 @@
-// The mesh drawn small: a cell per device, filled as far as its memory is.
+// The mesh drawn small: a cell per device, filled as far as its memory is; many devices are a map of tints.
 
 import { axisClass } from "../shared/axes.js";
 import { h, s } from "../shared/dom.js";
-import { bytes } from "../shared/format.js";
+import { bytes, counted } from "../shared/format.js";
 
 const LARGE = 64; // devices above which cells are only tinted
-const LEVELS = 8; // tints
+const TINTS = 24;
+const DOWN = 4; // devices that may stand below each other though more of them than across
+const [WIDTH, HEIGHT] = [384, 64]; // px for all cells
+const PITCH = { most: 15, fair: 8, least: 2 }; // px from cell to cell
+const BAND = 4; // px more between the bands of a broken axis
 
-/** The first axis across and the others down, or the longer way across. */
+/** The first axis across and the others down, the longer way across where that would be a tower. */
 export function meshGlyph(mesh, memory) {
-  const first = mesh.sizes[0] ?? 1;
-  const rest = mesh.count / first;
-  const turned = mesh.count > LARGE && rest > first;
-  const [columns, rows] = turned ? [rest, first] : [first, rest];
-  const place = (position) => {
-    const [a, b] = [Math.floor(position / rest), position % rest];
-    return turned ? [b, a] : [a, b];
-  };
-  const size = mesh.count <= LARGE ? 13 : Math.max(2, Math.min(8, Math.floor(420 / columns)));
-  const gap = size > 4 ? 2 : size > 2 ? 1 : 0;
+  const plan = planned(mesh);
   const shares = filled(mesh, memory);
-  const box = { width: columns * (size + gap), height: rows * (size + gap) };
-  const draw = mesh.count <= LARGE ? cells : tints;
+  const told = spoken(mesh, memory);
+  const fullest = memory?.groups.length > 1 ? memory.groups[0].top : null;
   const drawing = s(
     "svg",
-    { ...box, role: "img", "aria-label": spoken(mesh, memory) },
-    s("title", {}, spoken(mesh, memory)),
-    draw(shares, place, size, gap, memory?.groups[0].top ?? null),
+    { ...plan.box, role: "img", "aria-label": told },
+    s("title", {}, told),
+    plan.filled ? cells(shares, plan, fullest) : tints(shares, plan, fullest),
   );
-  const [across, down] = [axisNames(mesh, 0, 1), axisNames(mesh, 1)];
+  const names = [axisNames(mesh, 0, 1), axisNames(mesh, 1)];
+  const [across, down] = plan.turned ? names.reverse() : names;
   return h(
     "span",
     { class: "jsm-glyph" },
-    h("span", { class: "jsm-glyph-across" }, turned ? down : across),
+    h("span", { class: "jsm-glyph-across" }, across),
     drawing,
-    h("span", { class: "jsm-glyph-down" }, turned ? across : down),
+    h("span", { class: "jsm-glyph-down" }, down),
+    plan.filled || fullest === null
+      ? null
+      : h("span", { class: "jsm-glyph-fullest jsm-quiet" }, `device ${mesh.devices[fullest]} is fullest`),
   );
 }
 
@@ -44,6 +43,40 @@ const axisNames = (mesh, from, to) =>
     h("span", { class: axisClass(from + i) }, `${name} ${mesh.sizes[from + i]}`),
   ]);
 
+/**
+ * Where each device's cell lies: `at(position)` is its corner, `size` its side, `box` what all take, `filled`
+ * whether cells are large and few enough to be filled. A way across that is too long is broken into bands.
+ */
+function planned(mesh) {
+  const first = mesh.sizes[0] ?? 1;
+  const rest = mesh.count / first;
+  const turned = rest > first && rest > DOWN;
+  const [columns, rows] = turned ? [rest, first] : [first, rest];
+  const bands = broken(columns, rows);
+  const across = columns / bands;
+  const pitch = Math.max(PITCH.least, Math.floor(room(columns, rows, bands)));
+  const gap = pitch > 7 ? 2 : pitch > 2 ? 1 : 0;
+  const height = rows * pitch + (rows > 1 ? BAND : 0);
+  const filled = mesh.count <= LARGE && pitch >= PITCH.fair;
+  const at = (position) => {
+    const [outer, inner] = [Math.floor(position / rest), position % rest];
+    const [column, row] = turned ? [inner, outer] : [outer, inner];
+    return [(column % across) * pitch, Math.floor(column / across) * height + row * pitch];
+  };
+  const box = { width: across * pitch, height: (bands - 1) * height + rows * pitch };
+  return { turned, filled, size: pitch - gap, box, at };
+}
+
+const room = (columns, rows, bands) =>
+  Math.min(PITCH.most, (WIDTH * bands) / columns, HEIGHT / (rows * bands));
+
+/** Into how many bands: the fewest whose cells are of a fair size, else those with the largest cells. */
+function broken(columns, rows) {
+  const pitch = (bands) => room(columns, rows, bands);
+  const ways = Array.from({ length: columns }, (_, i) => i + 1).filter((bands) => columns % bands === 0);
+  return ways.find((bands) => pitch(bands) >= PITCH.fair) ?? ways.reduce((a, b) => (pitch(b) > pitch(a) ? b : a));
+}
+
 /** For each device how full it is: of its limit, else of what the fullest holds; 0 where that is not known. */
 function filled(mesh, memory) {
   const peaks = memory?.devices.peak ?? [];
@@ -51,9 +84,9 @@ function filled(mesh, memory) {
   return Array.from({ length: mesh.count }, (_, i) => Math.min(1, (peaks[i] ?? 0) / most));
 }
 
-function cells(shares, place, size, gap, fullest) {
+function cells(shares, { at, size }, fullest) {
   return shares.map((share, position) => {
-    const [x, y] = place(position).map((i) => i * (size + gap));
+    const [x, y] = at(position);
     const height = (size - 2) * share;
     return [
       s("rect", { x: x + 0.5, y: y + 0.5, width: size - 1, height: size - 1, class: "jsm-frame" }),
@@ -69,27 +102,29 @@ function cells(shares, place, size, gap, fullest) {
 }
 
 /** One path per tint, so that thousands of devices are as light as eight. */
-function tints(shares, place, size, gap, fullest) {
-  const paths = Array.from({ length: LEVELS + 1 }, () => []);
-  const square = (position) => `M${place(position).map((i) => i * (size + gap)).join(" ")}h${size}v${size}h-${size}z`;
-  shares.forEach((share, position) => paths[Math.round(share * LEVELS)].push(square(position)));
+function tints(shares, { at, size }, fullest) {
+  const square = (position) => `M${at(position).join(" ")}h${size}v${size}h-${size}z`;
+  const paths = Array.from({ length: TINTS + 1 }, () => []);
+  shares.forEach((share, position) => paths[Math.round(share * TINTS)].push(square(position)));
   const drawn = paths.map(
     (squares, level) =>
-      squares.length > 0 &&
-      s("path", { d: squares.join(""), fill: "var(--jsm-ink-3)", opacity: 0.2 + (0.8 * level) / LEVELS }),
+      squares.length > 0 && s("path", { d: squares.join(""), fill: "var(--jsm-ink-3)", opacity: tint(level / TINTS) }),
   );
-  const outline = { fill: "none", stroke: "var(--jsm-ink)", "stroke-width": 1.5 };
+  const outline = { fill: "var(--jsm-ink)", stroke: "var(--jsm-ink)", "stroke-width": 1.5 };
   return [drawn, fullest === null ? null : s("path", { d: square(fullest), ...outline })];
 }
 
+/** Squared, for the eye tells dark tints apart less well than light ones. */
+const tint = (share) => 0.15 + 0.85 * share ** 2;
+
 function spoken(mesh, memory) {
   const axes = mesh.names.map((name, i) => `${name} ${mesh.sizes[i]}`).join(" by ");
-  const said = `${mesh.count} device${mesh.count === 1 ? "" : "s"}: ${axes}`;
+  const said = `${counted(mesh.count, "device")}: ${axes}`;
   const top = memory?.groups[0].top ?? null;
   const peak = top === null ? null : memory.devices.peak[top];
   if (peak === null) return said;
   const of = memory.limit === null ? "" : ` of ${bytes(memory.limit)}`;
-  const filled = memory.limit === null ? "share of the fullest" : "share of the memory limit";
+  const share = memory.limit === null ? "share of the fullest" : "share of the memory limit";
   const which = memory.groups.length > 1 ? `; device ${mesh.devices[top]} is fullest, ${bytes(peak)}${of}` : "";
-  return `${said}, each filled to its ${filled}${which}`;
+  return `${said}, each filled to its ${share}${which}`;
 }

@@ -16,39 +16,35 @@ const dot = () => s("circle", { cx: 13, cy: 8, r: 2.5, fill: "var(--jsm-ink-3)" 
 function sheet(mesh, leaf) {
   const copied = copies(mesh, leaf) > 1;
   const box = copied ? { x: 1.5, y: 4.5, width: 21, height: 10 } : { x: 1.5, y: 2.5, width: 23, height: 11 };
-  const behind = `M${box.x + 3} ${box.y - 0.5}V${box.y - 3}H${box.x + box.width + 3}V${box.y + box.height - 3}H${box.x + box.width + 0.5}`;
+  const [right, low] = [box.x + box.width, box.y + box.height];
+  const behind = `M${box.x + 3} ${box.y - 0.5}V${box.y - 3}H${right + 3}V${low - 3}H${right + 0.5}`;
+  const frame = `M${box.x} ${box.y}h${box.width}v${box.height}h${-box.width}Z`;
   return [
-    copied ? s("path", { d: behind, fill: "none", stroke: "var(--jsm-ink-3)" }) : null,
-    s("rect", { ...box, fill: "none", stroke: "var(--jsm-ink-3)" }),
+    s("path", { d: copied ? frame + behind : frame, fill: "none", stroke: "var(--jsm-ink-3)" }),
     lines(mesh, leaf, box),
   ];
 }
 
-/** The last cut dimension across, the one before it down; one that is cut alone and comes first is drawn down. */
+/**
+ * The last cut dimension across, the one before it down; one that is cut alone and comes first is drawn down. All
+ * lines of an axis are one path, so that a long list stays light.
+ */
 function lines(mesh, leaf, box) {
   const pieces = cuts(mesh, leaf);
   const cut = pieces.flatMap((n, dim) => (n > 1 ? [dim] : []));
-  if (!cut.length) return null;
-  const last = cut.at(-1);
-  if (cut.length === 1 && last === 0 && leaf.shape.length > 1) return down(mesh, leaf, 0, pieces[0], box);
-  const before = cut.at(-2);
-  return [
-    across(mesh, leaf, last, pieces[last], box),
-    before === undefined ? null : down(mesh, leaf, before, pieces[before], box),
-  ];
+  const alone = cut.length === 1 && cut[0] === 0 && leaf.shape.length > 1;
+  const [down, across] = alone ? [0, undefined] : [cut.at(-2), cut.at(-1)];
+  const drawn = new Map();
+  const draw = (dim, most, path) => {
+    if (dim === undefined) return;
+    for (const [at, axis] of cutsOf(mesh, leaf.spec[dim], Math.min(pieces[dim], most))) {
+      drawn.set(axis, (drawn.get(axis) ?? "") + path(at));
+    }
+  };
+  draw(across, COLUMNS, (at) => `M${box.x + box.width * at} ${box.y}v${box.height}`);
+  draw(down, ROWS, (at) => `M${box.x} ${box.y + box.height * at}h${box.width}`);
+  return [...drawn].map(([axis, d]) => s("path", { d, stroke: hue(axis), "stroke-width": 1.4 }));
 }
-
-const across = (mesh, leaf, dim, n, box) =>
-  cutsOf(mesh, leaf.spec[dim], Math.min(n, COLUMNS)).map(([at, axis]) =>
-    line(`M${box.x + box.width * at} ${box.y}v${box.height}`, axis),
-  );
-
-const down = (mesh, leaf, dim, n, box) =>
-  cutsOf(mesh, leaf.spec[dim], Math.min(n, ROWS)).map(([at, axis]) =>
-    line(`M${box.x} ${box.y + box.height * at}h${box.width}`, axis),
-  );
-
-const line = (d, axis) => s("path", { d, stroke: hue(axis), "stroke-width": 1.4 });
 
 /** Where `n` pieces are cut, as [fraction, axis]: the major axis cuts into its share of them, the minor the rest. */
 function cutsOf(mesh, axes, n) {

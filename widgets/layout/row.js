@@ -1,74 +1,102 @@
-// One row of the list, as an element.
+// One row of the list, as an element that becomes another row when the list scrolls.
 
-import { h, s } from "../shared/dom.js";
-import { bytes, counted } from "../shared/format.js";
+import { h, replace } from "../shared/dom.js";
+import { bytes, count, counted } from "../shared/format.js";
 import { leafAt } from "../shared/mesh.js";
 import { axis, bytesNodes, sign, specText, typed } from "../shared/text.js";
 import { glyph } from "./glyph.js";
+import { pathNodes } from "./path.js";
+import { lost } from "./rows.js";
 import { marked } from "./search.js";
 
 const BAR = 34; // px of the largest
-const VARYING = /(\d+(?:-\d+)?(?:,(?:\d+(?:-\d+)?|\u2026))+|\d+-\d+)/;
 
-/** The header of a role. */
-export const roleRow = (row) => [
-  h("span", { class: "jsm-twist", "aria-hidden": "true" }, row.open ? "\u25bc" : "\u25b6"),
-  h("span", {}, h("b", {}, row.role), " ", h("span", { class: "jsm-small jsm-quiet" }, counted(row.leaves.length, "leaf", "leaves"))),
+/** What stands in the header of a role. */
+export const roleNodes = (row) => [
+  twist(row),
+  h("span", {}, h("b", {}, row.role), " ", h("span", { class: "jsm-small jsm-quiet" }, counts(row))),
   h("span", { class: "jsm-small" }, bytesNodes(row.held), " per device"),
 ];
 
-/** A leaf, or a family of them: how it is cut, its path, its type, and what one device holds. */
-export function leafRow(row, data, mesh, { largest, words, failed }) {
-  const leaf = leafAt(data, row.leaves[0]);
-  const width = Math.max(0.75, (BAR * row.held) / Math.max(1, largest));
-  const signs = [
-    leaf.short && row.height < 30 ? sign("warning", "not cut as wanted") : null,
-    row.leaves.some((each) => failed.has(each)) ? sign("error", "its numbers differ") : null,
-  ];
-  return [
-    glyph(mesh, leaf),
-    h("span", { class: "jsm-path" }, twist(row), path(row, words), times(row), signs),
-    typed(mesh, leaf),
-    h("span", { class: "jsm-held" }, bytesNodes(row.held)),
-    s("svg", { width: BAR, height: 8, "aria-hidden": "true" }, s("rect", { width, height: 8, fill: "var(--jsm-ink-3)" })),
-    row.height > 30 ? h("span", { class: "jsm-told" }, sign("warning", "warning"), told(leaf, mesh)) : null,
-  ];
+const counts = ({ leaves }) => counted(leaves.length, "leaf", "leaves");
+
+/**
+ * Elements for rows. `make()` gives `{element, fill(row, {id, top, largest, words})}`; `fill` makes it that row. A
+ * glyph is drawn once for all leaves that are cut alike, a type once for all of that type.
+ */
+export function rowMaker(data, mesh) {
+  const failed = new Set(data.failed);
+  const glyphOf = copied((leaf) => glyph(mesh, leaf), (leaf) => `${leaf.shape.length} ${leaf.spec.join("|")}`);
+  const typeOf = copied((leaf) => typed(mesh, leaf), (leaf) => `${leaf.dtype} ${leaf.shape} ${leaf.spec.join("|")}`);
+
+  return function make() {
+    const path = h("span", { class: "jsm-path" });
+    const held = h("span", { class: "jsm-held" });
+    const bar = h("span", { class: "jsm-tree-bar" });
+    const element = h("div", { role: "treeitem" });
+
+    function leafNodes(row, leaf, { largest, words }) {
+      replace(path, h("span", {}, twist(row), pathNodes(row, words), signs(row, leaf, failed)), times(row));
+      replace(held, bytesNodes(row.held));
+      bar.style.width = `${row.held && Math.max(0.75, (BAR * row.held) / largest)}px`;
+      return [glyphOf(leaf), path, marked(typeOf(leaf), words), held, bar, row.told ? told(data, mesh, row, leaf) : null];
+    }
+
+    function fill(row, given) {
+      const leaf = row.kind === "role" ? null : leafAt(data, row.leaves[0]);
+      element.id = given.id;
+      element.className = `jsm-tree-row jsm-tree-${row.kind} jsm-level-${row.level}`;
+      element.style.transform = `translateY(${given.top}px)`;
+      element.style.height = `${row.height}px`;
+      element.setAttribute("aria-level", row.level);
+      element.setAttribute("aria-posinset", row.index + 1);
+      element.setAttribute("aria-setsize", row.of);
+      if (row.open === null) element.removeAttribute("aria-expanded");
+      else element.setAttribute("aria-expanded", row.open);
+      if (leaf) element.title = spoken(row, leaf, data, mesh);
+      else element.removeAttribute("title");
+      replace(element, leaf ? leafNodes(row, leaf, given) : roleNodes(row));
+    }
+
+    return { element, fill };
+  };
+}
+
+/** `make(leaf)` once for each `key(leaf)`, and copies of that. */
+function copied(make, key) {
+  const made = new Map();
+  return (leaf) => {
+    const name = key(leaf);
+    if (!made.has(name)) made.set(name, make(leaf));
+    return made.get(name).cloneNode(true);
+  };
 }
 
 /** All of the row as text, for a hover. */
-export function spoken(row, data, mesh) {
-  const leaf = leafAt(data, row.leaves[0]);
-  const each = row.leaves.length > 1 ? `, ${row.leaves.length} leaves of ${bytes(leaf.held)}` : "";
-  return `${row.path}  ${specText(mesh, leaf)}\n${bytes(row.held)} per device${each}`;
+function spoken(row, leaf, data, mesh) {
+  const each = row.leaves.length > 1 ? `, ${count(row.leaves.length)} leaves of ${bytes(leaf.held)}` : "";
+  const names = leaf.short?.wanted.map((index) => mesh.names[index]).join(" and ");
+  const short = leaf.short ? `\nnot cut over ${names}: +${bytes(lost(data, row))} per device` : "";
+  return `${row.path}  ${specText(mesh, leaf)}\n${bytes(row.held)} per device${each}${short}`;
 }
 
 const twist = ({ open }) =>
   open === null ? null : h("span", { class: "jsm-twist", "aria-hidden": "true" }, open ? "\u25bc" : "\u25b6");
 
-const times = ({ leaves }) => (leaves.length > 1 ? h("span", { class: "jsm-times jsm-quiet" }, `\u00d7${leaves.length}`) : null);
+const times = ({ leaves }) =>
+  leaves.length > 1 ? h("span", { class: "jsm-times jsm-quiet" }, `\u00d7${count(leaves.length)}`) : null;
 
-/** Its last two parts never shrink; the parts that the row above has too are quiet. */
-function path({ path, shared, kind }, words) {
-  const parts = path.split(".");
-  const piece = (part, i) => {
-    const text = i < parts.length - 1 ? `${part}.` : part;
-    return h("span", { class: i < shared ? "jsm-quieter" : null }, kind === "family" ? chips(text, words) : hits(text, words));
-  };
-  const nodes = parts.map(piece);
-  return [h("span", { class: "jsm-path-head" }, nodes.slice(0, -2)), h("span", { class: "jsm-path-tail" }, nodes.slice(-2))];
-}
+const signs = (row, leaf, failed) => [
+  leaf.short && !row.told ? sign("warning", "not cut as wanted") : null,
+  row.leaves.some((each) => failed.has(each)) ? sign("error", "its numbers differ") : null,
+];
 
-const hits = (text, words) =>
-  words.length ? marked(text, words).map(([piece, hit]) => (hit ? h("mark", {}, piece) : piece)) : text;
-
-/** The numbers that vary from member to member, as `0–47`. */
-const chips = (text, words) =>
-  text
-    .split(VARYING)
-    .map((piece, i) => (i % 2 ? h("span", { class: "jsm-chip" }, piece.replaceAll("-", "\u2013")) : hits(piece, words)));
-
-function told({ short, why }, mesh) {
-  const over = short.wanted.flatMap((index, i) => [i ? " and " : " over ", axis(mesh, index)]);
-  const lost = short.lost ? ["; ", h("b", {}, `+${bytes(short.lost)}`), " per device"] : null;
-  return h("span", {}, "not cut", over, why ? `: ${why.split("; ")[0]}` : null, lost);
+/** The line below a parameter that is not cut as wanted; "per device", then the reason give way. */
+function told(data, mesh, row, leaf) {
+  const over = leaf.short.wanted.flatMap((index, i) => [i ? " and " : " over ", axis(mesh, index)]);
+  const more = lost(data, row);
+  const reason = leaf.why ? `: ${leaf.why.split("; ")[0]}` : null;
+  const cost = more ? h("span", { class: "jsm-told-cost" }, "; ", h("b", {}, `+${bytes(more)}`)) : null;
+  const first = h("span", {}, sign("warning", "warning"), h("span", { class: "jsm-told-why" }, "not cut", over, reason), cost);
+  return h("span", { class: "jsm-told" }, first, cost ? h("span", {}, " per device") : null);
 }

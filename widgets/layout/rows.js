@@ -5,10 +5,11 @@ const ROLES = ["params", "optimizer", "batch", "rng", "other"];
 
 /**
  * A row. `key` is the same from one list to the next; `leaves` are the leaves that it stands for and `held` what one
- * device holds of them; `open` is null where there is nothing to open.
+ * device holds of them; `open` is null where there is nothing to open; `shared` counts the parts of the path that the
+ * row above has too.
  *
  * @typedef {{kind: "role"|"family"|"leaf", key: string, role: string, path: string, leaves: number[], held: number,
- *   level: number, open: boolean|null, shared: number, height: number, index: number, of: number}} Row
+ *   level: number, open: boolean|null, told: boolean, shared: number, height: number, index: number, of: number}} Row
  */
 
 /**
@@ -36,20 +37,25 @@ export function listed(data, { bySize, shut, opened, found }) {
   });
 }
 
-/** The leaf to show while none is chosen: the one that loses most by not being cut, else the largest. */
+/** The leaf to show while none is chosen: of the row that loses most by not being cut, else of the largest. */
 export function defaultLeaf(data) {
-  const short = Object.entries(data.short).sort(([, a], [, b]) => b.total - a.total);
-  if (short.length) return Number(short[0][0]);
-  const { held, role } = data.leaves;
-  const weight = (leaf) => held[leaf] + (role[leaf] === "params" ? 0.5 : 0);
-  return held.reduce((best, _, leaf) => (best === null || weight(leaf) > weight(best) ? leaf : best), null);
+  const best = (weight) => {
+    const first = data.rows.reduce((most, row) => (most === null || weight(row) > weight(most) ? row : most), null);
+    return first === null ? null : first[2][0];
+  };
+  if (Object.keys(data.short).length) return best(([, , leaves]) => sum(leaves, (leaf) => data.short[leaf]?.total ?? -1));
+  return best(([role, , leaves]) => total(data, leaves) + (role === "params" ? 0.5 : 0));
 }
 
-const total = (data, leaves) => leaves.reduce((sum, leaf) => sum + data.leaves.held[leaf], 0);
+/** Bytes that each device keeps more of the row because it is not cut as wanted. */
+export const lost = (data, row) => sum(row.leaves, (leaf) => data.short[leaf]?.lost ?? 0);
+
+const sum = (leaves, of) => leaves.reduce((all, leaf) => all + of(leaf), 0);
+const total = (data, leaves) => sum(leaves, (leaf) => data.leaves.held[leaf]);
 
 function header(role, rows, open) {
   const leaves = rows.flatMap((row) => row.leaves);
-  const held = rows.reduce((sum, row) => sum + row.held, 0);
+  const held = rows.reduce((all, row) => all + row.held, 0);
   return row({ kind: "role", key: `role ${role}`, role, path: role, leaves, held, level: 1, open });
 }
 
@@ -80,6 +86,7 @@ const single = (data, role, leaf, level) =>
   });
 
 const row = ({ told = false, ...fields }) => ({
+  told,
   shared: 0,
   index: 0,
   of: 1,
@@ -92,7 +99,7 @@ function numbered(rows, from = 0, of = rows.length) {
   return rows;
 }
 
-/** Open families followed by their members; `shared` is how many parts a path has in common with the row above. */
+/** Open families followed by their members. */
 function opens(data, rows, bySize) {
   const all = rows.flatMap((each) =>
     each.open ? [each, ...numbered(each.leaves.map((leaf) => single(data, each.role, leaf, 3)))] : [each],

@@ -1,5 +1,7 @@
 // What the filter finds: every word of it must stand in a leaf's path, type, role or state.
 
+import { h } from "../shared/dom.js";
+
 /** `find(query)` gives the set of leaves that match, null for an empty query. */
 export function searcher(data, mesh) {
   const failed = new Set(data.failed);
@@ -23,17 +25,33 @@ export function searcher(data, mesh) {
 
 export const wordsOf = (query) => query.toLowerCase().split(/\s+/).filter(Boolean);
 
-/** `text` in pieces of [piece, whether a word of the query stands there]. */
-export function marked(text, words) {
+/** For each letter of `text` whether a word of the query stands there. */
+export function hits(text, words) {
+  const found = new Uint8Array(text.length);
   const lower = text.toLowerCase();
-  const hit = new Uint8Array(text.length);
   for (const word of words) {
-    for (let at = lower.indexOf(word); at >= 0; at = lower.indexOf(word, at + 1)) hit.fill(1, at, at + word.length);
+    for (let at = lower.indexOf(word); at >= 0; at = lower.indexOf(word, at + 1)) found.fill(1, at, at + word.length);
   }
-  const pieces = [];
-  for (let i = 0; i < text.length; i += 1) {
-    if (i && hit[i] === hit[i - 1]) pieces.at(-1)[0] += text[i];
-    else pieces.push([text[i], hit[i] === 1]);
+  return found;
+}
+
+/** `node` with the words of the query marked in its text, across the elements in it. */
+export function marked(node, words) {
+  const found = words.length ? hits(node.textContent, words) : [];
+  if (!found.includes(1)) return node;
+  const texts = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+  const all = [];
+  while (texts.nextNode()) all.push(texts.currentNode);
+  let at = 0;
+  for (const text of all) {
+    const pieces = [];
+    for (const letter of text.data) {
+      const hit = found[at] === 1;
+      if (pieces.at(-1)?.hit === hit) pieces.at(-1).text += letter;
+      else pieces.push({ hit, text: letter });
+      at += letter.length;
+    }
+    text.replaceWith(...pieces.map((piece) => (piece.hit ? h("mark", {}, piece.text) : piece.text)));
   }
-  return pieces;
+  return node;
 }

@@ -1,16 +1,30 @@
-// A scale of bytes with round binary ticks.
+// Where bytes lie on a line of pixels, with round binary ticks.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-const STEPS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
+const FINEST = 1 / 4; // of a unit, between two ticks
 
-/** Ticks from 0 to `end` bytes, at most `most` of them above 0, as [bytes, label]; the first label tells the unit. */
+/**
+ * Ticks from 0 to `end` bytes, at most `most` of them above 0, a power of two of a unit apart, as [bytes, label];
+ * the first label tells the unit.
+ */
 export function ticks(end, most = 6) {
-  const power = Math.min(UNITS.length - 1, Math.max(0, Math.floor(Math.log2(Math.max(1, end)) / 10)));
+  const power = Math.max(0, Math.min(UNITS.length - 1, Math.floor(Math.log2(Math.max(1, end)) / 10)));
   const unit = 1024 ** power;
-  const step = STEPS.find((each) => end / unit / each <= most) ?? STEPS.at(-1);
-  // A unit's few first steps are too coarse for what ends just above it.
-  const fine = step === 1 && end / unit < 3 && power > 0 ? 0.5 : step;
-  const found = [];
-  for (let at = 0; at * unit <= end; at += fine) found.push([at * unit, at ? String(at) : `0 ${UNITS[power]}`]);
+  const step = Math.max(power ? FINEST : 1, 2 ** Math.ceil(Math.log2(Math.max(1, end) / unit / most)));
+  const found = [[0, `0 ${UNITS[power]}`]];
+  for (let at = step; at * unit <= end; at += step) found.push([at * unit, String(at)]);
   return found;
+}
+
+const LETTER = 6.05; // px of a figure or letter in the labels, which are monospaced
+const FIGURES = 72; // px at the right, for the column of peaks
+const ROOM = 1.04; // of the largest figure, to the right end
+
+/** A line of `width` px between the labels of `bars` and their figures, on which `most` bytes have room. */
+export function scale(width, bars, most) {
+  const letters = Math.max(...bars.map(({ label }) => label.length));
+  const x0 = Math.max(24, Math.ceil(LETTER * letters) + 12);
+  const x1 = Math.max(x0 + 1, width - FIGURES);
+  const end = Math.max(1, most) * ROOM;
+  return { width, x0, x1, end, x: (size) => x0 + ((x1 - x0) * size) / end };
 }

@@ -1,81 +1,152 @@
-// Every device's peak in one line, fullest first: what groups of bars leave out.
+// Every device's peak in one line, fullest first: where the bars leave off.
 
-import { h, replace, s } from "../shared/dom.js";
+import { h, replace, s, uniqueId } from "../shared/dom.js";
 import { bytes, count } from "../shared/format.js";
 
-const [HEIGHT, TOP, LEFT, RIGHT] = [64, 8, 64, 78]; // px
+const [HEIGHT, TOP, BOTTOM] = [64, 8, 4]; // px
+const LABEL = 64; // px at the left of the line
+const LEAP = 16; // steps of Page Up and Page Down from end to end
 
-/** The strip; `draw(width)` and `mark()` as of the bars. */
+/** The strip in `strip.element`: `draw(plan)` makes it anew, `mark()` follows the selection. */
 export class Strip {
   #memory;
   #mesh;
   #selection;
-  #order;
-  #cursor = null;
-  #x = null;
-  #said = h("span", { class: "jsm-small jsm-quiet" });
+  #order; // positions, fullest first; those whose peak is not known are left out
+  #place; // of each position in that order
+  #span = [0, 1]; // px at which the line begins and ends
+  #cursor = s("path", { class: "jsm-strip-cursor" });
+  #chosen = s("path", { class: "jsm-strip-chosen" });
+  #said = h("p", { class: "jsm-mark-text jsm-quiet" });
+  #plot;
 
-  constructor(data, mesh, selection) {
-    [this.#memory, this.#mesh, this.#selection] = [data.memory, mesh, selection];
-    const peaks = data.memory.devices.peak;
-    this.#order = peaks.flatMap((peak, i) => (peak === null ? [] : [i])).sort((a, b) => peaks[b] - peaks[a] || a - b);
-    this.svg = h("div", {});
-    this.element = h("div", { class: "jsm-strip" }, this.svg, this.#said);
+  constructor(memory, mesh, selection) {
+    [this.#memory, this.#mesh, this.#selection] = [memory, mesh, selection];
+    const { peak } = memory.devices;
+    this.#order = peak.flatMap((size, i) => (size === null ? [] : [i])).sort((a, b) => peak[b] - peak[a] || a - b);
+    this.#place = new Map(this.#order.map((position, i) => [position, i]));
+    this.#plot = h("div", {
+      class: "jsm-strip-plot",
+      role: "slider",
+      tabindex: 0,
+      "aria-label": "Peak memory of every device, fullest first. Arrow keys move, Enter chooses.",
+      "aria-valuemin": 1,
+      "aria-valuemax": this.#order.length,
+      onpointermove: (event) => this.#point(event),
+      onpointerleave: () => this.#selection.point(null),
+      onclick: (event) => this.#choose(this.#under(event)),
+      onkeydown: (event) => this.#press(event),
+      onblur: () => this.#selection.point(null),
+    });
+    this.element = h("div", { class: "jsm-strip" }, this.#plot, this.#said);
   }
 
-  draw(width) {
-    const peaks = this.#memory.devices.peak;
-    const most = Math.max(this.#memory.limit ?? 0, peaks[this.#order[0]] ?? 1);
-    const n = this.#order.length;
-    const [x1, bottom] = [width - RIGHT, TOP + HEIGHT];
-    this.#x = (i) => LEFT + ((x1 - LEFT) * i) / Math.max(1, n);
+  draw({ width, x0, x1 }) {
+    const { devices, limit, limit_text: text } = this.#memory;
+    const fullest = devices.peak[this.#order[0]];
+    const most = Math.max(1, limit ?? 0, fullest);
+    const [left, bottom] = [Math.max(x0, LABEL), TOP + HEIGHT];
+    this.#span = [left, x1];
     const y = (size) => bottom - (HEIGHT * size) / most;
-    const edge = this.#order.map((position, i) => `L${this.#x(i).toFixed(1)} ${y(peaks[position]).toFixed(1)}H${this.#x(i + 1).toFixed(1)}`);
-    const line = `M${LEFT} ${y(peaks[this.#order[0]])}${edge.join("").replace(/^L\S+ \S+?(?=H)/, "")}`;
-    const limit = this.#memory.limit;
-    this.#cursor = s("line", { y1: TOP - 4, y2: bottom, class: "jsm-strip-cursor" });
-    const drawn = s(
-      "svg",
-      {
-        width,
-        height: bottom + 4,
-        role: "img",
-        "aria-label": `Peak memory of ${count(n)} devices, fullest first: ${bytes(peaks[this.#order[0]])} to ${bytes(peaks[this.#order.at(-1)])}`,
-        onpointermove: (event) => this.#selection.point(this.#under(event)),
-        onpointerleave: () => this.#selection.point(null),
-        onclick: (event) => this.#selection.select({ device: this.#under(event) }),
-      },
-      s("rect", { x: LEFT, y: TOP, width: x1 - LEFT, height: HEIGHT, fill: "transparent" }),
-      s("path", { d: `${line}V${bottom}H${LEFT}Z`, fill: "var(--jsm-fill-2)" }),
-      s("path", { d: line, fill: "none", stroke: "var(--jsm-ink-2)" }),
-      limit === null ? null : s("line", { x1: LEFT, x2: x1, y1: y(limit), y2: y(limit), stroke: "var(--jsm-error)", "stroke-width": 1.5 }),
-      s("text", { x: LEFT - 8, y: y(most) + 4, "text-anchor": "end", class: "jsm-mark" }, limit === null ? bytes(most) : this.#memory.limit_text),
-      s("text", { x: LEFT - 8, y: bottom, "text-anchor": "end", class: "jsm-mark" }, "0"),
-      this.#cursor,
+    const line = this.#line(y);
+    const area = `${line}V${bottom}H${left}Z`;
+    const label = (at, said, more = "") =>
+      s("text", { x: left - 8, y: at, "text-anchor": "end", class: `jsm-mark ${more}` }, said);
+    replace(
+      this.#plot,
+      s(
+        "svg",
+        { width, height: bottom + BOTTOM, "aria-hidden": "true" },
+        s("path", { d: area, class: "jsm-strip-area" }),
+        limit !== null && fullest > limit ? tooMuch(area, left, x1, y(limit)) : null,
+        s("path", { d: line, class: "jsm-strip-line" }),
+        limit === null ? null : s("path", { d: `M${left} ${y(limit)}H${x1}`, class: "jsm-limit-line" }),
+        limit === null ? label(y(most) + 4, bytes(most)) : label(y(limit) + 4, text, "jsm-limit"),
+        label(bottom, "0"),
+        this.#chosen,
+        this.#cursor,
+      ),
     );
-    replace(this.svg, drawn);
+    this.#said.style.width = `${x1}px`;
     this.mark();
   }
 
+  /** The peaks as steps; devices that hold the same to a tenth of a pixel are one. */
+  #line(y) {
+    const { peak } = this.#memory.devices;
+    let line = "";
+    let last = null;
+    this.#order.forEach((position, i) => {
+      const at = Math.round(10 * y(peak[position])) / 10;
+      if (at !== last) line += last === null ? `M${this.#x(0)} ${at}` : `H${this.#x(i).toFixed(1)}V${at}`;
+      last = at;
+    });
+    return `${line}H${this.#x(this.#order.length)}`;
+  }
+
+  #x(i) {
+    const [from, to] = this.#span;
+    return from + ((to - from) * i) / this.#order.length;
+  }
+
+  /** Show where the chosen device stands, and the one that is pointed at. */
   mark() {
-    const at = this.#order.indexOf(this.#selection.shown);
-    this.#cursor.style.display = at < 0 ? "none" : "";
-    const peaks = this.#memory.devices.peak;
-    if (at >= 0) {
-      const x = (this.#x(at) + this.#x(at + 1)) / 2;
-      this.#cursor.setAttribute("x1", x);
-      this.#cursor.setAttribute("x2", x);
-    }
-    this.#said.textContent =
-      at < 0
-        ? `${count(this.#order.length)} devices, fullest first`
-        : `device ${this.#mesh.devices[this.#order[at]]}: ${bytes(peaks[this.#order[at]])}, number ${count(at + 1)} of ${count(this.#order.length)}, fullest first`;
+    const { device, pointed, shown } = this.#selection;
+    this.#upright(this.#chosen, device);
+    this.#upright(this.#cursor, pointed);
+    const at = this.#place.get(shown);
+    const [n, all] = [this.#order.length, this.#mesh.count];
+    const said = at === undefined ? null : this.#told(at);
+    this.#said.textContent = said ?? `${count(n)}${n < all ? ` of ${count(all)}` : ""} devices, fullest first`;
+    this.#plot.setAttribute("aria-valuenow", (at ?? 0) + 1);
+    this.#plot.setAttribute("aria-valuetext", said ?? this.#told(0));
+  }
+
+  #upright(path, position) {
+    const at = this.#place.get(position);
+    const x = at === undefined ? null : (this.#x(at) + this.#x(at + 1)) / 2;
+    path.setAttribute("d", x === null ? "" : `M${x.toFixed(1)} ${TOP - 4}V${TOP + HEIGHT}`);
+  }
+
+  #told(at) {
+    const position = this.#order[at];
+    const place = `${count(at + 1)} of ${count(this.#order.length)}, fullest first`;
+    return `device ${this.#mesh.devices[position]}: ${bytes(this.#memory.devices.peak[position])}, ${place}`;
   }
 
   #under(event) {
-    const box = event.currentTarget.getBoundingClientRect();
-    const [from, to] = [this.#x(0), this.#x(this.#order.length)];
-    const i = Math.floor(((event.clientX - box.left - from) / (to - from)) * this.#order.length);
-    return this.#order[i] ?? null;
+    const [from, to] = this.#span;
+    const x = event.clientX - this.#plot.getBoundingClientRect().left;
+    const at = Math.floor(((x - from) / (to - from)) * this.#order.length);
+    return this.#order[Math.max(0, Math.min(this.#order.length - 1, at))];
   }
+
+  #point(event) {
+    this.#selection.point(this.#under(event));
+  }
+
+  #choose(position) {
+    this.#selection.select({ device: position });
+  }
+
+  #press(event) {
+    const last = this.#order.length - 1;
+    const at = this.#place.get(this.#selection.shown) ?? -1;
+    const leap = Math.max(1, Math.round(last / LEAP));
+    const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: leap, PageUp: -leap };
+    const to = { Home: 0, End: last }[event.key] ?? at + (steps[event.key] ?? NaN);
+    if (!Number.isNaN(to)) this.#selection.point(this.#order[Math.max(0, Math.min(last, to))]);
+    else if (event.key === "Enter" || event.key === " ") this.#choose(this.#order[Math.max(0, at)]);
+    else return;
+    event.preventDefault();
+  }
+}
+
+/** The part of `area` above the limit, which lies at `y`. */
+function tooMuch(area, left, right, y) {
+  const id = uniqueId("over");
+  return [
+    s("clipPath", { id }, s("rect", { x: left, y: 0, width: right - left, height: y })),
+    s("path", { d: area, class: "jsm-strip-over", "clip-path": `url(#${id})` }),
+  ];
 }

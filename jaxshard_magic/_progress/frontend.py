@@ -1,0 +1,96 @@
+"""How a frontend updates a line in place: an output of the cell, or a row of the terminal."""
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from html import escape
+from typing import Any, TextIO
+
+CLEAR = "\r\x1b[K"  # back to the first column, and erase the row
+
+
+def line_for(shell: Any) -> Callable[[str], None] | None:
+    """How this frontend updates a line in place; None where nobody watches (a pipe, a test)."""
+    if getattr(shell, "kernel", None) is not None:
+        return DisplayedLine()
+    return TerminalLine(sys.stderr) if sys.stderr.isatty() else None
+
+
+class DisplayedLine:
+    """An output of the cell that is written over; a frontend has no way to take a single output out again."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def __call__(self, line: str) -> None:
+        from IPython.display import display
+
+        html = f'<div style="font-variant-numeric: tabular-nums">{escape(line)}</div>' if line else ""
+        data = {"text/plain": line, "text/html": html}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+
+class TerminalLine:
+    """The terminal's last row. As a context it makes way for what the cell itself writes there.
+
+    A row that the cell has begun and not ended is the cell's: a progress bar of its own keeps it.
+    """
+
+    def __init__(self, terminal: TextIO):
+        self._terminal = terminal
+        self._shown, self._taken = False, False
+        self._lock = threading.RLock()
+        self._streams: dict[str, tuple[TextIO, _Beside]] = {}
+
+    def __call__(self, line: str) -> None:
+        with self._lock:
+            if self._taken or not (line or self._shown):
+                return
+            self._terminal.write(CLEAR + line[: shutil.get_terminal_size().columns - 1])
+            self._terminal.flush()
+            self._shown = bool(line)
+
+    def write(self, stream: TextIO, text: str) -> int:
+        """Write the cell's `text` to its stream."""
+        with self._lock:
+            if self._shown:
+                self("")
+            written = stream.write(text)
+            if text:
+                self._taken = not text.endswith("\n")
+            return written
+
+    def __enter__(self) -> "TerminalLine":
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream.isatty():
+                self._streams[name] = stream, _Beside(stream, self)
+                setattr(sys, name, self._streams[name][1])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, (stream, beside) in self._streams.items():
+            if getattr(sys, name) is beside:  # else the cell has put another one there, and wants it
+                setattr(sys, name, stream)
+        self._streams.clear()
+
+
+class _Beside:
+    """A stream that shares its terminal with a line."""
+
+    def __init__(self, stream: TextIO, line: TerminalLine):
+        self._stream, self._line = stream, line
+
+    def write(self, text: str) -> int:
+        return self._line.write(self._stream, text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,181 @@
+"""One real JupyterLab: a report appears, is pointed at, tells Python, and is still there when reopened."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+import pytest
+from browsing import expect
+from lab_server import Lab, lab, until
+from nbconvert import HTMLExporter
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page, Request, WebSocket
+
+NAME = "report.ipynb"
+START, SHARD, READ, AGAIN = range(4)
+CELLS = [
+    """\
+%load_ext jaxshard_magic
+import jax, jax.numpy as jnp
+weights = {"up": jnp.full((64, 256), 0.01), "down": jnp.full((256, 64), 0.01)}
+batch = jnp.ones((16, 64))
+%mesh data=4 model=2;""",
+    """\
+%%shard fsdp -o report
+@jax.jit
+def train_step(weights, batch):
+    def loss_fn(weights):
+        return jnp.mean((jax.nn.relu(batch @ weights["up"]) @ weights["down"]) ** 2)
+    loss, grads = jax.value_and_grad(loss_fn)(weights)
+    return jax.tree.map(lambda w, g: w - g, weights, grads), loss""",
+    "print(report.view.tab, report.view.leaf, report.view.device)",
+    "%shard",
+]
+MODULE = b'"digest": "'  # only the shared module's state has it
+
+
+@dataclass
+class Notebook:
+    """The notebook in the browser, and what its kernel sent."""
+
+    page: "Page"
+    server: Lab
+    received: list[bytes] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+
+    def hear(self, frame: bytes | str) -> None:
+        self.received.append(frame.encode() if isinstance(frame, str) else frame)
+
+    def note(self, request: "Request") -> None:
+        if not request.url.startswith((self.server.url, "blob:", "data:")):
+            self.outside.append(request.url)
+
+    def open(self) -> None:
+        self.page.goto(f"{self.server.url}/lab/tree/{NAME}?token={self.server.token}&reset")
+        until(self.server.ready, "a kernel with a page connected to it")
+
+    def do(self, command: str, **given: Any) -> None:
+        """One of JupyterLab's own commands, as its menus run it."""
+        self.page.evaluate(
+            "([command, given]) => jupyterapp.commands.execute(command, given)", [command, given]
+        )
+
+    def run(self, cell: int) -> None:
+        """Run one cell and wait for its number."""
+        code = self.page.locator(".jp-CodeCell").nth(cell)
+        before = code.locator(".jp-InputPrompt").inner_text()
+        code.locator(".jp-InputPrompt").click()
+        self.do("notebook:run-cell")
+        said = code.locator(".jp-InputPrompt")
+        until(lambda: re.fullmatch(r"\[\d+\]:", now := said.inner_text()) and now != before, f"cell {cell}")
+
+    def outputs(self, cell: int) -> "Locator":
+        return self.page.locator(".jp-CodeCell").nth(cell).locator(".jp-OutputArea-output")
+
+    def widget(self, cell: int) -> "Locator":
+        return self.page.locator(".jp-CodeCell").nth(cell).locator(".jsm[data-theme]")
+
+    def twin(self, cell: int) -> "Locator":
+        return self.page.locator(".jp-CodeCell").nth(cell).locator("[class*=jsm-static-]")
+
+    def saved(self) -> Path:
+        """The notebook's file, saved with the report in it."""
+        file = self.server.root / NAME
+        self.do("docmanager:save")
+        until(lambda: "jsm-static-" in file.read_text(encoding="utf-8"), "the notebook to be saved")
+        return file
+
+    def sent(self) -> tuple[int, int]:
+        """How often the views' module was sent so far, and all bytes."""
+        return sum(MODULE in frame for frame in self.received), sum(map(len, self.received))
+
+
+@pytest.fixture(scope="module")
+def notebook(browser: "Browser", tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """JupyterLab with the notebook of CELLS open in it, run up to its first report."""
+    with lab(tmp_path_factory.mktemp("lab")) as server:
+        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS])
+        made.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+        nbformat.write(made, server.root / NAME)
+        page = browser.new_page(viewport={"width": 1300, "height": 1800})
+        page.set_default_timeout(60_000)
+        opened = Notebook(page, server)
+
+        def listen(socket: "WebSocket") -> None:
+            socket.on("framereceived", opened.hear)
+
+        page.on("websocket", listen)
+        page.on("request", opened.note)
+        opened.open()
+        for cell in (START, SHARD):
+            opened.run(cell)
+        expect(opened.widget(SHARD)).to_be_visible()
+        yield opened
+        page.close()
+
+
+def test_a_report_is_pointed_at_and_python_sees_it(notebook: Notebook):
+    widget = notebook.widget(SHARD)
+    expect(widget).to_contain_text("8 simulated CPU devices")
+    for name in ("Memory", "Communication", "Layout"):
+        widget.get_by_role("tab", name=name).click()
+        expect(widget.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+    widget.locator('[role=treeitem][title^="weights.down "]').click()
+    widget.locator(".jsm-map").get_by_text("6", exact=True).first.click(force=True)
+    widget.get_by_role("tab", name="Memory").click()
+    notebook.run(READ)
+    expect(notebook.outputs(READ)).to_have_text("memory weights.down 6")
+
+
+def test_the_live_report_hides_its_static_twin(notebook: Notebook):
+    expect(notebook.twin(SHARD)).to_have_count(1)
+    expect(notebook.twin(SHARD)).to_be_hidden()
+
+
+def test_jupyterlabs_own_styles_do_not_squeeze_it(notebook: Notebook):
+    widget = notebook.widget(SHARD)
+    widget.get_by_role("tab", name="Layout").click()
+    for name in widget.locator("dt").all():
+        assert name.evaluate("node => node.getBoundingClientRect().height") < 25
+    wide = "root => root.scrollWidth <= root.clientWidth"
+    assert widget.evaluate(wide)
+
+
+def test_a_second_report_brings_no_second_module(notebook: Notebook):
+    times, before = notebook.sent()
+    notebook.run(AGAIN)
+    expect(notebook.widget(AGAIN)).to_be_visible()
+    again, after = notebook.sent()
+    assert (times, again) == (1, 1)
+    assert after - before < 60_000
+
+
+def test_nothing_is_fetched_from_elsewhere(notebook: Notebook):
+    assert notebook.outside == []
+
+
+def test_a_report_turns_dark_with_jupyterlab(notebook: Notebook):
+    for theme, said in (("JupyterLab Dark", "dark"), ("JupyterLab Light", "light")):
+        notebook.do("apputils:change-theme", theme=theme)
+        expect(notebook.widget(SHARD)).to_have_attribute("data-theme", said)
+
+
+def test_nbconvert_keeps_the_report(notebook: Notebook):
+    html, _ = HTMLExporter().from_filename(str(notebook.saved()))
+    assert "jsm-static-" in html
+    assert "weights.down" in html
+
+
+def test_a_reopened_notebook_shows_the_report_without_its_kernel(notebook: Notebook):
+    notebook.saved()
+    notebook.server.shut_down_kernels()
+    notebook.open()
+    expect(notebook.twin(SHARD)).to_be_visible()
+    expect(notebook.twin(SHARD)).to_contain_text("weights.down")
+    lost = notebook.page.locator(".jp-CodeCell").nth(SHARD).get_by_text("model not found")
+    expect(lost).to_have_count(1)
+    expect(lost).to_be_hidden()

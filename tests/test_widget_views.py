@@ -1,0 +1,104 @@
+"""What each view says: Python's own words, a row for each thing, and a way to what is left out."""
+
+from dataclasses import replace
+
+import pytest
+from browsing import Shown, Stage, expect
+from sample_reports import MIB, SAMPLES, attached, gpt_leaves, large, memory, too_big, unknown
+
+from jaxshard_magic.report import Advice, Collective
+from jaxshard_magic.views.payload import payload
+
+
+def words(text: str) -> str:
+    """Text without what separates its pieces in the page."""
+    return "".join(text.replace("\u202f", "").replace("\u00a0", "").split())
+
+
+def said(shown: Shown, part: str) -> str:
+    return words(shown.root.locator(part).first.inner_text())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_header_says_what_python_says(name: str, show: Stage):
+    data = payload(SAMPLES[name]())
+    shown = show(SAMPLES[name](), ["header"])
+    header = said(shown, "header")
+    assert words("".join(text for text, _ in data["verdict"]["spans"])) in header
+    for piece in [*data["notes"], data["mesh"]["text"], data["title"]["strategy"]]:
+        assert words(piece) in header
+    for figure in data["figures"]:
+        label = words(figure["label"])
+        assert label[0].upper() + label[1:] + words(figure["value"]) in header
+        assert words(figure["note"]) in header
+    for advice in data["advice"][:4]:
+        assert words(advice["head"] + advice["rest"]) in header
+
+
+def test_a_report_that_does_not_fit_says_so_with_a_sign_and_by_how_much(show: Stage):
+    shown = show(too_big(), tab="memory")
+    verdict = shown.root.locator(".jsm-verdict")
+    expect(verdict).to_contain_text("Does not fit")
+    expect(verdict.get_by_role("img", name="error")).to_be_visible()
+    expect(shown.panel).to_contain_text("too much")
+
+
+def test_the_first_four_pieces_of_advice_are_shown_and_the_others_on_demand(show: Stage):
+    advice = tuple(Advice("x", "info", f"Piece {i}: of advice.") for i in range(7))
+    shown = show(replace(attached(), advice=advice), ["header"])
+    assert shown.root.locator(".jsm-advice li:visible").count() == 4
+    shown.root.get_by_role("button", name="3 more").click()
+    assert shown.root.locator(".jsm-advice li:visible").count() == 7
+    expect(shown.root.locator(".jsm-advice li").nth(4)).to_be_focused()
+
+
+def test_up_to_sixteen_devices_have_a_bar_each(show: Stage):
+    shown = show(attached(), ["memory"])
+    expect(shown.panel.get_by_role("option")).to_have_count(8)
+    expect(shown.panel).to_contain_text("limit 15.75\u202fGiB")
+
+
+def test_512_devices_share_bars_and_the_one_that_differs_has_its_own(show: Stage):
+    shown = show(large(), ["memory"])
+    names = [
+        words(each.get_attribute("aria-label") or "") for each in shown.panel.get_by_role("option").all()
+    ]
+    assert 2 <= len(names) <= 9
+    assert names[0].startswith("device17:")
+    assert any(name.startswith("devices64to511,448alike:") for name in names)
+
+
+def test_memory_that_is_not_known_is_a_dash_and_not_nothing(show: Stage):
+    shown = show(unknown(), ["memory"])
+    assert "\u2013" in shown.panel.inner_text()
+    assert "temporaries not known" in (
+        shown.panel.get_by_role("option").first.get_attribute("aria-label") or ""
+    )
+
+
+def test_every_collective_has_a_row_and_the_many_are_listed_on_demand(show: Stage):
+    shown = show(attached(), ["communication"])
+    expect(shown.panel.locator(".jsm-collectives tbody tr")).to_have_count(len(attached().collectives or ()))
+    many = tuple(Collective("all-gather", ("data",), 4, 1, MIB, i + 1) for i in range(100))
+    shown = show(replace(attached(), collectives=many), ["communication"])
+    expect(shown.panel).to_contain_text("40 more send 820\u202fB")
+    shown.panel.get_by_role("button", name="Show all").click()
+    expect(shown.panel.locator(".jsm-collectives tbody tr")).to_have_count(100)
+
+
+def test_nothing_sent_is_a_sentence_and_no_table(show: Stage):
+    shown = show(replace(attached(), collectives=()), ["communication"])
+    assert shown.panel.get_by_role("table").count() == 0
+    assert len(shown.panel.inner_text()) > 10
+
+
+def test_a_bar_tells_its_parts_under_the_pointer(show: Stage):
+    even = replace(attached(), memory=memory(gpt_leaves(), 8, 4506 * MIB, None))
+    shown = show(even, ["memory"])
+    shown.panel.get_by_role("option").nth(2).hover()
+    tip = shown.panel.locator(".jsm-tip")
+    expect(tip).to_contain_text("device 2")
+    for role in ("params", "optimizer", "batch", "temporaries", "peak"):
+        expect(tip).to_contain_text(role)
+    show.page.mouse.move(5, 890)
+    expect(tip).to_be_hidden()

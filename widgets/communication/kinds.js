@@ -1,0 +1,47 @@
+// How a collective is drawn and named: its axes in their hues, its kind by how full the hue is.
+
+import { axisClass, hue } from "../shared/axes.js";
+import { h, s } from "../shared/dom.js";
+import { count } from "../shared/format.js";
+
+export const SHORT = {
+  "all-gather": "AG",
+  "all-reduce": "AR",
+  "reduce-scatter": "RS",
+  "all-to-all": "A2A",
+  "collective-permute": "CP",
+};
+const OPACITY = {
+  "all-gather": 1,
+  "all-reduce": 0.8,
+  "reduce-scatter": 0.6,
+  "all-to-all": 0.4,
+  "collective-permute": 0.3,
+};
+const OTHER = 0.2; // of kinds that are seldom seen
+const LEAST = 0.75; // px
+
+/**
+ * A piece of a bar from `from`, `size` long, in percent: as many bands as axes. The line under it in the full hue is
+ * seen however pale the kind is.
+ */
+export function piece(kind, axes, from, size, height) {
+  const hues = axes === null ? ["var(--jsm-ink-3)"] : axes.map(hue);
+  const band = height / hues.length;
+  const across = { x: `${from}%`, style: { width: `max(${LEAST}px, ${size}%)` } };
+  return hues.map((fill, i) => [
+    s("rect", { ...across, y: i * band, height: band, fill, opacity: OPACITY[kind] ?? OTHER }),
+    s("rect", { ...across, y: (i + 1) * band - 1, height: 1, fill }),
+  ]);
+}
+
+const NO_AXES = "Its groups of devices match no set of mesh axes";
+
+/** `data model`, each in its hue, or `groups of 4` of those that match no axes. */
+export function over(axes, size, mesh) {
+  if (axes === null) return h("span", { title: NO_AXES }, size === null ? "other groups" : `groups of ${count(size)}`);
+  return axes.map((axis, i) => [i ? " " : null, h("span", { class: axisClass(axis) }, mesh.names[axis])]);
+}
+
+/** The head of a column of numbers; `title` explains it. */
+export const number = (text, title) => h("th", { scope: "col", class: "jsm-num", title }, text);

@@ -1,0 +1,154 @@
+// The shapes that bars are made of.
+
+import { s, uniqueId } from "../shared/dom.js";
+import { bytes, count } from "../shared/format.js";
+import { excessOf, reachOf, rolesOf } from "./devices.js";
+import { ticks } from "./scale.js";
+
+export const [ROW, TOP] = [19, 18]; // px of a row, and above the first
+const [BAR, Y, BASE, BOTTOM] = [13, 3, 13, 22]; // a bar's height and place in its row, its text's baseline; below
+const SEEN = 0.3; // px from which a role is drawn, and how wide at least
+const LEAST = 0.75;
+const GAP = 0.75; // between two roles
+const OPEN = 26; // px that a bar is open at its end where more is held than is known
+const NARROW = 5.6; // px of a letter of the marks' size
+const ARROW = 8; // px of arrow at least on either side of the headroom
+
+/** The patterns, one set for all bars of a view: `url` of each by its name, `fill` with an edge too, their `defs`. */
+export function hatches() {
+  const made = { other: uniqueId("other"), batch: uniqueId("batch"), error: uniqueId("error") };
+  const url = (name) => `url(#${made[name]})`;
+  const pattern = (id, size, turn, ground, ink, width) =>
+    s(
+      "pattern",
+      { id, width: size, height: size, patternUnits: "userSpaceOnUse", patternTransform: `rotate(${turn})` },
+      s("rect", { width: size, height: size, fill: ground }),
+      s("rect", { width, height: size, fill: ink }),
+    );
+  return {
+    url,
+    fill: (name) => ({ fill: url(name), stroke: `var(--jsm-${name})` }),
+    defs: s(
+      "defs",
+      {},
+      pattern(made.other, 4, 45, "var(--jsm-bg)", "var(--jsm-other)", 1.6),
+      pattern(made.batch, 4, 0, "var(--jsm-batch)", "var(--jsm-bg)", 0.8),
+      pattern(made.error, 4, 45, "var(--jsm-bg)", "var(--jsm-error)", 2),
+    ),
+  };
+}
+
+/** What stands behind the rows: ticks, the limit, the heads of the columns. `room` is the headroom's label. */
+export function frame(memory, bars, plan, room, hatch) {
+  const bottom = TOP + bars.length * ROW;
+  const { width, x, end } = plan;
+  return s(
+    "svg",
+    { class: "jsm-bars-frame", width, height: bottom + BOTTOM, "aria-hidden": "true" },
+    hatch.defs,
+    ticks(end).map(([at, label]) => tick(Math.round(x(at)) + 0.5, at, label, bottom, room)),
+    s("text", { x: 0, y: 8, class: "jsm-mark" }, "device"),
+    s("text", { x: width, y: 8, class: "jsm-mark", "text-anchor": "end" }, memory.source),
+    memory.limit === null ? null : limit(memory, bars, plan, bottom),
+  );
+}
+
+/** A tick leaves out the row of the headroom's label where that stands on it. */
+function tick(x, at, label, bottom, room) {
+  const across = room && room.from < x && x < room.to;
+  const line = across
+    ? `M${x} ${TOP - 3}V${TOP + room.row * ROW}M${x} ${TOP + (room.row + 1) * ROW}V${bottom}`
+    : `M${x} ${TOP - 3}V${bottom}`;
+  return [
+    s("path", { d: line, class: "jsm-hair" }),
+    s("text", { x, y: bottom + 14, class: "jsm-mark", "text-anchor": at === 0 ? "start" : "middle" }, label),
+  ];
+}
+
+function limit(memory, bars, { x, x0, x1 }, bottom) {
+  const at = Math.round(x(memory.limit)) + 0.5;
+  const over = Math.max(...bars.map(({ top }) => excessOf(memory, top) ?? 0));
+  const text = `${over > 0 ? `${bytes(over)} too much, ` : ""}limit ${memory.limit_text}`;
+  const long = NARROW * text.length;
+  const place = at - long > x0 + 16 // clear of the head of the labels
+    ? { x: at, "text-anchor": "end" }
+    : { x: Math.min(at, x1 - long), "text-anchor": "start" };
+  return [
+    s("path", { d: `M${at} ${TOP - 6}V${bottom}`, class: "jsm-limit-line" }),
+    s("text", { ...place, y: 8, class: "jsm-mark jsm-limit" }, text),
+  ];
+}
+
+/**
+ * One row: label, bar, what is too much or left, the peak. `room` is where the headroom is told, null elsewhere;
+ * `strong` is whether the peak stands out.
+ */
+export function row(memory, bar, { width, x0, x }, { room, strong }, hatch) {
+  const { label, top, members } = bar;
+  const peak = memory.devices.peak[top];
+  const end = x(reachOf(memory, top));
+  const times = timesText(bar);
+  const held = `jsm-mark jsm-bar-held${strong ? " jsm-strong" : ""}`;
+  return s(
+    "svg",
+    { width, height: ROW, "aria-hidden": "true" },
+    s("text", { x: x0 - 8, y: BASE, "text-anchor": "end", class: "jsm-mark jsm-bar-name" }, label),
+    segments(memory, top, x, hatch),
+    excessOf(memory, top) > 0 ? tooMuch(x(memory.limit), x(peak), hatch) : null,
+    peak === null ? openEnd(end) : null,
+    times ? s("text", { x: (peak === null ? end + OPEN : end) + 8, y: BASE, class: "jsm-mark" }, times) : null,
+    room ? headroom(room) : null,
+    s("text", { x: width, y: BASE, "text-anchor": "end", class: held }, bytes(peak)),
+  );
+}
+
+/** `× 63`, empty where the label says so already. */
+const timesText = ({ label, members }) =>
+  members.length > 1 && !label.endsWith(" devices") ? `\u00d7 ${count(members.length)}` : "";
+
+function segments(memory, position, x, hatch) {
+  let at = 0;
+  return rolesOf(memory).map((role) => {
+    const [from, to] = [x(at), x((at += memory.devices[role][position] ?? 0))];
+    return to - from > SEEN ? segment(role, from, to, hatch) : null;
+  });
+}
+
+/** Batch is striped: in grey it is as dark as the optimizer and the temporaries, between which it stands. */
+function segment(role, from, to, hatch) {
+  const width = Math.max(LEAST, to - from - (to - from > 4 * GAP ? GAP : 0));
+  const box = { x: from, y: Y, width, height: BAR };
+  if (role === "other") return s("rect", { ...box, ...hatch.fill("other"), "stroke-width": GAP });
+  return s("rect", { ...box, fill: role === "batch" ? hatch.url("batch") : `var(--jsm-${role})` });
+}
+
+const tooMuch = (from, to, hatch) =>
+  s("rect", { x: from, y: Y, width: Math.max(LEAST, to - from), height: BAR, ...hatch.fill("error") });
+
+const openEnd = (x) =>
+  s("path", { d: `M${x + OPEN} ${Y + 0.5}H${x + 1.5}V${Y + BAR - 0.5}H${x + OPEN}`, class: "jsm-bar-open" });
+
+/** Where the headroom of the bar at `at` is told, null where it is not known or has no room. */
+export function roomOf(memory, bars, at, { x }) {
+  const excess = excessOf(memory, bars[at].top);
+  if (excess === null || excess >= 0) return null;
+  const text = `${bytes(-excess)} headroom`;
+  const times = timesText(bars[at]);
+  const start = x(reachOf(memory, bars[at].top)) + 8 + (times ? NARROW * times.length + 6 : 0);
+  const stop = x(memory.limit) - 3;
+  const [middle, half] = [(start + stop) / 2, (NARROW * text.length) / 2 + 4];
+  if (stop - start < 2 * (half + ARROW)) return null;
+  return { row: at, start, stop, from: middle - half, to: middle + half, middle, text };
+}
+
+function headroom({ start, stop, from, to, middle, text }) {
+  const y = Y + BAR / 2;
+  const heads = `M${start + 5} ${y - 3}l-5 3l5 3M${stop - 5} ${y - 3}l5 3l-5 3`;
+  return [
+    s("path", { d: `M${start} ${y}H${from}M${to} ${y}H${stop}${heads}`, class: "jsm-bar-room" }),
+    s("text", { x: middle, y: BASE, "text-anchor": "middle", class: "jsm-mark jsm-ink" }, text),
+  ];
+}
+
+/** What a frame of so many bars takes. */
+export const heightOf = (bars) => TOP + bars.length * ROW + BOTTOM;
