@@ -8,7 +8,7 @@ const LARGE = 64; // devices above which cells are only tinted
 const TINTS = 24;
 const DOWN = 4; // devices that may stand below each other though more of them than across
 const [WIDTH, HEIGHT] = [384, 64]; // px for all cells
-const PITCH = { most: 15, fair: 8, least: 2 }; // px from cell to cell
+const PITCH = { most: 15, fair: 10, least: 2 }; // px from cell to cell
 const BAND = 4; // px more between the bands of a broken axis
 
 /** The first axis across and the others down, the longer way across where that would be a tower. */
@@ -19,11 +19,11 @@ export function meshGlyph(mesh, memory) {
   const fullest = memory?.groups.length > 1 ? memory.groups[0].top : null;
   const drawing = s(
     "svg",
-    { ...plan.box, role: "img", "aria-label": told },
+    { ...plan.box, viewBox: `0 0 ${plan.box.width} ${plan.box.height}`, role: "img", "aria-label": told },
     s("title", {}, told),
     plan.filled ? cells(shares, plan, fullest) : tints(shares, plan, fullest),
   );
-  const names = [axisNames(mesh, 0, 1), axisNames(mesh, 1)];
+  const names = [axisNames(mesh, 0, 1), axisNames(mesh, 1, mesh.names.length)];
   const [across, down] = plan.turned ? names.reverse() : names;
   return h(
     "span",
@@ -37,11 +37,15 @@ export function meshGlyph(mesh, memory) {
   );
 }
 
-const axisNames = (mesh, from, to) =>
-  mesh.names.slice(from, to).map((name, i) => [
+/** The axes of more than one device with their sizes; of a single device the first. */
+function axisNames(mesh, from, to) {
+  const axes = mesh.names.map((_, axis) => axis).slice(from, to);
+  const shown = axes.filter((axis) => mesh.sizes[axis] > 1 || (mesh.count === 1 && axis === 0));
+  return shown.map((axis, i) => [
     i ? " \u00d7 " : null,
-    h("span", { class: axisClass(from + i) }, `${name} ${mesh.sizes[from + i]}`),
+    h("span", { class: axisClass(axis) }, `${mesh.names[axis]} ${mesh.sizes[axis]}`),
   ]);
+}
 
 /**
  * Where each device's cell lies: `at(position)` is its corner, `size` its side, `box` what all take, `filled`
