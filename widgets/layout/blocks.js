@@ -1,6 +1,7 @@
 // An array as a picture of its blocks: cut lines in the hue of their axis, the shown device's block filled.
 
 import { h, replace, s } from "../shared/dom.js";
+import { OWN_KEYS } from "../shared/keyboard.js";
 import { blockOf, holders } from "../shared/mesh.js";
 import {
   blockBox,
@@ -46,6 +47,7 @@ export class Blocks {
     this.svg = s("svg", {
       class: "jsm-blocks",
       tabindex: 0,
+      ...OWN_KEYS,
       role: "application",
       "aria-roledescription": "array",
       "aria-describedby": describedBy,

@@ -2,6 +2,7 @@
 
 import { replace, s, uniqueId } from "../shared/dom.js";
 import { counted } from "../shared/format.js";
+import { OWN_KEYS } from "../shared/keyboard.js";
 import { blockOf, holders } from "../shared/mesh.js";
 import { area, corner, gridLines, ground, hatching, numberSize, numbers, plates } from "./meshcells.js";
 import { meshLabels } from "./meshlabels.js";
@@ -30,6 +31,7 @@ export class MeshMap {
     this.node = s("svg", {
       class: "jsm-map",
       tabindex: 0,
+      ...OWN_KEYS,
       role: "application",
       "aria-roledescription": "mesh",
       "aria-label": `Mesh of ${counted(mesh.count, "device")}. Arrow keys choose a device.`,

@@ -1,6 +1,7 @@
 // The list of leaves. Only the rows in view are in the page, so that thousands scroll as ten do.
 
 import { h, replace, uniqueId } from "../shared/dom.js";
+import { OWN_KEYS } from "../shared/keyboard.js";
 import { roleNodes, rowMaker } from "./row.js";
 import { HEIGHT, defaultLeaf, listed } from "./rows.js";
 import { wordsOf } from "./search.js";
@@ -24,7 +25,7 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
       role: "tree",
       tabindex: 0,
       "aria-label": "Leaves of the step",
-      "data-lm-suppress-shortcuts": "true", // JupyterLab would move to another cell
+      ...OWN_KEYS,
       onkeydown: key,
       onscroll: draw,
       onfocus: told,

@@ -1,6 +1,7 @@
 // A bar per device, or per group of devices that are alike, stacked by role against the limit.
 
 import { h, replace } from "../shared/dom.js";
+import { OWN_KEYS } from "../shared/keyboard.js";
 import { fullestOf, spoken, standingOut } from "./devices.js";
 import { ROW, TOP, frame, hatches, heightOf, roomOf, row } from "./drawing.js";
 import { Tip } from "./tip.js";
@@ -24,7 +25,7 @@ export class Bars {
     this.#rows = bars.map((bar, i) => this.#option(bar, i));
     const list = h(
       "div",
-      { role: "listbox", "aria-label": "Devices by memory", onkeydown: (event) => this.#press(event) },
+      { ...OWN_KEYS, role: "listbox", "aria-label": "Devices by memory", onkeydown: (event) => this.#press(event) },
       this.#rows,
     );
     const height = `${heightOf(bars)}px`;

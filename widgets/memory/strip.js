@@ -2,6 +2,7 @@
 
 import { h, replace, s, uniqueId } from "../shared/dom.js";
 import { bytes, count } from "../shared/format.js";
+import { OWN_KEYS } from "../shared/keyboard.js";
 
 const [HEIGHT, TOP, BOTTOM] = [64, 8, 4]; // px
 const LABEL = 64; // px at the left of the line
@@ -27,6 +28,7 @@ export class Strip {
     this.#place = new Map(this.#order.map((position, i) => [position, i]));
     this.#plot = h("div", {
       class: "jsm-strip-plot",
+      ...OWN_KEYS,
       role: "slider",
       tabindex: 0,
       "aria-label": "Peak memory of every device, fullest first. Arrow keys move, Enter chooses.",
