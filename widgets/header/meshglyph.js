@@ -15,7 +15,7 @@ const BAND = 4; // px more between the bands of a broken axis
 export function meshGlyph(mesh, memory) {
   const plan = planned(mesh);
   const shares = filled(mesh, memory);
-  const told = spoken(mesh, memory);
+  const told = spoken(mesh, memory, plan);
   const fullest = memory?.groups.length > 1 ? memory.groups[0].top : null;
   const drawing = s(
     "svg",
@@ -121,14 +121,15 @@ function tints(shares, { at, size }, fullest) {
 /** Squared, for the eye tells dark tints apart less well than light ones. */
 const tint = (share) => 0.15 + 0.85 * share ** 2;
 
-function spoken(mesh, memory) {
+function spoken(mesh, memory, plan) {
   const axes = mesh.names.map((name, i) => `${name} ${mesh.sizes[i]}`).join(" by ");
   const said = `${counted(mesh.count, "device")}: ${axes}`;
   const top = memory?.groups[0].top ?? null;
   const peak = top === null ? null : memory.devices.peak[top];
   if (peak === null) return said;
-  const of = memory.limit === null ? "" : ` of ${bytes(memory.limit)}`;
-  const share = memory.limit === null ? "share of the fullest" : "share of the memory limit";
+  const known = memory.limit !== null;
+  const drawn = plan.filled ? "each filled to its share of" : "each as dark as its share of";
+  const of = known ? ` of ${memory.limit_text}` : "";
   const which = memory.groups.length > 1 ? `; device ${mesh.devices[top]} is fullest, ${bytes(peak)}${of}` : "";
-  return `${said}, each filled to its ${share}${which}`;
+  return `${said}, ${drawn} ${known ? "the memory limit" : "the fullest"}${which}`;
 }
