@@ -47,9 +47,7 @@ def test_a_syntax_error_is_pythons_own(given, capsys):
 
 
 def test_ctrl_c_in_the_cell_leaves_the_session_usable_and_the_step_plain(given, trained):
-    error = given.fails(
-        "%%shard fsdp" + STEP + LOOP + "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    )
+    error = given.fails("%%shard fsdp" + STEP + LOOP + "import signal\nsignal.raise_signal(signal.SIGINT)\n")
     assert type(error) is KeyboardInterrupt
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert not isinstance(given["train_step"], ShardedStep)

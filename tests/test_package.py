@@ -153,7 +153,9 @@ def test_a_link_leads_somewhere(page):
 
 
 def test_the_map_of_the_files_names_what_is_there_and_all_of_it():
-    there = {p.name for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.glob("*.*")))} - {"__pycache__"}
+    there = {
+        p.name for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.glob("*.*")))
+    } - {"__pycache__"}
     rows = re.findall(r"^\| `([\w.]+)/?`", (PACKAGE / "README.md").read_text(), re.MULTILINE)
     assert set(rows) == there
 
