@@ -80,7 +80,7 @@ class ShardMagics(Magics):
             if cell is None:
                 report = self._last(options)
             else:
-                report, quiet = self._run(options, cell)
+                report, quiet = self._run(options, line, cell)
         except ShardError as error:
             raise UsageError(_one_line(error)) from None
         except BaseException as error:
@@ -99,7 +99,7 @@ class ShardMagics(Magics):
             raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
         return self.session.report()
 
-    def _run(self, options: _options.Options, source: str) -> "tuple[Report | None, bool]":
+    def _run(self, options: _options.Options, line: str, source: str) -> "tuple[Report | None, bool]":
         from jaxshard_magic.step import Watch
         from jaxshard_magic.strategies import parse_strategy
         from jaxshard_magic.views.show import make_ready
@@ -107,7 +107,7 @@ class ShardMagics(Magics):
         options = _options.with_strategy(options)
         parse_strategy(options.strategy)
         make_ready(self.session.view)
-        cell = _cell.parse(self.shell, source)
+        cell = _cell.parse(self.shell, source, f"%%shard {line.strip()}")
         place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
         mesh = self._mesh_for(options)
         known, report = True, None
@@ -115,7 +115,9 @@ class ShardMagics(Magics):
         with Progress(draw, of=place.path) as progress:
             watch = None if draw is None or options.dry_run else Watch()
             binding = _cell.Binding(
-                self.shell.user_ns, place, partial(_sharded, options, mesh, progress, watch, place.path)
+                self.shell.user_ns,
+                place,
+                partial(self._sharded, options, mesh, progress, watch, place.path, cell),
             )
             with binding:
                 with self._followed(progress, watch) as lengths:
@@ -215,16 +217,26 @@ class ShardMagics(Magics):
             step.repeat(options.repeat)
         return True
 
+    def _sharded(
+        self,
+        options: _options.Options,
+        mesh: "Mesh",
+        progress: Progress,
+        watch: "Watch | None",
+        path: str,
+        cell: _cell.Cell,
+        function: Any,
+    ) -> Any:
+        """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
+        step = _sharded(options, mesh, path, function)
+        step.progress = progress
+        step.cell, step.name_of = (cell.filename, cell.text), partial(_cell.name_of, self.shell)
+        if watch is not None:
+            watch.follow(step)
+        return _cell.Rehearsal(step) if options.dry_run else step
 
-def _sharded(
-    options: _options.Options,
-    mesh: "Mesh",
-    progress: Progress,
-    watch: "Watch | None",
-    path: str,
-    function: Any,
-) -> Any:
-    """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
+
+def _sharded(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> Any:
     from jaxshard_magic import api
     from jaxshard_magic.specs import parse_assignment
     from jaxshard_magic.step import ShardedStep
@@ -240,12 +252,9 @@ def _sharded(
         check=options.check,
         name=options.name or path,
     )
-    step.progress = progress
     step.keep_arguments = bool(options.repeat)
     step.read_ahead = True
-    if watch is not None:
-        watch.follow(step)
-    return _cell.Rehearsal(step) if options.dry_run else step
+    return step
 
 
 def _copies(arguments: Any) -> Any:

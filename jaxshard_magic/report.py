@@ -11,7 +11,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -59,7 +59,10 @@ class Leaf:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device while the step runs; None where it is not known."""
+    """Bytes on one device while the step runs; None where it is not known.
+
+    `measured` is the device's own peak, of all that it held: the notebook's other arrays, too.
+    """
 
     device: int
     params: int
@@ -69,12 +72,52 @@ class DeviceMemory:
     temporaries: int | None
     peak: int | None
     limit: int | None
+    measured: int | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Temporaries that are live at the peak on one device: `count` alike ones of the same line.
+
+    `bytes` is of all of them, `shape` and `dtype` (as HLO writes it) of one. `what` names the operation that made them;
+    `line` of `file`, one of the report's `sources`.
+    """
+
+    bytes: int
+    count: int
+    dtype: str
+    shape: tuple[int, ...]
+    what: str
+    phase: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Live:
+    """Bytes live on one device through the step, in the compiler's order of instructions: arguments, outputs and
+    temporaries. `bytes[i]` holds from instruction `at[i]` until `at[i + 1]`, of `instructions` in all; the largest
+    is `bytes[peak]`. `phases` are (name, first instruction) in order; `line` of `file` is where the peak lies."""
+
+    at: tuple[int, ...]
+    bytes: tuple[int, ...]
+    instructions: int
+    peak: int
+    phases: tuple[tuple[str, int], ...] = ()
+    file: str | None = None
+    line: int | None = None
 
 
 @dataclass(frozen=True)
 class Memory:
+    """`buffers` are the largest temporaries live at the peak, `others` how many more there are and their bytes; both
+    None, and `live`, where the compiler does not tell."""
+
     per_device: tuple[DeviceMemory, ...]
     source: str  # where the figures come from: "compiled" (XLA's memory analysis) or "measured"
+    buffers: tuple[Buffer, ...] | None = None
+    others: tuple[int, ...] | None = None
+    live: Live | None = None
 
 
 @dataclass(frozen=True)
@@ -82,8 +125,11 @@ class Collective:
     """One kind of collective over one set of axes, merged from all of the program's that are alike.
 
     `bytes` is the size on one device of the gathered (or unreduced) array of one such collective;
-    `wire_bytes` what one device sends per step on a ring, all `count` of them together.
-    `axes` is None where the replica groups match no set of mesh axes.
+    `wire_bytes` what one device sends per step on a ring, all `count` of them together, `seconds` the time that this
+    is predicted to take. `axes` is None where the replica groups match no set of mesh axes. `phase` is forward,
+    backward or update. `line` of `file`, one of the report's `sources`, is the user's line that caused it, `source` its
+    text, `at` the user's code that this line called, `model.py:31`, where that is deeper. `what` names what moves.
+    `exact` is False where the program decides while it runs how often: then `count` is at least so.
     """
 
     kind: str
@@ -96,6 +142,24 @@ class Collective:
     phase: str | None = None
     line: int | None = None
     source: str | None = None
+    file: str | None = None
+    at: str | None = None
+    what: str | None = None
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """The user's code that a report's lines are of: a cell whole, of a file the parts that matter.
+
+    `text[i]` is line `numbers[i]`. `home` says that the step is defined here; `note` why there is no text.
+    """
+
+    name: str  # "cell 7", "model.py"
+    numbers: tuple[int, ...]
+    text: tuple[str, ...]
+    home: bool = False
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +173,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing:
-    """`calls` counts every call; `step_s` is over the `timed` calls whose result was waited for."""
+    """`calls` counts every call; `step_s` is over the `timed` calls whose result was waited for.
+
+    `flops` are those of the step's matrix products and convolutions on all devices together, `recomputed` those among
+    them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
+    the seconds that one device computes (`compute_s`), reads and writes its memory (`memory_s`) and communicates
+    (`communication_s`, over `links` of so many bytes a second by axis); `predicted_step_s` is the sum of products, each
+    bound by compute or memory, and communication.
+    `mfu`: the share of the chip's peak that the step's FLOPs without recomputed ones are in the measured step.
+    """
 
     compile_s: float | None
     calls: int
@@ -118,6 +190,14 @@ class Timing:
     predicted_step_s: float | None = None
     bound: str | None = None
     flops: float | None = None
+    recomputed: float | None = None
+    device_flops: float | None = None
+    on: str | None = None
+    compute_s: float | None = None
+    memory_s: float | None = None
+    communication_s: float | None = None
+    links: dict[str, float] = field(default_factory=dict)
+    mfu: float | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +239,7 @@ class Report:
     pipeline: None = None
     advice: tuple[Advice, ...] = ()
     check: Check | None = None
+    sources: tuple[Source, ...] = ()
     schema: int = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
@@ -289,7 +370,10 @@ def _build(wanted: Any, value: Any, where: str) -> Any:
     if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
         return _build_fields(wanted, value, where)
     if origin is tuple and isinstance(value, list):
-        return tuple(_build(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+        kinds = args if args[-1] is not Ellipsis else (args[0],) * len(value)
+        if len(kinds) != len(value):
+            raise ShardError(f"{where} must have {len(kinds)} items, not {len(value)}")
+        return tuple(_build(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
     if origin is dict and isinstance(value, Mapping):
         return {str(k): _build(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if wanted is float and isinstance(value, str) and value in _NOT_FINITE:
@@ -323,8 +407,9 @@ def _build_fields(cls: Any, value: Any, where: str) -> Any:
             raise ShardError(
                 f"{where} has no field '{name}'; its fields are {allowed}.{did_you_mean(name, fields)}"
             )
-    for name, field in fields.items():
-        if name not in value and field.default is dataclasses.MISSING:
+    for name, known in fields.items():
+        needed = known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING
+        if name not in value and needed:
             raise ShardError(f"{where} lacks the field '{name}'")
     return cls(**{name: _build(hints[name], v, f"{where}.{name}") for name, v in value.items()})
 

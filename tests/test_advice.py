@@ -4,6 +4,7 @@ import math
 
 from jaxshard_magic.analysis.advice import advise
 from jaxshard_magic.analysis.collectives import moves
+from jaxshard_magic.analysis.hlo import read
 from jaxshard_magic.report import Advice, Leaf, MeshInfo
 
 MIB = 2**20
@@ -196,18 +197,22 @@ ENTRY %e (p: f32[8]) -> f32[8] {
 
 
 def test_collectives_in_a_loop_of_unknown_length_are_told():
-    found = moves(LOOP, AXES)
+    found = moves(read(LOOP), AXES)
     (told,) = advise([BATCH], MESH, "dp", moves=found)
     assert told.code == "loop-length"
     assert told.message.startswith("A collective runs in a loop whose length is only known while it runs")
     known = LOOP.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
-    assert advise([BATCH], MESH, "dp", moves=moves(known, AXES)) == ()
+    assert advise([BATCH], MESH, "dp", moves=moves(read(known), AXES)) == ()
 
 
 def test_warnings_come_before_what_is_only_worth_knowing():
     cut = leaf("w", (512, 512), ("data", None), axes=AXES)
     told = advise(
-        [cut, leaf("emb", (1000, 512)), BATCH], MESH, "fsdp", idle_axes=("model",), moves=moves(LOOP, AXES)
+        [cut, leaf("emb", (1000, 512)), BATCH],
+        MESH,
+        "fsdp",
+        idle_axes=("model",),
+        moves=moves(read(LOOP), AXES),
     )
     assert codes(told) == ["idle-axis", "whole", "loop-length"]
 

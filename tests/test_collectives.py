@@ -28,6 +28,7 @@ from jaxshard_magic.analysis.collectives import (
     totals,
     wire_bytes,
 )
+from jaxshard_magic.analysis.hlo import read
 from jaxshard_magic.report import Collective
 
 with contextlib.suppress(RuntimeError):  # the backend is up, with the devices of the suite's conftest
@@ -183,7 +184,7 @@ def test_a_collective_in_a_loop_of_unknown_length_is_marked_and_counted_for_one_
             x, "model"
         )
 
-    got = {m.axes: (m.count, m.exact) for m in moves(compiled(step, X, axes=MODEL), MODEL)}
+    got = {m.axes: (m.count, m.exact) for m in moves(read(compiled(step, X, axes=MODEL)), MODEL)}
     assert got == {("data",): (1, False), ("model",): (1, True)}
 
 
@@ -335,7 +336,7 @@ ENTRY %main (p: f32[16,8]) -> f32[16,8] {{
     ],
 )
 def test_groups_of_any_form_become_mesh_axes(groups, axes, size):
-    (got,) = moves(reduced_over(groups), MODEL)
+    (got,) = moves(read(reduced_over(groups)), MODEL)
     assert (got.axes, got.group_size, got.bytes) == (axes, size, BYTES)
 
 
@@ -376,7 +377,7 @@ def test_groups_over_any_axes_of_any_mesh_are_recognised(mesh_and_axes, form, ra
     groups = written(axes, chosen, form, shuffle)
     text = reduced_over(groups, math.prod(axes.values()))
     expected = tuple(a for a in chosen if axes[a] > 1)
-    got = [(m.axes, m.group_size) for m in moves(text, axes)]
+    got = [(m.axes, m.group_size) for m in moves(read(text), axes)]
     assert got == ([(expected, math.prod(axes[a] for a in expected))] if expected else [])
 
 

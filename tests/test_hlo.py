@@ -232,7 +232,7 @@ REDUCE = "use_global_device_ids=true, to_apply=%sum"
 
 def test_groups_of_replicas_stand_for_all_their_partitions_without_global_ids():
     text = program("  ROOT %r = f32[16,8] all-reduce(%p), channel_id=1, replica_groups={{0}}, to_apply=%sum")
-    (got,) = moves(text, MODEL)
+    (got,) = moves(read(text), MODEL)
     assert (got.axes, got.group_size) == (("data", "model"), 8)
 
 
@@ -241,10 +241,10 @@ def test_a_program_for_other_devices_than_the_mesh_has_no_axes():
         f"  ROOT %r = f32[16,8] all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], {REDUCE}",
         header="num_partitions=4",
     )
-    (got,) = moves(text, MODEL)
+    (got,) = moves(read(text), MODEL)
     assert (got.axes, got.group_size) == (None, 4)
     permute = "  ROOT %r = f32[16,8] collective-permute(%p), channel_id=1, source_target_pairs={{0,8},{8,0}}"
-    (got,) = moves(program(permute), MODEL)
+    (got,) = moves(read(program(permute)), MODEL)
     assert (got.axes, got.group_size) == (None, 2)
 
 

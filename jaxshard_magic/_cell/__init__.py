@@ -5,6 +5,7 @@ from jaxshard_magic._cell.arguments import annotated_specs as annotated_specs
 from jaxshard_magic._cell.arguments import from_namespace as from_namespace
 from jaxshard_magic._cell.binding import Binding as Binding
 from jaxshard_magic._cell.code import Cell as Cell
+from jaxshard_magic._cell.code import name_of as name_of
 from jaxshard_magic._cell.code import parse as parse
 from jaxshard_magic._cell.code import run as run
 from jaxshard_magic._cell.find import Step as Step

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """A parsed cell; `quiet` when it ends with a semicolon."""
+    """A parsed cell; `quiet` when it ends with a semicolon. `text` is the cell as its editor shows it."""
 
     tree: ast.Module
     filename: str
     quiet: bool
+    text: str
 
 
-def parse(shell: "InteractiveShell", source: str) -> Cell:
-    """The cell below the magic's line, known to tracebacks by its number in the notebook.
+def parse(shell: "InteractiveShell", source: str, magic: str = "") -> Cell:
+    """The cell below the `magic`'s line, known to tracebacks by its number in the notebook.
 
     Raises SyntaxError, and ShardError for an await outside a function.
     """
@@ -45,7 +46,14 @@ def parse(shell: "InteractiveShell", source: str) -> Cell:
                 f"line {node.lineno}: a %%shard cell can't await at its top level; "
                 "await in a cell of its own, or inside an async function"
             )
-    return Cell(shell.transform_ast(tree), filename, _ends_with_semicolon(text))
+    return Cell(shell.transform_ast(tree), filename, _ends_with_semicolon(text), f"{magic}\n{source}")
+
+
+def name_of(shell: "InteractiveShell", file: str) -> str | None:
+    """`cell 7` for the file that Python knows a cell by; None for what is no cell."""
+    known = shell.compile.format_code_name(file)
+    number = known[1].removeprefix("In[").removesuffix("]") if known else None
+    return f"cell {number}" if number else None
 
 
 def _ends_with_semicolon(text: str) -> bool:

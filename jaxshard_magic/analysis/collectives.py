@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,18 @@ class Move:
     exact: bool
     instruction: Instruction
     computation: str
+    operand: int = 0
+
+
+class Cause(NamedTuple):
+    """What a collective is done for: see the fields of `Collective` with these names."""
+
+    phase: str | None = None
+    file: str | None = None
+    line: int | None = None
+    source: str | None = None
+    at: str | None = None
+    what: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,12 +74,11 @@ def collectives(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Collective
     `hlo_text` is `compiled.as_text()`; `mesh_axes` are the mesh's axes and sizes, in its order. HLO numbers
     devices by their place in the mesh, so the mesh's device ids are not needed.
     """
-    return merge(moves(hlo_text, mesh_axes))
+    return merge(moves(read(hlo_text), mesh_axes))
 
 
-def moves(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
+def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
     """Every collective that runs, in the order of the program's text. Those among one device are left out."""
-    module = read(hlo_text)
     how_often = runs(module)
     found = []
     for name, times in how_often.items():
@@ -75,22 +87,51 @@ def moves(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
             axes, size = _axes_of(module, instruction, kind, mesh_axes)
             if size < 2:
                 continue
-            for nbytes in _sizes(computation, instruction, kind, size):
-                found.append(Move(kind, axes, size, times.times, nbytes, times.known, instruction, name))
+            for k, nbytes in enumerate(_sizes(computation, instruction, kind, size)):
+                found.append(Move(kind, axes, size, times.times, nbytes, times.known, instruction, name, k))
     return tuple(found)
 
 
-def merge(found: Iterable[Move]) -> tuple[Collective, ...]:
-    """Merge moves of the same kind, axes, group size and bytes by adding their counts."""
-    counts: dict[tuple, int] = {}
+def merge(
+    found: Iterable[Move], cause: Callable[[Move], Cause] = lambda move: Cause()
+) -> tuple[Collective, ...]:
+    """Merge moves that are alike in all but what they move by adding their counts."""
+    counts: dict[_Alike, int] = {}
+    moved: dict[_Alike, set[str]] = {}
     for move in found:
-        key = (move.kind, move.axes, move.group_size, move.bytes)
-        counts[key] = counts.get(key, 0) + move.count
+        why = cause(move)
+        alike = _Alike(move.kind, move.axes, move.group_size, move.bytes, move.exact, why._replace(what=None))
+        counts[alike] = counts.get(alike, 0) + move.count
+        moved.setdefault(alike, set()).update({why.what} if why.what else ())
     merged = [
-        Collective(kind, axes, group, n, nbytes, wire_bytes(kind, group, n * nbytes))
-        for (kind, axes, group, nbytes), n in counts.items()
+        Collective(
+            kind=a.kind,
+            axes=a.axes,
+            group_size=a.group_size,
+            count=n,
+            bytes=a.bytes,
+            wire_bytes=wire_bytes(a.kind, a.group_size, n * a.bytes),
+            exact=a.exact,
+            **a.cause._replace(what=_listed(sorted(moved[a])))._asdict(),
+        )
+        for a, n in counts.items()
     ]
-    return tuple(sorted(merged, key=lambda c: (-c.wire_bytes, c.kind, c.axes or (), c.bytes)))
+    return tuple(sorted(merged, key=lambda c: (-c.wire_bytes, c.kind, c.axes or (), c.bytes, c.line or 0)))
+
+
+class _Alike(NamedTuple):
+    kind: str
+    axes: tuple[str, ...] | None
+    group_size: int
+    bytes: int
+    exact: bool
+    cause: Cause
+
+
+def _listed(names: Sequence[str]) -> str | None:
+    """`gradient of block0.q and 5 more`."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return names[0] + more if names else None
 
 
 def wire_bytes(kind: str, group_size: int, size: int) -> int:

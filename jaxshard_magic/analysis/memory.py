@@ -22,7 +22,7 @@ def memory(compiled: Compiled, leaves: Sequence[Leaf], mesh: Mesh, limit: int | 
     outputs that reuse no argument's memory, the program itself and the padding of arguments (TPU).
     The parts add up to `peak`; without figures from XLA, `temporaries` and `peak` are None.
     """
-    read = [leaf for leaf, kept in zip(leaves, _kept(compiled), strict=True) if kept]
+    read = [leaf for leaf, is_read in zip(leaves, kept(compiled), strict=True) if is_read]
     roles = Counter[str]()
     for leaf in read:
         roles[leaf.role if leaf.role in _ROLES else "other"] += leaf.bytes_per_device
@@ -58,6 +58,6 @@ def device_limit(device: Any) -> int | None:
     return (stats or {}).get("bytes_limit")
 
 
-def _kept(compiled: Compiled) -> list[bool]:
+def kept(compiled: Compiled) -> list[bool]:
     """Whether the program reads each of its arguments: jax gives those it dropped no sharding."""
     return [s is not None for s in compiled.in_tree.flatten_up_to(compiled.input_shardings)]

@@ -1,30 +1,35 @@
 """A sharded step -> its Report: what the compiled program says, and what its calls measured."""
 
 import statistics
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from ..plan import Plan
-from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Spread, Timing
+from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
 from .advice import advise
-from .collectives import merge, moves
+from .attribution import attributed
+from .collectives import Move, moves
+from .hlo import read
 from .leaves import leaves
-from .memory import device_limit, memory
+from .memory import device_limit, kept, memory
 from .mesh_info import mesh_info
+from .origin import Origins
+from .sources import SourceText, plain_name, sources
 
 if TYPE_CHECKING:
     from ..step import Entry, ShardedStep
 
 
 class Facts(NamedTuple):
-    """What the compiled program says, whether it ran or not."""
+    """What the compiled program says, whether it ran or not. Files have the names that Python knows them by."""
 
     mesh: MeshInfo
     leaves: tuple[Leaf, ...]
     memory: Memory
     collectives: tuple[Collective, ...] | None
     advice: tuple[Advice, ...]
+    text: SourceText
 
 
 _known: "WeakKeyDictionary[Entry, Facts]" = WeakKeyDictionary()  # reading a very large program takes seconds
@@ -35,42 +40,94 @@ def summarize(step: "ShardedStep") -> Report:
     entry = step.entry
     assert entry is not None
     found = facts_of(entry)
-    return Report(
-        name=step.name,
-        strategy=step.strategy,
-        options=step.options,
-        mesh=found.mesh,
-        leaves=found.leaves,
-        memory=found.memory,
-        collectives=found.collectives,
-        timing=Timing(entry.compile_s, entry.calls, len(entry.timings), _spread(entry.timings)),
-        advice=found.advice,
-        check=step.checked,
+    return _named(
+        Report(
+            name=step.name,
+            strategy=step.strategy,
+            options=step.options,
+            mesh=found.mesh,
+            leaves=found.leaves,
+            memory=found.memory,
+            collectives=found.collectives,
+            timing=Timing(entry.compile_s, entry.calls, len(entry.timings), _spread(entry.timings)),
+            advice=found.advice,
+            check=step.checked,
+        ),
+        step,
+        found.text,
     )
 
 
 def facts_of(entry: "Entry") -> Facts:
     """What the compiled program of `entry` says, read once."""
     if entry not in _known:
-        _known[entry] = facts(entry.plan, entry.compiled, donated=bool(entry.donated))
+        _known[entry] = facts(entry)
     return _known[entry]
 
 
-def facts(plan: Plan, compiled: Any, *, donated: bool) -> Facts:
-    """Read a compiled step; `donated` says whether it takes its old state's memory for the new one."""
+def facts(entry: "Entry") -> Facts:
+    """Read a compiled step."""
+    plan, compiled = entry.plan, entry.compiled
     device = plan.mesh.devices.flat[0]
     mesh = mesh_info(plan.mesh, "simulated" if device.platform == "cpu" else "attached")
     placed = leaves(plan.leaves, plan.mesh)
-    text = compiled.as_text()
-    found = moves(text, plan.mesh.shape) if text else ()
-    kept = [] if donated else [placed[i] for i in set(plan.state_pairs.values())]
+    arguments = [placed[i] for i in entry.order]
+    text, own = compiled.as_text(), SourceText()
+    found: tuple[Move, ...] = ()
+    rows = None
+    if text:
+        module = read(text)
+        found = moves(module, plan.mesh.shape)
+        inputs = [i for i, is_read in zip(entry.order, kept(compiled), strict=True) if is_read]
+        origins = Origins(module, [entry.home] if entry.home else [], inputs)
+        rows = attributed(module, found, origins, placed, own)
+    twice = [] if entry.donated else [placed[i] for i in set(plan.state_pairs.values())]
     given = {leaf.path for leaf in plan.leaves if leaf.why.startswith(("given ", "rule ", "follows "))}
     advice = advise(
-        placed, mesh, plan.strategy, idle_axes=plan.idle_axes, given=given, moves=found, kept=kept
+        placed, mesh, plan.strategy, idle_axes=plan.idle_axes, given=given, moves=found, kept=twice
     )
-    own = tuple(Advice(f.code, f.level, f.message, f.fix) for f in plan.findings)
-    held = memory(compiled, placed, plan.mesh, device_limit(device))
-    return Facts(mesh, placed, held, merge(found) if text else None, own + advice)
+    planned = tuple(Advice(f.code, f.level, f.message, f.fix) for f in plan.findings)
+    held = memory(compiled, arguments, plan.mesh, device_limit(device))
+    return Facts(mesh, placed, held, rows, planned + advice, own)
+
+
+def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
+    """The report with the reader's names for files, and the text that its lines are of."""
+
+    def name_of(file: str) -> str:
+        return step.name_of(file) or plain_name(file)
+
+    def rename(c: Collective) -> Collective:
+        if c.file is None:
+            return c
+        at = c.at and _renamed_place(c.at, name_of)
+        return replace(c, file=name_of(c.file), at=at)
+
+    lines: dict[str, set[int]] = {}
+    for c in report.collectives or ():
+        if c.file is not None and c.line is not None:
+            lines.setdefault(c.file, set()).add(c.line)
+    entry = step.entry
+    home = [entry.home] if entry is not None and entry.home else []
+    found = sources(lines, text, home, name_of)
+    if step.cell is not None:
+        found = tuple(_as_typed(s, step.cell[1]) if s.name == name_of(step.cell[0]) else s for s in found)
+    return replace(
+        report,
+        collectives=None if report.collectives is None else tuple(map(rename, report.collectives)),
+        sources=found,
+    )
+
+
+def _as_typed(source: Source, text: str) -> Source:
+    """The cell as its editor shows it: what ran has its magics rewritten."""
+    lines = text.splitlines()
+    return replace(source, numbers=tuple(range(1, len(lines) + 1)), text=tuple(lines), note=None)
+
+
+def _renamed_place(place: str, name_of: Callable[[str], str]) -> str:
+    file, _, line = place.rpartition(":")
+    return f"{name_of(file)}:{line}"
 
 
 def _spread(seconds: Sequence[float]) -> Spread | None:

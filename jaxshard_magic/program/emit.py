@@ -3,23 +3,28 @@
 Under a trace this re-emits the step: same numbers, with what a subclass of `Emitter` adds.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax._src import source_info_util  # keeps the user's lines on re-emitted equations; no public form
+from jax._src.source_info_util import current_name_stack, new_name_stack  # jax has no public form
 
 from .ir import Door, Equation, Program, Scope, Value
+from .lines import Calls, user_context
 from .primitives import REMAT, bind, is_literal, scan_counts
 
 
 class Emitter:
     """`Emitter(program)(*arrays)` gives the outputs of the program. Gradients are already taken, so custom
-    derivative rules and jits are opened; loops, branches and remat stay."""
+    derivative rules and jits are opened; loops, branches and remat stay. `labels`: scopes to put equations in, by
+    their index."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, labels: Mapping[int, str] | None = None):
         self.program = program
+        self._scopes = {i: new_name_stack(name) for i, name in (labels or {}).items()}
+        self._calls, self._caller = Calls(), None
 
     def __call__(self, *args: Any) -> list:
         return self.run(self.program.top, args)
@@ -42,10 +47,17 @@ class Emitter:
         for e in scope.equations:
             operands = zip(e.eqn.invars, e.ins, strict=True)
             values = [v.val if is_literal(v) else env[i] for v, i in operands]  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-            info = e.eqn.source_info
-            names = source_info_util.current_name_stack() + info.name_stack
-            with source_info_util.user_context(info.traceback, name_stack=names), e.eqn.ctx.manager:
-                env.update(zip(e.outs, self.equation(e, values), strict=True))
+            info, caller = e.eqn.source_info, self._caller
+            names = current_name_stack() + info.name_stack
+            if e.index in self._scopes:
+                names = names + self._scopes[e.index]
+            lines = self._calls.join(caller, info.traceback)
+            with user_context(lines, name_stack=names), e.eqn.ctx.manager:
+                self._caller = lines
+                try:
+                    env.update(zip(e.outs, self.equation(e, values), strict=True))
+                finally:
+                    self._caller = caller
         results = zip(scope.jaxpr.outvars, scope.outs, strict=True)
         return [v.val if is_literal(v) else env[i] for v, i in results]  # pyright: ignore[reportArgumentType]
 

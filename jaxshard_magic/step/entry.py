@@ -4,12 +4,13 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
 import jax
+from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..plan import Plan
@@ -43,6 +44,7 @@ class Entry:
     donated: tuple[int, ...]
     trace_s: float
     compile_s: float
+    home: str | None = None  # the file that defines the step, as Python knows it
     calls: int = 0
     timings: list[float] = field(default_factory=list)
     _sample_at: int = 2
@@ -52,6 +54,13 @@ class Entry:
         given = set(self.donated)
         self.kept = tuple(i for i in range(len(self.shardings)) if i not in given)
         self._pick_kept, self._pick_given = picker(self.kept), picker(self.donated)
+
+    @property
+    def order(self) -> list[int]:
+        """The position among the trace's inputs of each argument of the program."""
+        n = len(self.consts)
+        flat = range(len(self.shardings)) if self.whole else (*self.kept, *self.donated)
+        return [*range(n), *(n + i for i in flat)]
 
     def run(self, inputs: tuple[Any, ...]) -> Any:
         n = self.calls + 1
@@ -159,7 +168,7 @@ def build_entry(
     constants = specs(traced.consts)
     whole = peeled.all_traced and result.plain and not donated and _hold_anything(peeled.tree, result.tree)
     lowered = _lower_whole if whole else _lower_flat
-    with _own_mesh(mesh):
+    with _own_mesh(mesh), _lines_kept():
         compiled = lowered(peeled, result, plan, donated, constants, avals, shardings, outs).compile()
     kept = [a for i, a in enumerate(avals) if i not in donated]
     weak = [a.weak_type for a in (*constants, *kept, *(avals[i] for i in donated))]
@@ -176,6 +185,7 @@ def build_entry(
         donated,
         trace_s,
         time.perf_counter() - start,
+        getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
     )
 
 
@@ -183,6 +193,15 @@ def _own_mesh(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
     """Another mesh that the user has set would be taken for the step's."""
     current = jax.sharding.get_mesh()
     return contextlib.nullcontext() if current.empty or current == mesh else jax.set_mesh(mesh)
+
+
+@contextlib.contextmanager
+def _lines_kept() -> Iterator[None]:
+    """The compiled program tells the user's line of each operation: with all calls that led to it, where jax keeps ten,
+    and never from jax's cache on disk, which would give the lines of an earlier text. jax has no public names for
+    settings of one thread."""
+    with traceback_in_locations_limit(-1), compilation_cache_include_metadata_in_key(True):
+        yield
 
 
 def _traced(peeled: Peeled, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Traced, Result]:

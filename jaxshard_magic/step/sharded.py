@@ -58,6 +58,8 @@ class ShardedStep:
         self.watch: Callable[[Entry, Any], None] | None = None  # called with what each call gave
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
+        self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
+        self.name_of: Callable[[str], str | None] = lambda file: None  # a notebook's name for a file
         self.options = _options(specs or {}, rules, donate, check)
         self._planner, self._specs, self._rules = planner, dict(specs or {}), tuple(rules)
         self._entries: dict[Hashable, Entry] = {}

@@ -3,16 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError
 from ..plan import Finding, LeafPlan, Plan
 from ..program.batch import find_batch
 from ..program.dimensions import Dimensions
+from ..program.emit import Emitter
 from ..program.flow import Flow
 from ..program.ir import Program
+from ..program.labels import labels
 from ..program.loss import find_loss
+from ..program.phases import phases
 from ..program.roles import BATCH, OTHER, PARAMS, Roles, find_roles
 from ..program.state import changed_state
 from ..program.trace import Traced, path_name
@@ -60,13 +62,14 @@ def plan(
         if name in axes:
             apply(layout, axes[name])
     in_specs = [_input_spec(layout, i, given) for i in range(len(roles.of))]
+    named = labels(program, flow, roles, phases(program, flow))
     return Plan(
         mesh=mesh,
         strategy=strategy,
         in_specs=tuple(in_specs),
         out_specs=tuple(_output_spec(layout, o, in_specs) for o in range(len(program.outputs))),
         leaves=tuple(_leaf(traced, layout, i, in_specs[i], given) for i in range(len(in_specs))),
-        run=jaxpr_as_fun(traced.closed) if by_itself else Hold(layout),
+        run=Emitter(program, named) if by_itself else Hold(layout, named),
         state_pairs=roles.state,
         loss=find_loss(traced, flow, roles.state),
         batch_axes=examples_over,

@@ -5,13 +5,17 @@ re-emitted, after its gradients were taken, with weights gathered where activati
 they are made, and gradients pinned to where their parameters lie; loop bodies and remat likewise.
 """
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
+import jax
 from jax import lax
 from jax.sharding import NamedSharding
 
 from ..program.emit import Emitter
 from ..program.ir import Equation, Scope, Value
+from ..program.labels import PIN, weight_label
 from ..program.primitives import LAYOUT
 from ..program.sizes import nbytes
 from .layout import Axes, Layout, Spec, partition_spec
@@ -22,14 +26,15 @@ _KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may k
 
 
 class Hold(Emitter):
-    """Re-emits a program under a `Layout`."""
+    """Re-emits a program under a `Layout`; `labels` as `Emitter` takes them."""
 
-    def __init__(self, layout: Layout):
-        super().__init__(layout.program)
+    def __init__(self, layout: Layout, labels: Mapping[int, str] | None = None):
+        super().__init__(layout.program, labels)
         self.layout = layout
         self._readers = _readers(self.program.scopes())
         self._sums = PartialSums(layout, self._readers)
         self._cap = self._bytes_kept()
+        self._weights: dict[Value, str | None] = {}
 
     def __call__(self, *args: Any) -> list:
         self._bodies = [_Body(is_loop=False)]
@@ -67,7 +72,8 @@ class Hold(Emitter):
         return self._pin_ends(scope.outs, outs)
 
     def _pin_ends(self, values: list, arrays: Any) -> list:
-        return [x if v is None else self._pin_end(v, x) for v, x in zip(values, arrays, strict=True)]
+        with jax.named_scope(PIN):
+            return [x if v is None else self._pin_end(v, x) for v, x in zip(values, arrays, strict=True)]
 
     def _pin_end(self, v: Value, x: Any) -> Any:
         if self.layout.batchy(v):
@@ -83,7 +89,9 @@ class Hold(Emitter):
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
         for k, v in list(reads):
             if not layout.batchy(v) and any(layout.at_rest(v)):
-                values[k] = self._fetch(e, values, k, v)
+                label = self._weight(v)
+                with jax.named_scope(label) if label else nullcontext():
+                    values[k] = self._fetch(e, values, k, v)
         return values
 
     def after(self, e: Equation, outs: list) -> list:
@@ -111,6 +119,11 @@ class Hold(Emitter):
             self._unpinned.add(v)
             return x
         return self._pin(x, self.layout.at_rest(v))
+
+    def _weight(self, v: Value) -> str | None:
+        if v not in self._weights:
+            self._weights[v] = weight_label(self.program, self.layout.flow, v)
+        return self._weights[v]
 
     def _fetch(self, e: Equation, values: list, k: int, v: Value) -> Any:
         """One weight, gathered for use.

@@ -11,13 +11,14 @@ from dataclasses import asdict, replace
 from math import isfinite, prod
 from typing import Any
 
-from jaxshard_magic.report import Collective, DeviceMemory, Leaf, Memory, Report
+from jaxshard_magic.report import Collective, DeviceMemory, Leaf, Memory, Report, Source
 from jaxshard_magic.views import layout, marks, words
 from jaxshard_magic.views import memory as mem
-from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable
+from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable, share_text
 
 VERSION = 1
 ROLES = ("params", "optimizer", "batch", "rng", "other")
+PHASES = ("forward", "backward", "update")
 
 
 def packed(report: Report) -> bytes:
@@ -43,6 +44,7 @@ def payload(report: Report) -> dict[str, Any]:
         "verdict": {"ok": (said := words.verdict(report)).ok, "spans": _spans(said.spans)},
         "notes": [printable(note) for note in words.notes(report)],
         "check": _check(report),
+        "time": _time(report, index),
         "figures": _figures(report, index, memory is not None),
         "advice": [_advice(a.level, a.message, a.fix) for a in report.advice],
         "tabs": _tabs(report, memory is not None),
@@ -120,6 +122,15 @@ def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dic
     ]
 
 
+def _time(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
+    """The predicted step, cut into what is computed and each kind of collective over its axes."""
+    parts = words.time_parts(report)
+    if not parts:
+        return None
+    rows = [[kind, None if axes is None else [index[a] for a in axes], s] for kind, axes, s in parts]
+    return {"total": sum(s for _, _, s in parts), "parts": rows}
+
+
 def _mark(mark: marks.Mark | None, index: Mapping[str, int]) -> dict[str, Any] | None:
     if mark is None:
         return None
@@ -142,9 +153,16 @@ def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:
     if memory and report.memory:
         tabs.append(("memory", "Memory", byte_text(mem.groups(report.memory)[0].most.peak, 2)))
     if report.collectives is not None:
-        sent = byte_text(words.sent(report)) if report.collectives else "nothing"
+        sent = _communication_number(report) if report.collectives else "nothing"
         tabs.append(("communication", "Communication", sent))
     return [dict(zip(("id", "label", "number"), tab, strict=True)) for tab in tabs]
+
+
+def _communication_number(report: Report) -> str:
+    timing = report.timing
+    if timing and timing.predicted_step_s and timing.communication_s is not None:
+        return share_text(timing.communication_s / timing.predicted_step_s)
+    return byte_text(words.sent(report))
 
 
 def _leaves(leaves: Sequence[Leaf], index: Mapping[str, int]) -> dict[str, list[Any]]:
@@ -259,28 +277,44 @@ def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] |
     if report.collectives is None:
         return None
     total = words.sent(report) or 0
+    place = {source.name: i for i, source in enumerate(report.sources)}
     order = sorted(report.collectives, key=lambda c: -c.wire_bytes)
     return {
-        "lead": _spans(words.communication_lead(report.collectives)),
+        "lead": _spans(words.communication_lead(report)),
         "total": total,
-        "rows": [_collective(c, index, total) for c in order],
+        "step_s": sum(s for _, _, s in words.time_parts(report)) or None,
+        "rows": [_collective(c, index, total, place) for c in order],
+        "sources": [_source(source) for source in report.sources] if place else [],
     }
 
 
-def _collective(c: Collective, index: Mapping[str, int], total: int) -> dict[str, Any]:
+def _collective(
+    c: Collective, index: Mapping[str, int], total: int, place: Mapping[str, int]
+) -> dict[str, Any]:
     known = c.seconds is not None and isfinite(c.seconds)
     return {
         "kind": printable(c.kind),
         "axes": None if c.axes is None else [index[axis] for axis in c.axes],
         "group_size": c.group_size,
         "count": c.count,
+        "exact": c.exact,
         "bytes": c.bytes,
         "wire_bytes": c.wire_bytes,
         "seconds": c.seconds if known else None,
         "share": c.wire_bytes / total if total else 0,
+        "phase": c.phase if c.phase in PHASES else None,
+        "what": None if c.what is None else printable(c.what),
+        "source": None if c.file is None else place.get(c.file),
         "line": c.line,
-        "source": None if c.source is None else printable(c.source.strip()),
+        "text": None if c.source is None else printable(c.source.strip()),
+        "at": None if c.at is None else printable(c.at),
     }
+
+
+def _source(source: Source) -> dict[str, Any]:
+    lines = [[number, printable(line)] for number, line in zip(source.numbers, source.text, strict=True)]
+    note = None if source.note is None else printable(source.note)
+    return {"name": printable(source.name), "home": source.home, "note": note, "lines": lines}
 
 
 def _number(value: Any) -> int | float:

@@ -1,11 +1,15 @@
-"""What each of the steps must communicate under each strategy, derived by hand.
+"""What each of the steps must communicate under each strategy, and which of its lines causes it, derived by hand.
 
 All arrays are float32; n is the devices along an axis. Sizes are bytes on one device of the unreduced or gathered
 array. On CPU the reduction of an fsdp gradient shows as an all-reduce (of which each device keeps its part).
 """
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
+
+from jaxshard_magic.report import Collective
 
 from .steps import CHANNELS, CLASSES, EXAMPLES, HIDDEN, LAYERS, SIDE, TIME, VOCAB, WIDTH
 
@@ -23,9 +27,10 @@ AR, AG = "all-reduce", "all-gather"
 
 @dataclass(frozen=True)
 class Weight:
-    """`count` parameters of `size` bytes. `gathers`: how often fsdp gathers one of them per step, None where it is too
-    small to be cut. `cut`: tensor parallelism divides it. `lookup`: its gradient is a scatter-add."""
+    """`count` parameters of `size` bytes, used on `line`. `gathers`: how often fsdp gathers one of them per step, None
+    where it is too small to be cut. `cut`: tensor parallelism divides it. `lookup`: its gradient is a scatter-add."""
 
+    line: str
     size: int
     count: float
     gathers: float | None
@@ -35,8 +40,9 @@ class Weight:
 
 @dataclass(frozen=True)
 class Sum:
-    """`count` all-reduces over the tensor axis, of `size` bytes for one example."""
+    """`count` all-reduces over the tensor axis, of `size` bytes for one example, caused by `line`."""
 
+    line: str
     size: int
     count: int
 
@@ -45,12 +51,13 @@ class Sum:
 class Moves:
     weights: tuple[Weight, ...]
     sums: tuple[Sum, ...]  # with tensor parallelism only
+    loss: str  # the line that takes the mean over the examples
     loss_is_cut: bool = False  # the loss sums over a dimension that tensor parallelism divides
 
 
-def expected(step: str, strategy: str) -> Counter:
-    """`{(kind, axes, bytes): count}` for one step."""
-    moves, mesh = STEPS[step], MESHES[strategy]
+def expected(step: str, strategy: str, mesh: Mapping[str, int] | None = None) -> Counter:
+    """`{(kind, axes, bytes, line): count}` for one step; a line is told by a part of its text."""
+    moves, mesh = STEPS[step], MESHES[strategy] if mesh is None else mesh
     batch = tuple(a for a in mesh if a != "model")
     store = ("fsdp",) if "fsdp" in mesh else batch if "fsdp" in strategy else ()
     rest = tuple(a for a in batch if a not in store)
@@ -58,33 +65,47 @@ def expected(step: str, strategy: str) -> Counter:
     for w in moves.weights:
         size = w.size // mesh.get("model", 1) if w.cut else w.size
         if not store or w.gathers is None:
-            found[AR, batch, size] += w.count
+            found[AR, batch, size, w.line] += w.count
             continue
-        found[AG, store, size] += w.count * w.gathers
+        found[AG, store, size, w.line] += w.count * w.gathers
         if w.lookup and rest:
-            found[AR, batch, size] += w.count
+            found[AR, batch, size, w.line] += w.count
         else:
-            found[AR, store, size] += w.count
+            found[AR, store, size, w.line] += w.count
             if rest:
-                found[AR, rest, size // mesh[store[0]]] += w.count
-    found[AR, batch, F32] += 1  # the loss
+                found[AR, rest, size // mesh[store[0]], w.line] += w.count
+    found[AR, batch, F32, moves.loss] += 1
     if "model" in mesh:
-        examples = EXAMPLES * mesh["model"] // 8
+        examples = EXAMPLES // prod(mesh[a] for a in batch)
         for s in moves.sums:
-            found[AR, ("model",), examples * s.size] += s.count
+            found[AR, ("model",), examples * s.size, s.line] += s.count
         if moves.loss_is_cut:
-            found[AR, ("model",), F32] += 1
+            found[AR, ("model",), F32, moves.loss] += 1
+    return found
+
+
+def told(collectives: Iterable[Collective], wanted: Counter) -> Counter:
+    """A report's collectives in the same form: their lines as the texts of `wanted` that they have in them, others as
+    they are."""
+    found: Counter = Counter()
+    texts = {key[-1] for key in wanted}
+    for c in collectives:
+        line = next((t for t in texts if t in (c.source or "")), f"{c.file}:{c.line} {c.source}")
+        found[c.kind, c.axes, c.bytes, line] += c.count
     return found
 
 
 def _mlp(gates: int) -> Moves:
     """Every weight is gathered in the forward pass, and again where the backward pass needs the gradient of its input:
     not in the first block, whose input is data, but for its down projection. The very last weight is still there."""
-    into = Weight(WIDTH * HIDDEN * F32, gates, LAYERS + LAYERS - 1)
-    out = Weight(WIDTH * HIDDEN * F32, 1, LAYERS + LAYERS - 1)
-    reduced = [Weight(w.size, w.count * LAYERS, w.gathers / LAYERS) for w in (into, out)]  # type: ignore[operator]
-    sums = LAYERS + LAYERS - 1  # down forward; the input of up (and gate) backward, not in the first block
-    return Moves(tuple(reduced), (Sum(WIDTH * F32, sums),))
+    into = Weight("hidden = ", WIDTH * HIDDEN * F32, gates, LAYERS + LAYERS - 1)
+    out = Weight('hidden @ p["down"]', WIDTH * HIDDEN * F32, 1, LAYERS + LAYERS - 1)
+    reduced = [Weight(w.line, w.size, w.count * LAYERS, w.gathers / LAYERS) for w in (into, out)]  # type: ignore[operator]
+    sums = (  # down forward; the input of up (and gate) backward, not in the first block
+        Sum('hidden @ p["down"]', WIDTH * F32, LAYERS),
+        Sum("hidden = ", WIDTH * F32, LAYERS - 1),
+    )
+    return Moves(tuple(reduced), sums, loss="(x - batch")
 
 
 def _cnn() -> Moves:
@@ -93,11 +114,12 @@ def _cnn() -> Moves:
     pass reads it."""
     a, b, c = CHANNELS
     weights = (
-        Weight(9 * a * b * F32, 1, None),
-        Weight(9 * b * c * F32, 1, 2),
-        Weight(c * CLASSES * F32, 1, 1),
+        Weight('params["conv0"]', 9 * a * b * F32, 1, None),
+        Weight('params["conv1"]', 9 * b * c * F32, 1, 2),
+        Weight('params["dense"]', c * CLASSES * F32, 1, 1),
     )
-    return Moves(weights, (Sum(SIDE * SIDE * c * F32, 1), Sum(c * F32, 1)), loss_is_cut=True)
+    sums = (Sum('params["conv1"]', SIDE * SIDE * c * F32, 1), Sum('params["dense"]', c * F32, 1))
+    return Moves(weights, sums, loss='params["dense"]', loss_is_cut=True)
 
 
 def _transformer(*, fused: bool = False, tied: bool = False, remat: bool = False) -> Moves:
@@ -108,15 +130,24 @@ def _transformer(*, fused: bool = False, tied: bool = False, remat: bool = False
     Each block weight is gathered forward and backward. The head is still there when its backward pass begins; the
     gradient of a lookup needs no table. A tied table is both: its gradient comes in two parts.
     """
-    block = [Weight(WIDTH * HIDDEN * F32, 2 * LAYERS, 2), Weight(WIDTH * WIDTH * F32, LAYERS, 2)]
+    mlp, out, into = 'p["up"]) @ p["down"]', '@ p["out"]', '@ p["qkv"]' if fused else "(y @ p[n])"
+    look, head, softmax = 'params["embed"][', "logits = x @", "log_softmax"
+    block = [Weight(mlp, WIDTH * HIDDEN * F32, 2 * LAYERS, 2), Weight(out, WIDTH * WIDTH * F32, LAYERS, 2)]
     qkv = (3, LAYERS) if fused else (1, 3 * LAYERS)
-    block.append(Weight(WIDTH * WIDTH * F32 * qkv[0], qkv[1], 2))
-    norms = Weight(WIDTH * F32, 2 * LAYERS, None, cut=False)
+    block.append(Weight(into, WIDTH * WIDTH * F32 * qkv[0], qkv[1], 2))
+    norms = Weight("lax.rsqrt", WIDTH * F32, 2 * LAYERS, None, cut=False)
     table = VOCAB * WIDTH * F32
-    ends = [Weight(table, 1, 1, lookup=True), Weight(table, 1, 1)]
+    ends = [Weight(look, table, 1, 1, lookup=True), Weight(head, table, 1, 1)]
     token = TIME * WIDTH * F32
-    sums = (Sum(token, LAYERS * (5 if remat else 4) + 2), Sum(TIME * F32, 4))
-    return Moves((*block, norms, *ends), sums)
+    sums = (
+        Sum(out, token, LAYERS * (2 if remat else 1)),
+        Sum(mlp, token, LAYERS * 2),
+        Sum(into, token, LAYERS),
+        Sum(look, token, 1),
+        Sum(head, token, 1),
+        Sum(softmax, TIME * F32, 4),
+    )
+    return Moves((*block, norms, *ends), sums, loss="-jnp.mean(picked)")
 
 
 STEPS = {

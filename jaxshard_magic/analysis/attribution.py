@@ -1,0 +1,51 @@
+"""Collectives with the lines that cause them, in the words of a Report."""
+
+from collections.abc import Callable, Sequence
+
+from ..report import Collective, Leaf
+from .collectives import Cause, Move, merge
+from .frames import Frame
+from .hlo import Module
+from .origin import Origin, Origins
+from .sources import SourceText
+
+
+def attributed(
+    module: Module, found: Sequence[Move], origins: Origins, leaves: Sequence[Leaf], text: SourceText
+) -> tuple[Collective, ...]:
+    """The collectives of a program, alike ones of one line merged, each with the line that caused it.
+
+    `leaves` are the step's inputs that `origins` counts; files keep the names that Python knows them by.
+    """
+    return merge(found, _cause(module, origins, leaves, text))
+
+
+def _cause(
+    module: Module, origins: Origins, leaves: Sequence[Leaf], text: SourceText
+) -> Callable[[Move], Cause]:
+    def cause(move: Move) -> Cause:
+        computation = module.computations[move.computation]
+        origin = origins.of(computation, move.instruction, move.operand)
+        what = _what(module, move, origin, leaves)
+        if origin.frame is None:
+            return Cause(phase=origin.phase, what=what)
+        line = text.line(origin.frame)
+        return Cause(origin.phase, origin.frame.file, origin.frame.line, line, _at(origin.deeper), what)
+
+    return cause
+
+
+def _at(frame: Frame | None) -> str | None:
+    return None if frame is None else f"{frame.file}:{frame.line}"
+
+
+def _what(module: Module, move: Move, origin: Origin, leaves: Sequence[Leaf]) -> str:
+    if origin.leaf is not None and origin.leaf < len(leaves):
+        path = leaves[origin.leaf].path
+        return f"gradient of {path}" if origin.gradient else path
+    operand = module.computations[move.computation].instructions[move.instruction.operands[move.operand]]
+    shape = next((f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in operand.shapes), "")
+    if operand.shapes and not operand.shapes[0].dims:
+        return f"a number, {shape}"
+    name = {"forward": "activation ", "backward": "gradient of an activation "}.get(origin.phase or "", "")
+    return name + shape

@@ -1,0 +1,162 @@
+"""Where a value of a compiled program comes from and where it goes, into loops and out of them."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+from .hlo import Computation, Instruction, Module
+
+Place = tuple[str, str]  # computation, instruction
+Found = tuple[Computation, Instruction]
+
+_MOST = 200  # values looked at from one start: what is further away says nothing of it
+_MOVING = frozenset(
+    {"copy", "bitcast", "convert", "reshape", "transpose", "slice", "dynamic-slice", "reverse", "opt-barrier"}
+    | {"copy-start", "copy-done", "bitcast-convert"}
+)
+_ELEMENT = "get-tuple-element"
+
+
+class Dataflow:
+    """Walks over one module; each computation that a walk enters is indexed once."""
+
+    def __init__(self, module: Module):
+        self.module = module
+        self._known_users: dict[str, dict[str, list[Instruction]]] = {}
+        self._fusions: dict[str, Place] = {}  # of the bodies that a walk went into
+
+    def producers(self, computation: Computation, name: str) -> Iterator[Found]:
+        """The instruction that makes a value, and those behind it for as long as they only move it, nearest first.
+
+        The last is where something is computed, or a parameter of the program.
+        """
+        return self._walk((computation.name, name), self._back)
+
+    def consumers(self, computation: Computation, name: str) -> Iterator[Found]:
+        """The instructions that depend on a value, nearest first."""
+        walk = self._walk((computation.name, name), self._on)
+        next(walk, None)
+        return walk
+
+    def _walk(
+        self, start: Place, step: Callable[[Computation, Instruction], Iterator[Place]]
+    ) -> Iterator[Found]:
+        seen, todo = {start}, deque([start])
+        while todo and len(seen) < _MOST:
+            where, name = todo.popleft()
+            computation = self.module.computations[where]
+            instruction = computation.instructions.get(name)
+            if instruction is None:
+                continue
+            yield computation, instruction
+            for place in step(computation, instruction):
+                if place not in seen:
+                    seen.add(place)
+                    todo.append(place)
+
+    def _back(self, computation: Computation, i: Instruction) -> Iterator[Place]:
+        if i.opcode == _ELEMENT:
+            yield from self._element_back(computation, i)
+        elif i.operands and (i.opcode in _MOVING or (i.opcode == "fusion" and self._moves_only(i))):
+            yield computation.name, i.operands[0]
+
+    def _element_back(self, computation: Computation, i: Instruction) -> Iterator[Place]:
+        index, source = _index(i), computation.instructions.get(i.operands[0])
+        if source is None:
+            return
+        if source.opcode == "tuple":
+            yield computation.name, source.operands[index]
+        elif source.opcode == "while":
+            yield from self._start_of(computation, source, index)
+        elif source.opcode == "parameter":
+            for caller, loop in self._loops.get(computation.name, ()):
+                yield from self._start_of(caller, loop, index)
+        else:
+            yield computation.name, source.name
+
+    def _start_of(self, computation: Computation, loop: Instruction, index: int) -> Iterator[Place]:
+        """What a loop's state begins with."""
+        start = computation.instructions.get(loop.operands[0])
+        if start is not None and start.opcode == "tuple":
+            yield computation.name, start.operands[index]
+
+    def _moves_only(self, fusion: Instruction) -> bool:
+        body = self._named(fusion.attribute("calls"))
+        inside = body.instructions.values() if body else ()
+        arrays = [
+            i for i in inside if any(shape.dims for shape in i.shapes)
+        ]  # scalars count loops and slices
+        return bool(arrays) and all(i.opcode in _MOVING or i.opcode == "parameter" for i in arrays)
+
+    def _on(self, computation: Computation, i: Instruction) -> Iterator[Place]:
+        for user in self._users(computation).get(i.name, ()):
+            if user.opcode == "tuple":
+                yield from self._through_tuple(computation, user, i.name)
+            else:
+                yield self._into(computation, user, i.name) or (computation.name, user.name)
+        if i.root and computation.name in self._fusions:
+            yield self._fusions[computation.name]
+
+    def _into(self, computation: Computation, fusion: Instruction, name: str) -> Place | None:
+        """Where a fusion takes a value in: it is named after its last operation, and another may be the one to ask."""
+        body = self._named(fusion.attribute("calls")) if fusion.opcode == "fusion" else None
+        if body is None:
+            return None
+        number = f"{fusion.operands.index(name)})"
+        inside = (
+            i.name
+            for i in body.instructions.values()
+            if i.opcode == "parameter" and i.rest.startswith(number)
+        )
+        self._fusions[body.name] = computation.name, fusion.name
+        return next(((body.name, parameter) for parameter in inside), None)
+
+    def _through_tuple(self, computation: Computation, made: Instruction, name: str) -> Iterator[Place]:
+        indices = {k for k, operand in enumerate(made.operands) if operand == name}
+        for user in self._users(computation).get(made.name, ()):
+            body = self._named(user.attribute("body")) if user.opcode == "while" else None
+            if body is not None:
+                yield from self._elements(body, None, indices)
+        yield from self._elements(computation, made.name, indices)
+        if made.root and computation.name in self._loops:
+            yield from self._elements(computation, None, indices)
+            for caller, loop in self._loops[computation.name]:
+                yield from self._elements(caller, loop.name, indices)
+
+    def _elements(self, computation: Computation, whole: str | None, indices: set[int]) -> Iterator[Place]:
+        """The elements of a tuple, or of the computation's parameter, that are taken out of it."""
+        for i in (
+            computation.instructions.values() if whole is None else self._users(computation).get(whole, ())
+        ):
+            if i.opcode == _ELEMENT and _index(i) in indices:
+                source = computation.instructions.get(i.operands[0])
+                if whole is not None or (source is not None and source.opcode == "parameter"):
+                    yield computation.name, i.name
+
+    def _users(self, computation: Computation) -> dict[str, list[Instruction]]:
+        if computation.name not in self._known_users:
+            users: dict[str, list[Instruction]] = {}
+            for instruction in computation.instructions.values():
+                for operand in dict.fromkeys(instruction.operands):
+                    users.setdefault(operand, []).append(instruction)
+            self._known_users[computation.name] = users
+        return self._known_users[computation.name]
+
+    @cached_property
+    def _loops(self) -> dict[str, list[Found]]:
+        """The loops that run a computation as their body."""
+        found: dict[str, list[Found]] = {}
+        for computation in self.module.computations.values():
+            if " while(" in computation.text:
+                for i in computation.instructions.values():
+                    body = self._named(i.attribute("body")) if i.opcode == "while" else None
+                    if body is not None:
+                        found.setdefault(body.name, []).append((computation, i))
+        return found
+
+    def _named(self, name: str | None) -> Computation | None:
+        return self.module.computations.get(name.lstrip("%")) if name else None
+
+
+def _index(element: Instruction) -> int:
+    return int(element.attribute("index") or 0)

@@ -1,0 +1,137 @@
+"""What caused a collective: the user's line, the phase of the step, and the array that moves."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from ..program.labels import GRADIENT, PIN, UPDATE, label_of
+from .dataflow import Dataflow
+from .frames import Frame, Frames
+from .hlo import Computation, Instruction, Module
+
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_REDUCING = ("all-reduce", "reduce-scatter")
+_MOST = 32  # instructions that are asked for their line
+
+
+@dataclass(frozen=True)
+class Origin:
+    """`frame` is the user's line; `deeper` the code that it called, where that is the user's as well.
+
+    `leaf` is the position of the input that moves, or whose gradient does (`gradient`).
+    """
+
+    frame: Frame | None = None
+    deeper: Frame | None = None
+    phase: str | None = None
+    leaf: int | None = None
+    gradient: bool = False
+
+
+class Origins:
+    """The origins of a module's collectives.
+
+    `home`: the files to look for a line in first, the cell's before that of the step. `inputs[k]` is the position
+    among the step's leaves of the program's k-th parameter.
+    """
+
+    def __init__(self, module: Module, home: Sequence[str], inputs: Sequence[int] = ()):
+        self.module, self.home, self.inputs = module, tuple(dict.fromkeys(home)), tuple(inputs)
+        self.frames = Frames(module.header)
+        self._flow = Dataflow(module)
+
+    def of(self, computation: Computation, collective: Instruction, operand: int) -> Origin:
+        """The origin of one array of a collective: its `operand`-th."""
+        asked = list(islice(self._witnesses(computation, collective, operand), _MOST))
+        # What only holds an array at the door of a loop says less than what works on it inside.
+        witnesses = sorted(asked, key=lambda i: PIN in op_name(i))
+        place = self.place(next((f for i in witnesses if (f := self._frames_of(i))), ()))
+        names = [name for i in witnesses if (name := op_name(i))]
+        label = self._label(computation, collective, operand)
+        leaf = label[1] if label else self._parameter(computation, collective, operand)
+        return Origin(
+            place.frame,
+            place.deeper,
+            next((phase for name in names if (phase := phase_of(name))), None),
+            leaf,
+            bool(label and label[0] == GRADIENT),
+        )
+
+    def of_instruction(self, instruction: Instruction) -> Origin:
+        """The line and phase in an instruction's own metadata."""
+        place = self.place(self._frames_of(instruction))
+        return Origin(place.frame, place.deeper, phase_of(op_name(instruction)))
+
+    def place(self, frames: Sequence[Frame]) -> Origin:
+        """The innermost of `frames` that is at home, else the innermost of all."""
+        for home in self.home:
+            inner = [k for k, frame in enumerate(frames) if frame.file == home]
+            if inner:
+                frame, last = frames[inner[-1]], frames[-1]
+                return Origin(frame, last if last.file != home else None)
+        return Origin(frames[-1] if frames else None)
+
+    def _label(
+        self, computation: Computation, collective: Instruction, operand: int
+    ) -> tuple[str, int] | None:
+        """Which weight or gradient an array is, by its own name or that of what made it."""
+        made = [i for _, i in self._flow.producers(computation, collective.operands[operand])]
+        asked = made if len(collective.operands) > 1 else [collective, *made]
+        return next((found for i in asked if (found := label_of(op_name(i)))), None)
+
+    def _witnesses(
+        self, computation: Computation, collective: Instruction, operand: int
+    ) -> Iterator[Instruction]:
+        """The instructions to ask, best first. A combined collective has the metadata of one of its parts, its operands
+        know better; an array is gathered for whoever uses it."""
+        name = collective.operands[operand]
+        combined = len(collective.operands) > 1 and not collective.opcode.startswith("all-to-all")
+        made = (i for _, i in self._flow.producers(computation, name))
+        used = (i for _, i in self._results(computation, collective, operand, combined))
+        first, second = (made, used) if collective.opcode.startswith(_REDUCING) else (used, made)
+        yield from chain(first, [collective], second) if combined else chain([collective], first, second)
+
+    def _results(
+        self, computation: Computation, collective: Instruction, operand: int, combined: bool
+    ) -> Iterator[tuple[Computation, Instruction]]:
+        found = self._flow.consumers(computation, collective.name)
+        if not combined:
+            yield from found
+            return
+        for where, i in found:
+            if i.opcode == "get-tuple-element" and int(i.attribute("index") or 0) == operand:
+                yield from self._flow.consumers(where, i.name)
+                return
+
+    def _parameter(self, computation: Computation, collective: Instruction, operand: int) -> int | None:
+        """The step's input that an array is, where it is moved as it came."""
+        for where, i in self._flow.producers(computation, collective.operands[operand]):
+            if i.opcode == "parameter" and where is self.module.entry:
+                number = int(i.rest.partition(")")[0])
+                return self.inputs[number] if number < len(self.inputs) else None
+        return None
+
+    def _frames_of(self, instruction: Instruction) -> tuple[Frame, ...]:
+        found = _FRAME.search(instruction.rest)
+        return self.frames[int(found[1])] if found else ()
+
+
+def op_name(instruction: Instruction) -> str:
+    """The name that jax gave the operation, with the scopes it stands in; empty where there is none."""
+    found = _OP_NAME.search(instruction.rest)
+    return found[1].replace("\\'", "'").replace('\\"', '"') if found else ""
+
+
+def phase_of(name: str) -> str | None:
+    """Of an operation's name: forward, backward or update; None for what is no operation of the step.
+
+    jax names the transpose of a differentiated function so; the update has our own label.
+
+    >>> phase_of("jit(step)/transpose(jvp())/dot_general")
+    'backward'
+    """
+    if not name.startswith("jit("):
+        return None
+    return "backward" if "transpose(" in name else "update" if UPDATE in name else "forward"

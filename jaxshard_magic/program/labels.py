@@ -1,0 +1,73 @@
+"""Names that equations carry into the compiled program, so that what XLA makes of them can be told apart there.
+
+A label is one more scope of an equation's name stack; every compiler keeps those in `op_name`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+
+from .flow import ALIASES, MIXING, Flow
+from .ir import Program, Value
+from .roles import PARAMS, Roles
+
+UPDATE, GRADIENT, WEIGHT = "shard.update", "shard.gradient", "shard.weight"
+PIN = "shard.pin"  # an array that is only held in place where a body begins or ends
+_LABEL = re.compile(rf"({re.escape(GRADIENT)}|{re.escape(WEIGHT)})\.(\d+)")
+
+
+def label_of(op_name: str) -> tuple[str, int] | None:
+    """`(GRADIENT or WEIGHT, input)` of a compiled operation, None where it has no label.
+
+    >>> label_of("jit(step)/transpose(jvp())/shard.gradient.17/dot_general")
+    ('shard.gradient', 17)
+    """
+    found = _LABEL.search(op_name)
+    return (found[1], int(found[2])) if found else None
+
+
+def weight_label(program: Program, flow: Flow, value: Value) -> str | None:
+    """The label of a weight on its way to where it is used; None where it is not one input alone."""
+    place = {v: i for i, v in enumerate(program.inputs)}
+    inputs = [place[v] for v in flow.back([value], _by_alias) if v in place]
+    return f"{WEIGHT}.{inputs[0]}" if len(inputs) == 1 else None
+
+
+def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]) -> dict[int, str]:
+    """The label of each equation that has one, by its index: those that make a gradient, and the update.
+
+    `phases`: forward, backward or update of each equation, by its index.
+    """
+    made_by = {out: e for e in program.equations for out in e.outs}
+
+    def same_or_summand(v: Value, w: Value, name: str) -> bool:
+        if name == "reduce_sum":  # over dimensions of size one
+            return prod(program.shapes[v]) == prod(program.shapes[w])
+        return name == "" or name in ALIASES or name in ("add", "add_any")
+
+    found = {i: UPDATE for i, phase in phases.items() if phase == "update"}
+    for o, i in roles.state.items():
+        if roles.of[i] != PARAMS:
+            continue
+        for gradient in _gradients_of(program, flow, program.outputs[o]):
+            for value in flow.back([gradient], same_or_summand):
+                e = made_by.get(value)
+                if e is not None and not e.doors and phases.get(e.index) == "backward":
+                    found[e.index] = f"{GRADIENT}.{i}"
+    return found
+
+
+def _gradients_of(program: Program, flow: Flow, output: Value | None) -> Iterable[Value]:
+    """The nearest gradients that a new parameter is made of, element by element."""
+    if output is None:
+        return ()
+    shape = program.shapes[output]
+
+    def elementwise(v: Value, w: Value, name: str) -> bool:
+        return v not in flow.gradients and name not in MIXING and program.shapes[w] == shape
+
+    return [v for v in flow.back([output], elementwise) if v in flow.gradients]
+
+
+def _by_alias(_v: Value, _w: Value, name: str) -> bool:
+    return name == "" or name in ALIASES or name in ("dynamic_slice", "rev")

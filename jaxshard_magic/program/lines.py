@@ -1,0 +1,70 @@
+"""Whose line an equation comes from: the calls that led to it, also through the bodies that jax traces apart."""
+
+import site
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
+
+_OURS = str(Path(__file__).resolve().parents[1])
+
+__all__ = ["Calls", "is_ours", "is_users", "user_context"]
+
+
+class Calls:
+    """Tracebacks of equations inside bodies, joined to that of the equation whose body it is.
+
+    jax begins a traceback anew in each function that it traces by itself (jit, scan, custom rules) and shares it
+    between all calls; inside a library's function it has none of the user's lines at all.
+    """
+
+    def __init__(self) -> None:
+        self._joined: dict[tuple[int, int], tuple[Any, Any, Any]] = {}  # with what the ids are of
+
+    def join(self, outer: Any, inner: Any) -> Any:
+        """The traceback of an equation `inner` in the body of one with `outer`; each a jax traceback or None."""
+        if outer is None or inner is None:
+            return inner if outer is None else outer
+        key = id(outer), id(inner)
+        if key not in self._joined:
+            self._joined[key] = _joined(outer, inner), outer, inner
+        return self._joined[key][0]
+
+
+def _joined(outer: Any, inner: Any) -> Any:
+    code, around = inner.raw_frames()[0], outer.raw_frames()[0]
+    whole = len(code) > len(around) and list(code[-len(around) :]) == list(around)
+    return inner if whole else inner + outer
+
+
+def is_ours(file: str) -> bool:
+    """Is a file, by the name that Python knows it by, of this package?"""
+    return file.startswith(_OURS)
+
+
+@cache
+def is_users(file: str) -> bool:
+    """Is a file, by the name that Python knows it by, neither a library's nor ours?"""
+    if not file or file.startswith("<frozen") or is_ours(file):
+        return False
+    parts = Path(file).parts
+    if "site-packages" in parts or "dist-packages" in parts:
+        return False
+    return not any(file.startswith(place) for place in _library_places())
+
+
+@cache
+def _library_places() -> tuple[str, ...]:
+    """The folders of Python's own modules, and of the libraries that steps are made with, however installed."""
+    paths = sysconfig.get_paths()
+    places = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    if site.ENABLE_USER_SITE:
+        places.add(site.getusersitepackages())
+    for name in ("jax", "jaxlib", "flax", "optax", "equinox", "IPython"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file:
+            places.add(str(Path(file).parent))
+    return tuple(place.rstrip("/\\") + ("\\" if "\\" in place else "/") for place in places)
