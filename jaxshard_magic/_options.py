@@ -37,6 +37,7 @@ FLAGS = (
         "rules",
     ),
     Flag("--check", "", "compare with the plain step on the same inputs", "check"),
+    Flag("--on", "CHIP", "predict the step's time on this chip: --on v5e, --on h100", "on"),
     Flag("--dry-run", "", "trace, plan and compile; run no step", "dry_run"),
     Flag("--repeat", "N", "call the step N more times on copies, for its timing", "repeat"),
     Flag("--donate", "", "let the step reuse the memory of its own earlier results", "donate", True),
@@ -60,6 +61,7 @@ class Options:
     specs: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     check: bool = False
+    on: str | None = None
     dry_run: bool = False
     repeat: int = 0
     donate: bool | None = None

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from . import hardware
 from .errors import ShardError
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
 from .specs import parse_spec
@@ -48,6 +49,7 @@ def shard(
     rules: Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]] | None = None,
     donate: bool | None = None,
     check: bool = False,
+    on: str | None = None,
     name: str | None = None,
 ) -> ShardedStep:
     """Wrap `step`, any train step, so that it runs sharded over `mesh` under `strategy`, with the same numbers.
@@ -56,7 +58,7 @@ def shard(
     `mesh`: a `jax.sharding.Mesh`, mesh text, or None for all devices. `specs`: PartitionSpec by argument name
     (`{"batch": "P('data')"}`). `rules`: PartitionSpec by regular expression on a leaf's path. `donate`: True gives the
     step's own state of the previous call to the next, False never does, None does what the step's own jit says.
-    `check`: compare the first call against the plain step.
+    `check`: compare the first call against the plain step. `on`: predict the step's time for this chip ("v5e", "h100").
 
     Raises `ShardError` at once for a strategy, spec or mesh that cannot be; what depends on shapes is raised by the
     first call, before anything runs.
@@ -80,6 +82,7 @@ def shard(
         rules=tuple((pattern, _spec(v)) for pattern, v in pairs),
         donate=donate,
         check=check,
+        on=None if on is None else hardware.chip(on).key,
         name=name,
     )
 

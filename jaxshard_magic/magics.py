@@ -148,12 +148,15 @@ class ShardMagics(Magics):
 
         Raises ShardError for what the line alone tells, before the cell runs.
         """
+        from jaxshard_magic.hardware import chip
         from jaxshard_magic.specs import parse_assignment
         from jaxshard_magic.strategies import parse_strategy, part_axes
 
         parts = parse_strategy(options.strategy)
         for text in (*options.specs, *options.rules):
             parse_assignment(text)
+        if options.on is not None:
+            chip(options.on)
         if options.mesh:
             mesh = self._built(options.mesh).mesh
         elif current := self._current_mesh():
@@ -230,6 +233,8 @@ class ShardMagics(Magics):
         """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
         step = _sharded(options, mesh, path, function)
         step.progress = progress
+        if isinstance(self.session.step, type(step)) and self.session.step.name == step.name:
+            step.examples_before = self.session.step.examples
         step.cell, step.name_of = (cell.filename, cell.text), partial(_cell.name_of, self.shell)
         if watch is not None:
             watch.follow(step)
@@ -250,6 +255,7 @@ def _sharded(options: _options.Options, mesh: "Mesh", path: str, function: Any) 
         rules=[parse_assignment(rule) for rule in options.rules],
         donate=options.donate,
         check=options.check,
+        on=options.on,
         name=options.name or path,
     )
     step.keep_arguments = bool(options.repeat)

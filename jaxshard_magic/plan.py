@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh, PartitionSpec
+
+if TYPE_CHECKING:
+    from .program.flops import Work
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,27 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one device does of one product in a step, loop trips multiplied in: FLOPs, and bytes read and written.
+    `recomputed`: done a second time for the backward pass. `exact`: False where a loop's trips are not known."""
+
+    flops: int
+    bytes: int
+    dtype: str
+    recomputed: bool = False
+    exact: bool = True
+
+
+@dataclass(frozen=True)
 class Plan:
     """`run(*arrays) -> list of arrays` is the step with its constraints, same numbers as the traced one.
 
     `in_specs` and `out_specs` follow the order of the trace's inputs and outputs; `state_pairs` says which output
     is the next value of which input, `loss` which one is the loss, or has it as its last element. `batch_axes` are
-    the mesh axes that the examples are divided over, `idle_axes` those along which all devices do the same work.
+    the mesh axes that the examples are divided over, `idle_axes` those along which all devices do the same work,
+    `jobs` those of each part of the strategy. `examples` is the size of the batch. `work` is all that the step
+    multiplies, `shares` what one device does of it, None where the compiler decides. `unseen` names primitives that
+    may do more.
     """
 
     mesh: Mesh
@@ -52,3 +70,8 @@ class Plan:
     batch_axes: tuple[str, ...] = ()
     idle_axes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    examples: int | None = None
+    work: "tuple[Work, ...]" = ()
+    shares: tuple[Share, ...] | None = None
+    unseen: tuple[str, ...] = ()

@@ -2,7 +2,8 @@
 
 import math
 
-from jaxshard_magic.analysis.advice import advise
+from jaxshard_magic.analysis.advice import Case
+from jaxshard_magic.analysis.advice import advise as advice_on
 from jaxshard_magic.analysis.collectives import moves
 from jaxshard_magic.analysis.hlo import read
 from jaxshard_magic.report import Advice, Leaf, MeshInfo
@@ -22,6 +23,10 @@ def leaf(path, shape, spec=None, role="params", axes=None, wanted=(), why="a cop
     held = whole // math.prod((axes or {})[a] for a in names)
     lost = held - held // math.prod((axes or {})[a] for a in wanted) if wanted else 0
     return Leaf(path, role, shape, "float32", spec, whole, held, why, wanted, lost)
+
+
+def advise(leaves, mesh, strategy, **more) -> tuple[Advice, ...]:
+    return advice_on(Case(leaves, mesh, strategy, **more))
 
 
 def codes(advice) -> list[str]:
@@ -105,7 +110,7 @@ def test_a_dimension_that_would_grow_much_gets_another_mesh_of_as_many_devices()
     batch = leaf("batch", (32,), ("data",), "batch", {"data": 1, "model": 8})
     # 12 -> 16 would grow by a third; 12 divides by 4, and 32 examples by data=2.
     (told,) = advise([stuck, batch], mesh(data=1, model=8), "tp")
-    assert told.fix == "--mesh data=2 model=4"
+    assert told.fix == '--mesh "data=2 model=4"'
 
 
 def test_a_mesh_that_the_batch_does_not_divide_by_is_not_offered():

@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "gradients": ("program", "jax"),
     "schedule": ("", ""),
     "pipeline": ("schedule program plan", "jax numpy"),
-    "analysis": ("program plan report", "jax numpy"),
+    "analysis": ("program plan report hardware", "jax numpy"),
     "report": ("", ""),
     "views": ("report", ""),
     "hardware": ("", ""),

@@ -1,13 +1,16 @@
 """Collectives with the lines that cause them, in the words of a Report."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from ..report import Collective, Leaf
 from .collectives import Cause, Move, merge
 from .frames import Frame
-from .hlo import Module
+from .hlo import Module, runs
 from .origin import Origin, Origins
 from .sources import SourceText
+
+_CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
 
 
 def attributed(
@@ -33,6 +36,19 @@ def _cause(
         return Cause(origin.phase, origin.frame.file, origin.frame.line, line, _at(origin.deeper), what)
 
     return cause
+
+
+def host_calls(module: Module, origins: Origins) -> tuple[str | None, ...]:
+    """Where the step calls Python while it runs: `line 12`, None where that is not known; one each call."""
+    found = []
+    for name in runs(module):
+        computation = module.computations[name]
+        if "callback" in computation.text:
+            calls = (i for i in computation.instructions.values() if i.opcode == "custom-call")
+            for call in (i for i in calls if _CALLBACK.search(i.rest)):
+                frame = origins.of_instruction(call).frame
+                found.append(None if frame is None else f"line {frame.line}")
+    return tuple(found)
 
 
 def _at(frame: Frame | None) -> str | None:

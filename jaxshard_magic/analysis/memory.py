@@ -49,6 +49,11 @@ def memory(compiled: Compiled, leaves: Sequence[Leaf], mesh: Mesh, limit: int | 
     return Memory(tuple(replace(alike, device=d.id) for d in devices), "compiled")
 
 
+def with_limit(found: Memory, limit: int) -> Memory:
+    """The same bytes on devices that have `limit` each."""
+    return replace(found, per_device=tuple(replace(d, limit=limit) for d in found.per_device))
+
+
 def device_limit(device: Any) -> int | None:
     """Bytes that programs may use on a device; None where its backend does not say."""
     try:

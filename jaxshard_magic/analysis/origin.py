@@ -77,33 +77,33 @@ class Origins:
         self, computation: Computation, collective: Instruction, operand: int
     ) -> tuple[str, int] | None:
         """Which weight or gradient an array is, by its own name or that of what made it."""
-        made = [i for _, i in self._flow.producers(computation, collective.operands[operand])]
-        asked = made if len(collective.operands) > 1 else [collective, *made]
-        return next((found for i in asked if (found := label_of(op_name(i)))), None)
+        own = self._own(computation, collective, operand)
+        made = (i for _, i in self._flow.producers(computation, collective.operands[operand]))
+        return next((found for i in chain(own, made) if (found := label_of(op_name(i)))), None)
 
     def _witnesses(
         self, computation: Computation, collective: Instruction, operand: int
     ) -> Iterator[Instruction]:
-        """The instructions to ask, best first. A combined collective has the metadata of one of its parts, its operands
-        know better; an array is gathered for whoever uses it."""
-        name = collective.operands[operand]
-        combined = len(collective.operands) > 1 and not collective.opcode.startswith("all-to-all")
-        made = (i for _, i in self._flow.producers(computation, name))
-        used = (i for _, i in self._results(computation, collective, operand, combined))
+        """The instructions to ask, best first: an array is reduced for what made it, gathered for whoever uses it."""
+        own = self._own(computation, collective, operand)
+        made = (i for _, i in self._flow.producers(computation, collective.operands[operand]))
+        used = (i for last in own[-1:] for _, i in self._flow.consumers(computation, last.name))
         first, second = (made, used) if collective.opcode.startswith(_REDUCING) else (used, made)
-        yield from chain(first, [collective], second) if combined else chain([collective], first, second)
+        yield from chain(own, first, second, [collective])
 
-    def _results(
-        self, computation: Computation, collective: Instruction, operand: int, combined: bool
-    ) -> Iterator[tuple[Computation, Instruction]]:
-        found = self._flow.consumers(computation, collective.name)
-        if not combined:
-            yield from found
-            return
-        for where, i in found:
-            if i.opcode == "get-tuple-element" and int(i.attribute("index") or 0) == operand:
-                yield from self._flow.consumers(where, i.name)
-                return
+    def _own(self, computation: Computation, collective: Instruction, operand: int) -> list[Instruction]:
+        """The collective; of a combined one, which has the name of its first part, the element taken out of it."""
+        if len(collective.operands) == 1 or collective.opcode.startswith("all-to-all"):
+            return [collective]
+        taken = (
+            i
+            for _, i in islice(
+                self._flow.consumers(computation, collective.name), len(collective.operands) + 1
+            )
+        )
+        return [
+            i for i in taken if i.opcode == "get-tuple-element" and int(i.attribute("index") or 0) == operand
+        ]
 
     def _parameter(self, computation: Computation, collective: Instruction, operand: int) -> int | None:
         """The step's input that an array is, where it is moved as it came."""

@@ -6,15 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+from .. import hardware
+from ..hardware import Chip, chip_of
 from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
-from .advice import advise
-from .attribution import attributed
+from .advice import Case, advise
+from .attribution import attributed, host_calls
 from .collectives import Move, moves
 from .hlo import read
 from .leaves import leaves
-from .memory import device_limit, kept, memory
+from .memory import device_limit, kept, memory, with_limit
 from .mesh_info import mesh_info
 from .origin import Origins
+from .roofline import Roofline, roofline, timing, with_seconds
 from .sources import SourceText, plain_name, sources
 
 if TYPE_CHECKING:
@@ -28,7 +31,8 @@ class Facts(NamedTuple):
     leaves: tuple[Leaf, ...]
     memory: Memory
     collectives: tuple[Collective, ...] | None
-    advice: tuple[Advice, ...]
+    moves: tuple[Move, ...]
+    callbacks: tuple[str | None, ...]
     text: SourceText
 
 
@@ -40,22 +44,64 @@ def summarize(step: "ShardedStep") -> Report:
     entry = step.entry
     assert entry is not None
     found = facts_of(entry)
-    return _named(
-        Report(
-            name=step.name,
-            strategy=step.strategy,
-            options=step.options,
-            mesh=found.mesh,
-            leaves=found.leaves,
-            memory=found.memory,
-            collectives=found.collectives,
-            timing=Timing(entry.compile_s, entry.calls, len(entry.timings), _spread(entry.timings)),
-            advice=found.advice,
-            check=step.checked,
-        ),
-        step,
-        found.text,
+    chip, attached = _chip(step, found.mesh)
+    measured = Timing(entry.compile_s, entry.calls, len(entry.timings), _spread(entry.timings))
+    rows, roof, memory = found.collectives, None, found.memory
+    if chip is not None and not attached:
+        memory = with_limit(memory, chip.usable or chip.hbm)
+    if chip is not None:
+        roof = roofline(chip, found.mesh.axes, entry.plan.shares, found.leaves, rows)
+        rows = None if rows is None else with_seconds(rows, roof.wires)
+    report = Report(
+        name=step.name,
+        strategy=step.strategy,
+        options=step.options,
+        mesh=found.mesh,
+        leaves=found.leaves,
+        memory=memory,
+        collectives=rows,
+        timing=timing(measured, entry.plan, roof, attached),
+        advice=_advice(step, entry, found, memory, rows or (), roof),
+        check=step.checked,
     )
+    return _named(report, step, found.text)
+
+
+def _advice(
+    step: "ShardedStep",
+    entry: "Entry",
+    found: Facts,
+    memory: Memory,
+    rows: Sequence[Collective],
+    roof: Roofline | None,
+) -> tuple[Advice, ...]:
+    plan, placed = entry.plan, found.leaves
+    case = Case(
+        leaves=placed,
+        mesh=found.mesh,
+        strategy=plan.strategy,
+        jobs=plan.jobs,
+        idle_axes=plan.idle_axes,
+        given={leaf.path for leaf in plan.leaves if leaf.why.startswith(("given ", "rule ", "follows "))},
+        kept=[] if entry.donated else [placed[i] for i in set(plan.state_pairs.values())],
+        moves=found.moves,
+        collectives=rows,
+        memory=memory,
+        roof=roof,
+        shares=plan.shares or (),
+        examples=plan.examples,
+        examples_before=step.examples_before,
+        callbacks=found.callbacks,
+    )
+    return (*(Advice(f.code, f.level, f.message, f.fix) for f in plan.findings), *advise(case))
+
+
+def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
+    """The chip that a prediction is for, and whether it is the one that the step runs on."""
+    here = chip_of(mesh.device_kind) if mesh.source == "attached" else None
+    if step.on is None:
+        return here, here is not None
+    return hardware.chip(step.on), here is not None and hardware.chip(step.on) == here
 
 
 def facts_of(entry: "Entry") -> Facts:
@@ -73,22 +119,16 @@ def facts(entry: "Entry") -> Facts:
     placed = leaves(plan.leaves, plan.mesh)
     arguments = [placed[i] for i in entry.order]
     text, own = compiled.as_text(), SourceText()
-    found: tuple[Move, ...] = ()
-    rows = None
+    found, rows, calls = (), None, ()
     if text:
         module = read(text)
         found = moves(module, plan.mesh.shape)
         inputs = [i for i, is_read in zip(entry.order, kept(compiled), strict=True) if is_read]
         origins = Origins(module, [entry.home] if entry.home else [], inputs)
         rows = attributed(module, found, origins, placed, own)
-    twice = [] if entry.donated else [placed[i] for i in set(plan.state_pairs.values())]
-    given = {leaf.path for leaf in plan.leaves if leaf.why.startswith(("given ", "rule ", "follows "))}
-    advice = advise(
-        placed, mesh, plan.strategy, idle_axes=plan.idle_axes, given=given, moves=found, kept=twice
-    )
-    planned = tuple(Advice(f.code, f.level, f.message, f.fix) for f in plan.findings)
+        calls = host_calls(module, origins)
     held = memory(compiled, arguments, plan.mesh, device_limit(device))
-    return Facts(mesh, placed, held, rows, planned + advice, own)
+    return Facts(mesh, placed, held, rows, found, calls, own)
 
 
 def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:

@@ -9,16 +9,17 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 def phases(program: Program, flow: Flow) -> dict[int, str]:
     """The phase of every equation, by its index.
 
-    jax names the stack of a transposed equation so, and all in its bodies belongs to it; what depends on a gradient and
-    is none of those is the update. A step that takes no gradients is forward as a whole.
+    jax names the stack of an equation of a gradient call `jvp` in its forward pass and `transpose` in its backward one,
+    and all in its bodies belongs there; of the rest, what depends on a gradient is the update. A step that takes no
+    gradients is forward as a whole.
     """
     late, found = _depending(flow), {}
-    todo = [(e, False) for e in program.top.equations]
-    for e, inside in todo:
-        transposed = inside or "transpose(" in str(e.eqn.source_info.name_stack)
-        made_late = any(v in late for v in (*e.ins, *e.outs))
-        found[e.index] = BACKWARD if transposed else UPDATE if made_late else FORWARD
-        todo += [(inner, transposed) for door in e.doors for inner in door.scope.equations]
+    todo = [(e, "") for e in program.top.equations]
+    for e, outside in todo:
+        stack = f"{outside}/{e.eqn.source_info.name_stack}"
+        made_late = "jvp(" not in stack and any(v in late for v in (*e.ins, *e.outs))
+        found[e.index] = BACKWARD if "transpose(" in stack else UPDATE if made_late else FORWARD
+        todo += [(inner, stack) for door in e.doors for inner in door.scope.equations]
     return found
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from .dimensions import Dimensions, Storage
+from .flops import multiply_adds
 from .ir import Equation
 
 
@@ -34,14 +35,12 @@ def products(dims: Dimensions, storage: Storage) -> list[Product]:
     return [_product(dims, storage, e) for e in dims.program.equations if e.name in _CONTRACTED]
 
 
-def _dot(e: Equation, shapes: list) -> tuple[list[int], int]:
-    contracted = list(e.params["dimension_numbers"][0][0])
-    return contracted, math.prod(shapes[0][d] for d in contracted)
+def _dot(e: Equation) -> list[int]:
+    return list(e.params["dimension_numbers"][0][0])
 
 
-def _conv(e: Equation, shapes: list) -> tuple[list[int], int]:
-    dn = e.params["dimension_numbers"]
-    return [dn.lhs_spec[1]], math.prod(shapes[1][d] for d in dn.rhs_spec[1:])
+def _conv(e: Equation) -> list[int]:
+    return [e.params["dimension_numbers"].lhs_spec[1]]
 
 
 _CONTRACTED = {"dot_general": _dot, "conv_general_dilated": _conv}
@@ -51,7 +50,7 @@ def _product(dims: Dimensions, storage: Storage, e: Equation) -> Product:
     program = dims.program
     tensors = (*e.ins[:2], e.outs[0])
     shapes = [() if v is None else program.shapes[v] for v in tensors]
-    contracted, depth = _CONTRACTED[e.name](e, shapes)
+    contracted = _CONTRACTED[e.name](e)
     classes = [tuple(dims.of(v)) for v in tensors]
     count = e.trips * math.prod(shapes[2])
     return Product(
@@ -60,7 +59,7 @@ def _product(dims: Dimensions, storage: Storage, e: Equation) -> Product:
         right=classes[1],
         out=classes[2],
         contracted=frozenset(classes[0][d] for d in contracted if classes[0]),
-        flops=2 * count * depth,
+        flops=2 * e.trips * multiply_adds(e),
         out_bytes=count * program.avals[e.outs[0]].dtype.itemsize,
         weights=tuple(k for k, v in enumerate(e.ins[:2]) if v is not None and not storage.batchy(v)),
     )

@@ -45,6 +45,7 @@ class ShardedStep:
         rules: Sequence[tuple[str, PartitionSpec]] = (),
         donate: bool | None = None,
         check: bool = False,
+        on: str | None = None,
         name: str | None = None,
     ):
         while isinstance(step, ShardedStep):
@@ -54,13 +55,15 @@ class ShardedStep:
         self.__wrapped__ = step
         self.strategy, self.mesh, self.donate = strategy, mesh, donate
         self.name = name or self._step.name
+        self.on = on  # the chip that a report predicts for
         self.progress: Callable[[str], None] | None = None
         self.watch: Callable[[Entry, Any], None] | None = None  # called with what each call gave
+        self.examples_before: int | None = None  # of the batch of an earlier run of the same step
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.name_of: Callable[[str], str | None] = lambda file: None  # a notebook's name for a file
-        self.options = _options(specs or {}, rules, donate, check)
+        self.options = _options(specs or {}, rules, donate, check, on)
         self._planner, self._specs, self._rules = planner, dict(specs or {}), tuple(rules)
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
@@ -98,6 +101,11 @@ class ShardedStep:
     @property
     def calls(self) -> int:
         return sum(entry.calls for entry in list(self._entries.values()))
+
+    @property
+    def examples(self) -> int | None:
+        """The size of the batch in the last kind of call; None where there is none."""
+        return None if self._current is None else self._current.plan.examples
 
     @property
     def check(self) -> bool:
@@ -264,12 +272,15 @@ def _options(
     rules: Sequence[tuple[str, PartitionSpec]],
     donate: bool | None,
     check: bool,
+    on: str | None,
 ) -> dict[str, Any]:
     """What was asked for beside the strategy, as plain data for the Report."""
-    asked = {"specs": {k: _text(v) for k, v in specs.items()}, "rules": {k: _text(v) for k, v in rules}}
-    return {
-        k: v for k, v in {**asked, "donate": donate, "check": check or None}.items() if v not in (None, {})
+    asked: dict[str, Any] = {
+        "specs": {k: _text(v) for k, v in specs.items()},
+        "rules": {k: _text(v) for k, v in rules},
     }
+    asked |= {"donate": donate, "check": check or None, "on": on}
+    return {k: v for k, v in asked.items() if v not in (None, {})}
 
 
 def _text(spec: PartitionSpec) -> str:

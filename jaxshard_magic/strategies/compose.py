@@ -10,6 +10,7 @@ from ..plan import Finding, LeafPlan, Plan
 from ..program.batch import find_batch
 from ..program.dimensions import Dimensions
 from ..program.emit import Emitter
+from ..program.flops import counted, unseen
 from ..program.flow import Flow
 from ..program.ir import Program
 from ..program.labels import labels
@@ -24,6 +25,7 @@ from .given import Given, apply_given, given_batch, given_specs
 from .hold import Hold
 from .layout import Axes, Layout, Strategy, partition_spec
 from .names import batch_axes, parse_strategy, part_axes
+from .shares import shares
 from .tp import tensor_parallel
 
 # In this order: data parallel needs nothing, tensor parallel takes its dimensions first, fsdp what is left.
@@ -63,6 +65,7 @@ def plan(
             apply(layout, axes[name])
     in_specs = [_input_spec(layout, i, given) for i in range(len(roles.of))]
     named = labels(program, flow, roles, phases(program, flow))
+    work = counted(program, flow)
     return Plan(
         mesh=mesh,
         strategy=strategy,
@@ -75,6 +78,11 @@ def plan(
         batch_axes=examples_over,
         idle_axes=_idle_axes(layout, axes, in_specs),
         findings=(*(_batch_findings(traced, layout) if examples_over else ()), *layout.findings),
+        jobs=axes,
+        examples=batch.size,
+        work=work,
+        shares=None if by_itself else shares(layout, work),
+        unseen=unseen(program),
     )
 
 

@@ -151,7 +151,7 @@ def _fit(report: Report) -> tuple[bool, list[Span]]:
         ok, word = False, "Does not fit:"
         size = f"{mem.of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much"
     else:
-        word = "Fits:" if ran(report) else "Would fit:"
+        word = "Fits:" if ran(report) and report.mesh.source != "simulated" else "Would fit:"
         size = mem.of_limit(top.peak, most, 3 if top.peak > 0.9 * most else 2)
     on = [Span(f" {size} on "), Span(place, "memory"), Span(".")] if place else [Span(f" {size}.")]
     return ok, [strong(word), *on]
@@ -315,6 +315,11 @@ def notes(report: Report) -> list[str]:
             if ran(report)
             else "Bytes are exact. A step time of this CPU would say nothing about an accelerator."
         )
+        if report.timing and report.timing.on:
+            lines.append(
+                f"Predicted times and the memory limit are of {report.timing.on}, at its published rates and with "
+                "nothing overlapped; the program is the one compiled for this CPU."
+            )
     elif report.mesh.source == "topology":
         lines.append("Every figure is computed from the compiled program or predicted.")
     if not ran(report):

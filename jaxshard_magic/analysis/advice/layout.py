@@ -1,42 +1,22 @@
-"""What the report of a step tells its reader to look at, each with a fix to paste."""
+"""Advice on where arrays lie: what could not be cut, what lies whole, and axes that nothing uses."""
 
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from ..report import Advice, Leaf, MeshInfo, Spec
-from .collectives import Move
+from ...report import Advice, Leaf, MeshInfo
+from .case import Case, all_divide, axes_of, byte_text, devices_along, entry_axes, mesh_option
 
 LARGE = 2**14  # elements; smaller leaves are copied on purpose
 SHARE = 0.01  # of what a device stores: less is not worth a warning
 GROUPS = 5  # groups of alike leaves that get their own line
-WORTH_DONATING = 2**20  # bytes of state
 PADDING = 1.05  # times its size: the most that a dimension is padded before another mesh is the better fix
 
 
-def advise(
-    leaves: Sequence[Leaf],
-    mesh: MeshInfo,
-    strategy: str,
-    *,
-    idle_axes: Sequence[str] = (),
-    given: Collection[str] = (),
-    moves: Sequence[Move] = (),
-    kept: Sequence[Leaf] = (),
-) -> tuple[Advice, ...]:
-    """What is off with a sharded step, warnings first.
-
-    `idle_axes` are mesh axes that the plan uses for nothing, `given` the paths of leaves whose spec the user
-    chose, `moves` the compiled step's collectives, `kept` the state whose old value stays while the new one is made.
-    """
-    found = [*_not_cut(leaves, mesh), *_idle(leaves, mesh, strategy, idle_axes)]
-    found += [*_whole(leaves, mesh, given), *_unknown_loops(moves), *_not_donated(kept)]
-    return tuple(sorted(found, key=lambda a: ("error", "warning", "info").index(a.level)))
-
-
-def _not_cut(leaves: Sequence[Leaf], mesh: MeshInfo) -> Iterator[Advice]:
+def not_cut(case: Case) -> Iterator[Advice]:
     """Leaves that the strategy wanted to cut over more axes than it could, alike ones together."""
+    leaves, mesh = case.leaves, case.mesh
     groups = _alike([leaf for leaf in leaves if leaf.wanted])
     groups.sort(key=lambda group: -sum(leaf.lost for leaf in group))
     stored = sum(leaf.bytes_per_device for leaf in leaves)
@@ -47,13 +27,13 @@ def _not_cut(leaves: Sequence[Leaf], mesh: MeshInfo) -> Iterator[Advice]:
         also = f"With {len(group) - 1} more like it" if len(group) > 1 else "So"
         message = (
             f"{first.path} is not cut over {axes}: no dimension of {sizes} is left that divides by {parts}. "
-            f"{also} every device keeps {_size(lost)} more than planned."
+            f"{also} every device keeps {byte_text(lost)} more than planned."
         )
         level = "warning" if lost >= SHARE * stored else "info"
         yield Advice("not-cut", level, message, _fix(group, leaves, mesh))
     rest = [leaf for group in groups[GROUPS:] for leaf in group]
     if rest:
-        lost = _size(sum(leaf.lost for leaf in rest))
+        lost = byte_text(sum(leaf.lost for leaf in rest))
         yield Advice(
             "not-cut", "info", f"{len(rest)} more leaves are not cut as planned, {lost} more on every device."
         )
@@ -73,16 +53,17 @@ def _rule(group: list[Leaf], leaves: Sequence[Leaf], mesh: MeshInfo, axes: tuple
     """A rule that cuts the group over `axes` as well. The first of three or more dimensions is left alone: in
     most steps it counts the layers of a scan, and cutting it moves every layer at every trip."""
     first = group[0]
-    free = [a for a in axes if a not in _axes(first.spec)]
+    free = [a for a in axes if a not in axes_of(first.spec)]
     fitting = [
         d
         for d, size in enumerate(first.shape)
-        if (d or len(first.shape) < 3) and size % _parts(mesh.axes, (*_names(first.spec[d]), *free)) == 0
+        if (d or len(first.shape) < 3)
+        and size % devices_along(mesh.axes, (*entry_axes(first.spec[d]), *free)) == 0
     ]
     if not fitting or not free:
         return None
     d = max(fitting, key=lambda d: (first.spec[d] is None, first.shape[d]))
-    entries = [_names(entry) for entry in first.spec]
+    entries = [entry_axes(entry) for entry in first.spec]
     entries[d] = (*entries[d], *free)
     spec = ",".join(repr(e[0]) if len(e) == 1 else repr(e or None).replace(" ", "") for e in entries)
     return f'--rule "{_pattern(group, leaves)}=P({spec})"'
@@ -109,7 +90,7 @@ def _padded(leaf: Leaf, mesh: MeshInfo) -> tuple[float, str | None]:
     """The smallest growth of a dimension that makes it divide, and how to say so."""
     options = []
     for d, size in enumerate(leaf.shape):
-        parts = _parts(mesh.axes, (*_names(leaf.spec[d]), *leaf.wanted))
+        parts = devices_along(mesh.axes, (*entry_axes(leaf.spec[d]), *leaf.wanted))
         padded = -(-size // parts) * parts
         if padded > size:
             options.append((padded / size, f"pad dimension {d} of {leaf.path} from {size} to {padded}"))
@@ -127,75 +108,58 @@ def _other_mesh(leaf: Leaf, leaves: Sequence[Leaf], mesh: MeshInfo) -> str | Non
             axes = {**mesh.axes, axis: size}
             axes[other] *= mesh.axes[axis] // size
             cuts = any(
-                n % _parts(axes, (*_names(e), *leaf.wanted)) == 0
+                n % devices_along(axes, (*entry_axes(e), *leaf.wanted)) == 0
                 for n, e in zip(leaf.shape, leaf.spec, strict=True)
             )
-            if cuts and _all_divide(leaves, axes):
-                return f"--mesh {_mesh_text(axes)}"
+            if cuts and all_divide(leaves, axes):
+                return mesh_option(axes)
     return None
 
 
-def _idle(
-    leaves: Sequence[Leaf], mesh: MeshInfo, strategy: str, idle_axes: Sequence[str]
-) -> Iterator[Advice]:
+def idle(case: Case) -> Iterator[Advice]:
     """Mesh axes along which all devices do the same work."""
+    leaves, mesh, idle_axes = case.leaves, case.mesh, case.idle_axes
     if not idle_axes:
         return
     batch = [leaf for leaf in leaves if leaf.role == "batch"]
-    over = [a for leaf in batch for a in mesh.axes if a in _axes(leaf.spec)]
+    over = [a for leaf in batch for a in mesh.axes if a in axes_of(leaf.spec)]
     if over:
         axes = {a: n for a, n in mesh.axes.items() if a not in idle_axes}
-        wider = axes | {over[0]: axes[over[0]] * _parts(mesh.axes, idle_axes)}
-        fix = f"--mesh {_mesh_text(wider if _all_divide(leaves, wider) else axes)}"
-    elif strategy == "spmd":
+        wider = axes | {over[0]: axes[over[0]] * devices_along(mesh.axes, idle_axes)}
+        fix = mesh_option(wider if all_divide(leaves, wider) else axes)
+    elif case.strategy == "spmd":
         name = batch[0].path.split(".")[0] if batch else "batch"
         fix = f"--spec \"{name}=P('{idle_axes[0]}')\""
     else:
-        fix = f"%%shard {strategy}+dp@{idle_axes[0]}"
-    same = _parts(mesh.axes, idle_axes)
+        fix = f"%%shard {case.strategy}+dp@{idle_axes[0]}"
+    same = devices_along(mesh.axes, idle_axes)
     names = " and ".join(idle_axes)
     message = f"Nothing uses {names}: {same} devices at a time do the same work."
     yield Advice("idle-axis", "warning", message, fix)
 
 
-def _whole(leaves: Sequence[Leaf], mesh: MeshInfo, given: Collection[str]) -> Iterator[Advice]:
+def whole(case: Case) -> Iterator[Advice]:
     """Large leaves left whole, though others of their role are cut and nobody asked for it."""
+    leaves, mesh, given = case.leaves, case.mesh, case.given
     used = {leaf.role: Counter[frozenset[str]]() for leaf in leaves}
     for leaf in leaves:
-        if axes := _axes(leaf.spec):
+        if axes := axes_of(leaf.spec):
             used[leaf.role][frozenset(axes)] += 1
     stored = sum(leaf.bytes_per_device for leaf in leaves)
     silent = [
         leaf
         for leaf in leaves
-        if used[leaf.role] and not _axes(leaf.spec) and not leaf.wanted and leaf.path not in given
+        if used[leaf.role] and not axes_of(leaf.spec) and not leaf.wanted and leaf.path not in given
         if math.prod(leaf.shape) >= LARGE and leaf.bytes >= SHARE * stored
     ]
     groups = sorted(_alike(silent), key=lambda group: -sum(leaf.bytes for leaf in group))
     for group in groups[:GROUPS]:
         axes = used[group[0].role].most_common(1)[0][0]
         fix = _rule(group, leaves, mesh, tuple(a for a in mesh.axes if a in axes))
-        held = _size(sum(leaf.bytes_per_device for leaf in group))
+        held = byte_text(sum(leaf.bytes_per_device for leaf in group))
         more = f", {len(group) - 1} more like it too" if len(group) > 1 else ""
         message = f"{group[0].path} lies whole on every device{more}, {held} each: {group[0].why}."
         yield Advice("whole", "info", message, fix)
-
-
-def _unknown_loops(moves: Sequence[Move]) -> Iterator[Advice]:
-    """Collectives whose count is only known from below."""
-    n = sum(not move.exact for move in moves)
-    if n:
-        what = "A collective runs" if n == 1 else f"{n} collectives run"
-        message = f"{what} in a loop whose length is only known while it runs: counted for one pass."
-        yield Advice("loop-length", "info", message, None)
-
-
-def _not_donated(kept: Sequence[Leaf]) -> Iterator[Advice]:
-    """State that lies in memory twice."""
-    twice = sum(leaf.bytes_per_device for leaf in kept)
-    if twice >= WORTH_DONATING:
-        message = f"The old state stays while the new one is made: {_size(twice)} more on every device."
-        yield Advice("not-donated", "info", message, "--donate")
 
 
 def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
@@ -204,29 +168,3 @@ def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
     for leaf in leaves:
         groups.setdefault((leaf.shape, leaf.spec, leaf.wanted, leaf.role == "batch"), []).append(leaf)
     return list(groups.values())
-
-
-def _all_divide(leaves: Sequence[Leaf], axes: Mapping[str, int]) -> bool:
-    return all(n % _parts(axes, _names(e)) == 0 for x in leaves for n, e in zip(x.shape, x.spec, strict=True))
-
-
-def _parts(axes: Mapping[str, int], names: Collection[str]) -> int:
-    return math.prod(axes[a] for a in names)
-
-
-def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else entry
-
-
-def _axes(spec: Spec) -> set[str]:
-    return {a for entry in spec for a in _names(entry)}
-
-
-def _mesh_text(axes: Mapping[str, int]) -> str:
-    return " ".join(f"{a}={n}" for a, n in axes.items())
-
-
-def _size(n: int) -> str:
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    power = next(i for i in range(len(units)) if n / 1024**i < 999.5 or i == len(units) - 1)
-    return f"{n / 1024**power:.3g} {units[power]}"

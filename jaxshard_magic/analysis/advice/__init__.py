@@ -1,0 +1,23 @@
+"""What the report of a step tells its reader to look at, each with a fix to paste; one small rule each."""
+
+from collections.abc import Callable, Iterator
+
+from ...report import Advice
+from .case import Case as Case
+from .fit import does_not_fit, replicated_state
+from .layout import idle, not_cut, whole
+from .program import batch_grew, host_calls, not_donated, unknown_loops
+from .speed import communication, float32, slow_links, small_batch, wide_axis
+
+LEVELS = ("error", "warning", "info")
+RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
+    *(does_not_fit, replicated_state, not_cut, idle, whole),
+    *(communication, slow_links, wide_axis, small_batch, float32),
+    *(unknown_loops, host_calls, not_donated, batch_grew),
+)
+
+
+def advise(case: Case) -> tuple[Advice, ...]:
+    """What is off with a sharded step, errors first, then warnings, each kind in the order of the rules."""
+    found = [advice for rule in RULES for advice in rule(case)]
+    return tuple(sorted(found, key=lambda advice: LEVELS.index(advice.level)))

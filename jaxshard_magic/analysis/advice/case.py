@@ -1,0 +1,93 @@
+"""What a rule of advice looks at, and the words that several of them need."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...plan import Share
+from ...report import Collective, Leaf, Memory, MeshInfo, Spec
+from ..collectives import Move
+from ..roofline import Roofline
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that is known of a sharded step.
+
+    `jobs` are the mesh axes of each part of the strategy, `idle_axes` those that the plan uses for nothing, `given` the
+    paths of leaves whose spec the user chose, `kept` the state whose old value stays while the new one is made.
+    `moves` are the compiled step's collectives one by one, `collectives` the report's, with the seconds of `roof` where
+    a chip is known. `shares` is what one device multiplies; `examples` the batch, `examples_before` that of the step's
+    earlier run; `callbacks` the lines, or None, of calls to Python from inside the step.
+    """
+
+    leaves: Sequence[Leaf]
+    mesh: MeshInfo
+    strategy: str
+    jobs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    idle_axes: Sequence[str] = ()
+    given: Collection[str] = ()
+    kept: Sequence[Leaf] = ()
+    moves: Sequence[Move] = ()
+    collectives: Sequence[Collective] = ()
+    memory: Memory | None = None
+    roof: Roofline | None = None
+    shares: Sequence[Share] = ()
+    examples: int | None = None
+    examples_before: int | None = None
+    callbacks: Sequence[str | None] = ()
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes that the examples lie along, in the mesh's order."""
+        cut = {a for leaf in self.leaves if leaf.role == "batch" for a in axes_of(leaf.spec)}
+        return tuple(a for a in self.mesh.axes if a in cut)
+
+
+def axes_of(spec: Spec) -> set[str]:
+    return {a for entry in spec for a in entry_axes(entry)}
+
+
+def entry_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else entry
+
+
+def devices_along(axes: Mapping[str, int], chosen: Collection[str]) -> int:
+    """Devices along the `chosen` axes together."""
+    return math.prod(axes[a] for a in chosen)
+
+
+def all_divide(leaves: Sequence[Leaf], axes: Mapping[str, int]) -> bool:
+    """Does every leaf divide as it does now on a mesh of these `axes`?"""
+    return all(
+        n % devices_along(axes, entry_axes(e)) == 0
+        for x in leaves
+        for n, e in zip(x.shape, x.spec, strict=True)
+    )
+
+
+def mesh_text(axes: Mapping[str, int]) -> str:
+    return " ".join(f"{a}={n}" for a, n in axes.items())
+
+
+def mesh_option(axes: Mapping[str, int]) -> str:
+    """`--mesh data=8`, quoted where there are several axes."""
+    text = mesh_text(axes)
+    return f'--mesh "{text}"' if " " in text else f"--mesh {text}"
+
+
+def byte_text(n: float) -> str:
+    """`1.5 MiB`."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = next(i for i in range(len(units)) if n / 1024**i < 999.5 or i == len(units) - 1)
+    return f"{n / 1024**power:.3g} {units[power]}"
+
+
+def time(seconds: float) -> str:
+    """`3.2 ms`."""
+    unit, factor = next(((u, f) for u, f in (("s", 1.0), ("ms", 1e3)) if seconds * f >= 1), ("us", 1e6))
+    return f"{seconds * factor:.3g} {unit}"
+
+
+def share(part: float) -> str:
+    return f"{100 * part:.0f}%"

@@ -1,0 +1,52 @@
+"""Advice on what the program does: loops of unknown length, calls to Python, memory that is kept, a grown batch."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ...report import Advice
+from .case import Case, byte_text
+
+WORTH_DONATING = 2**20  # bytes of state
+
+
+def unknown_loops(case: Case) -> Iterator[Advice]:
+    """Collectives whose count is only known from below."""
+    n = sum(not move.exact for move in case.moves)
+    if n:
+        what = "A collective runs" if n == 1 else f"{n} collectives run"
+        message = f"{what} in a loop whose length is only known while it runs: counted for one pass."
+        yield Advice("loop-length", "info", message, None)
+
+
+def host_calls(case: Case) -> Iterator[Advice]:
+    """Calls to Python from inside the step: each stops the device until the host has answered."""
+    lines = Counter(case.callbacks)
+    for line, n in lines.items():
+        times = f"{n} times " if n > 1 else ""
+        where = f" from {line}" if line else ""
+        message = f"The step calls Python {times}in each run{where}: the devices wait for the host meanwhile."
+        yield Advice("host-call", "warning", message, None)
+
+
+def not_donated(case: Case) -> Iterator[Advice]:
+    """State that lies in memory twice."""
+    twice = sum(leaf.bytes_per_device for leaf in case.kept)
+    if twice >= WORTH_DONATING:
+        message = f"The old state stays while the new one is made: {byte_text(twice)} more on every device."
+        yield Advice("not-donated", "info", message, "--donate")
+
+
+def batch_grew(case: Case) -> Iterator[Advice]:
+    """More examples a step than in the step's earlier run: the learning rate goes with them.
+
+    Linearly for SGD (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1), with the root for Adam
+    (Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022).
+    """
+    now, before = case.examples, case.examples_before
+    if now and before and now > before:
+        times = now / before
+        message = (
+            f"The batch grew from {before} to {now} examples: the learning rate usually goes with it, "
+            f"{times:.3g} times as large for SGD, {times**0.5:.3g} times for Adam, with a warm-up."
+        )
+        yield Advice("learning-rate", "info", message, None)

@@ -1,0 +1,189 @@
+"""Advice on what a step waits for on a chip; none of it without a chip."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ...hardware import axis_bandwidths
+from ...report import Advice, Collective
+from .case import Case, all_divide, byte_text, devices_along, mesh_option, mesh_text, share, time
+
+COMMUNICATION = 0.2  # of a step: a larger share is worth a warning
+DOMINATES = 0.5  # of the communication
+SLOW = 0.5  # of a chip's fast links: what carries less is slow
+MOST_TIMES = 64  # a batch that would have to grow more is no help
+WAITING = 0.5  # of a step's own work
+MOSTLY = 0.5  # of the FLOPs
+
+
+def communication(case: Case) -> Iterator[Advice]:
+    """Communication takes a large share of the step."""
+    step, sent = _predicted(case)
+    if step is None or not sent or sent / step <= COMMUNICATION:
+        return
+    kind, axes, seconds, line = _largest(case.collectives)
+    own = step - sent
+    over = "+".join(axes or ()) or "groups of its own"
+    message = (
+        f"{share(sent / step)} of the predicted step is communication: {time(sent)} of {time(step)} on "
+        f"{_chip(case)}, most by {kind}s over {over} ({time(seconds)}{line})."
+    )
+    times = _power((1 - COMMUNICATION) / COMMUNICATION * sent / own) if own else math.inf
+    fixed = sum(c.seconds or 0 for c in case.collectives if set(c.axes or ()) <= set(case.batch_axes))
+    if case.examples and fixed >= DOMINATES * sent and times <= MOST_TIMES:
+        message += " What moves for weights stays the same when the batch grows."
+        yield Advice("communication", "warning", message, f"a batch of {case.examples * times} examples")
+    else:
+        yield Advice("communication", "warning", message)
+
+
+def slow_links(case: Case) -> Iterator[Advice]:
+    """Tensor parallelism, or the gathers of fsdp, over links that are slower than the chip has."""
+    if case.roof is None:
+        return
+    chip, wires = case.roof.chip, case.roof.wires
+    fast = max((w.bandwidth or 0 for w in axis_bandwidths(chip, {"one": _node(case)}).values()), default=0)
+    for part, axes in case.jobs.items():
+        for axis in axes if part in ("tp", "fsdp") else ():
+            rate = wires[axis].bandwidth
+            if (
+                rate is None
+                or rate >= SLOW * fast
+                or not any(axis in (c.axes or ()) for c in case.collectives)
+            ):
+                continue
+            what = "The sums of tensor parallelism" if part == "tp" else "The weights that fsdp gathers"
+            message = (
+                f"{what} go over {axis} at {rate / 1e9:.3g} GB/s ({wires[axis].name}); "
+                f"{chip.name} has links of {fast / 1e9:.3g} GB/s."
+            )
+            fix = _inner(case, axis) or (_hybrid(case, axis) if part == "fsdp" else _narrower(case, axis))
+            yield Advice(f"slow-{part}", "warning", message, fix)
+
+
+def wide_axis(case: Case) -> Iterator[Advice]:
+    """One axis of tensor parallelism is most of what a step waits for."""
+    step, sent = _predicted(case)
+    if step is None or not sent or sent / step <= COMMUNICATION:
+        return
+    for axis in case.jobs.get("tp", ()):
+        taken = sum(c.seconds or 0 for c in case.collectives if c.axes == (axis,))
+        fix = _narrower(case, axis)
+        if taken > DOMINATES * sent and fix is not None and case.mesh.axes[axis] > 1:
+            n = case.mesh.axes[axis]
+            left = (
+                taken / 2 * (n / 2 - 1) / (n / 2) / ((n - 1) / n)
+            )  # half as many examples a device, a shorter ring
+            then = (
+                f"with {n // 2} devices along it, it would take about {time(left)}"
+                if left
+                else "without it, none"
+            )
+            message = f"{axis} takes {time(taken)} of the {time(sent)} that the step communicates; {then}."
+            yield Advice("wide-axis", "info", message, fix)
+
+
+def small_batch(case: Case) -> Iterator[Advice]:
+    """Products so small that the chip waits for its memory."""
+    roof = case.roof
+    if roof is None or roof.bound_by_memory is None or roof.bound_by_memory <= WAITING or not case.shares:
+        return
+    flops, moved = sum(s.flops for s in case.shares), sum(s.bytes for s in case.shares)
+    rate = roof.chip.peak(max(case.shares, key=lambda s: s.flops).dtype)
+    if not flops or not moved or rate is None:
+        return
+    does, needs = flops / moved, rate / roof.chip.hbm_bandwidth
+    if does >= needs:
+        return
+    message = (
+        f"{_chip(case)} waits for its memory {share(roof.bound_by_memory)} of the time that it works: the products do "
+        f"{does:.3g} FLOPs for each byte, and it needs {needs:.3g} to be busy."
+    )
+    times = _power(needs / does)
+    devices = devices_along(case.mesh.axes, case.batch_axes)
+    if case.examples and times <= MOST_TIMES:
+        message += f" Each device has {case.examples // devices or 1} of the {case.examples} examples."
+        yield Advice("small-batch", "info", message, f"a batch of {case.examples * times} examples")
+    else:
+        yield Advice("small-batch", "info", message)
+
+
+def float32(case: Case) -> Iterator[Advice]:
+    """Matmuls in float32 where bfloat16 would do."""
+    if case.roof is None or not case.shares:
+        return
+    flops = sum(s.flops for s in case.shares)
+    wide = sum(s.flops for s in case.shares if s.dtype == "float32")
+    chip = case.roof.chip
+    narrow, full = chip.peak("bfloat16"), chip.peak("float32")
+    if not flops or wide / flops <= MOSTLY or narrow is None or full is None:
+        return
+    moved = byte_text(sum(s.bytes for s in case.shares if s.dtype == "float32") / 2)
+    gain = f"is {narrow / full:.2g} times as fast on {chip.name} and " if narrow > full else ""
+    message = (
+        f"{share(wide / flops)} of the FLOPs are in float32: bfloat16 {gain}reads and writes {moved} less."
+    )
+    yield Advice("float32", "info", message, "params = jax.tree.map(lambda w: w.astype('bfloat16'), params)")
+
+
+def _predicted(case: Case) -> tuple[float | None, float]:
+    """Seconds of the predicted step, and of its communication."""
+    if case.roof is None or case.roof.step is None:
+        return None, 0.0
+    return case.roof.step, case.roof.communication or 0.0
+
+
+def _largest(collectives: Sequence[Collective]) -> tuple[str, tuple[str, ...] | None, float, str]:
+    """The kind of collective over the axes that take most, its seconds, and its line where one has most of them."""
+    taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
+    for c in collectives:
+        taken[c.kind, c.axes] += c.seconds or 0.0
+    (kind, axes), seconds = max(taken.items(), key=lambda item: item[1])
+    lines: dict[int | None, float] = defaultdict(float)
+    for c in collectives:
+        if (c.kind, c.axes) == (kind, axes):
+            lines[c.line] += c.seconds or 0.0
+    line, most = max(lines.items(), key=lambda item: item[1])
+    return kind, axes, seconds, f", most from line {line}" if line and most > DOMINATES * seconds else ""
+
+
+def _inner(case: Case, axis: str) -> str | None:
+    """The same mesh with `axis` last, whose neighbours are the nearest, where it is faster there."""
+    axes = {a: n for a, n in case.mesh.axes.items() if a != axis} | {axis: case.mesh.axes[axis]}
+    if case.roof is None or list(axes) == list(case.mesh.axes):
+        return None
+    now, then = case.roof.wires[axis].bandwidth, axis_bandwidths(case.roof.chip, axes)[axis].bandwidth
+    return mesh_option(axes) if now and then and then >= 2 * now else None
+
+
+def _hybrid(case: Case, axis: str) -> str | None:
+    """Weights cut inside a node only, and copied between nodes."""
+    n, node = case.mesh.axes[axis], _node(case)
+    others = {a: m for a, m in case.mesh.axes.items() if a != axis}
+    if case.strategy != "fsdp" or others or n <= node or n % node:
+        return None
+    return f'%%shard dp+fsdp --mesh "{mesh_text({"data": n // node, "fsdp": node})}"'
+
+
+def _narrower(case: Case, axis: str) -> str | None:
+    """Half as many devices along `axis`, and twice as many along the batch."""
+    others = [a for a in case.batch_axes if a != axis]
+    if not others or case.mesh.axes[axis] % 2:
+        return None
+    axes = {**case.mesh.axes, axis: case.mesh.axes[axis] // 2, others[0]: 2 * case.mesh.axes[others[0]]}
+    return mesh_option({a: n for a, n in axes.items() if n > 1}) if all_divide(case.leaves, axes) else None
+
+
+def _node(case: Case) -> int:
+    """The devices that the chip's fast links join, as far as the mesh has as many."""
+    devices = math.prod(case.mesh.axes.values())
+    return min(case.roof.chip.node, devices) if case.roof else devices
+
+
+def _chip(case: Case) -> str:
+    return case.roof.chip.name if case.roof else "the chip"
+
+
+def _power(times: float) -> int:
+    """The next power of two."""
+    return 2 ** max(0, math.ceil(math.log2(times))) if 0 < times < math.inf else 2**62

@@ -1,0 +1,243 @@
+"""What fills a device's memory while a step runs, and at its peak, from XLA's own buffer assignment."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from jax.stages import Compiled
+
+from . import assignment as xla
+from .assignment import Allocation, Assignment, Definition, Slot
+from .hlo import Computation, Instruction, Module, Shape
+from .liveness import BRANCHES, Liveness, Range, Result, called, liveness, values
+
+_MOST_POINTS = 400
+_NESTING = re.compile(r"[\[({]|[\])}]|,")
+
+Point = tuple[int, int]  # position in the program, bytes from there on
+
+
+@dataclass(frozen=True)
+class LiveBuffer:
+    """One piece of memory that is in use at the peak: `bytes` of it, on one device.
+
+    `kind` is "argument" (also where an output takes it over), "output", "constant" or "temporary". `instruction` of
+    `computation` makes what lies there, as element `index` of its result; for the state of a loop it is what the
+    body puts there.
+    """
+
+    bytes: int
+    kind: str
+    instruction: Instruction
+    computation: str
+    index: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> Shape | None:
+        """The array that lies there; None for a tuple's table of addresses."""
+        result = self.instruction.result
+        for position in self.index:
+            result = _parts(result)[position]
+        return None if result.startswith("(") else replace(self.instruction, result=result).shapes[0]
+
+
+@dataclass(frozen=True)
+class LiveBytes:
+    """Bytes in use on one device through a step, in the compiler's order of instructions, `order`.
+
+    `bytes[i]` holds from position `at[i]` of `order` until `at[i + 1]`; the largest is `bytes[peak]`. Arguments,
+    outputs and constants count from the first instruction to the last, temporaries from the one that makes them to
+    the last that reads them; a loop's body stands in `order` once. `buffers` are those in use at the peak, largest
+    first, and add up to `bytes[peak]`. `reserved` is the memory that XLA lays the temporaries out in,
+    `temp_size_in_bytes` of its memory analysis: what they leave of it at the peak are the gaps between them.
+    """
+
+    order: tuple[tuple[Computation, Instruction], ...]
+    at: tuple[int, ...]
+    bytes: tuple[int, ...]
+    peak: int
+    buffers: tuple[LiveBuffer, ...]
+    reserved: int
+
+    def held(self, kind: str) -> int:
+        """Bytes at the peak of the buffers of one kind."""
+        return sum(buffer.bytes for buffer in self.buffers if buffer.kind == kind)
+
+
+def serialized(compiled: Compiled) -> tuple[bytes, bytes] | None:
+    """The buffer assignment of a compiled step and the program it speaks of, as XLA writes them.
+
+    None where the compiler does not hand them out, as TPU's does not.
+    """
+    assignment = getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"")
+    executable = compiled.runtime_executable()
+    if not assignment or executable is None:
+        return None
+    return assignment, executable.hlo_modules()[0].as_serialized_hlo_module_proto()
+
+
+def live_bytes(assignment: bytes, program: bytes, module: Module) -> LiveBytes | None:
+    """The bytes in use through a step and what they are at the peak; None where the compiler does not tell.
+
+    `assignment` and `program` are `serialized`, `module` is the text of the same program. Values that share memory,
+    outputs in a donated argument's, an elementwise operation in its operand's, count once.
+    """
+    try:
+        read = xla.read(assignment, program, module)
+        return _live_bytes(read, module) if read.allocations else None
+    except ValueError:
+        return None
+
+
+def _live_bytes(assignment: Assignment, module: Module) -> LiveBytes:
+    live = liveness(module, assignment.definitions)
+    ranges = _traced(assignment, live) if assignment.traces else live.ranges
+    temporary = [a for a in assignment.allocations if a.kind == "temporary"]
+    kept = [a for a in assignment.allocations if a.kind not in ("temporary", "local") and a.values]
+    passing = {value: ranges[value] for a in temporary for value in a.values if value in ranges}
+    series = _series(passing, assignment.slots, sum(a.size for a in kept), len(live.order))
+    peak = max(series, key=lambda point: point[1])
+    points = _thinned(series, _MOST_POINTS)
+
+    find = _Makers(assignment, live, module)
+    buffers = [find.buffer(a.size, a.kind, find.keeper(a)) for a in kept]
+    for slot, value in _live_at(peak[0], passing, assignment.slots).items():
+        buffers.append(find.buffer(slot.size, "temporary", value))
+    return LiveBytes(
+        live.order,
+        tuple(at for at, _ in points),
+        tuple(held for _, held in points),
+        points.index(peak),
+        tuple(sorted(buffers, key=lambda b: -b.bytes)),
+        sum(a.size for a in temporary),
+    )
+
+
+def _series(ranges: dict[int, Range], slots: dict[int, Slot], always: int, length: int) -> list[Point]:
+    """Bytes in use from each position on at which they change; a slot counts once, however many values are in it."""
+    changes: dict[int, list[tuple[Slot, int]]] = {0: []}
+    for value, (start, end) in ranges.items():
+        changes.setdefault(start, []).append((slots[value], 1))
+        changes.setdefault(end + 1, []).append((slots[value], -1))
+    users = Counter[Slot]()
+    series: list[Point] = []
+    held = always
+    for position in sorted(p for p in changes if p < length):
+        for slot, change in changes[position]:
+            held -= slot.size * (users[slot] > 0)
+            users[slot] += change
+            held += slot.size * (users[slot] > 0)
+        if not series or series[-1][1] != held:
+            series.append((position, held))
+    return series
+
+
+def _live_at(position: int, ranges: dict[int, Range], slots: dict[int, Slot]) -> dict[Slot, int]:
+    """The slots in use at a position, each with the value that came into it last."""
+    live = [(start, value) for value, (start, end) in ranges.items() if start <= position <= end]
+    return {slots[value]: value for _, value in sorted(live)}
+
+
+def _traced(assignment: Assignment, live: Liveness) -> dict[int, Range]:
+    """The ranges of all values, from XLA's traces where they tell.
+
+    A trace does not say when a value is freed, only before which next one is made: until then it counts.
+    """
+    ranges = dict(live.ranges)
+    for trace in assignment.traces:
+        freed: list[int] = []
+        for kind, value in trace:
+            if value not in live.ranges:
+                continue
+            if kind == xla.FREE:
+                freed.append(value)
+                continue
+            start = live.ranges[value][0]
+            _end(freed, start - 1, ranges)
+            ranges[value] = start, len(live.order) - 1
+            freed.clear()
+        _end(freed, len(live.order) - 1, ranges)
+    return ranges
+
+
+def _end(freed: Iterable[int], position: int, ranges: dict[int, Range]) -> None:
+    for value in freed:
+        start, _ = ranges[value]
+        ranges[value] = start, max(start, position)
+
+
+def _thinned(series: Sequence[Point], most: int) -> list[Point]:
+    """At most `most` points, each the largest of those that it stands for; the first position stays."""
+    if len(series) <= most:
+        return list(series)
+    width = -(-(len(series) - 1) // (most - 1))
+    runs = (series[i : i + width] for i in range(1, len(series), width))
+    return [series[0], *(max(run, key=lambda point: point[1]) for run in runs)]
+
+
+class _Makers:
+    """Which instruction makes what lies in a piece of memory."""
+
+    def __init__(self, assignment: Assignment, live: Liveness, module: Module):
+        self.definitions = assignment.definitions
+        self.live = live
+        self.module = module
+        self.lasting = set(values(live.roots[module.entry.name]))
+
+    def buffer(self, size: int, kind: str, value: int) -> LiveBuffer:
+        made = self.maker(value)
+        return LiveBuffer(size, kind, self.instruction(made), made.computation, made.index)
+
+    def keeper(self, allocation: Allocation) -> int:
+        """The value to name memory by that is kept throughout: an argument, or what leaves the program."""
+        for value in allocation.values:
+            argument = self.instruction(self.definitions[value]).opcode == "parameter"
+            if argument if allocation.kind == "argument" else value in self.lasting:
+                return value
+        return allocation.values[0]
+
+    def maker(self, value: int) -> Definition:
+        """Where a value is computed: behind the state of loops and the results of branches."""
+        first, seen = self.definitions[value], set[int]()
+        while value not in seen:
+            seen.add(value)
+            made = self.definitions[value]
+            inside = self.computes(made)
+            result = self.live.roots.get(inside, Result()) if inside else Result()
+            for position in made.index:
+                result = result.elements[position] if position < len(result.elements) else Result()
+            if result.value is None:
+                return made
+            value = result.value
+        return first
+
+    def computes(self, made: Definition) -> str | None:
+        """The computation whose result a value stands for, if it does for one."""
+        instruction = self.instruction(made)
+        if instruction.opcode == "parameter":
+            return self.live.bodies.get(made.computation)
+        keys = {"while": ("body",), "conditional": BRANCHES}.get(instruction.opcode, ())
+        return next(iter(called(instruction, *keys)), None)
+
+    def instruction(self, made: Definition) -> Instruction:
+        computation = self.module.computations.get(made.computation)
+        if computation is None or made.instruction not in computation.instructions:
+            raise ValueError(f"the program has no instruction {made.instruction!r} in {made.computation!r}")
+        return computation.instructions[made.instruction]
+
+
+def _parts(tuple_type: str) -> list[str]:
+    """The types of a tuple's elements.
+
+    >>> _parts("(s32[], f32[4,8]{1,0}, /*index=2*/(f32[2]{0}, pred[]))")
+    ['s32[]', 'f32[4,8]{1,0}', '(f32[2]{0}, pred[])']
+    """
+    text = re.sub(r"/\*.*?\*/", "", tuple_type)[1:-1]
+    depth, start, found = 0, 0, []
+    for token in _NESTING.finditer(text):
+        if token[0] == "," and depth == 0:
+            found.append(text[start : token.start()].strip())
+            start = token.end()
+        depth += (token[0] in "[({") - (token[0] in "])}")
+    return [*found, text[start:].strip()]

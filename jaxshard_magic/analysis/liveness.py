@@ -1,0 +1,181 @@
+"""From when to when every value of a scheduled program is needed, through its loops, calls and branches.
+
+The rules are XLA's own (`HloDataflowAnalysis`, `HloLiveRange`): a value lives from the instruction that makes it to
+the last one that reads it or passes it on.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .assignment import Definition
+from .hlo import Computation, Instruction, Module
+
+_SAME = frozenset({"bitcast", "opt-barrier", "optimization-barrier", "add-dependency", "domain"})
+BRANCHES = ("branch_computations", "true_computation", "false_computation")
+_MOST_ELEMENTS = 1 << 20  # of a tuple: an index beyond comes from damaged bytes
+_NUMBER = re.compile(r"\d+")
+_NAME = re.compile(r"%?([\w.\-]+)")
+
+Range = tuple[int, int]  # the first and the last position
+
+
+class Result(NamedTuple):
+    """The value that an instruction returns, by id, and those of its elements where it is a tuple."""
+
+    value: int | None = None
+    elements: tuple["Result", ...] = ()
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """`order` is the program as it runs, a loop's condition and body once, before the loop itself.
+
+    `ranges` are the first and the last position in `order` at which a value, by id, is live. `roots` are the results
+    of the computations, by name, and `bodies` the loops' bodies, by the names of their conditions and their own.
+    """
+
+    order: tuple[tuple[Computation, Instruction], ...]
+    ranges: dict[int, Range]
+    roots: dict[str, Result]
+    bodies: dict[str, str]
+
+
+def liveness(module: Module, definitions: Mapping[int, Definition]) -> Liveness:
+    """Follow the values that XLA says are made, `definitions` by value id, through a scheduled program.
+
+    What no definition is given for is passed on: the elements of tuples, a loop's constants, the operand of a bitcast.
+    """
+    walk = _Walk(module, definitions)
+    walk.enter(module.entry, ())
+    ranges = {value: (start, walk.ends.get(value, start)) for value, start in walk.starts.items()}
+    return Liveness(tuple(walk.order), ranges, walk.roots, walk.bodies)
+
+
+def values(result: Result) -> Iterator[int]:
+    """The ids of a result and of its elements."""
+    if result.value is not None:
+        yield result.value
+    for element in result.elements:
+        yield from values(element)
+
+
+class _Walk:
+    """The state of one walk through a program in the order in which it runs."""
+
+    def __init__(self, module: Module, definitions: Mapping[int, Definition]):
+        self.module = module
+        self.made: dict[tuple[str, str], list[tuple[tuple[int, ...], int]]] = {}
+        for value, d in definitions.items():
+            self.made.setdefault((d.computation, d.instruction), []).append((d.index, value))
+        self.order: list[tuple[Computation, Instruction]] = []
+        self.starts: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        self.roots: dict[str, Result] = {}
+        self.bodies: dict[str, str] = {}
+        self.parameters: dict[str, int] = {}  # where a computation has them, by its name
+
+    def enter(self, computation: Computation, arguments: Sequence[Result]) -> Result:
+        """Walk through a computation, once, and return its result."""
+        if computation.name in self.roots:
+            return self.roots[computation.name]
+        results: dict[str, Result] = {}
+        root = Result()
+        for i in computation.instructions.values():
+            operands = [results.get(name, Result()) for name in i.operands]
+            passed = self.passed_on(i, operands, arguments)
+            made = self.made.get((computation.name, i.name), ())
+            self.starts |= {value: len(self.order) for _, value in made}
+            result = results[i.name] = _with(passed, made) if made else passed
+            self.step(computation, i, operands, result)
+            root = result if i.root else root
+        self.extend(values(root), len(self.order))
+        self.roots[computation.name] = root
+        return root
+
+    def step(self, computation: Computation, i: Instruction, operands: list[Result], result: Result) -> None:
+        """One instruction runs: what it returns and what it reads is live."""
+        now = read = len(self.order)
+        self.order.append((computation, i))
+        if i.opcode == "parameter":
+            self.parameters[computation.name] = now
+        self.extend(values(result), now)
+        if i.opcode in ("while", "call"):
+            # Inside, the state of the loop takes the operand's place, or what reads the parameter speaks for itself.
+            read = min(self.parameters.get(name, now) for name in called(i, "body", "to_apply"))
+        for operand in operands:
+            if i.opcode in ("get-tuple-element", "copy"):
+                self.extend((v for v in (operand.value,) if v is not None), now)
+            elif i.opcode != "tuple":
+                self.extend(values(operand), read)
+
+    def named(self, name: str) -> Computation:
+        if name not in self.module.computations:
+            raise ValueError(f"the program calls computation {name!r}, which it does not have")
+        return self.module.computations[name]
+
+    def extend(self, live: Iterator[int], until: int) -> None:
+        for value in live:
+            self.ends[value] = max(self.ends.get(value, until), until)
+
+    def passed_on(self, i: Instruction, operands: list[Result], arguments: Sequence[Result]) -> Result:
+        """What the result of an instruction holds of values that others made; walks through what it calls."""
+        match i.opcode:
+            case "parameter":
+                number = _NUMBER.match(i.rest)
+                position = int(number[0]) if number else 0
+                return arguments[position] if position < len(arguments) else Result()
+            case "tuple":
+                return Result(None, tuple(operands))
+            case "get-tuple-element":
+                return _element(operands[0], int(i.attribute("index") or 0))
+            case "while":
+                condition, body = called(i, "condition", "body")
+                self.bodies |= {condition: body, body: body}
+                for name in (condition, body):
+                    self.enter(self.named(name), operands)
+                return operands[0]
+            case "call" | "async-start":
+                roots = [self.enter(self.named(name), operands) for name in called(i, "to_apply", "calls")]
+                return roots[0] if i.opcode == "call" else Result()
+            case "conditional":
+                names = called(i, *BRANCHES)
+                branches = zip(names, operands[1:], strict=True)
+                roots = [self.enter(self.named(name), (operand,)) for name, operand in branches]
+                return roots[0]
+            case opcode if opcode in _SAME:
+                return operands[0]
+            case opcode if opcode.endswith("-done"):
+                whole = operands[0]
+                return _element(whole, 0 if opcode == "copy-done" else 1) if whole.elements else whole
+        return Result()
+
+
+def _with(passed: Result, made: Sequence[tuple[tuple[int, ...], int]]) -> Result:
+    """A result with the values that its instruction makes, by their places in it."""
+    value = passed.value
+    inside: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    for index, identity in made:
+        if index:
+            inside.setdefault(index[0], []).append((index[1:], identity))
+        else:
+            value = identity
+    elements = list(passed.elements)
+    last = max(inside, default=-1)
+    if last >= _MOST_ELEMENTS:
+        raise ValueError(f"element {last} of a tuple; they have at most {_MOST_ELEMENTS}")
+    elements += [Result()] * (last + 1 - len(elements))
+    for position, deeper in inside.items():
+        elements[position] = _with(elements[position], deeper)
+    return Result(value, tuple(elements))
+
+
+def _element(whole: Result, index: int) -> Result:
+    return whole.elements[index] if index < len(whole.elements) else Result()
+
+
+def called(i: Instruction, *keys: str) -> list[str]:
+    """The computations that attributes of an instruction name, in the order of `keys`."""
+    texts = (i.attribute(key) for key in keys)
+    return [name for text in texts if text for name in _NAME.findall(text)]

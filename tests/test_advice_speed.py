@@ -1,0 +1,205 @@
+"""Advice on speed, memory and the program: each rule fires where it should and is silent where it should be."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxshard_magic
+from jaxshard_magic._options import parse, with_strategy
+from jaxshard_magic.analysis.advice import Case, advise
+from jaxshard_magic.analysis.roofline import roofline, with_seconds
+from jaxshard_magic.hardware import chip
+from jaxshard_magic.plan import Share
+from jaxshard_magic.report import Collective, DeviceMemory, Leaf, Memory, MeshInfo
+
+GIB = 2**30
+MATMUL = Share(10**12, 10**6, "bfloat16")  # 5 ms on v5e, compute bound
+
+
+def mesh(**axes: int) -> MeshInfo:
+    return MeshInfo(axes, "cpu", "cpu", "simulated", tuple(range(math.prod(axes.values()))), 1)
+
+
+def leaf(path: str, nbytes: int, spec=(None,), role: str = "params", parts: int = 1) -> Leaf:
+    return Leaf(path, role, (nbytes // 4,), "float32", spec, nbytes, nbytes // parts, "")
+
+
+def batch(axes: dict[str, int], examples: int = 64) -> Leaf:
+    return Leaf("x", "batch", (examples, 4), "float32", ("data", None), 16 * examples, 16, "")
+
+
+def sent(kind: str, nbytes: int, *axes: str, group: int = 8, line: int | None = None) -> Collective:
+    return Collective(kind, axes, group, 1, nbytes, nbytes, line=line)
+
+
+def case(
+    axes: dict[str, int], on: str | None = None, shares=(MATMUL,), collectives=(), strategy="dp", **more
+) -> Case:
+    roof = None
+    if on is not None:
+        roof = roofline(chip(on), axes, shares, (), collectives)
+        collectives = with_seconds(collectives, roof.wires)
+    given = {"leaves": (batch(axes),), "jobs": {strategy: tuple(axes)[-1:]}, "examples": 64} | more
+    return Case(
+        mesh=mesh(**axes), strategy=strategy, roof=roof, shares=shares, collectives=collectives, **given
+    )
+
+
+def told(made: Case, code: str):
+    found = [a for a in advise(made) if a.code == code]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def memory(peak: int | None, limit: int | None) -> Memory:
+    return Memory((DeviceMemory(0, 0, 0, 0, 0, None, peak, limit),), "compiled")
+
+
+def test_communication_above_a_fifth_of_the_step_warns_and_says_from_where():
+    # 180 GB/s: 900 MB take 5 ms, as long as the products.
+    busy = told(
+        case({"data": 256}, "v5e", collectives=[sent("all-reduce", 900 * 10**6, "data", line=12)]),
+        "communication",
+    )
+    assert busy is not None and busy.level == "warning"
+    assert "50% of the predicted step is communication" in busy.message
+    assert "most by all-reduces over data" in busy.message and "line 12" in busy.message
+    assert busy.fix == "a batch of 256 examples"  # four times: 5 of 25 ms
+    quiet = case({"data": 256}, "v5e", collectives=[sent("all-reduce", 10**8, "data")])
+    assert told(quiet, "communication") is None
+    assert (
+        told(case({"data": 8}, None, collectives=[sent("all-reduce", 10**12, "data")]), "communication")
+        is None
+    )
+
+
+def summing(axes: dict[str, int], on: str) -> Case:
+    """A step of tensor parallelism whose sums go over `model`."""
+    return case(
+        axes, on, collectives=[sent("all-reduce", 10**6, "model")], strategy="tp", jobs={"tp": ("model",)}
+    )
+
+
+def test_tensor_parallelism_across_nodes_is_told_to_move_to_the_inner_axis():
+    warned = told(summing({"model": 2, "data": 8}, "h100"), "slow-tp")  # the two of a group lie on two nodes
+    assert warned is not None and "50 GB/s" in warned.message and "450 GB/s" in warned.message
+    assert warned.fix == '--mesh "data=8 model=2"'
+    assert told(summing({"data": 8, "model": 2}, "h100"), "slow-tp") is None
+    assert told(summing({"data": 2, "model": 16}, "v100"), "slow-tp") is not None  # wider than a node
+    assert told(summing({"data": 2, "model": 8}, "h100"), "slow-tp") is None
+
+
+def test_fsdp_across_slow_links_is_told_to_stay_inside_a_node():
+    made = case({"data": 16}, "v100", collectives=[sent("all-gather", 10**6, "data")], strategy="fsdp")
+    warned = told(made, "slow-fsdp")
+    assert warned is not None and warned.fix == '%%shard dp+fsdp --mesh "data=2 fsdp=8"'
+    inside = case({"data": 8}, "v100", collectives=[sent("all-gather", 10**6, "data")], strategy="fsdp")
+    assert told(inside, "slow-fsdp") is None
+
+
+def test_an_axis_that_dominates_is_told_with_the_mesh_that_helps():
+    axes = {"data": 4, "model": 4}
+    moved = [sent("all-reduce", 10**9, "model", group=4), sent("all-reduce", 10**7, "data", group=4)]
+    made = case(axes, "v5e", collectives=moved, strategy="tp", jobs={"dp": ("data",), "tp": ("model",)})
+    warned = told(made, "wide-axis")
+    assert warned is not None and warned.fix == '--mesh "data=8 model=2"'
+    # 1 GB over 45 GB/s is 22 ms; half the activations and 1/2 in the place of 3/4: a third.
+    assert "22.2 ms" in warned.message and "7.41 ms" in warned.message
+    balanced = case(
+        axes, "v5e", collectives=[sent("all-reduce", 10**6, "model")], strategy="tp", jobs={"tp": ("model",)}
+    )
+    assert told(balanced, "wide-axis") is None
+
+
+def test_a_batch_too_small_to_keep_the_chip_busy():
+    # v5e needs about 240 FLOPs a byte; 60 a byte is a quarter of that.
+    small = case({"data": 8}, "v5e", shares=[Share(60 * 10**9, 10**9, "bfloat16")])
+    warned = told(small, "small-batch")
+    assert warned is not None and "60 FLOPs for each byte" in warned.message
+    assert warned.fix in ("a batch of 256 examples", "a batch of 512 examples")
+    assert "8 of the 64 examples" in warned.message
+    assert told(case({"data": 8}, "v5e"), "small-batch") is None
+    assert told(case({"data": 8}, None, shares=[Share(1, 10**9, "bfloat16")]), "small-batch") is None
+
+
+def test_float32_matmuls_are_told_where_a_chip_is_known():
+    wide = Share(10**12, 10**6, "float32")
+    gpu = told(case({"data": 8}, "h100", shares=[wide]), "float32")
+    assert gpu is not None and "times as fast on" in gpu.message
+    tpu = told(case({"data": 8}, "v5e", shares=[wide]), "float32")
+    assert tpu is not None and "times as fast" not in tpu.message  # a TPU multiplies float32 in bfloat16
+    assert told(case({"data": 8}, "h100", shares=[MATMUL]), "float32") is None
+    assert told(case({"data": 8}, None, shares=[wide]), "float32") is None
+
+
+def test_a_step_that_does_not_fit_is_told_what_cutting_its_state_saves():
+    axes = {"data": 8}
+    leaves = (
+        leaf("w", 4 * GIB),
+        leaf("mu", 4 * GIB, role="optimizer"),
+        leaf("nu", 4 * GIB, role="optimizer"),
+        batch(axes),
+    )
+    told_of = told(case(axes, leaves=leaves, memory=memory(18 * GIB, 16 * GIB)), "does-not-fit")
+    assert told_of is not None and told_of.level == "error"
+    assert "needs 18 GiB on a device that has 16 GiB: 2 GiB too much" in told_of.message
+    assert "take off 14 GiB: enough" in told_of.message  # 7/8 of the parameters, gradients and two moments
+    assert told_of.fix == "%%shard fsdp"
+    with_strategy(parse(told_of.fix.removeprefix("%%shard")))
+    cut = tuple(leaf(x.path, x.bytes, ("data",), x.role, 8) for x in leaves[:3])
+    assert (
+        told(case(axes, leaves=(*cut, batch(axes)), memory=memory(18 * GIB, 16 * GIB)), "does-not-fit").fix
+        is None
+    )
+    kept = case(axes, leaves=(*cut, batch(axes)), memory=memory(18 * GIB, 16 * GIB), kept=cut)
+    assert told(kept, "does-not-fit").fix == "--donate"
+    for fits in (memory(15 * GIB, 16 * GIB), memory(18 * GIB, None), memory(None, 16 * GIB), None):
+        assert told(case(axes, leaves=leaves, memory=fits), "does-not-fit") is None
+
+
+def test_parameters_that_leave_no_room_for_adam_are_told_before_they_are_trained():
+    axes = {"data": 8}
+    fits = memory(6 * GIB, 16 * GIB)
+    warned = told(case(axes, leaves=(leaf("w", 5 * GIB), batch(axes)), memory=fits), "replicated-state")
+    assert warned is not None and "20 GiB" in warned.message and warned.fix == "%%shard fsdp"
+    small = case(axes, leaves=(leaf("w", 3 * GIB), batch(axes)), memory=fits)
+    assert told(small, "replicated-state") is None
+    cut = case(axes, leaves=(leaf("w", 5 * GIB, ("data",), parts=8), batch(axes)), memory=fits)
+    assert told(cut, "replicated-state") is None
+
+
+def test_a_grown_batch_is_told_with_its_learning_rate():
+    grown = told(case({"data": 8}, examples=256, examples_before=64), "learning-rate")
+    assert grown is not None and "from 64 to 256" in grown.message
+    assert "4 times as large for SGD, 2 times for Adam" in grown.message
+    for now, before in ((64, 64), (32, 64), (64, None), (None, 64)):
+        assert told(case({"data": 8}, examples=now, examples_before=before), "learning-rate") is None
+
+
+def step_with(inside):
+    def train_step(w, x):
+        loss, grad = jax.value_and_grad(lambda w: inside(jnp.mean((x @ w) ** 2)))(w)
+        return w - 0.1 * grad, loss
+
+    step = jaxshard_magic.shard(train_step, "dp", mesh="data=8")
+    step.prepare(jnp.ones((16, 16)), jnp.ones((8, 16)))
+    return [a for a in step.report().advice if a.code == "host-call"]
+
+
+def test_a_call_to_python_from_inside_the_step_is_told_with_its_line():
+    def printed(x):
+        jax.debug.callback(lambda value: None, x)
+        return x
+
+    line = printed.__code__.co_firstlineno + 1
+    (warned,) = step_with(printed)
+    assert warned.level == "warning" and f"line {line}" in warned.message
+    assert step_with(lambda x: x) == []
+
+
+@pytest.mark.parametrize("on", ["v5e", "h100", "t4", "v2", "tpu7x"])
+def test_every_rule_holds_on_steps_without_anything(on):
+    empty = Case((), mesh(data=1), "dp", roof=roofline(chip(on), {"data": 1}, (), (), ()))
+    assert advise(empty) == ()

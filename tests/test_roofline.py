@@ -1,0 +1,139 @@
+"""The predicted step against figures worked out by hand from a chip's published rates."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxshard_magic
+from jaxshard_magic.analysis.roofline import roofline, seconds
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.hardware import axis_bandwidths, chip
+from jaxshard_magic.plan import Share
+from jaxshard_magic.report import Collective, Leaf
+
+V5E, H100 = chip("v5e"), chip("h100")
+D, N = 512, 64
+
+
+def params(n: int, role: str = "params") -> Leaf:
+    return Leaf(f"{role}.w", role, (n // 4,), "float32", (None,), n, n, "")
+
+
+def gather(count: int, nbytes: int, axes=("data",), **more) -> Collective:
+    return Collective("all-gather", axes, 8, count, nbytes, count * nbytes * 7 // 8, **more)
+
+
+def test_a_product_takes_the_longer_of_its_flops_and_its_bytes():
+    # v5e: 197 TFLOP/s in bfloat16, 0.82 TB/s: 1 TFLOP takes 5.08 ms, 1 GB 1.22 ms.
+    busy, waits = Share(10**12, 10**9, "bfloat16"), Share(10**9, 10**10, "bfloat16")
+    found = roofline(V5E, {"data": 8}, [busy, waits], [], [])
+    compute, memory = 1e12 / 197e12, 1e10 / V5E.hbm_bandwidth
+    assert found.compute == pytest.approx(compute + 1e9 / 197e12)
+    assert found.memory == pytest.approx(memory + 1e9 / V5E.hbm_bandwidth)
+    assert found.own == pytest.approx(compute + memory)
+    assert found.step == found.own
+    assert found.bound_by_memory == pytest.approx(memory / (compute + memory))
+    assert found.bound == "memory"
+
+
+def test_the_update_reads_and_writes_state_once():
+    leaves = [params(4 * 10**9), params(8 * 10**9, "optimizer"), params(10**6, "batch")]
+    found = roofline(V5E, {"data": 8}, [], leaves, [])
+    assert found.own == pytest.approx((3 * 4e9 + 2 * 8e9) / V5E.hbm_bandwidth)
+
+
+def test_what_is_sent_takes_its_bytes_over_the_axis_bandwidth():
+    wires = axis_bandwidths(H100, {"data": 2, "model": 8})
+    inside = replace(gather(3, 8 * 10**9, ("model",)))
+    assert seconds(inside, wires) == pytest.approx(3 * 7e9 / 450e9)
+    across = gather(1, 8 * 10**9, ("data", "model"))  # as slow as the slower of the two
+    assert seconds(across, wires) == pytest.approx(7e9 / 50e9)
+    assert seconds(gather(1, 8, None), wires) is None
+    assert seconds(gather(1, 8, exact=False), axis_bandwidths(H100, {"data": 8})) is None
+
+
+def test_communication_bounds_a_step_where_it_takes_longer_than_all_else():
+    share = Share(197 * 10**9, 10**6, "bfloat16")  # 1 ms
+    found = roofline(V5E, {"data": 8}, [share], [], [gather(1, 8 * 10**8)])
+    assert found.communication == pytest.approx(7e8 / axis_bandwidths(V5E, {"data": 8})["data"].bandwidth)
+    assert (found.bound, found.step) == ("communication", pytest.approx(found.communication + 1e-3))
+
+
+def test_what_is_not_known_is_not_predicted():
+    assert roofline(V5E, {"data": 8}, None, [], []).step is None
+    assert roofline(V5E, {"data": 8}, [Share(1, 1, "float64")], [], []).own is None
+    assert roofline(V5E, {"data": 8}, [Share(1, 1, "bfloat16", exact=False)], [], []).own is None
+    odd = roofline(V5E, {"data": 8}, [Share(1, 1, "bfloat16")], [], [gather(1, 8, None)])
+    assert (odd.step, odd.bound) == (None, None)
+    assert roofline(V5E, {"data": 8}, [Share(1, 1, "bfloat16")], [], None).communication is None
+
+
+def linear(w, x):
+    grad = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    return w - 0.1 * grad
+
+
+def timed(strategy: str, mesh: str, on: str | None = "v5e"):
+    step = jaxshard_magic.shard(linear, strategy, mesh=mesh, on=on)
+    step.prepare(jnp.ones((D, D)), jnp.ones((N, D)))
+    return step.report().timing
+
+
+def test_a_step_is_predicted_from_what_one_device_does():
+    # Forward x @ w and backward x.T @ g: 2 N D D each; the gradient of x is not needed.
+    got = timed("dp", "data=8")
+    assert got.flops == 2 * 2 * N * D * D
+    assert got.device_flops == got.flops / 8
+    assert (got.on, got.recomputed, got.mfu) == ("TPU v5e", 0, None)
+    assert got.compute_s == pytest.approx(got.device_flops / 197e12)
+    # Products: x (N/8, D), w and the result forward; x, g and the result backward; then the update of w.
+    x, w = 4 * N // 8 * D, 4 * D * D
+    assert got.memory_s == pytest.approx((2 * (2 * x + w) + 3 * w) / V5E.hbm_bandwidth)
+    assert got.communication_s == pytest.approx((2 * 7 / 8 * w + 2 * 7 / 8 * 4) / got.links["data"], rel=1e-3)
+    assert got.predicted_step_s == pytest.approx(got.memory_s + got.communication_s)
+
+
+def test_tensor_parallel_devices_share_the_products_too():
+    assert timed("tp", "data=4 model=2").device_flops == 2 * 2 * N * D * D / 8
+    assert timed("fsdp", "data=8").device_flops == 2 * 2 * N * D * D / 8
+
+
+def test_an_axis_that_nothing_uses_divides_no_work():
+    got = timed("dp", "data=4 model=2")
+    assert got.device_flops == got.flops / 4
+
+
+def test_no_speed_is_predicted_on_simulated_devices_unless_a_chip_is_named():
+    got = timed("dp", "data=8", on=None)
+    assert (got.flops, got.predicted_step_s, got.on, got.communication_s) == (
+        2 * 2 * N * D * D,
+        None,
+        None,
+        None,
+    )
+
+
+def test_an_unknown_chip_is_refused_with_the_nearest_name():
+    with pytest.raises(ShardError, match=r"'v5f' names no known chip.*Did you mean 'v5.'") as error:
+        timed("dp", "data=8", on="v5f")
+    assert "\n" not in str(error.value)
+
+
+def test_the_share_of_the_peak_is_of_the_useful_flops_alone():
+    from jaxshard_magic.analysis.roofline import timing
+    from jaxshard_magic.report import Spread, Timing
+
+    def train_step(w, x):
+        loss, grad = jax.value_and_grad(jax.checkpoint(lambda w: jnp.sum(jnp.tanh(x @ w) @ w)))(w)
+        return w - 0.1 * grad, loss
+
+    step = jaxshard_magic.shard(train_step, "dp", mesh="data=8")
+    entry = step.prepare(jnp.ones((D, D)), jnp.ones((N, D)))
+    one = 2 * N * D * D
+    measured = Timing(1.0, 3, 2, Spread(1e-3, 2e-3, 3e-3))
+    found = roofline(V5E, {"data": 8}, entry.plan.shares, [], [])
+    got = timing(measured, entry.plan, found, attached=True)
+    assert (got.flops, got.recomputed) == (6 * one, one)  # two forward, three backward, the first one again
+    assert got.mfu == pytest.approx(5 * one / 8 / 197e12 / 2e-3)
