@@ -54,13 +54,33 @@ def with_limit(found: Memory, limit: int) -> Memory:
     return replace(found, per_device=tuple(replace(d, limit=limit) for d in found.per_device))
 
 
+def peaks(mesh: Mesh) -> tuple[int | None, ...]:
+    """The most bytes that each device of a mesh has held so far; None where its backend does not say."""
+    return tuple(_stats(device).get("peak_bytes_in_use") for device in mesh.devices.flatten().tolist())
+
+
+def with_measured(found: Memory, before: Sequence[int | None], after: Sequence[int | None]) -> Memory:
+    """The peaks that devices came to while the step ran, in the mesh's order. A backend tells the most since it
+    started: where that was no more than `before` the step, the step's own is not known."""
+    if len(before) != len(after):
+        return found
+    rows = zip(found.per_device, before, after, strict=True)
+    measured = (
+        replace(d, measured=b if a is not None and b is not None and b > a else None) for d, a, b in rows
+    )
+    return replace(found, per_device=tuple(measured))
+
+
 def device_limit(device: Any) -> int | None:
     """Bytes that programs may use on a device; None where its backend does not say."""
+    return _stats(device).get("bytes_limit")
+
+
+def _stats(device: Any) -> dict[str, int]:
     try:
-        stats = device.memory_stats()
+        return device.memory_stats() or {}
     except jax.errors.JaxRuntimeError:  # a device that is not attached
-        return None
-    return (stats or {}).get("bytes_limit")
+        return {}
 
 
 def kept(compiled: Compiled) -> list[bool]:

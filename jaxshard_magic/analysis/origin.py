@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from ..program.labels import GRADIENT, PIN, UPDATE, label_of
@@ -63,6 +63,15 @@ class Origins:
         """The line and phase in an instruction's own metadata."""
         place = self.place(self._frames_of(instruction))
         return Origin(place.frame, place.deeper, phase_of(op_name(instruction)))
+
+    def of_value(self, computation: Computation, instruction: Instruction) -> Origin:
+        """The line and phase of what makes a value, or of what it is made for."""
+        own = self.of_instruction(instruction)
+        if own.frame is not None:
+            return own
+        near = (i for _, i in islice(self._flow.consumers(computation, instruction.name), _MOST))
+        found = next((o for i in near if (o := self.of_instruction(i)).frame), own)
+        return replace(found, phase=own.phase or found.phase)
 
     def place(self, frames: Sequence[Frame]) -> Origin:
         """The innermost of `frames` that is at home, else the innermost of all."""

@@ -11,10 +11,12 @@ from ..hardware import Chip, chip_of
 from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
 from .advice import Case, advise
 from .attribution import attributed, host_calls
+from .buffers import live_bytes, serialized
 from .collectives import Move, moves
 from .hlo import read
 from .leaves import leaves
-from .memory import device_limit, kept, memory, with_limit
+from .live import renamed, with_live
+from .memory import device_limit, kept, memory, peaks, with_limit, with_measured
 from .mesh_info import mesh_info
 from .origin import Origins
 from .roofline import Roofline, roofline, timing, with_seconds
@@ -46,7 +48,11 @@ def summarize(step: "ShardedStep") -> Report:
     found = facts_of(entry)
     chip, attached = _chip(step, found.mesh)
     measured = Timing(entry.compile_s, entry.calls, len(entry.timings), _spread(entry.timings))
-    rows, roof, memory = found.collectives, None, found.memory
+    rows, roof, memory = (
+        found.collectives,
+        None,
+        with_measured(found.memory, entry.peaks, peaks(entry.plan.mesh)),
+    )
     if chip is not None and not attached:
         memory = with_limit(memory, chip.usable or chip.hbm)
     if chip is not None:
@@ -119,7 +125,7 @@ def facts(entry: "Entry") -> Facts:
     placed = leaves(plan.leaves, plan.mesh)
     arguments = [placed[i] for i in entry.order]
     text, own = compiled.as_text(), SourceText()
-    found, rows, calls = (), None, ()
+    found, rows, calls, module, origins = (), None, (), None, None
     if text:
         module = read(text)
         found = moves(module, plan.mesh.shape)
@@ -128,6 +134,9 @@ def facts(entry: "Entry") -> Facts:
         rows = attributed(module, found, origins, placed, own)
         calls = host_calls(module, origins)
     held = memory(compiled, arguments, plan.mesh, device_limit(device))
+    if module is not None and origins is not None and (parts := serialized(compiled)):
+        live = live_bytes(*parts, module)
+        held = held if live is None else with_live(held, live, module, origins, placed)
     return Facts(mesh, placed, held, rows, found, calls, own)
 
 
@@ -144,9 +153,11 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
         return replace(c, file=name_of(c.file), at=at)
 
     lines: dict[str, set[int]] = {}
-    for c in report.collectives or ():
-        if c.file is not None and c.line is not None:
-            lines.setdefault(c.file, set()).add(c.line)
+    memory = report.memory
+    live = [memory.live] if memory and memory.live else []
+    for part in (*(report.collectives or ()), *((memory and memory.buffers) or ()), *live):
+        if part.file is not None and part.line is not None:
+            lines.setdefault(part.file, set()).add(part.line)
     entry = step.entry
     home = [entry.home] if entry is not None and entry.home else []
     found = sources(lines, text, home, name_of)
@@ -155,6 +166,7 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
     return replace(
         report,
         collectives=None if report.collectives is None else tuple(map(rename, report.collectives)),
+        memory=memory and renamed(memory, name_of),
         sources=found,
     )
 

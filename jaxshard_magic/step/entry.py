@@ -45,6 +45,7 @@ class Entry:
     trace_s: float
     compile_s: float
     home: str | None = None  # the file that defines the step, as Python knows it
+    peaks: tuple[int | None, ...] = ()  # bytes that the devices had held at most before it first ran
     calls: int = 0
     timings: list[float] = field(default_factory=list)
     _sample_at: int = 2

@@ -166,6 +166,9 @@ class ShardedStep:
         placed = entry.place(peeled.leaves, self._ours)
         inputs = entry.arrange(placed)
         if entry.calls == 0:
+            from ..analysis.memory import peaks
+
+            entry.peaks = peaks(self.mesh)
             self._say("first run")
         if self.keep_arguments:
             self._kept = entry, entry.copies(inputs)
