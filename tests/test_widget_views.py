@@ -6,7 +6,7 @@ import pytest
 from browsing import Shown, Stage, expect
 from sample_reports import MIB, SAMPLES, attached, gpt_leaves, large, memory, too_big, unknown
 
-from jaxshard_magic.report import Advice, Collective
+from jaxshard_magic.report import Advice, Buffer, Collective, Live, Report, Source
 from jaxshard_magic.views.payload import payload
 
 
@@ -102,3 +102,45 @@ def test_a_bar_tells_its_parts_under_the_pointer(show: Stage):
         expect(tip).to_contain_text(role)
     show.page.mouse.move(5, 890)
     expect(tip).to_be_hidden()
+
+
+def filled(live: Live | None, buffers: tuple[Buffer, ...] | None) -> Report:
+    report = attached()
+    assert report.memory is not None
+    held = replace(report.memory, live=live, buffers=buffers, others=(3, 5 * MIB) if buffers else None)
+    cell = Source("cell 7", (1, 2), ("%%shard dp", "scores = q @ k.T  # <b>here</b>"), home=True)
+    return replace(report, memory=held, sources=(cell,))
+
+
+CURVE = Live((0, 4, 9), (MIB, 6 * MIB, 2 * MIB), 12, 1, (("forward", 0), ("backward", 5)), "cell 7", 2)
+
+
+def test_live_bytes_and_the_largest_buffers_are_told_with_their_lines(show: Stage):
+    scores = Buffer(4 * MIB, 2, "f32", (1024, 512), "dot_general", "forward", "cell 7", 2)
+    stranger = Buffer(MIB, 1, "bf16", (8, 4), "a.very.long.path.of.a.<i>leaf</i>, gathered", None, None, None)
+    shown = show(filled(CURVE, (scores, stranger)), ["memory"])
+    curve = shown.panel.get_by_role("img", name="Live bytes through the step")
+    expect(curve).to_have_attribute("aria-label", "Live bytes through the step, peak 6.00\u202fMiB, line 2")
+    expect(curve).to_contain_text("backward")
+    rows = shown.panel.locator(".jsm-buffers tbody tr")
+    expect(rows).to_have_count(2)
+    assert words(rows.nth(0).inner_text()) == words(
+        "4.00 MiB f32[1024,512] \u00d72 dot_general forward 2 scores = q @ k.T  # <b>here</b>"
+    )
+    expect(rows.nth(1)).to_contain_text("<i>leaf</i>, gathered")
+    assert "\u2013" in rows.nth(1).inner_text()
+    expect(shown.panel).to_contain_text("3 buffers are 50% of the temporaries; 3 more are 5.00\u202fMiB")
+    assert show.wrong == []
+
+
+def test_a_compiler_that_tells_no_buffers_gets_no_empty_table(show: Stage):
+    shown = show(filled(None, None), ["memory"])
+    assert shown.panel.locator(".jsm-buffers, .jsm-live").count() == 0
+
+
+def test_a_measured_peak_stands_beside_the_computed_one(show: Stage):
+    report = attached()
+    assert report.memory is not None
+    rows = [replace(d, measured=round((d.peak or 0) * 1.05)) for d in report.memory.per_device]
+    shown = show(replace(report, memory=replace(report.memory, per_device=tuple(rows))), ["memory"])
+    expect(shown.panel.locator(".jsm-lead")).to_contain_text("on device 0, 5.0% more than computed")

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from math import isfinite, prod
 from typing import Any
 
-from jaxshard_magic.report import Collective, DeviceMemory, Leaf, Memory, Report, Source
+from jaxshard_magic.report import Buffer, Collective, DeviceMemory, Leaf, Live, Memory, Report, Source
 from jaxshard_magic.views import layout, marks, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable, share_text
@@ -255,6 +255,48 @@ def _memory(report: Report) -> dict[str, Any] | None:
         "roles": [role for role in mem.ROLES if any(getattr(d, role) for d in rows)],
         "devices": {c: [_part(by_device.get(d), c, d) for d in position] for c in columns},
         "groups": _groups(memory, position),
+        "live": _live(memory.live, report.sources),
+        "buffers": None if memory.buffers is None else [_buffer(b, report.sources) for b in memory.buffers],
+        "others": memory.others,
+        "buffers_lead": words.buffers_lead(memory),
+    }
+
+
+def _live(live: Live | None, sources: Sequence[Source]) -> dict[str, Any] | None:
+    if live is None or not live.bytes:
+        return None
+    return {
+        "at": live.at,
+        "bytes": live.bytes,
+        "instructions": live.instructions,
+        "peak": live.peak,
+        "phases": live.phases,
+        **_place(live.file, live.line, sources),
+    }
+
+
+def _buffer(buffer: Buffer, sources: Sequence[Source]) -> dict[str, Any]:
+    return {
+        "bytes": buffer.bytes,
+        "count": buffer.count,
+        "type": printable(f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]"),
+        "what": printable(buffer.what),
+        "phase": buffer.phase if buffer.phase in PHASES else None,
+        **_place(buffer.file, buffer.line, sources),
+    }
+
+
+def _place(file: str | None, line: int | None, sources: Sequence[Source]) -> dict[str, Any]:
+    """A line of one of the sources: which, its file where that is not the step's own, its text."""
+    index = next((i for i, source in enumerate(sources) if source.name == file), None)
+    found = sources[index] if index is not None else None
+    text = dict(zip(found.numbers, found.text, strict=True)).get(line) if found and line is not None else None
+    other = file if file is not None and not (found and found.home) else None
+    return {
+        "source": index,
+        "file": None if other is None else printable(other),
+        "line": line,
+        "text": None if text is None else printable(text.strip()),
     }
 
 

@@ -4,8 +4,10 @@ import { h } from "../shared/dom.js";
 import { counted } from "../shared/format.js";
 import { spans } from "../shared/text.js";
 import { Bars } from "./bars.js";
+import { buffers } from "./buffers.js";
 import { EVERY, barsOf, reachOf, unshown } from "./devices.js";
 import { Legend } from "./legend.js";
+import { Live } from "./live.js";
 import { scale } from "./scale.js";
 import { Strip } from "./strip.js";
 
@@ -18,6 +20,7 @@ export function view({ memory }, mesh, selection) {
   const legend = new Legend(memory, mesh);
   const bars = new Bars(memory, mesh, selection, shown);
   const strip = many ? new Strip(memory, mesh, selection) : null;
+  const live = memory.live ? new Live(memory) : null;
   const left = unshown(memory, shown);
   const element = h(
     "div",
@@ -27,6 +30,8 @@ export function view({ memory }, mesh, selection) {
     bars.element,
     left ? h("p", { class: "jsm-small jsm-quiet" }, restText(left)) : null,
     strip?.element,
+    live?.element,
+    memory.buffers?.length ? buffers(memory) : null,
   );
   let width = 0;
   new ResizeObserver(([{ contentRect }]) => {
@@ -34,7 +39,7 @@ export function view({ memory }, mesh, selection) {
     if (!now || now === width) return;
     width = now;
     const plan = scale(width, shown, most);
-    for (const part of [legend, bars, strip]) part?.draw(plan);
+    for (const part of [legend, bars, strip, live]) part?.draw(plan);
   }).observe(element);
   const mark = () => {
     bars.mark();

@@ -1,0 +1,62 @@
+// The largest buffers that are live at the peak, with the lines that they come from.
+
+import { h, s } from "../shared/dom.js";
+import { UNKNOWN, count } from "../shared/format.js";
+import { bytesNodes } from "../shared/text.js";
+
+const BAR = [72, 9]; // px
+const LONG = 26; // letters of a name
+
+const head = (text, title, cls) => h("th", { scope: "col", title, class: cls ?? null }, text);
+
+/** A heading, and a row for each buffer of `memory.buffers`. */
+export function buffers(memory) {
+  const most = Math.max(...memory.buffers.map((buffer) => buffer.bytes), 1);
+  const top = h(
+    "tr",
+    {},
+    head("size", "Bytes on one device; of all of them where there are several", "jsm-num"),
+    h("td", {}),
+    head("type, on one device", "Type and shape of what one device holds"),
+    head("what", "The operation that made it, and the array it is a form of"),
+    head("line", "Line of your code that it comes from", "jsm-num"),
+    head("source", "", "jsm-source"),
+  );
+  const rows = memory.buffers.map((buffer) => row(buffer, most));
+  const named = { class: "jsm-table jsm-buffers", "aria-label": "Largest live buffers at the peak" };
+  return h(
+    "div",
+    { class: "jsm-live-buffers" },
+    h("h3", {}, "Largest live buffers at the peak"),
+    h("p", { class: "jsm-small jsm-quiet" }, memory.buffers_lead),
+    h("table", named, h("thead", {}, top), h("tbody", {}, rows)),
+  );
+}
+
+function row(buffer, most) {
+  const times = buffer.count > 1 ? h("span", { class: "jsm-quieter" }, ` \u00d7${count(buffer.count)}`) : null;
+  const [name, rest] = whatOf(buffer);
+  return h(
+    "tr",
+    {},
+    h("td", { class: "jsm-num" }, bytesNodes(buffer.bytes)),
+    h("td", { class: "jsm-part" }, bar(buffer.bytes / most)),
+    h("td", { class: "jsm-mono", title: buffer.type }, buffer.type, times),
+    h("td", { class: "jsm-what", title: buffer.what }, h("b", {}, name), rest),
+    h("td", { class: "jsm-num", title: buffer.file }, buffer.line ?? UNKNOWN),
+    h("td", { class: "jsm-source", title: buffer.text }, buffer.text === null ? null : h("code", {}, buffer.text)),
+  );
+}
+
+/** The operation, a long leaf's by its end, and of which part of the step it is. */
+const whatOf = ({ what, phase }) => [
+  what.length > LONG ? `\u2026${what.slice(1 - LONG)}` : what,
+  phase === null ? null : h("span", { class: "jsm-quieter" }, ` ${phase}`),
+];
+
+const bar = (part) =>
+  s(
+    "svg",
+    { width: BAR[0], height: BAR[1], "aria-hidden": "true" },
+    s("rect", { width: Math.max(1, BAR[0] * part), height: BAR[1], fill: "var(--jsm-temporaries)" }),
+  );
