@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from jaxshard_magic.api import mesh, shard
+    from jaxshard_magic.api import doctor, mesh, shard
     from jaxshard_magic.errors import ShardError
     from jaxshard_magic.report import Report
     from jaxshard_magic.step import ShardedStep
 
-__all__ = ["Report", "ShardError", "ShardedStep", "load_ipython_extension", "mesh", "shard"]
+__all__ = ["Report", "ShardError", "ShardedStep", "doctor", "load_ipython_extension", "mesh", "shard"]
 
-_HOMES = {"mesh": "api", "shard": "api", "Report": "report", "ShardError": "errors", "ShardedStep": "step"}
+_HOMES = {
+    "doctor": "api",
+    "mesh": "api",
+    "shard": "api",
+    "Report": "report",
+    "ShardError": "errors",
+    "ShardedStep": "step",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,8 @@ STRATEGIES = {
     "tp": "tensor parallel: the weights of one layer are split, column then row",
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
 }
-LATER_COMMANDS = ("doctor", "compare", "schedule", "abstract", "explore", "code", "history")
+COMMANDS = ("doctor",)
+LATER_COMMANDS = ("compare", "schedule", "abstract", "explore", "code", "history")
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ def _help() -> str:
 
     %%shard STRATEGY [options]     above a cell that defines the train step, or calls one
     %shard                         the last report, with all calls since
+    %shard doctor                  what is installed, which devices answer, whether they reach each other
 
 Strategies, or a sum of them such as fsdp+tp; fsdp@data says which mesh axis:
 {strategies}

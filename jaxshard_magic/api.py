@@ -1,4 +1,4 @@
-"""`mesh()` and `shard()`: the jobs of the magics, for scripts. The magics call nothing else."""
+"""`mesh()`, `shard()` and `doctor()`: the jobs of the magics, for scripts. The magics call nothing else."""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from . import hardware
+from .doctor import Doctor, examine
 from .errors import ShardError
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
 from .specs import parse_spec
@@ -38,6 +39,23 @@ def default_mesh(strategy: str, *, namespaces: Sequence[MutableMapping[str, Any]
     jobs = jobs_of(parse_strategy(strategy)) or ("data",)
     spec = default_spec(jobs, jax.device_count(), jax.default_backend())
     return build(spec, namespaces)
+
+
+def doctor(mesh: Mesh | str | None = None) -> Doctor:
+    """Examine this machine: versions, devices, compilers, variables, and the mesh axis by axis, each failure with its
+    remedy. `mesh`: a `jax.sharding.Mesh`, mesh text, or None for a mesh of all devices."""
+    if mesh is None:
+        return examine(_all_devices())
+    return examine(build_mesh(mesh).mesh if isinstance(mesh, str) else mesh)
+
+
+def _all_devices() -> Mesh | None:
+    """A mesh of the devices there are; None where jax has none."""
+    try:
+        found = jax.devices()
+    except RuntimeError:  # which `examine` tells
+        return None
+    return jax.make_mesh((len(found),), ("data",), (AxisType.Auto,), devices=found)
 
 
 def shard(

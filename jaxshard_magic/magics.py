@@ -13,13 +13,14 @@ from IPython.display import display
 
 from jaxshard_magic import _cell, _options
 from jaxshard_magic._progress import Progress, line_for
-from jaxshard_magic.errors import ShardError, did_you_mean
+from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.session import ShardSession
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from jax.sharding import Mesh
 
+    from jaxshard_magic.doctor import Doctor
     from jaxshard_magic.mesh import BuiltMesh
     from jaxshard_magic.report import Report
     from jaxshard_magic.step import Watch
@@ -69,7 +70,7 @@ class ShardMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    def shard(self, line: str, cell: str | None = None) -> "Report | None":
+    def shard(self, line: str, cell: str | None = None) -> "Report | Doctor | None":
         __tracebackhide__ = True
         text, quiet = _silenced(line)
         try:
@@ -92,7 +93,12 @@ class ShardMagics(Magics):
 
     shard.__doc__ = _options.HELP
 
-    def _last(self, options: _options.Options) -> "Report":
+    def _last(self, options: _options.Options) -> "Report | Doctor":
+        if options.words == ("doctor",):
+            from jaxshard_magic import api
+
+            current = self._built(options.mesh) if options.mesh else self._current_mesh()
+            return api.doctor(current and current.mesh)
         for word in options.words:
             raise _no_command(word)
         if self.session.step is None:
@@ -301,8 +307,8 @@ def _no_command(word: str) -> ShardError:
             f"%shard {word} has no cell: write %%shard {word} as the first line of the step's cell"
         )
     return ShardError(
-        f"%shard has no command {word!r}; alone it shows the last report."
-        + did_you_mean(word, (*_options.LATER_COMMANDS, *_options.STRATEGIES))
+        f"%shard has no command {word!r}; it has {one_of(_options.COMMANDS)}, and alone it shows the last report."
+        + did_you_mean(word, (*_options.COMMANDS, *_options.LATER_COMMANDS, *_options.STRATEGIES))
     )
 
 

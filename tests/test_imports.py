@@ -18,9 +18,8 @@ PACKAGE = "jaxshard_magic"
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
-BELOW_API = (
-    "mesh simulate specs program strategies plan step gradients schedule pipeline analysis report hardware"
-)
+DOING = "mesh simulate specs program strategies plan step gradients schedule pipeline"
+BELOW_API = f"doctor {DOING} analysis report hardware"
 
 # room: what of ours, then what of others.
 MAY_IMPORT = {
@@ -44,6 +43,7 @@ MAY_IMPORT = {
     "analysis": ("program plan report hardware", "jax numpy"),
     "report": ("", ""),
     "views": ("report", ""),
+    "doctor": ("", "jax numpy"),
     "hardware": ("", ""),
     "errors": ("", ""),
     "demo": ("api report", "jax numpy flax optax"),
@@ -53,6 +53,7 @@ MAY_IMPORT = {
 LATE_MODULES = {"program.nnx_calls", "views.widget", "views.figures", "views.show"}
 
 LATE = {
+    "doctor": ("views", ""),  # Doctor.to_text, to_html
     "report": ("views", ""),  # Report.to_html and the notebook's display hooks
     "views": ("", "IPython plotly anywidget ipywidgets traitlets"),  # the modules that are late as a whole
     "step": ("analysis report", ""),  # ShardedStep.report

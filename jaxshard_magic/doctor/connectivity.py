@@ -1,0 +1,109 @@
+"""Whether the devices of a mesh reach each other: a small all-reduce along each axis, checked and timed."""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .findings import Finding
+
+AREA = "mesh"
+LIMIT_S = 20.0
+SMALL, LARGE = 1, 2**18  # float32 a device: 4 bytes, 1 MiB
+TIMES = 5
+
+Summed = Callable[[Mesh, str, int], tuple[float, bool]]
+
+
+def connectivity(mesh: Mesh, limit_s: float = LIMIT_S, summed: Summed | None = None) -> Iterator[Finding]:
+    """One finding for each axis: the time of an all-reduce of 4 bytes, and the bandwidth of one of 1 MiB, measured.
+
+    An axis that has not answered after `limit_s` seconds is an error, and those behind it are not tried: the devices
+    are busy with it. `summed(mesh, axis, elements)` gives the seconds and whether the sums were right.
+    """
+    summed = summed or all_reduce
+    text = " ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
+    yield Finding(AREA, "axes", text)
+    for axis, n in mesh.shape.items():
+        if n == 1:
+            yield Finding(AREA, axis, "1 device: nothing to reach")
+            continue
+        outcome = _within(limit_s, lambda a=axis: [summed(mesh, a, size) for size in (SMALL, LARGE)])
+        yield _told(mesh, axis, n, outcome, limit_s)
+        if outcome is None:
+            return
+
+
+def _told(mesh: Mesh, axis: str, n: int, outcome: Any, limit_s: float) -> Finding:
+    if outcome is None:
+        text = f"no answer after {limit_s:.3g} s: its {n} devices do not reach each other"
+        fix = "restart the kernel (each process of it); then try a mesh of fewer hosts to find the one that hangs"
+        return Finding(AREA, axis, text, "error", fix)
+    if isinstance(outcome, Exception):
+        line = (str(outcome).strip().splitlines() or [type(outcome).__name__])[0][:200]
+        return Finding(
+            AREA, axis, line, "error", "restart the kernel; if it stays, the driver or network is at fault"
+        )
+    (small, right), (large, also) = outcome
+    if not (right and also):
+        return Finding(
+            AREA, axis, "an all-reduce gave a wrong sum", "error", "this hardware or its driver is broken"
+        )
+    rate = 2 * (n - 1) / n * 4 * LARGE / large
+    simulated = mesh.devices.flat[0].platform == "cpu"
+    said = "; simulated devices: times say nothing of an accelerator" if simulated else ""
+    return Finding(
+        AREA, axis, f"{n} devices, {small * 1e6:.3g} us for 4 bytes, {rate / 1e9:.3g} GB/s at 1 MiB{said}"
+    )
+
+
+def all_reduce(mesh: Mesh, axis: str, elements: int) -> tuple[float, bool]:
+    """Seconds of an all-reduce of so many float32 a device along one axis, the median of some, and whether each device
+    got the sum of its group's numbers."""
+    axes, place = tuple(mesh.axis_names), mesh.axis_names.index(axis)
+    count = mesh.devices.size
+    numbers = np.arange(count, dtype=np.float32)
+    wanted = np.broadcast_to(
+        numbers.reshape(mesh.devices.shape).sum(place, keepdims=True), mesh.devices.shape
+    ).reshape(-1)
+    given = jax.device_put(np.repeat(numbers[:, None], elements, 1), NamedSharding(mesh, PartitionSpec(axes)))
+    spec = PartitionSpec(axes)
+    run = jax.jit(
+        jax.shard_map(lambda x: lax.psum(x, axis), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    )
+    got = jax.block_until_ready(run(given))
+    right = all(_holds(shard, wanted) for shard in got.addressable_shards)
+    taken = []
+    for _ in range(TIMES):
+        start = time.perf_counter()
+        jax.block_until_ready(run(given))
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken), right
+
+
+def _holds(shard: Any, wanted: np.ndarray) -> bool:
+    """Does a device's part of the result hold its sum, and nothing else?"""
+    rows = wanted[shard.index[0]]
+    return bool((np.asarray(shard.data) == rows[:, None]).all())
+
+
+def _within(limit_s: float, work: Callable[[], Any]) -> Any:
+    """What `work` gives, the exception that it raises, or None where it takes longer; it then goes on in its thread."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except (RuntimeError, ValueError) as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="jaxshard-doctor")
+    thread.start()
+    thread.join(limit_s)
+    return outcome[0] if outcome else None
