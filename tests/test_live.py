@@ -69,7 +69,8 @@ def test_the_buffers_and_the_rest_add_up_to_the_temporaries(step):
 def test_gathered_weights_are_named_by_their_leaves():
     call = STEPS["transformer"]()
     memory = report_of(call.step, call.state, call.batch, strategy="fsdp+tp", mesh="data=4 model=2").memory
-    assert "state.params.blocks.block0.up, gathered" in [b.what for b in memory.buffers]
+    gathered = {b.what.removesuffix(", gathered") for b in memory.buffers if b.what.endswith(", gathered")}
+    assert gathered and all(path.startswith("state.params.blocks.block") for path in gathered)
 
 
 def test_a_phase_begins_where_most_of_it_follows():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from ..report import Collective, Leaf
 from .collectives import Cause, Move, merge
 from .frames import Frame
-from .hlo import Module, runs
+from .hlo import Module
 from .origin import Origin, Origins
 from .sources import SourceText
 
@@ -39,10 +39,9 @@ def _cause(
 
 
 def host_calls(module: Module, origins: Origins) -> tuple[str | None, ...]:
-    """Where the step calls Python while it runs: `line 12`, None where that is not known; one each call."""
+    """Where the step calls Python while it runs: `line 12`, None where that is not known; one for each call."""
     found = []
-    for name in runs(module):
-        computation = module.computations[name]
+    for computation in module.computations.values():
         if "callback" in computation.text:
             calls = (i for i in computation.instructions.values() if i.opcode == "custom-call")
             for call in (i for i in calls if _CALLBACK.search(i.rest)):

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jax.stages import Compiled
 
@@ -65,12 +66,13 @@ class LiveBytes:
         return sum(buffer.bytes for buffer in self.buffers if buffer.kind == kind)
 
 
-def serialized(compiled: Compiled) -> tuple[bytes, bytes] | None:
+def serialized(compiled: Compiled, stats: Any = None) -> tuple[bytes, bytes] | None:
     """The buffer assignment of a compiled step and the program it speaks of, as XLA writes them.
 
-    None where the compiler does not hand them out, as TPU's does not.
+    `stats` is its memory analysis where that was asked for already: XLA takes its time. None where the compiler does
+    not hand them out, as TPU's does not.
     """
-    assignment = getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"")
+    assignment = getattr(stats or compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"")
     executable = compiled.runtime_executable()
     if not assignment or executable is None:
         return None

@@ -38,6 +38,16 @@ class Dataflow:
         next(walk, None)
         return walk
 
+    def elements(self, computation: Computation, name: str) -> dict[int, Instruction]:
+        """The elements that are taken out of a tuple, also behind the end of an asynchronous operation."""
+        found: dict[int, Instruction] = {}
+        for user in self._users(computation).get(name, ()):
+            if user.opcode == _ELEMENT:
+                found.setdefault(_index(user), user)
+            elif user.opcode.endswith("-done"):
+                found.update(self.elements(computation, user.name))
+        return found
+
     def _walk(
         self, start: Place, step: Callable[[Computation, Instruction], Iterator[Place]]
     ) -> Iterator[Found]:

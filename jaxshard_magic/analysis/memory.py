@@ -14,19 +14,22 @@ from ..report import DeviceMemory, Leaf, Memory
 _ROLES = ("params", "optimizer", "batch")
 
 
-def memory(compiled: Compiled, leaves: Sequence[Leaf], mesh: Mesh, limit: int | None) -> Memory:
+def memory(
+    compiled: Compiled, leaves: Sequence[Leaf], mesh: Mesh, limit: int | None, stats: Any = None
+) -> Memory:
     """Bytes per device at the peak of the step, arguments split by role.
 
     `leaves` are the compiled step's arguments in order; those it does not read are dropped by jax and not
-    counted. `limit` is what a device offers, `device_limit`. `other` holds keys, arguments without a role,
-    outputs that reuse no argument's memory, the program itself and the padding of arguments (TPU).
+    counted. `limit` is what a device offers, `device_limit`; `stats` XLA's memory analysis, where it was asked for.
+    `other` holds keys, arguments without a role, outputs that reuse no argument's memory, the program itself and the
+    padding of arguments (TPU).
     The parts add up to `peak`; without figures from XLA, `temporaries` and `peak` are None.
     """
     read = [leaf for leaf, is_read in zip(leaves, kept(compiled), strict=True) if is_read]
     roles = Counter[str]()
     for leaf in read:
         roles[leaf.role if leaf.role in _ROLES else "other"] += leaf.bytes_per_device
-    stats = compiled.memory_analysis()
+    stats = stats or compiled.memory_analysis()
     temporaries = peak = None
     if stats is not None:
         outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes

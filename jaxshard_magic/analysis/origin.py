@@ -1,7 +1,7 @@
 """What caused a collective: the user's line, the phase of the step, and the array that moves."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -41,23 +41,33 @@ class Origins:
         self.module, self.home, self.inputs = module, tuple(dict.fromkeys(home)), tuple(inputs)
         self.frames = Frames(module.header)
         self._flow = Dataflow(module)
+        self._parts: dict[
+            tuple[str, str], dict[int, Instruction]
+        ] = {}  # the elements of combined collectives
 
     def of(self, computation: Computation, collective: Instruction, operand: int) -> Origin:
         """The origin of one array of a collective: its `operand`-th."""
-        asked = list(islice(self._witnesses(computation, collective, operand), _MOST))
-        # What only holds an array at the door of a loop says less than what works on it inside.
-        witnesses = sorted(asked, key=lambda i: PIN in op_name(i))
-        place = self.place(next((f for i in witnesses if (f := self._frames_of(i))), ()))
-        names = [name for i in witnesses if (name := op_name(i))]
         label = self._label(computation, collective, operand)
+        frames, phase = self._told(self._witnesses(computation, collective, operand))
+        place = self.place(frames)
         leaf = label[1] if label else self._parameter(computation, collective, operand)
-        return Origin(
-            place.frame,
-            place.deeper,
-            next((phase for name in names if (phase := phase_of(name))), None),
-            leaf,
-            bool(label and label[0] == GRADIENT),
-        )
+        return Origin(place.frame, place.deeper, phase, leaf, bool(label and label[0] == GRADIENT))
+
+    def _told(self, witnesses: Iterable[Instruction]) -> tuple[tuple[Frame, ...], str | None]:
+        """The first calls and the first phase that witnesses tell. What only holds an array at the door of a loop says
+        less than what works on it inside, and is believed last."""
+        known: dict[bool, tuple[Frame, ...]] = {}
+        phases: dict[bool, str] = {}
+        for i in islice(witnesses, _MOST):
+            name = op_name(i)
+            pinned = PIN in name
+            if pinned not in known and (frames := self._frames_of(i)):
+                known[pinned] = frames
+            if pinned not in phases and (phase := phase_of(name)):
+                phases[pinned] = phase
+            if False in known and False in phases:
+                break
+        return known.get(False, known.get(True, ())), phases.get(False, phases.get(True))
 
     def of_instruction(self, instruction: Instruction) -> Origin:
         """The line and phase in an instruction's own metadata."""
@@ -104,15 +114,11 @@ class Origins:
         """The collective; of a combined one, which has the name of its first part, the element taken out of it."""
         if len(collective.operands) == 1 or collective.opcode.startswith("all-to-all"):
             return [collective]
-        taken = (
-            i
-            for _, i in islice(
-                self._flow.consumers(computation, collective.name), len(collective.operands) + 1
-            )
-        )
-        return [
-            i for i in taken if i.opcode == "get-tuple-element" and int(i.attribute("index") or 0) == operand
-        ]
+        key = computation.name, collective.name
+        if key not in self._parts:
+            self._parts[key] = self._flow.elements(computation, collective.name)
+        part = self._parts[key].get(operand)
+        return [] if part is None else [part]
 
     def _parameter(self, computation: Computation, collective: Instruction, operand: int) -> int | None:
         """The step's input that an array is, where it is moved as it came."""
@@ -123,13 +129,13 @@ class Origins:
         return None
 
     def _frames_of(self, instruction: Instruction) -> tuple[Frame, ...]:
-        found = _FRAME.search(instruction.rest)
+        found = _FRAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
         return self.frames[int(found[1])] if found else ()
 
 
 def op_name(instruction: Instruction) -> str:
     """The name that jax gave the operation, with the scopes it stands in; empty where there is none."""
-    found = _OP_NAME.search(instruction.rest)
+    found = _OP_NAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
     return found[1].replace("\\'", "'").replace('\\"', '"') if found else ""
 
 

@@ -133,8 +133,9 @@ def facts(entry: "Entry") -> Facts:
         origins = Origins(module, [entry.home] if entry.home else [], inputs)
         rows = attributed(module, found, origins, placed, own)
         calls = host_calls(module, origins)
-    held = memory(compiled, arguments, plan.mesh, device_limit(device))
-    if module is not None and origins is not None and (parts := serialized(compiled)):
+    stats = compiled.memory_analysis()
+    held = memory(compiled, arguments, plan.mesh, device_limit(device), stats)
+    if module is not None and origins is not None and (parts := serialized(compiled, stats)):
         live = live_bytes(*parts, module)
         held = held if live is None else with_live(held, live, module, origins, placed)
     return Facts(mesh, placed, held, rows, found, calls, own)
