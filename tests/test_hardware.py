@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxshard_magic import hardware
+from jaxshard_magic import hardware, wires
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.hardware import axis_bandwidths, chip, chip_of, chips, interconnects
+from jaxshard_magic.hardware import chip, chip_of, chips, interconnects
 from jaxshard_magic.mesh import GPUS, TPUS
+from jaxshard_magic.wires import axis_bandwidths
 
 ROOT = Path(__file__).parents[1]
 GB = 1e9
@@ -280,7 +281,7 @@ def test_an_axis_of_one_sends_nothing():
 
 
 def test_the_examples_run():
-    assert doctest.testmod(hardware).failed == 0
+    assert doctest.testmod(hardware).failed == doctest.testmod(wires).failed == 0
 
 
 def test_the_table_is_in_the_wheel(tmp_path):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
 DOING = "mesh simulate specs program strategies plan step gradients schedule pipeline"
-BELOW_API = f"doctor {DOING} analysis report hardware"
+BELOW_API = f"doctor {DOING} analysis report hardware wires"
 
 # room: what of ours, then what of others.
 MAY_IMPORT = {
@@ -40,11 +40,12 @@ MAY_IMPORT = {
     "gradients": ("program", "jax"),
     "schedule": ("", ""),
     "pipeline": ("schedule program plan", "jax numpy"),
-    "analysis": ("program plan report hardware", "jax numpy"),
+    "analysis": ("program plan report hardware wires", "jax numpy"),
     "report": ("", ""),
     "views": ("report", ""),
     "doctor": ("", "jax numpy"),
     "hardware": ("", ""),
+    "wires": ("hardware", ""),
     "errors": ("", ""),
     "demo": ("api report", "jax numpy flax optax"),
 }

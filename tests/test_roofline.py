@@ -9,9 +9,10 @@ import pytest
 import jaxshard_magic
 from jaxshard_magic.analysis.roofline import roofline, seconds
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.hardware import axis_bandwidths, chip
+from jaxshard_magic.hardware import chip
 from jaxshard_magic.plan import Share
 from jaxshard_magic.report import Collective, Leaf
+from jaxshard_magic.wires import axis_bandwidths
 
 V5E, H100 = chip("v5e"), chip("h100")
 D, N = 512, 64

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..hardware import Chip, Wire, axis_bandwidths
+from ..hardware import Chip
 from ..plan import Plan, Share
 from ..program.flops import totals
 from ..report import Collective, Leaf, Timing
+from ..wires import Wire, axis_bandwidths
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ...hardware import axis_bandwidths
 from ...report import Advice, Collective
+from ...wires import axis_bandwidths
 from .case import Case, all_divide, byte_text, devices_along, mesh_option, mesh_text, share, time
 
 COMMUNICATION = 0.2  # of a step: a larger share is worth a warning
