@@ -166,6 +166,21 @@ def with_strategy(options: Options) -> Options:
     return replace(options, strategy=strategy)
 
 
+def only(options: Options, command: str, *fields: str) -> None:
+    """Raise ShardError where a line of `%shard command` has more than that word and the options of `fields`."""
+    plain = replace(options, words=(command,), **{name: getattr(Options, name) for name in fields})
+    if options.words == (command,) and plain == Options(words=(command,)):
+        return
+    allowed = one_of(f"{flag.name} {flag.metavar}" for flag in FLAGS if flag.into in fields)
+    given = " ".join(options.words[1:]) or one_of(_given(plain))
+    quote = f'; quote the mesh: --mesh "{options.mesh} {given}"' if options.mesh and options.words[1:] else ""
+    raise ShardError(f"%shard {command} takes {allowed} and nothing else; unexpected: {given}{quote}")
+
+
+def _given(options: Options) -> list[str]:
+    return [flag.name for flag in FLAGS if getattr(options, flag.into) != getattr(Options, flag.into)]
+
+
 def _help() -> str:
     strategies = "\n".join(f"    {name:<21}{text}" for name, text in STRATEGIES.items())
     flags = "\n".join(f"    {flag.name + ' ' + flag.metavar:<21}{flag.help}" for flag in FLAGS)

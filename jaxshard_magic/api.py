@@ -43,18 +43,23 @@ def default_mesh(strategy: str, *, namespaces: Sequence[MutableMapping[str, Any]
 
 def doctor(mesh: Mesh | str | None = None) -> Doctor:
     """Examine this machine: versions, devices, compilers, variables, and the mesh axis by axis, each failure with its
-    remedy. `mesh`: a `jax.sharding.Mesh`, mesh text, or None for a mesh of all devices."""
-    if mesh is None:
-        return examine(_all_devices())
-    return examine(build_mesh(mesh).mesh if isinstance(mesh, str) else mesh)
+    remedy.
 
-
-def _all_devices() -> Mesh | None:
-    """A mesh of the devices there are; None where jax has none."""
+    `mesh`: a `jax.sharding.Mesh`, mesh text, or None for a mesh of all devices. Raises `ShardError` for text that is
+    no mesh, or one that these devices cannot make.
+    """
     try:
-        found = jax.devices()
-    except RuntimeError:  # which `examine` tells
-        return None
+        if mesh is None:
+            mesh = _all_devices()
+        elif isinstance(mesh, str):
+            mesh = build_mesh(mesh).mesh
+    except RuntimeError:  # a backend does not start, which `examine` tells
+        mesh = None
+    return examine(mesh)
+
+
+def _all_devices() -> Mesh:
+    found = jax.devices()
     return jax.make_mesh((len(found),), ("data",), (AxisType.Auto,), devices=found)
 
 

@@ -94,16 +94,27 @@ class ShardMagics(Magics):
     shard.__doc__ = _options.HELP
 
     def _last(self, options: _options.Options) -> "Report | Doctor":
-        if options.words == ("doctor",):
-            from jaxshard_magic import api
-
-            current = self._built(options.mesh) if options.mesh else self._current_mesh()
-            return api.doctor(current and current.mesh)
+        if options.words[:1] == ("doctor",):
+            return self._examined(options)
         for word in options.words:
             raise _no_command(word)
         if self.session.step is None:
             raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
         return self.session.report()
+
+    def _examined(self, options: _options.Options) -> "Doctor":
+        from jaxshard_magic.doctor import examine, jax_error
+
+        _options.only(options, "doctor", "mesh", "output")
+        if jax_error() is not None:  # without it there is neither a mesh nor the API
+            return examine(None)
+        from jaxshard_magic import api
+
+        try:
+            built = self._built(options.mesh) if options.mesh else self._current_mesh()
+        except RuntimeError:  # a backend does not start, which the examination tells
+            built = None
+        return api.doctor(built and built.mesh)
 
     def _run(self, options: _options.Options, line: str, source: str) -> "tuple[Report | None, bool]":
         from jaxshard_magic.step import Watch

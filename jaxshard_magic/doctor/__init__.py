@@ -3,13 +3,15 @@
 import os
 import sys
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .connectivity import connectivity
-from .devices import devices
 from .findings import Doctor as Doctor
 from .findings import Finding as Finding
-from .setup import environment, installed, notebook, targets, versions
+from .findings import one_line
+from .packages import companions, installed, loaded, targets, versions
+from .setup import environment, notebook
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -17,14 +19,40 @@ if TYPE_CHECKING:
 
 def examine(mesh: "Mesh | None", variables: Mapping[str, str] = os.environ) -> Doctor:
     """Look at this machine: versions, devices, compile targets, variables, and the `mesh` axis by axis (None: that part
-    is left out). The mesh's collectives run, with a time limit; nothing else is started that is not there."""
-    known = installed()
-    found = [
-        *versions(known, sys.version_info[:2]),
-        *devices(known, variables),
-        *targets(known),
-        *(connectivity(mesh) if mesh is not None else ()),
-        *environment(variables),
-        *notebook(known),
-    ]
+    is left out). The mesh's collectives run, with a time limit; nothing else is started that is not there.
+
+    Where jax itself cannot be imported, that is a finding, and what needs no jax is told all the same.
+    """
+    known, asked, cpu_devices = installed(), companions(), -1
+    broken = jax_error()
+    found = [*versions(known, asked, loaded(), sys.version_info[:2])]
+    if broken is not None:
+        said, fix = (
+            f"import jax fails: {one_line(broken)}",
+            "pip install --upgrade jax jaxlib; restart the kernel",
+        )
+        found.append(Finding("devices", "jax", said, "error", fix))
+    else:
+        import jax
+
+        from .connectivity import connectivity
+        from .devices import devices
+
+        allowed, cpu_devices = (
+            getattr(jax.config, f"jax_{name}") for name in ("platforms", "num_cpu_devices")
+        )
+        found += devices(known, variables, allowed or "")
+        found += connectivity(mesh) if mesh is not None else ()
+    found += [*targets(known, asked), *environment(variables, cpu_devices), *notebook(known)]
     return Doctor(tuple(found))
+
+
+@cache
+def jax_error() -> Exception | None:
+    """Why jax cannot be imported, as the first attempt said it, since a second one trips over the first; None where it
+    can."""
+    try:
+        import_module("jax")
+    except Exception as error:  # whatever a broken installation raises
+        return error
+    return None

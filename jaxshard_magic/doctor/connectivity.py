@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .findings import Finding
+from .findings import Finding, one_line
 
 AREA = "mesh"
 LIMIT_S = 20.0
@@ -24,8 +24,9 @@ Summed = Callable[[Mesh, str, int], tuple[float, bool]]
 def connectivity(mesh: Mesh, limit_s: float = LIMIT_S, summed: Summed | None = None) -> Iterator[Finding]:
     """One finding for each axis: the time of an all-reduce of 4 bytes, and the bandwidth of one of 1 MiB, measured.
 
-    An axis that has not answered after `limit_s` seconds is an error, and those behind it are not tried: the devices
-    are busy with it. `summed(mesh, axis, elements)` gives the seconds and whether the sums were right.
+    The bandwidth is that of a ring, on which each of n devices sends 2(n-1)/n of the array. An axis that has not
+    answered after `limit_s` seconds is an error, and those behind it are not tried: the devices are busy with it.
+    `summed(mesh, axis, elements)` gives the seconds and whether the sums were right.
     """
     summed = summed or all_reduce
     text = " ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
@@ -42,25 +43,29 @@ def connectivity(mesh: Mesh, limit_s: float = LIMIT_S, summed: Summed | None = N
 
 def _told(mesh: Mesh, axis: str, n: int, outcome: Any, limit_s: float) -> Finding:
     if outcome is None:
-        text = f"no answer after {limit_s:.3g} s: its {n} devices do not reach each other"
+        said = f"no answer after {limit_s:.3g} s: its {n} devices do not reach each other"
         fix = "restart the kernel (each process of it); then try a mesh of fewer hosts to find the one that hangs"
-        return Finding(AREA, axis, text, "error", fix)
+        return Finding(AREA, axis, said, "error", fix)
     if isinstance(outcome, Exception):
-        line = (str(outcome).strip().splitlines() or [type(outcome).__name__])[0][:200]
-        return Finding(
-            AREA, axis, line, "error", "restart the kernel; if it stays, the driver or network is at fault"
-        )
+        fix = "restart the kernel; if it stays, the driver or network is at fault"
+        return Finding(AREA, axis, one_line(outcome), "error", fix)
     (small, right), (large, also) = outcome
     if not (right and also):
-        return Finding(
-            AREA, axis, "an all-reduce gave a wrong sum", "error", "this hardware or its driver is broken"
-        )
+        fix = "restart the kernel; if it stays, this hardware or its driver is broken"
+        return Finding(AREA, axis, "an all-reduce gave a wrong sum", "error", fix)
     rate = 2 * (n - 1) / n * 4 * LARGE / large
     simulated = mesh.devices.flat[0].platform == "cpu"
-    said = "; simulated devices: times say nothing of an accelerator" if simulated else ""
-    return Finding(
-        AREA, axis, f"{n} devices, {small * 1e6:.3g} us for 4 bytes, {rate / 1e9:.3g} GB/s at 1 MiB{said}"
-    )
+    note = "; simulated devices: times say nothing of an accelerator" if simulated else ""
+    said = f"{n} devices, sums right; measured: 4 bytes in {_time(small)}, 1 MiB a device at {rate / 1e9:.3g} GB/s"
+    return Finding(AREA, axis, said + note)
+
+
+def _time(seconds: float) -> str:
+    """
+    >>> _time(0.00204), _time(1.5e-05)
+    ('2.04 ms', '15 us')
+    """
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def all_reduce(mesh: Mesh, axis: str, elements: int) -> tuple[float, bool]:
@@ -100,7 +105,7 @@ def _within(limit_s: float, work: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             outcome.append(work())
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # else a failure would read as a hang
             outcome.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="jaxshard-doctor")

@@ -1,96 +1,163 @@
 """Which devices answer, and why those that are there do not."""
 
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from .findings import Finding
-from .setup import CUDA, Installed
+from .findings import Finding, one_line
+from .packages import CUDA, INSTALL_CUDA, INSTALL_TPU, TPU, Versions
 
 AREA = "devices"
 GIB = 2**30
-_BUSY = "already in use"
+SMI_LIMIT_S = 10.0
+PCI = Path("/sys/bus/pci/devices")
+
+# Of Google's PCI devices these are TPUs; others are network cards and disks.
+GOOGLE = "0x1ae0"
+TPU_IDS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x007c", "0x0083")
+
+# What a backend says when it does not start, and what helps; the first that matches.
+REMEDIES = (
+    (
+        r"in use by process with pid (\d+)",
+        r"!kill \1 where that process is yours, or shut its notebook down; then restart this kernel",
+    ),
+    ("already in use", "shut the other notebook down that holds it, then restart this kernel"),
+    ("lockfile", "!rm -f /tmp/libtpu_lockfile where no other process uses the TPU, then restart this kernel"),
+    ("driver version is insufficient", "update the NVIDIA driver; this jax needs a newer one"),
+    (
+        "no supported devices|out of memory|OUT_OF_MEMORY",
+        "!nvidia-smi tells which process holds the GPU's memory; end it, then restart this kernel",
+    ),
+    ("'tpu'|libtpu", INSTALL_TPU),
+    ("'cuda'|'gpu'|cuda", INSTALL_CUDA),
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The accelerators that the system tells of, in words; None where there is none. `broken` says what is wrong."""
+
+    gpu: str | None = None
+    tpu: str | None = None
+    broken: str | None = None
 
 
 def devices(
-    known: Installed, variables: Mapping[str, str], seen: tuple[bool, bool] | None = None
+    known: Versions, variables: Mapping[str, str], allowed: str = "", seen: Seen | None = None
 ) -> Iterator[Finding]:
     """The devices of the default backend, then accelerators that the machine has and jax does not use.
 
-    `seen`: whether there is an NVIDIA GPU, and a TPU; None looks for them.
+    Args:
+        allowed: the platforms that jax may start, `cpu` or `cuda,cpu`; empty where it may start all.
+        seen: the accelerators there are; None looks for them.
     """
     try:
         found = jax.devices()
     except RuntimeError as error:
-        yield Finding(AREA, "jax", _first_line(error), "error", _remedy(str(error)))
+        fixes = [_remedy(str(error)), _anew("JAX_PLATFORMS") if allowed else None]
+        yield Finding(AREA, "jax", one_line(error), "error", "; or ".join(filter(None, fixes)) or None)
         found = []
     for platform in dict.fromkeys(d.platform for d in found):
         yield _row(platform, [d for d in found if d.platform == platform])
-    gpu, tpu = (_has_gpu(), _has_tpu()) if seen is None else seen
+    seen = look() if seen is None else seen
     used = {d.platform for d in found}
-    if gpu and not used & {"gpu", "cuda"}:
-        yield _unused("NVIDIA GPU", known, CUDA, 'pip install --upgrade "jax[cuda12]"', variables, "cuda")
-    if tpu and "tpu" not in used:
-        yield _unused("TPU", known, ("libtpu",), 'pip install --upgrade "jax[tpu]"', variables, "tpu")
+    on_gpu = bool(used & {"gpu", "cuda"})
+    if seen.broken and not on_gpu:
+        yield Finding(
+            AREA, "NVIDIA GPU", seen.broken, "warning", "!nvidia-smi; reinstall or reload the driver"
+        )
+    if seen.gpu and not on_gpu:
+        yield _hidden("cuda", allowed, variables) or _unused(seen.gpu, "cuda", CUDA, INSTALL_CUDA, known)
+    if seen.tpu and "tpu" not in used:
+        yield _hidden("tpu", allowed, variables) or _unused(seen.tpu, "tpu", TPU, INSTALL_TPU, known)
+
+
+def look() -> Seen:
+    """The accelerators that the system tells of; starts no backend."""
+    broken, gpu = None, "GPU" if any(map(Path.exists, map(Path, ("/dev/nvidia0", "/dev/dxg")))) else None
+    if shutil.which("nvidia-smi"):
+        gpu, broken = _asked()
+    chips = sum(map(_is_tpu, PCI.glob("*.0")))
+    return Seen(gpu, f"TPU, {chips} {'chip' if chips == 1 else 'chips'}" if chips else None, broken)
+
+
+def _asked() -> tuple[str | None, str | None]:
+    """The GPUs that `nvidia-smi` lists, and what it says where it fails."""
+    try:
+        run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=SMI_LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"nvidia-smi does not answer: {one_line(error)}"
+    kinds = re.findall(r"^GPU \d+: (?:NVIDIA )?(.*?) \(", run.stdout, re.MULTILINE)
+    if kinds:
+        return f"{len(kinds)} x {kinds[0]}", None
+    said = (run.stdout + run.stderr).strip()
+    if run.returncode and "No devices" not in said:
+        return None, one_line(said or "nvidia-smi fails without a word")
+    return None, None
+
+
+def _is_tpu(slot: Path) -> bool:
+    try:
+        vendor, kind = ((slot / name).read_text().strip() for name in ("vendor", "device"))
+    except OSError:
+        return False
+    return vendor == GOOGLE and kind in TPU_IDS
 
 
 def _row(platform: str, found: list[Any]) -> Finding:
     kinds = " and ".join(dict.fromkeys(d.device_kind for d in found))
     processes = len({d.process_index for d in found})
-    limit = _limit(found[0])
-    parts = [f"{len(found)} x {kinds}", f"{limit / GIB:.3g} GiB each" if limit else ""]
-    parts.append(f"{processes} processes" if processes > 1 else "")
+    limit = next(filter(None, map(_limit, jax.local_devices(backend=platform))), None)
+    parts = [f"{len(found)} x {kinds}", f"{limit / GIB:.3g} GiB each" if limit else None]
+    parts.append("simulated" if platform == "cpu" and len(found) > processes else None)
+    parts.append(f"{processes} processes" if processes > 1 else None)
     return Finding(AREA, platform, ", ".join(filter(None, parts)))
 
 
-def _unused(
-    what: str,
-    known: Installed,
-    plugins: tuple[str, ...],
-    install: str,
-    variables: Mapping[str, str],
-    platform: str,
-) -> Finding:
-    """Why an accelerator that is there is not used."""
-    allowed = variables.get("JAX_PLATFORMS", "")
-    if allowed and platform not in allowed.split(","):
-        text = f"hidden by JAX_PLATFORMS={allowed}"
-        return Finding(AREA, what, text, "warning", "unset JAX_PLATFORMS and restart the kernel")
-    if not any(known.get(plugin) for plugin in plugins):
-        return Finding(AREA, what, "there, but jax has no plugin for it", "error", install)
-    try:
-        return Finding(AREA, what, f"{len(jax.devices(platform))} there, not the default backend", "info")
-    except RuntimeError as error:
-        return Finding(AREA, what, _first_line(error), "error", _remedy(str(error)) or install)
-
-
-def _remedy(message: str) -> str | None:
-    if _BUSY in message:
-        return "stop the other process that holds it (another notebook's kernel), then restart this one"
-    if "libtpu" in message:
-        return 'pip install --upgrade "jax[tpu]"'
-    if "cuda" in message.lower():
-        return 'pip install --upgrade "jax[cuda12]"'
+def _hidden(platform: str, allowed: str, variables: Mapping[str, str]) -> Finding | None:
+    """What keeps jax from looking at an accelerator that is there, if anything does."""
+    what = "TPU" if platform == "tpu" else "NVIDIA GPU"
+    names = {"cuda": {"cuda", "gpu"}}.get(platform, {platform})
+    if allowed and not names & {name.strip() for name in allowed.split(",")}:
+        text = f"there, but jax may start {allowed} only (JAX_PLATFORMS, or jax_platforms)"
+        return Finding(AREA, what, text, "warning", _anew("JAX_PLATFORMS"))
+    if platform == "cuda" and variables.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        text = "there, but CUDA_VISIBLE_DEVICES hides it"
+        return Finding(AREA, what, text, "warning", _anew("CUDA_VISIBLE_DEVICES", "0"))
     return None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _unused(what: str, platform: str, plugins: tuple[str, ...], install: str, known: Versions) -> Finding:
+    """Why jax does not use an accelerator that it may look at."""
+    name = "TPU" if platform == "tpu" else "NVIDIA GPU"
+    if not any(known.get(plugin) for plugin in plugins):
+        return Finding(AREA, name, f"{what} there, but jax has no plugin for it", "error", install)
+    try:
+        return Finding(AREA, name, f"{len(jax.devices(platform))} there, not the default backend", "info")
+    except RuntimeError as error:
+        return Finding(AREA, name, one_line(error), "error", _remedy(str(error)) or install)
+
+
+def _anew(variable: str, value: str = "") -> str:
+    return f"restart the kernel, and before jax is imported: %env {variable}={value}"
+
+
+def _remedy(message: str) -> str | None:
+    for pattern, remedy in REMEDIES:
+        if match := re.search(pattern, message):
+            return match.expand(remedy) if match.re.groups else remedy
+    return None
 
 
 def _limit(device: Any) -> int | None:
     try:
         return (device.memory_stats() or {}).get("bytes_limit")
-    except jax.errors.JaxRuntimeError:
+    except RuntimeError:  # a platform that keeps no such figures
         return None
-
-
-def _has_gpu() -> bool:
-    return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
-
-
-def _has_tpu() -> bool:
-    return any(Path("/dev").glob("accel[0-9]*"))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+LONGEST = 200
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -47,3 +49,13 @@ class Doctor:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self) if cycle else self.to_text())
+
+
+def one_line(said: object) -> str:
+    """The first line of an error or a program's message, not longer than fits a table.
+
+    >>> one_line(RuntimeError("no backend\\n  at client.cc:7"))
+    'no backend'
+    """
+    lines = str(said).strip().splitlines() or [type(said).__name__]
+    return lines[0][:LONGEST]

@@ -1,40 +1,31 @@
-"""What can be told without starting anything: packages, compile targets, environment variables, the notebook."""
+"""What stands around jax: the environment variables that it reads, and what the notebook can show."""
 
 import re
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 from .findings import Finding
+from .packages import Versions
 
-Installed = Mapping[str, str | None]
+_YES = "y|yes|t|true|on|1"  # as jax reads them
 
-NEEDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ipython", "ipywidgets", "anywidget", "plotly")
-TPU = ("libtpu",)
-CUDA = ("jax-cuda12-plugin", "jax-cuda13-plugin")
-NEWEST_PYTHON = (3, 12)  # what the newest jax asks for
-
-# What each variable does; a value that matches the expression harms.
+# What each variable does, the values that harm, and what to do then.
 VARIABLES: dict[str, tuple[str, str | None, str | None]] = {
     "JAX_PLATFORMS": ("the only platforms that jax starts", None, None),
-    "XLA_FLAGS": ("options of the compiler", None, None),
-    "LIBTPU_INIT_ARGS": ("options of the TPU compiler", None, None),
+    "JAX_NUM_CPU_DEVICES": ("simulated CPU devices", None, None),
+    "JAX_ENABLE_X64": ("whether 64-bit types are kept", None, None),
+    "JAX_COMPILATION_CACHE_DIR": ("where compiled programs are kept", None, None),
     "JAX_DISABLE_JIT": (
-        "every operation runs by itself",
-        "1|true",
-        "unset JAX_DISABLE_JIT to compile",
+        "whether every operation runs by itself",
+        _YES,
+        "unset JAX_DISABLE_JIT to compile: now nothing is fused, and collectives do not overlap",
     ),
     "JAX_DEBUG_NANS": (
-        "every step is checked for NaN, and waits for it",
-        "1|true",
+        "whether every result is checked for NaN, and waited for",
+        _YES,
         "unset JAX_DEBUG_NANS to train",
     ),
-    "JAX_ENABLE_X64": (
-        "64-bit types are kept",
-        "1|true",
-        "unset JAX_ENABLE_X64 where float32 will do",
-    ),
-    "JAX_COMPILATION_CACHE_DIR": ("where compiled programs are kept", None, None),
-    "JAX_NUM_CPU_DEVICES": ("simulated CPU devices", None, None),
+    "XLA_FLAGS": ("options of the compiler", None, None),
+    "LIBTPU_INIT_ARGS": ("options of the TPU and its compiler", None, None),
     "XLA_PYTHON_CLIENT_PREALLOCATE": ("whether a GPU's memory is taken at the start", None, None),
     "XLA_PYTHON_CLIENT_MEM_FRACTION": ("how much of a GPU's memory is taken", None, None),
     "XLA_PYTHON_CLIENT_ALLOCATOR": (
@@ -48,94 +39,60 @@ VARIABLES: dict[str, tuple[str, str | None, str | None]] = {
         "unset CUDA_VISIBLE_DEVICES: it hides every GPU",
     ),
     "TPU_VISIBLE_CHIPS": ("the TPU chips that are seen", None, None),
+    "TPU_VISIBLE_DEVICES": ("the TPU chips that are seen, an older name", None, None),
     "TPU_PROCESS_BOUNDS": ("how processes share the TPU", None, None),
+    "TPU_CHIPS_PER_PROCESS_BOUNDS": ("the TPU chips of each process", None, None),
+    "TPU_LIBRARY_PATH": ("the libtpu.so that is loaded, in place of the installed one", None, None),
     "NPROC": (
         "threads that jax makes on CPU",
         "[0-7]",
         "set NPROC=32 before jax starts: few threads can stall simulated devices",
     ),
 }
-_FORCED = re.compile(r"--?xla_force_host_platform_device_count=(\d+)")
+FORCED = "xla_force_host_platform_device_count"
 
 
-def installed() -> dict[str, str | None]:
-    """The versions of the packages that matter, None for those that are missing."""
-    return {name: _version(name) for name in (*NEEDED, *TPU, *CUDA)}
+def environment(variables: Mapping[str, str], cpu_devices: int = -1) -> Iterator[Finding]:
+    """The variables that are set and change what jax does; no other is shown.
 
-
-def versions(known: Installed, python: tuple[int, int]) -> Iterator[Finding]:
-    """Python and the packages, and whether jax and jaxlib go together."""
-    area, text = "versions", ".".join(map(str, python))
-    if python < NEWEST_PYTHON:
-        newer = ".".join(map(str, NEWEST_PYTHON))
-        yield Finding(area, "python", f"{text}; the newest jax needs {newer}", "info")
-    else:
-        yield Finding(area, "python", text)
-    for name in NEEDED:
-        found = known.get(name)
-        if found is None:
-            yield Finding(area, name, "not installed", "error", f"pip install {name}")
-        elif name == "jaxlib" and _minor(found) != _minor(known.get("jax")):
-            mixed = f"{found}, but jax is {known.get('jax')}"
-            yield Finding(area, name, mixed, "error", "pip install --upgrade jax jaxlib")
-        else:
-            yield Finding(area, name, found)
-
-
-def targets(known: Installed) -> Iterator[Finding]:
-    """The kinds of hardware that an installed compiler can compile for, attached or not."""
-    area = "compilers"
-    yield Finding(area, "cpu", "with jax")
-    tpu = known.get("libtpu")
-    yield (
-        Finding(area, "tpu", f"libtpu {tpu}")
-        if tpu
-        else Finding(area, "tpu", "not installed", "info", "pip install libtpu")
-    )
-    cuda = next((f"{name} {known[name]}" for name in CUDA if known.get(name)), None)
-    yield (
-        Finding(area, "cuda", cuda)
-        if cuda
-        else Finding(area, "cuda", "not installed", "info", 'pip install "jax[cuda12]"')
-    )
-
-
-def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """The variables that are set and change what jax does; no other is shown."""
-    area = "environment"
-    found = False
+    `cpu_devices` is jax's own setting `jax_num_cpu_devices`, -1 where it is not set.
+    """
+    area, found = "environment", False
     for name, (does, harmful, remedy) in VARIABLES.items():
-        if (value := variables.get(name)) is None:
+        if name not in variables:
             continue
-        found = True
-        harms = harmful is not None and re.fullmatch(harmful, value.strip().lower()) is not None
-        yield Finding(
-            area, name, f"{value or 'empty'}: {does}", "warning" if harms else "ok", remedy if harms else None
-        )
-        if name == "XLA_FLAGS" and (forced := _FORCED.search(value)):
-            message = f"{forced[0].lstrip('-')} fixes the number of CPU devices when jax starts"
-            fix = f"take it out of XLA_FLAGS: %mesh cpu:{forced[1]} data={forced[1]} makes them when they are needed"
-            yield Finding(area, name, message, "warning", fix)
+        found, value = True, variables[name].strip()
+        harms = harmful is not None and re.fullmatch(harmful, value.lower()) is not None
+        said = f"{value or 'empty'}: {does}"
+        yield Finding(area, name, said, "warning" if harms else "ok", remedy if harms else None)
+        if name == "XLA_FLAGS":
+            yield from _flags(value, cpu_devices)
     if not found:
         yield Finding(area, "variables", "none that matters is set")
 
 
-def notebook(known: Installed) -> Iterator[Finding]:
+def _flags(value: str, cpu_devices: int) -> Iterator[Finding]:
+    """What is wrong with XLA_FLAGS: a word that is no flag of XLA, and a number of devices that does not hold."""
+    area, name = "environment", "XLA_FLAGS"
+    if not value.startswith("-"):  # then it names a file
+        return
+    for word in value.split():
+        flag, _, number = word.lstrip("-").partition("=")
+        if not re.match(r"--?xla_", word):
+            message = f"{word!r} is no flag of XLA, which ends the process when it starts"
+            yield Finding(area, name, message, "warning", f"take {word} out of XLA_FLAGS")
+        elif flag == FORCED and number.isdigit() and cpu_devices not in (-1, int(number)):
+            message = f"{number} CPU devices here, jax_num_cpu_devices={cpu_devices} elsewhere, which wins"
+            yield Finding(
+                area, name, message, "warning", f"take --{FORCED} out of XLA_FLAGS; %mesh makes them"
+            )
+
+
+def notebook(known: Versions) -> Iterator[Finding]:
     """How reports can be shown."""
     missing = [name for name in ("ipywidgets", "anywidget") if known.get(name) is None]
     if missing:
         shown = f"HTML instead of widgets: {' and '.join(missing)} missing"
         yield Finding("notebook", "reports", shown, "warning", f"pip install {' '.join(missing)}")
     else:
-        yield Finding("notebook", "reports", "widgets, with HTML for where none run")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _minor(text: str | None) -> list[str]:
-    return (text or "").split(".")[:2]
+        yield Finding("notebook", "reports", "widgets, with HTML for where none run; text in a terminal")

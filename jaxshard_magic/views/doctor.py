@@ -19,11 +19,11 @@ WIDTH = 100
 
 def lead(found: "Doctor") -> str:
     """`All is well.`, or how much is not."""
-    wrong = sum(f.level == "error" for f in found.findings)
-    warned = sum(f.level == "warning" for f in found.findings)
-    parts = [_counted(wrong, "error"), _counted(warned, "warning")]
+    bad = [f for f in found.findings if f.level in ("error", "warning")]
+    parts = [_counted(sum(f.level == level for f in bad), level) for level in ("error", "warning")]
     said = " and ".join(part for part in parts if part)
-    return f"{said}, each with its remedy." if said else "All is well."
+    helped = ", each with its remedy" if all(f.remedy for f in bad) else ""
+    return f"{said}{helped}." if said else "All is well."
 
 
 def text(found: "Doctor") -> str:
