@@ -8,11 +8,13 @@ from weakref import WeakKeyDictionary
 
 from .. import hardware
 from ..hardware import Chip, chip_of
+from ..plan import Finding
 from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
 from .advice import Case, advise
 from .attribution import attributed, host_calls
 from .buffers import live_bytes, serialized
 from .collectives import Move, moves
+from .complaints import Complaint, complaints, findings
 from .hlo import read
 from .leaves import leaves
 from .live import renamed, with_live
@@ -35,6 +37,7 @@ class Facts(NamedTuple):
     collectives: tuple[Collective, ...] | None
     moves: tuple[Move, ...]
     callbacks: tuple[str | None, ...]
+    complaints: tuple[Finding, ...]
     text: SourceText
 
 
@@ -99,7 +102,10 @@ def _advice(
         examples_before=step.examples_before,
         callbacks=found.callbacks,
     )
-    return (*(Advice(f.code, f.level, f.message, f.fix) for f in plan.findings), *advise(case))
+    return (
+        *(Advice(f.code, f.level, f.message, f.fix) for f in (*plan.findings, *found.complaints)),
+        *advise(case),
+    )
 
 
 def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
@@ -138,7 +144,19 @@ def facts(entry: "Entry") -> Facts:
     if module is not None and origins is not None and (parts := serialized(compiled, stats)):
         live = live_bytes(*parts, module)
         held = held if live is None else with_live(held, live, module, origins, placed)
-    return Facts(mesh, placed, held, rows, found, calls, own)
+    return Facts(mesh, placed, held, rows, found, calls, _complaints(entry, origins), own)
+
+
+def _complaints(entry: "Entry", origins: Origins | None) -> tuple[Finding, ...]:
+    """What the compiler wrote in its log, with the lines it is of."""
+
+    def line_of(one: Complaint) -> str | None:
+        if origins is None or one.stack_frame_id is None:
+            return None
+        frame = origins.place(origins.frames[one.stack_frame_id]).frame
+        return None if frame is None else f"line {frame.line}"
+
+    return findings(complaints(entry.complaints, entry.plan.mesh.shape), line_of)
 
 
 def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:

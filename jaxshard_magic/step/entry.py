@@ -17,6 +17,7 @@ from ..plan import Plan
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced, trace
 from ..program.untraceable import Explained
+from .compiler_log import captured
 from .donation import Ours, own_copy, to_donate
 
 Planner = Callable[..., Plan]
@@ -45,6 +46,7 @@ class Entry:
     trace_s: float
     compile_s: float
     home: str | None = None  # the file that defines the step, as Python knows it
+    complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
     peaks: tuple[int | None, ...] = ()  # bytes that the devices had held at most before it first ran
     calls: int = 0
     timings: list[float] = field(default_factory=list)
@@ -170,7 +172,9 @@ def build_entry(
     whole = peeled.all_traced and result.plain and not donated and _hold_anything(peeled.tree, result.tree)
     lowered = _lower_whole if whole else _lower_flat
     with _own_mesh(mesh), _lines_kept():
-        compiled = lowered(peeled, result, plan, donated, constants, avals, shardings, outs).compile()
+        lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
+        with captured() as log:
+            compiled = lowering.compile()
     kept = [a for i, a in enumerate(avals) if i not in donated]
     weak = [a.weak_type for a in (*constants, *kept, *(avals[i] for i in donated))]
     return Entry(
@@ -187,6 +191,7 @@ def build_entry(
         trace_s,
         time.perf_counter() - start,
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
+        log.messages,
     )
 
 

@@ -22,8 +22,8 @@ from jaxshard_magic.views.format import (
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of a sentence; `kind` is text, strong, axis (a mesh axis), code (a name of the user's) or
-    memory (the devices that hold most)."""
+    """A piece of a sentence; `kind` is text, strong, axis (a mesh axis), code (a name of the user's), memory (the
+    devices that hold most) or line (one of the user's)."""
 
     text: str
     kind: str = "text"
@@ -185,7 +185,7 @@ def _bound(timing: Timing | None, collectives: Sequence[Collective]) -> list[Spa
         return spans
     share = share_text(seconds / timing.predicted_step_s)
     line = _line([c for c in collectives if (c.kind, c.axes) == (kind, axes)], "seconds")
-    return [spans[0], Span(f" {share} of the predicted step is {kind}s"), *axes_spans(axes), Span(f"{line}.")]
+    return [spans[0], Span(f" {share} of the predicted step is {kind}s"), *axes_spans(axes), *line, Span(".")]
 
 
 def _most(collectives: Sequence[Collective]) -> list[Span]:
@@ -198,18 +198,22 @@ def _most(collectives: Sequence[Collective]) -> list[Span]:
     if 2 * top > total:
         much = "all" if top == total else "most"
         alike = [c for c in collectives if (c.kind, c.axes) == (kind, axes)]
-        return [Span(f", {much} by {kind}s"), *axes_spans(axes), Span(_line(alike, "wire_bytes"))]
+        return [Span(f", {much} by {kind}s"), *axes_spans(axes), *_line(alike, "wire_bytes")]
     by_axes = sent_by_axes(collectives)
     axes, top = max(by_axes.items(), key=lambda item: item[1])
     return [Span(", most"), *axes_spans(axes)] if axes and 2 * top > total else []
 
 
-def _line(collectives: Sequence[Collective], weight: str) -> str:
-    lines: dict[int | None, float] = defaultdict(float)
+def _line(collectives: Sequence[Collective], weight: str) -> list[Span]:
+    """`, most from line 12`, and of which file where it is no cell; empty where no line has above half."""
+    lines: dict[tuple[str | None, int | None], float] = defaultdict(float)
     for c in collectives:
-        lines[c.line] += getattr(c, weight) or 0
-    line, top = max(lines.items(), key=lambda item: item[1])
-    return f", most from line {line}" if line is not None and 2 * top > sum(lines.values()) else ""
+        lines[c.file, c.line] += getattr(c, weight) or 0
+    (file, line), top = max(lines.items(), key=lambda item: item[1])
+    if line is None or 2 * top <= sum(lines.values()):
+        return []
+    of = f" of {file}" if file is not None and not file.startswith("cell ") else ""
+    return [Span(", most from "), Span(f"line {line}", "line"), *([Span(of)] if of else [])]
 
 
 def sent(report: Report) -> int | None:

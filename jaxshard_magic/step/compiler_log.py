@@ -1,0 +1,164 @@
+"""What XLA complains of while it compiles: its log goes to file descriptor 2, past Python, and is taken from there.
+
+While a capture is open, descriptor 2 is a file. Whatever in it is no known complaint goes on to where it was meant for,
+in order and within a fraction of a second: a progress line in a terminal keeps moving. Two things are out of reach: the
+last words of a process that aborts, and what a child that was started meanwhile writes once the capture has ended.
+"""
+
+import os
+import re
+import select
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+TICK = 0.1  # seconds between looks at the file
+
+# XLA ends each message with a line feed, but some have several lines and a long one is cut anywhere: what follows the
+# first line belongs to the message only where it reads like it.
+_COMPLAINT = re.compile(
+    rb"""(?:[IWEF]\d{4}\ [\d:.]+\ +\d+ | \d{4}-\d\d-\d\d\ [\d:.]+:\ [IWEF]) \ [^\s:]+:\d+\]\ ?  # when and where
+    (?P<text>
+        \[(?:SPMD|spmd)\]\ Involuntary\ full\ rematerialization [^\n]*\n
+      | Can't\ reduce\ memory\ use\ below [^\n]*\n
+      | (?:(?:\[[^\n]*\]\ )? The\ operation\ took [^\n]*\n)?
+        (?: Constant\ folding\ an\ instruction [^\n]*\n
+            (?: \n\ \ [^\n]*\n (?: \nThis\ isn't [^\n]*\n (?: \nIf\ you'd [^\n]*\n )? )? )?
+          | \n \*{8,}\n [^\n]* [Ss]low\ compile\? [^\n]*\n (?: \*{8,}\n )?
+        )
+    )""",
+    re.VERBOSE,
+)
+
+
+@dataclass(eq=False)
+class Capture:
+    """`messages`: each complaint written while the capture was open, whole, without the log's date and place."""
+
+    messages: tuple[str, ...] = ()
+
+
+@contextmanager
+def captured() -> Iterator[Capture]:
+    """While the body runs, take what the compiler complains of off descriptor 2.
+
+    Captures may be nested, and open in several threads: each gets all that is written while it is open, whichever
+    program caused it. Where descriptor 2 is closed, or there is no room for a file, nothing is captured.
+
+    >>> with captured() as log:
+    ...     pass  # lowered.compile()
+    >>> log.messages
+    ()
+    """
+    capture = Capture()
+    try:
+        _join(capture)
+        yield capture
+    finally:
+        _leave(capture)
+
+
+class _Redirect:
+    """Descriptor 2 turned into a file, with a thread that passes on what arrives there. `_lock` guards it."""
+
+    def __init__(self) -> None:
+        """Raises OSError or RuntimeError, with descriptor 2 as it was, where file or thread can't be had."""
+        self.captures: list[Capture] = []
+        self._passed = 0
+        self._ended = threading.Event()
+        _flush()
+        with ExitStack() as held:
+            self._meant = os.dup(2)
+            held.callback(os.close, self._meant)
+            # A file and no pipe: it never fills up, so that nobody waits for a reader.
+            self._file = held.enter_context(tempfile.TemporaryFile(buffering=0)).fileno()
+            held.callback(self._ended.set)
+            threading.Thread(target=self._watch, name="jaxshard compiler log", daemon=True).start()
+            os.dup2(self._file, 2)
+            self._held = held.pop_all()
+
+    def pass_on(self, end: int | None = None) -> None:
+        """Sort what was written up to byte `end`: the complaints are the captures', the rest goes on.
+
+        Without `end` it is all but a last line that is not finished: another thread may be in the middle of it.
+        """
+        text = os.pread(self._file, (self._size() if end is None else end) - self._passed, self._passed)
+        if end is None:
+            text = text[: text.rfind(b"\n") + 1]
+        self._passed += len(text)
+        found = tuple(m["text"].decode(errors="replace").strip() for m in _COMPLAINT.finditer(text))
+        for capture in self.captures:
+            capture.messages += found
+        _write(self._meant, _COMPLAINT.sub(b"", text))
+
+    def end(self) -> None:
+        _flush()
+        os.dup2(self._meant, 2)
+        self.pass_on(self._size())
+        self._held.close()
+
+    def _watch(self) -> None:
+        before = 0
+        while not self._ended.wait(TICK):
+            with _lock:
+                if self._ended.is_set():
+                    return
+                size = self._size()
+                if size == before:  # still, so that no message is half there
+                    self.pass_on(size)
+                before = size
+
+    def _size(self) -> int:
+        return os.fstat(self._file).st_size
+
+
+_lock = threading.Lock()
+_redirect: _Redirect | None = None
+
+
+def _join(capture: Capture) -> None:
+    global _redirect
+    with _lock:
+        if _redirect is None:
+            if not hasattr(os, "pread"):
+                return
+            try:
+                _redirect = _Redirect()
+            except (OSError, RuntimeError):
+                return
+        _redirect.pass_on()
+        _redirect.captures.append(capture)
+
+
+def _leave(capture: Capture) -> None:
+    global _redirect
+    with _lock:
+        if _redirect is None or capture not in _redirect.captures:
+            return
+        if len(_redirect.captures) == 1:
+            _redirect.end()
+            _redirect = None
+        else:
+            _redirect.pass_on()
+            _redirect.captures.remove(capture)
+
+
+def _flush() -> None:
+    """What Python has buffered for descriptor 2 goes there in its turn."""
+    for stream in (sys.stderr, sys.__stderr__):
+        if stream is not None:
+            with suppress(OSError, ValueError):  # closed, or nobody reads it
+                stream.flush()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """All of `data`, to a descriptor that may be full for a while; nobody misses it where nobody reads."""
+    with suppress(OSError):
+        while data:
+            try:
+                data = data[os.write(descriptor, data) :]
+            except BlockingIOError:
+                select.select([], [descriptor], [])
