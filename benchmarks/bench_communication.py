@@ -1,4 +1,4 @@
-"""What each strategy moves on each of eight steps, beside theory: `python benchmarks/bench_communication.py`."""
+"""What each strategy moves on each of ten steps, beside theory: `python benchmarks/bench_communication.py`."""
 
 import argparse
 import os

@@ -158,5 +158,7 @@ STEPS = {
     "transformer, fused qkv": _transformer(fused=True),
     "transformer, tied": _transformer(tied=True),
     "transformer, scanned": _transformer(),
+    "transformer, fused qkv, scanned": _transformer(fused=True),
+    "transformer, tied, scanned": _transformer(tied=True),
     "transformer, remat": _transformer(remat=True),
 }

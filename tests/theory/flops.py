@@ -75,5 +75,7 @@ STEPS = {
     "transformer, fused qkv": _transformer(),
     "transformer, tied": _transformer(),
     "transformer, scanned": _transformer(),
+    "transformer, fused qkv, scanned": _transformer(),
+    "transformer, tied, scanned": _transformer(),
     "transformer, remat": _transformer(remat=True),
 }

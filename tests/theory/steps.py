@@ -1,4 +1,4 @@
-"""Eight train steps in plain JAX, float32, SGD with momentum: `step(state, batch) -> (state, loss)`."""
+"""Ten train steps in plain JAX, float32, SGD with momentum: `step(state, batch) -> (state, loss)`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -134,5 +134,7 @@ STEPS: dict[str, Callable[[], Call]] = {
     "transformer, fused qkv": partial(transformer, fused=True),
     "transformer, tied": partial(transformer, tied=True),
     "transformer, scanned": partial(transformer, scan=True),
+    "transformer, fused qkv, scanned": partial(transformer, fused=True, scan=True),
+    "transformer, tied, scanned": partial(transformer, tied=True, scan=True),
     "transformer, remat": partial(transformer, scan=True, remat=True),
 }
