@@ -46,7 +46,15 @@ def test_a_syntax_error_is_pythons_own(given, capsys):
     assert "def train_step(:" in capsys.readouterr().out
 
 
-def test_ctrl_c_in_the_cell_leaves_the_session_usable_and_the_step_plain(given, trained):
+@pytest.fixture
+def interruptible():
+    """A shell starts what it runs in the background with interrupts ignored; a kernel listens to them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_the_cell_leaves_the_session_usable_and_the_step_plain(given, trained, interruptible):
     error = given.fails("%%shard fsdp" + STEP + LOOP + "import signal\nsignal.raise_signal(signal.SIGINT)\n")
     assert type(error) is KeyboardInterrupt
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
