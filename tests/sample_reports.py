@@ -4,6 +4,19 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from sample_collectives import (
+    GPT,
+    GPT_COLLECTIVES,
+    GPT_SOURCES,
+    GPT_STEP,
+    KIB,
+    MIB,
+    moved,
+    predicted_timing,
+    source,
+    untimed,
+)
+
 from jaxshard_magic.report import (
     Advice,
     Check,
@@ -13,12 +26,13 @@ from jaxshard_magic.report import (
     Memory,
     MeshInfo,
     Report,
+    Source,
     Spec,
     Spread,
     Timing,
 )
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
+GIB = 2**30
 ITEM = {"float32": 4, "bfloat16": 2, "int32": 4, "uint8": 1, "key<fry>": 8, "bool": 1}
 
 
@@ -45,9 +59,6 @@ def leaf(
     held = size // prod(axes[a] for a in names)
     lost = held - held // prod(axes[a] for a in wanted) if wanted else 0
     return Leaf(path, role, shape, dtype, spec, size, held, why, wanted, lost)
-
-
-GPT = {"data": 4, "model": 2}
 
 
 def gpt_leaves(axes: dict[str, int] = GPT) -> tuple[Leaf, ...]:
@@ -110,14 +121,6 @@ def memory(
     return Memory(tuple(rows), "compiled")
 
 
-GPT_COLLECTIVES = (
-    Collective("all-gather", ("data",), 4, 98, 9 * MIB, 474 * MIB),
-    Collective("reduce-scatter", ("data",), 4, 49, 9 * MIB, 222 * MIB),
-    Collective("all-reduce", ("model",), 2, 48, 6 * MIB, 288 * MIB),
-    Collective("all-to-all", ("data",), 4, 1, 12 * MIB, 9 * MIB),
-    Collective("all-reduce", ("data", "model"), 8, 1, 4, 6),
-)
-
 WTE = Advice(
     "indivisible",
     "warning",
@@ -130,7 +133,7 @@ SAME = Check(True, 1.2e-6, 2e-6, 1e-4, "one device")
 
 
 def attached() -> Report:
-    """A TPU with a limit, one device fuller than the rest, twenty calls."""
+    """A TPU with a limit, one device fuller than the rest, twenty calls; its step predicted, line by line."""
     leaves = gpt_leaves()
     return Report(
         name="train_step",
@@ -140,7 +143,8 @@ def attached() -> Report:
         leaves=leaves,
         memory=memory(leaves, 8, 4506 * MIB, 16128 * MIB, {0: 475 * MIB}),
         collectives=GPT_COLLECTIVES,
-        timing=Timing(6.8, 20, 20, Spread(0.0468, 0.0473, 0.0491)),
+        sources=GPT_SOURCES,
+        timing=predicted_timing(GPT_COLLECTIVES, GPT_STEP, 20),
         advice=(
             WTE,
             Advice("hold", "info", "475 MiB of params0 lie on device 0, which your notebook still holds."),
@@ -150,12 +154,13 @@ def attached() -> Report:
 
 
 def simulated() -> Report:
-    """Simulated CPU devices: no limit, all alike."""
+    """Simulated CPU devices: no limit, all alike, no time predicted."""
     leaves = gpt_leaves()
     return replace(
         attached(),
         mesh=mesh(GPT, "simulated"),
         memory=memory(leaves, 8, 4506 * MIB, None),
+        collectives=untimed(GPT_COLLECTIVES),
         timing=Timing(6.8, 3, 2, Spread(1.79, 1.84, 1.9)),
         advice=(WTE,),
         check=None,
@@ -174,6 +179,7 @@ def too_big() -> Report:
         leaves=gpt_leaves({"data": 8, "model": 1}),
         memory=memory(leaves, 8, 17626 * MIB - held, 16128 * MIB),
         collectives=(Collective("all-reduce", ("data",), 8, 49, 9 * MIB, 831 * MIB),),
+        sources=(),
         timing=Timing(6.1, 0, 0, None),
         advice=(error,),
         check=None,
@@ -201,7 +207,7 @@ def dry() -> Report:
         options={"precision": "bf16", "rule": {"wte": "P(None,'data')"}, "dry_run": True},
         mesh=mesh(GPT, "topology"),
         memory=memory(leaves, 8, 4506 * MIB, 16128 * MIB),
-        timing=Timing(6.8, 0, 0, None),
+        timing=predicted_timing(GPT_COLLECTIVES, None, 0),
         check=None,
     )
 
@@ -285,6 +291,8 @@ def large() -> Report:
             )
             for n in range(1, 31)
         ),
+        sources=(),
+        timing=Timing(6.8, 20, 20, GPT_STEP),
         advice=(),
     )
 
@@ -309,27 +317,70 @@ def hostile() -> Report:
         mesh=mesh(axes, device_kind=kind),
         leaves=leaves,
         memory=memory(leaves, 4, 5 * KIB, 16 * GIB),
-        collectives=(Collective(evil, None, 4, 1, 64, 48, line=3, source=evil),),
+        collectives=(
+            Collective(evil, None, 4, 1, 64, 48, 1e-6, evil, 2, evil, evil, evil, evil),
+            Collective(
+                "all-reduce", ("<b>",), 2, 1, 64, 64, 1e-6, "forward", 3, evil, "\u91cd\u307f", evil, evil
+            ),
+        ),
+        sources=(source(evil, [evil, f'"""{evil}', "x = 'a' # " + "\u91cd\u307f" * 60]), _UNTOLD),
         advice=(Advice("x", "warning", f"{evil}: y. z", evil),),
         check=Check(False, float("inf"), float("nan"), 1e-4, evil, (evil,), (evil,)),
     )
 
 
-def predicted() -> Report:
-    """With predicted times and source lines, as later analyses fill them in."""
-    seconds = (0.0143, 0.00715, 0.00671, 0.000278, 1e-6)
-    lines = (12, 12, 12, 9, 15)
-    source = "x, _ = jax.lax.scan(block, x, params)"
-    return replace(
-        attached(),
-        collectives=tuple(
-            replace(c, seconds=s, line=n, source=source)
-            for c, s, n in zip(GPT_COLLECTIVES, seconds, lines, strict=True)
-        ),
-        timing=Timing(6.8, 20, 20, Spread(0.0468, 0.0473, 0.0491), 0.046, "communication"),
+def files() -> Report:
+    """No time predicted; a cell too long to show whole, two files of which a part matters, one with a long line."""
+    cell = [f"x{n} = f(x{n - 1}, {n})" for n in range(1, 121)]
+    model = [f"        h{n} = self.dense(h{n - 1}, {n})" for n in range(1, 15)]
+    long = ["y = " + " + ".join(f"w{n} @ x{n}" for n in range(40))]
+    sources = (
+        source("cell 12", cell, home=True),
+        source("model.py", model, numbers=(*range(28, 35), *range(207, 214))),
+        source("layers.py", long),
     )
+    texts = {(s.name, n): text.strip() for s in sources for n, text in zip(s.numbers, s.text, strict=True)}
+    sizes = {("cell 12", 20): 400, ("cell 12", 24): 200, ("cell 12", 90): 100, ("model.py", 31): 300}
+    sizes |= {("model.py", 210): 50, ("layers.py", 1): 20}
+    gathers = tuple(
+        Collective(
+            "all-gather", ("data",), 4, 2, n * 512 * KIB, n * 768 * KIB, None, "forward", line, text, file
+        )
+        for (file, line), n in sizes.items()
+        for text in [texts[file, line]]
+    )
+    return replace(simulated(), collectives=gathers, sources=sources)
+
+
+_UNTOLD = Source("\u91cd\u307f", (), (), False, "this file has changed since the step was traced")
+
+
+def partly() -> Report:
+    """Of some collectives no line is known, of some no axes, no time, no array and no exact count."""
+    data, model = ("data",), ("model",)
+    rows = (
+        moved("all-gather", "data", 24, 8 * MIB, "params.w", (12, None), "forward"),
+        Collective("all-reduce", data, 4, 3, 4 * MIB, 18 * MIB, 6e-4, "backward", exact=False),
+        replace(moved("all-reduce", "model", 12, 2 * MIB, None, (14, None), None), exact=False),
+        Collective("collective-permute", None, 2, 1, MIB, MIB),
+        Collective("all-to-all", model, 2, 2, MIB, MIB, 2e-5, "update"),
+        *(Collective("all-gather", data, 4, 1, n * KIB, 3 * n * KIB // 4, 1e-9 * n) for n in range(4, 80, 4)),
+    )
+    return replace(attached(), collectives=rows, timing=predicted_timing(rows, GPT_STEP, 20))
+
+
+def changed() -> Report:
+    """The text of the step's file can't be had any more, nor that of a module."""
+    note = "this file has changed since the step was traced"
+    notes = (Source("train.py", (), (), True, note), Source("gpt2.py", (), (), False, note))
+    lines = {12: ("train.py", 41), 14: ("train.py", 44), 9: ("gpt2.py", 9), 15: ("gpt2.py", 15)}
+    rows = (
+        replace(c, file=lines[c.line or 0][0], line=lines[c.line or 0][1], source=None)
+        for c in GPT_COLLECTIVES
+    )
+    return replace(attached(), collectives=tuple(rows), sources=notes)
 
 
 _MADE = (attached, simulated, too_big, wrong, noisy, dry, unknown, bare)
-_MADE += (one_device, shapes, large, hostile, predicted)
+_MADE += (one_device, shapes, large, hostile, files, partly, changed)
 SAMPLES = {made.__name__: made for made in _MADE}

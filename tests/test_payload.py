@@ -14,6 +14,7 @@ from sample_reports import (
     SAMPLES,
     attached,
     bare,
+    files,
     gpt_leaves,
     hostile,
     large,
@@ -21,7 +22,7 @@ from sample_reports import (
     memory,
     mesh,
     one_device,
-    predicted,
+    simulated,
     too_big,
     unknown,
     wrong,
@@ -32,7 +33,7 @@ from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.payload import packed, payload
 
-KINDS = {"text", "strong", "axis", "code", "memory"}
+KINDS = {"text", "strong", "axis", "code", "memory", "line"}
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
@@ -81,7 +82,8 @@ def test_tabs_carry_one_number_each_and_are_absent_where_there_is_nothing():
     def tabs(report: Report) -> list[str]:
         return [f"{t['label']} {t['number']}".replace(SPACE, " ") for t in payload(report)["tabs"]]
 
-    assert tabs(attached()) == ["Layout 45 leaves", "Memory 5.1 GiB", "Communication 993 MiB"]
+    assert tabs(attached()) == ["Layout 45 leaves", "Memory 5.1 GiB", "Communication 62%"]
+    assert tabs(simulated())[-1] == "Communication 993 MiB"
     assert tabs(one_device())[-1] == "Communication nothing"
     assert tabs(unknown()) == ["Layout 45 leaves", "Memory –"]
     assert tabs(bare()) == []
@@ -94,8 +96,9 @@ def test_a_figure_opens_its_view_if_the_report_has_one():
 
 
 def test_figures_come_with_what_is_drawn_under_them():
-    step, peak, sent, _, same = (f["mark"] for f in payload(predicted())["figures"])
-    assert step == {"kind": "range", "min": 0.0468, "median": 0.0473, "max": 0.0491, "predicted": 0.046}
+    step, peak, sent, _, same = (f["mark"] for f in payload(attached())["figures"])
+    spread = {"kind": "range", "min": 0.0468, "median": 0.0473, "max": 0.0491}
+    assert step == spread | {"predicted": pytest.approx(0.046, abs=1e-4)}
     assert peak["kind"] == "share" and round(peak["share"], 2) == 0.32
     assert sent["kind"] == "axes" and [axis for axis, _ in sent["parts"]] == [0, 1, 0]
     assert sum(share for _, share in sent["parts"]) == pytest.approx(1)
@@ -111,7 +114,7 @@ def test_signs_say_which_figures_are_right_and_wrong():
 def test_figures_that_are_not_finite_are_left_out():
     nan, inf = float("nan"), float("inf")
     report = replace(
-        predicted(),
+        attached(),
         timing=Timing(None, 3, 3, Spread(0.1, 0.2, 0.3), nan, None),
         collectives=(Collective("all-reduce", ("data",), 4, 1, 8, 8, seconds=inf),),
         check=Check(False, inf, nan, 1e-4, "one device"),
@@ -243,13 +246,33 @@ def test_devices_of_another_process_have_no_memory():
 
 
 def test_communication_is_listed_by_what_is_sent():
-    data = payload(attached())["communication"]
+    data = payload(simulated())["communication"]
     assert said(data["lead"]) == "993 MiB sent by each device per step, most over data."
     sent = [row["wire_bytes"] for row in data["rows"]]
     assert sent == sorted(sent, reverse=True) and sum(sent) == data["total"]
     assert sum(row["share"] for row in data["rows"]) == pytest.approx(1)
     nothing = payload(one_device())["communication"]
     assert nothing["rows"] == [] and said(nothing["lead"]) == "Nothing moves between devices in this step."
+
+
+def test_collectives_name_their_sources_by_place():
+    data = payload(files())["communication"]
+    assert [source["name"] for source in data["sources"]] == ["cell 12", "model.py", "layers.py"]
+    assert {(row["source"], row["line"]) for row in data["rows"]} == {
+        (0, 20), (0, 24), (0, 90), (1, 31), (1, 210), (2, 1),
+    }  # fmt: skip
+    lines = data["sources"][1]["lines"]
+    assert lines[0] == [28, "        h1 = self.dense(h0, 1)"] and lines[-1][0] == 213
+
+
+def test_the_predicted_step_comes_in_parts_that_make_it_up():
+    data = payload(attached())
+    assert data["time"]["parts"][0] == [None, None, pytest.approx(0.0176)]
+    assert sum(part[2] for part in data["time"]["parts"]) == pytest.approx(data["communication"]["step_s"])
+    assert [part[:2] for part in data["time"]["parts"][1:4]] == [
+        ["all-gather", [0]], ["reduce-scatter", [0]], ["all-reduce", [1]],
+    ]  # fmt: skip
+    assert payload(simulated())["time"] is None
 
 
 def test_advice_opens_with_its_first_clause():

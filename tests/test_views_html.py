@@ -5,8 +5,23 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from sample_reports import SAMPLES, attached, hostile, large, leaf, mesh, simulated, too_big, unknown
+from sample_reports import (
+    MIB,
+    SAMPLES,
+    attached,
+    changed,
+    files,
+    hostile,
+    large,
+    leaf,
+    mesh,
+    partly,
+    simulated,
+    too_big,
+    unknown,
+)
 
+from jaxshard_magic.report import Collective
 from jaxshard_magic.views import colours, svg
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.meshgrid import mesh_html
@@ -76,9 +91,9 @@ def test_key_numbers_stand_as_text_where_svg_and_styles_are_stripped():
     text = Reader(stripped).text
     for said in (
         "Fits: 5.1 of 15.75 GiB on the fullest device.",
-        "993 MiB sent, most over data.",
+        "Bound by communication: 31% of the predicted step is all-gathers over data, most from line 12.",
         "47.3 ms",
-        "46.8 to 49.1 ms in 20 calls",
+        "46.8 to 49.1 ms in 20 calls, predicted 46.0 ms",
         "5.09 of 15.75 GiB",
         "devices 1 to 7 are alike at 4.63 GiB",
         "78.3 MiB",
@@ -108,6 +123,72 @@ def test_what_does_not_fit_has_its_sign_and_its_fix():
     html = too_big().to_html()
     assert "\u2716" in html
     assert "<code>--microbatches 4</code>" in html
+
+
+def rows_of(html: str, head: str = "source") -> list[list[str]]:
+    """The rows of the table that has a column `head`, that of lines, as text."""
+    table = next(t for t in re.findall(r"<table>.*?</table>", html, flags=re.DOTALL) if f">{head}</th>" in t)
+    rows = re.findall(r"<tr>(.*?)</tr>", table.partition("<tbody>")[2], flags=re.DOTALL)
+    return [[Reader(cell).text for cell in re.findall(r"<td.*?>(.*?)</td>", row)] for row in rows]
+
+
+def test_lines_stand_in_their_order_with_what_each_moves():
+    rows = rows_of(attached().to_html())
+    assert [row[0] for row in rows] == ["9", "12", "14", "15"]
+    # wte, 147.2 MiB, gathered twice and its gradient reduced: 3 times three quarters at 34 GB/s
+    assert rows[2] == [
+        "14",
+        'logits = (x @ params["wte"].T).astype(jnp.float32)',
+        "10.2 ms",
+        "",
+        "331 MiB",
+        "AG data ×2, RS data",
+    ]
+    assert rows[0][2:] == ["278 us", "", "9.00 MiB", "A2A data"]
+    text = Reader(attached().to_html()).text
+    assert "AG all-gather, AR all-reduce, RS reduce-scatter, A2A all-to-all" in text
+
+
+def test_collectives_of_one_kind_over_the_same_axes_are_one_row():
+    html = attached().to_html()
+    first, *others = rows_of(html, "collective")
+    assert first == ["all-gather", "data", "98", "up to 147 MiB", "464 MiB", "", "14.3 ms"]
+    assert len(others) == 4
+    assert "Communication: 62% of the predicted step, 993 MiB sent by each device" in Reader(html).text
+
+
+def test_the_predicted_step_is_told_in_parts():
+    text = Reader(attached().to_html()).text
+    assert "Predicted step 46.0 ms: compute 38% 17.6 ms, all-gather data 31% 14.3 ms" in text
+    assert "Predicted step" not in simulated().to_html()
+
+
+def test_lines_of_several_files_are_told_with_the_file():
+    assert [row[0] for row in rows_of(files().to_html())] == [
+        "cell 12:20", "cell 12:24", "cell 12:90", "model.py:31", "model.py:210", "layers.py:1",
+    ]  # fmt: skip
+
+
+def test_what_is_not_traced_comes_last_and_what_is_not_exact_says_so():
+    *_, fourteen, last = rows_of(partly().to_html())
+    assert fourteen[2:] == ["\u2265559 us", "", "\u226524.0 MiB", "AR model ×\u226512"]
+    assert last[:2] == ["\u2013", "not traced to a line"]
+
+
+def test_a_source_without_text_says_why():
+    html = changed().to_html()
+    assert [row[:2] for row in rows_of(html)][:2] == [["train.py:41", ""], ["train.py:44", ""]]
+    assert "gpt2.py: this file has changed since the step was traced" in Reader(html).text
+
+
+def test_of_many_lines_the_forty_that_move_most_are_listed():
+    many = tuple(
+        Collective("all-gather", ("data",), 4, 1, n * MIB, n * MIB, line=n, file="cell 7")
+        for n in range(1, 51)
+    )
+    html = replace(simulated(), collectives=many).to_html()
+    assert [row[0] for row in rows_of(html)] == [str(n) for n in range(11, 51)]
+    assert "10 more send 55.0 MiB" in Reader(html).text  # 1 + 2 + ... + 10
 
 
 def test_512_devices_and_2001_leaves_stay_small():

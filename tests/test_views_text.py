@@ -11,7 +11,9 @@ from sample_reports import (
     SAMPLES,
     attached,
     bare,
+    changed,
     dry,
+    files,
     gpt_leaves,
     large,
     leaf,
@@ -19,7 +21,7 @@ from sample_reports import (
     mesh,
     noisy,
     one_device,
-    predicted,
+    partly,
     simulated,
     too_big,
     unknown,
@@ -66,9 +68,17 @@ def test_the_width_stays_between_60_and_100():
 @pytest.mark.parametrize(
     ("report", "said"),
     [
-        (attached(), "Fits: 5.1 of 15.75 GiB on the fullest device. 993 MiB sent, most over data."),
+        (
+            attached(),
+            "Fits: 5.1 of 15.75 GiB on the fullest device. Bound by communication:"
+            " 31% of the predicted step is all-gathers over data, most from line 12.",
+        ),
         (simulated(), "No memory limit here: 4.6 GiB on every device. 993 MiB sent, most over data."),
-        (dry(), "Would fit: 4.6 of 15.75 GiB on every device. 993 MiB sent, most over data."),
+        (
+            dry(),
+            "Would fit: 4.6 of 15.75 GiB on every device. Bound by communication:"
+            " 31% of the predicted step is all-gathers over data, most from line 12.",
+        ),
         (
             too_big(),
             "Does not fit: 17.2 of 15.75 GiB, 1.46 GiB too much on every device."
@@ -77,11 +87,6 @@ def test_the_width_stays_between_60_and_100():
         (one_device(), "Fits: 8.2 of 15.75 GiB. One device: nothing to cut and nothing moves."),
         (unknown(), "Peak memory not known: the arrays take 235 MiB on every device."),
         (bare(), ""),
-        (
-            predicted(),
-            "Fits: 5.1 of 15.75 GiB on the fullest device. Bound by communication:"
-            " 31% of the predicted step is all-gathers over data, most from line 12.",
-        ),
     ],
 )
 def test_the_verdict_says_it_in_words(report: Report, said: str):
@@ -154,6 +159,44 @@ def test_wrong_leaves_are_named():
     assert "2 leaves not the same:\n  params.wte.embedding\n  params.blocks.mlp.up.kernel" in wrong().to_text(
         80
     )
+
+
+def block(report: Report, head: str) -> list[str]:
+    """The lines under the heading that begins with `head`."""
+    found = next(part for part in report.to_text(100).split("\n\n") if part.startswith(head))
+    return found.split("\n")
+
+
+def test_lines_that_move_data_are_listed_heaviest_first():
+    head, *rows = block(attached(), "Lines that move data")
+    assert head.split()[-3:] == ["predicted", "sent", "collectives"]
+    assert [row.split()[0] for row in rows] == ["12", "14", "9", "15"]
+    assert rows[0].endswith("18.0 ms   653 MiB  AG data  AR model  RS data")
+    assert "predicted" not in block(simulated(), "Lines that move data")[0]
+
+
+def test_lines_of_several_files_are_told_with_the_file():
+    _, *rows = block(files(), "Lines that move data")
+    assert "  cell 12:20  x20 = f(x19, 20) " in rows[0]
+    assert " model.py:31  h4 = self.dense(h3, 4) " in rows[1]
+
+
+def test_what_no_line_is_known_of_is_listed_as_such():
+    rows = block(partly(), "Lines that move data")
+    assert any(row.startswith("   -  not traced to a line ") and "\u226520.6 MiB" in row for row in rows)
+    assert block(changed(), "Lines")[-1].endswith("gpt2.py: this file has changed since the step was traced")
+
+
+def test_lines_are_left_out_where_none_is_known():
+    assert "Lines that move data" not in too_big().to_text(80)
+
+
+def test_the_predicted_step_is_cut_into_its_parts():
+    head, compute, gather, *_ = block(attached(), "Predicted step")
+    assert head == "Predicted step, 46.0 ms"
+    assert compute.split()[:4] == ["compute", "17.6", "ms", "38%"]
+    assert gather.split()[:5] == ["all-gather", "data", "14.3", "ms", "31%"]
+    assert "Predicted step" not in simulated().to_text(80)
 
 
 def test_devices_within_one_percent_share_a_bar():

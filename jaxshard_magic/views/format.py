@@ -18,6 +18,7 @@ UNKNOWN = "\u2013"
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 SECOND_UNITS = ("us", "ms", "s")
 NEXT_UNIT = 999.5
+LEAST_TIME = 5e-10  # seconds, what rounds to no time
 
 
 def rounded(value: float, decimals: int) -> str:
@@ -72,9 +73,11 @@ def limit_text(n: int | None) -> str:
 
 
 def seconds_text(s: float | None) -> str:
-    """`s` seconds in us, ms or s: `47.3 ms`; a dash for what is no time."""
+    """`s` seconds in us, ms or s: `47.3 ms`, `<0.001 us`; a dash for what is no time."""
     if s is None or not isfinite(s):
         return UNKNOWN
+    if 0 < s < LEAST_TIME:
+        return f"<0.001{SPACE}us"
     return SPACE.join(_with_unit(s * 1e6, SECOND_UNITS, 1000, 3))
 
 

@@ -4,10 +4,11 @@ Hosts take things away: JupyterLab drops SVG from untrusted output, GitHub drops
 number is text in a table, alignment is told twice (attribute and style), and drawings only repeat.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
-from jaxshard_magic.report import Advice, Collective, Leaf, MeshInfo, Report
+from jaxshard_magic.report import Advice, Leaf, MeshInfo, Report
+from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import layout, marks, svg, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import (
@@ -22,12 +23,14 @@ from jaxshard_magic.views.format import (
     type_text,
 )
 from jaxshard_magic.views.page import document
+from jaxshard_magic.views.tags import axis, cell, code, joined, row, section, table, text
 
 SIGNS = {"error": "\u2716", "warning": "\u26a0\ufe0e", "info": "\u2139\ufe0e"}
 MEMORY_ROWS = 8
 LONG_NAME = 36
-LONG_SOURCE = 60
+LONG_SOURCE = 80
 COLLECTIVE_ROWS = 12
+LINE_ROWS = 40
 
 
 def fragment(report: Report, also: str = "") -> str:
@@ -36,6 +39,7 @@ def fragment(report: Report, also: str = "") -> str:
         _title(report),
         _verdict(report),
         *(f"<p><small>{escape(line)}</small></p>" for line in words.notes(report)),
+        _time(report),
         _figures(report),
         *(_advice(advice) for advice in report.advice),
         _memory(report),
@@ -45,53 +49,13 @@ def fragment(report: Report, also: str = "") -> str:
         _check(report),
     ]
     classes = f"jss {also}".rstrip()
-    return f'<div class="{escape(classes)}">\n{_joined(parts)}\n</div>\n'
+    return f'<div class="{escape(classes)}">\n{joined(parts)}\n</div>\n'
 
 
 def page(report: Report) -> str:
     """The report as a whole document that follows the reader's light or dark theme."""
     title = f"{report.strategy} {words.mesh_text(report.mesh)}"
     return document(printable(title), fragment(report))
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return "\n".join(part for part in parts if part)
-
-
-def text(value: str) -> str:
-    return escape(printable(value))
-
-
-def code(value: str) -> str:
-    return f"<code>{text(value)}</code>"
-
-
-def axis(name: str, mesh: MeshInfo) -> str:
-    return f'<b class="jss-a{svg.axis_index(name, mesh)}">{text(name)}</b>'
-
-
-def cell(content: str, align: str = "left", tag: str = "td", more: str = "") -> str:
-    """A table cell; `align` is left, right, or wrap: left, and may break into lines."""
-    if align == "wrap":
-        return f'<{tag} align="left" style="text-align:left"{more}>{content}</{tag}>'
-    return (
-        f'<{tag} align="{align}" style="text-align:{align};white-space:nowrap" nowrap{more}>{content}</{tag}>'
-    )
-
-
-def row(cells: Iterable[str]) -> str:
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def table(head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
-    """A table; `head` holds (title, alignment) of each column."""
-    top = row(cell(title, align, "th") for title, align in head)
-    body = "\n".join(row(cell(c, align) for c, (_, align) in zip(r, head, strict=True)) for r in rows)
-    return f"<table><thead>{top}</thead><tbody>\n{body}</tbody></table>"
-
-
-def section(title: str, *content: str) -> str:
-    return f"<details open><summary><b>{title}</b></summary>\n{_joined(content)}</details>"
 
 
 def _title(report: Report) -> str:
@@ -121,6 +85,7 @@ def _verdict(report: Report) -> str:
         "axis": lambda t: axis(t, report.mesh),
         "code": code,
         "memory": text,
+        "line": text,
     }
     said = "".join(marks[span.kind](span.text) for span in verdict.spans)
     sign = "" if verdict.ok else f'<span class="jss-error">{SIGNS["error"]}</span> '
@@ -192,7 +157,7 @@ def _memory(report: Report) -> str:
     title = mem.sentence(memory)
     return section(
         f"Memory: {text(title)}",
-        f"<table><thead>{top}</thead><tbody>\n{_joined(body)}</tbody></table>",
+        f"<table><thead>{top}</thead><tbody>\n{joined(body)}</tbody></table>",
         f"<p><small>{count_text(left)} more devices hold less</small></p>" if left else "",
     )
 
@@ -202,46 +167,111 @@ def _ids(devices: Sequence[int]) -> str:
     return ", ".join(pieces) if len(pieces) <= 3 else f"{count_text(len(devices))} devices"
 
 
+def _time(report: Report) -> str:
+    """The predicted step as a bar, and its parts in words."""
+    parts = words.time_parts(report)
+    total = sum(seconds for _, _, seconds in parts)
+    if not total:
+        return ""
+    told, drawn = [], []
+    for kind, axes, seconds in parts[:COLLECTIVE_ROWS]:
+        hue, opacity = _hue(axes, report.mesh), 1.0 if kind is None else svg.KIND_OPACITY.get(kind, 0.4)
+        over = "".join(f" {axis(a, report.mesh)}" for a in axes or ())
+        name = f"{text(kind or 'compute')}{over}"
+        key = svg.share_bar([(hue, 1.0, opacity)], 10, 10)
+        told.append(f"{key} {name} {share_text(seconds / total)} {seconds_text(seconds)}")
+        drawn.append((hue, seconds / total, opacity))
+    said = f"Predicted step {seconds_text(total)}: {', '.join(told)}"
+    more = f" and {count_text(len(parts) - len(told))} more" if len(parts) > len(told) else ""
+    return f"<div>{svg.whole_bar(drawn)}</div>\n<p><small>{said}{more}</small></p>"
+
+
 def _communication(report: Report) -> str:
     if report.collectives is None:
         return ""
     if not report.collectives:
         return section("Communication: nothing moves between devices in this step")
     total = words.sent(report) or 0
-    order = sorted(report.collectives, key=lambda c: -c.wire_bytes)
-    timed = any(c.seconds is not None for c in order)
+    timed, weigh = comm.is_timed(report), comm.weight(report)
+    found = comm.kinds(report, report.collectives)
     head = [("collective", "wrap"), ("over", "left"), ("count", "right"), ("bytes each", "right")]
     head += [("sent per device", "right"), ("", "left"), ("predicted" if timed else "share", "right")]
-    most = max(c.wire_bytes for c in order) or 1
+    most = max(map(weigh, found)) or 1
     rows = []
-    for c in order[:COLLECTIVE_ROWS]:
-        over = " ".join(axis(a, report.mesh) for a in c.axes or ()) or f"groups of {count_text(c.group_size)}"
-        bar = (_hue(c.axes, report.mesh), c.wire_bytes / most, svg.KIND_OPACITY.get(c.kind, 0.4))
-        cells = [_kind(c), over, count_text(c.count), byte_text(c.bytes), byte_text(c.wire_bytes)]
-        share = share_text(c.wire_bytes / total if total else 0)
-        rows.append(
-            [
-                *cells,
-                svg.share_bar([bar], 56 if timed else 80, 10),
-                seconds_text(c.seconds) if timed else share,
-            ]
-        )
-    rest = order[COLLECTIVE_ROWS:]
-    left = f"{count_text(len(rest))} more send {byte_text(sum(c.wire_bytes for c in rest))}"
+    for part in found[:COLLECTIVE_ROWS]:
+        cells = [text(part.kind), _over(part, report.mesh), part.count_text, part.each_text, part.sent_text]
+        bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most)], 56 if timed else 80, 10)
+        share = share_text(part.sent / total if total else 0)
+        rows.append([*cells, bar, part.seconds_text if timed else share])
+    rest = found[COLLECTIVE_ROWS:]
+    left = f"{count_text(len(rest))} more send {byte_text(sum(part.sent for part in rest))}"
     return section(
-        f"Communication: {byte_text(total)} sent by each device per step",
+        f"Communication: {_sent(report, total)}",
         table(head, rows),
         f"<p><small>{left}</small></p>" if rest else "",
+        _lines(report),
     )
 
 
-def _kind(c: Collective) -> str:
-    if c.line is None and c.source is None:
-        return text(c.kind)
-    line = UNKNOWN if c.line is None else str(c.line)
-    source = "" if c.source is None else c.source.strip()
+def _sent(report: Report, total: int) -> str:
+    """`62% of the predicted step, 993 MiB sent by each device`."""
+    timing = report.timing
+    if timing is None or not timing.predicted_step_s or timing.communication_s is None:
+        return f"{byte_text(total)} sent by each device per step"
+    share = share_text(timing.communication_s / timing.predicted_step_s)
+    return f"{share} of the predicted step, {byte_text(total)} sent by each device"
+
+
+def _over(part: comm.Part, mesh: MeshInfo) -> str:
+    return " ".join(axis(a, mesh) for a in part.axes) if part.axes else text(part.over)
+
+
+def _piece(part: comm.Part, mesh: MeshInfo, share: float) -> tuple[int | None, float, float]:
+    return _hue(part.axes, mesh), share, svg.KIND_OPACITY.get(part.kind, 0.4)
+
+
+def _lines(report: Report) -> str:
+    """The lines that move most, in their order, each with its collectives."""
+    found = comm.lines(report)
+    if not found:
+        return ""
+    shown, rest = comm.in_order(report, found[:LINE_ROWS]), found[LINE_ROWS:]
+    timed, weigh = comm.is_timed(report), comm.weight(report)
+    total, most = sum(weigh(line.part) for line in found) or 1, weigh(found[0].part) or 1
+    head = [("line", "right"), ("source", "wrap"), ("predicted" if timed else "share", "right")]
+    head += [("", "left"), ("sent", "right"), ("collectives", "wrap")]
+    rows = []
+    for line, name in zip(shown, comm.names(shown, UNKNOWN), strict=True):
+        kinds = comm.kinds(report, line.part.collectives)
+        bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most) for part in kinds], 64, 10)
+        spent = line.part.seconds_text if timed else share_text(weigh(line.part) / total)
+        told = ", ".join(_times(part, report.mesh) for part in kinds)
+        rows.append([text(name), _source(line), spent, bar, line.part.sent_text, f"<small>{told}</small>"])
+    return joined([table(head, rows), _below(report, shown, rest)])
+
+
+def _below(report: Report, shown: Sequence[comm.Line], rest: Sequence[comm.Line]) -> str:
+    """What the table leaves out, why a line has no text, and the short names of collectives."""
+    sent = byte_text(sum(line.part.sent for line in rest))
+    left = [f"{count_text(len(rest))} more send {sent}"] if rest else []
+    kinds = {c.kind for line in shown for c in line.part.collectives}
+    short = ", ".join(f"{short} {kind}" for kind, short in comm.SHORT.items() if kind in kinds)
+    said = [text(one) for one in (*left, *comm.notes(report, shown), short) if one]
+    return f"<p><small>{'<br>'.join(said)}</small></p>" if said else ""
+
+
+def _source(line: comm.Line) -> str:
+    if line.number is None:
+        return f"<small>{comm.UNTRACED}</small>"
+    source = (line.text or "").strip()
     cut = source if len(source) <= LONG_SOURCE else source[: LONG_SOURCE - 1] + "\u2026"
-    return f"{text(c.kind)}<br><small>line {line} {code(cut) if cut else ''}</small>"
+    return code(cut) if cut else ""
+
+
+def _times(part: comm.Part, mesh: MeshInfo) -> str:
+    """`AG data ×96`."""
+    times = "" if part.count_text == "1" else f" ×{part.count_text}"
+    return f"{text(comm.SHORT.get(part.kind, part.kind))} {_over(part, mesh)}{times}"
 
 
 def _layout(report: Report) -> str:

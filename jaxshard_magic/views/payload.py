@@ -127,7 +127,7 @@ def _time(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
     parts = words.time_parts(report)
     if not parts:
         return None
-    rows = [[kind, None if axes is None else [index[a] for a in axes], s] for kind, axes, s in parts]
+    rows = [[kind and printable(kind), axes and [index[a] for a in axes], s] for kind, axes, s in parts]
     return {"total": sum(s for _, _, s in parts), "parts": rows}
 
 

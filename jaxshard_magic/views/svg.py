@@ -157,9 +157,10 @@ def memory_bar(
 def stretched(height: float, label: str, marks: Iterable[str]) -> str:
     """A drawing 1000 units wide that takes the width of its cell."""
     h = number(height)
+    role = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="100%" height="{h}" viewBox="0 0 1000 {h}"'
-        f' preserveAspectRatio="none" role="img" aria-label="{escape(label)}">{"".join(marks)}</svg>'
+        f' preserveAspectRatio="none" {role}>{"".join(marks)}</svg>'
     )
 
 
@@ -173,6 +174,18 @@ def share_bar(parts: Sequence[tuple[int | None, float, float]], width: float = 1
         marks.append(rect(x, 0, max(w - 0.5, 0.5), height, f'{paint} fill-opacity="{number(opacity)}"{edge}'))
         x += w
     return drawing(width, height, "", marks)
+
+
+def whole_bar(parts: Sequence[tuple[int | None, float, float]], height: float = 12) -> str:
+    """The same parts as in `share_bar` over the width of their cell."""
+    marks, x = [], 0.0
+    for axis, share, opacity in parts:
+        paint = fill(axis) if axis is not None else f'class="jss-grey" fill="{RULE}"'
+        marks.append(
+            rect(x, 0, max(1000 * share - 1, 1), height, f'{paint} fill-opacity="{number(opacity)}"')
+        )
+        x += 1000 * share
+    return stretched(height, "", marks)
 
 
 def range_mark(low: float, middle: float, high: float, width: float = 112) -> str:

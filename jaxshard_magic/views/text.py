@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from unicodedata import east_asian_width
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Advice, Collective, DeviceMemory, Report
+from jaxshard_magic.report import Advice, DeviceMemory, Report
+from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import layout, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import (
@@ -32,6 +33,9 @@ ROLE_INK = {
 EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 MEMORY_ROWS = 8
 COLLECTIVE_ROWS = 12
+LINE_ROWS = 8
+LEAST_SOURCE = 16
+TRACED = "Lines that move data"
 
 _TERMINAL = str.maketrans({MINUS: "-", UNKNOWN: "-"})
 _SPACES = str.maketrans({SPACE: " ", "\u00a0": " "})
@@ -48,8 +52,10 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
         _header(report, columns),
         _figures(report, columns),
         _advice(report.advice, columns),
+        _time(report, columns),
         _memory(report, columns),
         _communication(report, columns),
+        _lines(report, columns),
         _leaves(report, columns, largest),
         _check(report, columns),
     ]
@@ -78,6 +84,15 @@ def shorten(text: str, width: int) -> str:
     while cells(text) > width - 1:
         text = text[1:]
     return "\u2026" + text
+
+
+def clip(text: str, width: int) -> str:
+    """The start of `text` in `width` columns: `x, _ = jax.lax.scan(block, x,…`."""
+    if cells(text) <= width:
+        return text
+    while text and cells(text) > width - 1:
+        text = text[:-1]
+    return text + "\u2026"
 
 
 def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
@@ -211,46 +226,102 @@ def table(columns: dict[str, list[str]], lefts: Sequence[str], indent: str = "  
     ]
 
 
+def _time(report: Report, width: int) -> list[str]:
+    parts = words.time_parts(report)
+    total = sum(seconds for _, _, seconds in parts)
+    if not total:
+        return []
+    shown, rest = parts[:COLLECTIVE_ROWS], parts[COLLECTIVE_ROWS:]
+    columns = {
+        "part": [shorten(printable(kind or "compute"), 20) for kind, _, _ in shown],
+        "over": [shorten(printable(words.axes_text(axes)), 16) if kind else "" for kind, axes, _ in shown],
+        "time": [plain(seconds_text(seconds)) for _, _, seconds in shown],
+        "share": [share_text(seconds / total) for _, _, seconds in shown],
+    }
+    _, *lines = table(columns, ("part", "over"))
+    room = min(40, width - cells(lines[0]) - 2)
+    most = max(seconds for _, _, seconds in shown)
+    lines = [f"{line}  {bar(part[2] / most, room)}" for line, part in zip(lines, shown, strict=True)]
+    if rest:
+        left = sum(seconds for _, _, seconds in rest)
+        lines.append(f"  {count_text(len(rest))} more take {plain(seconds_text(left))}")
+    return [f"Predicted step, {plain(seconds_text(total))}", *lines]
+
+
 def _communication(report: Report, width: int) -> list[str]:
     if report.collectives is None:
         return []
     if not report.collectives:
         return ["Communication: nothing moves between devices in this step"]
     total = words.sent(report) or 0
-    order = sorted(report.collectives, key=lambda c: -c.wire_bytes)
-    shown, rest = order[:COLLECTIVE_ROWS], order[COLLECTIVE_ROWS:]
+    found = comm.kinds(report, report.collectives)
+    shown, rest = found[:COLLECTIVE_ROWS], found[COLLECTIVE_ROWS:]
     columns = _communication_columns(shown, total)
+    if comm.is_timed(report) and not words.time_parts(report):
+        columns["predicted"] = [plain(part.seconds_text) for part in shown]
     lines = table(columns, ("collective", "over"))
-    for head in ("share", "line", "each"):
+    for head in ("share", "each"):
         if cells(lines[0]) > width and head in columns:
             del columns[head]
             lines = table(columns, ("collective", "over"))
     used = cells(lines[0])
     room = min(40, width - used - 2)
     if room >= 8:
-        most = order[0].wire_bytes or 1
-        bars = ["", *(bar(c.wire_bytes / most, room) for c in shown)]
+        most = max(part.sent for part in shown) or 1
+        bars = ["", *(bar(part.sent / most, room) for part in shown)]
         lines = [f"{line}  {drawn}" for line, drawn in zip(lines, bars, strict=True)]
     if rest:
-        lines.append(f"  {count_text(len(rest))} more send {byte_text(sum(c.wire_bytes for c in rest))}")
+        lines.append(f"  {count_text(len(rest))} more send {byte_text(sum(part.sent for part in rest))}")
     return [f"Communication, {byte_text(total)} sent per device and step", *lines]
 
 
-def _communication_columns(shown: Sequence[Collective], total: int) -> dict[str, list[str]]:
-    over = [words.axes_text(c.axes) if c.axes else f"groups of {count_text(c.group_size)}" for c in shown]
-    columns = {
-        "collective": [shorten(printable(c.kind), 20) for c in shown],
-        "over": [shorten(printable(axes), 16) for axes in over],
-        "count": [count_text(c.count) for c in shown],
-        "each": [byte_text(c.bytes) for c in shown],
-        "sent": [byte_text(c.wire_bytes) for c in shown],
-        "share": [share_text(c.wire_bytes / total if total else 0) for c in shown],
+def _communication_columns(shown: Sequence[comm.Part], total: int) -> dict[str, list[str]]:
+    return {
+        "collective": [shorten(printable(part.kind), 20) for part in shown],
+        "over": [shorten(printable(part.over), 16) for part in shown],
+        "count": [part.count_text for part in shown],
+        "each": [part.each_text for part in shown],
+        "sent": [part.sent_text for part in shown],
+        "share": [share_text(part.sent / total if total else 0) for part in shown],
     }
-    if any(c.seconds is not None for c in shown):
-        columns["predicted"] = [plain(seconds_text(c.seconds)) for c in shown]
-    if any(c.line is not None for c in shown):
-        columns["line"] = ["-" if c.line is None else str(c.line) for c in shown]
-    return columns
+
+
+def _lines(report: Report, width: int) -> list[str]:
+    """The lines that move most, heaviest first, each with its collectives."""
+    found = comm.lines(report)
+    if not found:
+        return []
+    shown, rest = found[:LINE_ROWS], found[LINE_ROWS:]
+    numbers = [shorten(printable(name), width // 5) for name in comm.names(shown, "-")]
+    columns = {"sent": [line.part.sent_text for line in shown]}
+    if comm.is_timed(report):
+        columns = {"predicted": [plain(line.part.seconds_text) for line in shown], **columns}
+    before, used = max(map(cells, numbers)), cells(table(columns, ())[0])
+    most = min(width // 3, width - before - used - LEAST_SOURCE)
+    columns["collectives"] = [_short(comm.kinds(report, line.part.collectives), most) for line in shown]
+    figures = table(columns, ("collectives",))
+    room = width - before - 4 - cells(figures[0])
+    lines = [pad(TRACED, before + room + 4) + figures[0]]
+    for number, line, figure in zip(numbers, shown, figures[1:], strict=True):
+        source = comm.UNTRACED if line.number is None else printable((line.text or "").strip())
+        lines.append(f"  {pad(number, before, 'right')}  {pad(clip(source, room), room)}{figure}")
+    if rest:
+        sent = byte_text(sum(line.part.sent for line in rest))
+        lines.append(f"  {count_text(len(rest))} more send {sent}")
+    return lines + [
+        line for note in comm.notes(report, shown) for line in wrap(printable(note), width, "  ", "    ")
+    ]
+
+
+def _short(parts: Sequence[comm.Part], width: int) -> str:
+    """`AG data  RS data`, as many as `width` has room for, and how many there are besides."""
+    told = [f"{shorten(printable(comm.SHORT.get(p.kind, p.kind)), 8)} {printable(p.over)}" for p in parts]
+    for n in range(len(told), 1, -1):
+        said = "  ".join([*told[:n], *([f"+{len(told) - n}"] if n < len(told) else [])])
+        if cells(said) <= width:
+            return said
+    more = f"  +{len(told) - 1}" if len(told) > 1 else ""
+    return clip(told[0], width - len(more)) + more
 
 
 def _leaves(report: Report, width: int, largest: int | None) -> list[str]:

@@ -213,7 +213,7 @@ def _line(collectives: Sequence[Collective], weight: str) -> list[Span]:
     if line is None or 2 * top <= sum(lines.values()):
         return []
     of = f" of {file}" if file is not None and not file.startswith("cell ") else ""
-    return [Span(", most from "), Span(f"line {line}", "line"), *([Span(of)] if of else [])]
+    return [Span(", most from "), Span(f"line {line}{of}", "line")]
 
 
 def sent(report: Report) -> int | None:

@@ -1,52 +1,56 @@
 // A bar for each set of axes, with the kinds of collectives that it is made of.
 
 import { h, s } from "../shared/dom.js";
-import { bytes, count, share } from "../shared/format.js";
+import { bytes, count, seconds, share } from "../shared/format.js";
+import { SHORT, least, number, over, pieces } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
-import { SHORT, number, over, piece } from "./kinds.js";
+import { merged, weigher } from "./lines.js";
 
 const BAR = 13; // px
-const SEAM = 0.75;
 
-/** The sets of axes with what is sent over each, most first. */
-export function overAxes({ rows, total }, mesh) {
-  const sets = setsOf(rows);
-  const most = Math.max(1, sets[0].sent);
+/** The sets of axes with what is sent over each and how long that takes, most first. */
+export function overAxes(communication, mesh) {
+  const { rows, total, step_s: step } = communication;
+  const { timed, weight } = weigher(rows);
+  const told = timed ? (part) => seconds(part.seconds) : (part) => bytes(part.sent);
+  const sets = setsOf(rows, weight);
+  const most = Math.max(...sets.map(weight)) || 1;
   const head = h(
     "tr",
     {},
     h("th", { scope: "col", title: "Mesh axes along which devices talk, and the devices along each" }, "over axes"),
+    timed && [
+      number("predicted", "Time per step, predicted from the bandwidth of the links"),
+      number("of step", "Of the predicted step"),
+    ],
     number("sent", "Bytes that one device sends per step, by collectives that run on a ring"),
-    number("share", "Of all bytes that one device sends per step"),
-    h("th", { scope: "col", class: "jsm-wide", title: "The bytes sent, by kind of collective" }, "by collective"),
+    timed ? null : number("share", "Of all bytes that one device sends per step"),
+    h("th", { scope: "col", class: "jsm-wide", title: timed ? "Predicted time, by kind" : "Bytes sent, by kind" }, "by collective"),
   );
   const body = sets.map((set) =>
     h(
       "tr",
       {},
       h("td", {}, axesText(set, mesh)),
-      h("td", { class: "jsm-num" }, bytesNodes(set.sent)),
-      h("td", { class: "jsm-num" }, share(total ? set.sent / total : 0)),
-      h("td", {}, bar(set, most), h("div", { class: "jsm-small jsm-quiet" }, told(set))),
+      timed && [
+        h("td", { class: "jsm-num" }, least(seconds(set.seconds), set.exact)),
+        h("td", { class: "jsm-num" }, share(step && set.seconds !== null ? set.seconds / step : null)),
+      ],
+      h("td", { class: "jsm-num" }, least(bytesNodes(set.sent), set.exact)),
+      timed ? null : h("td", { class: "jsm-num" }, share(total ? set.sent / total : 0)),
+      h("td", {}, bar(set, weight, most, told), h("div", { class: "jsm-small jsm-quiet" }, list(set, told))),
     ),
   );
-  const named = { class: "jsm-table jsm-over-axes", "aria-label": "Bytes sent over each set of mesh axes" };
+  const named = { class: "jsm-table jsm-over-axes", "aria-label": "What is sent over each set of mesh axes" };
   return h("table", named, h("thead", {}, head), h("tbody", {}, body));
 }
 
-/** Collectives by axes: `sent` bytes, of which `kinds` has those of each kind, both most first. */
-function setsOf(rows) {
-  const sets = new Map();
-  for (const { kind, axes, group_size: size, wire_bytes: sent } of rows) {
-    const key = axes === null ? "other" : axes.join();
-    if (!sets.has(key)) sets.set(key, { axes, size, sent: 0, kinds: new Map() });
-    const set = sets.get(key);
-    if (set.size !== size) set.size = null;
-    set.sent += sent;
-    set.kinds.set(kind, (set.kinds.get(kind) ?? 0) + sent);
-  }
-  const found = [...sets.values()].map((set) => ({ ...set, kinds: [...set.kinds].sort(([, a], [, b]) => b - a) }));
-  return found.sort((a, b) => b.sent - a.sent);
+/** Collectives by axes, of which `kinds` has those of each kind, both most first. */
+function setsOf(rows, weight) {
+  const sets = merged(rows, ({ axes }) => (axes === null ? "other" : axes.join()));
+  const kinds = (set) => merged(set.rows, ({ kind }) => kind).sort((a, b) => weight(b) - weight(a));
+  const found = sets.map((set) => ({ ...set, kinds: kinds(set) }));
+  return found.sort((a, b) => weight(b) - weight(a) || b.sent - a.sent);
 }
 
 /** `data 4 model 2`. */
@@ -55,25 +59,17 @@ function axesText({ axes, size }, mesh) {
   return axes.map((axis, i) => [i ? " " : null, h("b", {}, over([axis], null, mesh)), ` ${count(mesh.sizes[axis])}`]);
 }
 
-function bar({ axes, sent, kinds }, most) {
-  let at = 0;
-  const pieces = kinds.map(([kind, size]) => {
-    const from = at;
-    at += (100 * size) / most;
-    return [
-      piece(kind, axes, from, at - from, BAR),
-      from > 0 ? s("rect", { x: `${from}%`, width: SEAM, height: BAR, fill: "var(--jsm-bg)" }) : null,
-    ];
-  });
-  const label = `${bytes(sent)}: ${kinds.map(([kind, size]) => `${kind} ${bytes(size)}`).join(", ")}`;
-  return s("svg", { width: "100%", height: BAR, role: "img", "aria-label": label }, pieces);
+function bar(set, weight, most, told) {
+  const parts = set.kinds.map((each) => ({ kind: each.kind, axes: set.axes, size: (100 * weight(each)) / most }));
+  const label = `${told(set)}: ${set.kinds.map((each) => `${each.kind} ${told(each)}`).join(", ")}`;
+  return s("svg", { width: "100%", height: BAR, role: "img", "aria-label": label }, pieces(parts, BAR));
 }
 
-/** `AG all-gather 474 MiB, RS reduce-scatter 222 MiB`. */
-function told({ kinds }) {
-  return kinds.map(([kind, size], i) => {
-    const short = SHORT[kind] ? [h("b", {}, SHORT[kind]), " "] : null;
+/** `AG all-gather 14.3 ms, RS reduce-scatter 7.15 ms`. */
+function list({ kinds }, told) {
+  return kinds.map((each, i) => {
+    const short = SHORT[each.kind] ? [h("b", {}, SHORT[each.kind]), " "] : null;
     const comma = i < kinds.length - 1 ? ", " : null;
-    return [h("span", { class: "jsm-kind" }, short, `${kind} ${bytes(size)}`), comma];
+    return [h("span", { class: "jsm-kind" }, short, `${each.kind} ${told(each)}`), comma];
   });
 }

@@ -1,16 +1,20 @@
-// What moves between devices in one step: over which axes, by which collectives.
+// What moves between devices in one step: over which axes, and which line of the user's code causes it.
 
 import { h } from "../shared/dom.js";
+import { lineNamed } from "../shared/lines.js";
 import { spans } from "../shared/text.js";
 import { overAxes } from "./axes.js";
 import { collectives } from "./collectives.js";
+import { SourceView } from "./source.js";
 
-export function view({ communication }, mesh) {
-  const tables = communication.rows.length ? [overAxes, collectives] : []; // the lead says that nothing moves
+export function view({ communication }, mesh, selection) {
+  const { rows, sources, lead } = communication;
+  const opens = sources.length ? { line: (text) => selection.select({ line: lineNamed(communication, text) }) } : {};
   return h(
     "div",
     { class: "jsm-communication" },
-    h("p", { class: "jsm-lead" }, spans(communication.lead, mesh)),
-    tables.map((table) => table(communication, mesh)),
+    h("p", { class: "jsm-lead" }, spans(lead, mesh, opens)),
+    rows.length > 0 && overAxes(communication, mesh), // else the lead says that nothing moves
+    rows.length > 0 && (sources.length ? new SourceView(communication, mesh, selection).element : collectives(communication, mesh)),
   );
 }

@@ -3,9 +3,11 @@
 import { h } from "../shared/dom.js";
 import { axisClass } from "../shared/axes.js";
 import { count } from "../shared/format.js";
+import { lineNamed } from "../shared/lines.js";
 import { axis, copyable, sign, spans } from "../shared/text.js";
 import { mark } from "./marks.js";
 import { meshGlyph } from "./meshglyph.js";
+import { timeStrip } from "./strip.js";
 
 const PATHS = { failed: 12, noise: 3 }; // leaves that a sentence of the check names
 const ADVICE = 4; // pieces of advice shown at first
@@ -19,6 +21,7 @@ export function view(data, mesh, selection) {
     verdict(data, mesh, selection),
     data.notes.map((note) => h("p", { class: "jsm-small jsm-quiet" }, note)),
     check(data, selection),
+    timeStrip(data.time, mesh),
     h("div", { class: "jsm-figures" }, data.figures.map((figure) => keyFigure(figure, data, mesh, selection))),
     advice(data.advice),
   );
@@ -46,14 +49,17 @@ function title({ title, memory }, mesh) {
   );
 }
 
-function verdict({ verdict, memory }, mesh, selection) {
+function verdict({ verdict, memory, communication }, mesh, selection) {
   if (!verdict.spans.length) return null;
-  const open = memory && (() => selection.select({ tab: "memory", device: memory.groups[0].top }));
+  const opens = {
+    memory: memory && (() => selection.select({ tab: "memory", device: memory.groups[0].top })),
+    line: communication && ((text) => selection.select({ tab: "communication", line: lineNamed(communication, text) })),
+  };
   return h(
     "p",
     { class: "jsm-verdict" },
     verdict.ok ? null : [sign("error"), " "],
-    spans(verdict.spans, mesh, open),
+    spans(verdict.spans, mesh, opens),
   );
 }
 

@@ -2,6 +2,7 @@
 
 import communication from "../communication/communication.css";
 import { view as communicationView } from "../communication/index.js";
+import source from "../communication/source.css";
 import header from "../header/header.css";
 import { view as headerView } from "../header/index.js";
 import detail from "../layout/detail.css";
@@ -21,7 +22,7 @@ import { tabs } from "./tabs.js";
 
 export * as format from "../shared/format.js";
 
-const STYLE = [tokens, base, report, header, layout, detail, memory, communication].join("\n");
+const STYLE = [tokens, base, report, header, layout, detail, memory, communication, source].join("\n");
 const VIEWS = { layout: layoutView, memory: memoryView, communication: communicationView };
 
 /**

@@ -7,6 +7,7 @@ const MINUS = "\u2212";
 const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const SECOND_UNITS = ["us", "ms", "s"];
 const NEXT_UNIT = 999.5;
+const LEAST_TIME = 5e-10; // s, what rounds to no time
 
 const known = (value) => value !== null && value !== undefined;
 
@@ -47,8 +48,12 @@ const joined = ([number, unit]) => (unit ? number + SPACE + unit : number);
 /** `n` bytes in B, KiB, MiB, GiB, ...: `4.63 GiB`. */
 export const bytes = (n, digits = 3) => joined(bytesParts(n, digits));
 
-/** Seconds in us, ms or s: `47.3 ms`. */
-export const seconds = (t) => (known(t) ? joined(withUnit(t * 1e6, SECOND_UNITS, 1000, 3)) : UNKNOWN);
+/** Seconds in us, ms or s: `47.3 ms`, `<0.001 us`. */
+export function seconds(t) {
+  if (!known(t)) return UNKNOWN;
+  if (t > 0 && t < LEAST_TIME) return joined(["<0.001", "us"]);
+  return joined(withUnit(t * 1e6, SECOND_UNITS, 1000, 3));
+}
 
 /** A share of a whole: whole percents from 10%, one decimal below, `<0.1%` below that. */
 export function share(fraction) {

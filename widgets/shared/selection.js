@@ -3,15 +3,15 @@
 const SETTLE = 80; // ms without a change before Python is told
 
 /**
- * `leaf` is an index, `device` a position in the mesh, `tab` a name; `pointed` is the device under the pointer,
- * which Python is not told of.
+ * `leaf` is an index, `device` a position in the mesh, `tab` a name; `line` is `{source, line}` of the communication's
+ * sources and `pointed` the device under the pointer, which Python is not told of.
  */
 export class Selection {
   #listeners = new Set();
   #state;
 
   constructor({ leaf = null, device = null, tab = null } = {}) {
-    this.#state = { leaf, device, tab, pointed: null };
+    this.#state = { leaf, device, tab, line: null, pointed: null };
   }
 
   get leaf() {
@@ -24,6 +24,10 @@ export class Selection {
 
   get tab() {
     return this.#state.tab;
+  }
+
+  get line() {
+    return this.#state.line;
   }
 
   get pointed() {

@@ -7,8 +7,8 @@ import { bytesParts } from "./format.js";
 /** The name of a mesh axis in its hue. */
 export const axis = (mesh, index) => h("span", { class: axisClass(index) }, mesh.names[index]);
 
-/** A sentence as nodes; a span of kind "memory" opens the Memory tab through `open()`. */
-export function spans(list, mesh, open) {
+/** A sentence as nodes; `opens` has what a span of kind "memory" or "line" leads to: `opens.line("line 12")`. */
+export function spans(list, mesh, opens = {}) {
   return list.map(([text, kind]) => {
     if (kind === "strong") return h("b", {}, text);
     if (kind === "code") return h("code", { class: "jsm-mono" }, text);
@@ -16,8 +16,8 @@ export function spans(list, mesh, open) {
       const index = mesh.names.indexOf(text);
       return h("b", { class: index < 0 ? null : axisClass(index) }, text);
     }
-    if (kind === "memory" && open) {
-      return h("button", { type: "button", class: "jsm-link", onclick: open }, text);
+    if (opens[kind]) {
+      return h("button", { type: "button", class: "jsm-link", onclick: () => opens[kind](text) }, text);
     }
     return text;
   });

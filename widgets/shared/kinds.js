@@ -1,8 +1,8 @@
 // How a collective is drawn and named: its axes in their hues, its kind by how full the hue is.
 
-import { axisClass, hue } from "../shared/axes.js";
-import { h, s } from "../shared/dom.js";
-import { count } from "../shared/format.js";
+import { axisClass, hue } from "./axes.js";
+import { h, s } from "./dom.js";
+import { count } from "./format.js";
 
 export const SHORT = {
   "all-gather": "AG",
@@ -20,6 +20,7 @@ const OPACITY = {
 };
 const OTHER = 0.2; // of kinds that are seldom seen
 const LEAST = 0.75; // px
+export const SEAM = 0.75; // px
 
 /**
  * A piece of a bar from `from`, `size` long, in percent: as many bands as axes. The line under it in the full hue is
@@ -35,13 +36,36 @@ export function piece(kind, axes, from, size, height) {
   ]);
 }
 
+/** Pieces side by side, `{kind, axes, size}` in percent, a seam before each but the first. */
+export function pieces(parts, height) {
+  let at = 0;
+  return parts.map(({ kind, axes, size }) => {
+    const from = at;
+    at += size;
+    const seam = from > 0 && s("rect", { x: `${from}%`, width: SEAM, height, fill: "var(--jsm-bg)" });
+    return [piece(kind, axes, from, size, height), seam];
+  });
+}
+
 const NO_AXES = "Its groups of devices match no set of mesh axes";
 
 /** `data model`, each in its hue, or `groups of 4` of those that match no axes. */
 export function over(axes, size, mesh) {
-  if (axes === null) return h("span", { title: NO_AXES }, size === null ? "other groups" : `groups of ${count(size)}`);
+  if (axes === null) return h("span", { title: NO_AXES }, overText(axes, size, mesh));
   return axes.map((axis, i) => [i ? " " : null, h("span", { class: axisClass(axis) }, mesh.names[axis])]);
 }
+
+/** The same as plain text. */
+export function overText(axes, size, mesh) {
+  if (axes === null) return size === null ? "other groups" : `groups of ${count(size)}`;
+  return axes.map((axis) => mesh.names[axis]).join(" and ");
+}
+
+const LOWER = "\u2265";
+export const AT_LEAST = "The program decides while it runs how often: at least so much";
+
+/** `text`, marked as the least that it may be where it is not exact. */
+export const least = (text, exact) => (exact ? text : [h("span", { title: AT_LEAST }, LOWER), text]);
 
 /** The head of a column of numbers; `title` explains it. */
 export const number = (text, title) => h("th", { scope: "col", class: "jsm-num", title }, text);

@@ -1,0 +1,167 @@
+"""Collectives as text and HTML tell them: by kind and axes, and by the line of code that causes them."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from jaxshard_magic.report import Collective, Report
+from jaxshard_magic.views import words
+from jaxshard_magic.views.format import byte_text, count_text, seconds_text
+
+SHORT = {
+    "all-gather": "AG",
+    "all-reduce": "AR",
+    "reduce-scatter": "RS",
+    "all-to-all": "A2A",
+    "collective-permute": "CP",
+}
+UNTRACED = "not traced to a line"
+AT_LEAST = "\u2265"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Collectives that are told as one: `count`, `sent` bytes and `seconds` are of all of them together."""
+
+    collectives: tuple[Collective, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.collectives[0].kind
+
+    @property
+    def axes(self) -> tuple[str, ...] | None:
+        return self.collectives[0].axes
+
+    @property
+    def count(self) -> int:
+        return sum(c.count for c in self.collectives)
+
+    @property
+    def sent(self) -> int:
+        return sum(c.wire_bytes for c in self.collectives)
+
+    @property
+    def seconds(self) -> float | None:
+        known = [c.seconds for c in self.collectives if c.seconds is not None and isfinite(c.seconds)]
+        return sum(known) if known else None
+
+    @property
+    def over(self) -> str:
+        """`data+model`, or `groups of 4` of those that match no axes."""
+        return (
+            words.axes_text(self.axes)
+            if self.axes
+            else f"groups of {count_text(self.collectives[0].group_size)}"
+        )
+
+    @property
+    def count_text(self) -> str:
+        return self._least(count_text(self.count))
+
+    @property
+    def each_text(self) -> str:
+        """The size of one; of several sizes the largest."""
+        sizes = {c.bytes for c in self.collectives}
+        return "up to " * (len(sizes) > 1) + byte_text(max(sizes))
+
+    @property
+    def sent_text(self) -> str:
+        return self._least(byte_text(self.sent))
+
+    @property
+    def seconds_text(self) -> str:
+        return seconds_text(None) if self.seconds is None else self._least(seconds_text(self.seconds))
+
+    def _least(self, text: str) -> str:
+        """`text`, marked as the least that it may be where the program decides how often it communicates."""
+        return text if all(c.exact for c in self.collectives) else AT_LEAST + text
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the user's code and what it moves; `number` is None of what could not be traced to one."""
+
+    file: str | None
+    number: int | None
+    text: str | None
+    part: Part
+
+
+def is_timed(report: Report) -> bool:
+    """Whether times are predicted."""
+    return Part(tuple(report.collectives or ())).seconds is not None
+
+
+def weight(report: Report) -> Callable[[Part], float]:
+    """What a part counts for: its predicted time, else the bytes that it sends."""
+    return (lambda part: part.seconds or 0.0) if is_timed(report) else (lambda part: part.sent)
+
+
+def kinds(report: Report, collectives: Sequence[Collective]) -> list[Part]:
+    """Collectives by kind and axes, the heaviest first."""
+    parts = _parts(collectives, lambda c: (c.kind, c.axes, c.axes or c.group_size))
+    return _heaviest(report, parts, lambda part: part)
+
+
+def lines(report: Report) -> list[Line]:
+    """What each line moves, the heaviest first; empty where no line is known."""
+    collectives = report.collectives or ()
+    if all(c.line is None for c in collectives):
+        return []
+    found = []
+    for part in _parts(collectives, lambda c: None if c.line is None else (c.file, c.line)):
+        first = part.collectives[0]
+        traced = first.line is not None
+        found.append(Line(first.file if traced else None, first.line, first.source if traced else None, part))
+    return _heaviest(report, found, lambda line: line.part)
+
+
+def in_order(report: Report, found: Iterable[Line]) -> list[Line]:
+    """Lines as they stand in the sources, what is not traced last."""
+    place = {source.name: i for i, source in enumerate(report.sources)}
+    last = len(place)
+    return sorted(
+        found,
+        key=lambda line: (
+            line.number is None,
+            place.get(line.file or "", last),
+            line.file or "",
+            line.number or 0,
+        ),
+    )
+
+
+def names(found: Sequence[Line], unknown: str) -> list[str]:
+    """What each line is called: its number, after the file's name where there are several files."""
+    files = {line.file for line in found if line.number is not None}
+    return [
+        unknown
+        if line.number is None
+        else str(line.number)
+        if len(files) < 2
+        else f"{line.file or unknown}:{line.number}"
+        for line in found
+    ]
+
+
+def notes(report: Report, found: Iterable[Line]) -> list[str]:
+    """Why there is no text, of the sources of these lines."""
+    files = {line.file for line in found}
+    return [
+        f"{source.name}: {source.note}" for source in report.sources if source.note and source.name in files
+    ]
+
+
+def _parts(collectives: Iterable[Collective], key: Callable[[Collective], Hashable]) -> list[Part]:
+    groups: dict[Hashable, list[Collective]] = defaultdict(list)
+    for c in collectives:
+        groups[key(c)].append(c)
+    return [Part(tuple(group)) for group in groups.values()]
+
+
+def _heaviest(report: Report, found: list[Any], part_of: Callable[[Any], Part]) -> list[Any]:
+    weigh = weight(report)
+    return sorted(found, key=lambda one: (-weigh(part_of(one)), -part_of(one).sent))

@@ -1,0 +1,48 @@
+"""What the HTML views are written with: escaped text, mesh axes in their hue, tables, sections."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from jaxshard_magic.report import MeshInfo
+from jaxshard_magic.views import svg
+from jaxshard_magic.views.format import printable
+
+
+def joined(parts: Iterable[str]) -> str:
+    return "\n".join(part for part in parts if part)
+
+
+def text(value: str) -> str:
+    return escape(printable(value))
+
+
+def code(value: str) -> str:
+    return f"<code>{text(value)}</code>"
+
+
+def axis(name: str, mesh: MeshInfo) -> str:
+    return f'<b class="jss-a{svg.axis_index(name, mesh)}">{text(name)}</b>'
+
+
+def cell(content: str, align: str = "left", tag: str = "td", more: str = "") -> str:
+    """A table cell; `align` is left, right, or wrap: left, and may break into lines."""
+    if align == "wrap":
+        return f'<{tag} align="left" style="text-align:left"{more}>{content}</{tag}>'
+    return (
+        f'<{tag} align="{align}" style="text-align:{align};white-space:nowrap" nowrap{more}>{content}</{tag}>'
+    )
+
+
+def row(cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def table(head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
+    """A table; `head` holds (title, alignment) of each column."""
+    top = row(cell(title, align, "th") for title, align in head)
+    body = "\n".join(row(cell(c, align) for c, (_, align) in zip(r, head, strict=True)) for r in rows)
+    return f"<table><thead>{top}</thead><tbody>\n{body}</tbody></table>"
+
+
+def section(title: str, *content: str) -> str:
+    return f"<details open><summary><b>{title}</b></summary>\n{joined(content)}</details>"

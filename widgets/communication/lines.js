@@ -1,0 +1,115 @@
+// The collectives by the line of code that causes them, as plain data.
+
+import { rounded } from "../shared/format.js";
+
+const WHOLE = 60; // lines of a source that are shown all
+const AROUND = 3; // lines on either side of one that moves something, of a longer source
+const LEAST = 4; // lines that are worth folding
+
+/**
+ * Collectives that are told as one: `sent` bytes and `seconds` are of all `rows`, as `count` is; null is what is not
+ * known or, of `kind`, `axes` and `size`, what is not the same.
+ *
+ * @typedef {{rows: object[], kind: string|null, axes: number[]|null, size: number|null, count: number, sent: number,
+ *   seconds: number|null, exact: boolean}} Part
+ */
+
+/** The parts that `rows` make by `key(row)`, in order of their first; @returns {Part[]} */
+export function merged(rows, key) {
+  const groups = new Map();
+  for (const row of rows) {
+    const name = key(row);
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name).push(row);
+  }
+  return [...groups.values()].map(part);
+}
+
+/** @returns {Part} */
+export function part(rows) {
+  const sum = (of) => rows.reduce((all, row) => all + of(row), 0);
+  const same = (of) => (rows.every((row) => of(row) === of(rows[0])) ? of(rows[0]) : null);
+  const timed = rows.some(({ seconds }) => seconds !== null);
+  return {
+    rows,
+    kind: same(({ kind }) => kind),
+    axes: rows[0].axes,
+    size: same(({ group_size: size }) => size),
+    count: sum(({ count }) => count),
+    sent: sum(({ wire_bytes: sent }) => sent),
+    seconds: timed ? sum(({ seconds }) => seconds ?? 0) : null,
+    exact: rows.every(({ exact }) => exact),
+  };
+}
+
+/** Whether times are predicted, and what a part weighs: its time, else its bytes. */
+export function weigher(rows) {
+  const timed = rows.some(({ seconds }) => seconds !== null);
+  return { timed, weight: timed ? ({ seconds }) => seconds ?? 0 : ({ sent }) => sent };
+}
+
+/** By kind and axes, as a line tells them: those over the mesh's first axis first, of them the heaviest. */
+export function kindsOf(rows, weight) {
+  const kinds = merged(rows, ({ kind, axes, group_size: size }) => `${kind} ${axes ?? `groups of ${size}`}`);
+  const order = ({ axes }) => axes?.[0] ?? Infinity;
+  const before = (a, b) => (order(a) === order(b) ? 0 : order(a) - order(b));
+  return kinds.sort((a, b) => before(a, b) || weight(b) - weight(a) || b.sent - a.sent);
+}
+
+/**
+ * The sources that move something and, last, what no line is known of (`source` null). Each has `items`: lines
+ * `{source, number, text, part}`, of which `part` is null where nothing moves, and gaps `{gap, lines}`, whose lines are
+ * empty where their text is not known.
+ */
+export function placesOf({ rows, sources }) {
+  const named = sources.map((source, i) => ({ ...source, source: i, rows: rows.filter((row) => row.source === i) }));
+  const lost = { name: "not traced to a line", note: null, source: null, lines: [], rows: rows.filter((row) => row.source === null) };
+  return [...named, lost]
+    .filter((place) => place.rows.length)
+    .map(({ name, note, source, lines, rows: own }) => ({ name, note, source, items: folded(linesOf(source, lines, own)) }));
+}
+
+/** All lines of a source in their order, with those that move something but have no text. */
+function linesOf(source, lines, rows) {
+  const parts = new Map(merged(rows, ({ line }) => line).map((each) => [each.rows[0].line, each]));
+  const texts = new Map(lines);
+  for (const [number, each] of parts) if (!texts.has(number)) texts.set(number, each.rows[0].text);
+  const numbers = [...texts.keys()].sort((a, b) => (a ?? Infinity) - (b ?? Infinity));
+  return numbers.map((number) => ({ source, number, text: texts.get(number), part: parts.get(number) ?? null }));
+}
+
+/** The lines with gaps: where numbers jump, and of a long source where nothing moves nearby. */
+function folded(lines) {
+  const moving = lines.flatMap(({ part: moved }, i) => (moved ? [i] : []));
+  const near = (i) => lines.length <= WHOLE || moving.some((at) => Math.abs(at - i) <= AROUND);
+  const items = [];
+  let hidden = [];
+  const close = () => {
+    items.push(...(hidden.length < LEAST ? hidden : [{ gap: hidden.length, lines: hidden }]));
+    hidden = [];
+  };
+  lines.forEach((line, i) => {
+    const jump = i && line.text !== null ? line.number - lines[i - 1].number - 1 : 0;
+    if (jump > 0 || near(i)) close();
+    if (jump > 0) items.push({ gap: jump, lines: [] });
+    if (near(i)) items.push(line);
+    else hidden.push(line);
+  });
+  close();
+  return items;
+}
+
+/** The unit that the longest of `times` is told in, seconds of one, and decimals that give it three digits. */
+export function unitOf(times) {
+  const longest = Math.max(0, ...times);
+  const [unit, size] = longest < 999.5e-6 ? ["us", 1e-6] : longest < 0.9995 ? ["ms", 1e-3] : ["s", 1];
+  const number = longest / size;
+  return { unit, size, decimals: number >= 99.95 ? 0 : number >= 9.995 ? 1 : 2 };
+}
+
+/** `seconds` in that unit: `18.0`, `<0.1`. */
+export function inUnit(seconds, { size, decimals }) {
+  const number = seconds / size;
+  const last = 10 ** -decimals;
+  return number > 0 && number < last / 2 ? `<${rounded(last, decimals)}` : rounded(number, decimals);
+}
