@@ -7,7 +7,7 @@ number is text in a table, alignment is told twice (attribute and style), and dr
 from collections.abc import Sequence
 from html import escape
 
-from jaxshard_magic.report import Advice, Leaf, MeshInfo, Report
+from jaxshard_magic.report import Advice, Leaf, Memory, MeshInfo, Report
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import layout, marks, svg, words
 from jaxshard_magic.views import memory as mem
@@ -154,12 +154,30 @@ def _memory(report: Report) -> str:
         span = f' colspan="{len(roles) + 2}"'
         body.append(f'<tr style="background:transparent" class="jss-bar">{cell(bar, more=span)}</tr>')
     left = sum(len(g.devices) for g in found[MEMORY_ROWS:])
-    title = mem.sentence(memory)
+    title = "; ".join(filter(None, (mem.sentence(memory), words.measured_text(memory))))
     return section(
         f"Memory: {text(title)}",
         f"<table><thead>{top}</thead><tbody>\n{joined(body)}</tbody></table>",
         f"<p><small>{count_text(left)} more devices hold less</small></p>" if left else "",
+        _buffers(memory),
     )
+
+
+def _buffers(memory: Memory) -> str:
+    lead = words.buffers_lead(memory)
+    if lead is None or not memory.buffers:
+        return ""
+    head = [("at the peak", "right"), ("type, on one device", "left"), ("what", "wrap"), ("line", "right")]
+    rows = [
+        [
+            byte_text(b.bytes),
+            code(words.buffer_type(b)),
+            f"{text(b.what)} <small>{text(b.phase or '')}</small>",
+            UNKNOWN if b.line is None else str(b.line),
+        ]
+        for b in memory.buffers
+    ]
+    return f"<p><small>{text(lead)}</small></p>\n{table(head, rows)}"
 
 
 def _ids(devices: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from unicodedata import east_asian_width
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Advice, DeviceMemory, Report
+from jaxshard_magic.report import Advice, DeviceMemory, Memory, Report
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import layout, words
 from jaxshard_magic.views import memory as mem
@@ -32,6 +32,7 @@ ROLE_INK = {
 }
 EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 MEMORY_ROWS = 8
+BUFFER_ROWS = 5
 COLLECTIVE_ROWS = 12
 LINE_ROWS = 8
 LEAST_SOURCE = 16
@@ -188,7 +189,22 @@ def _memory(report: Report, width: int) -> list[str]:
     left = sum(len(g.devices) for g in found[MEMORY_ROWS:])
     if left:
         lines.append(f"  {count_text(left)} more devices hold less")
-    return lines
+    measured = words.measured_text(memory)
+    return lines + ([f"  {plain(measured)}"] if measured else []) + _buffers(memory, width)
+
+
+def _buffers(memory: Memory, width: int) -> list[str]:
+    """The largest temporaries at the peak, and the lines that made them."""
+    shown = (memory.buffers or ())[:BUFFER_ROWS]
+    if not shown:
+        return []
+    columns = {
+        "size": [byte_text(b.bytes) for b in shown],
+        "at the peak": [shorten(plain(words.buffer_type(b)), width // 3) for b in shown],
+        "what": [shorten(printable(b.what), width // 3) for b in shown],
+        "line": [plain(UNKNOWN) if b.line is None else str(b.line) for b in shown],
+    }
+    return table(columns, ("at the peak", "what"))
 
 
 def _stacked(device: DeviceMemory) -> int:

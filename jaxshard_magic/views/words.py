@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any
 
-from jaxshard_magic.report import Check, Collective, Memory, MeshInfo, Report, Timing
+from jaxshard_magic.report import Buffer, Check, Collective, Memory, MeshInfo, Report, Timing
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import (
     UNKNOWN,
@@ -378,6 +378,12 @@ def buffers_lead(memory: Memory) -> str | None:
     return are + (
         f"; {count_text(count)} more {'are' if count != 1 else 'is'} {byte_text(rest)}" if count else ""
     )
+
+
+def buffer_type(buffer: Buffer) -> str:
+    """`f32[8,16,128] x2`: the type of one, and how many there are."""
+    times = f" \u00d7{count_text(buffer.count)}" if buffer.count > 1 else ""
+    return f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]{times}"
 
 
 def measured_text(memory: Memory) -> str | None:
