@@ -16,6 +16,7 @@ from sample_collectives import (
     source,
     untimed,
 )
+from sample_memory import with_measured
 
 from jaxshard_magic.report import (
     Advice,
@@ -381,6 +382,13 @@ def changed() -> Report:
     return replace(attached(), collectives=tuple(rows), sources=notes)
 
 
+def measured() -> Report:
+    """The devices told their peaks, the compiler its largest buffers."""
+    report = attached()
+    assert report.memory is not None
+    return replace(report, memory=with_measured(report.memory))
+
+
 _MADE = (attached, simulated, too_big, wrong, noisy, dry, unknown, bare)
-_MADE += (one_device, shapes, large, hostile, files, partly, changed)
+_MADE += (one_device, shapes, large, hostile, files, partly, changed, measured)
 SAMPLES = {made.__name__: made for made in _MADE}

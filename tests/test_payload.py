@@ -19,16 +19,18 @@ from sample_reports import (
     hostile,
     large,
     leaf,
+    measured,
     memory,
     mesh,
     one_device,
+    partly,
     simulated,
     too_big,
     unknown,
     wrong,
 )
 
-from jaxshard_magic.report import Advice, Check, Collective, Memory, Report, Spread, Timing
+from jaxshard_magic.report import Advice, Buffer, Check, Collective, Memory, Report, Source, Spread, Timing
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.payload import packed, payload
@@ -237,6 +239,12 @@ def test_memory_that_is_not_known_is_null_and_not_zero():
     assert said(data["lead"]).endswith("of arrays. Temporaries and peak are not known.")
 
 
+def test_measured_peaks_stand_in_the_order_of_the_mesh():
+    peaks = [d.measured for d in measured().memory.per_device]  # type: ignore[union-attr]
+    assert payload(measured())["memory"]["devices"]["measured"] == peaks and peaks[-1] is None
+    assert payload(attached())["memory"]["devices"]["measured"] == [None] * 8
+
+
 def test_devices_of_another_process_have_no_memory():
     rows = attached().memory.per_device  # type: ignore[union-attr]
     data = payload(replace(attached(), memory=Memory(rows[:4], "measured")))["memory"]
@@ -263,6 +271,35 @@ def test_collectives_name_their_sources_by_place():
     }  # fmt: skip
     lines = data["sources"][1]["lines"]
     assert lines[0] == [28, "        h1 = self.dense(h0, 1)"] and lines[-1][0] == 213
+
+
+def test_two_sources_of_one_name_are_told_apart_by_their_text():
+    def gather(line: int, text: str | None) -> Collective:
+        return Collective("all-gather", ("data",), 4, 1, 8, 6, line=line, source=text, file="model.py")
+
+    first, second = Source("model.py", (7, 8), ("a", "b")), Source("model.py", (7, 8, 30), ("  c", "d", "e"))
+    rows = (gather(7, "a"), gather(7, "c"), gather(30, None), gather(99, "x"))
+    report = replace(attached(), sources=(first, second), collectives=rows)
+    data = payload(report)["communication"]
+    assert [(row["line"], row["source"]) for row in data["rows"]] == [(7, 0), (7, 1), (30, 1), (99, 0)]
+    held = Buffer(8, 1, "f32", (2,), "add", file="model.py", line=30)
+    assert report.memory is not None
+    report = replace(report, memory=replace(report.memory, buffers=(held,), others=(0, 0)))
+    (buffer,) = payload(report)["memory"]["buffers"]
+    assert (buffer["source"], buffer["text"]) == (1, "e")
+
+
+def test_a_total_with_a_count_that_the_program_decides_is_a_least():
+    report = partly()  # two of its all-reduces run at least so often
+    lead = said(payload(report)["communication"]["lead"])
+    assert lead.startswith("24% of the predicted step is communication: ≥5.62 ms of ≥23.2 ms, ≥189 MiB sent")
+    untimed = replace(report, timing=None)
+    assert said(payload(untimed)["communication"]["lead"]).startswith("≥189 MiB sent by each device")
+    assert payload(untimed)["tabs"][-1]["number"].startswith("≥")
+    assert payload(untimed)["figures"][2]["value"].startswith("≥")
+    assert "≥189" in untimed.to_html().partition("Communication:")[2][:40]
+    exact = replace(report, collectives=tuple(replace(c, exact=True) for c in report.collectives or ()))
+    assert "≥" not in exact.to_text() + exact.to_html() + said(payload(exact)["communication"]["lead"])
 
 
 def test_the_predicted_step_comes_in_parts_that_make_it_up():

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sample_reports import MIB, attached
+from sample_reports import MIB, attached, measured
 
 from jaxshard_magic.report import Buffer, Report
 from jaxshard_magic.views import words
@@ -43,6 +43,39 @@ def test_a_measured_peak_is_told_with_its_error():
     assert said is not None and said.startswith("measured 5.00") and said.endswith("than computed")
     assert said.replace("\u202f", " ") in report.to_text(100).replace("\n   ", "")
     assert "than computed" in report.to_html()
+
+
+def test_html_has_a_tick_and_a_column_for_measured_peaks():
+    page = measured().to_html().replace("\u202f", " ")
+    assert "measured peak</th>" in page
+    # of devices 1 to 7, alike at 4.63 GiB, the largest
+    assert "4.72 GiB <small>2.0% more</small>" in page
+    assert "<title>0: 5.09 of 15.75 GiB, measured 5.14 GiB, 1.0% more</title>" in page
+    assert page.count("<title>") == 2
+
+
+def test_without_a_measured_peak_there_is_no_tick_and_no_column():
+    page = attached().to_html()
+    assert "measured peak" not in page and "<title>" not in page
+
+
+def test_a_device_that_was_not_measured_has_a_dash_in_that_column():
+    report = measured()
+    assert report.memory is not None
+    first, *rest = report.memory.per_device
+    rows = (first, *(replace(d, measured=None) for d in rest))
+    page = replace(report, memory=replace(report.memory, per_device=rows)).to_html()
+    assert page.count("<title>") == 1
+    assert ">\u2013</td></tr>" in page.partition("1 to 7</td>")[2].partition("jss-bar")[0]
+
+
+def test_the_error_is_of_the_computed_peak():
+    device = attached().memory.per_device[0]  # type: ignore[union-attr]
+    of = replace(device, peak=4000)
+    assert words.error_text(replace(of, measured=5000)) == "25% more"
+    assert words.error_text(replace(of, measured=3900)) == "2.5% less"
+    assert words.error_text(of) is None
+    assert words.error_text(replace(of, peak=None, measured=1)) is None
 
 
 def test_nothing_is_said_of_buffers_that_are_not_known():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from browsing import Shown, Stage, expect
-from sample_reports import MIB, SAMPLES, attached, gpt_leaves, large, memory, too_big, unknown
+from sample_reports import MIB, SAMPLES, attached, gpt_leaves, large, measured, memory, too_big, unknown
 
 from jaxshard_magic.report import Advice, Buffer, Collective, Live, Report, Source
 from jaxshard_magic.views.payload import payload
@@ -145,3 +145,57 @@ def test_a_measured_peak_stands_beside_the_computed_one(show: Stage):
     rows = [replace(d, measured=round((d.peak or 0) * 1.05)) for d in report.memory.per_device]
     shown = show(replace(report, memory=replace(report.memory, per_device=tuple(rows))), ["memory"])
     expect(shown.panel.locator(".jsm-lead")).to_contain_text("on device 0, 5.0% more than computed")
+
+
+def test_a_bar_has_a_tick_at_its_measured_peak_and_says_by_how_much_the_computed_one_is_off(show: Stage):
+    shown = show(measured(), ["memory"])
+    rows = shown.panel.get_by_role("option")
+    expect(shown.panel.locator(".jsm-bar-row .jsm-bar-measured")).to_have_count(
+        7
+    )  # the last device told none
+    expect(rows.nth(7).locator("text").last).to_have_text("\u2013")
+    assert "measured 4.72\u202fGiB, 2.0% more than computed;" in (
+        rows.nth(1).get_attribute("aria-label") or ""
+    )
+    expect(shown.panel.locator(".jsm-legend")).to_contain_text("measured peak")
+    rows.nth(1).hover()
+    tip = words(shown.panel.locator(".jsm-tip").inner_text())
+    assert "peak,computed4.63GiBmeasured4.72GiBerror2.0%more" in tip
+
+
+def test_a_report_that_measured_nothing_says_nothing_of_it(show: Stage):
+    shown = show(attached(), ["memory"])
+    assert "measured" not in shown.panel.inner_text()
+    assert shown.panel.locator(".jsm-bar-measured").count() == 0
+
+
+def test_a_tick_lies_where_the_scale_has_its_bytes(show: Stage):
+    report = measured()
+    assert report.memory is not None
+    rows = [replace(d, measured=4 * 2**30) for d in report.memory.per_device]
+    shown = show(replace(report, memory=replace(report.memory, per_device=tuple(rows))), ["memory"])
+    tick = shown.panel.locator(".jsm-bar-row .jsm-bar-measured").first.bounding_box()
+    label = (
+        shown.panel.locator(".jsm-bars-frame text", has_text="4")
+        .filter(has_not_text=".")
+        .first.bounding_box()
+    )
+    assert tick and label
+    assert abs(tick["x"] + tick["width"] / 2 - label["x"] - label["width"] / 2) < 2
+
+
+def test_the_line_of_a_buffer_opens_it_in_the_communication(show: Stage):
+    shown = show(measured(), tab="memory")
+    links = shown.panel.locator(".jsm-buffers").get_by_role("button")
+    expect(links).to_have_count(6)  # of one of the seven no line is known
+    links.nth(2).click()
+    expect(shown.root.get_by_role("tab", name="Communication")).to_have_attribute("aria-selected", "true")
+    line = shown.panel.locator(".jsm-line.jsm-chosen")
+    expect(line).to_contain_text("return cross_entropy(logits, targets).mean()")
+    expect(line).to_have_attribute("aria-expanded", "true")
+
+
+def test_a_line_that_the_communication_does_not_show_is_no_link(show: Stage):
+    shown = show(replace(measured(), collectives=()), ["memory", "communication"], tab="memory")
+    assert shown.panel.locator(".jsm-buffers").get_by_role("button").count() == 0
+    expect(shown.panel.locator(".jsm-buffers tbody tr").nth(2)).to_contain_text("15")

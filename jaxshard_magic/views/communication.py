@@ -18,7 +18,6 @@ SHORT = {
     "collective-permute": "CP",
 }
 UNTRACED = "not traced to a line"
-AT_LEAST = "\u2265"
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Part:
 
     def _least(self, text: str) -> str:
         """`text`, marked as the least that it may be where the program decides how often it communicates."""
-        return text if all(c.exact for c in self.collectives) else AT_LEAST + text
+        return words.least(text, self.collectives)
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,11 @@ class Line:
     number: int | None
     text: str | None
     part: Part
+
+
+def together(found: Iterable[Part]) -> Part:
+    """All of `found` as one."""
+    return Part(tuple(c for part in found for c in part.collectives))
 
 
 def is_timed(report: Report) -> bool:
@@ -112,7 +116,7 @@ def lines(report: Report) -> list[Line]:
     if all(c.line is None for c in collectives):
         return []
     found = []
-    for part in _parts(collectives, lambda c: None if c.line is None else (c.file, c.line)):
+    for part in _parts(collectives, lambda c: None if c.line is None else (c.file, c.line, c.source)):
         first = part.collectives[0]
         traced = first.line is not None
         found.append(Line(first.file if traced else None, first.line, first.source if traced else None, part))

@@ -7,26 +7,24 @@ number is text in a table, alignment is told twice (attribute and style), and dr
 from collections.abc import Sequence
 from html import escape
 
-from jaxshard_magic.report import Advice, Leaf, Memory, MeshInfo, Report
+from jaxshard_magic.report import Advice, Leaf, MeshInfo, Report
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import layout, marks, svg, words
-from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import (
     UNKNOWN,
     byte_text,
     count_text,
     printable,
-    runs,
     seconds_text,
     share_text,
     type_parts,
     type_text,
 )
+from jaxshard_magic.views.memory_html import memory_section
 from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import axis, cell, code, joined, row, section, table, text
 
 SIGNS = {"error": "\u2716", "warning": "\u26a0\ufe0e", "info": "\u2139\ufe0e"}
-MEMORY_ROWS = 8
 LONG_NAME = 36
 LONG_SOURCE = 80
 COLLECTIVE_ROWS = 12
@@ -42,7 +40,7 @@ def fragment(report: Report, also: str = "") -> str:
         _time(report),
         _figures(report),
         *(_advice(advice) for advice in report.advice),
-        _memory(report),
+        memory_section(report.memory),
         _communication(report),
         _layout(report),
         _timing(report),
@@ -133,58 +131,6 @@ def _advice(advice: Advice) -> str:
     return f"<p>{sign} {message}{fix}</p>"
 
 
-def _memory(report: Report) -> str:
-    memory = report.memory
-    if memory is None or not memory.per_device:
-        return ""
-    found, most = mem.groups(memory), mem.limit(memory)
-    roles = [r for r in mem.ROLES if r == "temporaries" or any(getattr(d, r) for d in memory.per_device)]
-    full = max(max(mem.held(g.most), sum(n for _, n in mem.segments(g.most))) for g in found)
-    full = max(full, most or 0)
-    heads = [f"{svg.role_mark(r)} {r}" for r in roles]
-    top = row([cell("device", "left", "th"), *(cell(h, "right", "th") for h in [*heads, "peak"])])
-    body = []
-    for group in found[:MEMORY_ROWS]:
-        d = group.most
-        figures = [byte_text(getattr(d, r)) for r in roles]
-        peak = mem.of_limit(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
-        cells = [cell(text(_ids(group.devices)), "wrap"), *(cell(f, "right") for f in figures)]
-        bar = svg.memory_bar(mem.segments(d), d.peak, most, full, f"{_ids(group.devices)}: {peak}")
-        body.append(f'<tr class="jss-figures">{"".join(cells)}{cell(f"<b>{peak}</b>", "right")}</tr>')
-        span = f' colspan="{len(roles) + 2}"'
-        body.append(f'<tr style="background:transparent" class="jss-bar">{cell(bar, more=span)}</tr>')
-    left = sum(len(g.devices) for g in found[MEMORY_ROWS:])
-    title = "; ".join(filter(None, (mem.sentence(memory), words.measured_text(memory))))
-    return section(
-        f"Memory: {text(title)}",
-        f"<table><thead>{top}</thead><tbody>\n{joined(body)}</tbody></table>",
-        f"<p><small>{count_text(left)} more devices hold less</small></p>" if left else "",
-        _buffers(memory),
-    )
-
-
-def _buffers(memory: Memory) -> str:
-    lead = words.buffers_lead(memory)
-    if lead is None or not memory.buffers:
-        return ""
-    head = [("at the peak", "right"), ("type, on one device", "left"), ("what", "wrap"), ("line", "right")]
-    rows = [
-        [
-            byte_text(b.bytes),
-            code(words.buffer_type(b)),
-            f"{text(b.what)} <small>{text(b.phase or '')}</small>",
-            UNKNOWN if b.line is None else str(b.line),
-        ]
-        for b in memory.buffers
-    ]
-    return f"<p><small>{text(lead)}</small></p>\n{table(head, rows)}"
-
-
-def _ids(devices: Sequence[int]) -> str:
-    pieces = [str(a) if a == b else f"{a} to {b}" for a, b in runs(devices)]
-    return ", ".join(pieces) if len(pieces) <= 3 else f"{count_text(len(devices))} devices"
-
-
 def _time(report: Report) -> str:
     """The predicted step as a bar, and its parts in words."""
     parts = words.time_parts(report)
@@ -199,7 +145,7 @@ def _time(report: Report) -> str:
         key = svg.share_bar([(hue, 1.0, opacity)], 10, 10)
         told.append(f"{key} {name} {share_text(seconds / total)} {seconds_text(seconds)}")
         drawn.append((hue, seconds / total, opacity))
-    said = f"Predicted step {seconds_text(total)}: {', '.join(told)}"
+    said = f"Predicted step {words.predicted_text(report)}: {', '.join(told)}"
     more = f" and {count_text(len(parts) - len(told))} more" if len(parts) > len(told) else ""
     return f"<div>{svg.whole_bar(drawn)}</div>\n<p><small>{said}{more}</small></p>"
 
@@ -222,22 +168,22 @@ def _communication(report: Report) -> str:
         share = share_text(part.sent / total if total else 0)
         rows.append([*cells, bar, part.seconds_text if timed else share])
     rest = found[COLLECTIVE_ROWS:]
-    left = f"{count_text(len(rest))} more send {byte_text(sum(part.sent for part in rest))}"
+    left = f"{count_text(len(rest))} more send {comm.together(rest).sent_text}"
     return section(
-        f"Communication: {_sent(report, total)}",
+        f"Communication: {_sent(report)}",
         table(head, rows),
         f"<p><small>{left}</small></p>" if rest else "",
         _lines(report),
     )
 
 
-def _sent(report: Report, total: int) -> str:
+def _sent(report: Report) -> str:
     """`62% of the predicted step, 993 MiB sent by each device`."""
-    timing = report.timing
+    timing, total = report.timing, words.sent_text(report.collectives or ())
     if timing is None or not timing.predicted_step_s or timing.communication_s is None:
-        return f"{byte_text(total)} sent by each device per step"
+        return f"{total} sent by each device per step"
     share = share_text(timing.communication_s / timing.predicted_step_s)
-    return f"{share} of the predicted step, {byte_text(total)} sent by each device"
+    return f"{share} of the predicted step, {total} sent by each device"
 
 
 def _over(part: comm.Part, mesh: MeshInfo) -> str:
@@ -270,7 +216,7 @@ def _lines(report: Report) -> str:
 
 def _below(report: Report, shown: Sequence[comm.Line], rest: Sequence[comm.Line]) -> str:
     """What the table leaves out, why a line has no text, and the short names of collectives."""
-    sent = byte_text(sum(line.part.sent for line in rest))
+    sent = comm.together(line.part for line in rest).sent_text
     left = [f"{count_text(len(rest))} more send {sent}"] if rest else []
     kinds = {c.kind for line in shown for c in line.part.collectives}
     short = ", ".join(f"{short} {kind}" for kind, short in comm.SHORT.items() if kind in kinds)

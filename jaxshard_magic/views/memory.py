@@ -1,7 +1,7 @@
 """Memory per device, with devices that are alike within 1% told once."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxshard_magic.report import DeviceMemory, Memory
@@ -116,6 +116,18 @@ def clauses(memory: Memory) -> tuple[str, list[str]]:
     if len(found) > 4:
         rest.append(f"{count_text(sum(len(g.devices) for g in found[4:]))} more hold less")
     return (head, rest) if known else (f"{head} of arrays", [*rest, "temporaries and peak are not known"])
+
+
+def measured(memory: Memory, devices: Iterable[int] | None = None) -> DeviceMemory | None:
+    """The one of `devices`, all by default, whose measured peak is the largest; None where none was measured."""
+    among = None if devices is None else set(devices)
+    known = [d for d in memory.per_device if d.measured is not None and (among is None or d.device in among)]
+    return max(known, key=lambda d: d.measured or 0, default=None)
+
+
+def error(device: DeviceMemory) -> float | None:
+    """By how much of the computed peak the measured one lies above it; None where one of them is not known."""
+    return device.measured / device.peak - 1 if device.measured is not None and device.peak else None
 
 
 def segments(device: DeviceMemory) -> list[tuple[str, int]]:

@@ -15,6 +15,7 @@ from jaxshard_magic.report import Buffer, Collective, DeviceMemory, Leaf, Live, 
 from jaxshard_magic.views import layout, marks, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable, share_text
+from jaxshard_magic.views.places import place, source_of
 
 VERSION = 1
 ROLES = ("params", "optimizer", "batch", "rng", "other")
@@ -162,7 +163,7 @@ def _communication_number(report: Report) -> str:
     timing = report.timing
     if timing and timing.predicted_step_s and timing.communication_s is not None:
         return share_text(timing.communication_s / timing.predicted_step_s)
-    return byte_text(words.sent(report))
+    return words.sent_text(report.collectives or ())
 
 
 def _leaves(leaves: Sequence[Leaf], index: Mapping[str, int]) -> dict[str, list[Any]]:
@@ -245,7 +246,7 @@ def _memory(report: Report) -> dict[str, Any] | None:
         return None
     memory = replace(memory, per_device=tuple(rows))
     by_device = {d.device: d for d in rows}
-    columns = ("device", *mem.ROLES, "peak")
+    columns = ("device", *mem.ROLES, "peak", "measured")
     most = mem.limit(memory)
     return {
         "limit": most,
@@ -271,7 +272,7 @@ def _live(live: Live | None, sources: Sequence[Source]) -> dict[str, Any] | None
         "instructions": live.instructions,
         "peak": live.peak,
         "phases": live.phases,
-        **_place(live.file, live.line, sources),
+        **place(live.file, live.line, sources),
     }
 
 
@@ -282,21 +283,7 @@ def _buffer(buffer: Buffer, sources: Sequence[Source]) -> dict[str, Any]:
         "type": printable(f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]"),
         "what": printable(buffer.what),
         "phase": buffer.phase if buffer.phase in PHASES else None,
-        **_place(buffer.file, buffer.line, sources),
-    }
-
-
-def _place(file: str | None, line: int | None, sources: Sequence[Source]) -> dict[str, Any]:
-    """A line of one of the sources: which, its file where that is not the step's own, its text."""
-    index = next((i for i, source in enumerate(sources) if source.name == file), None)
-    found = sources[index] if index is not None else None
-    text = dict(zip(found.numbers, found.text, strict=True)).get(line) if found and line is not None else None
-    other = file if file is not None and not (found and found.home) else None
-    return {
-        "source": index,
-        "file": None if other is None else printable(other),
-        "line": line,
-        "text": None if text is None else printable(text.strip()),
+        **place(buffer.file, buffer.line, sources),
     }
 
 
@@ -319,19 +306,18 @@ def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] |
     if report.collectives is None:
         return None
     total = words.sent(report) or 0
-    place = {source.name: i for i, source in enumerate(report.sources)}
     order = sorted(report.collectives, key=lambda c: -c.wire_bytes)
     return {
         "lead": _spans(words.communication_lead(report)),
         "total": total,
         "step_s": sum(s for _, _, s in words.time_parts(report)) or None,
-        "rows": [_collective(c, index, total, place) for c in order],
-        "sources": [_source(source) for source in report.sources] if place else [],
+        "rows": [_collective(c, index, total, report.sources) for c in order],
+        "sources": [_source(source) for source in report.sources],
     }
 
 
 def _collective(
-    c: Collective, index: Mapping[str, int], total: int, place: Mapping[str, int]
+    c: Collective, index: Mapping[str, int], total: int, sources: Sequence[Source]
 ) -> dict[str, Any]:
     known = c.seconds is not None and isfinite(c.seconds)
     return {
@@ -346,7 +332,7 @@ def _collective(
         "share": c.wire_bytes / total if total else 0,
         "phase": c.phase if c.phase in PHASES else None,
         "what": None if c.what is None else printable(c.what),
-        "source": None if c.file is None else place.get(c.file),
+        "source": source_of(c.file, c.line, c.source, sources),
         "line": c.line,
         "text": None if c.source is None else printable(c.source.strip()),
         "at": None if c.at is None else printable(c.at),

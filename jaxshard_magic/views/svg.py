@@ -66,6 +66,11 @@ def role_mark(role: str) -> str:
     return drawing(10, 10, "", [rect(0.5, 0.5, 9, 9, role_paint(role))])
 
 
+def measured_mark() -> str:
+    """The tick of a measured peak."""
+    return drawing(4, 12, "", [rect(0.5, 0, 3, 12, 'fill="currentColor"')])
+
+
 def role_paint(role: str) -> str:
     if role == "other":
         return f'class="jss-r-other" fill="none" stroke="{RULE}" vector-effect="non-scaling-stroke"'
@@ -137,21 +142,31 @@ def blocks_text(leaf: Leaf, mesh: MeshInfo) -> str:
 
 
 def memory_bar(
-    segments: Sequence[tuple[str, int]], peak: int | None, limit: int | None, full: int, label: str
+    segments: Sequence[tuple[str, int]],
+    peak: int | None,
+    measured: int | None,
+    limit: int | None,
+    full: int,
+    label: str,
 ) -> str:
-    """One device's memory on a scale that ends at `full` bytes, as wide as its cell."""
+    """One device's memory on a scale that ends at `full` bytes, as wide as its cell; a tick where it was measured."""
     scale = 1000 / full if full else 0
-    marks, x = [rect(0, 0, 1000, 12, 'fill="currentColor" fill-opacity=".07"')], 0.0
+    top = 0 if measured is None else 2
+    marks, x = [rect(0, top, 1000, 12, 'fill="currentColor" fill-opacity=".07"')], 0.0
     for role, size in segments:
         inset = 0.5 if role == "other" else 0
-        marks.append(rect(x, inset, size * scale, 12 - 2 * inset, role_paint(role)))
+        marks.append(rect(x, top + inset, size * scale, 12 - 2 * inset, role_paint(role)))
         x += size * scale
     if limit is not None and peak is not None and peak > limit:
-        over = (limit * scale, 0.0, (peak - limit) * scale, 12.0)
+        over = (limit * scale, top, (peak - limit) * scale, 12.0)
         marks.append(rect(*over, f'class="jss-limit" fill="{LIMIT}"'))
     elif limit is not None:
-        marks.append(rect(min(997.0, limit * scale - 3), 0, 3, 12, f'class="jss-limit" fill="{LIMIT}"'))
-    return stretched(12, label, marks)
+        marks.append(rect(min(997.0, limit * scale - 3), top, 3, 12, f'class="jss-limit" fill="{LIMIT}"'))
+    if measured is not None:
+        at = max(0.0, min(997.0, measured * scale - 1.5))
+        title = f"<title>{escape(label)}</title>"
+        marks.append(f'<g fill="currentColor">{title}{rect(at, 0, 3, 16, "")}</g>')
+    return stretched(12 + 2 * top, label, marks)
 
 
 def stretched(height: float, label: str, marks: Iterable[str]) -> str:

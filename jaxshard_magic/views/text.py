@@ -261,7 +261,7 @@ def _time(report: Report, width: int) -> list[str]:
     if rest:
         left = sum(seconds for _, _, seconds in rest)
         lines.append(f"  {count_text(len(rest))} more take {plain(seconds_text(left))}")
-    return [f"Predicted step, {plain(seconds_text(total))}", *lines]
+    return [f"Predicted step, {plain(words.predicted_text(report))}", *lines]
 
 
 def _communication(report: Report, width: int) -> list[str]:
@@ -287,8 +287,8 @@ def _communication(report: Report, width: int) -> list[str]:
         bars = ["", *(bar(part.sent / most, room) for part in shown)]
         lines = [f"{line}  {drawn}" for line, drawn in zip(lines, bars, strict=True)]
     if rest:
-        lines.append(f"  {count_text(len(rest))} more send {byte_text(sum(part.sent for part in rest))}")
-    return [f"Communication, {byte_text(total)} sent per device and step", *lines]
+        lines.append(f"  {count_text(len(rest))} more send {comm.together(rest).sent_text}")
+    return [f"Communication, {words.sent_text(report.collectives)} sent per device and step", *lines]
 
 
 def _communication_columns(shown: Sequence[comm.Part], total: int) -> dict[str, list[str]]:
@@ -322,7 +322,7 @@ def _lines(report: Report, width: int) -> list[str]:
         source = comm.UNTRACED if line.number is None else printable((line.text or "").strip())
         lines.append(f"  {pad(number, before, 'right')}  {pad(clip(source, room), room)}{figure}")
     if rest:
-        sent = byte_text(sum(line.part.sent for line in rest))
+        sent = comm.together(line.part for line in rest).sent_text
         lines.append(f"  {count_text(len(rest))} more send {sent}")
     return lines + [
         line for note in comm.notes(report, shown) for line in wrap(printable(note), width, "  ", "    ")

@@ -120,7 +120,7 @@ function note({ note, mark }, mesh) {
   const hued = (word) => (mesh.names.includes(word) ? axis(mesh, mesh.names.indexOf(word)) : word);
   return note.split(/(?<=,) /).map((part, i) => [
     i ? " " : null,
-    h("span", { class: "jsm-part" }, mark?.kind === "axes" ? part.split(/([ +])/).map(hued) : part),
+    h("span", { class: "jsm-note-part" }, mark?.kind === "axes" ? part.split(/([ +])/).map(hued) : part),
   ]);
 }
 

@@ -9,8 +9,8 @@ const LONG = 26; // letters of a name
 
 const head = (text, title, cls) => h("th", { scope: "col", title, class: cls ?? null }, text);
 
-/** A heading, and a row for each buffer of `memory.buffers`. */
-export function buffers(memory) {
+/** A heading, and a row for each buffer of `memory.buffers`; `opens(buffer)` is what shows its line, null for none. */
+export function buffers(memory, opens) {
   const most = Math.max(...memory.buffers.map((buffer) => buffer.bytes), 1);
   const top = h(
     "tr",
@@ -22,7 +22,7 @@ export function buffers(memory) {
     head("line", "Line of your code that it comes from", "jsm-num"),
     head("source", "", "jsm-source"),
   );
-  const rows = memory.buffers.map((buffer) => row(buffer, most));
+  const rows = memory.buffers.map((buffer) => row(buffer, most, opens(buffer)));
   const named = { class: "jsm-table jsm-buffers", "aria-label": "Largest live buffers at the peak" };
   return h(
     "div",
@@ -33,20 +33,25 @@ export function buffers(memory) {
   );
 }
 
-function row(buffer, most) {
+function row(buffer, most, open) {
   const times = buffer.count > 1 ? h("span", { class: "jsm-quieter" }, ` \u00d7${count(buffer.count)}`) : null;
   const [name, rest] = whatOf(buffer);
   return h(
     "tr",
     {},
     h("td", { class: "jsm-num" }, bytesNodes(buffer.bytes)),
-    h("td", { class: "jsm-part" }, bar(buffer.bytes / most)),
+    h("td", { class: "jsm-buffer-bar" }, bar(buffer.bytes / most)),
     h("td", { class: "jsm-mono", title: buffer.type }, buffer.type, times),
     h("td", { class: "jsm-what", title: buffer.what }, h("b", {}, name), rest),
-    h("td", { class: "jsm-num", title: buffer.file }, buffer.line ?? UNKNOWN),
+    h("td", { class: "jsm-num", title: buffer.file }, lineOf(buffer, open)),
     h("td", { class: "jsm-source", title: buffer.text }, buffer.text === null ? null : h("code", {}, buffer.text)),
   );
 }
+
+const lineOf = ({ line }, open) =>
+  open === null
+    ? (line ?? UNKNOWN)
+    : h("button", { type: "button", class: "jsm-link", "aria-label": `line ${line} in Communication`, onclick: open }, line);
 
 /** The operation, a long leaf's by its end, and of which part of the step it is. */
 const whatOf = ({ what, phase }) => [

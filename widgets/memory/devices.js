@@ -1,6 +1,6 @@
 // What is known of each device, and which of them share a bar.
 
-import { bytes, count, counted } from "../shared/format.js";
+import { bytes, count, counted, share } from "../shared/format.js";
 
 export const EVERY = 16; // devices up to which each has a bar
 const MOST = 8; // bars of groups
@@ -47,6 +47,26 @@ export const sumOf = ({ roles, devices }, position) =>
 /** How far the bar of the device at `position` goes. */
 export const reachOf = (memory, position) => Math.max(memory.devices.peak[position] ?? 0, sumOf(memory, position));
 
+/** How far the bar goes with the tick of its measured peak. */
+export const endOf = (memory, bar) => Math.max(reachOf(memory, bar.top), measuredOf(memory, bar)?.size ?? 0);
+
+/** Whether any device's peak was measured. */
+export const isMeasured = ({ devices }) => devices.measured.some((size) => size !== null);
+
+/**
+ * The measured peak of the bar's devices, the largest: its `size`, and in `off` by how much of the computed one it lies
+ * above that, null where that is not known; null where none was measured.
+ */
+export function measuredOf({ devices: { measured, peak } }, { members }) {
+  const known = members.filter((position) => measured[position] !== null);
+  if (!known.length) return null;
+  const at = known.reduce((a, b) => (measured[b] > measured[a] ? b : a));
+  return { size: measured[at], off: peak[at] ? measured[at] / peak[at] - 1 : null };
+}
+
+/** `1.2% more`: a measured peak beside the computed one. */
+export const offText = (off) => `${share(Math.abs(off))} ${off >= 0 ? "more" : "less"}`;
+
 /** Which of the bars is the fullest, the first of those that are alike. */
 export function fullestOf({ devices }, bars) {
   const peak = ({ top }) => devices.peak[top] ?? -1;
@@ -68,11 +88,20 @@ export function excessOf({ limit, devices }, position) {
 }
 
 /** The bar in words, for those who do not see it. */
-export function spoken(memory, { name, top }) {
+export function spoken(memory, bar) {
+  const { name, top } = bar;
   const said = (size) => (size === null ? "not known" : bytes(size));
   const of = memory.limit === null ? "" : ` of ${memory.limit_text}`;
   const roles = rolesOf(memory).map((role) => `${role} ${said(memory.devices[role][top])}`);
   const peak = memory.devices.peak[top];
   const held = peak === null ? "peak not known" : `${bytes(peak)}${of}`;
-  return `${name}: ${[held, roles.join(", ")].filter(Boolean).join("; ")}`;
+  return `${name}: ${[held, measuredText(memory, bar), roles.join(", ")].filter(Boolean).join("; ")}`;
+}
+
+/** `measured 5.15 GiB, 1.2% more than computed`, null where no peak was measured. */
+function measuredText(memory, bar) {
+  const found = measuredOf(memory, bar);
+  if (found === null) return null;
+  const off = found.off === null ? "" : `, ${offText(found.off)} than computed`;
+  return `measured ${bytes(found.size)}${off}`;
 }

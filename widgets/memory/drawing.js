@@ -2,7 +2,7 @@
 
 import { s, uniqueId } from "../shared/dom.js";
 import { bytes, count } from "../shared/format.js";
-import { excessOf, reachOf, rolesOf } from "./devices.js";
+import { endOf, excessOf, isMeasured, measuredOf, reachOf, rolesOf } from "./devices.js";
 import { ticks } from "./scale.js";
 
 export const [ROW, TOP] = [19, 18]; // px of a row, and above the first
@@ -10,8 +10,10 @@ const [BAR, Y, BASE, BOTTOM] = [13, 3, 13, 22]; // a bar's height and place in i
 const SEEN = 0.3; // px from which a role is drawn, and how wide at least
 const LEAST = 0.75;
 const GAP = 0.75; // between two roles
+const OVER = 2.5; // px that a measured peak's tick is longer than the bar at either end
 const OPEN = 26; // px that a bar is open at its end where more is held than is known
 const NARROW = 5.6; // px of a letter of the marks' size
+const SEAM = 9; // px between two columns of figures
 const ARROW = 8; // px of arrow at least on either side of the headroom
 
 /** The patterns, one set for all bars of a view: `url` of each by its name, `fill` with an edge too, their `defs`. */
@@ -41,17 +43,24 @@ export function hatches() {
 /** What stands behind the rows: ticks, the limit, the heads of the columns. `room` is the headroom's label. */
 export function frame(memory, bars, plan, room, hatch) {
   const bottom = TOP + bars.length * ROW;
-  const { width, x, end } = plan;
+  const { width, x, end, ends } = plan;
   return s(
     "svg",
     { class: "jsm-bars-frame", width, height: bottom + BOTTOM, "aria-hidden": "true" },
     hatch.defs,
     ticks(end).map(([at, label]) => tick(Math.round(x(at)) + 0.5, at, label, bottom, room)),
     s("text", { x: 0, y: 8, class: "jsm-mark" }, "device"),
-    s("text", { x: width, y: 8, class: "jsm-mark", "text-anchor": "end" }, memory.source),
+    s("text", { x: ends[0], y: 8, class: "jsm-mark", "text-anchor": "end" }, memory.source),
+    isMeasured(memory) ? measuredHead(ends) : null,
     memory.limit === null ? null : limit(memory, bars, plan, bottom),
   );
 }
+
+/** The head of the column of measured peaks, with their tick, between where that column and the one before end. */
+const measuredHead = ([before, end]) => [
+  s("path", { d: `M${before + SEAM} 0V10`, class: "jsm-bar-measured" }),
+  s("text", { x: end, y: 8, class: "jsm-mark", "text-anchor": "end" }, "measured"),
+];
 
 /** A tick leaves out the row of the headroom's label where that stands on it. */
 function tick(x, at, label, bottom, room) {
@@ -83,10 +92,12 @@ function limit(memory, bars, { x, x0, x1 }, bottom) {
  * One row: label, bar, what is too much or left, the peak. `room` is where the headroom is told, null elsewhere;
  * `strong` is whether the peak stands out.
  */
-export function row(memory, bar, { width, x0, x }, { room, strong }, hatch) {
+export function row(memory, bar, { width, x0, x, ends }, { room, strong }, hatch) {
   const { label, top, members } = bar;
   const peak = memory.devices.peak[top];
   const end = x(reachOf(memory, top));
+  const after = x(endOf(memory, bar));
+  const measured = measuredOf(memory, bar);
   const times = timesText(bar);
   const held = `jsm-mark jsm-bar-held${strong ? " jsm-strong" : ""}`;
   return s(
@@ -96,10 +107,18 @@ export function row(memory, bar, { width, x0, x }, { room, strong }, hatch) {
     segments(memory, top, x, hatch),
     excessOf(memory, top) > 0 ? tooMuch(x(memory.limit), x(peak), hatch) : null,
     peak === null ? openEnd(end) : null,
-    times ? s("text", { x: (peak === null ? end + OPEN : end) + 8, y: BASE, class: "jsm-mark" }, times) : null,
+    times ? s("text", { x: (peak === null ? Math.max(after, end + OPEN) : after) + 8, y: BASE, class: "jsm-mark" }, times) : null,
     room ? headroom(room) : null,
-    s("text", { x: width, y: BASE, "text-anchor": "end", class: held }, bytes(peak)),
+    measured ? measuredTick(x(measured.size)) : null,
+    s("text", { x: ends[0], y: BASE, "text-anchor": "end", class: held }, bytes(peak)),
+    ends.length > 1 ? s("text", { x: ends[1], y: BASE, "text-anchor": "end", class: "jsm-mark" }, bytes(measured?.size)) : null,
   );
+}
+
+/** A tick over all of the row, with a seam of the ground beside it: it may stand on the bar. */
+function measuredTick(x) {
+  const d = `M${x} ${Y - OVER}V${Y + BAR + OVER}`;
+  return [s("path", { d, class: "jsm-bar-seam" }), s("path", { d, class: "jsm-bar-measured" })];
 }
 
 /** `× 63`, empty where the label says so already. */
@@ -134,7 +153,7 @@ export function roomOf(memory, bars, at, { x }) {
   if (excess === null || excess >= 0) return null;
   const text = `${bytes(-excess)} headroom`;
   const times = timesText(bars[at]);
-  const start = x(reachOf(memory, bars[at].top)) + 8 + (times ? NARROW * times.length + 6 : 0);
+  const start = x(endOf(memory, bars[at])) + 8 + (times ? NARROW * times.length + 6 : 0);
   const stop = x(memory.limit) - 3;
   const [middle, half] = [(start + stop) / 2, (NARROW * text.length) / 2 + 4];
   if (stop - start < 2 * (half + ARROW)) return null;

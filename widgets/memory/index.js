@@ -2,10 +2,11 @@
 
 import { h } from "../shared/dom.js";
 import { counted } from "../shared/format.js";
+import { stands } from "../shared/lines.js";
 import { spans } from "../shared/text.js";
 import { Bars } from "./bars.js";
 import { buffers } from "./buffers.js";
-import { EVERY, barsOf, reachOf, unshown } from "./devices.js";
+import { EVERY, barsOf, endOf, isMeasured, unshown } from "./devices.js";
 import { Legend } from "./legend.js";
 import { Live } from "./live.js";
 import { scale } from "./scale.js";
@@ -13,9 +14,10 @@ import { Strip } from "./strip.js";
 
 const DESIGNED = 900; // px that the legend goes by until the width is known
 
-export function view({ memory }, mesh, selection) {
+export function view({ memory, communication }, mesh, selection) {
   const shown = barsOf(memory, mesh);
-  const most = Math.max(memory.limit ?? 0, ...shown.map(({ top }) => reachOf(memory, top)));
+  const most = Math.max(memory.limit ?? 0, ...shown.map((bar) => endOf(memory, bar)));
+  const columns = isMeasured(memory) ? 2 : 1;
   const many = mesh.count > EVERY && memory.devices.peak.some((peak) => peak !== null);
   const legend = new Legend(memory, mesh);
   const bars = new Bars(memory, mesh, selection, shown);
@@ -31,14 +33,14 @@ export function view({ memory }, mesh, selection) {
     left ? h("p", { class: "jsm-small jsm-quiet" }, restText(left)) : null,
     strip?.element,
     live?.element,
-    memory.buffers?.length ? buffers(memory) : null,
+    memory.buffers?.length ? buffers(memory, lineOpener(communication, selection)) : null,
   );
   let width = 0;
   new ResizeObserver(([{ contentRect }]) => {
     const now = Math.floor(contentRect.width);
     if (!now || now === width) return;
     width = now;
-    const plan = scale(width, shown, most);
+    const plan = scale(width, shown, most, columns);
     for (const part of [legend, bars, strip, live]) part?.draw(plan);
   }).observe(element);
   const mark = () => {
@@ -46,9 +48,17 @@ export function view({ memory }, mesh, selection) {
     strip?.mark();
   };
   selection.on(({ device, pointed }) => (device || pointed) && mark());
-  legend.draw(scale(DESIGNED, shown, most));
+  legend.draw(scale(DESIGNED, shown, most, columns));
   mark();
   return element;
+}
+
+/** What opens the line of a buffer in the communication, null for a line that does not stand there. */
+function lineOpener(communication, selection) {
+  return ({ source, line }) =>
+    communication && stands(communication, source, line)
+      ? () => selection.select({ tab: "communication", line: { source, line } })
+      : null;
 }
 
 /** `3,630 more devices hold less`. */

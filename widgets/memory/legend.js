@@ -2,7 +2,7 @@
 
 import { h, replace } from "../shared/dom.js";
 import { bytes } from "../shared/format.js";
-import { rolesOf } from "./devices.js";
+import { isMeasured, rolesOf } from "./devices.js";
 
 const TOLD = {
   params: "Parameters of the model",
@@ -11,6 +11,10 @@ const TOLD = {
   temporaries: "What the compiled program needs while it runs: activations, gradients, buffers of collectives",
   other: "Keys, outputs that take over no argument's memory, other arguments, the program itself",
 };
+
+const SAYS = "The most that lay in the device's memory while it ran, of all that it held: the notebook's other arrays, too";
+
+const measured = () => h("li", { title: SAYS }, h("i", { class: "jsm-key jsm-key-measured" }), "measured peak");
 
 /** The legend in `legend.element`; `draw(plan)` says what is too small to see there. */
 export class Legend {
@@ -42,7 +46,7 @@ export class Legend {
         note ? h("span", { class: "jsm-quiet" }, ` (${note})`) : null,
       );
     });
-    replace(this.element, items);
+    replace(this.element, items, isMeasured(this.#memory) ? measured() : null);
   }
 
   #note(here, elsewhere, top) {

@@ -17,14 +17,15 @@ export function ticks(end, most = 6) {
 }
 
 const LETTER = 6.05; // px of a figure or letter in the labels, which are monospaced
-const FIGURES = 72; // px at the right, for the column of peaks
+const [FIGURES, COLUMN] = [72, 68]; // px at the right, for the column of peaks, and of one more
 const ROOM = 1.04; // of the largest figure, to the right end
 
-/** A line of `width` px between the labels of `bars` and their figures, on which `most` bytes have room. */
-export function scale(width, bars, most) {
+/** A line of `width` px between the labels of `bars` and `columns` of figures, on which `most` bytes have room. */
+export function scale(width, bars, most, columns = 1) {
   const letters = Math.max(...bars.map(({ label }) => label.length));
   const x0 = Math.max(24, Math.ceil(LETTER * letters) + 12);
-  const x1 = Math.max(x0 + 1, width - FIGURES);
+  const x1 = Math.max(x0 + 1, width - FIGURES - COLUMN * (columns - 1));
   const end = Math.max(1, most) * ROOM;
-  return { width, x0, x1, end, x: (size) => x0 + ((x1 - x0) * size) / end };
+  const ends = Array.from({ length: columns }, (_, i) => width - COLUMN * (columns - 1 - i)); // of the columns
+  return { width, x0, x1, end, ends, x: (size) => x0 + ((x1 - x0) * size) / end };
 }

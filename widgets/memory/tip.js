@@ -2,7 +2,7 @@
 
 import { h, replace } from "../shared/dom.js";
 import { bytes, share } from "../shared/format.js";
-import { excessOf, rolesOf } from "./devices.js";
+import { excessOf, measuredOf, offText, rolesOf } from "./devices.js";
 
 const AWAY = 14; // px from the pointer
 const BELOW = 4; // px from the row
@@ -43,6 +43,7 @@ export class Tip {
   #told(bar) {
     const { devices, limit, limit_text: text, source } = this.#memory;
     const [peak, excess] = [devices.peak[bar.top], excessOf(this.#memory, bar.top)];
+    const measured = measuredOf(this.#memory, bar);
     const line = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
     const used = excess === null ? null : `${share(peak / limit)} of ${text}`;
     return [
@@ -53,6 +54,8 @@ export class Tip {
         bar.members.length > 1 ? line("fullest of them", this.#mesh.devices[bar.top]) : null,
         rolesOf(this.#memory).map((role) => line(role, bytes(devices[role][bar.top]))),
         line(`peak, ${source}`, h("b", {}, bytes(peak))),
+        measured && line("measured", h("b", {}, bytes(measured.size))),
+        measured && measured.off !== null && line("error", offText(measured.off)),
         excess === null ? null : line(excess > 0 ? "too much" : "headroom", bytes(Math.abs(excess))),
         used === null ? null : line("used", used),
       ),

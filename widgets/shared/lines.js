@@ -15,3 +15,9 @@ export function lineNamed({ rows, sources }, text) {
   const { source, line } = found.reduce((a, b) => (b.wire_bytes > a.wire_bytes ? b : a));
   return { source, line };
 }
+
+/** Whether the communication shows the line: those of a source that moves nothing are not there. */
+export const stands = ({ rows, sources }, source, line) =>
+  source !== null &&
+  rows.some((row) => row.source === source) &&
+  (sources[source].lines.some(([number]) => number === line) || rows.some((row) => row.source === source && row.line === line));

@@ -1,0 +1,201 @@
+"""The parts of a report: the mesh, the leaves, memory, collectives, times, advice and the check."""
+
+from dataclasses import dataclass, field
+
+Spec = tuple[str | tuple[str, ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class MeshInfo:
+    """The mesh of a run. `devices` holds one id per device in the mesh's order (row-major over `axes`)."""
+
+    axes: dict[str, int]
+    platform: str
+    device_kind: str
+    source: str  # attached | simulated | topology
+    devices: tuple[int, ...]
+    processes: int
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of the step. `bytes_per_device` is what one device stores; `wanted` names mesh axes
+    that the strategy wanted to shard this leaf over and could not, `lost` the bytes per device that cost."""
+
+    path: str
+    role: str  # params | optimizer | batch | rng | other
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    bytes: int
+    bytes_per_device: int
+    why: str
+    wanted: tuple[str, ...] = ()
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device while the step runs; None where it is not known.
+
+    `measured` is the device's own peak, of all that it held: the notebook's other arrays, too.
+    """
+
+    device: int
+    params: int
+    optimizer: int
+    batch: int
+    other: int
+    temporaries: int | None
+    peak: int | None
+    limit: int | None
+    measured: int | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Temporaries that are live at the peak on one device: `count` alike ones of the same line.
+
+    `bytes` is of all of them, `shape` and `dtype` (as HLO writes it) of one. `what` names the operation that made them;
+    `line` of `file`, one of the report's `sources`.
+    """
+
+    bytes: int
+    count: int
+    dtype: str
+    shape: tuple[int, ...]
+    what: str
+    phase: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Live:
+    """Bytes live on one device through the step, in the compiler's order of instructions: arguments, outputs and
+    temporaries. `bytes[i]` holds from instruction `at[i]` until `at[i + 1]`, of `instructions` in all; the largest
+    is `bytes[peak]`. `phases` are (name, first instruction) in order; `line` of `file` is where the peak lies."""
+
+    at: tuple[int, ...]
+    bytes: tuple[int, ...]
+    instructions: int
+    peak: int
+    phases: tuple[tuple[str, int], ...] = ()
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """`buffers` are the largest temporaries live at the peak, `others` how many more there are and their bytes; both
+    None, and `live`, where the compiler does not tell."""
+
+    per_device: tuple[DeviceMemory, ...]
+    source: str  # where the figures come from: "compiled" (XLA's memory analysis) or "measured"
+    buffers: tuple[Buffer, ...] | None = None
+    others: tuple[int, ...] | None = None
+    live: Live | None = None
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind of collective over one set of axes, merged from all of the program's that are alike.
+
+    `bytes` is the size on one device of the gathered (or unreduced) array of one such collective;
+    `wire_bytes` what one device sends per step on a ring, all `count` of them together, `seconds` the time that this
+    is predicted to take. `axes` is None where the replica groups match no set of mesh axes. `phase` is forward,
+    backward or update. `line` of `file`, one of the report's `sources`, is the user's line that caused it, `source` its
+    text, `at` the user's code that this line called, `model.py:31`, where that is deeper. `what` names what moves.
+    `exact` is False where the program decides while it runs how often: then `count` is at least so.
+    """
+
+    kind: str
+    axes: tuple[str, ...] | None
+    group_size: int
+    count: int
+    bytes: int
+    wire_bytes: int
+    seconds: float | None = None
+    phase: str | None = None
+    line: int | None = None
+    source: str | None = None
+    file: str | None = None
+    at: str | None = None
+    what: str | None = None
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """The user's code that a report's lines are of: a cell whole, of a file the parts that matter.
+
+    `text[i]` is line `numbers[i]`. `home` says that the step is defined here; `note` why there is no text.
+    """
+
+    name: str  # "cell 7", "model.py"
+    numbers: tuple[int, ...]
+    text: tuple[str, ...]
+    home: bool = False
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds."""
+
+    min: float
+    median: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """`calls` counts every call; `step_s` is over the `timed` calls whose result was waited for.
+
+    `flops` are those of the step's matrix products and convolutions on all devices together, `recomputed` those among
+    them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
+    the seconds that one device computes (`compute_s`), reads and writes its memory (`memory_s`) and communicates
+    (`communication_s`, over `links` of so many bytes a second by axis); `predicted_step_s` is the sum of products, each
+    bound by compute or memory, and communication.
+    `mfu`: the share of the chip's peak that the step's FLOPs without recomputed ones are in the measured step.
+    """
+
+    compile_s: float | None
+    calls: int
+    timed: int
+    step_s: Spread | None
+    predicted_step_s: float | None = None
+    bound: str | None = None
+    flops: float | None = None
+    recomputed: float | None = None
+    device_flops: float | None = None
+    on: str | None = None
+    compute_s: float | None = None
+    memory_s: float | None = None
+    communication_s: float | None = None
+    links: dict[str, float] = field(default_factory=dict)
+    mfu: float | None = None
+
+
+@dataclass(frozen=True)
+class Advice:
+    code: str
+    level: str  # info | warning | error
+    message: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """The sharded step against the plain one on the same inputs.
+
+    `noise` names leaves that differ by no more than the plain step's own rounding noise does.
+    """
+
+    passed: bool
+    max_abs_diff: float | None
+    max_rel_diff: float | None
+    limit: float
+    reference: str
+    noise: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()

@@ -1,0 +1,30 @@
+"""Charts to zoom, restyle and save, as plotly figures in the report's look."""
+
+from collections.abc import Callable, Mapping
+
+import plotly.graph_objects as go
+
+from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic.report import Report
+from jaxshard_magic.views.colours import THEMES
+from jaxshard_magic.views.figures.memory import memory
+from jaxshard_magic.views.figures.roofline import roofline
+
+_FIGURES: dict[str, Callable[[Report, Mapping[str, str]], go.Figure]] = {
+    "memory": memory,
+    "roofline": roofline,
+}
+
+
+def figure(report: Report, name: str, theme: str = "light") -> go.Figure:
+    """The figure `name` of `report`, "memory" or "roofline", on a "light" or "dark" ground.
+
+    Raises ShardError for other names, and for a report without that part.
+    """
+    if name not in _FIGURES:
+        allowed = one_of(_FIGURES)
+        raise ShardError(f"no figure {name!r}; the figures are {allowed}.{did_you_mean(str(name), _FIGURES)}")
+    if theme not in THEMES:
+        near = did_you_mean(str(theme), THEMES)
+        raise ShardError(f"no theme {theme!r}; the themes are {one_of(THEMES)}.{near}")
+    return _FIGURES[name](report, THEMES[theme])

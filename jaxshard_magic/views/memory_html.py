@@ -1,0 +1,82 @@
+"""Memory in HTML: a row of figures and a bar for each group of devices, and the largest buffers."""
+
+from collections.abc import Iterator, Sequence
+
+from jaxshard_magic.report import DeviceMemory, Memory
+from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views import svg, words
+from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, runs
+from jaxshard_magic.views.tags import cell, code, joined, row, section, table, text
+
+ROWS = 8
+
+
+def memory_section(memory: Memory | None) -> str:
+    """The section of a report on memory, empty where nothing is known of it."""
+    if memory is None or not memory.per_device:
+        return ""
+    found = mem.groups(memory)
+    roles = [r for r in mem.ROLES if r == "temporaries" or any(getattr(d, r) for d in memory.per_device)]
+    heads = [*(f"{svg.role_mark(r)} {r}" for r in roles), "peak"]
+    if mem.measured(memory):
+        heads.append(f"{svg.measured_mark()} measured peak")
+    top = row([cell("device", "left", "th"), *(cell(h, "right", "th") for h in heads)])
+    left = sum(len(g.devices) for g in found[ROWS:])
+    title = "; ".join(filter(None, (mem.sentence(memory), words.measured_text(memory))))
+    return section(
+        f"Memory: {text(title)}",
+        f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, found, roles))}</tbody></table>",
+        f"<p><small>{count_text(left)} more devices hold less</small></p>" if left else "",
+        _buffers(memory),
+    )
+
+
+def _rows(memory: Memory, found: Sequence[mem.Group], roles: Sequence[str]) -> Iterator[str]:
+    """Two rows for each group: its figures, and its bar over the width of the table."""
+    most, fullest = mem.limit(memory), mem.measured(memory)
+    full = max(max(mem.held(g.most), sum(n for _, n in mem.segments(g.most))) for g in found)
+    full = max(full, most or 0, (fullest and fullest.measured) or 0)
+    for group in found[:ROWS]:
+        d, measured = group.most, mem.measured(memory, group.devices)
+        peak = mem.of_limit(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
+        figures = [*(byte_text(getattr(d, r)) for r in roles), f"<b>{peak}</b>"]
+        label = f"{_ids(group.devices)}: {peak}"
+        if fullest is not None:
+            figures.append(_measured(measured))
+        if measured is not None:
+            told = (label, f"measured {byte_text(measured.measured)}", words.error_text(measured))
+            label = ", ".join(filter(None, told))
+        bar = svg.memory_bar(mem.segments(d), d.peak, measured and measured.measured, most, full, label)
+        cells = [cell(text(_ids(group.devices)), "wrap"), *(cell(f, "right") for f in figures)]
+        yield f'<tr class="jss-figures">{"".join(cells)}</tr>'
+        span = f' colspan="{len(cells)}"'
+        yield f'<tr style="background:transparent" class="jss-bar">{cell(bar, more=span)}</tr>'
+
+
+def _measured(device: DeviceMemory | None) -> str:
+    if device is None:
+        return UNKNOWN
+    off = words.error_text(device)
+    return byte_text(device.measured) + (f" <small>{off}</small>" if off else "")
+
+
+def _ids(devices: Sequence[int]) -> str:
+    pieces = [str(a) if a == b else f"{a} to {b}" for a, b in runs(devices)]
+    return ", ".join(pieces) if len(pieces) <= 3 else f"{count_text(len(devices))} devices"
+
+
+def _buffers(memory: Memory) -> str:
+    lead = words.buffers_lead(memory)
+    if lead is None or not memory.buffers:
+        return ""
+    head = [("at the peak", "right"), ("type, on one device", "left"), ("what", "wrap"), ("line", "right")]
+    rows = [
+        [
+            byte_text(b.bytes),
+            code(words.buffer_type(b)),
+            f"{text(b.what)} <small>{text(b.phase or '')}</small>",
+            UNKNOWN if b.line is None else str(b.line),
+        ]
+        for b in memory.buffers
+    ]
+    return f"<p><small>{text(lead)}</small></p>\n{table(head, rows)}"

@@ -1,0 +1,33 @@
+"""The report in words: the verdict, the key figures, and the sentences that every view shows."""
+
+from jaxshard_magic.views.words.communication import communication_lead as communication_lead
+from jaxshard_magic.views.words.communication import least as least
+from jaxshard_magic.views.words.communication import predicted_text as predicted_text
+from jaxshard_magic.views.words.communication import sent as sent
+from jaxshard_magic.views.words.communication import sent_by_axes as sent_by_axes
+from jaxshard_magic.views.words.communication import sent_text as sent_text
+from jaxshard_magic.views.words.communication import time_parts as time_parts
+from jaxshard_magic.views.words.figures import Figure as Figure
+from jaxshard_magic.views.words.figures import figures as figures
+from jaxshard_magic.views.words.memory import buffer_type as buffer_type
+from jaxshard_magic.views.words.memory import buffers_lead as buffers_lead
+from jaxshard_magic.views.words.memory import error_text as error_text
+from jaxshard_magic.views.words.memory import measured_text as measured_text
+from jaxshard_magic.views.words.memory import memory_lead as memory_lead
+from jaxshard_magic.views.words.run import check_lines as check_lines
+from jaxshard_magic.views.words.run import devices_text as devices_text
+from jaxshard_magic.views.words.run import difference as difference
+from jaxshard_magic.views.words.run import largest_difference as largest_difference
+from jaxshard_magic.views.words.run import mesh_text as mesh_text
+from jaxshard_magic.views.words.run import notes as notes
+from jaxshard_magic.views.words.run import options_text as options_text
+from jaxshard_magic.views.words.run import ran as ran
+from jaxshard_magic.views.words.spans import Span as Span
+from jaxshard_magic.views.words.spans import axes_spans as axes_spans
+from jaxshard_magic.views.words.spans import axes_text as axes_text
+from jaxshard_magic.views.words.spans import first_clause as first_clause
+from jaxshard_magic.views.words.spans import leaves_text as leaves_text
+from jaxshard_magic.views.words.spans import sentence_case as sentence_case
+from jaxshard_magic.views.words.spans import strong as strong
+from jaxshard_magic.views.words.verdict import Verdict as Verdict
+from jaxshard_magic.views.words.verdict import verdict as verdict

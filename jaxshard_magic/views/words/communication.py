@@ -1,0 +1,109 @@
+"""Communication in sentences: how much is sent, most by what and from which line, and the predicted step in parts."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import isfinite
+
+from jaxshard_magic.report import Collective, Report, Timing
+from jaxshard_magic.views.format import byte_text, seconds_text, share_text
+from jaxshard_magic.views.words.spans import Span, axes_spans, strong
+
+AT_LEAST = "\u2265"
+
+
+def communication_lead(report: Report) -> list[Span]:
+    """What the communication view opens with: how much is sent, in bold, and most by what; where a chip's step is
+    predicted, the share of it first."""
+    collectives, timing = report.collectives, report.timing
+    if not collectives:
+        return [strong("Nothing moves between devices in this step.")]
+    total = sent_text(collectives)
+    if timing is None or not timing.predicted_step_s or timing.communication_s is None:
+        return [strong(f"{total} sent by each device per step"), *most_spans(collectives), Span(".")]
+    share = share_text(timing.communication_s / timing.predicted_step_s)
+    spent, step = least(seconds_text(timing.communication_s), collectives), predicted_text(report)
+    spans = [strong(f"{share} of the predicted step is communication:")]
+    spans.append(Span(f" {spent} of {step}, {total} sent by each device, nothing overlapped."))
+    return spans + _links(timing)
+
+
+def _links(timing: Timing) -> list[Span]:
+    """` On TPU v5e links carry 34 GB/s over data, 45 GB/s over model.`"""
+    spans = [Span(f" On {timing.on} links carry ")] if timing.links else []
+    for i, (axis, rate) in enumerate(timing.links.items()):
+        spans += [Span(", ")] * (i > 0) + [Span(f"{rate / 1e9:.3g}\u202fGB/s over "), Span(axis, "axis")]
+    return [*spans, Span(".")] if spans else []
+
+
+def most_spans(collectives: Sequence[Collective]) -> list[Span]:
+    """`, most by all-gathers over data`: what carries above half of the bytes, if one thing does."""
+    total = sum(c.wire_bytes for c in collectives)
+    by_kind: dict[tuple[str, tuple[str, ...] | None], int] = defaultdict(int)
+    for c in collectives:
+        by_kind[c.kind, c.axes] += c.wire_bytes
+    (kind, axes), top = max(by_kind.items(), key=lambda item: item[1])
+    if 2 * top > total:
+        much = "all" if top == total else "most"
+        alike = [c for c in collectives if (c.kind, c.axes) == (kind, axes)]
+        return [Span(f", {much} by {kind}s"), *axes_spans(axes), *line_spans(alike, "wire_bytes")]
+    by_axes = sent_by_axes(collectives)
+    axes, top = max(by_axes.items(), key=lambda item: item[1])
+    return [Span(", most"), *axes_spans(axes)] if axes and 2 * top > total else []
+
+
+def line_spans(collectives: Sequence[Collective], weight: str) -> list[Span]:
+    """`, most from line 12`, and of which file where it is no cell; empty where no line has above half."""
+    lines: dict[tuple[str | None, int | None], float] = defaultdict(float)
+    for c in collectives:
+        lines[c.file, c.line] += getattr(c, weight) or 0
+    (file, line), top = max(lines.items(), key=lambda item: item[1])
+    if line is None or 2 * top <= sum(lines.values()):
+        return []
+    of = f" of {file}" if file is not None and not file.startswith("cell ") else ""
+    return [Span(", most from "), Span(f"line {line}{of}", "line")]
+
+
+def sent(report: Report) -> int | None:
+    """Bytes that one device sends per step, None where the collectives are not known."""
+    return None if report.collectives is None else sum(c.wire_bytes for c in report.collectives)
+
+
+def sent_by_axes(collectives: Sequence[Collective]) -> dict[tuple[str, ...] | None, int]:
+    """Bytes that one device sends per step over each set of axes, most first."""
+    total: dict[tuple[str, ...] | None, int] = defaultdict(int)
+    for c in collectives:
+        total[c.axes] += c.wire_bytes
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def least(text: str, collectives: Sequence[Collective]) -> str:
+    """`text`, a sum over `collectives`, marked as the least that it may be where the program decides how often one of
+    them runs."""
+    return text if all(c.exact for c in collectives) else AT_LEAST + text
+
+
+def sent_text(collectives: Sequence[Collective]) -> str:
+    """`993 MiB`, `≥993 MiB`: what one device sends per step."""
+    return least(byte_text(sum(c.wire_bytes for c in collectives)), collectives)
+
+
+def predicted_text(report: Report) -> str:
+    """The predicted step, `46.0 ms`."""
+    known = report.timing.predicted_step_s if report.timing else None
+    return seconds_text(None) if known is None else least(seconds_text(known), report.collectives or ())
+
+
+def time_parts(report: Report) -> list[tuple[str | None, tuple[str, ...] | None, float]]:
+    """The predicted step as (kind of collective, axes, seconds), largest first behind what is no communication, which
+    has no kind; empty without a prediction."""
+    timing = report.timing
+    if timing is None or timing.communication_s is None or timing.predicted_step_s is None:
+        return []
+    if not isfinite(timing.predicted_step_s):
+        return []
+    taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
+    for c in report.collectives or ():
+        taken[c.kind, c.axes] += c.seconds if c.seconds is not None and isfinite(c.seconds) else 0.0
+    own = max(0.0, timing.predicted_step_s - timing.communication_s)
+    rest = sorted(((kind, axes, s) for (kind, axes), s in taken.items() if s), key=lambda part: -part[2])
+    return [(None, None, own), *rest]

@@ -1,0 +1,98 @@
+"""The key figures: step time, peak memory, bytes sent, compile time, and whether the numbers are the same."""
+
+from dataclasses import dataclass
+
+from jaxshard_magic.report import Report
+from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, device_text, range_text, seconds_text
+from jaxshard_magic.views.words.communication import predicted_text, sent_by_axes, sent_text
+from jaxshard_magic.views.words.run import difference, ran
+from jaxshard_magic.views.words.spans import axes_text
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of the key figures: what it is (`short` in a terminal), its value, and what qualifies it.
+
+    `sign` is ok or error where the figure is one or the other.
+    """
+
+    label: str
+    short: str
+    value: str
+    note: str
+    sign: str | None = None
+
+
+def figures(report: Report) -> tuple[Figure, ...]:
+    """Step time, peak memory, bytes sent, compile time, and whether the numbers are the same."""
+    return (
+        _step_figure(report),
+        _peak_figure(report),
+        _sent_figure(report),
+        _compile_figure(report),
+        _same(report),
+    )
+
+
+def _step_figure(report: Report) -> Figure:
+    timing = report.timing
+    spread = timing.step_s if timing else None
+    notes: list[str] = []
+    if timing and spread:
+        calls = f"{count_text(timing.timed)} of {count_text(timing.calls)}"
+        if timing.timed == timing.calls:
+            calls = count_text(timing.timed)
+        if timing.calls == 1:
+            notes.append("one call")
+        else:
+            notes.append(
+                f"{range_text(spread.min, spread.max)} in {calls} calls"
+                if timing.timed > 1
+                else f"{calls} calls"
+            )
+    else:
+        notes.append("not timed" if ran(report) else "not run")
+    if timing and timing.predicted_step_s is not None:
+        notes.append(f"predicted {predicted_text(report)}")
+    label = "step time, on this CPU" if report.mesh.source == "simulated" else "step time, measured"
+    return Figure(label, "step", seconds_text(spread.median if spread else None), ", ".join(notes))
+
+
+def _peak_figure(report: Report) -> Figure:
+    memory = report.memory
+    if memory is None or not memory.per_device:
+        return Figure("peak memory", "peak", UNKNOWN, "not known")
+    found = mem.groups(memory)
+    top = found[0]
+    source = "measured" if memory.source == "measured" else "computed"
+    if top.most.peak is None:
+        return Figure("peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(mem.held(top.most))}")
+    place = "every device" if len(found) == 1 and len(top.devices) > 1 else device_text(top.devices)
+    notes = [note for note in (mem.share_of_limit(memory), place) if note]
+    most = mem.limit(memory)
+    sign = "error" if most is not None and top.most.peak > most else None
+    return Figure(f"peak memory, {source}", "peak", byte_text(top.most.peak), ", ".join(notes), sign)
+
+
+def _sent_figure(report: Report) -> Figure:
+    if report.collectives is None:
+        return Figure("sent per device and step", "sent", UNKNOWN, "not known")
+    parts = [f"{axes_text(axes)} {byte_text(n)}" for axes, n in sent_by_axes(report.collectives).items()]
+    more = f", {len(parts) - 3} more" if len(parts) > 3 else ""
+    note = ", ".join(parts[:3]) + more if report.collectives else "nothing moves"
+    return Figure("sent per device and step", "sent", sent_text(report.collectives), note)
+
+
+def _compile_figure(report: Report) -> Figure:
+    seconds = report.timing.compile_s if report.timing else None
+    note = "once for these shapes" if seconds is not None else "not known"
+    return Figure("compile time", "compile", seconds_text(seconds), note)
+
+
+def _same(report: Report) -> Figure:
+    check = report.check
+    if check is None:
+        return Figure("same numbers", "numbers", UNKNOWN, "not checked")
+    value, sign = ("yes", "ok") if check.passed else ("no", "error")
+    return Figure("same numbers", "numbers", value, difference(report), sign)

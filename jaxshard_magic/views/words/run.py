@@ -1,0 +1,97 @@
+"""What ran: the mesh, the options, where the figures come from, and what the check found."""
+
+from math import prod
+from typing import Any
+
+from jaxshard_magic.report import Check, MeshInfo, Report
+from jaxshard_magic.views.format import count_text, difference_text, seconds_text
+from jaxshard_magic.views.words.spans import leaves_text
+
+
+def mesh_text(info: MeshInfo) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in info.axes.items())
+
+
+def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
+    """`8 x TPU v5 lite, attached`, `8 simulated CPU devices`."""
+    n = len(info.devices) or prod(info.axes.values())
+    processes = f", {info.processes} processes" if info.processes > 1 else ""
+    if info.source == "simulated":
+        return f"{count_text(n)} simulated {info.platform.upper()} device{'s' * (n != 1)}{processes}"
+    state = {"topology": "not attached: compiled, not run"}.get(info.source, info.source)
+    return f"{count_text(n)} {times} {info.device_kind}, {state}{processes}"
+
+
+def options_text(options: dict[str, Any]) -> str:
+    """The options that were given, as they are typed: `--rule "wte=P('model')" --precision bf16`."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = "--" + {"specs": "spec", "rules": "rule"}.get(name, name).replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, dict):
+            words += [f'{flag} "{key}={item}"' for key, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            words += [f'{flag} "{item}"' for item in value]
+        elif value is not None and value is not False and value != "":
+            text = str(value)
+            words.append(f'{flag} "{text}"' if " " in text else f"{flag} {text}")
+    return " ".join(words)
+
+
+def ran(report: Report) -> bool:
+    return report.timing is not None and report.timing.calls > 0
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader must know of where the figures come from."""
+    lines = []
+    spread = report.timing.step_s if report.timing else None
+    known = report.memory is not None or report.collectives is not None
+    if report.mesh.source == "simulated" and known:
+        time = f" ({seconds_text(spread.median)})" if spread else ""
+        lines.append(
+            f"Bytes are exact. Step time is of this CPU{time} and says nothing about an accelerator."
+            if ran(report)
+            else "Bytes are exact. A step time of this CPU would say nothing about an accelerator."
+        )
+        if report.timing and report.timing.on:
+            lines.append(
+                f"Predicted times and the memory limit are of {report.timing.on}, at its published rates and with "
+                "nothing overlapped; the program is the one compiled for this CPU."
+            )
+    elif report.mesh.source == "topology":
+        lines.append("Every figure is computed from the compiled program or predicted.")
+    if not ran(report):
+        lines.append(f"Not run: {'compiled only; ' * known}your variables are as they were.")
+    return lines
+
+
+def check_lines(report: Report) -> list[tuple[str, tuple[str, ...]]]:
+    """What the check found, with the leaves it names."""
+    check = report.check
+    if check is None:
+        return []
+    same = "The same numbers as" if check.passed else "Not the same numbers as"
+    lines: list[tuple[str, tuple[str, ...]]] = [(f"{same} {check.reference}: {difference(report)}.", ())]
+    if check.failed:
+        lines.append((f"{leaves_text(len(check.failed))} not the same:", check.failed))
+    if check.noise:
+        lines.append((f"{leaves_text(len(check.noise))} with rounding noise only, no error:", check.noise))
+    return lines
+
+
+def largest_difference(check: Check) -> float | None:
+    return check.max_rel_diff if check.max_rel_diff is not None else check.max_abs_diff
+
+
+def difference(report: Report) -> str:
+    """`differs by 2e-6, limit 1e-4`."""
+    check = report.check
+    if check is None:
+        return "not checked"
+    known = largest_difference(check)
+    if known is None:
+        return f"limit {difference_text(check.limit)}"
+    differs = "no difference" if known == 0 else f"differs by {difference_text(known)}"
+    return f"{differs}, limit {difference_text(check.limit)}"

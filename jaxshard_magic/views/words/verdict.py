@@ -1,0 +1,93 @@
+"""The verdict: does the step run right, does it fit, what holds it up."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from jaxshard_magic.report import Collective, Report, Timing
+from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views.format import byte_text, share_text
+from jaxshard_magic.views.words.communication import line_spans, most_spans, predicted_text, sent_text
+from jaxshard_magic.views.words.run import difference, ran
+from jaxshard_magic.views.words.spans import Span, axes_spans, strong
+
+
+@dataclass(frozen=True)
+class Verdict:
+    ok: bool
+    spans: tuple[Span, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(span.text for span in self.spans)
+
+
+def verdict(report: Report) -> Verdict:
+    """The answer in one or two sentences: does it run right, does it fit, what holds it up."""
+    ok, spans = True, list[Span]()
+    for part_ok, part in (_numbers(report), _fit(report), (True, _moved(report))):
+        ok = ok and part_ok
+        spans += [Span(" ")] * bool(spans and part) + part
+    return Verdict(ok, tuple(spans))
+
+
+def _numbers(report: Report) -> tuple[bool, list[Span]]:
+    check = report.check
+    if check is None or check.passed:
+        return True, []
+    spans = [strong("Not the same numbers:"), Span(f" {difference(report)}")]
+    if check.failed:
+        spans += [Span("; first in "), Span(check.failed[0], "code")]
+    return False, [*spans, Span(".")]
+
+
+def _fit(report: Report) -> tuple[bool, list[Span]]:
+    if report.memory is None or not report.memory.per_device:
+        return True, []
+    found, most = mem.groups(report.memory), mem.limit(report.memory)
+    top, place = found[0].most, mem.where(found)
+    ok = True
+    if top.peak is None:
+        word, size = "Peak memory not known:", f"the arrays take {byte_text(mem.held(top), 2)}"
+    elif most is None:
+        word, size = "No memory limit here:", byte_text(top.peak, 2)
+    elif top.peak > most:
+        ok, word = False, "Does not fit:"
+        size = f"{mem.of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much"
+    else:
+        word = "Fits:" if ran(report) and report.mesh.source != "simulated" else "Would fit:"
+        size = mem.of_limit(top.peak, most, 3 if top.peak > 0.9 * most else 2)
+    on = [Span(f" {size} on "), Span(place, "memory"), Span(".")] if place else [Span(f" {size}.")]
+    return ok, [strong(word), *on]
+
+
+def _moved(report: Report) -> list[Span]:
+    if report.collectives is None:
+        return []
+    if prod(report.mesh.axes.values()) == 1:
+        return [Span("One device: nothing to cut and nothing moves.")]
+    if not report.collectives:
+        return [Span("Nothing moves between devices.")]
+    bound = _bound(report, report.timing, report.collectives)
+    if bound:
+        return bound
+    return [strong(f"{sent_text(report.collectives)} sent"), *most_spans(report.collectives), Span(".")]
+
+
+def _bound(report: Report, timing: Timing | None, collectives: Sequence[Collective]) -> list[Span]:
+    if timing is None or timing.predicted_step_s is None or timing.bound is None:
+        return []
+    spans = [
+        strong(f"Bound by {timing.bound}:"),
+        Span(f" predicted {predicted_text(report)} a step."),
+    ]
+    taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
+    for c in collectives:
+        taken[c.kind, c.axes] += c.seconds or 0.0
+    (kind, axes), seconds = max(taken.items(), key=lambda item: item[1])
+    if timing.bound != "communication" or not seconds:
+        return spans
+    share = share_text(seconds / timing.predicted_step_s)
+    line = line_spans([c for c in collectives if (c.kind, c.axes) == (kind, axes)], "seconds")
+    return [spans[0], Span(f" {share} of the predicted step is {kind}s"), *axes_spans(axes), *line, Span(".")]
