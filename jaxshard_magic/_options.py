@@ -12,8 +12,8 @@ STRATEGIES = {
     "tp": "tensor parallel: the weights of one layer are split, column then row",
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
 }
-COMMANDS = ("doctor",)
-LATER_COMMANDS = ("compare", "schedule", "abstract", "explore", "code", "history")
+COMMANDS = ("doctor", "abstract")
+LATER_COMMANDS = ("compare", "schedule", "explore", "code", "history")
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,20 @@ def with_strategy(options: Options) -> Options:
     return replace(options, strategy=strategy)
 
 
+def compiled_only(options: Options, target: str) -> Options:
+    """The options of a cell whose step is compiled for what is not attached. Raises ShardError where they ask for
+    calls of it."""
+    for asked, name in ((options.check, "--check"), (options.repeat, "--repeat")):
+        if asked:
+            raise ShardError(
+                f"{name} runs the step, and {target} is not attached: it only compiles. Leave {name} out, or take a "
+                "mesh of simulated devices"
+            )
+    if options.on is not None:
+        raise ShardError(f"--on {options.on}: the mesh names the chip, {target}. Leave --on out")
+    return replace(options, dry_run=True)
+
+
 def only(options: Options, command: str, *fields: str) -> None:
     """Raise ShardError where a line of `%shard command` has more than that word and the options of `fields`."""
     plain = replace(options, words=(command,), **{name: getattr(Options, name) for name in fields})
@@ -189,6 +203,7 @@ def _help() -> str:
     %%shard STRATEGY [options]     above a cell that defines the train step, or calls one
     %shard                         the last report, with all calls since
     %shard doctor                  what is installed, which devices answer, whether they reach each other
+    %shard abstract NAME...        make shapes of what the notebook holds under these names, and free it
 
 Strategies, or a sum of them such as fsdp+tp; fsdp@data says which mesh axis:
 {strategies}

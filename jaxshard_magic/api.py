@@ -13,14 +13,16 @@ from .mesh import BuiltMesh, MeshSpec, build, default_spec
 from .specs import parse_spec
 from .step import ShardedStep
 from .strategies import jobs_of, parse_strategy, part_axes, plan
+from .targets import compiler_of, target_of
 
 SpecLike = PartitionSpec | str
 
 
 def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Mesh:
-    """Build the mesh that `text` describes: `"data=4 model=2"`, `"data=-1"`, `"cpu:8 data=8"`.
+    """Build the mesh that `text` describes: `"data=4 model=2"`, `"data=-1"`, `"cpu:8 data=8"`, `"v5e:4x4 data=16"`.
 
-    On CPU, devices are simulated when there are too few; arrays in `namespaces` are moved along.
+    On CPU, devices are simulated when there are too few; arrays in `namespaces` are moved along. Of a TPU slice or
+    of GPUs that are not attached, the mesh compiles and does not run (`ShardedStep.prepare`).
     Raises `ShardError` for text that is no mesh, or one that these devices cannot make.
 
     >>> mesh("cpu:8 data=4 model=2").shape["model"]
@@ -32,6 +34,12 @@ def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> M
 def build_mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> BuiltMesh:
     """As `mesh`, with where its devices come from and notes to show: what was simulated, what was moved."""
     return build(MeshSpec.parse(text), namespaces)
+
+
+def get_ready(mesh: Mesh) -> None:
+    """Start the compiler of a mesh whose devices are not attached, while there is something else to do."""
+    if (target := target_of(mesh)) is not None:
+        compiler_of(target).ready(target.topology())
 
 
 def default_mesh(strategy: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> BuiltMesh:
@@ -95,6 +103,8 @@ def shard(
         mesh = build_mesh(mesh).mesh
     mesh = _automatic(mesh)
     part_axes(parts, mesh)
+    if on is not None and (target := target_of(mesh)) is not None:
+        raise ShardError(f"on={on!r}: the mesh names the chip, {target.name}. Leave on out")
     pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
     return ShardedStep(
         step,
@@ -108,6 +118,32 @@ def shard(
         on=None if on is None else hardware.chip(on).key,
         name=name,
     )
+
+
+def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Compile `step` as a fix of its report has it, for the same arguments; its reports then tell what that needs.
+
+    False for a fix that is none of strategy (`%%shard fsdp`), mesh (`%mesh v5e:8x8 data=64`) and `--donate`. Raises
+    `ShardError` where the changed step can't be planned or compiled.
+    """
+    strategy, mesh, donate = step.strategy, step.mesh, step.donate
+    match fix.split(maxsplit=1):
+        case ["%%shard", text]:
+            strategy = text
+        case ["%mesh", text]:
+            mesh = build_mesh(text).mesh
+        case ["--donate"]:
+            donate = True
+        case _:
+            return False
+    other = shard(step.__wrapped__, strategy, mesh=mesh, specs=step.specs, rules=step.rules, donate=donate)
+    other.progress, other.compile_limit = step.progress, step.compile_limit
+    other.prepare(*args, **kwargs)
+    memory = other.report().memory
+    peaks = [d.peak for d in memory.per_device if d.peak is not None] if memory else []
+    if peaks:
+        step.tried[fix] = max(peaks)
+    return bool(peaks)
 
 
 def _automatic(mesh: Mesh) -> Mesh:

@@ -10,6 +10,8 @@ from typing import Any
 from .errors import ShardError, did_you_mean, one_of
 
 GIB = 2**30
+# Of a GPU's memory, for programs: https://docs.jax.dev/en/latest/gpu_memory_allocation.html
+DEFAULT_SHARE = 0.75
 RATES = {
     "bfloat16": "bf16",
     "float16": "f16",
@@ -50,8 +52,11 @@ class Chip:
     """A kind of accelerator; every figure is per device as JAX counts devices, `per_chip` of them to a chip.
 
     `kind`: "tpu" or "gpu". `flops`: FLOP/s of a dense matmul by type, see `peak`. `hbm`, `usable`: bytes of
-    memory, and what the compiler leaves of them. `hbm_bandwidth`: bytes/s. `node`: the most devices that `link`
+    memory, and what of them a program gets: of a TPU what the compiler leaves, of a GPU the share that jax takes by
+    default of what the driver shows, `visible`. `hbm_bandwidth`: bytes/s. `node`: the most devices that `link`
     joins, those of a node of GPUs or of the largest slice of TPUs. `source`: the pages the figures are from.
+    `compiler`: what XLA asks of a GPU to compile for it, None for a TPU. `slices`: those that are offered, in chips per
+    dimension; `marketed`: what stands before the number in their names, which counts `cores` to a chip.
     """
 
     key: str
@@ -67,6 +72,11 @@ class Chip:
     network: Network | None
     per_chip: int
     source: tuple[str, ...]
+    visible: int | None = None
+    compiler: Mapping[str, Any] | None = field(default=None, hash=False)
+    slices: tuple[tuple[int, ...], ...] = ()
+    cores: int = 1
+    marketed: str | None = None
 
     def peak(self, dtype: str) -> float | None:
         """FLOP/s of a matmul on arrays of `dtype`, as numpy names it; None where none is published.
@@ -125,7 +135,8 @@ def _table() -> dict[str, Any]:
 
 
 def _chip(key: str, row: Mapping[str, Any]) -> Chip:
-    usable = row.get("usable_gib")
+    visible = row.get("visible_gib")
+    usable = row.get("usable_gib", visible and visible * DEFAULT_SHARE)
     return Chip(
         key=key,
         name=row["name"],
@@ -140,6 +151,11 @@ def _chip(key: str, row: Mapping[str, Any]) -> Chip:
         network=Network(**row["network"]) if "network" in row else None,
         per_chip=row.get("per_chip", 1),
         source=tuple(row["source"]),
+        visible=None if visible is None else int(visible * GIB),
+        compiler=row.get("compiler"),
+        slices=tuple(tuple(map(int, text.split("x"))) for text in row.get("slices", ())),
+        cores=row.get("cores", 1),
+        marketed=row.get("marketed"),
     )
 
 

@@ -1,9 +1,11 @@
 """`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
 
-import sys
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from glob import glob
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from IPython.display import display
 
 from jaxshard_magic import _cell, _options
 from jaxshard_magic._progress import Progress, line_for
+from jaxshard_magic._steps import copies, made, tried
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.session import ShardSession
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from jaxshard_magic.mesh import BuiltMesh
     from jaxshard_magic.report import Report
     from jaxshard_magic.step import Watch
+    from jaxshard_magic.targets import Target
 
 _COMPLETED = ("%shard", "%%shard", "shard")
 _REPORT = ("jaxshard_magic.report", "Report")
@@ -49,12 +53,18 @@ class ShardMagics(Magics):
         %mesh data=-1 model=2           -1: what is left
         %mesh [[4,2],["fsdp","tp"]]     the config-file notation
         %mesh cpu:8 data=4 model=2      simulated devices beside an attached accelerator
+        %mesh v5e:4x4 data=4 model=4    a TPU slice that isn't attached: %%shard compiles for it, and runs nothing
+        %mesh h100:8 data=8             GPUs that aren't; a100:2x8 are two nodes of eight
+        %mesh --list                    the chips, and the slices that are offered
         """
         __tracebackhide__ = True
         text, quiet = _silenced(line)
         try:
             if text in ("-h", "--help"):
                 print(getdoc(self.mesh))
+                return None
+            if text == "--list":
+                print(_listing())
                 return None
             if text:
                 self.session.mesh = self._built(text)
@@ -93,9 +103,12 @@ class ShardMagics(Magics):
 
     shard.__doc__ = _options.HELP
 
-    def _last(self, options: _options.Options) -> "Report | Doctor":
+    def _last(self, options: _options.Options) -> "Report | Doctor | None":
         if options.words[:1] == ("doctor",):
             return self._examined(options)
+        if options.words[:1] == ("abstract",):
+            self._made_abstract(options)
+            return None
         for word in options.words:
             raise _no_command(word)
         if self.session.step is None:
@@ -116,6 +129,18 @@ class ShardMagics(Magics):
             built = None
         return api.doctor(built and built.mesh)
 
+    def _made_abstract(self, options: _options.Options) -> None:
+        from jaxshard_magic._abstract import abstract_names
+
+        names = options.words[1:]
+        _options.only(replace(options, words=options.words[:1]), "abstract")
+        if not names:
+            raise ShardError(
+                "%shard abstract takes the names of what is to become shapes: %shard abstract state"
+            )
+        for line in abstract_names(self.shell.user_ns, names):
+            print(line)
+
     def _run(self, options: _options.Options, line: str, source: str) -> "tuple[Report | None, bool]":
         from jaxshard_magic.step import Watch
         from jaxshard_magic.strategies import parse_strategy
@@ -127,6 +152,9 @@ class ShardMagics(Magics):
         cell = _cell.parse(self.shell, source, f"%%shard {line.strip()}")
         place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
         mesh = self._mesh_for(options)
+        if (target := _target_of(mesh)) is not None:
+            options = _options.compiled_only(options, target.name)
+        room = nullcontext() if target is None else _cell.Room()
         known, report = True, None
         draw = line_for(self.shell) if self.session.progress else None
         with Progress(draw, of=place.path) as progress:
@@ -137,12 +165,14 @@ class ShardMagics(Magics):
                 partial(self._sharded, options, mesh, progress, watch, place.path, cell),
             )
             with binding:
-                with self._followed(progress, watch) as lengths:
+                with room, self._followed(progress, watch) as lengths:
                     _cell.run(self.shell, cell, binding, lengths)
                 known = self._exercise(options, binding)
             with binding:  # a dry run ended the first one
                 self.session.begin(binding.sharded)
                 report = self.session.report() if known else None
+                if target is not None and report is not None and tried(binding.sharded, report, progress):
+                    report = self.session.report()
         return report, cell.quiet
 
     @contextmanager
@@ -197,6 +227,7 @@ class ShardMagics(Magics):
         built = api.build_mesh(text, namespaces=[self.shell.user_ns])
         for note in built.notes:
             print(note)
+        api.get_ready(built.mesh)
         return built
 
     def _current_mesh(self) -> "BuiltMesh | None":
@@ -204,9 +235,10 @@ class ShardMagics(Magics):
         import jax
 
         built = self.session.mesh
-        if built is not None and built.mesh.devices.flat[0] not in jax.devices(
-            built.mesh.devices.flat[0].platform
-        ):
+        if built is None or built.source == "topology":
+            return built
+        first = built.mesh.devices.flat[0]
+        if first not in jax.devices(first.platform):
             axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
             self.session.mesh = self._built(f"cpu:{built.mesh.size} {axes}")
         return self.session.mesh
@@ -227,7 +259,7 @@ class ShardMagics(Magics):
             if hasattr(step.__wrapped__, "__self__") and not options.dry_run:
                 step.prepare(*args, **kwargs)  # to run a method would change its object
             else:
-                args, kwargs = _copies((args, kwargs))
+                args, kwargs = copies((args, kwargs))
                 step(*args, **kwargs)
         if options.repeat and step.calls == 0:
             raise ShardError(
@@ -248,8 +280,8 @@ class ShardMagics(Magics):
         function: Any,
     ) -> Any:
         """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
-        step = _sharded(options, mesh, path, function)
-        step.progress = progress
+        step = made(options, mesh, path, function)
+        step.progress, step.compile_limit = progress, self.session.compile_limit
         if isinstance(self.session.step, type(step)) and self.session.step.name == step.name:
             step.examples_before = self.session.step.examples
         step.cell, step.name_of = (cell.filename, cell.text), partial(_cell.name_of, self.shell)
@@ -258,45 +290,24 @@ class ShardMagics(Magics):
         return _cell.Rehearsal(step) if options.dry_run else step
 
 
-def _sharded(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> Any:
-    from jaxshard_magic import api
-    from jaxshard_magic.specs import parse_assignment
-    from jaxshard_magic.step import ShardedStep
-
-    plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
-    step = api.shard(
-        plain,
-        options.strategy,
-        mesh=mesh,
-        specs=_cell.annotated_specs(plain) | dict(map(parse_assignment, options.specs)),
-        rules=[parse_assignment(rule) for rule in options.rules],
-        donate=options.donate,
-        check=options.check,
-        on=options.on,
-        name=options.name or path,
-    )
-    step.keep_arguments = bool(options.repeat)
-    step.read_ahead = True
-    return step
-
-
-def _copies(arguments: Any) -> Any:
-    """`arguments` in new containers and NNX objects, so that running the step changes none of the user's."""
-    import jax
-
-    if nnx := sys.modules.get("flax.nnx"):
-        nodes = jax.tree.leaves(arguments, is_leaf=nnx.graph.is_graph_node)
-        if any(map(nnx.graph.is_graph_node, nodes)):
-            return nnx.clone(arguments)
-    return jax.tree.map(lambda leaf: leaf, arguments)
-
-
 def _show(built: "BuiltMesh") -> None:
     from jaxshard_magic.analysis.mesh_info import mesh_info
     from jaxshard_magic.views.meshgrid import mesh_html, mesh_text
 
     info = mesh_info(built.mesh, built.source)
     display({"text/plain": mesh_text(info), "text/html": mesh_html(info)}, raw=True)
+
+
+def _listing() -> str:
+    from jaxshard_magic.targets.slices import listing
+
+    return listing()
+
+
+def _target_of(mesh: "Mesh") -> "Target | None":
+    from jaxshard_magic.targets import target_of
+
+    return target_of(mesh)
 
 
 def _silenced(line: str) -> tuple[str, bool]:
@@ -340,6 +351,10 @@ def _display(session: ShardSession, report: "Report") -> None:
 
 def load(shell: "InteractiveShell") -> None:
     """Register the magics, their completions, the session's traits for `%config`, and how Reports are shown."""
+    if not glob(
+        "/dev/nvidia*"
+    ):  # else jax prints a traceback where its CUDA plugin is there to compile and no more
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     magics = ShardMagics(shell)
     shell.register_magics(magics)
     configurables: list[Any] = shell.configurables

@@ -5,15 +5,17 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from . import simulate
+from . import simulate, targets
 from .errors import ShardError, did_you_mean, one_of
+from .hardware import chip_of, chips
 from .simulate import Machine
+from .targets import Target, slices
 
 Axes = tuple[tuple[str, int], ...]
 
@@ -25,10 +27,8 @@ JOBS: dict[str, tuple[str, ...]] = {
     "pipeline": ("pipe", "pp", "stage", "pipeline"),
     "expert": ("expert", "ep"),
 }
-TPUS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x")
-GPUS = ("v100", "a100", "h100", "h200", "b200", "gb200")
 DEFAULT_SIMULATED = 8
-FORMS = 'data=4 model=2, or [[4,2],["data","model"]], or cpu:8 data=4 model=2'
+FORMS = 'data=4 model=2, or [[4,2],["data","model"]], or cpu:8 data=4 model=2, or v5e:4x4 data=4 model=4'
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,14 @@ class MeshSpec:
     """A mesh as it was asked for: `axes` in order, of which one may have the size -1 (what is left).
 
     `source`: "attached" (devices of this machine), "simulated" (`cpu:N`) or "topology" (a slice that isn't
-    attached); `platform` and `count` say which and how many devices, where the text did.
+    attached), then with its `target`; `platform` and `count` say which and how many devices, where the text did.
     """
 
     axes: Axes
     source: str = "attached"
     platform: str | None = None
     count: int | None = None
+    target: Target | None = None
     text: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -58,22 +59,22 @@ class MeshSpec:
         (('data', -1), ('model', 2))
         """
         given = " ".join(text.split())
-        source, platform, count, rest = _device_part(given)
-        if not rest and source == "simulated":
+        made_of, rest = _device_part(given)
+        if not rest and made_of.source != "attached":
             rest = "data=-1"
         axes = _listed_axes(rest) if rest[:1] in ("[", "(") else _written_axes(rest, given)
-        return cls(axes, source, platform, count, given)
+        return cls(axes, *made_of, text=given)
 
     def __str__(self) -> str:
         axes = _text(self.axes)
         if self.source == "attached":
             return axes
-        return f"{self.platform}:{self._extent()} {axes}"
+        return f"{self.made_of} {axes}"
 
-    def _extent(self) -> str:
-        """The size of a slice as it was written: 4x4."""
-        written = re.match(r"\w+:(\w+)", self.text)
-        return written[1].lower() if written and self.source == "topology" else str(self.count)
+    @property
+    def made_of(self) -> str:
+        """The devices as they are written: cpu:8, v5e:4x4."""
+        return self.target.name if self.target else f"{self.platform}:{self.count}"
 
     @property
     def size(self) -> int | None:
@@ -88,7 +89,7 @@ class MeshSpec:
             if exactly and size != devices:
                 raise ShardError(
                     f"mesh {_text(self.axes)} takes {size} devices ({_product(self.axes)}), "
-                    f"{self.platform}:{self._extent()} has {devices}. {self._instead(devices)}"
+                    f"{self.made_of} has {devices}. {self._instead(devices)}"
                 )
             return self.axes
         fixed = math.prod(n for _, n in self.axes if n != -1)
@@ -115,7 +116,7 @@ class MeshSpec:
 
 @dataclass(frozen=True)
 class BuiltMesh:
-    """A mesh of devices; `source` is "attached" or "simulated", `notes` are lines for the user."""
+    """A mesh of devices; `source` is "attached", "simulated" or "topology", `notes` are lines for the user."""
 
     mesh: Mesh
     source: str
@@ -128,8 +129,8 @@ def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
     More CPU devices mean a new backend: the arrays in `namespaces` are moved to it. Raises `ShardError` for
     too few real devices, and for a slice that is not attached.
     """
-    if spec.source == "topology":
-        raise _not_attached(spec)
+    if spec.target is not None:
+        return _not_attached(spec, spec.target)
     simulated = spec.source == "simulated"
     if not simulated and simulate.machine().platform is None:
         if 1 < (spec.size or 1) <= simulate.MAX_DEVICES:
@@ -246,63 +247,73 @@ def default_spec(jobs: Sequence[str], device_count: int, platform: str) -> MeshS
 
 
 def _built(axes: Axes, devices: Sequence[Any], unused: int = 0) -> BuiltMesh:
-    sizes, names = tuple(n for _, n in axes), tuple(a for a, _ in axes)
-    types = (AxisType.Auto,) * len(axes)
-    notes = []
+    mesh, notes = _arranged(axes, devices)
     if unused and devices[0].platform != "cpu":
-        notes.append(f"using the first {len(devices)} of {len(devices) + unused} devices")
-    try:
-        mesh = jax.make_mesh(sizes, names, axis_types=types, devices=devices)
-    except (NotImplementedError, ValueError) as error:  # a torus it does not fit, or slices
-        mesh = Mesh(np.array(devices).reshape(sizes), names, axis_types=types)
-        notes.append(f"devices in plain order, JAX knows no better one: {str(error).partition('.')[0]}")
+        notes.insert(0, f"using the first {len(devices)} of {len(devices) + unused} devices")
     simulated = devices[0].platform == "cpu" and len(devices) > 1
     if simulated:
         notes.append(_simulating(len(devices)))
     return BuiltMesh(mesh, "simulated" if simulated else "attached", tuple(notes))
 
 
+def _arranged(axes: Axes, devices: Sequence[Any]) -> tuple[Mesh, list[str]]:
+    """The mesh, its devices in the order that their links make best where JAX knows it, and what to say of that."""
+    sizes, names = tuple(n for _, n in axes), tuple(a for a, _ in axes)
+    types = (AxisType.Auto,) * len(axes)
+    try:
+        return jax.make_mesh(sizes, names, axis_types=types, devices=devices), []
+    except (NotImplementedError, ValueError) as error:  # a torus it does not fit, or slices
+        mesh = Mesh(np.array(devices).reshape(sizes), names, axis_types=types)
+        return mesh, [f"devices in plain order, JAX knows no better one: {str(error).partition('.')[0]}"]
+
+
 def _simulating(count: int) -> str:
     return f"simulating {count} CPU devices"
 
 
-def _not_attached(spec: MeshSpec) -> ShardError:
-    count = spec.count or 0
-    wanted = "cpu:8 data=8"
-    if count <= simulate.MAX_DEVICES:
-        wanted = str(MeshSpec(spec.axes, "simulated", "cpu", count))
-    return ShardError(
-        f"{spec.platform}:{spec._extent()} is not attached; compiling for hardware that isn't comes in a "
-        f"later version. Simulated devices work now: %mesh {wanted}",
-        fix=f"%mesh {wanted}",
-    )
+def _not_attached(spec: MeshSpec, target: Target) -> BuiltMesh:
+    axes = spec.resolve(target.count)
+    mesh, notes = _arranged(axes, targets.devices(target))
+    doubtful = slices.note(target.chip, target.extent)
+    return BuiltMesh(mesh, "topology", tuple(note for note in (doubtful, *notes) if note))
 
 
-def _device_part(given: str) -> tuple[str, str | None, int | None, str]:
-    """`cpu:8 data=4` -> ("simulated", "cpu", 8, "data=4")."""
+class _MadeOf(NamedTuple):
+    """What a mesh is made of: the fields of `MeshSpec` by these names."""
+
+    source: str = "attached"
+    platform: str | None = None
+    count: int | None = None
+    target: Target | None = None
+
+
+def _device_part(given: str) -> tuple[_MadeOf, str]:
+    """`cpu:8 data=4` -> what it is made of, and "data=4"."""
+    first, _, rest = given.partition(" ")
+    if (sold := slices.named(first.rstrip(","))) is not None:
+        return _slice(Target(*sold)), rest
     head = re.match(r"([^\W\d][\w-]*):([^\s,]*)[\s,]*", given)
-    if head is None or (job_of(head[1]) and head[1].lower() not in (*TPUS, *GPUS)):
-        return "attached", None, None, given
+    if head is None or (job_of(head[1]) and chip_of(head[1]) is None):
+        return _MadeOf(), given
     platform, extent, rest = head[1].lower(), head[2].lower(), given[head.end() :]
     if platform == "cpu":
         if not re.fullmatch(r"[0-9]{1,9}", extent) or not 1 <= int(extent) <= simulate.MAX_DEVICES:
             raise ShardError(
                 f"'cpu:{head[2]}': write how many devices to simulate, 1 to {simulate.MAX_DEVICES}: cpu:8"
             )
-        return "simulated", "cpu", int(extent), rest
-    if platform not in (*TPUS, *GPUS):
+        return _MadeOf("simulated", "cpu", int(extent)), rest
+    chip = chip_of(platform)
+    if chip is None:
+        known = ("cpu", *chips())
         raise ShardError(
-            f"'{head[0].strip()}' names no known hardware; known are cpu, {one_of((*TPUS, *GPUS))}."
-            f"{did_you_mean(platform, ('cpu', *TPUS, *GPUS))}"
+            f"'{head[0].strip()}' names no known hardware; known are {one_of(known)}."
+            f"{did_you_mean(platform, known)} %mesh --list tells their sizes"
         )
-    tpu = platform in TPUS
-    if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}" if tpu else r"[1-9]\d{0,5}", extent):
-        example = f"{platform}:4x4" if tpu else f"{platform}:8"
-        raise ShardError(f"'{head[1]}:{head[2]}': the size of a {platform} slice is written as {example}")
-    count = math.prod(int(n) for n in extent.split("x"))
-    if not rest:
-        raise ShardError(f"'{given}' names no axes: write {given} data={count}")
-    return "topology", platform, count, rest
+    return _slice(Target(chip, slices.extent_of(chip, extent))), rest
+
+
+def _slice(target: Target) -> _MadeOf:
+    return _MadeOf("topology", target.chip.key, target.count, target)
 
 
 def _written_axes(rest: str, given: str) -> Axes:

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Enum, Int, default
+from traitlets import Bool, Enum, Float, Int, default
 from traitlets import List as ListTrait
 from traitlets.config import Configurable
 
@@ -18,6 +18,9 @@ class ShardSession(Configurable):
         "auto",
         help="How a Report is shown. auto: in a notebook a widget, with HTML for where no widget runs;"
         " widget: the widget alone; html: no widget; text. The variable JAXSHARD_VIEW sets the default.",
+    ).tag(config=True)
+    compile_limit = Float(
+        1800.0, min=0.0, help="Seconds after which a compile for hardware that isn't attached is stopped."
     ).tag(config=True)
     keep = Int(100, min=1, help="How many Reports the history keeps.").tag(config=True)
 

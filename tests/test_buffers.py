@@ -327,6 +327,43 @@ def test_a_message_is_read_field_by_field():
     assert wire.fields(b"\xa2\x01\x00") == [(20, b"")]
 
 
+def test_many_messages_read_side_by_side_are_those_read_one_by_one():
+    chance = random.Random(0)
+
+    def number() -> bytes:
+        value, found = chance.getrandbits(chance.choice((3, 7, 8, 30, 64))), bytearray()
+        while value > 127:
+            found.append(value & 127 | 128)
+            value >>= 7
+        return bytes([*found, value])
+
+    def field() -> bytes:
+        part = chance.randbytes(chance.choice((0, 1, 20)))
+        fixed = b"\x21" + bytes(8) if chance.random() < 0.01 else b""
+        return fixed + chance.choice(
+            (b"\x08" + number(), b"\xa0\x01" + number(), b"\x1a" + bytes([len(part)]) + part)
+        )
+
+    given = [b"".join(field() for _ in range(chance.randrange(40))) for _ in range(300)]
+    numbers, (texts,) = wire.columns(given, (1, 20), (3,))
+    assert numbers == [[wire.record(data).get(key, 0) for data in given] for key in (1, 20)]
+    assert texts == [wire.record(data).get(3, b"") for data in given]
+    assert wire.columns([], (1,), (2,)) == ([[]], [[]])
+
+
+@pytest.mark.parametrize("last", [b"\x08", b"\x08\x80", b"\x12\x05abc", b"\x0b", b"\x08" + b"\xff" * 11])
+def test_one_broken_message_among_many_is_refused(last):
+    with pytest.raises(ValueError, match="protocol buffer"):
+        wire.columns([b"\x08\x01", last, b"\x08\x01" * 20], (1,), (2,))
+
+
+def test_many_packed_numbers_are_those_of_few():
+    packed = b"".join(bytes([128 | k, k]) if k % 2 else bytes([k]) for k in range(100))
+    assert wire.integers(packed) == [k * 129 if k % 2 else k for k in range(100)]
+    with pytest.raises(ValueError, match="packed"):
+        wire.integers(packed + b"\x80")
+
+
 @pytest.mark.parametrize(
     "data",
     [b"\x08", b"\x08\x80", b"\x12\x05abc", b"\x09\x01", b"\x0d\x01", b"\x0b", b"\x08" + b"\xff" * 11],

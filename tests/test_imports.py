@@ -19,38 +19,43 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
 DOING = "mesh simulate specs program strategies plan step gradients schedule pipeline"
-BELOW_API = f"doctor {DOING} analysis report hardware wires"
+BELOW_API = f"doctor {DOING} analysis report hardware wires packages targets compiler_log"
 
 # room: what of ours, then what of others.
 MAY_IMPORT = {
     "__init__": ("", ""),
-    "magics": (f"_cell _options _progress session api views {BELOW_API}", "IPython jax"),
-    "_cell": ("", "IPython"),
+    "_steps": (f"_cell _options _progress api views {BELOW_API}", "jax"),
+    "magics": (f"_abstract _steps _cell _options _progress session api views {BELOW_API}", "IPython jax"),
+    "_cell": ("", "IPython psutil"),
     "_options": ("", ""),
     "_progress": ("views", "IPython"),
     "session": ("", "traitlets"),
     "api": (f"views {BELOW_API}", "jax numpy"),
-    "mesh": ("simulate", "jax numpy"),
+    "_abstract": ("program views", "jax numpy"),
+    "mesh": ("simulate targets hardware", "jax numpy"),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
     "program": ("", "jax numpy"),
     "strategies": ("mesh specs program plan", "jax numpy"),
     "plan": ("", "jax"),
-    "step": ("plan program gradients", "jax numpy"),
+    "step": ("plan program gradients targets compiler_log", "jax numpy"),
     "gradients": ("program", "jax"),
     "schedule": ("", ""),
     "pipeline": ("schedule program plan", "jax numpy"),
-    "analysis": ("program plan report hardware wires", "jax numpy"),
+    "analysis": ("program plan report hardware wires targets", "jax numpy"),
     "report": ("", ""),
     "views": ("report", ""),
-    "doctor": ("", "jax numpy"),
+    "doctor": ("packages", "jax numpy"),
+    "targets": ("hardware packages compiler_log", "jax diskcache platformdirs"),
+    "packages": ("", ""),
+    "compiler_log": ("", ""),
     "hardware": ("", ""),
     "wires": ("hardware", ""),
     "errors": ("", ""),
     "demo": ("api report", "jax numpy flax optax"),
 }
 
-# Modules that are imported late as a whole, each by name inside a function.
+# Modules and packages that are imported late as a whole, each by name inside a function.
 LATE_MODULES = {"program.nnx_calls", "views.widget", "views.figures", "views.show"}
 
 LATE = {
@@ -58,6 +63,7 @@ LATE = {
     "report": ("views", ""),  # Report.to_html and the notebook's display hooks
     "views": ("", "IPython plotly anywidget ipywidgets traitlets"),  # the modules that are late as a whole
     "step": ("analysis report", ""),  # ShardedStep.report
+    "targets": ("", "jaxlib"),
     "program": ("", "flax equinox"),  # a step of theirs brings them along
     "demo": ("", "sklearn"),  # says what to install where it is missing
 }
@@ -119,7 +125,8 @@ def room(path: Path) -> str:
 
 
 def read(path: Path) -> list[Import]:
-    whole = ".".join(dotted(path)[1:]) in LATE_MODULES
+    name = ".".join(dotted(path)[1:])
+    whole = any(f"{name}.".startswith(f"{late}.") for late in LATE_MODULES)
     found = imports(path.read_text(), dotted(path))
     return [replace(i, late=True) for i in found] if whole else found
 

@@ -64,10 +64,6 @@ def test_bad_text_is_one_line_and_the_mesh_stays(notebook, capsys, line):
     assert notebook.run("%mesh") == made
 
 
-def test_a_tpu_slice_comes_later(notebook):
-    assert "later" in str(notebook.fails("%mesh v5e:4x4 data=4 model=4"))
-
-
 def test_help_lists_the_notations(notebook, capsys):
     notebook.run("%mesh --help")
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The committed notebook in a real kernel: it runs, what it saved can be read without one, and its prose is true."""
+"""The committed notebooks in a real kernel: they run, what they saved can be read without one, their prose is true."""
 
 import json
 import re
@@ -10,26 +10,40 @@ import nbformat
 import pytest
 
 from jaxshard_magic import Report
+from jaxshard_magic.targets import tpu
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PATH = NOTEBOOKS / "01_quickstart.ipynb"
+FIT = NOTEBOOKS / "02_will_it_fit.ipynb"
 SCRIPT = runpy.run_path(str(NOTEBOOKS / "execute.py"))
 NAMES = ("cnn_dp", "cnn_fsdp", "gpt_dp", "gpt_fsdp", "gpt_tp", "gpt_both", "gpt_257", "gpt_264")
+FIT_NAMES = ("under_dp", "under_fsdp", "long_text", "with_remat")
 
 
-def saved():
-    return nbformat.read(PATH, 4)
+def saved(path=PATH):
+    return nbformat.read(path, 4)
+
+
+def executed(path, names, folder):
+    """A notebook run by the script that saves it, and its Reports by name."""
+    notebook = saved(path)
+    wanted = f"import json\nprint(json.dumps({{name: globals()[name].to_dict() for name in {names!r}}}))"
+    notebook.cells.append(nbformat.v4.new_code_cell(wanted))
+    done = SCRIPT["executed"](notebook, folder)
+    reports = json.loads(done.cells.pop().outputs[0].text)
+    return done, SimpleNamespace(**{name: Report.from_dict(report) for name, report in reports.items()})
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The notebook run by the script that saves it, and its Reports by name."""
-    notebook = saved()
-    wanted = f"import json\nprint(json.dumps({{name: globals()[name].to_dict() for name in {NAMES!r}}}))"
-    notebook.cells.append(nbformat.v4.new_code_cell(wanted))
-    done = SCRIPT["executed"](notebook, tmp_path_factory.mktemp("notebook"))
-    reports = json.loads(done.cells.pop().outputs[0].text)
-    return done, SimpleNamespace(**{name: Report.from_dict(report) for name, report in reports.items()})
+    return executed(PATH, NAMES, tmp_path_factory.mktemp("notebook"))
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory):
+    if (missing := tpu.missing()) is not None:
+        pytest.skip(str(missing))
+    return executed(FIT, FIT_NAMES, tmp_path_factory.mktemp("notebook"))
 
 
 def shown(notebook):
@@ -54,11 +68,12 @@ def test_every_sharded_cell_shows_a_report_as_text_and_as_html_without_script(wh
         assert "<script" not in forms["text/html"]
 
 
-def test_the_saved_notebook_holds_nothing_of_the_machine_that_ran_it():
-    notebook = saved()
+@pytest.mark.parametrize("path", [PATH, FIT], ids=lambda path: path.stem)
+def test_a_saved_notebook_holds_nothing_of_the_machine_that_ran_it(path):
+    notebook = saved(path)
     nbformat.validate(notebook)
     assert SCRIPT["machine_paths"](notebook) == []
-    assert notebook == SCRIPT["tidied"](saved())
+    assert notebook == SCRIPT["tidied"](saved(path))
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
     assert not [o for cell in code for o in cell.outputs if o.get("name") == "stderr" or "ename" in o]
@@ -205,3 +220,58 @@ def test_the_loss_falls_and_is_the_same_under_every_strategy(run):
 def test_the_report_that_is_shown_again_is_of_all_calls():
     (again,) = (cell for cell in saved().cells if cell.id == "again")
     assert "of 30 calls" in again.outputs[-1].data["text/plain"]
+
+
+def device(report):
+    return max(report.memory.per_device, key=lambda device: device.peak)
+
+
+def held(report):
+    return device(report).params + device(report).optimizer
+
+
+FITS = {"dp": False, "fsdp": True, "long": False, "remat": True}
+SAID_OF_FIT = {
+    "outside it, `nnx.Optimizer` would allocate its two moments, here 3.9 GiB": lambda r: (
+        round(device(r.under_dp).optimizer / 2**30, 1) == 3.9
+    ),
+    "`params` and `optimizer` are 5.8 GiB": lambda r: round(held(r.under_dp) / 2**30, 1) == 5.8,
+    "`other` is mostly the new state": lambda r: (
+        device(r.under_dp).other == pytest.approx(held(r.under_dp), rel=0.01)
+    ),
+    "`params` and `optimizer` are an eighth of what they were": lambda r: (
+        7.9 < held(r.under_dp) / held(r.under_fsdp) <= 8
+    ),
+    "What is left is mostly `temporaries`": lambda r: (
+        device(r.under_fsdp).temporaries > 0.5 * device(r.under_fsdp).peak
+    ),
+    "The state stays as it was": lambda r: held(r.long_text) == held(r.under_fsdp),
+    "most are stacks of 18, one slice for each layer": lambda r: (
+        sum(b.bytes * b.count for b in r.long_text.memory.buffers if b.shape[:1] == (18,))
+        > 0.5 * sum(b.bytes * b.count for b in r.long_text.memory.buffers)
+    ),
+    "The first was tried by compiling it: `%%shard fsdp`": lambda r: (
+        r.under_dp.advice[0].fix == "%%shard fsdp"
+    ),
+    "It fits, with room for more": lambda r: device(r.with_remat).peak < 0.5 * device(r.with_remat).limit,
+    "It costs about a quarter more compute": lambda r: (
+        1.15 < r.with_remat.timing.compute_s / r.long_text.timing.compute_s < 1.35
+    ),
+}
+
+
+def test_the_saved_answers_are_does_not_fit_then_fits():
+    cells = {cell.id: cell for cell in saved(FIT).cells}
+    for name, fits in FITS.items():
+        (output,) = (o for o in cells[name].outputs if "text/html" in o.get("data", {}))
+        assert "<script" not in output.data["text/html"]
+        assert ("Would fit:" if fits else "Does not fit:") in output.data["text/plain"]
+
+
+@pytest.mark.full
+def test_what_fits_and_what_the_prose_says_of_it_is_in_the_reports(fit):
+    prose = " ".join(" ".join(c.source for c in saved(FIT).cells if c.cell_type == "markdown").split())
+    answers = [device(report).peak <= device(report).limit for report in vars(fit[1]).values()]
+    assert answers == list(FITS.values())
+    assert [sentence for sentence in SAID_OF_FIT if sentence not in prose] == []
+    assert [sentence for sentence, holds in SAID_OF_FIT.items() if not holds(fit[1])] == []

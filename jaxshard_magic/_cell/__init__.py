@@ -14,3 +14,4 @@ from jaxshard_magic._cell.lengths import Lengths as Lengths
 from jaxshard_magic._cell.lines import own_lines as own_lines
 from jaxshard_magic._cell.rehearsal import Rehearsal as Rehearsal
 from jaxshard_magic._cell.rehearsal import Stopped as Stopped
+from jaxshard_magic._cell.room import Room as Room

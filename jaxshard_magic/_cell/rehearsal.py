@@ -15,8 +15,10 @@ class Rehearsal:
     def __init__(self, sharded: Any):
         self.__wrapped__ = sharded.__wrapped__
         self.report = sharded.report
-        self._prepare = sharded.prepare
+        self.sharded = sharded
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self._prepare(*args, **kwargs)
+        self.sharded.prepare(*args, **kwargs)
+        self.arguments = args, kwargs
         raise Stopped

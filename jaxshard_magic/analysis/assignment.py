@@ -3,16 +3,19 @@
 Message and field numbers are those of `BufferAssignmentProto` and `HloModuleProto` in XLA's `xla/service/hlo.proto`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from itertools import compress, islice
+from typing import NamedTuple
 
 from . import wire
 from .hlo import Module
 
 ALLOC, FREE = 0, 1  # HeapSimulatorTrace.Event.Kind; 2 makes a value in the memory of another
+_INLINED = "async_computation"  # the text writes `all-gather-start` for the start of one that gathers
+_KINDS = {8: "local", 5: "argument", 12: "constant", 7: "output"}  # by the field that says so; 8 is the color
 
 
-@dataclass(frozen=True)
-class Definition:
+class Definition(NamedTuple):
     """Where a value is made: element `index` of what `instruction` of `computation` returns, `()` for all of it."""
 
     computation: str
@@ -20,8 +23,7 @@ class Definition:
     index: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """`size` bytes at `offset` of one allocation; values that lie in the same slot share its memory."""
 
     allocation: int
@@ -29,12 +31,11 @@ class Slot:
     size: int
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(NamedTuple):
     """One piece of memory, `size` bytes; `values` are the ids of those that lie in it at some time.
 
-    `kind` is "argument" (also where an output takes it over), "output", "constant", "temporary", or "local": on the
-    stack of a thread that evaluates a reduction's function.
+    `kind` is "argument" (also where an output takes it over), "output", "constant", "temporary", or "local": in another
+    memory than the device's main one, as a TPU's VMEM.
     """
 
     index: int
@@ -43,12 +44,12 @@ class Allocation:
     values: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """`definitions` and `slots` are by value id; every value that has a slot has a definition.
+class Assignment(NamedTuple):
+    """`definitions` and `slots` are by value id, of every value that lies in one of the `allocations`.
 
-    `traces` are XLA's makings and freeings of values in the order of the program, as (kind, value); empty where the
-    compiler dropped them, as CPU's does.
+    What lies on the stack of a thread, which evaluates a reduction's function, is left out. `traces` are XLA's
+    makings and freeings of values in the order of the program, as (kind, value); empty where the compiler dropped
+    them, as CPU's does.
     """
 
     allocations: tuple[Allocation, ...]
@@ -63,85 +64,89 @@ def read(assignment: bytes, program: bytes, module: Module) -> Assignment:
     `program` is the `HloModuleProto` that its instruction ids refer to, `module` the text of the same program.
     Raises ValueError for bytes that are neither, and where they speak of different programs.
     """
-    parts: dict[int, list[bytes]] = {}
-    for number, value in wire.fields(assignment):
-        parts.setdefault(number, []).append(wire.message(value))
-    names = _names(program, module)
-    definitions: dict[int, Definition] = {}
-    for value, instruction, index in (_made(data) for data in parts.get(1, ())):
-        if instruction not in names:
-            raise ValueError(f"the buffer assignment names instruction {instruction}, which is not scheduled")
-        definitions[value] = Definition(*names[instruction], index)
-    slots: dict[int, Slot] = {}
-    allocations = tuple(_allocation(data, slots) for data in parts.get(3, ()))
-    if not slots.keys() <= definitions.keys():
+    fields = wire.fields(assignment)
+    allocations, slots = _allocations(wire.messages(fields, 3))
+    made = _made(wire.messages(fields, 1), slots)
+    if slots.keys() != made.keys():
         raise ValueError("the buffer assignment places a value that no instruction makes")
-    return Assignment(allocations, definitions, slots, tuple(_trace(data) for data in parts.get(4, ())))
+    names, inlined = _names(program, module, {instruction for instruction, _ in made.values()})
+    definitions = {
+        value: names[instruction]._replace(index=index) if index else names[instruction]
+        for value, (instruction, index) in made.items()
+        if instruction not in inlined
+    }
+    if len(definitions) < len(made):
+        slots = {value: slot for value, slot in slots.items() if value in definitions}
+        allocations = tuple(a._replace(values=tuple(v for v in a.values if v in slots)) for a in allocations)
+    return Assignment(allocations, definitions, slots, tuple(map(_trace, wire.messages(fields, 4))))
 
 
-def _made(data: bytes) -> tuple[int, int, tuple[int, ...]]:
-    """Of one logical buffer: its id, the id of its instruction and the element of the result."""
-    buffer = wire.record(data)
-    instruction, index = 0, ()
-    for number, value in wire.fields(wire.message(buffer.get(3, b""))):
-        if number == 4:
-            instruction = wire.integer(value)
-        elif number == 3:
-            index += tuple(wire.integers(value))
-    return wire.integer(buffer.get(1, 0)), instruction, index
+def _allocations(messages: Sequence[bytes]) -> tuple[tuple[Allocation, ...], dict[int, Slot]]:
+    """All but those of threads, and the slots of what lies in them."""
+    (numbers, sizes, threads, *marks), _ = wire.columns(messages, (1, 2, 3, *_KINDS))
+    kept: list[tuple[int, int, str, int]] = []
+    assigned: list[bytes] = []
+    for data, number, size, thread, *marked in zip(messages, numbers, sizes, threads, *marks, strict=True):
+        if not thread:
+            inside = wire.messages(wire.fields(data), 9)
+            kind = next(compress(_KINDS.values(), marked), "temporary")
+            kept.append((number, size, kind, len(inside)))
+            assigned += inside
+    (values, offsets, sizes), _ = wire.columns(assigned, (1, 2, 3))
+    owners = [index for index, _, _, count in kept for _ in range(count)]
+    slots = dict(zip(values, map(Slot, owners, offsets, sizes), strict=True))
+    ids = iter(values)
+    found = (Allocation(index, size, kind, tuple(islice(ids, count))) for index, size, kind, count in kept)
+    return tuple(found), slots
 
 
-def _allocation(data: bytes, slots: dict[int, Slot]) -> Allocation:
-    """One allocation; the slots of its values are added to `slots`."""
-    assigned = []
-    parts: dict[int, wire.Value] = {}
-    for number, value in wire.fields(data):
-        if number == 9:
-            assigned.append(wire.record(wire.message(value)))
-        else:
-            parts[number] = value
-    index = wire.integer(parts.get(1, 0))
-    values = []
-    for at in assigned:
-        value, offset, size = (wire.integer(at.get(number, 0)) for number in (1, 2, 3))
-        slots[value] = Slot(index, offset, size)
-        values.append(value)
-    return Allocation(index, wire.integer(parts.get(2, 0)), _kind(parts), tuple(values))
-
-
-def _kind(parts: dict[int, wire.Value]) -> str:
-    kinds = {3: "local", 5: "argument", 12: "constant", 7: "output"}
-    return next((kind for number, kind in kinds.items() if parts.get(number)), "temporary")
+def _made(messages: Sequence[bytes], wanted: Collection[int]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """By the id of a logical buffer: that of its instruction, and the element of the result."""
+    (values,), (places,) = wire.columns(messages, (1,), (3,))
+    (instructions,), (indices,) = wire.columns(places, (4,), (3,))
+    return {
+        value: (instruction, tuple(wire.integers(index)) if index else ())
+        for value, instruction, index in zip(values, instructions, indices, strict=True)
+        if value in wanted
+    }
 
 
 def _trace(data: bytes) -> tuple[tuple[int, int], ...]:
-    events = (wire.record(wire.message(value)) for number, value in wire.fields(data) if number == 1)
-    return tuple((wire.integer(e.get(1, ALLOC)), wire.integer(e.get(2, 0))) for e in events)
+    events = wire.messages(wire.fields(data), 1)
+    (kinds, values), _ = wire.columns(events, (1, 2))
+    return tuple(zip(kinds, values, strict=True))
 
 
-def _names(program: bytes, module: Module) -> dict[int, tuple[str, str]]:
-    """The names of computation and instruction by instruction id, of what is scheduled.
+def _names(program: bytes, module: Module, wanted: set[int]) -> tuple[dict[int, Definition], set[int]]:
+    """The results of instructions by the instructions' ids, for all computations that have a `wanted` one; and the ids
+    of those whose computation the text leaves out, as it does with what an asynchronous operation runs.
 
     The schedule lists the ids in the order in which the text has the instructions: the thousands of messages that
     describe them need not be read.
     """
-    computations: dict[int, str] = {}
-    schedule = b""
-    for number, value in wire.fields(program):
-        if number == 3:
-            once = wire.record(wire.message(value))
-            computations[wire.integer(once.get(5, 0))] = wire.message(once.get(1, b"")).decode()
-        elif number == 7:
-            schedule = wire.message(value)
-    found: dict[int, tuple[str, str]] = {}
-    for _, entry in wire.fields(schedule):
-        at = wire.record(wire.message(entry))
-        name = computations.get(wire.integer(at.get(1, 0)), "")
-        ids = [i for _, part in wire.fields(wire.message(at.get(2, b""))) for i in wire.integers(part)]
+    fields = wire.fields(program)
+    (numbers,), (texts,) = wire.columns(wire.messages(fields, 3), (5,), (1,))
+    names = dict(zip(numbers, texts, strict=True))
+    entries = [e for schedule in wire.messages(fields, 7) for e in wire.messages(wire.fields(schedule), 1)]
+    (numbers,), (sequences,) = wire.columns(entries, (1,), (2,))
+    _, (packed,) = wire.columns(sequences, (), (1,))
+    found: dict[int, Definition] = {}
+    inlined = set[int]()
+    for number, part in zip(numbers, packed, strict=True):
+        ids = wire.integers(part)
+        if wanted.isdisjoint(ids):
+            continue
+        name = names.get(number, b"").decode()
+        if name.startswith(_INLINED) and name not in module.computations:
+            inlined.update(ids)
+            continue
         instructions = module.computations[name].instructions if name in module.computations else {}
         if len(ids) != len(instructions):
             raise ValueError(
                 f"the schedule runs {len(ids)} instructions of {name!r}, which has {len(instructions)}"
             )
-        found |= {i: (name, instruction) for i, instruction in zip(ids, instructions, strict=True)}
-    return found
+        found |= {i: Definition(name, made) for i, made in zip(ids, instructions, strict=True)}
+    unknown = next((i for i in wanted if i not in found and i not in inlined), None)
+    if unknown is not None:
+        raise ValueError(f"the buffer assignment names instruction {unknown}, which is not scheduled")
+    return found, inlined

@@ -3,17 +3,20 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jax.stages import Compiled
 
+from ..targets import Built
 from . import assignment as xla
+from . import wire
 from .assignment import Allocation, Assignment, Definition, Slot
-from .hlo import Computation, Instruction, Module, Shape
+from .hlo import Computation, Instruction, Module, Shape, shapes
 from .liveness import BRANCHES, Liveness, Range, Result, called, liveness, values
 
 _MOST_POINTS = 400
+_RETURNING = {"while": ("body",), "conditional": BRANCHES}  # attributes: whose results the opcode returns
 _NESTING = re.compile(r"[\[({]|[\])}]|,")
 
 Point = tuple[int, int]  # position in the program, bytes from there on
@@ -40,7 +43,7 @@ class LiveBuffer:
         result = self.instruction.result
         for position in self.index:
             result = _parts(result)[position]
-        return None if result.startswith("(") else replace(self.instruction, result=result).shapes[0]
+        return None if result.startswith("(") else shapes(result)[0]
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,15 @@ class LiveBytes:
         return sum(buffer.bytes for buffer in self.buffers if buffer.kind == kind)
 
 
-def serialized(compiled: Compiled, stats: Any = None) -> tuple[bytes, bytes] | None:
+def serialized(compiled: Compiled | Built, stats: Any = None) -> tuple[bytes, bytes] | None:
     """The buffer assignment of a compiled step and the program it speaks of, as XLA writes them.
 
     `stats` is its memory analysis where that was asked for already: XLA takes its time. None where the compiler does
     not hand them out, as TPU's does not.
     """
+    if isinstance(compiled, Built):
+        parts = dict(wire.fields(compiled.proto))  # HloProto: 1 hlo_module, 3 buffer_assignment
+        return (wire.message(parts[3]), wire.message(parts[1])) if {1, 3} <= parts.keys() else None
     assignment = getattr(stats or compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"")
     executable = compiled.runtime_executable()
     if not assignment or executable is None:
@@ -118,18 +124,21 @@ def _live_bytes(assignment: Assignment, module: Module) -> LiveBytes:
 
 def _series(ranges: dict[int, Range], slots: dict[int, Slot], always: int, length: int) -> list[Point]:
     """Bytes in use from each position on at which they change; a slot counts once, however many values are in it."""
-    changes: dict[int, list[tuple[Slot, int]]] = {0: []}
-    for value, (start, end) in ranges.items():
-        changes.setdefault(start, []).append((slots[value], 1))
-        changes.setdefault(end + 1, []).append((slots[value], -1))
-    users = Counter[Slot]()
+    taken: dict[Slot, list[Range]] = {}
+    for value, live in ranges.items():
+        taken.setdefault(slots[value], []).append(live)
+    changes = Counter({0: always})
+    for slot, lives in taken.items():
+        until = -1
+        for start, end in sorted(lives):
+            if end > until:
+                changes[max(start, until + 1)] += slot.size
+                changes[end + 1] -= slot.size
+                until = end
     series: list[Point] = []
-    held = always
+    held = 0
     for position in sorted(p for p in changes if p < length):
-        for slot, change in changes[position]:
-            held -= slot.size * (users[slot] > 0)
-            users[slot] += change
-            held += slot.size * (users[slot] > 0)
+        held += changes[position]
         if not series or series[-1][1] != held:
             series.append((position, held))
     return series
@@ -219,8 +228,9 @@ class _Makers:
         instruction = self.instruction(made)
         if instruction.opcode == "parameter":
             return self.live.bodies.get(made.computation)
-        keys = {"while": ("body",), "conditional": BRANCHES}.get(instruction.opcode, ())
-        return next(iter(called(instruction, *keys)), None)
+        if instruction.opcode not in _RETURNING:
+            return None
+        return next(iter(called(instruction, *_RETURNING[instruction.opcode])), None)
 
     def instruction(self, made: Definition) -> Instruction:
         computation = self.module.computations.get(made.computation)

@@ -1,5 +1,6 @@
 """Where a value of a compiled program comes from and where it goes, into loops and out of them."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -24,6 +25,7 @@ class Dataflow:
         self.module = module
         self._known_users: dict[str, dict[str, list[Instruction]]] = {}
         self._fusions: dict[str, Place] = {}  # of the bodies that a walk went into
+        self._calls: dict[str, Found | None] = {}  # of computations, by their names
 
     def producers(self, computation: Computation, name: str) -> Iterator[Found]:
         """The instruction that makes a value, and those behind it for as long as they only move it, nearest first.
@@ -67,8 +69,28 @@ class Dataflow:
     def _back(self, computation: Computation, i: Instruction) -> Iterator[Place]:
         if i.opcode == _ELEMENT:
             yield from self._element_back(computation, i)
+        elif i.opcode == "parameter":
+            yield from self._given(computation, i)
         elif i.operands and (i.opcode in _MOVING or (i.opcode == "fusion" and self._moves_only(i))):
             yield computation.name, i.operands[0]
+
+    def _given(self, computation: Computation, parameter: Instruction) -> Iterator[Place]:
+        """What a fusion, or an asynchronous operation, is given for a parameter of its computation: TPU's compiler
+        writes a reduce-scatter as a fusion that has the name."""
+        if (call := self._call_of(computation)) is not None:
+            where, caller = call
+            number = int(parameter.rest.partition(")")[0])
+            if len(caller.operands) == 1:  # of several, its name is that of one
+                yield where.name, caller.name
+            yield from ((where.name, operand) for operand in caller.operands[number : number + 1])
+
+    def _call_of(self, computation: Computation) -> Found | None:
+        if computation.name not in self._calls:
+            written = re.compile(rf"calls=%?{re.escape(computation.name)}(?![\w.-])")
+            callers = (c for c in self.module.computations.values() if written.search(c.text))
+            found = ((c, i) for c in callers for i in c.instructions.values() if written.search(i.rest))
+            self._calls[computation.name] = next(found, None)
+        return self._calls[computation.name]
 
     def _element_back(self, computation: Computation, i: Instruction) -> Iterator[Place]:
         index, source = _index(i), computation.instructions.get(i.operands[0])

@@ -9,16 +9,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$", re.MULTILINE)
 _INSTRUCTION = re.compile(
     r"^[ \t]+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$",
     re.MULTILINE,
 )
-_CALLER = re.compile(r" (?:while|conditional|call|fusion|custom-call|[a-z\-]+-start)\(")
+_CALLED = re.compile(r"%?([\w.\-]+)")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _OPERAND = re.compile(r"%?([A-Za-z_][\w.\-]*)\s*(?:,|$)")
 _NESTING = re.compile(r'"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,')
+_PLAIN = re.compile(r'[^"\[\](){},]*(?=,|$)')
+_COMMENT = re.compile(r"/\*.*?\*/")
 _INTEGER = re.compile(r"-?\d+\)")
 
 
@@ -54,20 +57,19 @@ class Instruction:
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
         """The arrays of the result, tuples flattened."""
-        return tuple(Shape(t, _dims(d)) for t, d in _SHAPE.findall(self.result))
+        return shapes(self.result)
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
         """Names of the operands, in order; none for a parameter or a constant."""
         if self.opcode in ("constant", "parameter"):
             return ()
-        inside = re.sub(r"/\*.*?\*/", "", self.rest[: self._end])
-        return tuple(_OPERAND.findall(inside))
+        return tuple(_OPERAND.findall(_COMMENT.sub("", self.rest[: self._end()])))
 
     @cached_property
     def attributes(self) -> str:
         """The text after the operands, metadata and backend configuration included."""
-        return self.rest[self._end + 1 :]
+        return self.rest[self._end() + 1 :]
 
     def attribute(self, key: str) -> str | None:
         """The text of one attribute's value, or None.
@@ -79,15 +81,17 @@ class Instruction:
         if start < 0:
             return None
         start += len(key) + 3
-        return self.rest[start : _balanced(self.rest, start)]
+        plain = _PLAIN.match(self.rest, start)
+        return plain[0] if plain else self.rest[start : _balanced(self.rest, start)]
 
-    @cached_property
     def _end(self) -> int:
-        return _balanced(self.rest, 0, ends_at_comma=False)
+        """Where the bracket around the operands closes."""
+        first = self.rest.find(")")
+        plain = self.rest.find("(", 0, first) < 0 and self.rest.find('"', 0, first) < 0
+        return first if plain and first >= 0 else _balanced(self.rest, 0, ends_at_comma=False)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A computation that one instruction runs `times`; `known` is False where HLO does not tell."""
 
     computation: str
@@ -116,8 +120,7 @@ class Computation:
         return next((i for i in self.instructions.values() if i.root), None)
 
 
-@dataclass(frozen=True)
-class Runs:
+class Runs(NamedTuple):
     """How often a computation runs per run of the program; at least `times` where `known` is False."""
 
     times: int
@@ -145,9 +148,18 @@ class Module:
         return int(found[1]) if found else 1
 
 
+def shapes(result: str) -> tuple[Shape, ...]:
+    """The arrays of a type, tuples flattened.
+
+    >>> shapes("(s32[], f32[4,8]{1,0})")
+    (Shape(dtype='s32', dims=()), Shape(dtype='f32', dims=(4, 8)))
+    """
+    return tuple(Shape(dtype, _dims(dims)) for dtype, dims in _SHAPE.findall(result))
+
+
 def read(text: str) -> Module:
     """Read HLO text. Raises ValueError where it holds no entry computation."""
-    heads = list(_COMPUTATION.finditer(text))
+    heads = list(_heads(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     computations: dict[str, Computation] = {}
     entry = None
@@ -158,6 +170,16 @@ def read(text: str) -> Module:
     if entry is None:
         raise ValueError("HLO text without an ENTRY computation")
     return Module(text[: heads[0].start()], computations, entry)
+
+
+def _heads(text: str) -> Iterator[re.Match[str]]:
+    """The lines that computations begin with. They end in a bracket, which few others do: the rest is not looked at."""
+    at = text.find("{\n")
+    while at >= 0:
+        head = _COMPUTATION.match(text, text.rfind("\n", 0, at) + 1)
+        if head:
+            yield head
+        at = text.find("{\n", at + 1)
 
 
 def runs(module: Module) -> dict[str, Runs]:
@@ -173,13 +195,15 @@ def runs(module: Module) -> dict[str, Runs]:
 
     def count(name: str) -> Runs:
         if name not in found:
-            sites = [(count(caller), call) for caller, call in callers.get(name, ())]
-            live = [(caller, call) for caller, call in sites if caller.times]
-            times = sum(caller.times * call.times for caller, call in live)
-            found[name] = Runs(times, all(caller.known and call.known for caller, call in live))
+            times, known = 0, True
+            for caller, call in callers.get(name, ()):
+                site = count(caller)
+                times += site.times * call.times
+                known = known and (not site.times or (site.known and call.known))
+            found[name] = Runs(times, known)
         return found[name]
 
-    return {name: count(name) for name in module.computations if count(name).times}
+    return {name: times for name in module.computations if (times := count(name)).times}
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
@@ -232,11 +256,15 @@ def _element(computation: Computation, value: Instruction | None) -> int | None:
 
 
 def _calls_of(module: Module, computation: Computation) -> Iterator[Call]:
-    if not _CALLER.search(computation.text):
+    text = computation.text
+    if not ("calls=" in text or "body=" in text or " call(" in text or "computation" in text):
         return
     for instruction in computation.instructions.values():
         opcode = instruction.opcode
-        if opcode == "while":
+        if opcode == "fusion":
+            for name in _callees(instruction, "calls"):
+                yield Call(name, 1)
+        elif opcode == "while":
             trips = trip_count(module, computation, instruction)
             times, known = (1, False) if trips is None else (trips, True)
             yield from (Call(name, times, known) for name in _callees(instruction, "body"))
@@ -246,13 +274,15 @@ def _calls_of(module: Module, computation: Computation) -> Iterator[Call]:
             yield from (Call(name, 1) for name in _callees(instruction, *keys))
         elif opcode == "call":
             yield from (Call(name, 1) for name in _callees(instruction, "to_apply", "calls"))
-        elif opcode in ("fusion", "custom-call") or opcode.endswith("-start"):
+        elif opcode == "custom-call" or opcode.endswith("-start"):
             yield from (Call(name, 1) for name in _callees(instruction, "calls", "called_computations"))
 
 
 def _callees(instruction: Instruction, *keys: str) -> list[str]:
-    values = (instruction.attribute(key) for key in keys)
-    return [name for value in values if value for name in re.findall(r"%?([\w.\-]+)", value)]
+    found: list[str] = []
+    for key in keys:
+        found += _CALLED.findall(instruction.attribute(key) or "")
+    return found
 
 
 def _named(module: Module, name: str | None) -> Computation | None:

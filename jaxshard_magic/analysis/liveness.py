@@ -28,6 +28,9 @@ class Result(NamedTuple):
     elements: tuple["Result", ...] = ()
 
 
+_NOTHING = Result()
+
+
 @dataclass(frozen=True)
 class Liveness:
     """`order` is the program as it runs, a loop's condition and body once, before the loop itself.
@@ -66,9 +69,10 @@ class _Walk:
 
     def __init__(self, module: Module, definitions: Mapping[int, Definition]):
         self.module = module
-        self.made: dict[tuple[str, str], list[tuple[tuple[int, ...], int]]] = {}
-        for value, d in definitions.items():
-            self.made.setdefault((d.computation, d.instruction), []).append((d.index, value))
+        self.made: dict[str, dict[str, list[tuple[tuple[int, ...], int]]]] = {}
+        for value, (computation, instruction, index) in definitions.items():
+            inside = self.made.setdefault(computation, {})
+            inside.setdefault(instruction, []).append((index, value))
         self.order: list[tuple[Computation, Instruction]] = []
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
@@ -80,17 +84,21 @@ class _Walk:
         """Walk through a computation, once, and return its result."""
         if computation.name in self.roots:
             return self.roots[computation.name]
+        made_here = self.made.get(computation.name, {})
         results: dict[str, Result] = {}
-        root = Result()
+        root = _NOTHING
         for i in computation.instructions.values():
-            operands = [results.get(name, Result()) for name in i.operands]
-            passed = self.passed_on(i, operands, arguments)
-            made = self.made.get((computation.name, i.name), ())
-            self.starts |= {value: len(self.order) for _, value in made}
-            result = results[i.name] = _with(passed, made) if made else passed
+            operands = [results.get(name, _NOTHING) for name in i.operands]
+            result = self.passed_on(i, operands, arguments)
+            made = made_here.get(i.name)
+            if made:
+                result = _with(result, made)
+                for _, value in made:
+                    self.starts[value] = len(self.order)
+            results[i.name] = result
             self.step(computation, i, operands, result)
             root = result if i.root else root
-        self.extend(values(root), len(self.order))
+        self.extend(root, len(self.order))
         self.roots[computation.name] = root
         return root
 
@@ -100,24 +108,28 @@ class _Walk:
         self.order.append((computation, i))
         if i.opcode == "parameter":
             self.parameters[computation.name] = now
-        self.extend(values(result), now)
+        self.extend(result, now)
         if i.opcode in ("while", "call"):
             # Inside, the state of the loop takes the operand's place, or what reads the parameter speaks for itself.
             read = min(self.parameters.get(name, now) for name in called(i, "body", "to_apply"))
-        for operand in operands:
-            if i.opcode in ("get-tuple-element", "copy"):
-                self.extend((v for v in (operand.value,) if v is not None), now)
-            elif i.opcode != "tuple":
-                self.extend(values(operand), read)
+        if i.opcode in ("get-tuple-element", "copy"):
+            operands = [Result(operand.value) for operand in operands]
+        if i.opcode != "tuple":
+            for operand in operands:
+                self.extend(operand, read)
 
     def named(self, name: str) -> Computation:
         if name not in self.module.computations:
             raise ValueError(f"the program calls computation {name!r}, which it does not have")
         return self.module.computations[name]
 
-    def extend(self, live: Iterator[int], until: int) -> None:
-        for value in live:
-            self.ends[value] = max(self.ends.get(value, until), until)
+    def extend(self, result: Result, until: int) -> None:
+        """A result and its elements are live until then, or longer."""
+        value, elements = result
+        if value is not None and self.ends.get(value, -1) < until:
+            self.ends[value] = until
+        for element in elements:
+            self.extend(element, until)
 
     def passed_on(self, i: Instruction, operands: list[Result], arguments: Sequence[Result]) -> Result:
         """What the result of an instruction holds of values that others made; walks through what it calls."""
@@ -125,7 +137,7 @@ class _Walk:
             case "parameter":
                 number = _NUMBER.match(i.rest)
                 position = int(number[0]) if number else 0
-                return arguments[position] if position < len(arguments) else Result()
+                return arguments[position] if position < len(arguments) else _NOTHING
             case "tuple":
                 return Result(None, tuple(operands))
             case "get-tuple-element":
@@ -138,7 +150,7 @@ class _Walk:
                 return operands[0]
             case "call" | "async-start":
                 roots = [self.enter(self.named(name), operands) for name in called(i, "to_apply", "calls")]
-                return roots[0] if i.opcode == "call" else Result()
+                return roots[0] if i.opcode == "call" else _NOTHING
             case "conditional":
                 names = called(i, *BRANCHES)
                 branches = zip(names, operands[1:], strict=True)
@@ -149,7 +161,7 @@ class _Walk:
             case opcode if opcode.endswith("-done"):
                 whole = operands[0]
                 return _element(whole, 0 if opcode == "copy-done" else 1) if whole.elements else whole
-        return Result()
+        return _NOTHING
 
 
 def _with(passed: Result, made: Sequence[tuple[tuple[int, ...], int]]) -> Result:
@@ -161,18 +173,20 @@ def _with(passed: Result, made: Sequence[tuple[tuple[int, ...], int]]) -> Result
             inside.setdefault(index[0], []).append((index[1:], identity))
         else:
             value = identity
+    if not inside:
+        return Result(value, passed.elements)
     elements = list(passed.elements)
-    last = max(inside, default=-1)
+    last = max(inside)
     if last >= _MOST_ELEMENTS:
         raise ValueError(f"element {last} of a tuple; they have at most {_MOST_ELEMENTS}")
-    elements += [Result()] * (last + 1 - len(elements))
+    elements += [_NOTHING] * (last + 1 - len(elements))
     for position, deeper in inside.items():
         elements[position] = _with(elements[position], deeper)
     return Result(value, tuple(elements))
 
 
 def _element(whole: Result, index: int) -> Result:
-    return whole.elements[index] if index < len(whole.elements) else Result()
+    return whole.elements[index] if index < len(whole.elements) else _NOTHING
 
 
 def called(i: Instruction, *keys: str) -> list[str]:

@@ -7,35 +7,35 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from jax.stages import Compiled
 
 from ..report import DeviceMemory, Leaf, Memory
 
 _ROLES = ("params", "optimizer", "batch")
 
 
-def memory(
-    compiled: Compiled, leaves: Sequence[Leaf], mesh: Mesh, limit: int | None, stats: Any = None
-) -> Memory:
+def memory(stats: Any, leaves: Sequence[Leaf], mesh: Mesh, limit: int | None) -> Memory:
     """Bytes per device at the peak of the step, arguments split by role.
 
-    `leaves` are the compiled step's arguments in order; those it does not read are dropped by jax and not
-    counted. `limit` is what a device offers, `device_limit`; `stats` XLA's memory analysis, where it was asked for.
+    `stats` is XLA's memory analysis, None where there is none; `leaves` are the arguments that the program reads;
+    `limit` is what a device offers, `device_limit`.
     `other` holds keys, arguments without a role, outputs that reuse no argument's memory, the program itself and the
     padding of arguments (TPU).
     The parts add up to `peak`; without figures from XLA, `temporaries` and `peak` are None.
     """
-    read = [leaf for leaf, is_read in zip(leaves, kept(compiled), strict=True) if is_read]
     roles = Counter[str]()
-    for leaf in read:
+    for leaf in leaves:
         roles[leaf.role if leaf.role in _ROLES else "other"] += leaf.bytes_per_device
-    stats = stats or compiled.memory_analysis()
     temporaries = peak = None
     if stats is not None:
         outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
         lasting = stats.argument_size_in_bytes + outputs + stats.generated_code_size_in_bytes
-        # CPU's peak leaves out the temporaries; TPU counts few of them as such, but all in its peak.
-        peak = max(getattr(stats, "peak_memory_in_bytes", 0), lasting + stats.temp_size_in_bytes)
+        told = getattr(stats, "peak_memory_in_bytes", 0)
+        if told and mesh.devices.flat[0].platform == "tpu":
+            peak = max(
+                told + stats.generated_code_size_in_bytes, lasting
+            )  # what lies in one place one after the other
+        else:
+            peak = max(told, lasting + stats.temp_size_in_bytes)  # CPU's own leaves out the temporaries
         temporaries = peak - lasting
         roles["other"] = lasting - sum(roles[role] for role in _ROLES)
     alike = DeviceMemory(
@@ -55,6 +55,16 @@ def memory(
 def with_limit(found: Memory, limit: int) -> Memory:
     """The same bytes on devices that have `limit` each."""
     return replace(found, per_device=tuple(replace(d, limit=limit) for d in found.per_device))
+
+
+def with_temporaries(found: Memory, reserved: int) -> Memory:
+    """The same with the bytes that the compiler's buffer assignment sets aside for temporaries, on a backend whose own
+    figures count those of two memories together (TPU)."""
+    rows = []
+    for d in found.per_device:
+        held = d.params + d.optimizer + d.batch + d.other
+        rows.append(replace(d, temporaries=reserved, peak=held + reserved))
+    return replace(found, per_device=tuple(rows))
 
 
 def peaks(mesh: Mesh) -> tuple[int | None, ...]:
@@ -84,8 +94,3 @@ def _stats(device: Any) -> dict[str, int]:
         return device.memory_stats() or {}
     except jax.errors.JaxRuntimeError:  # a device that is not attached
         return {}
-
-
-def kept(compiled: Compiled) -> list[bool]:
-    """Whether the program reads each of its arguments: jax gives those it dropped no sharding."""
-    return [s is not None for s in compiled.in_tree.flatten_up_to(compiled.input_shardings)]

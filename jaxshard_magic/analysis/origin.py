@@ -10,7 +10,7 @@ from .dataflow import Dataflow
 from .frames import Frame, Frames
 from .hlo import Computation, Instruction, Module
 
-_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_OP_NAME = re.compile(r'op_name="([^"\\]*(?:\\.[^"\\]*)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _REDUCING = ("all-reduce", "reduce-scatter")
 _MOST = 32  # instructions that are asked for their line
@@ -136,7 +136,8 @@ class Origins:
 def op_name(instruction: Instruction) -> str:
     """The name that jax gave the operation, with the scopes it stands in; empty where there is none."""
     found = _OP_NAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
-    return found[1].replace("\\'", "'").replace('\\"', '"') if found else ""
+    name = found[1] if found else ""
+    return name.replace("\\'", "'").replace('\\"', '"') if "\\" in name else name
 
 
 def phase_of(name: str) -> str | None:

@@ -12,6 +12,7 @@ from ..hardware import Chip
 from ..plan import Plan, Share
 from ..program.flops import totals
 from ..report import Collective, Leaf, Timing
+from ..targets import Target
 from ..wires import Wire, axis_bandwidths
 
 
@@ -53,9 +54,16 @@ def roofline(
     shares: Sequence[Share] | None,
     leaves: Iterable[Leaf],
     collectives: Iterable[Collective] | None,
+    target: Target | None = None,
 ) -> Roofline:
-    """The roofline of a step on a mesh of `chip` with these `axes` (sizes, in the mesh's order)."""
-    wires = axis_bandwidths(chip, axes)
+    """The roofline of a step on a mesh of `chip` with these `axes` (sizes, in the mesh's order); `target`: the slice
+    or the nodes that it is made of, where they are known."""
+    if target is None:
+        wires = axis_bandwidths(chip, axes)
+    elif chip.kind == "gpu":
+        wires = axis_bandwidths(replace(chip, node=target.extent[1]), axes)
+    else:
+        wires = axis_bandwidths(chip, axes, target.extent)
     compute = memory = own = waiting = None
     rates = {share.dtype: chip.peak(share.dtype) for share in shares or ()}
     if shares is not None and all(rates.values()) and all(share.exact for share in shares):

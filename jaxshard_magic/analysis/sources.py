@@ -3,6 +3,7 @@
 import ast
 import linecache
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -91,6 +92,24 @@ def plain_name(file: str) -> str:
     """`cell 7` for a terminal's cell, else the file's own name."""
     cell = _CELL.fullmatch(file)
     return f"cell {cell[1]}" if cell else Path(file).name if not file.startswith("<") else file
+
+
+def distinct_names(files: Iterable[str], name_of: Callable[[str], str]) -> dict[str, str]:
+    """The reader's name of each file, no two alike: files of one name with their folders, cells with a number.
+
+    >>> distinct_names(["/x/a/model.py", "/x/b/model.py", "/x/data.py"], plain_name)
+    {'/x/a/model.py': 'a/model.py', '/x/b/model.py': 'b/model.py', '/x/data.py': 'data.py'}
+    """
+    names = {file: name_of(file) for file in files}
+    paths = {file: Path(file).parts for file, name in names.items() if Path(file).name == name}
+    for depth in range(2, 1 + max(map(len, paths.values()), default=0)):
+        taken = Counter(names.values())
+        names |= {file: "/".join(parts[-depth:]) for file, parts in paths.items() if taken[names[file]] > 1}
+    seen = Counter[str]()
+    for file, name in names.items():
+        seen[name] += 1
+        names[file] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return names
 
 
 def _functions(text: str) -> Iterable[tuple[int, int, str]]:

@@ -2,27 +2,33 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
+
+from jax.sharding import Mesh
 
 from .. import hardware
 from ..hardware import Chip, chip_of
 from ..plan import Finding
 from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
-from .advice import Case, advise
+from ..targets import Built, gpu, slices, target_of
+from .advice import Case, advise, by_level
 from .attribution import attributed, host_calls
 from .buffers import live_bytes, serialized
 from .collectives import Move, moves
 from .complaints import Complaint, complaints, findings
+from .exhausted import exhausted, with_needed
+from .garbage import uncollected
 from .hlo import read
 from .leaves import leaves
 from .live import renamed, with_live
-from .memory import device_limit, kept, memory, peaks, with_limit, with_measured
+from .memory import device_limit, memory, peaks, with_limit, with_measured, with_temporaries
 from .mesh_info import mesh_info
 from .origin import Origins
 from .roofline import Roofline, roofline, timing, with_seconds
-from .sources import SourceText, plain_name, sources
+from .sources import SourceText, distinct_names, plain_name, sources
 
 if TYPE_CHECKING:
     from ..step import Entry, ShardedStep
@@ -57,9 +63,9 @@ def summarize(step: "ShardedStep") -> Report:
         with_measured(found.memory, entry.peaks, peaks(entry.plan.mesh)),
     )
     if chip is not None and not attached:
-        memory = with_limit(memory, chip.usable or chip.hbm)
+        memory = with_limit(memory, (gpu.usable(chip) if chip.kind == "gpu" else chip.usable) or chip.hbm)
     if chip is not None:
-        roof = roofline(chip, found.mesh.axes, entry.plan.shares, found.leaves, rows)
+        roof = roofline(chip, found.mesh.axes, entry.plan.shares, found.leaves, rows, target_of(step.mesh))
         rows = None if rows is None else with_seconds(rows, roof.wires)
     report = Report(
         name=step.name,
@@ -84,7 +90,7 @@ def _advice(
     rows: Sequence[Collective],
     roof: Roofline | None,
 ) -> tuple[Advice, ...]:
-    plan, placed = entry.plan, found.leaves
+    plan, placed, target = entry.plan, found.leaves, target_of(step.mesh)
     case = Case(
         leaves=placed,
         mesh=found.mesh,
@@ -101,19 +107,28 @@ def _advice(
         examples=plan.examples,
         examples_before=step.examples_before,
         callbacks=found.callbacks,
+        target=target,
+        larger=() if target is None else slices.larger(target.chip, target.extent),
+        tried=step.tried,
     )
-    return (
-        *(Advice(f.code, f.level, f.message, f.fix) for f in (*plan.findings, *found.complaints)),
-        *advise(case),
-    )
+    found_before = (Advice(f.code, f.level, f.message, f.fix) for f in (*plan.findings, *found.complaints))
+    return by_level((*found_before, *advise(case)))
 
 
 def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
     """The chip that a prediction is for, and whether it is the one that the step runs on."""
+    if (target := target_of(step.mesh)) is not None:
+        return target.chip, False
     here = chip_of(mesh.device_kind) if mesh.source == "attached" else None
     if step.on is None:
         return here, here is not None
     return hardware.chip(step.on), here is not None and hardware.chip(step.on) == here
+
+
+def _source(mesh: Mesh) -> str:
+    if target_of(mesh) is not None:
+        return "topology"
+    return "simulated" if mesh.devices.flat[0].platform == "cpu" else "attached"
 
 
 def facts_of(entry: "Entry") -> Facts:
@@ -125,25 +140,35 @@ def facts_of(entry: "Entry") -> Facts:
 
 def facts(entry: "Entry") -> Facts:
     """Read a compiled step."""
+    # XLA takes its time for the analysis but does not hold the interpreter: that goes on beside the reading.
+    with uncollected(), ThreadPoolExecutor(1) as beside:
+        return _facts(entry, beside.submit(entry.compiled.memory_analysis).result)
+
+
+def _facts(entry: "Entry", stats_of: Callable[[], Any]) -> Facts:
     plan, compiled = entry.plan, entry.compiled
     device = plan.mesh.devices.flat[0]
-    mesh = mesh_info(plan.mesh, "simulated" if device.platform == "cpu" else "attached")
+    mesh = mesh_info(plan.mesh, _source(plan.mesh))
     placed = leaves(plan.leaves, plan.mesh)
-    arguments = [placed[i] for i in entry.order]
+    inputs = [i for i, is_read in zip(entry.order, entry.reads, strict=True) if is_read]
     text, own = compiled.as_text(), SourceText()
     found, rows, calls, module, origins = (), None, (), None, None
     if text:
         module = read(text)
         found = moves(module, plan.mesh.shape)
-        inputs = [i for i, is_read in zip(entry.order, kept(compiled), strict=True) if is_read]
         origins = Origins(module, [entry.home] if entry.home else [], inputs)
         rows = attributed(module, found, origins, placed, own)
         calls = host_calls(module, origins)
-    stats = compiled.memory_analysis()
-    held = memory(compiled, arguments, plan.mesh, device_limit(device), stats)
+    stats = stats_of()
+    held = memory(stats, [placed[i] for i in inputs], plan.mesh, device_limit(device))
     if module is not None and origins is not None and (parts := serialized(compiled, stats)):
         live = live_bytes(*parts, module)
-        held = held if live is None else with_live(held, live, module, origins, placed)
+        if live is not None:
+            held = with_live(held, live, module, origins, placed)
+            held = with_temporaries(held, live.reserved) if isinstance(compiled, Built) else held
+    refused = compiled.refused if isinstance(compiled, Built) else None
+    if refused is not None and (said := exhausted(refused)) is not None:
+        held = with_needed(held, said, compiled.stand_in)
     return Facts(mesh, placed, held, rows, found, calls, _complaints(entry, origins), own)
 
 
@@ -162,9 +187,6 @@ def _complaints(entry: "Entry", origins: Origins | None) -> tuple[Finding, ...]:
 def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
     """The report with the reader's names for files, and the text that its lines are of."""
 
-    def name_of(file: str) -> str:
-        return step.name_of(file) or plain_name(file)
-
     def rename(c: Collective) -> Collective:
         if c.file is None:
             return c
@@ -179,9 +201,12 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
             lines.setdefault(part.file, set()).add(part.line)
     entry = step.entry
     home = [entry.home] if entry is not None and entry.home else []
+    deeper = (c.at.rpartition(":")[0] for c in report.collectives or () if c.at)
+    names = distinct_names([*home, *lines, *deeper], lambda file: step.name_of(file) or plain_name(file))
+    name_of = names.__getitem__
     found = sources(lines, text, home, name_of)
     if step.cell is not None:
-        found = tuple(_as_typed(s, step.cell[1]) if s.name == name_of(step.cell[0]) else s for s in found)
+        found = tuple(_as_typed(s, step.cell[1]) if s.name == names.get(step.cell[0]) else s for s in found)
     return replace(
         report,
         collectives=None if report.collectives is None else tuple(map(rename, report.collectives)),

@@ -3,12 +3,19 @@
 The format: https://protobuf.dev/programming-guides/encoding/
 """
 
+from collections.abc import Sequence
+
+import numpy as np
+
 Value = int | bytes
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _NUMBERED = frozenset({_VARINT, _BYTES})  # a number stands behind the tag: the value, or its length
 _WIDTH = {_FIXED64: 8, _FIXED32: 4}
 _LONGEST = 63  # the bits of a number that may stand before its last byte
+_MOST_BYTES = 10  # of a number
+_ALONE = 64  # packed numbers in fewer bytes are sooner read one by one
+_TOGETHER = 16  # fields of many messages are read side by side; those that longer ones have more, one by one
 
 
 def fields(data: bytes) -> list[tuple[int, Value]]:
@@ -45,8 +52,13 @@ def fields(data: bytes) -> list[tuple[int, Value]]:
     except (IndexError, KeyError):
         position = end + 1
     if position != end:
-        raise ValueError(f"a protocol buffer of {end} bytes is cut short, or is none")
+        raise _broken(end)
     return found
+
+
+def messages(found: Sequence[tuple[int, Value]], number: int) -> list[bytes]:
+    """All messages of a repeated field among `fields`. Raises ValueError where a number is among them."""
+    return [value if isinstance(value, bytes) else message(value) for key, value in found if key == number]
 
 
 def record(data: bytes) -> dict[int, Value]:
@@ -62,6 +74,10 @@ def integers(value: Value) -> list[int]:
     """
     if isinstance(value, int):
         return [value]
+    if len(value) >= _ALONE and value[-1] < 128:
+        data = _padded(value)
+        ends = np.flatnonzero(data[: len(value)] < 128) + 1
+        return _varints(data, np.concatenate(([0], ends[:-1])))[0].tolist()
     found, position = [], 0
     try:
         while position < len(value):
@@ -72,17 +88,56 @@ def integers(value: Value) -> list[int]:
     return found
 
 
+def columns(
+    messages: Sequence[bytes], numbers: Sequence[int], texts: Sequence[int] = ()
+) -> tuple[list[list[int]], list[list[bytes]]]:
+    """Some fields of many messages of one kind: for each of `numbers` and each of `texts` a value of every message.
+
+    Those of `numbers` are ints, 0 where a message has none, those of `texts` bytes; of those that it has twice, the
+    last. Raises ValueError.
+
+    >>> columns([bytes([0x08, 0x96, 0x01, 0x12, 0x02]) + b"hi", b""], [1], [2])
+    ([[150, 0]], [[b'hi', b'']])
+    """
+    joined = b"".join(messages)
+    data, lengths = _padded(joined), np.fromiter(map(len, messages), np.int64, len(messages))
+    ends = lengths.cumsum()
+    at, left = ends - lengths, np.flatnonzero(lengths)  # where to go on, and in which messages
+    found = np.zeros((len(numbers), len(messages)), np.uint64)
+    spans = np.zeros((len(texts), 2, len(messages)), np.int64)
+    for _ in range(_TOGETHER):
+        tags, inside = _varints(data, at[left])
+        values, inside = _varints(data, inside)
+        kinds = tags & 7
+        if (kinds[kinds != _BYTES] != _VARINT).any():
+            break
+        long = np.where(kinds == _BYTES, np.minimum(values, len(data)), 0)
+        behind = inside + long.astype(np.int64)
+        if (behind > ends[left]).any():
+            raise _broken(len(joined))
+        for number, column in zip(numbers, found, strict=True):
+            here = tags == number << 3 | _VARINT
+            column[left[here]] = values[here]
+        for number, span in zip(texts, spans, strict=True):
+            here = tags == number << 3 | _BYTES
+            span[:, left[here]] = inside[here], behind[here]
+        at[left] = behind
+        left = left[behind < ends[left]]
+    ints = found.tolist()
+    parts = [[joined[a:b] for a, b in zip(*span, strict=True)] for span in spans.tolist()]
+    for row in left.tolist():
+        for number, value in fields(joined[at[row] : ends[row]]):
+            if isinstance(value, int) and number in numbers:
+                ints[numbers.index(number)][row] = value
+            elif isinstance(value, bytes) and number in texts:
+                parts[texts.index(number)][row] = value
+    return ints, parts
+
+
 def message(value: Value) -> bytes:
     """A value that must be a message. Raises ValueError for a number."""
     if isinstance(value, int):
         raise ValueError(f"a protocol buffer holds the number {value} where a message belongs")
-    return value
-
-
-def integer(value: Value) -> int:
-    """A value that must be a number. Raises ValueError for bytes."""
-    if isinstance(value, bytes):
-        raise ValueError("a protocol buffer holds bytes where a number belongs")
     return value
 
 
@@ -100,3 +155,29 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 128:
             return value, position
     raise IndexError
+
+
+def _varints(data: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers at many positions of `data`, which is `_padded`, and where the next fields start."""
+    values, at = data[at].astype(np.uint64), at + 1
+    more = np.flatnonzero(values > 127)
+    values &= 127
+    for shift in range(7, _LONGEST + 1, 7):
+        if not more.size:
+            break
+        found = data[at[more]].astype(np.uint64)
+        values[more] |= (found & 127) << shift
+        at[more] += 1
+        more = more[found > 127]
+    if more.size:
+        raise _broken(data.size)
+    return values, at
+
+
+def _padded(data: bytes) -> np.ndarray:
+    """The bytes with zeros behind them, so that a tag and a number that are cut short end there."""
+    return np.frombuffer(data + bytes(2 * _MOST_BYTES), np.uint8)
+
+
+def _broken(size: int) -> ValueError:
+    return ValueError(f"a protocol buffer of {size} bytes is cut short, or is none")

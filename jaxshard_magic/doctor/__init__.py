@@ -7,10 +7,11 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..packages import companions, installed
 from .findings import Doctor as Doctor
 from .findings import Finding as Finding
 from .findings import one_line
-from .packages import companions, installed, loaded, targets, versions
+from .packages import loaded, targets, versions
 from .setup import environment, notebook
 
 if TYPE_CHECKING:

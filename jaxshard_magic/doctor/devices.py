@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 
+from ..packages import CUDA, TPU
 from .findings import Finding, one_line
-from .packages import CUDA, INSTALL_CUDA, INSTALL_TPU, TPU, Versions
+from .packages import INSTALL_CUDA, INSTALL_TPU, Versions
 
 AREA = "devices"
 GIB = 2**30

@@ -196,8 +196,8 @@ def aval(x: Any) -> tuple[tuple[int, ...], Any, bool]:
     """Shape, dtype and weak type: what decides whether two calls run the same program."""
     if isinstance(x, jax.Array):
         return x.shape, x.dtype, getattr(x, "weak_type", False)  # typed keys have none
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return x.shape, x.dtype, bool(x.weak_type)
+    if isinstance(x, jax.ShapeDtypeStruct):  # may have a dtype that an array would not get
+        return x.shape, jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True), bool(x.weak_type)
     of = jax.typeof(x)
     return of.shape, of.dtype, of.weak_type
 
@@ -266,7 +266,7 @@ def _refuse(step: Step, positions: Sequence[int], arguments: Any, held: Mapping[
                 f"{step.name}: {paths[i]} is a numpy array of dtype {value.dtype}, which no device can hold; "
                 "take it out of the step's arguments"
             )
-        if _holds_arrays(value):
+        if holds_arrays(value):
             raise ShardError(
                 f"{step.name}: {paths[i]} is a {kind}, which jax does not know as a pytree, so that its "
                 "arrays can't be sharded; register it, or pass its arrays",
@@ -281,7 +281,7 @@ def _refuse(step: Step, positions: Sequence[int], arguments: Any, held: Mapping[
             ) from None
 
 
-def _holds_arrays(value: Any) -> bool:
+def holds_arrays(value: Any) -> bool:
     if isinstance(value, (type, ModuleType)) or (callable(value) and not is_dataclass(value)):
         return False
     return any(isinstance(x, _ARRAYS) for x in jax.tree.leaves(list(getattr(value, "__dict__", {}).values())))

@@ -91,7 +91,7 @@ class Memory:
     None, and `live`, where the compiler does not tell."""
 
     per_device: tuple[DeviceMemory, ...]
-    source: str  # where the figures come from: "compiled" (XLA's memory analysis) or "measured"
+    source: str  # "measured", "compiled" (XLA's own accounts); where a compiler refused: "compiled for v5p", "refused"
     buffers: tuple[Buffer, ...] | None = None
     others: tuple[int, ...] | None = None
     live: Live | None = None

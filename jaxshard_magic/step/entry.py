@@ -1,10 +1,10 @@
 """`Entry`: one compiled program of a step, for one set of shapes and held values."""
 
-import contextlib
 import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -12,13 +12,16 @@ from typing import Any
 import jax
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled
 
+from ..compiler_log import captured
 from ..plan import Plan
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced, trace
 from ..program.untraceable import Explained
-from .compiler_log import captured
+from ..targets import LIMIT_S, target_of
 from .donation import Ours, own_copy, to_donate
+from .elsewhere import canonical, elsewhere, reads
 
 Planner = Callable[..., Plan]
 
@@ -38,13 +41,14 @@ class Entry:
     compiled: Any
     result: Result
     tree: Any  # the PyTreeDef of (args, kwargs)
-    call: Callable[..., Any]
+    call: Any  # the function, None where the devices aren't attached
     whole: bool
     consts: list[Any]
     shardings: list[NamedSharding]
     donated: tuple[int, ...]
     trace_s: float
     compile_s: float
+    reads: tuple[bool, ...]  # whether the program reads each of its arguments: jax drops the others
     home: str | None = None  # the file that defines the step, as Python knows it
     complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
     peaks: tuple[int | None, ...] = ()  # bytes that the devices had held at most before it first ran
@@ -147,8 +151,10 @@ def build_entry(
     rules: Sequence[tuple[str, PartitionSpec]],
     donate: bool | None,
     say: Callable[[str], None],
+    compile_limit: float = LIMIT_S,
 ) -> Entry:
-    """Trace, plan and compile one kind of call.
+    """Trace, plan and compile one kind of call; for devices that aren't attached, by their own compiler within
+    `compile_limit` seconds.
 
     Raises `ShardError` for a step that jax can't trace and whatever the planner raises; an exception of the
     user's own code passes through.
@@ -162,7 +168,8 @@ def build_entry(
     metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
     say(f"planning {strategy}")
     plan = planner(traced, mesh, strategy, specs=given, rules=rules, metadata=tuple(metadata))
-    say(f"compiling for {mesh.size} device{'s' * (mesh.size > 1)}")
+    target = target_of(mesh)
+    say(f"compiling for {target.name if target else _devices(mesh.size)}")
     start = time.perf_counter()
     donated = to_donate(peeled, traced, plan, donate)
     n = len(traced.consts)
@@ -171,37 +178,48 @@ def build_entry(
     constants = specs(traced.consts)
     whole = peeled.all_traced and result.plain and not donated and _hold_anything(peeled.tree, result.tree)
     lowered = _lower_whole if whole else _lower_flat
-    with _own_mesh(mesh), _lines_kept():
+    with _own_mesh(mesh), _lines_kept(), nullcontext() if target is None else canonical():
         lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
-        with captured() as log:
-            compiled = lowering.compile()
-    kept = [a for i, a in enumerate(avals) if i not in donated]
-    weak = [a.weak_type for a in (*constants, *kept, *(avals[i] for i in donated))]
+        if target is None:
+            with captured() as log:
+                compiled = lowering.compile()
+            complaints, read = log.messages, _kept(compiled)
+            kept = [a for i, a in enumerate(avals) if i not in donated]
+            weak = (bool(a.weak_type) for a in (*constants, *kept, *(avals[i] for i in donated)))
+            call = strict_call(compiled, tuple(weak))
+        else:
+            compiled = elsewhere(lowering, target, mesh, compile_limit)
+            complaints, read, call = compiled.log, reads(lowering), None
     return Entry(
         traced,
         plan,
         compiled,
         result,
         peeled.tree,
-        strict_call(compiled, tuple(map(bool, weak))),
+        call,
         whole,
-        list(jax.device_put(list(traced.consts), shardings[:n])),
+        list(jax.device_put(list(traced.consts), shardings[:n])) if target is None else [],
         shardings[n:],
         donated,
         trace_s,
         time.perf_counter() - start,
+        read,
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
-        log.messages,
+        complaints,
     )
 
 
-def _own_mesh(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+def _devices(n: int) -> str:
+    return f"{n} device{'s' * (n > 1)}"
+
+
+def _own_mesh(mesh: Mesh) -> AbstractContextManager[Any]:
     """Another mesh that the user has set would be taken for the step's."""
     current = jax.sharding.get_mesh()
-    return contextlib.nullcontext() if current.empty or current == mesh else jax.set_mesh(mesh)
+    return nullcontext() if current.empty or current == mesh else jax.set_mesh(mesh)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _lines_kept() -> Iterator[None]:
     """The compiled program tells the user's line of each operation: with all calls that led to it, where jax keeps ten,
     and never from jax's cache on disk, which would give the lines of an earlier text. jax has no public names for
@@ -262,6 +280,11 @@ def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs
     places = tuple(shardings[n + i] for i in kept), tuple(shardings[n + i] for i in donated)
     jitted = jax.jit(program, in_shardings=(shardings[:n], *places), out_shardings=outs, donate_argnums=2)
     return jitted.lower(constants, tuple(avals[i] for i in kept), tuple(avals[i] for i in donated))
+
+
+def _kept(compiled: Compiled) -> tuple[bool, ...]:
+    """Whether the program reads each of its arguments: jax gives those it dropped no sharding."""
+    return tuple(s is not None for s in compiled.in_tree.flatten_up_to(compiled.input_shardings))
 
 
 class _Strict:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ..errors import ShardError
 from ..program.peel import Peeled, nnx_calls, peel
 from ..program.unwrap import NUMBERS, strip
+from ..targets import LIMIT_S, target_of
 from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
 from .entry import Entry, Planner, build_entry
@@ -56,15 +57,17 @@ class ShardedStep:
         self.strategy, self.mesh, self.donate = strategy, mesh, donate
         self.name = name or self._step.name
         self.on = on  # the chip that a report predicts for
+        self.compile_limit = LIMIT_S  # seconds, for hardware that is not attached
         self.progress: Callable[[str], None] | None = None
         self.watch: Callable[[Entry, Any], None] | None = None  # called with what each call gave
         self.examples_before: int | None = None  # of the batch of an earlier run of the same step
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
+        self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.name_of: Callable[[str], str | None] = lambda file: None  # a notebook's name for a file
         self.options = _options(specs or {}, rules, donate, check, on)
-        self._planner, self._specs, self._rules = planner, dict(specs or {}), tuple(rules)
+        self._planner, self.specs, self.rules = planner, dict(specs or {}), tuple(rules)
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
         self._current: Entry | None = None
@@ -161,7 +164,17 @@ class ShardedStep:
         return self._current
 
     def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if (target := target_of(self.mesh)) is not None:
+            raise ShardError(
+                f"{target.name} is not attached, so {self._step.name} can't run on it: .prepare(...) with the same "
+                "arguments, or their shapes, compiles it, and .report() tells the rest"
+            )
         peeled, entry = self._entry(args, kwargs)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in peeled.leaves):
+            raise ShardError(
+                f"{self._step.name} was given a shape where it takes an array: .prepare(...) takes shapes, and so does "
+                "--dry-run"
+            )
         plain = self._plain(peeled)
         placed = entry.place(peeled.leaves, self._ours)
         inputs = entry.arrange(placed)
@@ -245,10 +258,11 @@ class ShardedStep:
             self.strategy,
             self.mesh,
             planner=self._planner,
-            given=self._specs,
-            rules=self._rules,
+            given=self.specs,
+            rules=self.rules,
             donate=self.donate,
             say=self._say,
+            compile_limit=self.compile_limit,
         )
         if self.read_ahead:
             from ..analysis.summary import facts_of

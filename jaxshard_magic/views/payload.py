@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from math import isfinite, prod
 from typing import Any
 
-from jaxshard_magic.report import Buffer, Collective, DeviceMemory, Leaf, Live, Memory, Report, Source
+from jaxshard_magic.report import Buffer, Collective, DeviceMemory, Leaf, Memory, Report, Source
 from jaxshard_magic.views import layout, marks, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable, share_text
@@ -256,14 +256,15 @@ def _memory(report: Report) -> dict[str, Any] | None:
         "roles": [role for role in mem.ROLES if any(getattr(d, role) for d in rows)],
         "devices": {c: [_part(by_device.get(d), c, d) for d in position] for c in columns},
         "groups": _groups(memory, position),
-        "live": _live(memory.live, report.sources),
+        "live": _live(memory, report.sources),
         "buffers": None if memory.buffers is None else [_buffer(b, report.sources) for b in memory.buffers],
         "others": memory.others,
         "buffers_lead": words.buffers_lead(memory),
     }
 
 
-def _live(live: Live | None, sources: Sequence[Source]) -> dict[str, Any] | None:
+def _live(memory: Memory, sources: Sequence[Source]) -> dict[str, Any] | None:
+    live = memory.live
     if live is None or not live.bytes:
         return None
     return {
@@ -272,6 +273,7 @@ def _live(live: Live | None, sources: Sequence[Source]) -> dict[str, Any] | None
         "instructions": live.instructions,
         "peak": live.peak,
         "phases": live.phases,
+        "lead": words.live_lead(memory),
         **place(live.file, live.line, sources),
     }
 

@@ -7,8 +7,8 @@ const [HEIGHT, TOP, BELOW] = [64, 16, 20]; // px of the curve, of the label abov
 const LETTER = 5.6; // px of a letter of the marks' size
 const CLEAR = 8; // px between the peak's line and its label
 const SAYS =
-  "Arguments, outputs and temporaries that lie in memory while each instruction runs, one device, from XLA's buffer" +
-  " assignment";
+  "Arguments, outputs and temporaries that lie in memory while each instruction runs, one device, by where the" +
+  " compiler has put them";
 
 /** The curve in `live.element`; `draw(plan)` makes it anew for a width. */
 export class Live {
@@ -21,7 +21,7 @@ export class Live {
       "div",
       { class: "jsm-live" },
       h("h3", { title: SAYS }, "Live bytes through the step"),
-      h("p", { class: "jsm-small jsm-quiet" }, "program order, one device, from XLA\u2019s buffer assignment"),
+      h("p", { class: "jsm-small jsm-quiet" }, live.lead),
       this.#plot,
     );
   }

@@ -1,6 +1,6 @@
 """What the report of a step tells its reader to look at, each with a fix to paste; one small rule each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ...report import Advice
 from .case import Case as Case
@@ -19,5 +19,9 @@ RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
 
 def advise(case: Case) -> tuple[Advice, ...]:
     """What is off with a sharded step, errors first, then warnings, each kind in the order of the rules."""
-    found = [advice for rule in RULES for advice in rule(case)]
+    return by_level(advice for rule in RULES for advice in rule(case))
+
+
+def by_level(found: Iterable[Advice]) -> tuple[Advice, ...]:
+    """Errors first, then warnings, each kind in the order that it is given in."""
     return tuple(sorted(found, key=lambda advice: LEVELS.index(advice.level)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ...plan import Share
 from ...report import Collective, Leaf, Memory, MeshInfo, Spec
+from ...targets import Target
 from ..collectives import Move
 from ..roofline import Roofline
 
@@ -18,7 +19,9 @@ class Case:
     paths of leaves whose spec the user chose, `kept` the state whose old value stays while the new one is made.
     `moves` are the compiled step's collectives one by one, `collectives` the report's, with the seconds of `roof` where
     a chip is known. `shares` is what one device multiplies; `examples` the batch, `examples_before` that of the step's
-    earlier run; `callbacks` the lines, or None, of calls to Python from inside the step.
+    earlier run; `callbacks` the lines, or None, of calls to Python from inside the step. `target` is what the step was
+    compiled for where that is not attached, `larger` the slices of it that are offered and have more devices; `tried`
+    the bytes that a device needs, as compiled, with a fix that was tried.
     """
 
     leaves: Sequence[Leaf]
@@ -36,6 +39,9 @@ class Case:
     examples: int | None = None
     examples_before: int | None = None
     callbacks: Sequence[str | None] = ()
+    target: Target | None = None
+    larger: Sequence[tuple[int, ...]] = ()
+    tried: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def batch_axes(self) -> tuple[str, ...]:

@@ -1,36 +1,123 @@
 """Advice on what does not fit into a device's memory."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ...report import Advice, DeviceMemory
-from .case import Case, axes_of, byte_text, devices_along
+from .case import Case, axes_of, byte_text, devices_along, mesh_text
 
 COPIES = 4  # of the parameters in training: themselves, their gradients and Adam's two moments
 
 
+@dataclass(frozen=True)
+class Change:
+    """Something that takes memory off a device: `saves` bytes where that can be told, and the text to paste."""
+
+    says: str
+    fix: str | None
+    saves: int | None = None
+
+
 def does_not_fit(case: Case) -> Iterator[Advice]:
-    """The peak is above the limit: what would take most off it."""
+    """The peak is above the limit: what would make it fit, the cheapest first, the others as advice of their own."""
     top = _fullest(case)
     if top is None or top.peak is None or top.limit is None or top.peak <= top.limit:
         return
+    over = top.peak - top.limit
+    changes = [c for c in _changes(case, top) if c.saves is None or c.saves >= 0.05 * over]
+    enough = [c for c in changes if c.saves is not None and c.saves >= over]
+    first = next(iter((*enough, *changes)), None)
     message = (
         f"The step needs {byte_text(top.peak)} on a device that has {byte_text(top.limit)}: "
-        f"{byte_text(top.peak - top.limit)} too much."
+        f"{byte_text(over)} too much."
     )
-    saved, axes = _by_cutting_state(case)
-    if saved and saved >= 0.05 * (top.peak - top.limit):
-        enough = "enough" if top.peak - saved <= top.limit else f"{byte_text(top.peak - saved)} left"
-        over = "+".join(axes)
-        message += f" Parameters and optimizer state cut over {over} take off {byte_text(saved)}: {enough}."
-        yield Advice("does-not-fit", "error", message, _fsdp(case))
-    elif case.kept:
-        twice = sum(leaf.bytes_per_device for leaf in case.kept)
-        message += (
-            f" The old state stays while the new one is made; donated, it takes off {byte_text(twice)}."
-        )
-        yield Advice("does-not-fit", "error", message, "--donate")
-    else:
+    if first is None:
         yield Advice("does-not-fit", "error", message)
+        return
+    yield Advice("does-not-fit", "error", f"{message} {_told(case, top, first)}", first.fix)
+    for change in changes:
+        if change is not first:
+            yield Advice("would-fit", "info", _told(case, top, change), change.fix)
+
+
+def _told(case: Case, top: DeviceMemory, change: Change) -> str:
+    """A change, with what is left after it: as compiled where it was tried, else as predicted."""
+    assert top.peak is not None and top.limit is not None
+    tried = case.tried.get(change.fix or "")
+    if tried is not None:
+        verdict = "it fits" if tried <= top.limit else "still too much"
+        return f"{change.says}. Compiled so, it needs {byte_text(tried)}: {verdict}."
+    if change.saves is None:
+        return f"{change.says}."
+    left = top.peak - change.saves
+    return f"{change.says}: {'enough' if left <= top.limit else f'{byte_text(left)} left'}."
+
+
+def _changes(case: Case, top: DeviceMemory) -> Iterator[Change]:
+    """What takes memory off a device, the cheapest first."""
+    saved, axes = _by_cutting_state(case)
+    if saved:
+        over = "+".join(axes)
+        says = f"Parameters and optimizer state cut over {over} take off {byte_text(saved)}"
+        yield Change(says, _fsdp(case), saved)
+    if case.kept:
+        twice = sum(leaf.bytes_per_device for leaf in case.kept)
+        says = f"The old state stays while the new one is made; donated, it takes off {byte_text(twice)}"
+        yield Change(says, "--donate", twice)
+    if (kept := _kept_for_backward(case)) is not None:
+        yield kept
+    yield from _more_devices(case, top)
+    yield from _fewer_examples(case, top)
+
+
+def _kept_for_backward(case: Case) -> Change | None:
+    """What the forward pass leaves for the backward pass, where it is most of the temporaries."""
+    buffers = (case.memory and case.memory.buffers) or ()
+    kept = [b for b in buffers if b.phase == "forward"]
+    held = sum(b.bytes for b in kept)
+    if not kept or 2 * held < sum(b.bytes for b in buffers):
+        return None
+    lines = sorted({b.line for b in kept if b.line is not None})
+    where = f" of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}" if lines else ""
+    says = (
+        f"{byte_text(held)}{where} are kept for the backward pass; with the layer's function under jax.checkpoint "
+        "they are computed again"
+    )
+    return Change(says, "@jax.checkpoint")
+
+
+def _more_devices(case: Case, top: DeviceMemory) -> Iterator[Change]:
+    """The smallest slice that is offered on which it would fit, with more devices along the first batch axis."""
+    if case.target is None or not case.batch_axes or top.temporaries is None:
+        return
+    axis, axes = case.batch_axes[0], case.mesh.axes
+    whole = sum(x.bytes_per_device for x in case.leaves if x.role != "batch" and axis not in axes_of(x.spec))
+    for extent in case.larger:
+        target = replace(case.target, extent=extent)
+        times, rest = divmod(target.count, case.target.count)
+        if times < 2 or rest:
+            continue
+        assert top.peak is not None and top.limit is not None
+        left = whole + (top.peak - whole) // times
+        if left <= top.limit:
+            grown = {a: n * times if a == axis else n for a, n in axes.items()}
+            says = f"On {target.name}, with {grown[axis]} devices along {axis}, it would need about {byte_text(left)}"
+            yield Change(says, f"%mesh {target.name} {mesh_text(grown)}", top.peak - left)
+            return
+
+
+def _fewer_examples(case: Case, top: DeviceMemory) -> Iterator[Change]:
+    """The largest batch whose temporaries would leave room for the rest."""
+    if not case.examples or top.temporaries is None or top.peak is None or top.limit is None:
+        return
+    step = devices_along(case.mesh.axes, case.batch_axes)
+    grows = top.temporaries + top.batch
+    fit = int(case.examples * (top.limit - (top.peak - grows)) / grows) if grows else 0
+    if 0 < (fewer := fit // step * step) < case.examples:
+        saves = grows - grows * fewer // case.examples
+        left = byte_text(top.peak - saves)
+        says = f"With {fewer} of the {case.examples} examples in a batch it would need about {left}"
+        yield Change(says, f"a batch of {fewer} examples", saves)
 
 
 def replicated_state(case: Case) -> Iterator[Advice]:

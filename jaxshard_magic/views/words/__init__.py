@@ -12,6 +12,7 @@ from jaxshard_magic.views.words.figures import figures as figures
 from jaxshard_magic.views.words.memory import buffer_type as buffer_type
 from jaxshard_magic.views.words.memory import buffers_lead as buffers_lead
 from jaxshard_magic.views.words.memory import error_text as error_text
+from jaxshard_magic.views.words.memory import live_lead as live_lead
 from jaxshard_magic.views.words.memory import measured_text as measured_text
 from jaxshard_magic.views.words.memory import memory_lead as memory_lead
 from jaxshard_magic.views.words.run import check_lines as check_lines

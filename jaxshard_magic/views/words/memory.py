@@ -34,6 +34,15 @@ def error_text(device: DeviceMemory) -> str | None:
     return None if off is None else f"{share_text(abs(off))} {'more' if off >= 0 else 'less'}"
 
 
+def live_lead(memory: Memory) -> str:
+    """What the curve of live bytes is from."""
+    _, refused, stand_in = memory.source.partition("compiled for ")
+    source = (
+        f"as compiled for {stand_in}, which has the room" if refused else "from XLA\u2019s buffer assignment"
+    )
+    return f"program order, one device, {source}"
+
+
 def buffers_lead(memory: Memory) -> str | None:
     """`10 buffers are 95% of the temporaries; 81 more are 152 MiB`; None where the compiler does not tell."""
     if not memory.buffers or memory.others is None:

@@ -62,6 +62,12 @@ def notes(report: Report) -> list[str]:
             )
     elif report.mesh.source == "topology":
         lines.append("Every figure is computed from the compiled program or predicted.")
+        _, refused, stand_in = (report.memory.source if report.memory else "").partition("compiled for ")
+        if refused:
+            lines.append(
+                f"The chip's own compiler refuses the step; the peak is what it asks for, the rest is as compiled for "
+                f"{stand_in}, which has the room."
+            )
     if not ran(report):
         lines.append(f"Not run: {'compiled only; ' * known}your variables are as they were.")
     return lines

@@ -1,0 +1,63 @@
+"""The step of a `%%shard` cell: made from its line, called on copies, compiled with what its report advises."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from jaxshard_magic import _cell, _options
+from jaxshard_magic._progress import Progress
+from jaxshard_magic.errors import ShardError
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from jaxshard_magic.report import Report
+
+
+def made(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> Any:
+    """The function sharded as a line has it; one that is sharded already is taken anew."""
+    from jaxshard_magic import api
+    from jaxshard_magic.specs import parse_assignment
+    from jaxshard_magic.step import ShardedStep
+
+    plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
+    step = api.shard(
+        plain,
+        options.strategy,
+        mesh=mesh,
+        specs=_cell.annotated_specs(plain) | dict(map(parse_assignment, options.specs)),
+        rules=[parse_assignment(rule) for rule in options.rules],
+        donate=options.donate,
+        check=options.check,
+        on=options.on,
+        name=options.name or path,
+    )
+    step.keep_arguments = bool(options.repeat)
+    step.read_ahead = True
+    return step
+
+
+def copies(arguments: Any) -> Any:
+    """`arguments` in new containers and NNX objects, so that running the step changes none of the user's."""
+    import jax
+
+    if nnx := sys.modules.get("flax.nnx"):
+        nodes = jax.tree.leaves(arguments, is_leaf=nnx.graph.is_graph_node)
+        if any(map(nnx.graph.is_graph_node, nodes)):
+            return nnx.clone(arguments)
+    return jax.tree.map(lambda leaf: leaf, arguments)
+
+
+def tried(rehearsal: _cell.Rehearsal, report: "Report", progress: Progress) -> bool:
+    """The first thing that would make a step fit is compiled as well; whether that told anything."""
+    from jaxshard_magic import api
+
+    fix = next((a.fix for a in report.advice if a.code == "does-not-fit"), None)
+    if fix is None or rehearsal.arguments is None:
+        return False
+    progress(f"does not fit; trying {fix}")
+    try:
+        return api.tried(rehearsal.sharded, fix, *rehearsal.arguments)
+    except ShardError:  # what is advised is for the user's own step, and need not be possible on it
+        return False
+    finally:
+        progress("")

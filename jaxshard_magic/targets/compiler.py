@@ -1,0 +1,147 @@
+"""The compiling process of this one: started when it is first needed, stopped when the wait for it ends."""
+
+import atexit
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ..errors import ShardError
+from .built import Built
+from .worker import IDLE_S, Failed, Job
+
+LIMIT_S = 1800.0
+_TICK_S = 0.1  # between looks whether the user has interrupted
+_START = "from jaxshard_magic.targets.worker import main; main()"  # as __main__, its classes would be others than ours
+_CHATTER = re.compile(r"[IW]\d{4} |WARNING: All log messages")
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class Compiler:
+    """A process of its own with one kind of compiler, under `environment`.
+
+    It is idle most of the time, and ends by itself after `idle_s` seconds of that; then the next job starts another
+    one.
+    """
+
+    def __init__(self, environment: Mapping[str, str], idle_s: float = IDLE_S):
+        self.environment = dict(environment)
+        self.idle_s = idle_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._lifeline = -1
+        self._log: Any = None
+        self._loading = False
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None while there is none."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def ready(self, topology: Mapping[str, Any]) -> None:
+        """Start the process and let it load its compiler meanwhile."""
+        with self._lock:
+            if not self._alive():
+                self._start()
+                self._send(dict(topology))
+                self._loading = True
+
+    def compile(self, job: Job, limit_s: float = LIMIT_S) -> Built | Failed:
+        """What the compiler says of a program. An interrupt, or `limit_s` seconds, end the process for good.
+
+        Raises `ShardError` at the limit and where the process ends by itself.
+        """
+        with self._lock:
+            if not self._alive():
+                self._start()
+            try:
+                if self._loading:
+                    self._answer(limit_s)
+                    self._loading = False
+                self._send(job)
+                return self._answer(limit_s)
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """End the process now, whatever it does."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, as ptxas, with it
+        process.wait()
+        if self._connection is not None:
+            self._connection.close()
+        os.close(self._lifeline)
+        self._log.close()
+
+    def _alive(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()
+        return self._process is not None
+
+    def _start(self) -> None:
+        self._connection, theirs = Pipe()
+        read, self._lifeline = os.pipe()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._loading = False
+        paths = os.pathsep.join(p for p in (_ROOT, os.environ.get("PYTHONPATH")) if p)
+        environment = {**os.environ, **self.environment, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
+        given = theirs.fileno(), read, self.idle_s
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, *map(str, given)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+                pass_fds=(theirs.fileno(), read),
+                start_new_session=True,  # Ctrl-C in a terminal is for the process that waits
+            )
+        os.close(read)
+        atexit.register(self.stop)
+
+    def _send(self, what: Any) -> None:
+        assert self._connection is not None
+        try:
+            self._connection.send(what)
+        except OSError as error:
+            raise self._ended() from error
+
+    def _answer(self, limit_s: float) -> Any:
+        assert self._connection is not None
+        until = time.monotonic() + limit_s
+        while not self._connection.poll(_TICK_S):
+            if time.monotonic() > until:
+                raise ShardError(
+                    f"the compiler has not finished within {limit_s:g} s and was stopped. A step that scans over its "
+                    "layers compiles faster; %config ShardSession.compile_limit = SECONDS allows more"
+                )
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+
+    def _ended(self) -> ShardError:
+        assert self._process is not None
+        code = self._process.wait()
+        how = f"with exit code {code}" if code >= 0 else f"by signal {-code} ({signal.Signals(-code).name})"
+        why = ": the machine has no memory left for it" if code == -signal.SIGKILL else ""
+        self._log.seek(0)
+        said = (line.strip() for line in self._log.read().decode(errors="replace").splitlines())
+        lines = [line for line in said if line and not _CHATTER.match(line)]
+        last = f"; its last words: {lines[-1]}" if lines else ""
+        return ShardError(f"the compiler's process ended {how}{why}{last}")

@@ -1,0 +1,99 @@
+"""What would make a step fit: each change is told where it helps, with what it leaves, the cheapest first."""
+
+import math
+
+from jaxshard_magic.analysis.advice import Case, advise
+from jaxshard_magic.hardware import chip
+from jaxshard_magic.report import Buffer, DeviceMemory, Leaf, Memory, MeshInfo
+from jaxshard_magic.targets import Target
+from jaxshard_magic.targets.slices import larger
+
+GIB = 2**30
+V5E8 = Target(chip("v5e"), (2, 4))
+
+
+def leaf(path: str, nbytes: int, spec, role: str, parts: int = 1) -> Leaf:
+    return Leaf(path, role, (1024, nbytes // 4096), "float32", spec, nbytes, nbytes // parts, "")
+
+
+def case(
+    temporaries: int, *, weights: int = GIB, axes=None, buffers=None, limit: int = 16 * GIB, **more
+) -> Case:
+    """Weights cut along data, 64 examples, and so many bytes of temporaries."""
+    axes = axes or {"data": 8}
+    cut = tuple(axes)[:1]
+    leaves = (
+        leaf("w", 8 * weights, (cut[0], None), "params", 8),
+        leaf("x", 4096 * 64, (cut[0], None), "batch", 8),
+    )
+    held = DeviceMemory(0, weights, 0, 32 * 1024, 0, temporaries, weights + 32 * 1024 + temporaries, limit)
+    info = MeshInfo(axes, "tpu", "TPU v5 lite", "topology", tuple(range(math.prod(axes.values()))), 2)
+    given = {"jobs": {"fsdp": cut}, "examples": 64} | more
+    return Case(
+        leaves=leaves,
+        mesh=info,
+        strategy="fsdp",
+        memory=Memory((held,), "compiled", buffers=buffers),
+        **given,
+    )
+
+
+def told(made: Case, code: str):
+    return [a for a in advise(made) if a.code == code]
+
+
+def test_a_larger_slice_divides_what_lies_along_the_batch_axis():
+    # (1 + 23 GiB) on 8 devices; on 16 half of it, 12 GiB.
+    made = case(23 * GIB, target=V5E8, larger=larger(V5E8.chip, V5E8.extent))
+    (first,) = told(made, "does-not-fit")
+    assert first.fix == "%mesh v5e:4x4 data=16"
+    assert "it would need about 12 GiB: enough" in first.message
+    assert "needs 24 GiB on a device that has 16 GiB: 8 GiB too much" in first.message
+
+
+def test_a_slice_is_as_large_as_it_must_be_and_keeps_the_other_axes():
+    # 79 GiB of temporaries and 1 GiB of weights: a fifth must be left, so 8 times the devices.
+    made = case(79 * GIB, axes={"data": 4, "model": 2}, target=V5E8, larger=larger(V5E8.chip, V5E8.extent))
+    (first,) = told(made, "does-not-fit")
+    assert first.fix == "%mesh v5e:8x8 data=32 model=2"
+
+
+def test_fewer_examples_leave_room_in_steps_of_the_devices():
+    # 12 of 23 GiB of temporaries may stay beside 4 GiB of weights: 64 * 12 / 23 = 33.4, so 32 examples.
+    (first,) = told(case(23 * GIB, weights=4 * GIB), "does-not-fit")
+    assert first.fix == "a batch of 32 examples"
+    assert "With 32 of the 64 examples in a batch it would need about 15.5 GiB: enough." in first.message
+
+
+def test_what_is_kept_for_the_backward_pass_is_told_with_its_lines():
+    kept = (
+        Buffer(12 * GIB, 4, "bf16", (24, 8, 16), "dot_general", "forward", "cell 3", 7),
+        Buffer(6 * GIB, 1, "bf16", (24, 8, 16), "exp", "forward", "cell 3", 6),
+        Buffer(2 * GIB, 1, "f32", (8, 16), "add", "backward", "cell 3", 9),
+    )
+    made = case(23 * GIB, buffers=kept)
+    (change,) = [a for a in told(made, "would-fit") if a.fix == "@jax.checkpoint"]
+    assert change.message.startswith("18 GiB of lines 6, 7 are kept for the backward pass")
+    few = (*kept[:1], Buffer(20 * GIB, 1, "f32", (8, 16), "add", "backward", "cell 3", 9))
+    assert not [a for a in told(case(23 * GIB, buffers=few), "would-fit") if a.fix == "@jax.checkpoint"]
+
+
+def test_a_change_that_was_compiled_is_told_as_compiled():
+    fix = "%mesh v5e:4x4 data=16"
+    for peak, verdict in (
+        (11 * GIB, "Compiled so, it needs 11 GiB: it fits."),
+        (17 * GIB, "17 GiB: still too much."),
+    ):
+        made = case(23 * GIB, target=V5E8, larger=larger(V5E8.chip, V5E8.extent), tried={fix: peak})
+        assert told(made, "does-not-fit")[0].message.endswith(verdict)
+
+
+def test_what_takes_off_next_to_nothing_is_not_told():
+    kept = (leaf("w", 8 * 2**20, ("data", None), "params", 8),)  # 1 MiB on a device, of 8 GiB too much
+    fixes = [a.fix for code in ("does-not-fit", "would-fit") for a in told(case(23 * GIB, kept=kept), code)]
+    assert "--donate" not in fixes
+
+
+def test_a_step_that_fits_is_told_nothing():
+    made = case(14 * GIB, target=V5E8, larger=larger(V5E8.chip, V5E8.extent))
+    assert not told(made, "does-not-fit") and not told(made, "would-fit")

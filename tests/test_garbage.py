@@ -1,0 +1,33 @@
+"""Garbage collection is held off while a program is read, and never for longer."""
+
+import gc
+
+import pytest
+
+from jaxshard_magic.analysis.garbage import uncollected
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    was = gc.isenabled()
+    gc.enable()
+    yield
+    (gc.enable if was else gc.disable)()
+
+
+def test_collection_goes_on_after_a_function_that_held_it_off():
+    assert uncollected()(gc.isenabled)() is False
+    assert gc.isenabled()
+
+
+def test_collection_goes_on_after_an_error():
+    with pytest.raises(KeyError), uncollected():
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_whoever_switched_collection_off_keeps_it_off():
+    gc.disable()
+    with uncollected():
+        assert not gc.isenabled()
+    assert not gc.isenabled()
