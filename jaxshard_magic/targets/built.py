@@ -20,9 +20,9 @@ class Built:
     """A program that was compiled and can't run here.
 
     `stats` is None where the compiler gave no figures. `proto` is XLA's `HloProto`, with the module and where each of
-    its arrays lies, as it is serialized; empty where the compiler wrote none. `refused`: what the compiler of the target
-    said when it had no room for the program; then the rest comes from the compiler of `stand_in`, or is empty where
-    that is None. `log`: what the compiler complained of. `seconds` is the compiler's time.
+    its arrays lies, as it is serialized; empty where the compiler wrote none. `refused`: what the target's compiler
+    said when it had no room; then the rest comes from the compiler of `stand_in`, or is empty where that is None.
+    `log`: what the compiler complained of. `seconds` is the compiler's time.
     """
 
     text: str = field(default="", repr=False)
