@@ -114,9 +114,9 @@ def test_compilers_are_told_whether_installed_or_not_and_whether_they_fit():
     assert levels(targets(ALL, {})) == {"cpu": "ok", "tpu": "info", "cuda": "info"}
     both = ALL | {"libtpu": "0.0.42", "jax-cuda12-plugin": "0.10"}
     assert levels(targets(both, {})) == {"cpu": "ok", "tpu": "ok", "cuda": "ok"}
-    assert one(targets(ALL, {}), "tpu").remedy == 'pip install --upgrade "jax[tpu]"'
+    assert one(targets(ALL, {}), "tpu").remedy == 'pip install "jaxshard_magic[tpu]"'
     mixed = one(targets(both, {"libtpu": "==0.0.50.*"}), "tpu")
-    assert (mixed.level, mixed.remedy) == ("warning", 'pip install --upgrade "jax[tpu]"')
+    assert (mixed.level, mixed.remedy) == ("warning", 'pip install "jaxshard_magic[tpu]" "libtpu==0.0.50.*"')
     assert "0.0.42" in mixed.value and "==0.0.50.*" in mixed.value
 
 

@@ -243,6 +243,20 @@ def test_a_step_that_the_compiler_refuses_is_told_in_one_line_and_all_it_says_is
     assert built().text  # by the same process
 
 
+def test_an_attached_tpu_starts_first_and_under_its_own_variables(monkeypatch, without):
+    slice_ = Target(chip("v5e"), (2, 4))
+    found, seen = devices(slice_), []
+    devices.cache_clear()
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+    monkeypatch.setattr(tpu, "attached", lambda: True)
+    monkeypatch.setattr(jax, "devices", lambda: seen.append("attached"))
+    monkeypatch.setattr(
+        targets, "load", lambda topology: seen.append(os.environ.get("TPU_SKIP_MDS_QUERY")) or found
+    )
+    assert devices(slice_) == found
+    assert seen == ["attached", None]
+
+
 # Calls to Python
 
 
@@ -273,8 +287,12 @@ CALLS = {
 
 
 @pytest.mark.parametrize("step", CALLS)
-def test_a_step_that_calls_python_compiles_for_a_slice(step):
-    assert built(step).text
+def test_a_step_that_calls_python_compiles_for_a_slice_and_is_told_so_once(step):
+    made = sharded(step)
+    made.prepare(Shape((64, 64), jnp.float32), Shape((64, 64), jnp.float32))
+    (told,) = [a for a in made.report().advice if a.code == "host-call"]
+    line = step.__code__.co_firstlineno + 1
+    assert f"calls Python in each run from line {line}:" in told.message
 
 
 @pytest.mark.parametrize("step", CALLS)

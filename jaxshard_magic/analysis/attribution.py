@@ -7,10 +7,11 @@ from ..report import Collective, Leaf
 from .collectives import Cause, Move, merge
 from .frames import Frame
 from .hlo import Module
-from .origin import Origin, Origins
+from .origin import Origin, Origins, op_name
 from .sources import SourceText
 
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
+_HOST = re.compile(r"callback|is_host_transfer")
 
 
 def attributed(
@@ -39,14 +40,24 @@ def _cause(
 
 
 def host_calls(module: Module, origins: Origins) -> tuple[str | None, ...]:
-    """Where the step calls Python while it runs: `line 12`, None where that is not known; one for each call."""
-    found = []
+    """Where the step calls Python while it runs: `line 12`, None where that is not known; one for each call.
+
+    CPU and GPU call it as a function; TPU sends each argument to the host, and those of one call have one name.
+    """
+    found: list[str | None] = []
+    sent: set[tuple[str, str | None]] = set()
     for computation in module.computations.values():
-        if "callback" in computation.text:
-            calls = (i for i in computation.instructions.values() if i.opcode == "custom-call")
-            for call in (i for i in calls if _CALLBACK.search(i.rest)):
-                frame = origins.of_instruction(call).frame
-                found.append(None if frame is None else f"line {frame.line}")
+        if not _HOST.search(computation.text):
+            continue
+        for i in computation.instructions.values():
+            called = i.opcode == "custom-call" and _CALLBACK.search(i.rest) is not None
+            if not called and not (i.opcode == "send" and "is_host_transfer=true" in i.rest):
+                continue
+            frame = origins.of_instruction(i).frame
+            line = None if frame is None else f"line {frame.line}"
+            if called or (op_name(i), line) not in sent:
+                found.append(line)
+            sent.add((op_name(i), line))
     return tuple(found)
 
 

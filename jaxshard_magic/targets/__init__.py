@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 
@@ -76,8 +77,12 @@ def devices(target: Target) -> tuple[Any, ...]:
     refused = gpu.missing(target.chip) if target.chip.kind == "gpu" else tpu.missing()
     if refused is not None:
         raise refused
+    environment = target.environment()
+    if target.platform == "tpu" and tpu.attached():
+        jax.devices()  # what is attached starts first, and under its own variables
+        environment = {}
     try:
-        with tpu.variables(target.environment()):
+        with tpu.variables(environment):
             found = load(target.topology())
     except JaxRuntimeError as error:
         raise ShardError(f"the compiler refuses {target.name}: {' '.join(str(error).split())}") from error

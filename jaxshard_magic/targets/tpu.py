@@ -40,6 +40,13 @@ def missing() -> ShardError | None:
     return None
 
 
+def attached() -> bool:
+    """Has this machine TPU chips? jax looks for them on the bus in the same way."""
+    from jax._src.hardware_utils import num_available_tpu_chips_and_device_id
+
+    return num_available_tpu_chips_and_device_id()[0] > 0
+
+
 def options(key: str, extent: Sequence[int]) -> dict[str, Any]:
     """The topology of a slice with so many chips per dimension, as `get_topology_desc` takes it.
 
