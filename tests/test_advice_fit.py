@@ -94,6 +94,13 @@ def test_what_takes_off_next_to_nothing_is_not_told():
     assert "--donate" not in fixes
 
 
+def test_a_donation_that_would_help_is_told_once():
+    kept = (leaf("w", 64 * GIB, ("data", None), "params", 8),)
+    fixes = [a.fix for a in advise(case(23 * GIB, kept=kept))]
+    assert fixes.count("--donate") == 1
+    assert [a.code for a in advise(case(4 * GIB, kept=kept)) if a.fix == "--donate"] == ["not-donated"]
+
+
 def test_a_step_that_fits_is_told_nothing():
     made = case(14 * GIB, target=V5E8, larger=larger(V5E8.chip, V5E8.extent))
     assert not told(made, "does-not-fit") and not told(made, "would-fit")

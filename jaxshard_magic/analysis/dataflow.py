@@ -12,8 +12,8 @@ Found = tuple[Computation, Instruction]
 
 _MOST = 200  # values looked at from one start: what is further away says nothing of it
 _MOVING = frozenset(
-    {"copy", "bitcast", "convert", "reshape", "transpose", "slice", "dynamic-slice", "reverse", "opt-barrier"}
-    | {"copy-start", "copy-done", "bitcast-convert"}
+    {"copy", "bitcast", "convert", "reshape", "transpose", "slice", "dynamic-slice", "reverse", "pad"}
+    | {"copy-start", "copy-done", "bitcast-convert", "opt-barrier"}
 )
 _ELEMENT = "get-tuple-element"
 

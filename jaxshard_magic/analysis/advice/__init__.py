@@ -18,8 +18,13 @@ RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
 
 
 def advise(case: Case) -> tuple[Advice, ...]:
-    """What is off with a sharded step, errors first, then warnings, each kind in the order of the rules."""
-    return by_level(advice for rule in RULES for advice in rule(case))
+    """What is off with a sharded step, errors first, then warnings, each kind in the order of the rules.
+
+    What would make it fit is not said once more for its own sake.
+    """
+    found = [advice for rule in RULES for advice in rule(case)]
+    told = {advice.fix for advice in found if advice.code in ("does-not-fit", "would-fit")}
+    return by_level(a for a in found if a.code != "not-donated" or a.fix not in told)
 
 
 def by_level(found: Iterable[Advice]) -> tuple[Advice, ...]:

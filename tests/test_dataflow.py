@@ -1,0 +1,52 @@
+"""Where a value of a compiled program comes from, also through the bodies that compilers write operations as."""
+
+import pytest
+
+from jaxshard_magic.analysis.dataflow import Dataflow
+from jaxshard_magic.analysis.hlo import read
+
+# A reduce-scatter as TPU's compiler writes it: an all-reduce of the padded gradient inside a fusion.
+FUSED = """HloModule m, is_scheduled=true
+
+%scattered (one: f32[7,4], other: f32[7,4]) -> f32[2,4] {
+  %one = f32[7,4]{1,0} parameter(0)
+  %other = f32[7,4]{1,0} parameter(1)
+  %zero = f32[] constant(0)
+  %padded = f32[8,4]{1,0} pad(%other, %zero), padding=0_1x0_0
+  %all-reduce = f32[8,4]{1,0} all-reduce(%padded), replica_groups={{0,1,2,3}}, to_apply=%sum
+  ROOT %mine = f32[2,4]{1,0} slice(%all-reduce), slice={[0:2], [0:4]}
+}
+
+ENTRY %main (p: f32[7,4], q: f32[7,4]) -> f32[2,4] {
+  %p = f32[7,4]{1,0} parameter(0)
+  %q = f32[7,4]{1,0} parameter(1)
+  %gradient = f32[7,4]{1,0} negate(%q)
+  ROOT %fusion = f32[2,4]{1,0} fusion(OPERANDS), kind=kCustom, calls=%scattered
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("operands", "wanted"),
+    [
+        ("%p, %gradient", ["padded", "other", "gradient"]),
+        ("%gradient, %p", ["padded", "other", "p"]),
+    ],
+)
+def test_what_a_fusion_is_given_is_behind_the_parameter_of_its_body(operands, wanted):
+    module = read(FUSED.replace("OPERANDS", operands))
+    found = Dataflow(module).producers(module.computations["scattered"], "padded")
+    assert [instruction.name for _, instruction in found] == wanted
+
+
+def test_a_fusion_of_one_array_is_asked_first_for_its_name_is_that_of_the_array():
+    one = FUSED.replace("OPERANDS", "%gradient").replace("(%other, %zero)", "(%one, %zero)")
+    module = read(one)
+    found = Dataflow(module).producers(module.computations["scattered"], "padded")
+    assert [instruction.name for _, instruction in found] == ["padded", "one", "fusion", "gradient"]
+
+
+def test_the_parameters_of_the_program_itself_come_from_nowhere():
+    module = read(FUSED.replace("OPERANDS", "%p, %q"))
+    found = Dataflow(module).producers(module.entry, "p")
+    assert [instruction.name for _, instruction in found] == ["p"]
