@@ -1,6 +1,8 @@
 """A cell that fills the memory is ended before the machine ends the kernel; any other cell runs as without a guard."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -108,6 +110,35 @@ def test_a_cell_that_ends_by_itself_at_that_moment_is_not_interrupted_later():
         pass
     told.set()
     fill(0.05)
+
+
+def test_what_stood_for_the_signal_stands_again():
+    before = signal.getsignal(signal.SIGUSR2)
+    with pytest.raises(ShardError), guard(machine(free=20, mine=0.5), FULL):
+        fill()
+    assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_cells_that_end_at_that_very_moment_are_never_interrupted_afterwards(monkeypatch):
+    monkeypatch.setattr(room, "AGAIN", 0.0)
+    for n in range(300):
+        with contextlib.suppress(ShardError), guard(machine(free=20, mine=0.5), FULL):
+            fill(0.0001 * (n % 20))
+    fill(0.05)
+
+
+def test_in_another_thread_nothing_is_watched():
+    done = []
+
+    def cell():
+        with guard(machine(free=20, mine=0.5), FULL):
+            fill(0.05)
+        done.append(True)
+
+    other = threading.Thread(target=cell)
+    other.start()
+    other.join()
+    assert done
 
 
 def test_the_watching_ends_with_the_cell():

@@ -20,7 +20,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxshard_magic.analysis.collectives import collectives
+from jaxshard_magic.analysis.collectives import collectives, moves
+from jaxshard_magic.analysis.hlo import read
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.hardware import chip, chip_of, chips
 from jaxshard_magic.targets import gpu
@@ -162,6 +163,11 @@ FSDP = {"all-gather": 2 * WEIGHT, "reduce-scatter": 2 * WEIGHT}
 def test_the_text_of_a_gpu_program_is_counted_to_the_byte(file, expected):
     """Arrays travel together there, several to a collective, between a start and a done."""
     assert moved((DATA / file).read_text("utf-8"), {"data": 8}) == expected
+
+
+def test_gradients_that_are_strung_together_are_told_one_by_one():
+    found = moves(read((DATA / "gpu_dp.hlo").read_text("utf-8")), {"data": 8})
+    assert [(m.operand, m.bytes) for m in found] == [("bitcast.3", WEIGHT), ("bitcast.4", WEIGHT)]
 
 
 def moved(text: str, axes: dict[str, int]) -> dict[str, int]:

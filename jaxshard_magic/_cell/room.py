@@ -1,12 +1,13 @@
 """A cell that is about to fill the machine's memory is ended while there is room left."""
 
-import ctypes
+import _thread
+import signal
 import threading
 import types
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -16,6 +17,9 @@ GIB = 2**30
 # What has to stay free: bytes, or this share of the machine's memory where that is more.
 LEAST, SHARE = GIB, 0.1
 GROWN = 2 * GIB  # bytes; a cell that has allocated less is not what fills the machine
+_SIGNAL: Any = getattr(
+    signal, "SIGUSR2", None
+)  # raised inside Python alone, for the handler that it finds there
 EVERY, AGAIN = 0.05, 0.25  # seconds between looks, and from one interrupt to the next where code swallowed it
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -36,10 +40,11 @@ class Full(BaseException):
 
 
 class Room:
-    """A context that ends what runs in it, in this thread, with a `ShardError` before the memory is full.
+    """A context that ends what runs in it with a `ShardError` before the memory is full.
 
     It ends once less than `least` bytes, or `share` of all, are free and this process has grown by `grown` bytes.
-    `say` is then called with the message, once. `read` gives the Memory.
+    `say` is then called with the message, once. `read` gives the Memory. Python lets nothing but the main thread be
+    ended so: in others, and where there is no SIGUSR2, nothing is watched.
     """
 
     def __init__(
@@ -56,28 +61,34 @@ class Room:
         self._read = read or memory
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._message: str | None = None
+        self._before: Any = None
         self._thread = threading.Thread(target=self._watch, name="jaxshard room", daemon=True)
+        self._watches = _SIGNAL is not None and threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> "Room":
-        self._cell = threading.get_ident()
-        self._start = self._read()
-        self._thread.start()
+        if self._watches:
+            self._start = self._read()
+            self._before = signal.signal(_SIGNAL, self._arrived)
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        while not self._ended.is_set():
-            with suppress(Full):  # it may arrive only here, after the cell has ended in its own way
-                self._leave()
+        if self._watches:
+            with self._lock:
+                self._ended.set()
+            signal.signal(_SIGNAL, self._before or signal.SIG_DFL)
         if kind is not None and issubclass(kind, Full):
             raise ShardError(self._message or "", fix=_FIX) from None
 
-    def _leave(self) -> None:
-        with self._lock:
-            if self._message is not None:
-                _interrupt(self._cell, None)
-            self._ended.set()
+    def _arrived(self, number: int, frame: types.FrameType | None) -> None:
+        """The main thread is told; what it does may be the end of the cell itself, which needs no ending."""
+        while frame is not None:
+            if frame.f_code.co_filename == __file__:
+                return
+            frame = frame.f_back
+        raise Full
 
     def _watch(self) -> None:
         wait = self._every
@@ -91,7 +102,7 @@ class Room:
                     self._say(self._message)
             with self._lock:
                 if not self._ended.is_set():
-                    _interrupt(self._cell, Full)
+                    _thread.interrupt_main(_SIGNAL)
             wait = AGAIN
 
     def _filling(self, now: Memory) -> bool:
@@ -105,12 +116,6 @@ class Room:
             f"this cell has allocated {self._allocated(now) / GIB:.1f} GiB and {now.free / GIB:.1f} GiB are left: "
             f"build the state as shapes: `{_FIX}`, or nnx.eval_shape"
         )
-
-
-def _interrupt(thread: int, error: type[BaseException] | None) -> None:
-    """Raise `error` in a thread as soon as it runs Python again; None takes one back that has not come yet."""
-    given = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given)
 
 
 def memory() -> Memory:

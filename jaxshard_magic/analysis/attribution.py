@@ -29,7 +29,7 @@ def _cause(
 ) -> Callable[[Move], Cause]:
     def cause(move: Move) -> Cause:
         computation = module.computations[move.computation]
-        origin = origins.of(computation, move.instruction, move.operand)
+        origin = origins.of(computation, move.instruction, move.operand, move.position)
         what = _what(module, move, origin, leaves)
         if origin.frame is None:
             return Cause(phase=origin.phase, what=what)
@@ -69,7 +69,7 @@ def _what(module: Module, move: Move, origin: Origin, leaves: Sequence[Leaf]) ->
     if origin.leaf is not None and origin.leaf < len(leaves):
         path = leaves[origin.leaf].path
         return f"gradient of {path}" if origin.gradient else path
-    operand = module.computations[move.computation].instructions[move.instruction.operands[move.operand]]
+    operand = module.computations[move.computation].instructions[move.operand]
     shape = next((f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in operand.shapes), "")
     if operand.shapes and not operand.shapes[0].dims:
         return f"a number, {shape}"

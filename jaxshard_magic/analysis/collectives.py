@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -46,7 +46,8 @@ class Move:
     exact: bool
     instruction: Instruction
     computation: str
-    operand: int = 0
+    operand: str
+    position: int | None = 0
 
 
 class Cause(NamedTuple):
@@ -88,7 +89,11 @@ def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
             if size < 2:
                 continue
             for k, nbytes in enumerate(_sizes(computation, instruction, kind, size)):
-                found.append(Move(kind, axes, size, times.times, nbytes, times.known, instruction, name, k))
+                move = Move(
+                    *(kind, axes, size, times.times, nbytes, times.known),
+                    *(instruction, name, instruction.operands[k], k),
+                )
+                found += _strung(module, computation, move) or [move]
     return tuple(found)
 
 
@@ -187,6 +192,34 @@ def _sizes(computation: Computation, instruction: Instruction, kind: str, group_
     if kind == "ragged-all-to-all":  # the array to send; then the output and the offsets
         return sizes[:1]
     return sizes
+
+
+def _strung(module: Module, computation: Computation, move: Move) -> list[Move]:
+    """The arrays of a reduction that the compiler has concatenated, as GPU's does; none where it has not."""
+    made = computation.instructions.get(move.operand)
+    if move.kind not in ("all-reduce", "reduce-scatter") or made is None:
+        return []
+    names = list(made.operands)
+    if made.opcode == "fusion":
+        body = module.computations.get((made.attribute("calls") or "").lstrip("%"))
+        root = next((i for i in body.instructions.values() if i.root), None) if body else None
+        inside = [body.instructions.get(name) for name in root.operands] if body and root else []
+        if (
+            root is None
+            or root.opcode != "concatenate"
+            or any(i is None or i.opcode != "parameter" for i in inside)
+        ):
+            return []
+        names = [made.operands[int(i.rest.partition(")")[0])] for i in inside if i is not None]
+    elif made.opcode != "concatenate":
+        return []
+    sizes = [sum(shape.bytes for shape in computation.instructions[name].shapes) for name in names]
+    if len(names) < 2 or sum(sizes) != move.bytes:
+        return []
+    return [
+        replace(move, bytes=size, operand=name, position=None)
+        for name, size in zip(names, sizes, strict=True)
+    ]
 
 
 def _axes_of(

@@ -45,12 +45,16 @@ class Origins:
             tuple[str, str], dict[int, Instruction]
         ] = {}  # the elements of combined collectives
 
-    def of(self, computation: Computation, collective: Instruction, operand: int) -> Origin:
-        """The origin of one array of a collective: its `operand`-th."""
-        label = self._label(computation, collective, operand)
-        frames, phase = self._told(self._witnesses(computation, collective, operand))
+    def of(
+        self, computation: Computation, collective: Instruction, operand: str, position: int | None
+    ) -> Origin:
+        """The origin of one array of a collective: `operand`, its `position`-th, or one of those that are strung
+        together in its only operand."""
+        own = [] if position is None else self._own(computation, collective, position)
+        label = self._label(computation, operand, own)
+        frames, phase = self._told(self._witnesses(computation, collective, operand, own))
         place = self.place(frames)
-        leaf = label[1] if label else self._parameter(computation, collective, operand)
+        leaf = label[1] if label else self._parameter(computation, operand)
         return Origin(place.frame, place.deeper, phase, leaf, bool(label and label[0] == GRADIENT))
 
     def _told(self, witnesses: Iterable[Instruction]) -> tuple[tuple[Frame, ...], str | None]:
@@ -93,36 +97,34 @@ class Origins:
         return Origin(frames[-1] if frames else None)
 
     def _label(
-        self, computation: Computation, collective: Instruction, operand: int
+        self, computation: Computation, operand: str, own: Sequence[Instruction]
     ) -> tuple[str, int] | None:
         """Which weight or gradient an array is, by its own name or that of what made it."""
-        own = self._own(computation, collective, operand)
-        made = (i for _, i in self._flow.producers(computation, collective.operands[operand]))
+        made = (i for _, i in self._flow.producers(computation, operand))
         return next((found for i in chain(own, made) if (found := label_of(op_name(i)))), None)
 
     def _witnesses(
-        self, computation: Computation, collective: Instruction, operand: int
+        self, computation: Computation, collective: Instruction, operand: str, own: Sequence[Instruction]
     ) -> Iterator[Instruction]:
         """The instructions to ask, best first: an array is reduced for what made it, gathered for whoever uses it."""
-        own = self._own(computation, collective, operand)
-        made = (i for _, i in self._flow.producers(computation, collective.operands[operand]))
+        made = (i for _, i in self._flow.producers(computation, operand))
         used = (i for last in own[-1:] for _, i in self._flow.consumers(computation, last.name))
         first, second = (made, used) if collective.opcode.startswith(_REDUCING) else (used, made)
         yield from chain(own, first, second, [collective])
 
-    def _own(self, computation: Computation, collective: Instruction, operand: int) -> list[Instruction]:
+    def _own(self, computation: Computation, collective: Instruction, position: int) -> list[Instruction]:
         """The collective; of a combined one, which has the name of its first part, the element taken out of it."""
         if len(collective.operands) == 1 or collective.opcode.startswith("all-to-all"):
             return [collective]
         key = computation.name, collective.name
         if key not in self._parts:
             self._parts[key] = self._flow.elements(computation, collective.name)
-        part = self._parts[key].get(operand)
+        part = self._parts[key].get(position)
         return [] if part is None else [part]
 
-    def _parameter(self, computation: Computation, collective: Instruction, operand: int) -> int | None:
+    def _parameter(self, computation: Computation, operand: str) -> int | None:
         """The step's input that an array is, where it is moved as it came."""
-        for where, i in self._flow.producers(computation, collective.operands[operand]):
+        for where, i in self._flow.producers(computation, operand):
             if i.opcode == "parameter" and where is self.module.entry:
                 number = int(i.rest.partition(")")[0])
                 return self.inputs[number] if number < len(self.inputs) else None
