@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "analysis": ("program plan report hardware wires targets", "jax numpy"),
     "report": ("", ""),
     "views": ("report", ""),
-    "doctor": ("packages", "jax numpy"),
+    "doctor": ("packages targets", "jax numpy"),
     "targets": ("hardware packages compiler_log", "jax diskcache platformdirs"),
     "packages": ("", ""),
     "compiler_log": ("", ""),

@@ -130,6 +130,14 @@ def test_a_slice_that_nobody_offers_is_compiled_for_and_said(notebook, capsys):
 
 
 @needs_libtpu
+def test_the_doctor_sends_nothing_over_a_mesh_that_is_not_attached(notebook):
+    notebook.run("%mesh v5e:2x2 data=2 model=2;")
+    told = notebook.run("%shard doctor").to_text()
+    assert "data=2 model=2 on v5e:2x2, which is not attached" in " ".join(told.split())
+    assert "✗" not in told
+
+
+@needs_libtpu
 def test_in_python_a_step_on_a_slice_compiles_and_refuses_to_be_called():
     def double(x):
         return 2 * x

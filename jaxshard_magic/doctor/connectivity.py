@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ..targets import target_of
 from .findings import Finding, one_line
 
 AREA = "mesh"
@@ -30,6 +31,11 @@ def connectivity(mesh: Mesh, limit_s: float = LIMIT_S, summed: Summed | None = N
     """
     summed = summed or all_reduce
     text = " ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
+    if (target := target_of(mesh)) is not None:
+        yield Finding(
+            AREA, "axes", f"{text} on {target.name}, which is not attached: steps are compiled for it"
+        )
+        return
     yield Finding(AREA, "axes", text)
     for axis, n in mesh.shape.items():
         if n == 1:

@@ -42,7 +42,7 @@ VARIABLES: dict[str, tuple[str, str | None, str | None]] = {
     "TPU_VISIBLE_DEVICES": ("the TPU chips that are seen, an older name", None, None),
     "TPU_PROCESS_BOUNDS": ("how processes share the TPU", None, None),
     "TPU_CHIPS_PER_PROCESS_BOUNDS": ("the TPU chips of each process", None, None),
-    "TPU_LIBRARY_PATH": ("the libtpu.so that is loaded, in place of the installed one", None, None),
+    "TPU_LIBRARY_PATH": ("the libtpu.so that is loaded", None, None),
     "NPROC": (
         "threads that jax makes on CPU",
         "[0-7]",
