@@ -180,6 +180,7 @@ def stage(browser: "Browser") -> Iterator[Stage]:
     page.on("pageerror", lambda error: made.wrong.append(f"uncaught: {error}"))
     page.on("dialog", lambda dialog: (made.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     page.goto(PAGE)
+    page.locator("body").all_inner_texts()  # here playwright adds its own listeners, before the stub counts
     page.evaluate(
         "Promise.all([import('/report.js'), import('/stub_model.js')]).then(([report, stub]) => {"
         " globalThis.report = report; globalThis.stub = stub; })"

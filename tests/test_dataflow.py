@@ -50,3 +50,45 @@ def test_the_parameters_of_the_program_itself_come_from_nowhere():
     module = read(FUSED.replace("OPERANDS", "%p, %q"))
     found = Dataflow(module).producers(module.entry, "p")
     assert [instruction.name for _, instruction in found] == ["p"]
+
+
+# A gather that TPU's compiler has split, so that a product runs while it does.
+SPLIT = """HloModule m, is_scheduled=true
+
+%starting (part: f32[2,4]) -> (f32[2,4], f32[8,4], u32[]) {
+  %part = f32[2,4] parameter(0)
+  %gather.1 = f32[8,4] all-gather(%part), channel_id=5, dimensions={0}, frontend_attributes={chain_id="3"}
+  ROOT %start = (f32[2,4], f32[8,4], u32[]) custom-call(%gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%ending (part: f32[2,4], whole: f32[8,4]) -> f32[8,4] {
+  %part = f32[2,4] parameter(0)
+  %whole = f32[8,4] parameter(1)
+  %gather.2 = f32[8,4] all-gather(%part), channel_id=5, dimensions={0}, frontend_attributes={chain_id="3"}
+  ROOT %end = f32[8,4] custom-call(%part, %whole, %gather.2), custom_call_target="AsyncCollectiveDone"
+}
+
+%another (part: f32[2,4], whole: f32[8,4]) -> f32[8,4] {
+  %part = f32[2,4] parameter(0)
+  %whole = f32[8,4] parameter(1)
+  %gather.3 = f32[8,4] all-gather(%part), channel_id=6, dimensions={0}, frontend_attributes={chain_id="4"}
+  ROOT %other.end = f32[8,4] custom-call(%part, %whole, %gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (p: f32[2,4], q: f32[8,4]) -> f32[8,4] {
+  %p = f32[2,4] parameter(0)
+  %q = f32[8,4] parameter(1)
+  %started = (f32[2,4], f32[8,4], u32[]) fusion(%p), kind=kCustom, calls=%starting
+  %part = f32[2,4] get-tuple-element(%started), index=0
+  %whole = f32[8,4] get-tuple-element(%started), index=1
+  %first = f32[8,4] fusion(%part, %q), kind=kCustom, calls=%another
+  %ended = f32[8,4] fusion(%part, %whole), kind=kCustom, calls=%ending
+  ROOT %used = f32[8,4] multiply(%ended, %q)
+}
+"""
+
+
+def test_what_uses_a_collective_that_is_split_into_fusions_is_found_behind_its_own_end():
+    module = read(SPLIT)
+    found = Dataflow(module).consumers(module.computations["starting"], "gather.1")
+    assert [instruction.name for _, instruction in found] == ["start", "end", "ended", "used"]

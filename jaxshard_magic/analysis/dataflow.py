@@ -16,6 +16,10 @@ _MOVING = frozenset(
     | {"copy-start", "copy-done", "bitcast-convert", "opt-barrier"}
 )
 _ELEMENT = "get-tuple-element"
+_STARTS = 'custom_call_target="AsyncCollectiveStart"'
+_ENDS = 'custom_call_target="AsyncCollectiveDone"'
+_CHAIN = re.compile(r'chain_id="([^"]*)"')
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
 class Dataflow:
@@ -126,8 +130,19 @@ class Dataflow:
                 yield from self._through_tuple(computation, user, i.name)
             else:
                 yield self._into(computation, user, i.name) or (computation.name, user.name)
-        if i.root and computation.name in self._fusions:
+        if _STARTS in i.rest:
+            yield from self._finished(computation, i)
+        elif i.root and computation.name in self._fusions:
             yield self._fusions[computation.name]
+
+    def _finished(self, computation: Computation, start: Instruction) -> Iterator[Place]:
+        """What ends a collective that TPU's compiler has split into fusions, and repeated in each of them."""
+        place = self._ends.get(_chain(computation, start))
+        if place is not None:
+            where, _ = place
+            if (call := self._call_of(self.module.computations[where])) is not None:
+                self._fusions[where] = call[0].name, call[1].name
+            yield place
 
     def _into(self, computation: Computation, fusion: Instruction, name: str) -> Place | None:
         """Where a fusion takes a value in: it is named after its last operation, and another may be the one to ask."""
@@ -175,6 +190,17 @@ class Dataflow:
         return self._known_users[computation.name]
 
     @cached_property
+    def _ends(self) -> dict[tuple[str, str] | None, Place]:
+        """Where the collectives that are split into fusions end."""
+        return {
+            _chain(computation, i): (computation.name, i.name)
+            for computation in self.module.computations.values()
+            if _ENDS in computation.text
+            for i in computation.instructions.values()
+            if _ENDS in i.rest
+        }
+
+    @cached_property
     def _loops(self) -> dict[str, list[Found]]:
         """The loops that run a computation as their body."""
         found: dict[str, list[Found]] = {}
@@ -188,6 +214,16 @@ class Dataflow:
 
     def _named(self, name: str | None) -> Computation | None:
         return self.module.computations.get(name.lstrip("%")) if name else None
+
+
+def _chain(computation: Computation, mark: Instruction) -> tuple[str, str] | None:
+    """The names of the chain and of the channel of the collective that `mark` starts or ends."""
+    near = (computation.instructions[name].rest for name in mark.operands)
+    found = next(((c, text) for text in near if (c := _CHAIN.search(text))), None)
+    if found is None:
+        return None
+    channel = _CHANNEL.search(found[1])
+    return found[0][1], channel[1] if channel else ""
 
 
 def _index(element: Instruction) -> int:
