@@ -15,6 +15,7 @@ _BODIES = {
     "custom_vjp_call": "call_jaxpr",
 }
 REMAT = frozenset({"remat2", "checkpoint"})
+CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})  # functions with derivative rules of their own
 LAYOUT = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "copy"})
 
 

@@ -1,0 +1,1 @@
+"""What happens inside a step's gradient call: accumulation, remat, precision."""

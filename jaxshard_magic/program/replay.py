@@ -1,0 +1,37 @@
+"""Run a program again before its gradients are taken: what decides how it is differentiated stays."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from .emit import Emitter
+from .ir import Equation, Program
+from .primitives import CUSTOM, REMAT, bind
+
+
+class Replay(Emitter):
+    """As `Emitter`, for a loss that is still to be differentiated: custom derivative rules and remat stay; jits are
+    opened. A subclass rewrites equations in `before`, `equation` and `after`."""
+
+    def equation(self, e: Equation, values: list) -> list:
+        if e.name in CUSTOM:
+            return self.after(e, bind(e.eqn, self.before(e, values)))
+        if e.name in REMAT:
+            scope = e.doors[0].scope
+            kept = {k: e.params[k] for k in ("policy", "prevent_cse")}
+            return list(jax.checkpoint(lambda *xs: tuple(self.body(scope, xs)), **kept)(*values))
+        return super().equation(e, values)
+
+
+def retraced(replay: Emitter, avals: Sequence[Any] | None = None) -> ClosedJaxpr:
+    """What a replay makes of its program, as a jaxpr without constants; `avals`: other inputs than the program's."""
+    given = replay.program.closed.in_avals if avals is None else avals
+    closed = jax.make_jaxpr(lambda *xs: replay(*xs))(*given)
+    return closed
+
+
+def replayed(closed: ClosedJaxpr, kind: type[Replay], *options: Any) -> ClosedJaxpr:
+    """`closed` after one pass: `kind(Program(closed), *options)` run again under a trace."""
+    return retraced(kind(Program(closed), *options))
