@@ -10,6 +10,8 @@ STRATEGIES = {
     "dp": "data parallel: the batch is split, every device holds all weights",
     "fsdp": "fully sharded data parallel: weights and optimizer state are split as well",
     "tp": "tensor parallel: the weights of one layer are split, column then row",
+    "sp": "sequence parallel: positions are split; with tp, between its layers, as Megatron does",
+    "pmap": "steps written for one device, with jax.lax.pmean(x, 'batch'), as jax.pmap runs them",
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
 }
 COMMANDS = ("doctor", "abstract")
@@ -37,6 +39,11 @@ FLAGS = (
         "PartitionSpec of leaves: --rule \".*kernel=P(None,'tp')\"",
         "rules",
     ),
+    Flag("--microbatches", "N", "take the batch in N parts; same gradients, less memory", "microbatches"),
+    Flag("--reduce", "WHEN", "sum microbatches' gradients over devices: each, once, once-gathered", "reduce"),
+    Flag("--remat", "WHAT", "compute again for the backward pass: N segments, full, dots, REGEX", "remat"),
+    Flag("--precision", "TYPE", "products in bf16 or fp16; parameters stay float32", "precision"),
+    Flag("--pad", "", "add rows to an uneven batch; numbers stay those of the real ones", "pad"),
     Flag("--check", "", "compare with the plain step on the same inputs", "check"),
     Flag("--on", "CHIP", "predict the step's time on this chip: --on v5e, --on h100", "on"),
     Flag("--dry-run", "", "trace, plan and compile; run no step", "dry_run"),
@@ -47,7 +54,7 @@ FLAGS = (
     Flag("-o", "VAR", "keep the Report under this name", "output"),
     Flag("--help", "", "this text", "help"),
 )
-LATER_FLAGS = ("--microbatches", "--schedule", "--stages", "--chunks", "--reduce", "--remat", "--precision")
+LATER_FLAGS = ("--schedule", "--stages", "--chunks")
 _BY_NAME = {flag.name: flag for flag in FLAGS} | {"-h": FLAGS[-1]}
 _REPEATABLE = ("specs", "rules")
 
@@ -61,6 +68,11 @@ class Options:
     step: str | None = None
     specs: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
+    microbatches: int = 1
+    reduce: str = "each"
+    remat: str | None = None
+    precision: str | None = None
+    pad: bool = False
     check: bool = False
     on: str | None = None
     dry_run: bool = False
@@ -146,9 +158,9 @@ def _value(flag: Flag, value: str, options: Options) -> Any:
         if "=" not in value:
             raise ShardError(f"{flag.name} {value!r} has no '='; write {flag.name} \"{flag.metavar}\"")
         return (*getattr(options, flag.into), value)
-    if flag.into == "repeat":
+    if flag.into in ("repeat", "microbatches"):
         if not value.isdecimal() or int(value) < 1:
-            raise ShardError(f"--repeat takes a whole number from 1 on, not {value!r}")
+            raise ShardError(f"{flag.name} takes a whole number from 1 on, not {value!r}")
         return int(value)
     if flag.into == "output" and not value.isidentifier():
         raise ShardError(f"-o takes the name of a variable, not {value!r}")

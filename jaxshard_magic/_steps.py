@@ -26,6 +26,11 @@ def made(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> A
         mesh=mesh,
         specs=_cell.annotated_specs(plain) | dict(map(parse_assignment, options.specs)),
         rules=[parse_assignment(rule) for rule in options.rules],
+        microbatches=options.microbatches,
+        reduce=options.reduce,
+        remat=options.remat,
+        precision=options.precision,
+        pad=options.pad,
         donate=options.donate,
         check=options.check,
         on=options.on,
@@ -60,4 +65,16 @@ def tried(rehearsal: _cell.Rehearsal, report: "Report", progress: Progress) -> b
     except ShardError:  # what is advised is for the user's own step, and need not be possible on it
         return False
     finally:
+        progress("")
+
+
+def compared(step: Any, progress: Progress, limit_s: float) -> None:
+    """The step is compiled without each option of its gradients as well, for its report."""
+    from jaxshard_magic.analysis.alternatives import alternatives
+
+    say, step.progress = step.progress, progress
+    try:
+        step.alternatives = alternatives(step, limit_s)
+    finally:
+        step.progress = say
         progress("")

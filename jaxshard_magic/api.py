@@ -9,10 +9,11 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from . import hardware
 from .doctor import Doctor, examine
 from .errors import ShardError
+from .gradients.options import Inside
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
 from .specs import parse_spec
 from .step import ShardedStep
-from .strategies import jobs_of, parse_strategy, part_axes, plan
+from .strategies import jobs_of, parse_strategy, part_axes, plan, spread_of
 from .targets import compiler_of, target_of
 
 SpecLike = PartitionSpec | str
@@ -78,6 +79,11 @@ def shard(
     mesh: Mesh | str | None = None,
     specs: Mapping[str, SpecLike] | None = None,
     rules: Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]] | None = None,
+    microbatches: int = 1,
+    reduce: str = "each",
+    remat: int | str | None = None,
+    precision: str | None = None,
+    pad: bool = False,
     donate: bool | None = None,
     check: bool = False,
     on: str | None = None,
@@ -85,10 +91,15 @@ def shard(
 ) -> ShardedStep:
     """Wrap `step`, any train step, so that it runs sharded over `mesh` under `strategy`, with the same numbers.
 
-    `strategy`: `dp`, `fsdp`, `tp`, `spmd` or a sum such as `fsdp+tp`; `fsdp@data` names the mesh axis.
+    `strategy`: `dp`, `fsdp`, `tp`, `sp`, `pmap`, `spmd` or a sum such as `fsdp+tp`; `fsdp@data` names the mesh axis.
     `mesh`: a `jax.sharding.Mesh`, mesh text, or None for all devices. `specs`: PartitionSpec by argument name
-    (`{"batch": "P('data')"}`). `rules`: PartitionSpec by regular expression on a leaf's path. `donate`: True gives the
-    step's own state of the previous call to the next, False never does, None does what the step's own jit says.
+    (`{"batch": "P('data')"}`). `rules`: PartitionSpec by regular expression on a leaf's path.
+    `microbatches`: take the batch in so many parts, one after the other, with the gradients of the whole; `reduce`:
+    sum them over devices for "each", "once", or "once-gathered". `remat`: compute again what the backward pass needs:
+    a number of segments, a policy ("full", "dots", "offload"), or a regular expression for blocks and named values.
+    `precision`: products in "bf16", "fp16" or "f32"; parameters keep their type. `pad`: add rows to a batch that does
+    not divide over the devices; numbers stay those of the real ones. `donate`: True gives the step's own state of the
+    previous call to the next, False never does, None does what the step's own jit says.
     `check`: compare the first call against the plain step. `on`: predict the step's time for this chip ("v5e", "h100").
 
     Raises `ShardError` at once for a strategy, spec or mesh that cannot be; what depends on shapes is raised by the
@@ -111,9 +122,11 @@ def shard(
         strategy,
         mesh,
         planner=plan,
+        spread=spread_of(parts),
         specs={k: _spec(v) for k, v in (specs or {}).items()},
         rules=tuple((pattern, _spec(v)) for pattern, v in pairs),
         donate=donate,
+        inside=Inside(microbatches, reduce, None if remat is None else str(remat), precision, pad),
         check=check,
         on=None if on is None else hardware.chip(on).key,
         name=name,
@@ -136,7 +149,8 @@ def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[st
             donate = True
         case _:
             return False
-    other = shard(step.__wrapped__, strategy, mesh=mesh, specs=step.specs, rules=step.rules, donate=donate)
+    same = {"specs": step.specs, "rules": step.rules, "donate": donate, **step.inside.asked}
+    other = shard(step.__wrapped__, strategy, mesh=mesh, **same)
     other.progress, other.compile_limit = step.progress, step.compile_limit
     other.prepare(*args, **kwargs)
     memory = other.report().memory

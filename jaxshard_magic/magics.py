@@ -15,7 +15,7 @@ from IPython.display import display
 
 from jaxshard_magic import _cell, _options
 from jaxshard_magic._progress import Progress, line_for
-from jaxshard_magic._steps import copies, made, tried
+from jaxshard_magic._steps import compared, copies, made, tried
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.session import ShardSession
 
@@ -170,7 +170,9 @@ class ShardMagics(Magics):
                 known = self._exercise(options, binding)
             with binding:  # a dry run ended the first one
                 self.session.begin(binding.sharded)
-                report = self.session.report() if known else None
+                if known:
+                    compared(binding.sharded, progress, self.session.options_limit)
+                    report = self.session.report()
                 if target is not None and report is not None and tried(binding.sharded, report, progress):
                     report = self.session.report()
         return report, cell.quiet

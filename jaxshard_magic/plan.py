@@ -8,6 +8,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 if TYPE_CHECKING:
     from .program.flops import Work
+    from .program.trace import Traced
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """`run(*arrays) -> list of arrays` is the step with its constraints, same numbers as the traced one.
+    """`run(*arrays) -> list of arrays` is the step with its constraints, same numbers as the traced one: `traced` where
+    that is not the step as it was given, but rewritten.
 
     `in_specs` and `out_specs` follow the order of the trace's inputs and outputs; `state_pairs` says which output
     is the next value of which input, `loss` which one is the loss, or has it as its last element. `batch_axes` are
@@ -75,3 +77,4 @@ class Plan:
     work: "tuple[Work, ...]" = ()
     shares: tuple[Share, ...] | None = None
     unseen: tuple[str, ...] = ()
+    traced: "Traced | None" = None

@@ -22,6 +22,9 @@ class ShardSession(Configurable):
     compile_limit = Float(
         1800.0, min=0.0, help="Seconds after which a compile for hardware that isn't attached is stopped."
     ).tag(config=True)
+    options_limit = Float(
+        60.0, min=0.0, help="Seconds of compiling that showing what each option of a line changes may take."
+    ).tag(config=True)
     keep = Int(100, min=1, help="How many Reports the history keeps.").tag(config=True)
 
     mesh = AnyTrait(

@@ -14,7 +14,7 @@ from jaxshard_magic.program.trace import path_name
 from jaxshard_magic.step import ShardedStep, sharded
 
 
-def planner(traced, mesh, strategy, *, specs=None, rules=(), metadata=None):
+def planner(traced, mesh, strategy, *, specs=None, rules=(), metadata=None, **options):
     """Stands for the strategies: what is called batch is divided over `data`, all else is replicated."""
     names = [path_name(p) for p in traced.in_paths]
     avals = traced.closed.in_avals

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxshard_magic.analysis.check import compare, limit_of
 from jaxshard_magic.program.trace import path_name
+from jaxshard_magic.report import MeshInfo, Report
 from jaxshard_magic.step import ShardedStep
 
 RNG = np.random.default_rng(0)
@@ -23,7 +24,7 @@ BATCH = {"x": RNG.normal(size=(16, 6)).astype("f"), "y": RNG.normal(size=(16, 4)
 def shard(fn, spoil=None, **options):
     """`fn` with its batch over 4 devices; `spoil(name, value)` is what a wrong plan makes of each output."""
 
-    def planner(traced, mesh, strategy, *, specs=None, rules=(), metadata=None):
+    def planner(traced, mesh, strategy, *, specs=None, rules=(), metadata=None, **options):
         names = [path_name(p) for p in traced.out_paths]
         run = jaxpr_as_fun(traced.closed)
 
@@ -232,3 +233,16 @@ def test_what_is_not_a_number_must_be_so_in_both():
 def test_limits_follow_the_dtype():
     found = [limit_of(d) for d in ("float64", "float32", "complex64", jnp.bfloat16, "float16")]
     assert found == [1e-9, 1e-4, 1e-4, 4 * 2.0**-7, 4 * 2.0**-10]
+
+
+def test_a_leaf_that_is_off_is_named_with_how_much():
+    def step(params, batch):
+        return {k: v * 0.5 for k, v in params.items()}, batch["x"].sum()
+
+    sharded = shard(step, lambda name, value: value * 1.25 if name.endswith("wrong") else value)
+    sharded({"right": np.ones(3, "f"), "wrong": np.ones(3, "f")}, BATCH)
+    check = sharded.checked
+    assert check.failed == ("return.0.wrong",)
+    assert check.failed_by == pytest.approx((0.25,))
+    report = Report("r", "dp", {}, MeshInfo({}, "cpu", "cpu", "simulated", (0,), 1), check=check)
+    assert "return.0.wrong by 0.25" in report.to_text(80)

@@ -170,7 +170,7 @@ def test_a_leaf_that_cannot_be_cut_says_what_that_costs():
 @pytest.mark.parametrize(
     ("strategy", "axes", "options", "says"),
     [
-        ("fsdq", "data=8", {}, "'fsdq' is no strategy; they are dp, fsdp, tp, spmd"),
+        ("fsdq", "data=8", {}, "'fsdq' is no strategy; they are dp, fsdp, tp, sp, pmap, spmd"),
         ("fsdp+fsdp", "data=8", {}, "twice"),
         ("spmd+tp", "data=8", {}, "alone"),
         ("pp", "data=8", {}, "later"),

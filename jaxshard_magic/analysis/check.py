@@ -2,6 +2,7 @@
 errors."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.tree_util import KeyPath
 
+from ..errors import one_of
 from ..program.ir import Program
+from ..program.mapped import PerDevice
 from ..program.peel import Peeled, specs
 from ..program.trace import Traced, path_name
 from ..report import Check
@@ -31,28 +34,50 @@ class Plain:
         rows = zip(peeled.leaves, self._avals, self._kinds, strict=True)
         self._leaves = [_host(x) if kind is not None else np.asarray(x, a.dtype) for x, a, kind in rows]
 
-    def against(self, traced: Traced, outs: Sequence[Any]) -> Check:
-        """Run the plain step on one device and compare with `outs`, a sharded call's flat outputs."""
+    def against(self, traced: Traced, outs: Sequence[Any], by_hand: Traced | None = None) -> Check:
+        """Run the plain step on one device and compare with `outs`, a sharded call's flat outputs.
+
+        `by_hand`: what to compare with in the place of the plain step, a loop over microbatches."""
         coarse = [a.dtype for a in Program(traced.closed).avals if jnp.issubdtype(a.dtype, jnp.floating)]
         limit = max(map(limit_of, coarse), default=0.0)
-        names = [path_name(path) for path in traced.out_paths]
-        return compare(names, [_host(x) for x in outs], self._compiled(traced.out_paths), self._leaves, limit)
+        names = [path_name(path) for path in traced.out_paths[: len(outs)]]
+        if by_hand is not None:
+            run = self._compiled_by_hand(by_hand)
+        else:
+            run = self._compiled(traced, [x.shape for x in outs])
+        found = compare(names, [_host(x) for x in outs], run, self._leaves, limit)
+        if by_hand is not None:
+            return replace(found, reference="a loop over microbatches written by hand, on one device")
+        if not isinstance(traced, PerDevice):
+            return found
+        axes = one_of(map(repr, traced.mapped.axes))
+        return replace(found, reference=f"jax.vmap of the step over {axes} on one device")
 
-    def _compiled(self, paths: Sequence[KeyPath]) -> Run:
+    def _compiled(self, traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Run:
         own: list[KeyPath] = []
 
         def flat(*leaves):
             outs, own[:], _ = self._fun(*leaves)
             return outs
 
-        closed = jax.make_jaxpr(flat)(*self._avals)
+        whole = traced.on_one(flat, shapes) if isinstance(traced, PerDevice) else flat
+        closed = jax.make_jaxpr(whole)(*self._avals)
         constants = [_device(_host(c), _key_kind(c)) for c in closed.consts]
         program = jax.jit(lambda consts, xs: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*xs))
         place = {path: i for i, path in enumerate(own)}
 
         def run(leaves):
             outs = program(constants, list(map(_device, leaves, self._kinds)))
-            return [_host(outs[place[path]]) for path in paths]
+            return [_host(outs[place[path]]) for path in traced.out_paths[: len(shapes)]]
+
+        return run
+
+    def _compiled_by_hand(self, traced: Traced) -> Run:
+        constants = [_device(_host(c), _key_kind(c)) for c in traced.consts]
+        program = jax.jit(lambda consts, xs: jaxpr_as_fun(traced.closed)(*consts, *xs))
+
+        def run(leaves):
+            return [_host(x) for x in program(constants, list(map(_device, leaves, self._kinds)))]
 
         return run
 
@@ -95,6 +120,7 @@ def compare(
         reference="the plain step on one device",
         noise=tuple(names[i] for i in noise),
         failed=tuple(names[i] for i in failed),
+        failed_by=tuple(_finite(float(off[i].max(initial=0.0))) for i in failed),
     )
 
 

@@ -77,6 +77,7 @@ def summarize(step: "ShardedStep") -> Report:
         collectives=rows,
         timing=timing(measured, entry.plan, roof, attached),
         advice=_advice(step, entry, found, memory, rows or (), roof),
+        alternatives=step.alternatives,
         check=step.checked,
     )
     return _named(report, step, found.text)

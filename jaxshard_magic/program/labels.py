@@ -45,7 +45,10 @@ def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]
             return prod(program.shapes[v]) == prod(program.shapes[w])
         return name == "" or name in ALIASES or name in ("add", "add_any")
 
-    found = {i: UPDATE for i, phase in phases.items() if phase == "update"}
+    updates = (i for i, phase in phases.items() if phase == "update")
+    found = {
+        i: UPDATE for i in updates if not program.equations[i].doors
+    }  # a loop over microbatches holds all phases
     for o, i in roles.state.items():
         if roles.of[i] != PARAMS:
             continue

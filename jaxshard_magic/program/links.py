@@ -82,7 +82,8 @@ def _by_family(name: str) -> Rule:
         return _scatter
     if name.startswith(("reduce_window", "select_and")):
         return _window
-    return _reduce if name.startswith("reduce_") and name != "reduce_precision" else _elementwise
+    summed = name.startswith("reduce_") and name not in ("reduce_precision", "reduce_scatter")
+    return _reduce if summed else _elementwise
 
 
 def _through_doors(links: Links, e: Equation) -> None:

@@ -1,5 +1,6 @@
 """What differs between versions of jax in how equations hold their bodies and counts, in one place."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
@@ -44,6 +45,20 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+def axis_names(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """The names of mapped axes that a collective runs over; none for other equations, whose axes are numbers."""
+    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    return tuple(a for a in (named if isinstance(named, tuple) else (named,)) if type(a) is not int)
+
+
+def over_axes(eqn: JaxprEqn, axes: Mapping[Any, tuple[str, ...]]) -> JaxprEqn:
+    """A collective with the names of mesh axes in the place of its own."""
+    key = "axes" if "axes" in eqn.params else "axis_name"
+    named = eqn.params[key]
+    found = [axes.get(a, (a,)) for a in (named if isinstance(named, tuple) else (named,))]
+    return eqn.replace(params=eqn.params | {key: tuple(a for names in found for a in names)})
 
 
 def bind(eqn: JaxprEqn, values: list) -> list:

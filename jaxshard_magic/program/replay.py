@@ -28,8 +28,7 @@ class Replay(Emitter):
 def retraced(replay: Emitter, avals: Sequence[Any] | None = None) -> ClosedJaxpr:
     """What a replay makes of its program, as a jaxpr without constants; `avals`: other inputs than the program's."""
     given = replay.program.closed.in_avals if avals is None else avals
-    closed = jax.make_jaxpr(lambda *xs: replay(*xs))(*given)
-    return closed
+    return jax.make_jaxpr(lambda *xs: replay(*xs))(*given)
 
 
 def replayed(closed: ClosedJaxpr, kind: type[Replay], *options: Any) -> ClosedJaxpr:

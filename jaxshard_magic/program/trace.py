@@ -40,11 +40,18 @@ def path_name(path: KeyPath) -> str:
     return keystr(path, simple=True, separator=".")
 
 
+Vjp = Callable[..., Any]  # jax.vjp, or what stands in its place while a step is traced
+
+
 def trace(
-    fun: Callable[..., tuple[list, Sequence[KeyPath]]], leaves: Sequence[Any], in_paths: Sequence[KeyPath]
+    fun: Callable[..., tuple[list, Sequence[KeyPath]]],
+    leaves: Sequence[Any],
+    in_paths: Sequence[KeyPath],
+    seen: Callable[[Vjp], Vjp] | None = None,
 ) -> Traced:
     """Trace `fun(*leaves) -> (array leaves, their paths)`; leaves are arrays, numbers or shapes.
 
+    `seen`: what its gradient calls are made with in the place of `jax.vjp`, given that; None marks them.
     Raises whatever the step raises while it is traced.
     """
     paths: tuple[KeyPath, ...] = ()
@@ -55,14 +62,15 @@ def trace(
         paths = tuple(out_paths)
         return outs
 
-    with _marked_gradients():
+    with gradients_by(seen or marking):
         closed = jax.make_jaxpr(flat)(*leaves)
     consts = tuple(closed.consts)
     names = [(GetAttrKey("closure"), SequenceKey(i)) for i in range(len(consts))]
-    return Traced(_hoisted(closed), (*names, *in_paths), paths, consts)
+    return Traced(hoisted(closed), (*names, *in_paths), paths, consts)
 
 
-def _hoisted(closed: ClosedJaxpr) -> ClosedJaxpr:
+def hoisted(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """`closed` with its constants as its first inputs."""
     jaxpr = closed.jaxpr
     if not jaxpr.constvars:
         return closed
@@ -74,7 +82,9 @@ def _hoisted(closed: ClosedJaxpr) -> ClosedJaxpr:
     )
 
 
-def _mark(tree: Any, name: str) -> Any:
+def mark(tree: Any, name: str) -> Any:
+    """The arrays of `tree` that have derivatives, named."""
+
     def one(x):
         inexact = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
         return checkpoint_name(x, name) if inexact else x
@@ -82,20 +92,28 @@ def _mark(tree: Any, name: str) -> Any:
     return jax.tree.map(one, tree)
 
 
+def marking(inner: Vjp) -> Vjp:
+    """`jax.vjp` that names what it differentiates, its value, and what it gives back."""
+
+    def vjp(fun, *primals, **options):
+        out, back, *aux = inner(fun, *mark(primals, DIFFERENTIATED), **options)
+        value = mark(out, VALUE) if getattr(out, "shape", None) == () else out
+        return (value, lambda *cotangents: mark(back(*cotangents), GRADIENT), *aux)
+
+    return vjp
+
+
 @contextlib.contextmanager
-def _marked_gradients() -> Iterator[None]:
-    """While this thread traces, name what every gradient call differentiates, its value and what it gives back.
+def gradients_by(seen: Callable[[Vjp], Vjp]) -> Iterator[None]:
+    """While this thread traces, its gradient calls are made with `seen(jax.vjp)`.
 
     A fresh user context makes jits that already ran inside the step trace anew, with their gradients seen.
     """
     inner, public, thread = _api.vjp, jax.vjp, threading.get_ident()
+    other = seen(inner)
 
-    def vjp(fun, *primals, **options):
-        if threading.get_ident() != thread:
-            return inner(fun, *primals, **options)
-        out, back, *aux = inner(fun, *_mark(primals, DIFFERENTIATED), **options)
-        value = _mark(out, VALUE) if getattr(out, "shape", None) == () else out
-        return (value, lambda *cotangents: _mark(back(*cotangents), GRADIENT), *aux)
+    def vjp(*args, **options):
+        return (other if threading.get_ident() == thread else inner)(*args, **options)
 
     _api.vjp = jax.vjp = vjp
     try:

@@ -39,6 +39,7 @@ _FIXES = {
     jax.errors.NonConcreteBooleanIndexError: "use jnp.where(mask, x, 0) and keep the shape",
     jax.errors.UnexpectedTracerError: "return the array from the step and keep it outside",
 }
+_UNBOUND = "unbound axis name: "
 _OUT = "return the array from the step and read it outside"
 
 
@@ -62,10 +63,23 @@ class Explained:
             ) from error
 
 
+def unbound(error: BaseException | None) -> str | None:
+    """The axis name that a trace has met and that nothing has bound; None for other errors."""
+    text = str(error)
+    if isinstance(error, NameError) and _UNBOUND in text:
+        return text.split(_UNBOUND, 1)[1].split(". ")[0].strip()
+    return None
+
+
 def _kind(error: BaseException | None) -> tuple[str | None, str]:
     for kind, doing in _ADVICE:
         if isinstance(error, kind):
             return doing, _FIXES.get(kind, _OUT)
+    if (name := unbound(error)) is not None:
+        return (
+            f"works along the axis '{name}' of many devices, each with its own part",
+            "use %%shard pmap, which runs such a step, or take out the collectives",
+        )
     if "is not available on traced array" in str(error):
         return "asks an array of the step for what only finished arrays have", _OUT
     if type(error).__name__ == "TraceContextError" or "from different trace level" in str(error):  # flax's

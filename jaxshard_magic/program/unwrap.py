@@ -1,4 +1,4 @@
-"""The Python function under `jax.jit`, `nnx.jit`, `eqx.filter_jit`, partials and methods."""
+"""The Python function under `jax.jit`, `jax.pmap`, `nnx.jit`, `eqx.filter_jit`, partials and methods."""
 
 import functools
 import types
@@ -12,7 +12,18 @@ from ..errors import ShardError
 
 NUMBERS = frozenset((bool, int, float, complex))
 MAX_FUNCTIONS = 200  # helpers of helpers looked through for names
+_NO_AXIS = "_internal_pmap_axis_name"  # what jax names the axis of a pmap that was given no name
 _Pjit: Any = type(jax.jit(lambda: 0))
+
+
+@dataclass(frozen=True)
+class Pmap:
+    """What a step's own `jax.pmap` says: its axis name, None where it has none, and which axes of the arguments and of
+    the results are the device axis, as prefixes of their trees."""
+
+    axis_name: Any
+    in_axes: Any
+    out_axes: Any
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,7 @@ class Step:
     `static` and `donated` are the parameters, by position and by name, that the user's own jit holds or
     donates; `donated_from` donates all positions from there on. `numbers` are the types of Python numbers
     that are traced: all under jit, none in a plain function. `graph`: NNX objects are changed in place;
-    under `jax.jit` they are pytrees like others.
+    under `jax.jit` they are pytrees like others. `pmap`: the step is what one device does.
     """
 
     inner: Callable[..., Any]
@@ -34,6 +45,7 @@ class Step:
     donated_from: int | None = None
     numbers: frozenset[type] = frozenset()
     graph: bool = True
+    pmap: Pmap | None = None
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -75,6 +87,8 @@ def strip(fn: Callable[..., Any]) -> Step:
     """Take the wrappers off a step. Raises `ShardError` for something that can't be called."""
     if not callable(fn):
         raise ShardError(f"a step must be callable, got {type(fn).__name__}")
+    if _from(fn, "equinox") and type(fn).__name__ == "_PmapWrapper":
+        raise _not_read("eqx.filter_pmap")
     f, bound, names = fn, (), {}
     while under := _unwrap(f):
         f, args, kwargs = under
@@ -83,6 +97,18 @@ def strip(fn: Callable[..., Any]) -> Step:
     if isinstance(f, _Pjit):
         static, donated = _jit_options(f)
         return Step(f.__wrapped__, name, bound, names, static, donated, numbers=NUMBERS, graph=False)
+    if _is_pmap(f):
+        if _is_pmap(f.__wrapped__):
+            raise ShardError(
+                f"{name} has jax.pmap twice, of which neither can be spread alone; take both off, and name the mesh's "
+                "axes as the step does: %mesh i=4 j=2"
+            )
+        said = _pmap_options(f)
+        pmap = Pmap(said["axis_name"], said["in_axes"], said["out_axes"])
+        static, donated = said["static"], said["donated"]
+        return Step(
+            f.__wrapped__, name, bound, names, static, donated, numbers=NUMBERS, graph=False, pmap=pmap
+        )
     if _is_nnx_jit(f):
         static, donated = _jit_options(f.jitted_fn)
         if partial_args := getattr(f, "partial_args", ()):
@@ -133,6 +159,51 @@ def _is_nnx_jit(f: Any) -> bool:
 
 def _is_eqx_jit(f: Any) -> bool:
     return _from(f, "equinox") and hasattr(f, "donate_first")
+
+
+def _is_pmap(f: Any) -> bool:
+    """`jax.pmap` gives a plain closure, and so does NNX's, which calls it."""
+    if not isinstance(f, types.FunctionType) or not hasattr(f, "__wrapped__"):
+        return False
+    where = f.__globals__.get("__name__", "")
+    if where.startswith("flax.nnx") and getattr(_cells(f).get("self"), "tag", None) == "pmap":
+        raise _not_read("nnx.pmap")
+    return where == "jax._src.pmap" and f.__code__.co_name == "wrapped"
+
+
+def _not_read(decorator: str) -> ShardError:
+    return ShardError(
+        f"the step is decorated with {decorator}, whose axes can't be read; take {decorator} off: %%shard pmap binds "
+        "the axis name itself, and splits the batch"
+    )
+
+
+def _pmap_options(f: Any) -> dict[str, Any]:
+    """What `jax.pmap` was told, which its closures hold. Donated positions are counted there without the static."""
+    try:
+        said = _cells(_cells(f)["infer_params"])
+        static, name = said["static_broadcasted_tuple"], said["axis_name"]
+        last = max((*static, *said["donate_tuple"], 0)) + len(static) + 1
+        dynamic = [i for i in range(last) if i not in static]
+        return {
+            "axis_name": None if name == _NO_AXIS else name,
+            "in_axes": said["in_axes"],
+            "out_axes": said["out_axes_tree"].unflatten(said["out_axes_flat"]),
+            "static": frozenset(static),
+            "donated": frozenset(dynamic[i] for i in said["donate_tuple"]),
+        }
+    except (KeyError, AttributeError):
+        raise ShardError(
+            f"this jax ({jax.__version__}) keeps the options of jax.pmap where jaxshard_magic can't read them; shard "
+            "the plain function, without jax.pmap"
+        ) from None
+
+
+def _cells(f: types.FunctionType) -> dict[str, Any]:
+    """The names that a closure holds."""
+    return {
+        name: _content(cell) for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+    }
 
 
 def _jit_options(f: Any) -> tuple[frozenset[int | str], frozenset[int | str]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.parts import Advice as Advice
+from jaxshard_magic.report.parts import Alternative as Alternative
 from jaxshard_magic.report.parts import Buffer as Buffer
 from jaxshard_magic.report.parts import Check as Check
 from jaxshard_magic.report.parts import Collective as Collective
@@ -51,6 +52,7 @@ class Report:
     advice: tuple[Advice, ...] = ()
     check: Check | None = None
     sources: tuple[Source, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     schema: int = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:

@@ -178,6 +178,22 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """The step compiled with other options of its line, `change`: "without --remat full", "--reduce once"; the step as
+    it ran has none.
+
+    Of one device: bytes at its peak, FLOPs of its products with those done again, bytes sent in a step. None where it
+    is not known: `why` then says what the compile gave instead.
+    """
+
+    change: str
+    peak: int | None = None
+    flops: int | None = None
+    sent: int | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True)
 class Advice:
     code: str
     level: str  # info | warning | error
@@ -189,7 +205,8 @@ class Advice:
 class Check:
     """The sharded step against the plain one on the same inputs.
 
-    `noise` names leaves that differ by no more than the plain step's own rounding noise does.
+    `noise` names leaves that differ by no more than the plain step's own rounding noise does; `failed` those that
+    differ by more, each by as much of its largest number as `failed_by` says, None where one is not a number.
     """
 
     passed: bool
@@ -199,3 +216,4 @@ class Check:
     reference: str
     noise: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    failed_by: tuple[float | None, ...] = ()

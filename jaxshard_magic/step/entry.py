@@ -1,13 +1,12 @@
 """`Entry`: one compiled program of a step, for one set of shapes and held values."""
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
@@ -15,13 +14,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
 from ..compiler_log import captured
+from ..gradients.options import Inside
 from ..plan import Plan
+from ..program.padding import padded
 from ..program.peel import Peeled, Result, specs
-from ..program.trace import Traced, trace
-from ..program.untraceable import Explained
+from ..program.trace import Traced
 from ..targets import LIMIT_S, target_of
 from .donation import Ours, own_copy, to_donate
 from .elsewhere import canonical, elsewhere, reads
+from .strict import strict_call
+from .tracing import Spread, traced_call
+
+if TYPE_CHECKING:
+    from ..gradients.rewriting import Rewriting
 
 Planner = Callable[..., Plan]
 
@@ -51,6 +56,8 @@ class Entry:
     reads: tuple[bool, ...]  # whether the program reads each of its arguments: jax drops the others
     home: str | None = None  # the file that defines the step, as Python knows it
     complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
+    call_of: Peeled | None = None  # the call that it was made for, with shapes in the place of its arrays
+    rewriting: "Rewriting | None" = None  # how its gradient calls were rewritten
     peaks: tuple[int | None, ...] = ()  # bytes that the devices had held at most before it first ran
     calls: int = 0
     timings: list[float] = field(default_factory=list)
@@ -107,6 +114,26 @@ class Entry:
             read.add(id(leaves[i]))
         return placed
 
+    @property
+    def added(self) -> Mapping[int, tuple[int, int]]:
+        """Of the flat inputs that get more rows: the dimension, and how many."""
+        return {} if self.rewriting is None else self.rewriting.added
+
+    def with_rows(self, leaves: Sequence[Any]) -> list[Any]:
+        """The flat inputs with the rows that the program adds to the batch."""
+        found = list(leaves)
+        for i, (dim, more) in self.added.items():
+            found[i] = padded(found[i], [(0, more * (d == dim)) for d in range(found[i].ndim)])
+        return found
+
+    def real_rows(self, outs: Sequence[Any]) -> list[Any]:
+        """The flat outputs without the rows that were added to the batch."""
+        shapes = self.rewriting.out_shapes if self.rewriting is not None else ()
+        return [
+            x[tuple(map(slice, shape))] if x.shape != shape else x
+            for x, shape in zip(outs, shapes, strict=False)
+        ]
+
     def arrange(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The flat inputs as `call` takes them."""
         if self.whole:
@@ -130,6 +157,18 @@ class Entry:
         return (*inputs[:2], tuple(given))
 
 
+def _grown(
+    avals: Sequence[jax.ShapeDtypeStruct], added: Mapping[int, tuple[int, int]]
+) -> list[jax.ShapeDtypeStruct]:
+    """The shapes of inputs with rows added to them."""
+    found = list(avals)
+    for i, (dim, more) in added.items():
+        shape = list(found[i].shape)
+        shape[dim] += more
+        found[i] = found[i].update(shape=tuple(shape))
+    return found
+
+
 def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """`xs -> tuple(xs[i] for i in places)`, in C."""
     if len(places) < 2:
@@ -147,9 +186,11 @@ def build_entry(
     mesh: Mesh,
     *,
     planner: Planner,
+    spread: Spread | None = None,
     given: Mapping[str, PartitionSpec],
     rules: Sequence[tuple[str, PartitionSpec]],
     donate: bool | None,
+    inside: Inside,
     say: Callable[[str], None],
     compile_limit: float = LIMIT_S,
 ) -> Entry:
@@ -161,13 +202,18 @@ def build_entry(
     """
     say("tracing")
     start = time.perf_counter()
-    avals = specs(peeled.leaves)
+    shapes = avals = specs(peeled.leaves)
     with _own_mesh(mesh):
-        traced, result = _traced(peeled, avals)
-    trace_s = time.perf_counter() - start
-    metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
-    say(f"planning {strategy}")
-    plan = planner(traced, mesh, strategy, specs=given, rules=rules, metadata=tuple(metadata))
+        traced, result, rewriting = traced_call(peeled, avals, inside, spread, mesh, given, rules)
+        trace_s = time.perf_counter() - start
+        metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
+        say(f"planning {strategy}")
+        asked = {"specs": given, "rules": rules, "metadata": tuple(metadata), "reduce": inside.reduce}
+        plan = planner(traced, mesh, strategy, **asked, rewrite=rewriting)
+    if rewriting is not None:
+        plan = replace(plan, findings=(*plan.findings, *rewriting.findings))
+        traced = plan.traced or traced
+        avals = _grown(avals, rewriting.added)
     target = target_of(mesh)
     say(f"compiling for {target.name if target else _devices(mesh.size)}")
     start = time.perf_counter()
@@ -176,7 +222,16 @@ def build_entry(
     shardings = [NamedSharding(mesh, spec) for spec in plan.in_specs]
     outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
     constants = specs(traced.consts)
-    whole = peeled.all_traced and result.plain and not donated and _hold_anything(peeled.tree, result.tree)
+    carried = rewriting.carried if rewriting is not None else 0
+    own = carried or (
+        rewriting is not None and rewriting.added
+    )  # inputs or rows that the user's trees have not
+    whole = (
+        peeled.all_traced
+        and result.plain
+        and not (donated or own)
+        and _hold_anything(peeled.tree, result.tree)
+    )
     lowered = _lower_whole if whole else _lower_flat
     with _own_mesh(mesh), _lines_kept(), nullcontext() if target is None else canonical():
         lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
@@ -190,6 +245,9 @@ def build_entry(
         else:
             compiled = elsewhere(lowering, target, mesh, compile_limit)
             complaints, read, call = compiled.log, reads(lowering), None
+    consts = list(jax.device_put(list(traced.consts), shardings[:n])) if target is None else []
+    if carried and call is not None:
+        call = _Carrying(call, consts, carried)
     return Entry(
         traced,
         plan,
@@ -198,7 +256,7 @@ def build_entry(
         peeled.tree,
         call,
         whole,
-        list(jax.device_put(list(traced.consts), shardings[:n])) if target is None else [],
+        consts,
         shardings[n:],
         donated,
         trace_s,
@@ -206,7 +264,21 @@ def build_entry(
         read,
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
         complaints,
+        replace(peeled, leaves=list(shapes)),
+        rewriting,
     )
+
+
+class _Carrying:
+    """A program whose first constants come back as its last results, and are those of the next call."""
+
+    def __init__(self, call: Callable[..., Any], consts: list, carried: int):
+        self._call, self._consts, self._carried = call, consts, carried
+
+    def __call__(self, consts: Any, *rest: Any) -> list:
+        outs = self._call(consts, *rest)
+        self._consts[: self._carried] = outs[-self._carried :]
+        return outs[: -self._carried]
 
 
 def _devices(n: int) -> str:
@@ -226,19 +298,6 @@ def _lines_kept() -> Iterator[None]:
     settings of one thread."""
     with traceback_in_locations_limit(-1), compilation_cache_include_metadata_in_key(True):
         yield
-
-
-def _traced(peeled: Peeled, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Traced, Result]:
-    results = []
-
-    def fun(*leaves: Any) -> tuple[list[Any], list[Any]]:
-        outs, paths, result = peeled.fun(*leaves)
-        results.append(result)
-        return outs, paths
-
-    with Explained(peeled.step.name):
-        traced = trace(fun, avals, [path for path, _, _ in peeled.inputs])
-    return traced, results[-1]
 
 
 def _hold_anything(*trees: Any) -> bool:
@@ -285,37 +344,3 @@ def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs
 def _kept(compiled: Compiled) -> tuple[bool, ...]:
     """Whether the program reads each of its arguments: jax gives those it dropped no sharding."""
     return tuple(s is not None for s in compiled.in_tree.flatten_up_to(compiled.input_shardings))
-
-
-class _Strict:
-    """Stands for the executable where jax looks at a kind of call for the first time, in Python."""
-
-    def __init__(self, executable: Any, weak: tuple[bool, ...]):
-        self._executable, self._weak = executable, weak
-
-    def call(self, *args: Any) -> Any:
-        if tuple(jax.typeof(x).weak_type for x in args) != self._weak:
-            raise TypeError("weak types differ from those this program was compiled for")
-        return self._executable.call(*args)
-
-
-def strict_call(compiled: Any, weak: tuple[bool, ...]) -> Callable[..., Any]:
-    """`compiled` as a function that raises TypeError also where only weak types differ.
-
-    A compiled program takes a weak float for a strong one, where `jax.jit` would make another program with
-    other result types. Its C++ cache does tell them apart; what it has not seen comes to `executable.call`,
-    once. The names are private: without them the types are looked at in every call.
-    """
-    try:
-        executable, params = compiled._executable, compiled._params
-        params = params._replace(executable=_Strict(executable, weak))
-        # A program with callbacks has no call in C++; in Python it gives its flat outputs, too.
-        return executable.create_cpp_call(params) or (lambda *inputs: compiled.call(params, *inputs)[0])
-    except AttributeError:
-        return functools.partial(_checked_call, compiled, weak)
-
-
-def _checked_call(compiled: Any, weak: tuple[bool, ...], *inputs: Any) -> Any:
-    if tuple(jax.typeof(x).weak_type for x in jax.tree.leaves(inputs)) != weak:
-        raise TypeError("weak types differ from those this program was compiled for")
-    return compiled(*inputs)

@@ -12,15 +12,17 @@ from jax._src.core import trace_state_clean  # jax.core has no public name for i
 from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError
+from ..gradients.options import Inside
 from ..program.peel import Peeled, nnx_calls, peel
 from ..program.unwrap import NUMBERS, strip
 from ..targets import LIMIT_S, target_of
 from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
 from .entry import Entry, Planner, build_entry
+from .tracing import Spread
 
 if TYPE_CHECKING:
-    from ..report import Check, Report
+    from ..report import Alternative, Check, Report
 
 RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
 
@@ -42,9 +44,11 @@ class ShardedStep:
         mesh: Mesh,
         *,
         planner: Planner,
+        spread: Spread | None = None,
         specs: Mapping[str, PartitionSpec] | None = None,
         rules: Sequence[tuple[str, PartitionSpec]] = (),
         donate: bool | None = None,
+        inside: Inside | None = None,
         check: bool = False,
         on: str | None = None,
         name: str | None = None,
@@ -55,6 +59,7 @@ class ShardedStep:
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
         self.strategy, self.mesh, self.donate = strategy, mesh, donate
+        self.inside = inside or Inside()  # what is asked of the step's gradient calls
         self.name = name or self._step.name
         self.on = on  # the chip that a report predicts for
         self.compile_limit = LIMIT_S  # seconds, for hardware that is not attached
@@ -63,10 +68,12 @@ class ShardedStep:
         self.examples_before: int | None = None  # of the batch of an earlier run of the same step
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
+        self.alternatives: tuple[Alternative, ...] = ()  # other options, as compiled
         self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.name_of: Callable[[str], str | None] = lambda file: None  # a notebook's name for a file
-        self.options = _options(specs or {}, rules, donate, check, on)
+        self.options = _options(specs or {}, rules, donate, check, on) | self.inside.asked
+        self._spread = spread
         self._planner, self.specs, self.rules = planner, dict(specs or {}), tuple(rules)
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
@@ -145,8 +152,10 @@ class ShardedStep:
                 "there are no arguments to repeat the step on: set keep_arguments before it is called"
             )
         entry, inputs = self._kept
+        consts = list(entry.consts)
         for _ in range(n):
             entry.timed(entry.copies(inputs))
+        entry.consts[:] = consts
 
     def report(self) -> "Report":
         """Everything known of the step's last kind of call. Raises `ShardError` before the first."""
@@ -163,6 +172,16 @@ class ShardedStep:
         """The program of the last kind of call."""
         return self._current
 
+    def otherwise(self, inside: Inside) -> Entry:
+        """The program of the last kind of call, compiled with other options for its gradients; it is not run.
+
+        Raises `ShardError` where those can't be had.
+        """
+        if self._current is None or self._current.call_of is None:
+            raise ShardError(f"{self.name} has not run yet: there is no call to compile it for")
+        with self._lock:
+            return self._built(self._current.call_of, inside)
+
     def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (target := target_of(self.mesh)) is not None:
             raise ShardError(
@@ -176,7 +195,7 @@ class ShardedStep:
                 "--dry-run"
             )
         plain = self._plain(peeled)
-        placed = entry.place(peeled.leaves, self._ours)
+        placed = entry.place(entry.with_rows(peeled.leaves), self._ours)
         inputs = entry.arrange(placed)
         if entry.calls == 0:
             from ..analysis.memory import peaks
@@ -186,13 +205,17 @@ class ShardedStep:
         if self.keep_arguments:
             self._kept = entry, entry.copies(inputs)
         outs = entry.run(inputs)
+        outs = entry.real_rows(outs) if entry.added else outs
         self._current = entry
         if self.watch is not None:
             self.watch(entry, outs)
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:
             self._say("checking against the plain step")
-            self.checked = plain.against(entry.traced, jax.tree.leaves(outs) if entry.whole else outs)
+            by_hand = entry.rewriting.reference if entry.rewriting is not None else None
+            self.checked = plain.against(
+                entry.traced, jax.tree.leaves(outs) if entry.whole else outs, by_hand
+            )
         self._say("")  # nothing more to wait for
         self._remember(entry, peeled)
         return result
@@ -224,7 +247,7 @@ class ShardedStep:
             fast = self._fast[entry] = _fast(entry, peeled, self._ours)
         if isinstance(fast, GraphCall) and not fast.watch(peeled):
             fast = None
-        if fast is not None and not self.keep_arguments:
+        if fast is not None and not self.keep_arguments and not entry.added:
             self._recent = [fast, *(f for f in self._recent if f is not fast)][:RECENT]
 
     def _entry(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Peeled, Entry]:
@@ -253,23 +276,28 @@ class ShardedStep:
         return again
 
     def _build(self, peeled: Peeled) -> Entry:
-        entry = build_entry(
-            peeled,
-            self.strategy,
-            self.mesh,
-            planner=self._planner,
-            given=self.specs,
-            rules=self.rules,
-            donate=self.donate,
-            say=self._say,
-            compile_limit=self.compile_limit,
-        )
+        entry = self._built(peeled, self.inside)
         if self.read_ahead:
             from ..analysis.summary import facts_of
 
             self._say("reading the compiled program")
             facts_of(entry)
         return entry
+
+    def _built(self, peeled: Peeled, inside: Inside) -> Entry:
+        return build_entry(
+            peeled,
+            self.strategy,
+            self.mesh,
+            planner=self._planner,
+            spread=self._spread,
+            given=self.specs,
+            rules=self.rules,
+            donate=self.donate,
+            inside=inside,
+            say=self._say,
+            compile_limit=self.compile_limit,
+        )
 
     def _say(self, doing: str) -> None:
         if self.progress is not None:

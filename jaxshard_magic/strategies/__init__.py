@@ -2,5 +2,6 @@
 
 from .compose import STRATEGIES, plan
 from .names import LATER, Part, jobs_of, parse_strategy, part_axes
+from .spread import spread_of
 
-__all__ = ["LATER", "STRATEGIES", "Part", "jobs_of", "parse_strategy", "part_axes", "plan"]
+__all__ = ["LATER", "STRATEGIES", "Part", "jobs_of", "parse_strategy", "part_axes", "plan", "spread_of"]

@@ -1,13 +1,14 @@
 """Strategy text, mesh and a traced step -> a `Plan`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError
 from ..plan import Finding, LeafPlan, Plan
-from ..program.batch import find_batch
+from ..program.batch import Batch, find_batch
 from ..program.dimensions import Dimensions
 from ..program.emit import Emitter
 from ..program.flops import counted, unseen
@@ -15,8 +16,9 @@ from ..program.flow import Flow
 from ..program.ir import Program
 from ..program.labels import labels
 from ..program.loss import find_loss
+from ..program.mapped import PerDevice
 from ..program.phases import phases
-from ..program.roles import BATCH, OTHER, PARAMS, Roles, find_roles
+from ..program.roles import BATCH, OTHER, PARAMS, RNG, Roles, find_roles
 from ..program.state import changed_state
 from ..program.trace import Traced, path_name
 from .dp import data_parallel
@@ -25,11 +27,21 @@ from .given import Given, apply_given, given_batch, given_specs
 from .hold import Hold
 from .layout import Axes, Layout, Strategy, partition_spec
 from .names import batch_axes, parse_strategy, part_axes
+from .pmap import spread_plan
+from .positions import one_example
 from .shares import shares
+from .sp import sequence_parallel, why_positions
 from .tp import tensor_parallel
 
-# In this order: data parallel needs nothing, tensor parallel takes its dimensions first, fsdp what is left.
-STRATEGIES: dict[str, Strategy] = {"dp": data_parallel, "tp": tensor_parallel, "fsdp": fully_sharded}
+Rewrite = Callable[[Batch, Roles, int], Traced]  # the batch, the roles, over how many devices it is divided
+
+# In this order: data parallel needs nothing, tensor parallel takes its dimensions first, the others what is left.
+STRATEGIES: dict[str, Strategy] = {
+    "dp": data_parallel,
+    "tp": tensor_parallel,
+    "sp": sequence_parallel,
+    "fsdp": fully_sharded,
+}
 
 
 def plan(
@@ -40,12 +52,20 @@ def plan(
     specs: Mapping[str, PartitionSpec] | None = None,
     rules: Sequence[tuple[str, PartitionSpec]] = (),
     metadata: Sequence[Any] | None = None,
+    rewrite: Rewrite | None = None,
+    batch: Mapping[int, tuple[int, ...]] | None = None,
+    reduce: str = "each",
 ) -> Plan:
     """Decide where every array of `traced` goes on `mesh` under `strategy`.
 
     `specs` by argument name, `rules` as (regular expression, spec) by leaf path, `metadata` one Flax partitioning
-    (or None) per input. Raises `ShardError` for everything that cannot be done, before anything is moved.
+    (or None) per input. `rewrite` makes another step of it, of the same inputs and outputs, once its batch is known;
+    `batch` says where that is. `reduce`: when loops' gradients are reduced (see `Hold`). Raises `ShardError` for
+    everything that cannot be done, before anything is moved.
     """
+    if isinstance(traced, PerDevice):
+        _state_fits(traced, traced.roles)
+        return spread_plan(traced, mesh, strategy)
     parts = parse_strategy(strategy)
     by_itself = parts[0].name == "spmd"
     axes = part_axes(parts, mesh)
@@ -55,11 +75,26 @@ def plan(
     dims, flow = Dimensions(program, tuple(mesh.shape.values())), Flow(program)
     roles = find_roles(traced, flow)
     _state_fits(traced, roles)
-    batch = find_batch(dims, roles, given_batch(given, roles.data, examples_over))
-    layout = Layout(program, dims, dims.storage(batch.classes), flow, roles, batch, mesh, examples_over)
-    if not by_itself:
+    found = find_batch(dims, roles, {**(batch or {}), **given_batch(given, roles.data, examples_over)})
+    layout = Layout(program, dims, dims.storage(found.classes), flow, roles, found, mesh, examples_over)
+    if rewrite is not None:
+        other = rewrite(_with_keys(found, roles, dims), roles, layout.count(examples_over))
+        more = len(other.consts) - len(traced.consts)  # constants of its own come first
+        return plan(
+            other,
+            mesh,
+            strategy,
+            specs=specs,
+            rules=rules,
+            metadata=None if metadata is None else (*[None] * more, *metadata),
+            batch={i + more: ds for i, ds in found.dims.items()},
+            reduce=reduce,
+        )
+    if not by_itself and not ("sp" in axes and one_example(layout)):
         _batch_divides(traced, layout)
     apply_given(layout, given)
+    layout.names = [path_name(p) for p in traced.in_paths]
+    layout.positions = given_batch(given, roles.data, axes.get("sp", ()))
     for name, apply in STRATEGIES.items():
         if name in axes:
             apply(layout, axes[name])
@@ -67,23 +102,35 @@ def plan(
     named = labels(program, flow, roles, phases(program, flow))
     work = counted(program, flow)
     return Plan(
+        traced=traced,
         mesh=mesh,
         strategy=strategy,
         in_specs=tuple(in_specs),
         out_specs=tuple(_output_spec(layout, o, in_specs) for o in range(len(program.outputs))),
         leaves=tuple(_leaf(traced, layout, i, in_specs[i], given) for i in range(len(in_specs))),
-        run=Emitter(program, named) if by_itself else Hold(layout, named),
+        run=Emitter(program, named) if by_itself else Hold(layout, named, reduce),
         state_pairs=roles.state,
         loss=find_loss(traced, flow, roles.state),
         batch_axes=examples_over,
         idle_axes=_idle_axes(layout, axes, in_specs),
         findings=(*(_batch_findings(traced, layout) if examples_over else ()), *layout.findings),
         jobs=axes,
-        examples=batch.size,
+        examples=found.size,
         work=work,
         shares=None if by_itself else shares(layout, work),
         unseen=unseen(program),
     )
+
+
+def _with_keys(batch: Batch, roles: Roles, dims: Dimensions) -> Batch:
+    """The batch with the random keys that come one for each example."""
+    inputs = dims.program.inputs
+    keys = {
+        i: tuple(d for d, c in enumerate(dims.of(inputs[i])) if c in batch.classes)
+        for i, role in enumerate(roles.of)
+        if role == RNG
+    }
+    return replace(batch, dims={**batch.dims, **{i: ds for i, ds in keys.items() if ds}})
 
 
 def _state_fits(traced: Traced, roles: Roles) -> None:
@@ -104,7 +151,7 @@ def _input_spec(layout: Layout, i: int, given: Mapping[int, Given]) -> Partition
         return partition_spec(given[i].spec)
     if i in layout.roles.stored and i not in layout.batch.dims:
         return partition_spec(layout.at_rest(value))
-    if i in layout.batch.dims and layout.batch_axes:
+    if i in layout.batch.dims and (layout.batch_axes or layout.sequence):
         return partition_spec(layout.active(value))
     return PartitionSpec()
 
@@ -140,15 +187,22 @@ def _leaf(
 def _why(layout: Layout, i: int, given: Mapping[int, Given]) -> str:
     if i in given:
         return given[i].source
-    if i in layout.batch.dims and layout.batch_axes:
-        dims = ", ".join(map(str, layout.batch.dims[i]))
-        return f"examples: dim {dims} over {'+'.join(layout.batch_axes)}"
+    if i in layout.batch.dims and (layout.batch_axes or layout.sequence):
+        said = _examples(layout, i), why_positions(layout, i)
+        return "; ".join(filter(None, said)) or "a copy on every device"
     if i in layout.roles.stored:
         fixed = layout.fixed_by(layout.program.inputs[i])
         return f"follows {fixed}" if fixed else "; ".join(layout.why.get(i, ())) or "a copy on every device"
     if layout.roles.of[i] == BATCH and layout.batch_axes:
         return "no batch dimension in it: a copy on every device"
     return "a copy on every device"
+
+
+def _examples(layout: Layout, i: int) -> str | None:
+    if not layout.batch_axes or layout.sequence & layout.batch.classes:
+        return None
+    dims = ", ".join(map(str, layout.batch.dims[i]))
+    return f"examples: dim {dims} over {'+'.join(layout.batch_axes)}"
 
 
 def _batch_divides(traced: Traced, layout: Layout) -> None:

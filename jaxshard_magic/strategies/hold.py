@@ -5,32 +5,50 @@ re-emitted, after its gradients were taken, with weights gathered where activati
 they are made, and gradients pinned to where their parameters lie; loop bodies and remat likewise.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
 from jax import lax
+from jax._src.source_info_util import current_name_stack  # jax has no public form
 from jax.sharding import NamedSharding
 
 from ..program.emit import Emitter
-from ..program.ir import Equation, Scope, Value
+from ..program.ir import Door, Equation, Scope, Value
 from ..program.labels import PIN, weight_label
-from ..program.primitives import LAYOUT
+from ..program.lines import user_context
+from ..program.primitives import LAYOUT, scan_counts
 from ..program.sizes import nbytes
+from .ahead import Ahead, find_ahead
+from .deferred import Deferred, find_deferred
 from .layout import Axes, Layout, Spec, partition_spec
+from .loop_sums import loop_sums
 from .partials import PartialSums
+from .sp import made_as, read_whole
+from .unreduced import Unreduced
 
 _MAKES_ACTIVATIONS = frozenset({"dot_general", "conv_general_dilated", "gather", "concatenate", "pad"})
 _KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may keep without gathering again
 
 
 class Hold(Emitter):
-    """Re-emits a program under a `Layout`; `labels` as `Emitter` takes them."""
+    """Re-emits a program under a `Layout`; `labels` as `Emitter` takes them.
 
-    def __init__(self, layout: Layout, labels: Mapping[int, str] | None = None):
+    `reduce`: when devices reduce the gradients that a loop adds up (over microbatches, over time): at each trip
+    ("each"), once after the loop ("once"), or so and with the weights that the loop reads gathered once before it
+    ("once-gathered"). `deferred`: how many gradients wait for the end of a loop.
+    """
+
+    def __init__(self, layout: Layout, labels: Mapping[int, str] | None = None, reduce: str = "each"):
         super().__init__(layout.program, labels)
         self.layout = layout
+        waiting = Deferred() if reduce == "each" else find_deferred(layout)
+        self._parts, self._makers = waiting.values, waiting.makers
+        self._unreduced = Unreduced(layout, waiting)
+        self._loop_sums = loop_sums(layout, waiting, labels or {})
+        self._ahead = find_ahead(layout, waiting.values) if reduce == "once-gathered" else Ahead()
+        self.deferred = sum(s.gradient for s in self._loop_sums.values())
         self._readers = _readers(self.program.scopes())
         self._sums = PartialSums(layout, self._readers)
         self._cap = self._bytes_kept()
@@ -55,12 +73,46 @@ class Hold(Emitter):
         return lax.with_sharding_constraint(x, NamedSharding(self.layout.mesh, partition_spec(spec)))
 
     def equation(self, e: Equation, values: list) -> list:
+        if e.index in self._makers:
+            return [self._unreduced.made(e, values)]
+        if not e.doors and any(v in self._parts for v in e.outs):
+            return self._unreduced.passed_on(e, values)
         if e.index not in self._sums.members:
             return super().equation(e, values)
         partial = self._sums.join(e, self.before(e, values))
         if e.index not in self._sums.roots:
             return [partial]
         return [self._pin(self._sums.reduce(e, partial), self.layout.active(e.outs[0]))]
+
+    def _scan(self, e: Equation, values: list, door: Door) -> list:
+        """A carry in parts starts so, and is summed after the last trip unless the rest of the step waits as well."""
+        n, k = scan_counts(e.params)
+        for i in self._ahead.operands.get(e.index, ()):
+            if (v := e.ins[i]) is not None:
+                with self._of_weight(v):
+                    values[i] = self._gathered(values[i], v)
+        for i, v in enumerate(door.scope.ins[n : n + k], n):
+            if v in self._parts and e.ins[i] not in self._parts:
+                values[i] = self._unreduced.spread(values[i], v)
+        outs = super()._scan(e, values, door)
+        for i, v in enumerate(e.outs):
+            if i >= k and v in self._parts:
+                outs[i] = self._unreduced.stacked(outs[i], v)
+            elif (e.index, i) in self._loop_sums:
+                with self._made_at(self._loop_sums[e.index, i].path):
+                    outs[i] = self._unreduced.reduced(outs[i], v)
+        return outs
+
+    @contextmanager
+    def _made_at(self, path: tuple[Equation, ...]) -> Iterator[None]:
+        """The name and the line of the last equation of `path`, inside the loop that is being emitted."""
+        names, lines = current_name_stack(), self._caller
+        for e in path:
+            names = names + e.eqn.source_info.name_stack
+            lines = self._calls.join(lines, e.eqn.source_info.traceback)
+        label = self._scopes.get(path[-1].index)
+        with user_context(lines, name_stack=names if label is None else names + label):
+            yield
 
     def body(self, scope: Scope, args: Any) -> list:
         """Carries, slices and results are pinned at both ends: the compiler chooses a loop's layouts as a whole."""
@@ -76,21 +128,28 @@ class Hold(Emitter):
             return [x if v is None else self._pin_end(v, x) for v, x in zip(values, arrays, strict=True)]
 
     def _pin_end(self, v: Value, x: Any) -> Any:
+        if v in self._parts:
+            return self._unreduced.pin(x, v)
         if self.layout.batchy(v):
             return self._pin(x, self.layout.active(v))
-        spec = self.layout.at_rest(v)
-        return self._pin(x, spec) if any(spec) else x
+        spec = self._rest(v)
+        return self._pin(x, spec) if any(spec) or v in self._ahead.values else x
+
+    def _rest(self, v: Value) -> Spec:
+        """Where a weight or a gradient lies between uses."""
+        return self.layout.in_use(v) if v in self._ahead.values else self.layout.at_rest(v)
 
     def before(self, e: Equation, values: list) -> list:
         """Weights go from where they rest to where they are used, right at the equation that uses them."""
         layout = self.layout
+        for k, spec in read_whole(layout, e).items():
+            values[k] = self._pin(values[k], spec)
         if not layout.storage.batchy_equation(e) or e.name.startswith("scatter"):
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
         for k, v in list(reads):
-            if not layout.batchy(v) and any(layout.at_rest(v)):
-                label = self._weight(v)
-                with jax.named_scope(label) if label else nullcontext():
+            if not layout.batchy(v) and any(self._rest(v)):
+                with self._of_weight(v):
                     values[k] = self._fetch(e, values, k, v)
         return values
 
@@ -105,7 +164,8 @@ class Hold(Emitter):
                 continue
             if layout.batchy(v):
                 if e.name in _MAKES_ACTIVATIONS:
-                    outs[k] = self._pin(outs[k], layout.active(v))
+                    for spec in made_as(layout, e, v):
+                        outs[k] = self._pin(outs[k], spec)
             elif any(layout.at_rest(v)):
                 outs[k] = self._pin_gradient(e, v, outs[k])
         return outs
@@ -120,10 +180,12 @@ class Hold(Emitter):
             return x
         return self._pin(x, self.layout.at_rest(v))
 
-    def _weight(self, v: Value) -> str | None:
+    def _of_weight(self, v: Value) -> AbstractContextManager[Any]:
+        """The scope of a weight on its way to where it is used."""
         if v not in self._weights:
             self._weights[v] = weight_label(self.program, self.layout.flow, v)
-        return self._weights[v]
+        label = self._weights[v]
+        return jax.named_scope(label) if label else nullcontext()
 
     def _fetch(self, e: Equation, values: list, k: int, v: Value) -> Any:
         """One weight, gathered for use.
@@ -133,7 +195,7 @@ class Hold(Emitter):
         and every full weight stays alive from forward to backward.
         """
         layout, body, x = self.layout, self._bodies[-1], values[k]
-        rest, use = layout.at_rest(v), layout.in_use(v)
+        rest, use = self._rest(v), layout.in_use(v)
         if not self._gathered_axes(rest):
             return self._pin(x, use)
         activation = next((values[q] for q, w in enumerate(e.ins) if layout.batchy(w)), None)
@@ -147,12 +209,17 @@ class Hold(Emitter):
         if not body.is_loop and kind in body.fetched and tie is not None:
             x, _ = lax.optimization_barrier((self._pin(x, rest), tie))
         body.fetched.add(kind)
+        body.keep(source, self._gathered(x, v), nbytes(self.program.avals[v]), self._cap)
+        return body.kept[id(source)].gathered
+
+    def _gathered(self, x: Any, v: Value) -> Any:
+        """A weight at rest, brought to where it is used."""
+        rest, use = self.layout.at_rest(v), self.layout.in_use(v)
         gathered_axes = self._gathered_axes(rest)
         between = [tuple(a for a in axes if a not in gathered_axes) for axes in rest]
         if between != use:  # gather over data first, then move the tensor shard
             x = self._pin(x, between)
-        body.keep(source, self._pin(x, use), nbytes(self.program.avals[v]), self._cap)
-        return body.kept[id(source)].gathered
+        return self._pin(x, use)
 
 
 class _Kept:

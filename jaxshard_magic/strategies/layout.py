@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jax.sharding import Mesh, PartitionSpec
@@ -23,7 +23,10 @@ class Layout:
     """A step's dimensions and the mesh axes given to them.
 
     `batch_axes` divide the examples; `tensor` gives mesh axes to logical dimensions that stay divided in use;
-    `stored` to dimensions of arrays at rest. `why`, `wanted` and `lost` are kept per input.
+    `stored` to dimensions of arrays at rest. `sequence`: the logical dimensions that are positions, divided over
+    `sequence_axes`; `keys`: those of the program's dimensions, by number, that stay whole because another of the same
+    value is divided; `positions`: those of inputs that the user named. `names`, `why`, `wanted` and `lost` are kept per
+    input.
     """
 
     program: Program
@@ -36,6 +39,11 @@ class Layout:
     batch_axes: Axes
     tensor: dict[int, Axes] = field(default_factory=dict)
     stored: dict[int, Axes] = field(default_factory=dict)
+    sequence: frozenset[int] = frozenset()
+    sequence_axes: Axes = ()
+    keys: frozenset[int] = frozenset()
+    names: Sequence[str] = ()
+    positions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     fixed: dict[int, str] = field(default_factory=dict)
     why: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     wanted: dict[int, Axes] = field(default_factory=lambda: defaultdict(tuple))
@@ -58,11 +66,18 @@ class Layout:
         return spec
 
     def active(self, value: Value) -> Spec:
-        """An activation: examples over the batch axes, tensor parallel dimensions divided, the rest whole."""
+        """An activation: examples over the batch axes, tensor parallel dimensions divided, positions over what these
+        leave of the sequence axes, the rest whole."""
         spec, shape = [], self.program.shapes[value]
         tensor = self.tensor_axes(value)
-        for d, c in enumerate(self.dims.of(value)):
-            spec.append(self._dividing(shape[d]) if c in self.batch.classes else tensor[d])
+        left = tuple(a for a in self.sequence_axes if not any(a in axes for axes in tensor))
+        for d, (c, n) in enumerate(zip(self.dims.of(value), self.program.nodes(value), strict=True)):
+            if c in self.sequence:
+                spec.append(() if n in self.keys else self._dividing(left, shape[d]))
+            else:
+                spec.append(
+                    self._dividing(self.batch_axes, shape[d]) if c in self.batch.classes else tensor[d]
+                )
         return self._unique(spec)
 
     def tensor_axes(self, value: Value) -> Spec:
@@ -77,9 +92,8 @@ class Layout:
     def batchy(self, value: Value | None) -> bool:
         return self.storage.batchy(value)
 
-    def _dividing(self, size: int) -> Axes:
-        """The most leading batch axes that `size` divides over."""
-        axes = self.batch_axes
+    def _dividing(self, axes: Axes, size: int) -> Axes:
+        """The most leading ones of `axes` that `size` divides over."""
         while axes and size % self.count(axes):
             axes = axes[:-1]
         return axes

@@ -8,9 +8,17 @@ from ..errors import ShardError, did_you_mean, one_of
 from ..mesh import axes_for
 from .layout import Axes
 
-JOBS = {"dp": ("data", "fsdp"), "fsdp": ("fsdp", "data"), "tp": ("tensor",), "spmd": ()}
-LATER = ("sp", "pp", "pmap", "auto")
-_EXAMPLE = {"data": "data=8", "fsdp": "fsdp=8", "tensor": "model=8"}
+JOBS = {
+    "dp": ("data", "fsdp"),
+    "fsdp": ("fsdp", "data"),
+    "tp": ("tensor",),
+    "sp": ("sequence",),
+    "pmap": ("data",),
+    "spmd": (),
+}
+ALONE = {"spmd": "uses only your own specs", "pmap": "runs the step as it is written for one device"}
+LATER = ("pp", "auto")
+_EXAMPLE = {"data": "data=8", "fsdp": "fsdp=8", "tensor": "model=8", "sequence": "seq=8"}
 
 
 @dataclass(frozen=True)
@@ -42,27 +50,32 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
         if any(p.name == name for p in parts):
             raise ShardError(f"strategy '{text}' names {name} twice; once is enough")
         parts.append(Part(name, axis or None))
-    if len(parts) > 1 and any(p.name == "spmd" for p in parts):
-        raise ShardError(
-            f"'{text}': spmd uses only your own specs and stands alone; for rules on top use --rule"
-        )
+    lone = next((p.name for p in parts if p.name in ALONE), None)
+    if len(parts) > 1 and lone is not None:
+        rules = "; for rules on top use --rule" if lone == "spmd" else ""
+        raise ShardError(f"'{text}': {lone} {ALONE[lone]} and stands alone{rules}")
     return tuple(parts)
 
 
 def jobs_of(parts: tuple[Part, ...]) -> tuple[str, ...]:
-    """The mesh jobs that a strategy asks for, one per part: what a default mesh is chosen by."""
-    return tuple(JOBS[p.name][0] for p in parts if JOBS[p.name])
+    """The mesh jobs that a strategy asks for, one per part: what a default mesh is chosen by. sp beside tp needs none
+    of its own."""
+    names = [p.name for p in parts if p.name != "sp" or _beside(parts, "tp") is None]
+    return tuple(JOBS[name][0] for name in names if JOBS[name])
 
 
 def part_axes(parts: tuple[Part, ...], mesh: Mesh) -> dict[str, Axes]:
-    """The mesh axes of every part. dp leaves an axis named fsdp to fsdp when both are there."""
-    return {p.name: _axes(p, mesh, parts) for p in parts if p.name != "spmd"}
+    """The mesh axes of every part. dp leaves an axis named fsdp to fsdp when both are there; sp beside tp works on
+    tp's axes where the mesh has none for a sequence. pmap's are its own only where it names one."""
+    return {p.name: _axes(p, mesh, parts) for p in parts if p.name not in ALONE or p.axis is not None}
 
 
 def batch_axes(axes: dict[str, Axes], mesh: Mesh) -> Axes:
-    """All axes that the examples are divided over: every data and fsdp axis, and what dp and fsdp were given."""
+    """All axes that the examples are divided over: every data and fsdp axis, and what dp and fsdp were given, without
+    those that divide what is inside an example."""
     wanted = {*axes_for(mesh, "data"), *axes_for(mesh, "fsdp"), *axes.get("dp", ()), *axes.get("fsdp", ())}
-    return tuple(a for a in mesh.axis_names if a in wanted and a not in axes.get("tp", ()))
+    inside = {*axes.get("tp", ()), *axes.get("sp", ())}
+    return tuple(a for a in mesh.axis_names if a in wanted and a not in inside)
 
 
 def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
@@ -78,9 +91,15 @@ def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
     for job in jobs:
         if found := axes_for(mesh, job):
             return found
+    if part.name == "sp" and (beside := _beside(parts, "tp")) is not None:
+        return _axes(beside, mesh, parts)
     example = _EXAMPLE[jobs[0]]
     raise ShardError(
         f"{part.name} needs a mesh axis for it ({example.split('=')[0]}); the mesh has {have}. "
         f"Use another mesh (%mesh {example}) or name one: {part.name}@{mesh.axis_names[0]}",
         fix=f"%mesh {example}",
     )
+
+
+def _beside(parts: tuple[Part, ...], name: str) -> Part | None:
+    return next((p for p in parts if p.name == name), None)

@@ -5,6 +5,7 @@ tensor parallel dimension. The compiler may reduce every one; theory needs one a
 of Shoeybi et al. 2019, figure 3).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax import lax
 from ..program.ir import Equation, Value
 from ..program.primitives import bind
 from .layout import Axes, Layout, Spec, partition_spec
+from .sp import operand_specs, scattered
 
 _SUM = frozenset({"add", "add_any"})
 
@@ -63,12 +65,13 @@ class PartialSums:
         self._layout = layout
         sums: dict[Value, _Sum] = {}
         continued: set[Value] = set()
-        for e in layout.program.equations if layout.tensor else ():
+        for e in layout.program.equations if layout.tensor or layout.sequence else ():
             found = self._sum(e, sums, readers)
             if found is not None:
                 sums[e.outs[0]] = found
                 continued.update(v for v in e.ins if v in sums)
-        whole = [s for v, s in sums.items() if v not in continued and s.products > 1]
+        last = [s for v, s in sums.items() if v not in continued]
+        whole = [w for s in last if (w := self._worth_a_sum(s)) is not None]
         self._axes = {s.equations[-1].index: s.axes for s in whole}
         self.roots = set(self._axes)
         self.members = {e.index for s in whole for e in s.equations}
@@ -85,20 +88,28 @@ class PartialSums:
             return None
         return _Sum(terms[0].axes, (*(m for s in terms for m in s.equations), e))
 
+    def _worth_a_sum(self, found: _Sum) -> _Sum | None:
+        """The compiler reduces a product alone as well, but knows no scattering of it on every platform."""
+        if found.products > 1:
+            return found
+        product = found.equations[0]
+        alone = scattered(self._layout, product.outs[0], found.axes) is not None
+        return _Sum(found.axes, (product,)) if alone else None
+
     def _contracted(self, e: Equation) -> Axes:
-        """The tensor axes that both operands are divided over along what is contracted."""
+        """The tensor or sequence axes that both operands are divided over along what is contracted."""
         left, right = e.ins
         if left is None or right is None:
             return ()
-        a, b = self._manual(left), self._manual(right)
+        inside = {x for axes in self._layout.tensor.values() for x in axes} | {*self._layout.sequence_axes}
+        a, b = self._manual(left, inside), self._manual(right, inside)
         pairs = zip(*e.params["dimension_numbers"][0], strict=True)
         return next((a[i] for i, j in pairs if a[i] and a[i] == b[j]), ())
 
-    def _manual(self, value: Value) -> Spec:
+    def _manual(self, value: Value, among: Collection[str]) -> Spec:
         layout = self._layout
         spec = layout.active(value) if layout.batchy(value) else layout.in_use(value)
-        tensor = {x for axes in layout.tensor.values() for x in axes}
-        return [tuple(x for x in axes if x in tensor) for axes in spec]
+        return [tuple(x for x in axes if x in among) for axes in spec]
 
     def join(self, e: Equation, values: list) -> Partial:
         """The sum so far; `values` are the operands of `e`, a product's as they are used."""
@@ -110,8 +121,10 @@ class PartialSums:
         return Partial(tuple(t for p in parts for t in p.terms), tuple(w for p in parts for w in p.wholes))
 
     def reduce(self, e: Equation, partial: Partial) -> Any:
-        """The sum of `partial`, reduced once over the tensor axes, at its root equation `e`."""
-        axes, terms = self._axes[e.index], partial.terms
+        """The sum of `partial`, reduced once over the tensor axes, at its root equation `e`; scattered where positions
+        lie on these axes."""
+        axes, terms, layout = self._axes[e.index], partial.terms, self._layout
+        d = scattered(layout, e.outs[0], axes)
 
         def local(*operands):
             pairs = zip(operands[::2], operands[1::2], strict=True)
@@ -119,15 +132,24 @@ class PartialSums:
             total = values[0]
             for v in values[1:]:
                 total = lax.add(total, v)
-            return lax.psum(total, axes)
+            if d is None:
+                return lax.psum(total, axes)
+            return lax.psum_scatter(total, axes, scatter_dimension=d, tiled=True)
 
-        specs = tuple(partition_spec(self._manual(v)) for t in terms for v in t.product.ins if v is not None)
+        if d is None:
+            operands = [v for t in terms for v in t.product.ins if v is not None]
+            specs, out = [self._manual(v, axes) for v in operands], []
+        else:  # all axes by hand: a compiler may gather what other axes divide to scatter over these
+            out = layout.active(e.outs[0])
+            unscattered = [has[: -len(axes)] if k == d else has for k, has in enumerate(out)]
+            specs = [s for t in terms for s in operand_specs(layout, t.product, unscattered, axes)]
         reduced = jax.shard_map(
             local,
-            mesh=self._layout.mesh,
-            in_specs=specs,
-            out_specs=jax.sharding.PartitionSpec(),
-            axis_names=set(axes),
+            mesh=layout.mesh,
+            in_specs=tuple(map(partition_spec, specs)),
+            out_specs=partition_spec(out),
+            axis_names=set(axes) if d is None else set(layout.mesh.axis_names),
+            check_vma=d is None,  # by hand, examples vary over axes that weights do not
         )
         total = reduced(*(x for t in terms for x in t.operands))
         for whole in partial.wholes:

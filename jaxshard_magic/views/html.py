@@ -9,7 +9,7 @@ from html import escape
 
 from jaxshard_magic.report import Advice, Leaf, MeshInfo, Report
 from jaxshard_magic.views import communication as comm
-from jaxshard_magic.views import layout, marks, svg, words
+from jaxshard_magic.views import layout, marks, options, svg, words
 from jaxshard_magic.views.format import (
     UNKNOWN,
     byte_text,
@@ -39,6 +39,7 @@ def fragment(report: Report, also: str = "") -> str:
         *(f"<p><small>{escape(line)}</small></p>" for line in words.notes(report)),
         _time(report),
         _figures(report),
+        _options(report),
         *(_advice(advice) for advice in report.advice),
         memory_section(report.memory),
         _communication(report),
@@ -121,6 +122,22 @@ def _mark(mark: marks.Mark | None, mesh: MeshInfo) -> str:
 
 def _hue(axes: Sequence[str] | None, mesh: MeshInfo) -> int | None:
     return svg.axis_index(axes[0], mesh) if axes else None
+
+
+def _options(report: Report) -> str:
+    found = options.rows(report)
+    if not found:
+        return ""
+    head = [("", "left"), *((name, "right") for name in options.HEADS)]
+    cells = [
+        [
+            text(r.change),
+            *(f"{text(v)} <small>{text(s)}</small>" for v, s in zip(r.values, r.shares, strict=True)),
+        ]
+        for r in found
+    ]
+    why = "<br>".join(text(f"{r.change}: {r.why}") for r in found if r.why)
+    return section(options.TITLE, table(head, cells), f"<p><small>{why}</small></p>" if why else "")
 
 
 def _advice(advice: Advice) -> str:

@@ -7,7 +7,7 @@ from unicodedata import east_asian_width
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Advice, DeviceMemory, Memory, Report
 from jaxshard_magic.views import communication as comm
-from jaxshard_magic.views import layout, words
+from jaxshard_magic.views import layout, options, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import (
     MINUS,
@@ -52,6 +52,7 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
     parts = [
         _header(report, columns),
         _figures(report, columns),
+        _options(report, columns),
         _advice(report.advice, columns),
         _time(report, columns),
         _memory(report, columns),
@@ -151,6 +152,19 @@ def _figures(report: Report, width: int) -> list[str]:
         first = f"  {f.short:<8}{plain(f.value):>10}   "
         lines += wrap(plain(printable(f.note)), width, first, " " * len(first))
     return lines
+
+
+def _options(report: Report, width: int) -> list[str]:
+    found = options.rows(report)
+    if not found:
+        return []
+    columns = {"": [shorten(printable(r.change), width // 2) for r in found]}
+    for k, head in enumerate(options.HEADS):
+        columns[head] = [plain(f"{r.values[k]} {r.shares[k]:>5}") for r in found]
+    why = [
+        line for r in found if r.why for line in wrap(printable(f"{r.change}: {r.why}"), width, "  ", "    ")
+    ]
+    return [options.TITLE, *table(columns, ("",)), *why]
 
 
 def _advice(advice: Sequence[Advice], width: int) -> list[str]:

@@ -81,10 +81,17 @@ def check_lines(report: Report) -> list[tuple[str, tuple[str, ...]]]:
     same = "The same numbers as" if check.passed else "Not the same numbers as"
     lines: list[tuple[str, tuple[str, ...]]] = [(f"{same} {check.reference}: {difference(report)}.", ())]
     if check.failed:
-        lines.append((f"{leaves_text(len(check.failed))} not the same:", check.failed))
+        lines.append((f"{leaves_text(len(check.failed))} not the same:", _with_amounts(check)))
     if check.noise:
         lines.append((f"{leaves_text(len(check.noise))} with rounding noise only, no error:", check.noise))
     return lines
+
+
+def _with_amounts(check: Check) -> tuple[str, ...]:
+    """`state.params.w by 0.012`."""
+    amounts = check.failed_by or (None,) * len(check.failed)
+    pairs = zip(check.failed, amounts, strict=True)
+    return tuple(path if by is None else f"{path} by {difference_text(by)}" for path, by in pairs)
 
 
 def largest_difference(check: Check) -> float | None:

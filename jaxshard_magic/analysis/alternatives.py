@@ -1,0 +1,61 @@
+"""What each option of a step's gradients changes: the programs with and without it, as compiled."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..errors import ShardError
+from ..gradients.options import REDUCE, Inside
+from ..report import Alternative
+from .summary import facts_of
+
+if TYPE_CHECKING:
+    from ..step import ShardedStep
+    from ..step.entry import Entry
+
+
+def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]:
+    """The step as it is, then without each of its options, then with the other ways to reduce its gradients.
+
+    Empty for a step without such options. Programs are compiled and not run; none where they would take more than
+    `limit_s` seconds together, by the time that the step's own took.
+    """
+    entry = step.entry
+    changes = list(_changes(step.inside))
+    if entry is None or not changes:
+        return ()
+    found = [_of(entry, "")]
+    needed = entry.compile_s * len(changes)
+    for change, inside in changes:
+        if needed > limit_s:
+            why = f"not compiled: all of these would take about {needed:.0f} s, and the limit is {limit_s:.0f} s"
+            found.append(Alternative(change, why=why))
+            continue
+        try:
+            found.append(_of(step.otherwise(inside), change))
+        except ShardError as error:
+            found.append(Alternative(change, why=str(error)))
+    return tuple(found)
+
+
+def _changes(inside: Inside) -> Iterator[tuple[str, Inside]]:
+    for name, value in inside.asked.items():
+        if name != "reduce":
+            yield f"without --{name} {value}", replace(inside, **{name: getattr(Inside, name)})
+    if inside.microbatches > 1 or inside.reduce != "each":
+        for how in REDUCE:
+            if how != inside.reduce:
+                yield f"--reduce {how}", replace(inside, reduce=how)
+
+
+def _of(entry: "Entry", change: str) -> Alternative:
+    facts, shares = facts_of(entry), entry.plan.shares
+    devices = facts.memory.per_device if facts.memory is not None else ()
+    peaks = [d.peak for d in devices if d.peak is not None]
+    rows = facts.collectives
+    return Alternative(
+        change,
+        peak=max(peaks, default=None),
+        flops=None if shares is None else sum(share.flops for share in shares),
+        sent=None if rows is None else sum(c.wire_bytes for c in rows),
+    )

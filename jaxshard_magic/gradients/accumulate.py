@@ -1,0 +1,160 @@
+"""A gradient call over microbatches: one scan, whose sums are the full batch's loss, gradients and outputs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from ..program.capture import Gradient
+from ..program.examples import Constant, Joined, Summed
+from ..program.follow import Followed, follow, told
+from ..program.ir import Equation, Program, Value
+from ..program.replay import Replay, replayed, retraced
+from .draws import Drawing
+from .outputs import Outputs
+from .part import Part
+from .passes import Passes
+from .rows import join, rows_of, split
+from .scaled import taken_scaled
+from .scaling import Scale
+
+_SHORT = (jnp.bfloat16, jnp.float16)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a batch of `examples` is taken in `microbatches`, each an equal part of what every of `shards` holds."""
+
+    examples: int
+    microbatches: int
+    shards: int
+
+    @property
+    def each(self) -> int:
+        """Examples in a microbatch."""
+        return self.examples // self.microbatches
+
+
+class Accumulated:
+    """One gradient call of a step over microbatches.
+
+    `small` and `large` are the call as traced at a microbatch and at the full batch; `batch[k]` is the dimension of
+    operand k that the examples run along. `carried`: aux output -> the operand whose next value it is, for state that
+    a microbatch hands to the next where the loss couples its examples (statistics of BatchNorm).
+    """
+
+    def __init__(
+        self,
+        small: Gradient,
+        large: Gradient,
+        batch: Mapping[int, int],
+        cut: Cut,
+        passes: Passes,
+        carried: Mapping[int, int],
+    ):
+        self.cut, self.batch, self._call = cut, batch, large
+        self._small, self._large = (Program(replayed(call.loss, Replay)) for call in (small, large))
+        self.followed = follow(self._small, self._large, batch, trained=set(large.differentiated))
+        stateless = Outputs(self.followed, {})
+        moving = {j: k for j, k in carried.items() if not isinstance(self.followed.outputs[j], Constant)}
+        self.outputs = stateless if stateless.exact else Outputs(self.followed, moving)
+        self._loss = Program(self._one(passes))
+
+    @property
+    def cause(self) -> str | None:
+        """Where the loss stops being a sum over examples; None where it is one."""
+        causes = self.followed.causes
+        return told(self._small, causes[0]) if causes and not self.outputs.exact else None
+
+    def __call__(self, operands: Sequence[Any], loss_scale: Scale | None = None) -> list:
+        cut, outputs, places = self.cut, self.outputs, tuple(self.batch)
+        norms = Part(self._large, list(self.followed.norms.values()))(operands)
+        whole = [split(operands[k], self.batch[k], cut.microbatches, cut.shards) for k in places]
+        rows = rows_of(cut.examples, cut.microbatches, cut.shards)
+        call = Gradient(self._loss.closed, self._call.closed_over + 1 + len(norms))
+        loss, seed, given = Replay(self._loss), float(self._loss_scale), len(outputs.given)
+
+        def trip(acc, part):
+            sums, state = acc
+            mine, parts = part
+            inputs = list(operands)
+            for k, x in zip((*places, *outputs.carried.values()), (*parts, *state), strict=True):
+                inputs[k] = x
+            outs = taken_scaled(call, loss, [mine, *norms, *inputs], seed, loss_scale)
+            values, state, gradients = outs[:given], outs[given : call.outs], outs[call.outs :]
+            terms = [x for x, summed in zip(values, self._is_sum, strict=True) if summed] + gradients
+            parts = [x for x, summed in zip(values, self._is_sum, strict=True) if not summed]
+            return ([a + x.astype(a.dtype) for a, x in zip(sums, terms, strict=True)], state), parts
+
+        start = [operands[k] for k in outputs.carried.values()]
+        (sums, state), parts = lax.scan(trip, (self._zeros(), start), (rows, whole))
+        n = sum(self._is_sum)
+        values = self._values(iter(sums[:n]), iter(parts))
+        pairs = zip(sums[n:], self._call.differentiated, strict=True)
+        gradients = [x.astype(self._call.loss.in_avals[k].dtype) for x, k in pairs]
+        return [*outputs.whole(operands, values, state), *gradients]
+
+    @property
+    def _is_sum(self) -> list[bool]:
+        return [isinstance(self.outputs.how[v], Summed) for v in self.outputs.given]
+
+    @property
+    def _loss_scale(self) -> Fraction:
+        how = self.outputs.how[self.outputs.given[0]]
+        return how.scale
+
+    def _zeros(self) -> list:
+        sums = [
+            self._small.avals[v] for v, is_sum in zip(self.outputs.given, self._is_sum, strict=True) if is_sum
+        ]
+        wide = [*sums, *(self._call.loss.in_avals[k] for k in self._call.differentiated)]
+        return [jnp.zeros(a.shape, jnp.float32 if a.dtype in _SHORT else a.dtype) for a in wide]
+
+    def _values(self, sums: Iterator[Any], parts: Iterator[Any]) -> dict[Value, Any]:
+        """The values of the whole batch that the scan gave."""
+        found = {}
+        for v, how in self.outputs.how.items():
+            x = join(next(parts), how.dim, self.cut.shards) if isinstance(how, Joined) else next(sums)
+            found[v] = _times(x, how.scale).astype(self._large.avals[v].dtype)
+        return found
+
+    def _one(self, passes: Passes) -> ClosedJaxpr:
+        """`(rows, norms..., operands...)` of one microbatch -> what it gives, the loss first, and its state."""
+        norms = [self._small.avals[v] for v in self.followed.norms]
+        avals = [jax.ShapeDtypeStruct((self.cut.each,), jnp.int32), *norms, *self._small.closed.in_avals]
+        return passes(retraced(_One(self.followed, [*self.outputs.given, *self.outputs.state]), avals))
+
+
+class _One(Drawing):
+    """The loss of one microbatch: called with its rows and with the sums of the whole batch before its operands, it
+    gives the values `wanted`."""
+
+    def __init__(self, followed: Followed, wanted: Sequence[Value]):
+        super().__init__(followed)
+        self._wanted = wanted
+
+    def __call__(self, rows: Any, *args: Any) -> list:
+        n = len(self.followed.norms)
+        self.rows, self._given = rows, dict(zip(self.followed.norms, args[:n], strict=True))
+        self._made: dict[Value, Any] = dict(zip(self.program.inputs, args[n:], strict=True))
+        super().__call__(*args[n:])
+        return [self._made[v] for v in self._wanted]
+
+    def equation(self, e: Equation, values: list) -> list:
+        outs = super().equation(e, self.followed.rescaled(e, values))
+        outs = [self._given.get(v, x) for v, x in zip(e.outs, outs, strict=True)]
+        self._made.update((v, x) for v, x in zip(e.outs, outs, strict=True) if v in self._wanted)
+        return outs
+
+
+def _times(x: Any, factor: Fraction) -> Any:
+    if factor == 1:
+        return x
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x * float(factor)
+    return x * factor.numerator // factor.denominator

@@ -1,0 +1,264 @@
+"""In which type every equation of a loss runs, and every value is held: the rules of mixed precision, in one table.
+
+As PyTorch's autocast has them (its "CUDA op reference"): products run in the compute type; what is sensitive to
+rounding or range runs as it was written; the rest runs in the widest type of its operands.
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..program.flow import Flow, by_anything
+from ..program.ir import Equation, Program, Scope, Value
+from ..program.primitives import CUSTOM, is_literal, shape_of
+
+PRODUCT, FOLLOW, FLOAT = "product", "follow", "float"
+
+SCATTER_ADD = "scatter-add"
+REDUCTIONS = frozenset(
+    {
+        *("reduce_sum", "reduce_prod", "cumsum", "cumprod", "cumlogsumexp", "reduce_window_sum"),
+        SCATTER_ADD,
+    }
+)
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "argmax", "argmin", "is_finite"})
+_TABLE = {
+    # In the compute type; their sums are over many terms, which the hardware adds up in float32.
+    PRODUCT: ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"),
+    # In the widest type of the operands that a product has made; the others take that type.
+    FOLLOW: (
+        *("add", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "clamp", "select_n", "add_any"),
+        *("floor", "ceil", "round", "tanh", "logistic", "stop_gradient", "reduce_max", "reduce_min"),
+        *("reduce_window_max", "reduce_window_min", "cummax", "cummin", "top_k", "convert_element_type"),
+        *("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "copy_p"),
+        *("slice", "dynamic_slice", "dynamic_update_slice", "gather", "concatenate", "split", "pad", "tile"),
+        *("name", "sharding_constraint", "optimization_barrier"),
+    ),
+    # As written, also where the operands are narrower; so is what stands nowhere in this table.
+    FLOAT: (
+        *REDUCTIONS,
+        *COMPARISONS,
+        *("exp", "exp2", "expm1", "log", "log1p", "pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh"),
+        *("erf", "erfc", "erf_inv", "lgamma", "digamma", "rem", "nextafter"),
+    ),
+}
+RULES = {name: rule for rule, names in _TABLE.items() for name in names}
+_ALIKE = frozenset({"optimization_barrier"})  # each result is its own operand
+_SPREAD = frozenset({"broadcast_in_dim", "reshape", "convert_element_type", "squeeze", "copy", "copy_p"})
+_CARRIED = "carried"  # how a value comes through the door of a body
+
+
+@dataclass(frozen=True)
+class Types:
+    """`of[v]`: the dtype that value `v` is held in. `runs[i]`: the dtype that the floats of equation `i` take;
+    an equation that is not in it runs as traced. `changed`: how many products run in another type than they were
+    written in."""
+
+    of: list[Any]
+    runs: dict[int, Any]
+    changed: int
+
+
+def lowered(program: Program, compute: Any) -> Types:
+    """Mixed precision: products in `compute`, and what follows them as the table says.
+
+    What no product has made yet (inputs, masks, draws, positions) stays as it is and is cast where it meets a narrower
+    value. What leads to no further product (the loss, metrics, running statistics) runs as written.
+    """
+    equations = list(visible(program.top))
+    wide = [_is(aval, WIDE) for aval in program.avals]
+    products = [e for e in equations if _is_product(e, wide)]
+    graph = _Graph(program, equations, wide, {e.index for e in products}, compute)
+    low = graph.low()
+    of = [compute if low[v] else _dtype(aval) for v, aval in enumerate(program.avals)]
+    runs = {e.index: compute for e in equations if RULES.get(e.name) and any(low[v] for v in e.outs)}
+    return Types(of, runs, sum(e.index in runs for e in products))
+
+
+def raised(program: Program) -> Types:
+    """All that is written in a narrow float type in float32; what the table doesn't know runs as written between two
+    casts."""
+    equations = list(visible(program.top))
+    narrow = [_is(aval, NARROW) for aval in program.avals]
+    of = [
+        jnp.dtype(jnp.float32) if n else _dtype(aval) for n, aval in zip(narrow, program.avals, strict=True)
+    ]
+    touched = [e for e in equations if any(narrow[v] for v in (*e.ins, *e.outs) if v is not None)]
+    runs = {e.index: jnp.dtype(jnp.float32) for e in touched if e.name in RULES}
+    return Types(of, runs, sum(RULES.get(e.name) == PRODUCT for e in touched))
+
+
+def visible(scope: Scope) -> Iterator[Equation]:
+    """The equations of a scope and of the bodies in it; functions with derivative rules of their own stay shut."""
+    for e in scope.equations:
+        yield e
+        for door in e.doors if e.name not in CUSTOM else ():
+            yield from visible(door.scope)
+
+
+NARROW = frozenset(jnp.dtype(t) for t in (jnp.bfloat16, jnp.float16))
+WIDE = frozenset(jnp.dtype(t) for t in (jnp.float32, jnp.float64))
+
+
+def _dtype(aval: Any) -> Any:
+    return getattr(aval, "dtype", None)
+
+
+def _is(aval: Any, kinds: Collection[Any]) -> bool:
+    return _dtype(aval) in kinds
+
+
+def _is_product(e: Equation, wide: list[bool]) -> bool:
+    """Does mixed precision apply to it? Not to sums of squares and the like, nor where an algorithm is asked for."""
+    if RULES.get(e.name) != PRODUCT or not all(wide[v] for v in (*e.ins[:2], *e.outs) if v is not None):
+        return False
+    precision = e.params.get("precision")
+    plain = all(p is None or isinstance(p, lax.Precision) for p in _pair(precision))
+    return plain and not (e.name == "dot_general" and _is_inner(e))
+
+
+def _pair(precision: Any) -> tuple:
+    return precision if isinstance(precision, tuple) else (precision,)
+
+
+def _is_inner(e: Equation) -> bool:
+    """Has a product no free dimension on either side?"""
+    contracted, batched = e.params["dimension_numbers"]
+    ranks = [len(shape_of(v)) for v in e.eqn.invars[:2]]
+    return all(len(c) + len(b) == rank for c, b, rank in zip(contracted, batched, ranks, strict=True))
+
+
+class _Graph:
+    """From which wide floats each value is made, and by which rule."""
+
+    def __init__(
+        self, program: Program, equations: list[Equation], wide: list[bool], products: set[int], compute: Any
+    ):
+        self.program, self.wide = program, wide
+        self.rule: dict[Value, str] = {}
+        self.sources: dict[Value, list[Value]] = {}
+        self.widened: list[Value] = []
+        flow = Flow(program)
+        inner = [v for e in program.equations if RULES.get(e.name) == PRODUCT for v in e.ins]
+        self.ahead = flow.back(inner, by_anything)  # what leads to a product
+        constants: dict[Value, Any] = {}
+        for e in equations:
+            if e.doors and e.name not in CUSTOM:
+                self._doors(e)
+            else:
+                self._plain(e, e.index in products, constants, compute)
+
+    def _plain(self, e: Equation, product: bool, constants: dict[Value, Any], compute: Any) -> None:
+        held = [_constant(e, k, constants) for k in range(len(e.ins))]
+        if e.name in _SPREAD and held[0] is not None:
+            constants[e.outs[0]] = held[0]
+        follows = _is_cheap(e) if e.name in CUSTOM else RULES.get(e.name) == FOLLOW and not _is_square(e)
+        if follows and not all(_fits(x, compute) for x in held if x is not None):
+            follows = False
+        if e.name == "convert_element_type" and _is(e.eqn.invars[0].aval, NARROW):
+            follows = False
+            self.widened.extend(v for v in e.outs if self.wide[v])
+        for k, out in enumerate(e.outs):
+            ins = [e.ins[k]] if e.name in _ALIKE else e.ins
+            self._made(out, PRODUCT if product else FOLLOW if follows else FLOAT, ins)
+
+    def _made(self, v: Value, rule: str, ins: Collection[Value | None]) -> None:
+        self.rule[v] = rule
+        self.sources.setdefault(v, []).extend(i for i in ins if i is not None and self.wide[i])
+
+    def _doors(self, e: Equation) -> None:
+        for door in e.doors:
+            into = {b: a for a, b, _ in door.into}
+            for b, a in into.items():
+                self._made(b, _CARRIED, [a])
+            for last, first in door.loop:
+                self._made(first, FLOAT if _adds_up(door.scope, first, last) else _CARRIED, [last])
+            for inside, outside, _ in door.out:
+                self._made(outside, _CARRIED, [inside])
+        ends = {a: b for b, a, _ in e.doors[0].out if b is not None}
+        carried = dict(e.doors[0].loop)
+        for outside, inside in ends.items():
+            if inside in carried:  # what a loop carries has one type
+                self.sources[outside] = [v for v in [carried[inside]] if self.wide[v]]
+        if e.name == "while":
+            body, test = e.doors
+            starts = [b for _, b in body.loop]
+            for start, (_, asked) in zip(starts, test.loop, strict=True):
+                self.sources[asked] = [start] if self.wide[start] else []
+
+    def low(self) -> list[bool]:
+        """Which values are held in the compute type: the most that are, so that loops carry it where they can."""
+        hot = self._hot()
+        low = [w and h for w, h in zip(self.wide, hot, strict=True)]
+        changing = True
+        while changing:
+            changing = False
+            for v, rule in self.rule.items():
+                if low[v] and not self._stays(v, rule, hot, low):
+                    low[v], changing = False, True
+        return low
+
+    def _stays(self, v: Value, rule: str, hot: list[bool], low: list[bool]) -> bool:
+        if rule == PRODUCT:
+            return True
+        leads = rule == _CARRIED or (rule == FOLLOW and v in self.ahead)
+        return leads and all(low[s] for s in self.sources[v] if hot[s])
+
+    def _hot(self) -> list[bool]:
+        """Which values a product of mixed precision, or a cast of the user's own, has made or has a part in."""
+        after: dict[Value, list[Value]] = {}
+        for v, sources in self.sources.items():
+            for s in sources:
+                after.setdefault(s, []).append(v)
+        todo = [v for v, rule in self.rule.items() if rule == PRODUCT] + self.widened
+        hot = [False] * len(self.wide)
+        for v in todo:
+            if not hot[v]:
+                hot[v] = True
+                todo.extend(after.get(v, ()))
+        return hot
+
+
+def _constant(e: Equation, k: int, known: dict[Value, Any]) -> Any:
+    """The number that operand `k` holds everywhere, or None."""
+    v, var = e.ins[k], e.eqn.invars[k]
+    return (var.val if is_literal(var) else None) if v is None else known.get(v)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _fits(x: Any, dtype: Any) -> bool:
+    """Does a number stay finite, and keep its digits, in a type? What is infinite or zero may."""
+    if getattr(x, "dtype", None) not in WIDE or getattr(x, "shape", ()):
+        return True
+    size, info = abs(float(x)), jnp.finfo(dtype)
+    return size in (0, math.inf) or float(info.smallest_normal) <= size <= float(info.max)
+
+
+def _is_square(e: Equation) -> bool:
+    return e.name == "mul" and e.ins[0] is not None and e.ins[0] == e.ins[1]
+
+
+def _is_cheap(e: Equation) -> bool:
+    """Does a function with a derivative rule of its own hold nothing that rounding or range would hurt?"""
+    inner = [i for door in e.doors for i in _all(door.scope)]
+    return all(i.doors or i.name in COMPARISONS or RULES.get(i.name) == FOLLOW for i in inner)
+
+
+def _all(scope: Scope) -> Iterator[Equation]:
+    for e in scope.equations:
+        yield e
+        for door in e.doors:
+            yield from _all(door.scope)
+
+
+def _adds_up(scope: Scope, first: Value, last: Value | None) -> bool:
+    """Is a carried value a running sum: read once a trip, by the addition that makes its next value?"""
+    readers = [e for e in scope.equations if first in e.ins]
+    if len(readers) != 1 or first in scope.outs:
+        return False
+    e = readers[0]
+    return e.name in ("add", "sub", "add_any") and e.outs[0] == last and e.ins.count(first) == 1

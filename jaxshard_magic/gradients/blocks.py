@@ -1,0 +1,153 @@
+"""Blocks of a loss wrapped in `jax.checkpoint`: ranges of equations, bodies of loops, loops cut into segments."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import lax
+from jax._src.source_info_util import current_name_stack  # jax has no public form
+from jax.ad_checkpoint import checkpoint_name
+
+from ..program.ir import Equation, Program, Scope, Value
+from ..program.lines import user_context
+from ..program.primitives import scan_counts
+from ..program.replay import Replay
+
+KEPT = "jaxshard:kept"  # the name of values that a policy keeps whatever made them
+
+Policy = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The equations of a scope from `start` to `stop`, and what of theirs is kept for the backward pass."""
+
+    start: int
+    stop: int
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What of a program the backward pass is to do again.
+
+    `ranges`: blocks of a scope's equations, in order and apart. `bodies`: bodies of loops, each trip a block.
+    `segments`: into how many blocks of trips the loop of an equation (by its index) is cut. `marked`: equations, by
+    their index, whose results a policy is to keep.
+    """
+
+    ranges: Mapping[Scope, Sequence[Block]] = field(default_factory=dict)
+    bodies: Mapping[Scope, Policy] = field(default_factory=dict)
+    segments: Mapping[int, tuple[int, Policy]] = field(default_factory=dict)
+    marked: Collection[int] = ()
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are; the body of a loop is one."""
+        ranges = sum(len(found) for found in self.ranges.values())
+        return ranges + len(self.bodies) + sum(n for n, _ in self.segments.values())
+
+
+class Checkpointed(Replay):
+    """A program with `blocks` in checkpoints; the rest of it, remat of the user's as well, stays as it is."""
+
+    def __init__(self, program: Program, blocks: Blocks):
+        super().__init__(program)
+        self.blocks = blocks
+        self._parts = {scope: _parts(scope, found) for scope, found in blocks.ranges.items()}
+        self._short = {e.doors[0].scope for e in program.equations if e.name == "scan" and _unrolled(e)}
+
+    def run(self, scope: Scope, args: Any) -> list:
+        if scope not in self._parts:
+            return super().run(scope, args)
+        env: dict[Value | None, Any] = dict(zip(scope.ins, args, strict=True))
+        env.update(zip(scope.const_values, scope.consts, strict=True))
+        for part, policy in self._parts[scope]:
+            values = [env[v] for v in part.ins]
+            made = super().run(part, values) if policy is None else self._again(scope, part, policy, values)
+            env.update(zip(part.outs, made, strict=True))
+        results = zip(scope.jaxpr.outvars, scope.outs, strict=True)
+        return [v.val if i is None else env[i] for v, i in results]  # a literal has no number
+
+    def body(self, scope: Scope, args: Any) -> list:
+        policy = self.blocks.bodies.get(scope)
+        if policy is None:
+            return super().body(scope, args)
+        outs = jax.checkpoint(
+            lambda *xs: tuple(self.run(scope, xs)), policy=policy, prevent_cse=scope in self._short
+        )(*args)
+        return list(outs)
+
+    def equation(self, e: Equation, values: list) -> list:
+        if e.index in self.blocks.segments:
+            return self._segmented(e, values, *self.blocks.segments[e.index])
+        return super().equation(e, values)
+
+    def after(self, e: Equation, outs: list) -> list:
+        return [checkpoint_name(x, KEPT) for x in outs] if e.index in self.blocks.marked else outs
+
+    def _again(self, scope: Scope, part: Scope, policy: Policy, values: list) -> list:
+        # Outside of loops, whose two passes are apart, XLA would find the two computations alike.
+        prevent_cse = part.equations[0].trips == 1 or scope in self._short
+        line = part.equations[0].eqn.source_info.traceback
+        with user_context(line, name_stack=current_name_stack()):
+            run = jax.checkpoint(
+                lambda *xs: tuple(self.run(part, xs)), policy=policy, prevent_cse=prevent_cse
+            )
+            return list(run(*values))
+
+    def _segmented(self, e: Equation, values: list, count: int, policy: Policy) -> list:
+        """A scan as a scan of `count` blocks, each a scan of its share of the trips."""
+        consts, carried = scan_counts(e.params)
+        fixed, start, xs = values[:consts], values[consts : consts + carried], values[consts + carried :]
+        length, reverse = e.params["length"], e.params["reverse"]
+        scope = e.doors[0].scope
+
+        def trip(carry, x):
+            outs = self.body(scope, [*fixed, *carry, *x])
+            return tuple(outs[:carried]), tuple(outs[carried:])
+
+        def segment(carry, x):
+            unroll = e.params["unroll"]
+            return lax.scan(trip, carry, x, length=length // count, reverse=reverse, unroll=unroll)
+
+        cut = tuple(x.reshape(count, length // count, *x.shape[1:]) for x in xs)
+        again = jax.checkpoint(segment, policy=policy, prevent_cse=False)
+        carry, ys = lax.scan(again, tuple(start), cut, length=count, reverse=reverse)
+        return [*carry, *(y.reshape(length, *y.shape[2:]) for y in ys)]
+
+
+def _unrolled(e: Equation) -> bool:
+    """Is a scan no loop to XLA, which then finds what is computed twice?"""
+    return e.params["length"] <= 1 or e.params["unroll"] >= e.params["length"]
+
+
+def _parts(scope: Scope, blocks: Sequence[Block]) -> list[tuple[Scope, Policy | None]]:
+    """The equations of a scope in parts, each a scope of its own, with the policies of those that are blocks."""
+    last = {v: k for k, e in enumerate(scope.equations) for v in e.ins if v is not None}
+    last |= dict.fromkeys((v for v in scope.outs if v is not None), len(scope.equations))
+    variables = {v: var for e in scope.equations for v, var in zip(e.outs, e.eqn.outvars, strict=True)}
+    variables |= dict(zip(scope.ins, scope.jaxpr.invars, strict=True))
+    variables |= dict(zip(scope.const_values, scope.jaxpr.constvars, strict=True))
+    found, at = [], 0
+    for block in blocks:
+        ranges = [(at, block.start, None), (block.start, block.stop, block.policy)]
+        found += [(_part(scope, a, b, last, variables), policy) for a, b, policy in ranges if a < b]
+        at = block.stop
+    rest = len(scope.equations)
+    return [*found, (_part(scope, at, rest, last, variables), None)] if at < rest else found
+
+
+def _part(scope: Scope, start: int, stop: int, last: dict[Value, int], variables: dict[Value, Any]) -> Scope:
+    equations = scope.equations[start:stop]
+    made = {v: None for e in equations for v in e.outs}
+    ins = list(dict.fromkeys(v for e in equations for v in e.ins if v is not None and v not in made))
+    outs = [v for v in made if last.get(v, -1) >= stop]
+    jaxpr = scope.jaxpr.replace(
+        constvars=[],
+        invars=[variables[v] for v in ins],
+        outvars=[variables[v] for v in outs],
+        eqns=[e.eqn for e in equations],
+    )
+    return Scope(jaxpr, (), ins, list(outs), [], equations)

@@ -1,0 +1,64 @@
+"""What is asked of a step's gradient calls: the options of the line, checked."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ShardError, did_you_mean, one_of
+
+REDUCE = ("each", "once", "once-gathered")
+PRECISION = ("bf16", "fp16", "f32")
+
+
+@dataclass(frozen=True)
+class Inside:
+    """`microbatches`: how many parts the batch is taken in. `reduce`: when their gradients are summed over devices.
+    `remat`: what the backward pass computes again, a number of segments, a policy or a regular expression.
+    `precision`: the type of the products; parameters stay as they are. `pad`: add rows to a batch that does not divide
+    over the devices."""
+
+    microbatches: int = 1
+    reduce: str = "each"
+    remat: str | None = None
+    precision: str | None = None
+    pad: bool = False
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.microbatches, bool)
+            or not isinstance(self.microbatches, int)
+            or self.microbatches < 1
+        ):
+            raise ShardError(f"--microbatches takes a whole number from 1 on, not {self.microbatches!r}")
+        _among("--reduce", self.reduce, REDUCE)
+        if self.precision is not None:
+            _among("--precision", self.precision, PRECISION)
+        if self.remat is not None and not str(self.remat):
+            raise ShardError(
+                "--remat takes a number of segments, a policy such as full or dots, or a regular expression"
+            )
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Is anything asked that the gradient call is rewritten for?"""
+        return self.microbatches > 1 or self.remat is not None or self.precision is not None
+
+    @property
+    def rewrites(self) -> bool:
+        """Is the step to be another one than it is?"""
+        return self.changes_gradients or self.pad
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options that differ from the step as it is, by their names."""
+        return {
+            name: getattr(self, name)
+            for name in self.__match_args__
+            if getattr(self, name) != getattr(Inside, name)
+        }
+
+
+def _among(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ShardError(
+            f"{option} takes {one_of(allowed)}, not {value!r}.{did_you_mean(str(value), allowed)}"
+        )

@@ -1,0 +1,33 @@
+"""The passes over a loss before it is differentiated, in their order: precision, then remat."""
+
+from dataclasses import dataclass, field
+
+from jax.extend.core import ClosedJaxpr
+
+from .options import Inside
+from .precision import precision
+from .remat import remat
+
+
+@dataclass
+class Passes:
+    """Makes of a loss what `options` ask of it; `notes` say what each pass did, one line a pass."""
+
+    options: Inside
+    notes: list[str] = field(default_factory=list)
+
+    def __call__(self, loss: ClosedJaxpr) -> ClosedJaxpr:
+        """`loss`: flat arrays -> value, aux; not differentiated yet."""
+        if self.options.precision is not None:
+            cast = precision(loss, self.options.precision)
+            loss = cast.closed
+            self._note(cast.note)
+        if self.options.remat is not None:
+            again = remat(loss, str(self.options.remat))
+            loss = again.closed
+            self._note(again.note)
+        return loss
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)

@@ -1,0 +1,186 @@
+"""Mixed precision: a loss run again with its products in a narrower type, before its gradients are taken."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from ..errors import ShardError, did_you_mean, one_of
+from ..program.ir import Equation, Program, Scope, Value
+from ..program.primitives import CUSTOM, bind
+from ..program.replay import Replay, replayed, retraced
+from .autocast import NARROW, PRODUCT, REDUCTIONS, RULES, SCATTER_ADD, Types, lowered, raised, visible
+
+TYPES = {"bf16": jnp.dtype(jnp.bfloat16), "fp16": jnp.dtype(jnp.float16), "f32": jnp.dtype(jnp.float32)}
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A loss in another precision, and what runs in which type, in words.
+
+    `changed`: how many products run in another type than they were written in; with none, `closed` may be the loss as
+    it was.
+    """
+
+    closed: ClosedJaxpr
+    note: str
+    changed: int
+
+
+def precision(closed: ClosedJaxpr, how: str) -> Cast:
+    """A loss with the same inputs and outputs, computed in another precision (Micikevicius et al. 2018, section 3).
+
+    `closed`: a jaxpr of flat arrays without constants, not differentiated yet. With `how` "bf16" or "fp16" its
+    products run in that type, and the rest as `autocast` says; inputs are cast where they are used, so that the
+    gradients of float32 weights are summed in float32. With "f32" all that was written in a narrower type runs in
+    float32. Raises ShardError for any other `how`.
+
+    >>> import jax
+    >>> loss = jax.make_jaxpr(lambda w, x: jnp.square(x @ w).mean())(jnp.ones((4, 2)), jnp.ones((8, 4)))
+    >>> precision(loss, "bf16").note
+    '1 of 1 product in bfloat16; the loss and 1 reduction in float32'
+    """
+    if how not in TYPES:
+        raise ShardError(f"--precision takes {one_of(TYPES)}, not {how!r}.{did_you_mean(how, TYPES)}")
+    flat = Program(replayed(closed, Replay))
+    dtype = TYPES[how]
+    types = lowered(flat, dtype) if dtype in NARROW else raised(flat)
+    note = _note(flat, types, dtype)
+    if not types.runs:
+        return Cast(closed, note, 0)
+    return Cast(retraced(_Cast(flat, types)), note, types.changed)
+
+
+class _Cast(Replay):
+    """Re-emits a program with every value held, and every equation run, in the type that `types` gives it."""
+
+    def __init__(self, program: Program, types: Types):
+        super().__init__(program)
+        self.types = types
+        self._shared: dict[tuple[Value, Any], Any] = {}
+        self._given = _given(program)
+        self._ends = {body: ends for e in program.equations for body, ends in _ends(e, types)}
+
+    def __call__(self, *args: Any) -> list:
+        outs = super().__call__(*args)
+        return [_as(x, aval.dtype) for x, aval in zip(outs, self.program.closed.out_avals, strict=True)]
+
+    def run(self, scope: Scope, args: Any) -> list:
+        outside, self._shared = self._shared, {}
+        try:
+            return super().run(scope, args)
+        finally:
+            self._shared = outside
+
+    def body(self, scope: Scope, args: Any) -> list:
+        outs = super().body(scope, args)
+        return [_as(x, dtype) for x, dtype in zip(outs, self._ends[id(scope)], strict=True)]
+
+    def equation(self, e: Equation, values: list) -> list:
+        dtype = self.types.runs.get(e.index)
+        wanted = self._wanted(e, dtype)
+        values = [self._operand(v, x, t) for v, x, t in zip(e.ins, values, wanted, strict=True)]
+        if dtype is None:
+            outs = super().equation(e, values)
+        elif e.name == SCATTER_ADD:
+            outs = [_scatter_add(e, values)]
+        else:
+            outs = bind(e.eqn.replace(params=_retyped(e.params, dtype)), values)
+        return [_as(x, self.types.of[v]) for v, x in zip(e.outs, outs, strict=True)]
+
+    def _wanted(self, e: Equation, dtype: Any) -> list:
+        """The types that an equation is to see its operands in."""
+        if e.doors and e.name not in CUSTOM:
+            inside = {k: self.types.of[b] for door in e.doors for k, b in _entered(e, door)}
+            return [inside.get(k) for k in range(len(e.ins))]
+        traced = [getattr(v.aval, "dtype", None) for v in e.eqn.invars]
+        return traced if dtype is None else [dtype if _is_float(t) else t for t in traced]
+
+    def _operand(self, v: Value | None, x: Any, dtype: Any) -> Any:
+        """An operand in another type, cast once for all that read it.
+
+        An input is cast anew for each: so its gradient is summed in its own type.
+        """
+        if v is None or v in self._given or x.dtype == dtype:
+            return _as(x, dtype)
+        if (v, dtype) not in self._shared:
+            self._shared[v, dtype] = _as(x, dtype)
+        return self._shared[v, dtype]
+
+
+def _given(program: Program) -> set[Value]:
+    """The inputs, also where they enter a body and no loop changes them."""
+    given = set(program.inputs)
+    for e in program.equations:
+        for door in e.doors:
+            changed = {first for _, first in door.loop}
+            given.update(b for a, b, _ in door.into if a in given and b not in changed)
+    return given
+
+
+def _entered(e: Equation, door: Any) -> list[tuple[int, Value]]:
+    """The operands of an equation that enter through a door, by position, and the values that they become."""
+    inside = [b for _, b, _ in door.into]
+    if e.name == "while":
+        asked, fixed = e.params["cond_nconsts"], e.params["body_nconsts"]
+        places = [*range(asked), *range(asked + fixed, len(e.ins))]
+        return list(zip(places if door is e.doors[1] else range(asked, len(e.ins)), inside, strict=True))
+    return list(enumerate(inside, int(e.name == "cond")))
+
+
+def _ends(e: Equation, types: Types) -> list[tuple[int, list]]:
+    """The bodies of an equation, by id, each with the types that its results leave it in."""
+    ends = []
+    for door in e.doors if e.name not in CUSTOM else ():
+        outside = [types.of[v] for v in e.outs]
+        ends.append((id(door.scope), outside if door.out else [None] * len(door.scope.outs)))
+    return ends
+
+
+def _is_float(dtype: Any) -> bool:
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+
+
+def _as(x: Any, dtype: Any) -> Any:
+    """A float in another type; a literal stays one."""
+    if not (_is_float(dtype) and _is_float(x.dtype)) or x.dtype == dtype:
+        return x
+    is_number = not isinstance(x, jax.Array) and not x.shape
+    return dtype.type(x) if is_number else lax.convert_element_type(x, dtype)
+
+
+def _retyped(params: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    """The parameters of an equation whose floats are of another type."""
+    named = [k for k in ("new_dtype", "preferred_element_type") if _is_float(params.get(k))]
+    return {**params, **dict.fromkeys(named, dtype)}
+
+
+def _scatter_add(e: Equation, values: list) -> Any:
+    """An equation whose parameters hold an addition of the type that it was traced in."""
+    names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    return lax.scatter_add(*values, **{k: e.params[k] for k in names})
+
+
+def _note(program: Program, types: Types, dtype: Any) -> str:
+    written = [e for e in program.equations if RULES.get(e.name) == PRODUCT]
+    total = _count(len(written), "product")
+    if not types.runs:
+        there = written and all(program.avals[e.outs[0]].dtype == dtype for e in written)
+        return f"{total} in {dtype} as written; nothing changed" if there else f"nothing to run in {dtype}"
+    changed = f"{types.changed} of {total} in {dtype}"
+    if dtype in NARROW:
+        sums = sum(e.name in REDUCTIONS for e in visible(program.top))
+        return f"{changed}; the loss and {_count(sums, 'reduction')} in float32"
+    own = sum(e.name in CUSTOM and _is_narrow(program, e) for e in visible(program.top))
+    return changed + f"; {_count(own, 'function')} with a derivative rule as written" * bool(own)
+
+
+def _is_narrow(program: Program, e: Equation) -> bool:
+    return any(program.avals[v].dtype in NARROW for v in e.outs)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"

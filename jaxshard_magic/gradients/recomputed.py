@@ -1,0 +1,148 @@
+"""What a loss in mixed precision holds in float32 between two products, computed again in its backward pass.
+
+A norm, a softmax or a cross entropy keeps float32 arrays of the size of its input for its gradient. Its input is half
+as large and kept anyway, and the way back from there is elementwise.
+"""
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from ..program.ir import Equation, Program, Scope, Value
+from ..program.lines import user_context
+from ..program.primitives import CUSTOM, REMAT, is_literal
+from ..program.replay import Replay, replayed
+from .autocast import COMPARISONS, FLOAT, FOLLOW, NARROW, PRODUCT, REDUCTIONS, RULES, WIDE
+
+_CHEAP = {name for name, rule in RULES.items() if rule in (FOLLOW, FLOAT)} - REDUCTIONS - COMPARISONS
+_DEAR = frozenset({"gather", "dynamic_update_slice", "top_k", "cummax", "cummin", "name"})
+_SMALL = frozenset({"reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min"})
+_AGAIN = _CHEAP - _DEAR - _SMALL
+
+
+def recomputed(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A loss with its float32 stretches between products in `jax.checkpoint`; bodies of the user's own are left alone.
+
+    What is kept of a stretch is all but wide elementwise results: sums, masks and what is narrow stay.
+    """
+    return replayed(closed, _Recomputed)
+
+
+def keeps(primitive: Any, *avals: Any, **params: Any) -> bool:
+    """The policy: is the result of an equation kept for the backward pass?"""
+    if primitive.name not in _AGAIN:
+        return True
+    if primitive.name == "convert_element_type":
+        return params["new_dtype"] not in WIDE
+    return all(getattr(aval, "dtype", None) not in WIDE for aval in avals)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Equations of a scope that follow one another, and what of theirs is read later; `wide` where they hold narrow
+    and float32 arrays."""
+
+    scope: Scope
+    made: list[Value]
+    wide: bool
+
+
+class _Recomputed(Replay):
+    """Re-emits a program with its wide stretches in `jax.checkpoint`."""
+
+    def __init__(self, program: Program):
+        super().__init__(program)
+        self._parts: dict[int, list[_Part]] = {}
+        self._around = ""  # the innermost loop or remat that the equation stands in
+
+    def run(self, scope: Scope, args: Any) -> list:
+        if self._around in REMAT:
+            return super().run(scope, args)
+        if id(scope) not in self._parts:
+            self._parts[id(scope)] = _parts(scope, self.program)
+        env: dict[Value, Any] = dict(zip(scope.ins, args, strict=True))
+        env.update(zip(scope.const_values, scope.consts, strict=True))
+        for part in self._parts[id(scope)]:
+            outs = self._part(part, [env[v] for v in part.scope.ins])
+            env.update(zip(part.made, outs, strict=True))
+        results = zip(scope.jaxpr.outvars, scope.outs, strict=True)
+        return [v.val if is_literal(v) else env[i] for v, i in results]  # pyright: ignore[reportArgumentType]
+
+    def _part(self, part: _Part, values: list) -> list:
+        run = super().run
+        if not part.wide:
+            return run(part.scope, values)
+        fresh = jax.checkpoint(
+            lambda *xs: tuple(run(part.scope, xs)), policy=keeps, prevent_cse=self._around != "scan"
+        )
+        with user_context(part.scope.equations[0].eqn.source_info.traceback):
+            return list(fresh(*values))
+
+    def equation(self, e: Equation, values: list) -> list:
+        with self._inside(e.name):
+            return super().equation(e, values)
+
+    @contextmanager
+    def _inside(self, name: str):
+        around = self._around
+        self._around = name if name in REMAT or name == "scan" else around
+        try:
+            yield
+        finally:
+            self._around = around
+
+
+def _parts(scope: Scope, program: Program) -> list[_Part]:
+    """A scope cut before and after every product, loop, branch and effect, and after casts of what it is given."""
+    given, runs = {*scope.ins, *scope.const_values}, [list[Equation]()]
+    for e in scope.equations:
+        if _is_cut(e):
+            runs += [[e], []]
+        else:
+            runs[-1].append(e)
+    apart = [part for run in runs for part in _casts_apart(run, given) if part]
+    later = _read_later(apart, scope)
+    return [_part(run, kept, program) for run, kept in zip(apart, later, strict=True)]
+
+
+def _is_cut(e: Equation) -> bool:
+    opaque = e.doors and e.name not in CUSTOM
+    return bool(opaque or e.eqn.effects or RULES.get(e.name) == PRODUCT)
+
+
+def _casts_apart(run: list[Equation], given: set[Value]) -> tuple[list[Equation], list[Equation]]:
+    """The casts of a scope's inputs (weights, for the next product), and the rest of a run."""
+    down = (e for e in run if e.name == "convert_element_type" and e.params["new_dtype"] in NARROW)
+    casts = [e for e in down if e.ins[0] in given]
+    return casts, [e for e in run if e not in casts]
+
+
+def _is_wide(run: Sequence[Equation], program: Program) -> bool:
+    if all(_is_cut(e) or e.name == "convert_element_type" for e in run):
+        return False
+    held = [program.avals[v] for e in run for v in (*e.ins, *e.outs) if v is not None]
+    dtypes = {getattr(aval, "dtype", None) for aval in held}
+    return not dtypes.isdisjoint(NARROW) and not dtypes.isdisjoint(WIDE)
+
+
+def _read_later(runs: Sequence[Sequence[Equation]], scope: Scope) -> list[set[Value]]:
+    """What is read after each run."""
+    read, found = {v for v in scope.outs if v is not None}, []
+    for run in reversed(runs):
+        found.append(set(read))
+        read |= {v for e in run for v in e.ins if v is not None}
+    return found[::-1]
+
+
+def _part(run: list[Equation], later: set[Value], program: Program) -> _Part:
+    """Equations as a scope of their own, from what they read to what is read later."""
+    made = {v: var for e in run for v, var in zip(e.outs, e.eqn.outvars, strict=True)}
+    ins = dict.fromkeys(v for e in run for v in e.ins if v is not None and v not in made)
+    outs = [v for v in made if v in later]
+    jaxpr = SimpleNamespace(outvars=[made[v] for v in outs])  # all that a run asks a scope's jaxpr for
+    return _Part(Scope(jaxpr, (), list(ins), [*outs], [], run), outs, _is_wide(run, program))

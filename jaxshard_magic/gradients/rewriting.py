@@ -1,0 +1,284 @@
+"""A captured step with its gradient calls rewritten as the options ask."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ShardError
+from ..plan import Finding
+from ..program.batch import Batch
+from ..program.capture import Gradient, Taking, gradients_of, with_gradients
+from ..program.examples import Rows
+from ..program.flow import Flow, by_alias
+from ..program.follow import Followed, follow
+from ..program.ir import Equation, Program
+from ..program.padding import Padded
+from ..program.primitives import shape_of
+from ..program.replay import Replay, retraced
+from ..program.roles import Roles
+from ..program.trace import Traced, hoisted, path_name
+from .accumulate import Accumulated, Cut
+from .by_hand import ByHand
+from .options import Inside
+from .passes import Passes
+from .scaled import CARRIED, taken_scaled, with_scaled_gradients
+
+Again = Callable[[Sequence[Any]], Traced]  # the step captured for other shapes of its inputs
+
+
+class Rewriting:
+    """`Rewriting(captured, again, options)(batch, roles, shards)` is the step with its gradients as `options` ask.
+
+    `captured`: the step with each gradient call as one equation; `again` captures it for other shapes.
+    """
+
+    def __init__(self, captured: Traced, again: Again, options: Inside):
+        self.captured, self._again, self.options = captured, again, options
+        self._program = Program(captured.closed)
+        self._coupled: dict[int, Accumulated] = {}
+        self.carried = 0  # first constants of the rewritten step that come back as its last outputs
+        self.findings: list[Finding] = []
+        self.added: dict[
+            int, tuple[int, int]
+        ] = {}  # of inputs: the dimension that rows are added to, and how many
+        if options.changes_gradients and not gradients_of(self._program):
+            asked = " and ".join(f"--{name}" for name in options.asked)
+            raise ShardError(
+                f"{asked}: the step takes no gradient (jax.grad, jax.value_and_grad or a framework's) for it to work on"
+            )
+
+    @property
+    def plain(self) -> Traced:
+        """The step with its gradients taken as they are."""
+        return with_gradients(self.captured, Taking(self._program))
+
+    def __call__(self, batch: Batch, roles: Roles, shards: int) -> Traced:
+        traced = self._rewritten(batch, roles, shards)
+        if self.options.pad and batch.size is not None and batch.size % shards:
+            return self._with_rows(traced, batch, roles, shards)
+        return traced
+
+    @property
+    def out_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the step's outputs as it was captured."""
+        return [aval.shape for aval in self.captured.closed.out_avals]
+
+    def _with_rows(self, traced: Traced, batch: Batch, roles: Roles, shards: int) -> Traced:
+        """The step on a batch with as many rows more that it divides over `shards`."""
+        assert batch.size is not None
+        more, n = -batch.size % shards, len(self.captured.consts)
+        avals = list(self.captured.closed.in_avals)
+        for i, dims in batch.dims.items():
+            if len(dims) != 1 or i < n:
+                raise ShardError(
+                    f"--pad: {path_name(self.captured.in_paths[i])} holds the examples where no rows can be added to it"
+                    f"{', closed over by the step: pass it as an argument' if i < n else ''}"
+                )
+            shape = list(avals[i].shape)
+            added = more * (shape[dims[0]] // batch.size)
+            shape[dims[0]] += added
+            self.added[i - n] = dims[0], added
+            avals[i] = avals[i].update(shape=tuple(shape))
+        captured = self._traced_at(avals[n:], "--pad", batch.size + more, batch.size)
+        larger = Rewriting(captured, self._again, replace(self.options, pad=False))(batch, roles, shards)
+        closed = retraced(Padded(Program(traced.closed), Program(larger.closed)))
+        self.findings.append(
+            Finding(
+                "padded",
+                "info",
+                f"{more} row{'s' * (more > 1)} added to the {batch.size} examples, which do not divide over {shards} "
+                "devices; all numbers are those of the examples.",
+            )
+        )
+        return replace(traced, closed=hoisted(closed))
+
+    def _traced_at(self, avals: Sequence[Any], option: str, examples: int, of: int) -> Traced:
+        try:
+            return self._again(avals)
+        except (TypeError, ValueError) as error:
+            raise ShardError(
+                f"{option}: the step can't be traced for {examples} examples in the place of {of}: "
+                f"{str(error).splitlines()[0]}; take its sizes from the arrays' shapes"
+            ) from error
+
+    def _rewritten(self, batch: Batch, roles: Roles, shards: int) -> Traced:
+        passes = Passes(self.options)
+        if self.options.microbatches > 1:
+            taking = self._accumulating(batch, roles, shards, passes)
+        else:
+            taking = _Passing(self._program, passes)
+        if self.options.precision == "fp16":
+            traced, self.carried = with_scaled_gradients(self.captured, taking, roles), CARRIED
+        else:
+            traced = with_gradients(self.captured, taking)
+        self.findings += [Finding("inside", "info", note) for note in passes.notes]
+        return traced
+
+    def _accumulating(self, batch: Batch, roles: Roles, shards: int, passes: Passes) -> "_Accumulating":
+        cut = _cut(self.captured, batch, self.options.microbatches, shards)
+        small = self._at(batch, cut)
+        outer = follow(small, self._program, {i: d for i, (d,) in batch.dims.items()})
+        calls = zip(gradients_of(small), gradients_of(self._program), strict=True)
+        state = _state(self._program, roles)
+        made = {
+            large.index: _accumulated(
+                self._program, one, large, outer, cut, passes, state.get(large.index, {})
+            )
+            for one, large in calls
+        }
+        for call in made.values():
+            self._say(call)
+        if not all(call.outputs.exact for call in made.values()):
+            self._coupled = made
+        return _Accumulating(self._program, made)
+
+    @property
+    def reference(self) -> Traced | None:
+        """The step with its microbatches as a loop written by hand, where that is what its numbers are to equal."""
+        return with_gradients(self.captured, ByHand(self._program, self._coupled)) if self._coupled else None
+
+    def _at(self, batch: Batch, cut: Cut) -> Program:
+        """The step captured at one microbatch."""
+        n, avals = len(self.captured.consts), list(self.captured.closed.in_avals)
+        for i, (d,) in batch.dims.items():
+            shape = list(avals[i].shape)
+            shape[d] //= cut.microbatches
+            avals[i] = avals[i].update(shape=tuple(shape))
+        option = f"--microbatches {cut.microbatches}"
+        return Program(self._traced_at(avals[n:], option, cut.each, cut.examples).closed)
+
+    def _say(self, call: Accumulated) -> None:
+        outputs, where = call.outputs, f" ({call.cause})" if call.cause else ""
+        if outputs.carried:
+            self._found(
+                "info",
+                f"The loss couples the examples of a batch{where}: statistics are those of each microbatch and go on "
+                "from one to the next, as in a loop over microbatches written by hand, which --check compares with.",
+            )
+        elif not outputs.exact:
+            self._found(
+                "warning",
+                f"The loss is no sum over examples{where}: the loss and gradients of the microbatches are averaged, as "
+                "in a loop over microbatches written by hand, which --check compares with.",
+            )
+        elif outputs.guessed:
+            n = len(outputs.guessed)
+            self._found(
+                "warning",
+                f"{n} output{'s' * (n > 1)} beside the loss {'are' if n > 1 else 'is'} no sum over examples nor one "
+                "for each: averaged over the microbatches.",
+            )
+
+    def _found(self, level: str, message: str) -> None:
+        self.findings.append(Finding("microbatches", level, message))
+
+
+class _Passing(Taking):
+    """Gradients of the whole batch, through the passes alone."""
+
+    def __init__(self, program: Program, passes: Passes):
+        super().__init__(program)
+        self._losses = {e.index: Program(passes(e.params["gradient"].loss)) for e in gradients_of(program)}
+
+    def take(self, e: Equation, operands: Sequence[Any]) -> list:
+        return taken_scaled(e.params["gradient"], Replay(self._losses[e.index]), operands, 1.0, self.scale)
+
+
+class _Accumulating(Taking):
+    def __init__(self, program: Program, calls: Mapping[int, Accumulated]):
+        super().__init__(program)
+        self._made = calls
+
+    def take(self, e: Equation, operands: Sequence[Any]) -> list:
+        return self._made[e.index](operands, self.scale)
+
+
+def _accumulated(
+    program: Program,
+    small: Equation,
+    large: Equation,
+    outer: Followed,
+    cut: Cut,
+    passes: Passes,
+    state: Mapping[int, int],
+) -> Accumulated:
+    call: Gradient = large.params["gradient"]
+    batch = {}
+    for k, v in enumerate(small.ins):
+        if shape_of(small.eqn.invars[k]) == shape_of(large.eqn.invars[k]):
+            continue
+        label = outer.of[v] if v is not None else None
+        if not isinstance(label, Rows) and large not in program.top.equations:
+            raise ShardError(
+                f"--microbatches {cut.microbatches}: the step takes its gradient in a loop of its own, which takes the "
+                "batch in parts already; leave --microbatches out, or the loop"
+            )
+        whole = large.eqn.invars[k].aval.str_short()
+        if k >= call.closed_over:
+            raise ShardError(
+                f"--microbatches {cut.microbatches}: the step takes a gradient with respect to its examples, {whole}, "
+                "which is no sum over them; leave --microbatches out"
+            )
+        if not isinstance(label, Rows):
+            raise ShardError(
+                f"--microbatches {cut.microbatches}: the loss reads {whole}, which can't be cut into "
+                "microbatches by its examples; pass the batch itself into the loss"
+            )
+        batch[k] = label.dim
+    return Accumulated(small.params["gradient"], call, batch, cut, passes, state)
+
+
+def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int) -> Cut:
+    option = f"--microbatches {microbatches}"
+    if batch.size is None:
+        raise ShardError(
+            f"{option}: no batch was found among the step's arguments; say where it is, as in "
+            "--spec \"batch=P('data')\""
+        )
+    several = next((i for i, dims in batch.dims.items() if len(dims) != 1), None)
+    if several is not None:
+        raise ShardError(
+            f"{option}: {path_name(captured.in_paths[several])} has the examples along {len(batch.dims[several])} "
+            "dimensions; a microbatch of it can't be cut out"
+        )
+    held = next((i for i in batch.dims if i < len(captured.consts)), None)
+    if held is not None:
+        raise ShardError(
+            f"{option}: {path_name(captured.in_paths[held])} holds the examples and is closed over by the step; "
+            "pass it as an argument"
+        )
+    if batch.size % (microbatches * shards):
+        per = shards if shards > 1 else 1
+        fits = [n for n in range(1, batch.size // per + 1) if batch.size % (n * per) == 0]
+        near = min(fits, key=lambda n: (abs(n - microbatches), n), default=1)
+        over = f" on {shards} shards" if shards > 1 else ""
+        raise ShardError(
+            f"{option}: {batch.size} examples do not divide into {microbatches} microbatches{over}; "
+            f"--microbatches {near} does"
+        )
+    return Cut(batch.size, microbatches, shards)
+
+
+def _state(program: Program, roles: Roles) -> dict[int, dict[int, int]]:
+    """For each gradient call, by its index: aux output -> the operand whose next value the step makes of it."""
+    flow = Flow(program)
+    place = {v: i for i, v in enumerate(program.inputs)}
+    found: dict[int, dict[int, int]] = {}
+    for e in gradients_of(program):
+        call: Gradient = e.params["gradient"]
+        operands = {
+            place[w]: k
+            for k, v in enumerate(e.ins)
+            if v is not None
+            for w in flow.back([v], by_alias)
+            if w in place
+        }
+        outs = {v: j for j, v in enumerate(e.outs[: call.outs])}
+        for o, i in roles.state.items():
+            if i not in operands:
+                continue
+            for v in flow.back([program.outputs[o]], by_alias):
+                k = operands[i]
+                if v in outs and program.avals[v].shape == program.avals[program.inputs[i]].shape:
+                    found.setdefault(e.index, {})[outs[v]] = k
+    return found

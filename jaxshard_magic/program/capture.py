@@ -1,0 +1,161 @@
+"""A step's gradient calls seen whole: each one equation, which holds the loss before it is differentiated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Primitive
+from jax.interpreters import batching
+
+from ..errors import ShardError
+from .emit import Emitter
+from .ir import Equation, Program
+from .primitives import is_literal
+from .replay import Replay, retraced
+from .trace import Traced, Vjp, gradients_by, hoisted, marking
+
+gradient_p = Primitive("jaxshard_gradient")
+gradient_p.multiple_results = True
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """One gradient call: operands `(closed over..., differentiated...)` -> `(value, aux..., gradients...)`.
+
+    `loss` takes the operands and gives value and aux, all flat; it has no constants. The first `closed_over` operands
+    are what the loss reads beside its differentiated arguments.
+    """
+
+    loss: ClosedJaxpr
+    closed_over: int
+
+    @property
+    def differentiated(self) -> range:
+        """The positions of the operands that the loss is differentiated with respect to."""
+        return range(self.closed_over, len(self.loss.in_avals))
+
+    @property
+    def outs(self) -> int:
+        """How many results come before the gradients: the value, and aux."""
+        return len(self.loss.out_avals)
+
+
+@gradient_p.def_abstract_eval
+def _avals(*operands: Any, gradient: Gradient) -> list:
+    return [*gradient.loss.out_avals, *operands[gradient.closed_over :]]
+
+
+def _in_vmap(_operands: Any, _dims: Any, **_params: Any) -> Any:
+    raise ShardError(
+        "the step takes its gradient inside jax.vmap, one for each example or model; --microbatches, --remat and "
+        "--precision work on a gradient call that is not inside one"
+    )
+
+
+batching.primitive_batchers[gradient_p] = _in_vmap
+
+
+def capturing(inner: Vjp) -> Vjp:
+    """`jax.vjp` that leaves the calls of scalar functions of arrays to be made later, each as one `gradient_p`."""
+    busy = False
+
+    def vjp(fun, *primals, has_aux: bool = False, **options):
+        nonlocal busy
+        if busy:  # a gradient inside the loss
+            return inner(fun, *primals, has_aux=has_aux, **options)
+        leaves, tree = jax.tree.flatten(primals)
+        moving = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+        aux_tree: Any = None
+
+        def flat(*xs):
+            nonlocal aux_tree
+            full = list(leaves)
+            for i, x in zip(moving, xs, strict=True):
+                full[i] = x
+            out = fun(*jax.tree.unflatten(tree, full))
+            value, aux = out if has_aux else (out, ())
+            arrays, aux_tree = jax.tree.flatten(aux)
+            return [*jax.tree.leaves(value), *arrays]
+
+        busy = True
+        try:
+            closed = jax.make_jaxpr(flat)(*(leaves[i] for i in moving))
+        finally:
+            busy = False
+        naux = aux_tree.num_leaves
+        if len(closed.out_avals) != naux + 1 or closed.out_avals[0].shape:
+            return inner(fun, *primals, has_aux=has_aux, **options)
+        call = Gradient(hoisted(closed), len(closed.consts))
+        operands = [*closed.consts, *(leaves[i] for i in moving)]
+        outs = gradient_p.bind(*operands, gradient=call)
+        gradients = outs[1 + naux :]
+        handed_on = dict(zip(call.loss.jaxpr.invars, operands, strict=True))
+
+        def back(cotangent):
+            found = [np.zeros(np.shape(x), jax.dtypes.float0) for x in leaves]
+            for i, g in zip(moving, gradients, strict=True):
+                found[i] = g if _is_one(cotangent) else g * cotangent.astype(g.dtype)
+            return jax.tree.unflatten(tree, found)
+
+        pairs = zip(call.loss.jaxpr.outvars[1:], outs[1 : 1 + naux], strict=True)
+        aux = jax.tree.unflatten(aux_tree, [x if is_literal(v) else handed_on.get(v, x) for v, x in pairs])
+        return (outs[0], back, aux) if has_aux else (outs[0], back)
+
+    return vjp
+
+
+def _is_one(x: Any) -> bool:
+    return not isinstance(x, Tracer) and np.asarray(x) == 1
+
+
+def gradients_of(program: Program) -> list[Equation]:
+    """The gradient calls of a captured step, in order."""
+    return [e for e in program.equations if e.eqn.primitive is gradient_p]
+
+
+class Taking(Emitter):
+    """Runs a captured step with its gradients taken; a subclass says how in `take`.
+
+    `scale`: what their losses are multiplied by meanwhile, None for nothing. `gradients`: all that were taken.
+    """
+
+    scale: Any = None
+
+    def __init__(self, program: Program):
+        super().__init__(program)
+        self.gradients: list = []
+
+    def equation(self, e: Equation, values: list) -> list:
+        if e.eqn.primitive is not gradient_p:
+            return super().equation(e, values)
+        outs = self.take(e, values)
+        self.gradients += outs[e.params["gradient"].outs :]
+        return outs
+
+    def take(self, e: Equation, operands: Sequence[Any]) -> list:
+        """The results of one gradient call."""
+        call: Gradient = e.params["gradient"]
+        return taken(call, Replay(Program(call.loss)), operands)
+
+
+def taken(call: Gradient, loss: Any, operands: Sequence[Any], seed: Any = None) -> list:
+    """Value, aux and gradients of `loss(*operands) -> [value, *aux]`; the gradients are multiplied by `seed`."""
+    n = call.closed_over
+
+    def flat(*primals):
+        value, *aux = loss(*operands[:n], *primals)
+        return value, aux
+
+    value, back, aux = jax.vjp(flat, *operands[n:], has_aux=True)
+    return [value, *aux, *back(jnp.ones_like(value) if seed is None else jnp.asarray(seed, value.dtype))]
+
+
+def with_gradients(captured: Traced, taking: Taking) -> Traced:
+    """The step of `captured` with its gradients as `taking` takes them: a step as `trace` gives it."""
+    with gradients_by(marking):
+        closed = retraced(taking)
+    return Traced(hoisted(closed), captured.in_paths, captured.out_paths, captured.consts)

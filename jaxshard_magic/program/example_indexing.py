@@ -1,0 +1,215 @@
+"""How what is cut from arrays, set into them, looked up or put side by side follows the batch."""
+
+from collections.abc import Collection, Sequence
+
+from .example_site import Lost, Site, factor, left_of, moved, number, scale_of
+from .examples import CONSTANT, Constant, Label, Places, Rows, Size, Sum
+
+
+def _cut(site: Site) -> list[Label]:
+    """Linear, and takes the examples as they are: works along other dimensions, or on all of this one."""
+    label = site.labels[0]
+    if isinstance(label, Places) or (isinstance(label, Rows) and not _leaves(site, label.dim)):
+        raise Lost
+    return [label] * len(site.e.outs)
+
+
+def _leaves(site: Site, dim: int) -> bool:
+    """Does a cut, a repetition or a running sum leave this dimension as it is?"""
+    p = site.params
+    match site.e.name:
+        case "slice" | "dynamic_slice":
+            return site.out[dim] == site.shape(0)[dim]
+        case "pad":
+            return not any(p["padding_config"][dim])
+        case "tile":
+            return p["reps"][dim] == 1
+        case "rev":
+            return dim not in p["dimensions"]
+    return dim != p["axis"]
+
+
+def _dynamic_slice(site: Site) -> list[Label]:
+    if any(site.exact(i) != CONSTANT for i in range(1, len(site.labels))):
+        raise Lost
+    return _cut(site)
+
+
+def _pad(site: Site) -> Label:
+    """Padding is the same for all rows, whatever they are scaled by, and a part of each sum."""
+    label = site.labels[0]
+    if isinstance(label, Rows):
+        if not _leaves(site, label.dim):
+            raise Lost
+        return label if site.zero(1) else site.all_exact((0, 1))
+    return site.aligned((0, 1))
+
+
+def _tile(site: Site) -> list[Label]:
+    """Repeats rows of examples, or one row for all of them."""
+    dim, label = site.varying(), site.labels[0]
+    if isinstance(label, (Constant, Size)) and dim is not None and site.shape(0)[dim] == 1:
+        return [Rows(dim, number(label))]
+    return _cut(site)
+
+
+def _concatenate(site: Site) -> Label:
+    along = site.params["dimension"]
+    if any(isinstance(x, Places) for x in site.labels):
+        return _beside_places(site, along)
+    label = site.aligned(range(len(site.labels)))
+    if isinstance(label, Rows) and label.dim == along:
+        raise Lost
+    return label
+
+
+def _beside_places(site: Site, along: int) -> Label:
+    """Indices of an array's own rows beside other indices, as one array of index vectors."""
+    at, offset, dims = [], 0, set()
+    for i, label in enumerate(site.labels):
+        width = site.shape(i)[along]
+        if isinstance(label, Places) and label.at is None:
+            at += range(offset, offset + width)
+            dims.add(label.dim)
+        else:
+            other = site.exact(i)
+            dims |= {other.dim} if isinstance(other, Rows) else set()
+        offset += width
+    if len(dims) != 1 or along in dims or along != len(site.out) - 1:
+        raise Lost
+    return Places(dims.pop(), tuple(at))
+
+
+def _stack(site: Site) -> Label:
+    axis = site.params["axis"]
+    label = site.aligned(range(len(site.labels)))
+    return Rows(label.dim + (label.dim >= axis), label.scale) if isinstance(label, Rows) else label
+
+
+def _unstack(site: Site) -> list[Label]:
+    label, axis = site.labels[0], site.params["axis"]
+    if isinstance(label, (Rows, Places)) and label.dim == axis:
+        raise Lost
+    return [moved(label, left_of(label, (axis,)))] * len(site.e.outs)
+
+
+def _gather(site: Site) -> Label:
+    dn, (operand, index) = site.params["dimension_numbers"], site.labels[:2]
+    spots = [d for d in range(len(site.out)) if d not in dn.offset_dims]  # of the index's dimensions
+    if isinstance(index, Places):
+        _check_own(site, dn.start_index_map, index, operand)
+        return Rows(spots[index.dim], scale_of([operand], [1]))
+    index = site.exact(1)
+    if not isinstance(index, Rows):
+        gone = (*dn.collapsed_slice_dims, *dn.operand_batching_dims)
+        return moved(operand, _window_dim(site, operand, gone, dn.offset_dims, site.params["slice_sizes"]))
+    paired = zip(dn.operand_batching_dims, dn.start_indices_batching_dims, strict=True)
+    if isinstance(operand, Sum) or (isinstance(operand, Rows) and (operand.dim, index.dim) not in paired):
+        raise Lost
+    return Rows(spots[index.dim], scale_of([operand], [1]))
+
+
+def _check_own(site: Site, index_map: Sequence[int], index: Places, operand: Label) -> None:
+    """Index vectors that name in each row that row of `operand`, and no other rows."""
+    columns = [c for c, d in enumerate(index_map) if isinstance(operand, Rows) and d == operand.dim]
+    at = range(site.shape(1)[-1]) if index.at is None else index.at
+    if len(columns) != 1 or list(at) != columns:
+        raise Lost
+
+
+def _window_dim(
+    site: Site, operand: Label, gone: Collection[int], window: Sequence[int], sizes: Sequence[int]
+) -> int:
+    """Where the dimension of `operand` is in slices of it that hold all of it; `gone`: dimensions they lack."""
+    if not isinstance(operand, Rows):
+        if isinstance(operand, Places):
+            raise Lost
+        return 0
+    kept = [d for d in range(len(site.shape(0))) if d not in gone]
+    if operand.dim not in kept or sizes[operand.dim] != site.shape(0)[operand.dim]:
+        raise Lost
+    return window[kept.index(operand.dim)]
+
+
+def _scatter(site: Site) -> Label:
+    """Sums over examples where those of the batch are added into one array; else rows into rows."""
+    dn, (operand, index, updates) = site.params["dimension_numbers"], site.labels[:3]
+    spots = [d for d in range(len(site.shape(2))) if d not in dn.update_window_dims]
+    adds = site.e.name in _ADDING
+    if isinstance(index, Places):
+        _check_own(site, dn.scatter_dims_to_operand_dims, index, operand)
+        return _set_in(site, spots[index.dim])
+    index = site.exact(1)
+    if isinstance(index, Rows):
+        paired = list(zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims, strict=True))
+        if isinstance(operand, Rows) and (operand.dim, index.dim) in paired:
+            return _set_in(site, spots[index.dim])
+        if not adds or not isinstance(updates, Rows) or updates.dim != spots[index.dim]:
+            raise Lost
+        lead = Sum(updates.scale)
+        site.scale(0, factor(operand, lead, site.ratio))
+        return lead
+    if not isinstance(operand, Rows):
+        return site.aligned((0, 2)) if adds or site.e.name == "scatter" else site.all_exact()
+    gone = (*dn.inserted_window_dims, *dn.operand_batching_dims)
+    kept = [d for d in range(len(site.shape(0))) if d not in gone]
+    if operand.dim not in kept:
+        raise Lost
+    return _set_in(site, dn.update_window_dims[kept.index(operand.dim)])
+
+
+def _set_in(site: Site, dim: int) -> Label:
+    """Updates whose examples are along `dim` set into, or added to, those of the operand."""
+    operand, updates = site.labels[0], site.labels[2]
+    linear = site.e.name in ("scatter", *_ADDING)
+    if not isinstance(operand, Rows):
+        raise Lost
+    if isinstance(updates, Rows):
+        if updates.dim != dim or site.shape(2)[dim] != site.shape(0)[operand.dim]:
+            raise Lost
+        if linear:
+            site.scale(2, updates.scale / operand.scale)
+            return operand
+    site.exact(2)
+    return site.exact(0)
+
+
+def _update_slice(site: Site) -> Label:
+    if any(site.exact(i) != CONSTANT for i in range(2, len(site.labels))):
+        raise Lost
+    label = site.aligned((0, 1))
+    if isinstance(label, Rows) and site.shape(0)[label.dim] != site.shape(1)[label.dim]:
+        raise Lost
+    return label
+
+
+def _window(site: Site) -> list[Label]:
+    """Pooling that leaves the dimension of the examples alone."""
+    p = site.params
+    linear = site.e.name in ("reduce_window_sum", "select_and_scatter_add")
+    label = site.labels[0] if linear and len(site.labels) == 1 else site.all_exact()
+    if isinstance(label, Rows):
+        still = [p[k][label.dim] for k in ("window_dimensions", "window_strides", "base_dilation") if k in p]
+        if any(x != 1 for x in still) or any(p["padding"][label.dim]):
+            raise Lost
+    return [label] * len(site.e.outs)
+
+
+_ADDING = ("scatter-add", "scatter_add", "scatter-sub", "scatter_sub")
+INDEXING = {
+    **dict.fromkeys(("slice", "rev", "split", "cumsum"), _cut),
+    "dynamic_slice": _dynamic_slice,
+    "pad": _pad,
+    "tile": _tile,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "gather": _gather,
+    **dict.fromkeys(("scatter", "scatter-mul", "scatter_mul", "scatter-min", "scatter_min"), _scatter),
+    **dict.fromkeys(("scatter-max", "scatter_max", *_ADDING), _scatter),
+    "dynamic_update_slice": _update_slice,
+    **dict.fromkeys(
+        ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"), _window
+    ),
+    **dict.fromkeys(("select_and_scatter_add", "select_and_gather_add"), _window),
+}

@@ -1,0 +1,217 @@
+"""How every value of a program follows its batch: the same function traced at two batch sizes, walked in lockstep."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..errors import ShardError
+from .examples import CONSTANT, Label, Rows, Unknown, fits
+from .flow import Flow
+from .follow_walk import OPAQUE, Walk
+from .ir import Equation, Program, Scope, Value
+from .lines import is_users
+from .primitives import CUSTOM
+from .sizes import nbytes
+
+NORM_BYTES = 4096  # the most of a value that is computed once a step for all microbatches
+
+
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """How the values of `small` follow the batch when `large` is the same function of more examples.
+
+    Values and equations have the same numbers in both programs. `ratio`: examples of the large one for each of the
+    small one. `of[v]`: the label of value v; `outputs`: of the outputs. `causes`: the equations at which an unknown
+    output became so, in order.
+
+    Run again on microbatches, the small program needs: operands multiplied, `scales[equation, position]` (`rescaled`
+    does it); the results of the equations in `draws` taken from the large program's draw along that dimension, at the
+    rows of the microbatch; the values in `norms` (small: large) replaced by those of the whole batch, computed once.
+    """
+
+    small: Program
+    large: Program
+    ratio: Fraction
+    of: tuple[Label, ...]
+    outputs: tuple[Label, ...]
+    causes: tuple[int, ...]
+    scales: Mapping[tuple[int, int], Fraction]
+    draws: Mapping[int, int]
+    norms: Mapping[Value, Value]
+
+    def rescaled(self, e: Equation, values: Sequence[Any]) -> list:
+        """The operands of `e` in a microbatch, as they are to enter it."""
+        return [_times(x, self.scales.get((e.index, i))) for i, x in enumerate(values)]
+
+
+def _times(x: Any, scale: Fraction | None) -> Any:
+    if scale is None:
+        return x
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x * jnp.asarray(float(scale), x.dtype)
+    return x * scale.numerator // scale.denominator
+
+
+def follow(
+    small: Program,
+    large: Program,
+    batch: Mapping[int, int | Label],
+    trained: Collection[int] | None = None,
+) -> Followed:
+    """How every value of `small` follows its batch, `large` being the same function of more examples.
+
+    `batch[i]`: the dimension of input i that is the batch, or another label of that input; of the inputs that are not
+    named, those of other shapes are unknown, the rest constant. `trained`: the inputs that are differentiated. With
+    them, where the first output is unknown only for small numbers that depend on the batch alone (the mask count of a
+    masked mean), those are taken for the whole batch: the result's `norms`.
+
+    Raises ShardError where the two programs differ by more than the size of one batch.
+
+    >>> import jax
+    >>> def trace(n):
+    ...     return Program(jax.make_jaxpr(lambda w, x: (x @ w).mean())(jnp.ones(3), jnp.ones((n, 3))))
+    >>> follow(trace(2), trace(8), {1: 0}).outputs
+    (Sum(scale=Fraction(1, 4)),)
+    """
+    ratio = _ratio(small, large, batch)
+    _same_form(small, large)
+    first = _followed(Walk(small, large, ratio, frozenset()), batch)
+    if trained is None or not first.outputs or not isinstance(first.outputs[0], Unknown):
+        return first
+    second = _followed(Walk(small, large, ratio, _norms(small, large, trained)), batch)
+    return first if isinstance(second.outputs[0], Unknown) else second
+
+
+def told(program: Program, cause: int) -> str:
+    """An equation as a reader knows it: what it does, and the innermost line of theirs that it comes from.
+
+    >>> import jax
+    >>> told(Program(jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))), 0).partition(" ")[0]
+    'dot_general'
+    """
+    outer = {e.index: f for f in program.equations for door in f.doors for e in door.scope.equations}
+    e: Equation | None = program.equations[cause]
+    name = e.name
+    while e is not None:
+        traceback = e.eqn.source_info.traceback
+        frame = next((f for f in (traceback.frames if traceback else ()) if is_users(f.file_name)), None)
+        if frame is not None:
+            return f"{name} at {frame.file_name}:{frame.line_num}"
+        e = outer.get(e.index)
+    return name
+
+
+def _ratio(small: Program, large: Program, batch: Mapping[int, int | Label]) -> Fraction:
+    found = {}
+    for i, label in batch.items():
+        dim = label.dim if isinstance(label, Rows) else label
+        if isinstance(dim, int):
+            a, b = (p.shapes[p.inputs[i]] for p in (small, large))
+            if dim >= len(a) or not a[dim]:
+                raise ShardError(f"input {i} has no examples in dimension {dim}; its shape is {a}")
+            found[i] = Fraction(b[dim], a[dim])
+    if len(set(found.values())) != 1 or 1 in found.values():
+        sizes = ", ".join(f"input {i}: {float(r):g}" for i, r in found.items()) or "none"
+        raise ShardError(
+            "a program is followed from one batch size to another: all its batches have to grow alike, and by another "
+            f"factor than 1; they grow by ({sizes})"
+        )
+    return next(iter(found.values()))
+
+
+def _same_form(small: Program, large: Program) -> None:
+    """Raise ShardError unless both programs are the same but for sizes and numbers."""
+    for e, f in zip(small.equations, large.equations, strict=False):
+        if (e.name, e.ins, e.outs) != (f.name, f.ins, f.outs):
+            raise ShardError(
+                f"the function is another one for another batch size: {told(small, e.index)} against "
+                f"{told(large, f.index)}; it must not decide in Python by the size of the batch, nor loop over examples"
+            )
+    if len(small.equations) != len(large.equations) or small.outputs != large.outputs:
+        raise ShardError(
+            f"the function is another one for another batch size: {len(small.equations)} operations against "
+            f"{len(large.equations)}; it must not decide in Python by the size of the batch, nor loop over examples"
+        )
+
+
+def _followed(walk: Walk, batch: Mapping[int, int | Label]) -> Followed:
+    small, ins = walk.small, []
+    for i, (a, b) in enumerate(zip(small.inputs, walk.large.inputs, strict=True)):
+        given = batch.get(i, CONSTANT)
+        label = Rows(given) if isinstance(given, int) else given
+        good = fits(label, small.shapes[a], walk.large.shapes[b], walk.ratio)
+        ins.append(label if good else Unknown())
+    outs = walk.outputs(ins)
+    used = _used(walk, outs)
+    return Followed(
+        small=small,
+        large=walk.large,
+        ratio=walk.ratio,
+        of=walk.labels(),
+        outputs=tuple(outs),
+        causes=_causes(walk, outs),
+        scales={
+            (e.index, i): x
+            for e in small.equations
+            if not used.isdisjoint(e.outs)
+            for i, x in walk.scales.get(e.index, {}).items()
+        },
+        draws=dict(walk.draws),
+        norms=dict(walk.norms),
+    )
+
+
+def _used(walk: Walk, outs: Sequence[Label]) -> set[Value]:
+    """The values that known outputs are made of, and those that decide on branches and trips: what is averaged for want
+    of better is averaged as it is."""
+    start = [v for v, x in zip(walk.small.outputs, outs, strict=True) if not isinstance(x, Unknown)]
+    for e in walk.small.equations:
+        start += [e.ins[0]] if e.name == "cond" else e.doors[1].scope.outs if e.name == "while" else []
+    return set(Flow(walk.small).back(start, lambda _v, w, _name: not isinstance(walk.of[w], Unknown)))
+
+
+def _causes(walk: Walk, outs: Sequence[Label]) -> tuple[int, ...]:
+    """The equations at which unknown outputs became so."""
+    lost = [v for v, x in zip(walk.small.outputs, outs, strict=True) if isinstance(x, Unknown)]
+    met = Flow(walk.small).back(lost, lambda _v, w, _name: isinstance(walk.of[w], Unknown))
+    found = {walk.made[v].index for v in met if v in walk.made} & walk.begins
+    return tuple(sorted(found | {x.cause for x in outs if isinstance(x, Unknown) and x.cause is not None}))
+
+
+def _norms(small: Program, large: Program, trained: Collection[int]) -> frozenset[Value]:
+    """The small values that are computed once a step and depend on nothing that is differentiated."""
+    reached = _reached(Flow(small), [small.inputs[i] for i in trained])
+    return frozenset(
+        v
+        for e in _once(small.top)
+        for v in e.outs
+        if e.name != OPAQUE
+        and v not in reached
+        and small.shapes[v] == large.shapes[v]
+        and nbytes(small.avals[v]) <= NORM_BYTES
+    )
+
+
+def _once(scope: Scope) -> Iterator[Equation]:
+    """The equations that one step runs once and that can be taken apart: not of loops, branches, custom rules."""
+    for e in scope.equations:
+        yield e
+        if e.doors and e.name not in {*CUSTOM, "scan", "while", "cond"}:
+            yield from _once(e.doors[0].scope)
+
+
+def _reached(flow: Flow, start: Collection[Value]) -> set[Value]:
+    after: list[list[Value]] = [[] for _ in flow.before]
+    for v, sources in enumerate(flow.before):
+        for w, _ in sources:
+            after[w].append(v)
+    seen, todo = set(start), list(start)
+    for v in todo:
+        new = [w for w in after[v] if w not in seen]
+        seen.update(new)
+        todo += new
+    return seen

@@ -1,0 +1,276 @@
+"""The walk over two traces of one function: what each value's label is, through bodies, branches and loops."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from .example_rules import rule_for
+from .example_site import Lost, Site, factor
+from .examples import CONSTANT, Label, Places, Rows, Size, Sum, Unknown, fits, literal, varying
+from .ir import Door, Equation, Program, Scope, Value
+from .primitives import CUSTOM, is_literal, scan_counts, shape_of
+
+OPAQUE = "jaxshard_gradient"  # a gradient call that is not yet taken: nothing is known of what it gives
+_PER_VALUE = frozenset({"optimization_barrier"})
+_ZEROS = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "copy", "stop_gradient", "name"})
+
+
+@dataclass(eq=False)
+class Walk:
+    """One pass over two traces of a function.
+
+    `full`: values that may be taken for the whole batch; `norms`: those that were. `begins`: equations at which
+    something became unknown; `made`: the equation that a value is of. `scales[equation][position]`: what operands are
+    multiplied by; `draws`: dimensions in which draws are cut to rows. `zeros`: values known to be zero; `rigid`: inside
+    a body that runs as it is.
+    """
+
+    small: Program
+    large: Program
+    ratio: Fraction
+    full: frozenset[Value]
+    of: list[Label] = field(init=False)
+    begins: set[int] = field(default_factory=set)
+    scales: dict[int, dict[int, Fraction]] = field(default_factory=dict)
+    draws: dict[int, int] = field(default_factory=dict)
+    norms: dict[Value, Value] = field(default_factory=dict)
+    zeros: set[Value] = field(default_factory=set)
+    made: dict[Value, Equation] = field(default_factory=dict)
+    rigid: bool = False
+
+    def __post_init__(self) -> None:
+        self.of = [Unknown()] * len(self.small.avals)
+
+    def outputs(self, ins: Sequence[Label]) -> list[Label]:
+        """The labels of the outputs for inputs with the labels `ins`."""
+        outs = self.scope(self.small.top, self.large.top, ins)
+        return [self._ended(v, x) for v, x in zip(self.small.outputs, outs, strict=True)]
+
+    def labels(self) -> tuple[Label, ...]:
+        """The label of every value."""
+        return tuple(self._ended(v, x) for v, x in enumerate(self.of))
+
+    def _ended(self, v: Value | None, label: Label) -> Label:
+        return Unknown(self.made[v].index) if isinstance(label, Places) and v in self.made else label
+
+    def scope(self, small: Scope, large: Scope, ins: Sequence[Label]) -> list[Label]:
+        """The labels of what a body gives for operands with the labels `ins`."""
+        for v, label in zip(small.ins, ins, strict=True):
+            self.of[v] = label
+        for v, a, b in zip(small.const_values, small.consts, large.consts, strict=True):
+            self.of[v] = _held(a, b, self.ratio)
+        for e, f in zip(small.equations, large.equations, strict=True):
+            self.equation(e, f)
+        outs = zip(small.outs, small.jaxpr.outvars, large.jaxpr.outvars, strict=True)
+        return [literal(a.val, b.val) if v is None else self.of[v] for v, a, b in outs]
+
+    def equation(self, e: Equation, f: Equation) -> None:
+        operands = zip(e.ins, e.eqn.invars, f.eqn.invars, strict=True)
+        labels = [literal(a.val, b.val) if v is None else self.of[v] for v, a, b in operands]  # pyright: ignore[reportAttributeAccessIssue]
+        site = Site(e, f, labels, self.ratio, self.rigid, self.zeros)
+        self.begins.discard(e.index)
+        self.draws.pop(e.index, None)
+        self.made.update(dict.fromkeys(e.outs, e))
+        try:
+            found = self.results(site)
+        except Lost:
+            found = [Unknown(e.index)] * len(e.outs)
+        for v, label, a, b in zip(e.outs, found, e.eqn.outvars, f.eqn.outvars, strict=True):
+            label = label if fits(label, shape_of(a), shape_of(b), self.ratio) else Unknown(e.index)
+            if v in self.full and isinstance(label, (Sum, Unknown)):
+                self.norms[v], label = v, CONSTANT
+            self.of[v] = label
+            if label == Unknown(e.index):
+                self.begins.add(e.index)
+        self.scales[e.index] = site.scales
+        if site.draw is not None:
+            self.draws[e.index] = site.draw
+        self._mark(e.outs, [e.name in _ZEROS and site.zero(0)] * len(e.outs))
+
+    def _mark(self, values: Sequence[Value], zero: Sequence[bool]) -> None:
+        for v, is_zero in zip(values, zero, strict=True):
+            (self.zeros.add if is_zero else self.zeros.discard)(v)
+
+    def results(self, site: Site) -> list[Label]:
+        """The labels of the results of one equation."""
+        e, labels = site.e, site.labels
+        if e.doors:
+            return self.through(site)
+        if e.name == OPAQUE:
+            return [Unknown()] * len(e.outs)
+        if e.name in _PER_VALUE:
+            return labels
+        if e.name == "select_n" and self._made_positive(e) and isinstance(labels[1], Places):
+            return [labels[1]]
+        unknown = next((x for x in labels if isinstance(x, Unknown)), None)
+        if unknown is not None:
+            return [unknown if unknown.cause is not None else Unknown()] * len(e.outs)
+        if all(x == CONSTANT for x in labels) and _alike(e, site.f):
+            if not site.same_params():
+                raise Lost
+            return [CONSTANT] * len(e.outs)
+        found = rule_for(e.name)(site)
+        return found if isinstance(found, list) else [found] * len(e.outs)
+
+    def _made_positive(self, e: Equation) -> bool:
+        """Is this the choice between an index and one that counts from the end, by its sign?"""
+        test = None if e.ins[0] is None else self.made.get(e.ins[0])
+        if test is None or test.name != "lt" or test.ins[0] is None or test.ins[0] != e.ins[1]:
+            return False
+        zero = test.eqn.invars[1]
+        return is_literal(zero) and bool(np.all(zero.val == 0))  # pyright: ignore[reportAttributeAccessIssue]
+
+    def through(self, site: Site) -> list[Label]:
+        """The labels of the results of an equation that runs bodies."""
+        e, doors = site.e, list(zip(site.e.doors, site.f.doors, strict=True))
+        if e.name == "scan":
+            return self._scan(site, *doors[0])
+        if e.name == "while":
+            return self._while(site, doors)
+        if e.name == "cond":
+            return self._cond(site, doors)
+        ins, rigid = site.labels, self.rigid
+        if e.name in CUSTOM:
+            ins = [site.exact(i) if isinstance(x, (Rows, Size)) else x for i, x in enumerate(site.labels)]
+            self.rigid = True
+        self._mark(doors[0][0].scope.ins, [site.zero(i) for i in range(len(ins))])
+        try:
+            return self.scope(doors[0][0].scope, doors[0][1].scope, ins)
+        finally:
+            self.rigid = rigid
+
+    def _scan(self, site: Site, door: Door, other: Door) -> list[Label]:
+        n, k = scan_counts(site.params)
+        if site.params["length"] != site.f.params["length"]:
+            raise Lost
+        fixed, xs = site.labels[:n], [_inside(x, site.e.index) for x in site.labels[n + k :]]
+
+        def trip(carry: list[Label]) -> tuple[list[Label], list[Label]]:
+            outs = self.scope(door.scope, other.scope, [*fixed, *carry, *xs])
+            return outs[:k], outs[k:]
+
+        carry, ys = self._carried(site, n, door.scope.ins[n : n + k], trip)
+        return [*carry, *map(_outside, ys)]
+
+    def _while(self, site: Site, doors: list[tuple[Door, Door]]) -> list[Label]:
+        (body, other), (test, tested) = doors
+        asked, fixed = site.params["cond_nconsts"], site.params["body_nconsts"]
+        start = asked + fixed
+
+        def trip(carry: list[Label]) -> tuple[list[Label], list[Label]]:
+            again = self.scope(test.scope, tested.scope, [*site.labels[:asked], *carry])
+            return self.scope(body.scope, other.scope, [*site.labels[asked:start], *carry]), again
+
+        carry, again = self._carried(site, start, body.scope.ins[start - asked :], trip)
+        if again != [CONSTANT]:
+            raise Lost
+        return carry
+
+    def _carried(
+        self,
+        site: Site,
+        start: int,
+        inner: Sequence[Value],
+        trip: Callable[[list[Label]], tuple[list[Label], list[Label]]],
+    ) -> tuple[list[Label], list[Label]]:
+        """The labels that carried values keep from trip to trip, and what else a trip gives: the least fixpoint, from
+        the labels of the loop's operands from `start` on; `inner`: the values in the body."""
+        positions = range(start, start + len(inner))
+        carry, changed = [site.labels[i] for i in positions], Counter()
+        zero = [site.zero(i) for i in positions]
+        self._mark(inner, zero)  # in the first trip they are
+        while True:
+            outs, rest = trip(carry)
+            site.scales.clear()
+            found = [self._met(site, i, out) for i, out in zip(positions, outs, strict=True)]
+            if found == carry and not any(zero):
+                return carry, rest
+            zero = [False] * len(inner)
+            self._mark(inner, zero)
+            for i, (old, new) in enumerate(zip(carry, found, strict=True)):
+                changed[i] += old != new
+                if isinstance(old, Unknown):
+                    found[i] = old
+                elif changed[i] > 2:
+                    found[i] = Unknown(site.e.index)
+            carry = found
+
+    def _met(self, site: Site, i: int, out: Label) -> Label:
+        """The label of a carried value that enters as operand `i` and comes out of a trip as `out`."""
+        entry = site.labels[i]
+        if entry == out or isinstance(entry, Unknown) or isinstance(out, Unknown):
+            return entry if isinstance(entry, Unknown) else out
+        try:
+            if not site.zero(i):
+                site.scale(i, factor(entry, out, self.ratio))
+        except Lost:
+            return Unknown(site.e.index)
+        return out
+
+    def _cond(self, site: Site, doors: list[tuple[Door, Door]]) -> list[Label]:
+        if isinstance(site.labels[0], Unknown):
+            return [site.labels[0]] * len(site.e.outs)
+        if site.exact(0) != CONSTANT:
+            raise Lost
+        found = [self.scope(a.scope, b.scope, site.labels[1:]) for a, b in doors]
+        outs = []
+        for i, labels in enumerate(zip(*found, strict=True)):
+            unknown = next((x for x in labels if isinstance(x, Unknown)), None)
+            said = {
+                x for x, (door, _) in zip(labels, doors, strict=True) if not self._zero_out(door.scope, i)
+            }
+            outs.append(unknown or (said or {labels[0]}).pop() if len(said) < 2 else Unknown(site.e.index))
+        return outs
+
+    def _zero_out(self, scope: Scope, i: int) -> bool:
+        v, var = scope.outs[i], scope.jaxpr.outvars[i]
+        return bool(np.all(var.val == 0)) if v is None else v in self.zeros
+
+
+def _alike(e: Equation, f: Equation) -> bool:
+    """Have both results of the same shapes?"""
+    return all(shape_of(a) == shape_of(b) for a, b in zip(e.eqn.outvars, f.eqn.outvars, strict=True))
+
+
+def _inside(label: Label, loop: int) -> Label:
+    """The label in one trip of a loop of what the loop steps over."""
+    if not isinstance(label, (Rows, Places)):
+        return label
+    if label.dim == 0 or isinstance(label, Places):
+        return Unknown(loop)
+    return Rows(label.dim - 1, label.scale)
+
+
+def _outside(label: Label) -> Label:
+    """The label of a loop's stacked results."""
+    match label:
+        case Rows(dim, scale):
+            return Rows(dim + 1, scale)
+        case Places(dim, at):
+            return Places(dim + 1, at)
+    return label
+
+
+def _held(small: Any, large: Any, ratio: Fraction) -> Label:
+    """The label of an array that the programs hold; along a batch, only one that is the same for all examples."""
+    if small is large:
+        return CONSTANT
+    if any(isinstance(x, Tracer) for x in (small, large)):
+        return Unknown()
+    if jnp.issubdtype(small.dtype, jax.dtypes.extended):
+        small, large = map(jax.random.key_data, (small, large))
+    a, b = np.asarray(small), np.asarray(large)
+    if a.shape == b.shape:
+        return CONSTANT if (a == b).all() or np.array_equal(a, b) else Unknown()
+    dim = varying(a.shape, b.shape, ratio)
+    if dim is None or not a.size:
+        return Unknown()
+    one = np.take(a, [0], dim)
+    return Rows(dim) if (a == one).all() and (b == one).all() else Unknown()

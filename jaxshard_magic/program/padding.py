@@ -1,0 +1,176 @@
+"""A step run on a batch with rows added to it, with the numbers of the real rows alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..errors import ShardError
+from .emit import Emitter
+from .follow import told
+from .ir import Equation, Program, Value
+from .primitives import bind, is_literal, shape_of
+
+_SUMS = frozenset(
+    {"reduce_sum", "reduce_or", "reduce_xor", "dot_general", "conv_general_dilated", "scatter-add"}
+)
+_LARGEST = frozenset({"reduce_max", "argmax", "reduce_and"})
+_SMALLEST = frozenset({"reduce_min", "argmin"})
+_ALONG = frozenset(
+    {"cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod"}
+)  # a row depends on those before it
+_MIXING = frozenset(
+    {"sort", "rev", "concatenate", "slice", "dynamic_slice", "dynamic_update_slice", "top_k", "split"}
+)
+_DRAWS = frozenset({"random_bits", "random_gamma", "random_split", "threefry2x32"})
+
+
+class Padded(Emitter):
+    """Runs `large`, a step traced with rows added to its batch, as `small`, the same step on the real rows, computes.
+
+    The real rows come first. What sums over rows sees zeros in the added ones, what takes the largest or the smallest
+    the least or the most; numbers that depend on how many rows there are, such as the divisor of a mean, are those of
+    `small`, and so are random draws. Rows added are rubbish in what has a row for each example: they are to be cut off.
+
+    Raises ShardError where a step mixes rows otherwise (a sort, a product of examples with each other).
+    """
+
+    def __init__(self, small: Program, large: Program):
+        super().__init__(large)
+        self._small = small
+        names = ([(e.name, e.ins, e.outs) for e in p.equations] for p in (small, large))
+        if next(names) != next(names):
+            raise ShardError(
+                "--pad: the step is another program for more examples; it must not decide in Python by how many there "
+                "are, nor loop over them"
+            )
+        for e, f in zip(small.equations, large.equations, strict=True):
+            self._check(e, f)
+
+    def equation(self, e: Equation, values: list) -> list:
+        small = self._small.equations[e.index]
+        pairs = zip(values, small.eqn.invars, strict=True)
+        values = [v.val if is_literal(v) else x for x, v in pairs]  # pyright: ignore[reportAttributeAccessIssue]
+        if e.doors or not self._grown(e):
+            return super().equation(e, values)
+        if e.name in _DRAWS:
+            return [self._with_rows(x, v) for x, v in zip(bind(small.eqn, values), e.outs, strict=True)]
+        fill = _fill(e.name)
+        if fill is not None and self._loses_rows(e):
+            values = [self._filled(x, v, fill) for x, v in zip(values, e.ins, strict=True)]
+        elif e.name in _ALONG and e.params.get("reverse"):
+            values = [
+                self._filled(x, v, lambda dtype: _neutral(e.name, dtype))
+                for x, v in zip(values, e.ins, strict=True)
+            ]
+        return super().equation(e, values)
+
+    def dims(self, v: Value | None) -> list[int]:
+        """The dimensions of a value that have rows added."""
+        if v is None:
+            return []
+        a, b = self._small.shapes[v], self.program.shapes[v]
+        return [d for d, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+
+    def _grown(self, e: Equation) -> bool:
+        return any(self.dims(v) for v in (*e.ins, *e.outs))
+
+    def _loses_rows(self, e: Equation) -> bool:
+        """Do operands have rows that the results have no more?"""
+        return max(len(self.dims(v)) for v in e.ins) > 0 and not all(self.dims(v) for v in e.outs)
+
+    def _filled(self, x: Any, v: Value | None, fill: Any) -> Any:
+        for d in self.dims(v):
+            assert v is not None
+            real = lax.broadcasted_iota(jnp.int32, x.shape, d) < self._small.shapes[v][d]
+            x = jnp.where(real, x, fill(x.dtype))
+        return x
+
+    def _with_rows(self, x: Any, v: Value) -> Any:
+        widths = [(0, b - a) for a, b in zip(self._small.shapes[v], self.program.shapes[v], strict=True)]
+        return padded(x, widths)
+
+    def _check(self, small: Equation, large: Equation) -> None:
+        grown = [self.dims(v) for v in (*large.ins, *large.outs)]
+        wrong = any(len(dims) > 1 for dims in grown)
+        if not large.doors and any(grown):
+            lost = any(grown[: len(large.ins)]) and not all(self.dims(v) for v in large.outs)
+            wrong |= lost and _fill(large.name) is None
+            wrong |= large.name in _MIXING and _touches(small, large, self.dims)
+            if large.name in ("dot_general", "conv_general_dilated") and not lost:
+                wrong |= all(self.dims(v) for v in large.ins[:2]) and not _batched(large, self.dims)
+        if large.name == "scan" and small.params["length"] != large.params["length"]:
+            wrong = True
+        if wrong:
+            raise ShardError(
+                f"--pad: {told(self.program, large.index)} works on several examples at once, so that rows can't be "
+                "added to the batch; drop the last, uneven batch, or take a mesh that divides it"
+            )
+
+
+def padded(x: Any, widths: Sequence[tuple[int, int]]) -> Any:
+    """`x` with zeros added at the end of its dimensions; random keys with copies of the first one."""
+    if not any(after for _, after in widths):
+        return x
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = jnp.pad(jax.random.key_data(x), [*widths, (0, 0)], mode="edge")
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return jnp.pad(x, widths)
+
+
+def _fill(name: str) -> Any:
+    """dtype -> what added rows are to hold so that a reduction does not see them; None for what is none."""
+    if name in _SUMS:
+        return lambda dtype: jnp.zeros((), dtype)
+    if name in _LARGEST:
+        return _least
+    if name in _SMALLEST:
+        return _most
+    return (lambda dtype: jnp.ones((), dtype)) if name == "reduce_prod" else None
+
+
+def _neutral(name: str, dtype: Any) -> Any:
+    if name in ("cumsum", "cumprod"):
+        return jnp.asarray(name == "cumprod", dtype)
+    return _most(dtype) if name == "cummin" else _least(dtype)
+
+
+def _least(dtype: Any) -> Any:
+    if dtype == jnp.bool_:
+        return jnp.asarray(True)  # of reduce_and
+    return jnp.asarray(-jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min, dtype)
+
+
+def _most(dtype: Any) -> Any:
+    return jnp.asarray(jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max, dtype)
+
+
+def _touches(small: Equation, large: Equation, dims: Any) -> bool:
+    """Does an equation that moves rows about do so along those that were added?"""
+    found = {d for v in (*large.ins, *large.outs) for d in dims(v)}
+    params = large.params
+    if large.name in ("sort", "concatenate"):
+        return params["dimension"] in found
+    if large.name == "rev":
+        return not found.isdisjoint(params["dimensions"])
+    if large.name == "split":
+        return params["axis"] in found
+    if large.name == "top_k":
+        return len(shape_of(large.eqn.invars[0])) - 1 in found
+    if large.name == "slice":
+        ours, theirs = (p["limit_indices"] for p in (small.params, large.params))
+        shape, whole = shape_of(small.eqn.invars[0]), shape_of(large.eqn.invars[0])
+        starts = params["start_indices"]
+        return any(starts[d] or ours[d] != shape[d] or theirs[d] != whole[d] for d in found)
+    sizes = shape_of(large.eqn.outvars[0]), shape_of(large.eqn.invars[0])
+    return any(sizes[0][d] != sizes[1][d] for d in found)
+
+
+def _batched(e: Equation, dims: Any) -> bool:
+    """Are the rows of both operands of a product the same examples?"""
+    if e.name != "dot_general":
+        return False
+    _, (left, right) = e.params["dimension_numbers"]
+    return set(dims(e.ins[0])) <= set(left) and set(dims(e.ins[1])) <= set(right)

@@ -1,0 +1,219 @@
+"""Which sums over the examples wait until a loop has added them up before devices reduce them.
+
+A sum over a divided batch is the sum of what each shard sums by itself, and what is linear can work on those parts. A
+gradient that a loop adds up, over microbatches or over time, is then reduced once, after the loop, and not at every
+trip. A value waits where each of its readers lets it, up to a loop's carry: a step without such a loop is reduced where
+it always was, and never holds a whole gradient where it stores a share.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import jax.numpy as jnp
+
+from ..program.ir import Door, Equation, Program, Value
+from ..program.primitives import called, scan_counts
+from .layout import Layout
+
+# The operands that a primitive is linear in, taken together; the rest only says how.
+_FIRST = (
+    *("neg", "convert_element_type", "reduce_precision", "copy", "copy_p", "name", "real", "imag", "div"),
+    *("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "rev", "split"),
+    *("slice", "dynamic_slice", "reduce_sum", "cumsum"),
+)
+_LINEAR_IN = {
+    **dict.fromkeys(_FIRST, slice(1)),
+    **dict.fromkeys(("add", "sub", "add_any", "pad", "dynamic_update_slice"), slice(2)),
+    "scatter-add": slice(0, None, 2),
+    "select_n": slice(1, None),
+    "concatenate": slice(None),
+}
+_LINEAR_IN_EACH = frozenset({"mul", "dot_general"})  # in either operand, not in both together
+
+BatchDims = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """`values`: those that are kept as one part per shard of the batch, to be summed later. `makers`: the equations
+    that sum over the batch and make them, by index, with the batch dimension of each operand."""
+
+    values: frozenset[Value] = frozenset()
+    makers: Mapping[int, BatchDims] = field(default_factory=dict)
+
+
+def find_deferred(layout: Layout) -> Deferred:
+    """The sums of `layout`'s program that can wait for the end of a loop."""
+    if layout.count(layout.batch_axes) < 2:
+        return Deferred()
+    program = layout.program
+    makers = {e.index: dims for e in program.equations if (dims := _summed_batch(layout, e)) is not None}
+    roots = {program.equations[i].outs[0] for i in makers}
+    after = _linear_ways(layout, makers)
+    kept, before = _reached(roots, after), None
+    while kept != before:
+        before = kept
+        kept = _agreed(program, makers, kept)
+        kept = _reached(roots & kept, after, kept)
+    return Deferred(
+        frozenset(kept), {i: d for i, d in makers.items() if program.equations[i].outs[0] in kept}
+    )
+
+
+def summands(e: Equation) -> range:
+    """Which operands of a linear equation may be parts of a sum; empty for an equation that is not linear."""
+    if e.name in _LINEAR_IN_EACH:
+        return range(2)
+    return range(len(e.ins))[_LINEAR_IN.get(e.name, slice(0))]
+
+
+def joint(e: Equation) -> bool:
+    """Whether a linear equation needs all its `summands` as parts, or only one of them."""
+    return e.name not in _LINEAR_IN_EACH
+
+
+def _summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
+    """The batch dimension of each operand of an equation that sums over the batch; None for every other."""
+    batchy = [layout.batchy(v) for v in e.ins]
+    if e.doors or not any(batchy) or any(layout.batchy(v) for v in e.outs):
+        return None
+    dims = tuple(_batch_dim(layout, v) if b else None for v, b in zip(e.ins, batchy, strict=True))
+    if any(b and d is None for b, d in zip(batchy, dims, strict=True)):
+        return None
+    p = e.params
+    match e.name:
+        case "reduce_sum":
+            sums = dims[0] in p["axes"]
+        case "dot_general":
+            sums = all(batchy) and dims in zip(*p["dimension_numbers"][0], strict=True)
+        case "conv_general_dilated":
+            dn = p["dimension_numbers"]
+            whole = p["feature_group_count"] == p["batch_group_count"] == 1
+            sums = all(batchy) and whole and dims == (dn.lhs_spec[1], dn.rhs_spec[1])
+        case "scatter-add":
+            sums = batchy == [False, True, True]
+        case _:
+            sums = False
+    return dims if sums else None
+
+
+def _batch_dim(layout: Layout, value: Value | None) -> int | None:
+    """The one dimension of `value` that is the batch and divides over the batch axes."""
+    if value is None:
+        return None
+    examples = layout.batch.classes - layout.sequence
+    found = [d for d, c in enumerate(layout.dims.of(value)) if c in examples]
+    size, n = layout.program.shapes[value], layout.count(layout.batch_axes)
+    return found[0] if len(found) == 1 and size[found[0]] % n == 0 else None
+
+
+def _linear(layout: Layout, e: Equation) -> bool:
+    if not summands(e) or any(layout.batchy(v) for v in (*e.ins, *e.outs)):
+        return False
+    avals = layout.program.avals
+    out = avals[e.outs[0]].dtype
+    operands = [avals[v].dtype for k, v in enumerate(e.ins) if v is not None and k in summands(e)]
+    if jnp.issubdtype(out, jnp.inexact):  # whole numbers become floats, and never booleans, which do not add
+        return all(jnp.issubdtype(d, jnp.number) for d in operands)
+    return e.name != "div" and all(jnp.issubdtype(d, jnp.integer) for d in (out, *operands))
+
+
+def _linear_ways(layout: Layout, makers: Mapping[int, BatchDims]) -> dict[Value, list[Value]]:
+    """Where the parts of a sum could go: from a value to those made from it. The start of a loop is no way into it:
+    only what is summed inside makes waiting worth it."""
+    after: dict[Value, list[Value]] = defaultdict(list)
+    for e in layout.program.equations:
+        if e.name == "scan" or called(e.eqn) is not None:
+            for door in e.doors:
+                ways = [(a, b) for a, b, _ in door.out] + door.loop
+                ways += [] if e.name == "scan" else [(a, b) for a, b, _ in door.into]
+                for a, b in ways:
+                    if a is not None and b is not None:
+                        after[a].append(b)
+        elif e.index not in makers and _linear(layout, e):
+            for k in summands(e):
+                if (v := e.ins[k]) is not None:
+                    after[v].extend(e.outs)
+    return after
+
+
+def _reached(
+    start: Iterable[Value], after: Mapping[Value, list[Value]], within: set[Value] | None = None
+) -> set[Value]:
+    seen = set(start)
+    todo = list(seen)
+    for v in todo:
+        for w in after.get(v, ()):
+            if w not in seen and (within is None or w in within):
+                seen.add(w)
+                todo.append(w)
+    return seen
+
+
+def _agreed(program: Program, makers: Mapping[int, BatchDims], kept: set[Value]) -> set[Value]:
+    """The most of `kept` that the equation which makes a value, and all that read it, let stay in parts."""
+    kept = kept - set(program.outputs) - _unread(program)
+    touching: dict[Value, list[Equation]] = defaultdict(list)
+    todo = []
+    for e in program.equations:
+        touched = kept.intersection(_ends(e))
+        for v in touched:
+            touching[v].append(e)
+        if touched:
+            todo.append(e)
+    while todo:
+        e = todo.pop()
+        for v in kept.intersection(_refused(e, makers, kept)):
+            kept.discard(v)
+            todo.extend(touching[v])
+    return kept
+
+
+def _unread(program: Program) -> set[Value]:
+    """Values that nothing reads, other than what a loop carries: its next value may do without the last."""
+    read = {v for e in program.equations for v in e.ins}
+    carried = set()
+    for e in program.equations:
+        for door in e.doors:
+            read.update(door.scope.outs)
+            carried.update(b for _, b in door.loop)
+    return set(range(len(program.avals))) - read - carried
+
+
+def _ends(e: Equation) -> list[Value | None]:
+    """All values at an equation and just inside its bodies."""
+    inside = (v for door in e.doors for v in (*door.scope.ins, *door.scope.outs))
+    return [*e.ins, *e.outs, *inside]
+
+
+def _refused(e: Equation, makers: Mapping[int, BatchDims], kept: set[Value]) -> Iterable[Value | None]:
+    """What cannot stay in parts because of `e`."""
+    if e.doors:
+        if e.name == "scan":
+            return _refused_by_scan(e, e.doors[0], kept)
+        if called(e.eqn) is None:
+            return _ends(e)
+        pairs = [(a, b) for a, b, _ in (*e.doors[0].into, *e.doors[0].out)]
+        return [v for pair in pairs if not kept.issuperset(pair) for v in pair]
+    if e.index in makers:
+        return e.ins[1:] if e.name == "scatter-add" else e.ins
+    parts = [k for k, v in enumerate(e.ins) if v in kept]
+    fits = parts and kept.issuperset(e.outs) and set(parts) <= set(summands(e))
+    return () if fits and (joint(e) or len(parts) == 1) else (*e.ins, *e.outs)
+
+
+def _refused_by_scan(e: Equation, door: Door, kept: set[Value]) -> list[Value | None]:
+    """Constants and slices come in whole. A carry is in parts at both ends of a trip or at none; after the loop it may
+    go on in parts, or be reduced there. Stacked results are as what they are stacked from."""
+    n, k = scan_counts(e.params)
+    refused: list[Value | None] = []
+    for i, (a, b, _) in enumerate(door.into):
+        if not n <= i < n + k:
+            refused += [a, b]
+    for i, (inside, outside, _) in enumerate(door.out):
+        if i >= k:
+            refused += [] if kept.issuperset((inside, outside)) else [inside, outside]
+        elif not kept.issuperset((inside, door.scope.ins[n + i])):
+            refused += [e.ins[n + i], door.scope.ins[n + i], inside, outside]
+    return refused

@@ -1,0 +1,55 @@
+"""The options of a report's line, each beside what the step takes without it."""
+
+from dataclasses import dataclass
+
+from jaxshard_magic.report import Alternative, Report
+from jaxshard_magic.views.format import UNKNOWN, byte_text, share_text, significant
+
+HEADS = ("peak", "FLOPs", "sent")
+TITLE = "Options, each compiled with and without"
+AS_IT_IS = "as it is"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`values` and what they are of those of the step as it is, in the order of `HEADS`; `why` where it has none."""
+
+    change: str
+    values: tuple[str, ...]
+    shares: tuple[str, ...]
+    why: str | None
+
+
+def rows(report: Report) -> tuple[Row, ...]:
+    """The step as it is, then each change; none for a report without options to compare."""
+    if len(report.alternatives) < 2:
+        return ()
+    own = report.alternatives[0]
+    return tuple(_row(a, own) for a in report.alternatives)
+
+
+def _row(a: Alternative, own: Alternative) -> Row:
+    values = byte_text(a.peak), _flops(a.flops), byte_text(a.sent)
+    pairs = ((a.peak, own.peak), (a.flops, own.flops), (a.sent, own.sent))
+    shares = ("",) * 3 if a is own else tuple(_share(x, y) for x, y in pairs)
+    return Row(a.change or AS_IT_IS, values, shares, a.why)
+
+
+def _share(x: int | None, own: int | None) -> str:
+    return "" if x is None or not own else share_text(x / own)
+
+
+def _flops(n: int | None) -> str:
+    """`1.23 G`, with the prefixes of the SI.
+
+    >>> _flops(1_234_000_000)
+    '1.23 G'
+    """
+    if n is None:
+        return UNKNOWN
+    value, prefix = float(n), ""
+    for prefix in ("", "k", "M", "G", "T", "P", "E"):
+        if value < 999.5 or prefix == "E":
+            break
+        value /= 1000
+    return f"{significant(value)} {prefix}".rstrip()

@@ -1,0 +1,564 @@
+"""Mixed precision: what runs in which type, what that does to gradients, and the scale of a float16 loss."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+from zoo.parts import Draw, cross_entropy, mlp, mlp_params
+from zoo.transformers import TIME, VOCAB, Form, decode, decoder_params
+
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.gradients import scaling
+from jaxshard_magic.gradients.precision import Cast, precision
+from jaxshard_magic.gradients.recomputed import recomputed
+from jaxshard_magic.program.ir import Program
+
+ROUNDING = 2.0**-8  # of bfloat16
+BF16, F16, F32 = (jnp.dtype(t) for t in (jnp.bfloat16, jnp.float16, jnp.float32))
+
+
+class Loss:
+    """`f(params, *data)` as a flat jaxpr, cast, and the ways to run both."""
+
+    def __init__(self, f, params, *data, how="bf16"):
+        self.leaves, tree = jax.tree.flatten(params)
+        self.data, n = data, len(self.leaves)
+
+        def flat(*xs):
+            return jax.tree.leaves(f(tree.unflatten(xs[:n]), *xs[n:]))
+
+        self.closed = jax.make_jaxpr(flat)(*self.leaves, *data)
+        self.cast: Cast = precision(self.closed, how)
+
+    def run(self, closed):
+        return jax.jit(jaxpr_as_fun(closed))(*self.leaves, *self.data)
+
+    def value(self, closed):
+        fun = jaxpr_as_fun(closed)
+        return lambda *leaves: fun(*leaves, *self.data)[0]
+
+    def grads(self, closed):
+        places = tuple(range(len(self.leaves)))
+        return jax.jit(jax.value_and_grad(self.value(closed), argnums=places))(*self.leaves)
+
+    @functools.cached_property
+    def reference(self):
+        """The value and gradients of the loss as it was written."""
+        return self.grads(self.closed)
+
+    def differentiated(self, closed):
+        return jax.make_jaxpr(jax.grad(self.value(closed), argnums=tuple(range(len(self.leaves)))))(
+            *self.leaves
+        )
+
+    def kept_bytes(self, closed):
+        """Bytes that the backward pass is handed, but for the parameters themselves."""
+
+        def residuals(*leaves):
+            return jax.tree.leaves(jax.vjp(self.value(closed), *leaves)[1])
+
+        shapes = {x.shape for x in self.leaves}
+        kept = jax.make_jaxpr(residuals)(*self.leaves).out_avals
+        return sum(x.size * x.dtype.itemsize for x in kept if x.shape not in shapes)
+
+
+def off(grads, reference):
+    """The largest difference of two lists of arrays, relative to the largest number."""
+    largest = max(float(jnp.abs(b).max()) for b in reference)
+    return max(float(jnp.abs(a - b).max()) for a, b in zip(grads, reference, strict=True)) / max(
+        largest, 1e-30
+    )
+
+
+def types_of(closed, name):
+    """The dtypes of the results of every equation of this name."""
+    return [e.eqn.outvars[0].aval.dtype for e in Program(closed).equations if e.name == name]
+
+
+def classifier():
+    d = Draw(0)
+    return mlp_params(d, 8, 32, 32, 4), d.normal(64, 8), d.ids(4, 64)
+
+
+def classify(params, x, labels):
+    return cross_entropy(mlp(params, x), labels)
+
+
+def decoder(form, batch=4):
+    d = Draw(0)
+
+    def loss(params, tokens):
+        return cross_entropy(decode(params, tokens[:, :-1], form), tokens[:, 1:])
+
+    return loss, decoder_params(d, form), d.ids(VOCAB, batch, TIME + 1)
+
+
+class Pictures(nn.Module):
+    dtype: jnp.dtype = F32
+
+    @nn.compact
+    def __call__(self, x):
+        for width in (8, 16):
+            x = nn.Conv(width, (3, 3), use_bias=False, dtype=self.dtype)(x)
+            x = nn.relu(nn.BatchNorm(use_running_average=False, dtype=self.dtype)(x))
+        return nn.Dense(4, dtype=self.dtype)(x.mean(axis=(1, 2)))
+
+
+def pictures(dtype=F32):
+    d, model = Draw(0), Pictures(dtype)
+    x, labels = d.normal(16, 8, 8, 3), d.ids(4, 16)
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    stats, tree = jax.tree.flatten(variables["batch_stats"])
+
+    def loss(params, x, labels, *stats):
+        given = {"params": params, "batch_stats": tree.unflatten(stats)}
+        logits, after = model.apply(given, x, mutable=["batch_stats"])
+        return cross_entropy(logits.astype(F32), labels), after
+
+    return loss, variables["params"], x, labels, *stats
+
+
+def nnx_network():
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.up, self.down = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 4, rngs=rngs)
+            self.norm = nnx.LayerNorm(32, rngs=rngs)
+
+        def __call__(self, x):
+            return self.down(self.norm(nnx.silu(self.up(x))))
+
+    d = Draw(0)
+    graph, params = nnx.split(Network(nnx.Rngs(0)))
+    return (lambda p, x, y: cross_entropy(nnx.merge(graph, p)(x), y)), params, d.normal(64, 8), d.ids(4, 64)
+
+
+@jax.custom_vjp
+def gentle(x):
+    return jnp.square(x).mean()
+
+
+gentle.defvjp(lambda x: (gentle(x), x), lambda x, g: (g * jnp.clip(2 * x, -1, 1) / x.size,))
+
+
+def huber():
+    d = Draw(0)
+    return (lambda p, x, y: gentle(mlp(p, x) - y)), mlp_params(d, 8, 32, 1), d.normal(64, 8), d.normal(64, 1)
+
+
+@functools.cache
+def model(name):
+    dots = jax.checkpoint_policies.dots_saveable
+    made = {
+        "mlp": lambda: (classify, *classifier()),
+        "transformer": lambda: decoder(Form()),
+        "scanned and remat": lambda: decoder(Form(fused=True, tied=True, scanned=True, remat=dots)),
+        "linen with BatchNorm": pictures,
+        "nnx": nnx_network,
+        "a derivative rule of its own": huber,
+    }
+    return Loss(*made[name]())
+
+
+MODELS = (
+    "mlp",
+    "transformer",
+    "scanned and remat",
+    "linen with BatchNorm",
+    "nnx",
+    "a derivative rule of its own",
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_in_float32_to_a_few_roundings(name):
+    loss = model(name)
+    value, grads = loss.grads(recomputed(loss.cast.closed))
+    expected, reference = loss.reference
+    assert abs(value - expected) <= ROUNDING * abs(expected)
+    assert off(grads, reference) < 8 * ROUNDING  # as many as there are products on the longest way through
+    assert {g.dtype for g in grads} == {F32}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inputs_and_outputs_keep_their_types(name):
+    loss = model(name)
+    for cast in (loss.cast.closed, recomputed(loss.cast.closed)):
+        assert [str(a) for a in cast.in_avals] == [str(a) for a in loss.closed.in_avals]
+        assert [a.dtype for a in cast.out_avals] == [a.dtype for a in loss.closed.out_avals]
+
+
+def by_hand(name):
+    """The losses of `MODELS` as one writes them for bfloat16."""
+    if name == "transformer":
+        f, params, tokens = decoder(Form())
+        return jax.grad(lambda p: f(jax.tree.map(lambda x: x.astype(BF16), p), tokens))(params)
+    f, params, *data = pictures(BF16)
+    return jax.grad(lambda p: f(p, *data)[0])(params)
+
+
+@pytest.mark.parametrize("name", ["transformer", "linen with BatchNorm"])
+def test_each_gradient_is_about_as_near_to_float32_as_with_bfloat16_written_by_hand(name):
+    loss = model(name)
+    hand = jax.tree.leaves(jax.jit(functools.partial(by_hand, name))())
+    triples = zip(loss.grads(loss.cast.closed)[1], hand, loss.reference[1], strict=True)
+    assert all(
+        off([ours], [true]) < max(2 * off([theirs], [true]), ROUNDING) for ours, theirs, true in triples
+    )
+
+
+def test_running_statistics_are_those_in_float32():
+    loss = model("linen with BatchNorm")
+    for new, old in zip(loss.run(loss.cast.closed)[1:], loss.run(loss.closed)[1:], strict=True):
+        assert new.dtype == F32
+        assert np.allclose(new, old, atol=ROUNDING * float(jnp.abs(old).max()))
+
+
+def test_every_product_runs_in_bfloat16_forward_and_backward():
+    loss = model("mlp")
+    assert types_of(loss.cast.closed, "dot_general") == [BF16] * 3
+    # Three forward, three for the weights, and two that carry the gradient back to the first layer.
+    assert types_of(loss.differentiated(loss.cast.closed), "dot_general") == [BF16] * 8
+    assert loss.cast.note.startswith("3 of 3 products in bfloat16")
+
+
+def test_convolutions_run_in_bfloat16_and_statistics_in_float32():
+    cast = model("linen with BatchNorm").cast.closed
+    assert types_of(cast, "conv_general_dilated") == [BF16] * 2
+    assert set(types_of(cast, "reduce_sum")) == {F32}
+
+
+def test_a_softmax_runs_in_float32_and_its_product_does_not():
+    cast = model("transformer").cast.closed
+    assert set(types_of(cast, "exp")) == {F32}
+    assert set(types_of(cast, "dot_general")) == {BF16}
+
+
+def test_products_inside_scanned_and_rematerialised_layers_run_in_bfloat16():
+    loss = model("scanned and remat")
+    assert set(types_of(loss.cast.closed, "dot_general")) == {BF16}
+    assert types_of(loss.cast.closed, "scan") == [BF16]  # and so does what one layer hands to the next
+
+
+@pytest.mark.parametrize("form", [Form(), Form(gated=True, scanned=True)], ids=["unrolled", "scanned"])
+def test_half_as_much_is_kept_for_the_backward_pass(form):
+    loss = Loss(*decoder(form))
+    whole = loss.kept_bytes(loss.closed)
+    assert loss.kept_bytes(recomputed(loss.cast.closed)) < 0.55 * whole
+
+
+def test_what_is_computed_again_has_no_products():
+    loss = model("transformer")
+    before, after = loss.cast.closed, recomputed(loss.cast.closed)
+    counts = [len(types_of(loss.differentiated(c), "dot_general")) for c in (before, after)]
+    assert counts[0] == counts[1]
+
+
+def test_remat_of_the_users_own_is_left_alone():
+    loss = Loss(*decoder(Form(remat=jax.checkpoint_policies.nothing_saveable)))
+    bodies = [
+        e for e in Program(recomputed(loss.cast.closed)).equations if e.name in ("checkpoint", "remat2")
+    ]
+    nested = [e for b in bodies for e in b.doors[0].scope.equations if e.name in ("checkpoint", "remat2")]
+    assert bodies and not nested
+
+
+def ones_product(w, x):
+    return x @ w  # (n, 4) @ (4,): ones, each exact in bfloat16
+
+
+def test_a_sum_of_ten_thousand_terms_is_exact():
+    w, x = jnp.full(4, 0.25), jnp.ones((10_000, 4))
+    loss = Loss(lambda w, x: ones_product(w, x).sum(), w, x)
+    assert float(loss.run(loss.cast.closed)[0]) == 10_000
+
+
+def test_a_sum_carried_through_a_loop_is_exact_also_where_a_product_follows():
+    def total(w, x):
+        summed, _ = lax.scan(lambda total, row: (total + ones_product(w, row[None]), None), jnp.zeros(1), x)
+        return (summed[:, None] @ jnp.full((1, 1), 0.5)).sum()
+
+    loss = Loss(total, jnp.full(4, 0.25), jnp.ones((10_000, 4)))
+    assert loss.cast.changed == 2
+    assert float(loss.run(loss.cast.closed)[0]) == pytest.approx(5_000, rel=ROUNDING)
+
+
+def test_a_row_that_is_looked_up_often_sums_its_gradient_in_float32():
+    def f(table, tokens):
+        return (table[tokens] @ jnp.ones((4, 1))).sum()
+
+    loss = Loss(f, jnp.ones((8, 4)), jnp.zeros(4096, jnp.int32))
+    grads = loss.grads(loss.cast.closed)[1][0]
+    assert np.array_equal(grads[0], np.full(4, 4096.0))
+    assert not grads[1:].any()
+
+
+def test_weights_used_at_every_step_of_a_loop_sum_their_gradient_in_float32():
+    def f(w, x):
+        return lax.scan(lambda _, row: (None, row @ w), None, x)[1].sum()
+
+    loss = Loss(f, jnp.ones((4, 1)), jnp.ones((4096, 1, 4)))
+    assert np.array_equal(loss.grads(loss.cast.closed)[1][0], np.full((4, 1), 4096.0))
+
+
+def test_dropout_keeps_the_same_units():
+    def f(w, x, key):
+        h = x @ w
+        kept = jax.random.bernoulli(key, 0.5, h.shape)
+        h = jnp.where(kept, h / 0.5, 0.0)
+        return (h @ w).mean(), h == 0
+
+    loss = Loss(f, jnp.eye(16), Draw(0).normal(32, 16), jax.random.key(1))
+    assert np.array_equal(loss.run(loss.cast.closed)[1], loss.run(loss.closed)[1])
+
+
+def test_a_derivative_rule_of_the_users_own_is_kept():
+    loss = Loss(lambda w, x: gentle(x @ w), jnp.full((1, 1), 8.0), jnp.ones((4, 1)))
+    assert float(loss.grads(recomputed(loss.cast.closed))[1][0][0, 0]) == 1.0  # clipped: 16 without the rule
+
+
+def test_what_relu_keeps_is_a_mask():
+    def f(w, x):
+        return jax.nn.relu(x @ w).sum()
+
+    loss = Loss(f, jnp.ones((4, 32)), jnp.ones((64, 4)))
+    # The mask, a byte an element, and the input of the product.
+    assert loss.kept_bytes(recomputed(loss.cast.closed)) == 64 * 32 + 2 * 64 * 4
+
+
+@pytest.mark.parametrize("how", ["bf16", "fp16"])
+@pytest.mark.parametrize("least", [-1e9, float(jnp.finfo(jnp.float32).min)])
+def test_a_mask_that_the_narrow_type_cannot_hold_stays_finite(how, least):
+    def f(w, x):
+        scores = (x @ w) @ x.T
+        return (jax.nn.softmax(jnp.where(jnp.zeros_like(scores, bool), scores, least), axis=-1) @ x).sum()
+
+    loss = Loss(f, jnp.eye(4), Draw(0).normal(8, 4), how=how)
+    value, grads = loss.grads(recomputed(loss.cast.closed))
+    assert jnp.isfinite(value)
+    assert jnp.isfinite(grads[0]).all()
+
+
+def test_a_small_addend_is_not_lost_in_float16():
+    loss = Loss(lambda w, x: jnp.log((x @ w) + 1e-9).sum(), jnp.zeros((4, 1)), jnp.ones((1, 4)), how="fp16")
+    assert float(loss.run(loss.cast.closed)[0]) == pytest.approx(np.log(1e-9), rel=1e-5)
+
+
+def branching(w, x):
+    h = lax.cond(x.sum() > 0, lambda h: jax.nn.relu(h @ w), lambda h: jnp.exp(h), x)
+    return lax.switch(1, [jnp.sin, lambda h: h @ w], h).sum()
+
+
+def nested(w, x):
+    def outer(h, row):
+        return lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ w) + row, h), h.sum()
+
+    h, sums = lax.scan(outer, x, x[:2])
+    return h.sum() + sums.mean()
+
+
+def until(w, x):
+    last, _ = lax.while_loop(lambda c: c[1] < 3, lambda c: (jnp.tanh(c[0] @ w), c[1] + 1), (x, 0))
+    return lax.stop_gradient(last).sum() + (x @ w).sum()
+
+
+def empty(w, x):
+    h, ys = lax.scan(lambda h, _: (h @ w, h), x, None, length=0)
+    return h.sum() + ys.sum()
+
+
+def vmapped(w, x):
+    return jax.vmap(lambda row: jnp.sort(row @ w)[::2].prod())(x).mean()
+
+
+@pytest.mark.parametrize("f", [branching, nested, until, empty, vmapped])
+@pytest.mark.parametrize("how", ["bf16", "fp16"])
+def test_loops_branches_and_sorts_give_the_same_numbers(f, how):
+    d = Draw(0)
+    loss = Loss(f, d.weight(4, 4), d.normal(4, 4), how=how)
+    cast = recomputed(loss.cast.closed)
+    assert np.allclose(loss.run(cast)[0], loss.run(loss.closed)[0], rtol=16 * ROUNDING, atol=16 * ROUNDING)
+    assert off(loss.grads(cast)[1], loss.reference[1]) < 16 * ROUNDING
+
+
+def test_positions_and_times_are_not_rounded_before_a_product_reads_them():
+    def f(w, t):
+        return (jnp.sin(t[:, None] * jnp.arange(1.0, 5.0)) @ w).sum()
+
+    t = jnp.array([1001.0, 999.0])  # neighbours in bfloat16 are 4 apart
+    loss = Loss(f, jnp.eye(4), t)
+    expected = np.sin(np.outer([1001.0, 999.0], [1, 2, 3, 4])).sum()
+    assert float(loss.run(loss.cast.closed)[0]) == pytest.approx(expected, abs=8 * ROUNDING)
+
+
+def test_regression_targets_meet_the_prediction_in_float32():
+    loss = Loss(
+        lambda w, x, y: jnp.abs(x @ w - y).sum(), jnp.eye(1), jnp.ones((1, 1)), jnp.full((1, 1), 1.001)
+    )
+    assert float(loss.run(loss.cast.closed)[0]) == pytest.approx(0.001, rel=1e-3)
+
+
+def test_inner_products_and_products_with_an_algorithm_stay_as_they_are():
+    def f(w, x):
+        h = lax.dot(x, w, precision=lax.DotAlgorithmPreset.F32_F32_F32)
+        return jnp.vdot(h, h) + jnp.einsum("ij,ij->i", h, h).sum()
+
+    loss = Loss(f, jnp.eye(4), jnp.ones((4, 4)))
+    assert loss.cast.changed == 0
+    assert loss.cast.closed is loss.closed
+
+
+def test_the_precision_that_a_product_asks_for_is_kept():
+    loss = Loss(lambda w, x: jnp.dot(x, w, precision="highest").sum(), jnp.eye(4), jnp.ones((4, 4)))
+    (product,) = [e for e in Program(loss.cast.closed).equations if e.name == "dot_general"]
+    assert product.params["precision"] == (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+
+
+def test_float64_is_cast_as_well():
+    with jax.enable_x64(True):
+        w, x = jnp.eye(4, dtype=jnp.float64), jnp.ones((4, 4), jnp.float64)
+        loss = Loss(lambda w, x: (x @ w).sum(), w, x)
+        assert types_of(loss.cast.closed, "dot_general") == [BF16]
+        assert loss.cast.closed.out_avals[0].dtype == jnp.float64
+
+
+def narrow_classifier():
+    params, x, labels = classifier()
+    return jax.tree.map(lambda p: p.astype(BF16), params), x.astype(BF16), labels
+
+
+def test_a_loss_in_bfloat16_stays_as_it_is():
+    loss = Loss(classify, *narrow_classifier())
+    assert loss.cast.closed is loss.closed
+    assert loss.cast.note == "3 products in bfloat16 as written; nothing changed"
+
+
+def test_what_the_user_cast_up_stays_up():
+    def f(params, x, labels):
+        return cross_entropy(mlp(params, x).astype(F32), labels)
+
+    loss = Loss(f, *narrow_classifier())
+    assert loss.cast.closed is loss.closed
+
+
+def test_f32_runs_a_loss_written_in_bfloat16_in_float32():
+    params, x, labels = narrow_classifier()
+    loss = Loss(classify, params, x, labels, how="f32")
+    value, grads = loss.grads(loss.cast.closed)
+    wide = jax.tree.map(lambda p: p.astype(F32), (params, x))
+    expected, reference = jax.jit(jax.value_and_grad(classify))(*wide, labels)
+    assert types_of(loss.cast.closed, "dot_general") == [F32] * 3
+    assert loss.cast.note == "3 of 3 products in float32"
+    assert value.dtype == BF16
+    assert float(value) == pytest.approx(float(expected), rel=ROUNDING)
+    assert off(grads, [g.astype(BF16) for g in jax.tree.leaves(reference)]) < 2 * ROUNDING
+
+
+def test_f32_adds_up_what_is_scattered_in_float32():
+    def f(w, x):
+        return jax.ops.segment_sum(x @ w, jnp.zeros(1024, jnp.int32), 2)[0, 0]
+
+    w, x = jnp.ones((4, 1), BF16), jnp.full((1024, 4), 0.25, BF16)
+    loss = Loss(f, w, x, how="f32")
+    assert float(loss.run(loss.cast.closed)[0]) == 1024  # in bfloat16 256 + 1 is 256
+
+
+def test_f32_says_which_derivative_rules_stay_narrow():
+    loss = Loss(
+        lambda w, x: jax.nn.relu(x @ w).sum(), jnp.eye(4, dtype=BF16), jnp.ones((4, 4), BF16), how="f32"
+    )
+    assert loss.cast.note == "1 of 1 product in float32; 1 function with a derivative rule as written"
+
+
+def test_a_loss_without_products_is_left_alone():
+    loss = Loss(lambda w, x: (w * x).sum(), jnp.ones(4), jnp.ones(4))
+    assert loss.cast.closed is loss.closed
+    assert loss.cast.note == "nothing to run in bfloat16"
+
+
+def test_an_unknown_precision_names_the_nearest():
+    with pytest.raises(
+        ShardError, match=r"--precision takes bf16, fp16, f32, not 'bfloat16'\. Did you mean 'bf16'\?"
+    ):
+        precision(model("mlp").closed, "bfloat16")
+
+
+def test_equations_keep_the_users_lines():
+    loss = model("mlp")
+    (frame, *_) = [
+        f
+        for e in Program(recomputed(loss.cast.closed)).equations
+        if e.name == "dot_general"
+        for f in e.eqn.source_info.traceback.frames
+        if f.function_name == "mlp"
+    ]
+    assert frame.file_name.endswith("parts.py")
+
+
+def overflowing(w, x):
+    return jnp.square(x @ w).mean()
+
+
+@pytest.mark.parametrize(("size", "finite"), [(1.0, True), (1e4, False)])
+def test_a_float16_step_is_left_out_when_its_gradients_overflow(size, finite):
+    loss = Loss(overflowing, jnp.full((4, 4), size), jnp.full((4, 4), 0.5), how="fp16")
+    scale = scaling.initial()
+    value, back = jax.vjp(loss.value(loss.cast.closed), *loss.leaves)
+    grads = back(scaling.scaled_seed(value, scale))
+    assert bool(scaling.all_finite(grads)) == finite
+    after = scaling.adjusted(scale, scaling.all_finite(grads))
+    assert float(after.value) == (2.0**15 if finite else 2.0**14)
+    weights = scaling.kept_where(scaling.all_finite(grads), loss.leaves[0] - 1, loss.leaves[0])
+    assert float(weights[0, 0]) == (size - 1 if finite else size)
+
+
+def test_a_gradient_too_small_for_float16_survives_by_its_scale():
+    # 2 * 2**-13 * 2**-13 = 2**-25, half of the least that float16 holds.
+    w, x, y = (jnp.full((1, 1), v) for v in (1.0, 2.0**-13, 0.0))
+    loss = Loss(lambda w, x, y: jnp.square(x @ w - y).sum(), w, x, y, how="fp16")
+    scale = scaling.initial()
+    value, back = jax.vjp(loss.value(loss.cast.closed), w)
+    assert float(back(jnp.ones_like(value))[0][0, 0]) == 0
+    (grad,) = scaling.unscaled(back(scaling.scaled_seed(value, scale)), scale)
+    assert float(grad[0, 0]) == 2.0**-25
+
+
+def test_the_scale_doubles_after_two_thousand_good_steps():
+    step = jax.jit(scaling.adjusted)
+    scale = scaling.Scale(scaling.initial().value, jnp.asarray(1998, jnp.int32))
+    scale = step(scale, True)
+    assert (float(scale.value), int(scale.good)) == (2.0**15, 1999)
+    scale = step(scale, True)
+    assert (float(scale.value), int(scale.good)) == (2.0**16, 0)
+
+
+def test_a_bad_step_halves_the_scale_and_starts_the_count_anew():
+    scale = scaling.adjusted(scaling.Scale(jnp.float32(8), jnp.int32(1999)), jnp.asarray(False))
+    assert (float(scale.value), int(scale.good)) == (4.0, 0)
+
+
+def test_the_scale_stays_between_one_and_what_float32_holds():
+    low = scaling.adjusted(scaling.Scale(jnp.float32(1), jnp.int32(0)), False)
+    high = scaling.adjusted(scaling.Scale(jnp.float32(2.0**127), jnp.int32(1999)), True)
+    assert (float(low.value), float(high.value)) == (1.0, 2.0**127)
+
+
+def test_gradients_are_divided_in_float32_and_keep_their_types():
+    scale = scaling.Scale(jnp.float32(2.0**17), jnp.int32(0))  # more than float16 holds
+    grads = {"w": jnp.full(2, 2.0**15, F16), "b": jnp.full(2, 3.0 * 2**17), "n": jnp.arange(2)}
+    found = scaling.unscaled(grads, scale)
+    assert {name: g.dtype for name, g in found.items()} == {"w": F16, "b": F32, "n": grads["n"].dtype}
+    assert (float(found["w"][0]), float(found["b"][0]), int(found["n"][1])) == (0.25, 3.0, 1)
+
+
+def test_one_bad_number_anywhere_makes_a_step_bad():
+    fine = {"w": jnp.ones(3), "n": jnp.arange(3), "none": None}
+    assert bool(scaling.all_finite(fine))
+    assert bool(scaling.all_finite({}))
+    for bad in (jnp.nan, jnp.inf, -jnp.inf):
+        assert not scaling.all_finite({**fine, "b": jnp.array([1.0, bad])})
