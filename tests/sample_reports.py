@@ -17,6 +17,7 @@ from sample_collectives import (
     untimed,
 )
 from sample_memory import with_measured
+from sample_options import ALTERNATIVES
 
 from jaxshard_magic.report import (
     Advice,
@@ -389,6 +390,12 @@ def measured() -> Report:
     return replace(report, memory=with_measured(report.memory))
 
 
+def options() -> Report:
+    """What the options of the line change, one of them not compiled."""
+    asked = {"microbatches": 8, "reduce": "once", "remat": "attention", "precision": "bf16"}
+    return replace(attached(), options=asked, alternatives=ALTERNATIVES)
+
+
 _MADE = (attached, simulated, too_big, wrong, noisy, dry, unknown, bare)
-_MADE += (one_device, shapes, large, hostile, files, partly, changed, measured)
+_MADE += (one_device, shapes, large, hostile, files, partly, changed, measured, options)
 SAMPLES = {made.__name__: made for made in _MADE}

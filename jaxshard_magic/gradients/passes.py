@@ -11,10 +11,12 @@ from .remat import remat
 
 @dataclass
 class Passes:
-    """Makes of a loss what `options` ask of it; `notes` say what each pass did, one line a pass."""
+    """Makes of a loss what `options` ask of it; `notes` say what each pass did, one line a pass. `needs_host_memory`:
+    some of what it keeps goes to memory of the kind `pinned_host`."""
 
     options: Inside
     notes: list[str] = field(default_factory=list)
+    needs_host_memory: bool = False
 
     def __call__(self, loss: ClosedJaxpr) -> ClosedJaxpr:
         """`loss`: flat arrays -> value, aux; not differentiated yet."""
@@ -25,6 +27,7 @@ class Passes:
         if self.options.remat is not None:
             again = remat(loss, str(self.options.remat))
             loss = again.closed
+            self.needs_host_memory |= again.needs_host_memory
             self._note(again.note)
         return loss
 

@@ -1,7 +1,8 @@
-"""What a loss in mixed precision holds in float32 between two products, computed again in its backward pass.
+"""What a loop in mixed precision holds in float32 between two products, computed again in its backward pass.
 
-A norm, a softmax or a cross entropy keeps float32 arrays of the size of its input for its gradient. Its input is half
-as large and kept anyway, and the way back from there is elementwise.
+A norm or a softmax keeps float32 arrays of the size of its input for its gradient. Its input is half as large and kept
+anyway, and the way back from there is elementwise. Outside of loops the compiler finds that by itself, and is only
+hindered; what a loop keeps of every trip it takes as it is.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,10 @@ _AGAIN = _CHEAP - _DEAR - _SMALL
 
 
 def recomputed(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A loss with its float32 stretches between products in `jax.checkpoint`; bodies of the user's own are left alone.
+    """A loss with the float32 stretches between products of its scanned bodies in `jax.checkpoint`.
 
-    What is kept of a stretch is all but wide elementwise results: sums, masks and what is narrow stay.
+    What is kept of a stretch is all but wide elementwise results: sums, masks and what is narrow stay. A body that is
+    in `jax.checkpoint` already is left alone.
     """
     return replayed(closed, _Recomputed)
 
@@ -53,7 +55,7 @@ class _Part:
 
 
 class _Recomputed(Replay):
-    """Re-emits a program with its wide stretches in `jax.checkpoint`."""
+    """Re-emits a program with the wide stretches of its loops in `jax.checkpoint`."""
 
     def __init__(self, program: Program):
         super().__init__(program)
@@ -61,7 +63,7 @@ class _Recomputed(Replay):
         self._around = ""  # the innermost loop or remat that the equation stands in
 
     def run(self, scope: Scope, args: Any) -> list:
-        if self._around in REMAT:
+        if self._around != "scan":
             return super().run(scope, args)
         if id(scope) not in self._parts:
             self._parts[id(scope)] = _parts(scope, self.program)
@@ -77,9 +79,8 @@ class _Recomputed(Replay):
         run = super().run
         if not part.wide:
             return run(part.scope, values)
-        fresh = jax.checkpoint(
-            lambda *xs: tuple(run(part.scope, xs)), policy=keeps, prevent_cse=self._around != "scan"
-        )
+        # A loop's two passes are two loops, between which nothing is merged.
+        fresh = jax.checkpoint(lambda *xs: tuple(run(part.scope, xs)), policy=keeps, prevent_cse=False)
         with user_context(part.scope.equations[0].eqn.source_info.traceback):
             return list(fresh(*values))
 

@@ -37,6 +37,7 @@ class Rewriting:
         self._program = Program(captured.closed)
         self._coupled: dict[int, Accumulated] = {}
         self.carried = 0  # first constants of the rewritten step that come back as its last outputs
+        self.needs_host_memory = False
         self.findings: list[Finding] = []
         self.added: dict[
             int, tuple[int, int]
@@ -111,6 +112,7 @@ class Rewriting:
             traced, self.carried = with_scaled_gradients(self.captured, taking, roles), CARRIED
         else:
             traced = with_gradients(self.captured, taking)
+        self.needs_host_memory = passes.needs_host_memory
         self.findings += [Finding("inside", "info", note) for note in passes.notes]
         return traced
 

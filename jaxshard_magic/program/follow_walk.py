@@ -1,6 +1,6 @@
 """The walk over two traces of one function: what each value's label is, through bodies, branches and loops."""
 
-from collections import Counter
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -18,6 +18,7 @@ from .ir import Door, Equation, Program, Scope, Value
 from .primitives import CUSTOM, is_literal, scan_counts, shape_of
 
 OPAQUE = "jaxshard_gradient"  # a gradient call that is not yet taken: nothing is known of what it gives
+_TRIPS = 3  # through a loop, after which what still changes is unknown: loops in loops multiply them
 _PER_VALUE = frozenset({"optimization_barrier"})
 _ZEROS = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "copy", "stop_gradient", "name"})
 
@@ -183,24 +184,24 @@ class Walk:
         """The labels that carried values keep from trip to trip, and what else a trip gives: the least fixpoint, from
         the labels of the loop's operands from `start` on; `inner`: the values in the body."""
         positions = range(start, start + len(inner))
-        carry, changed = [site.labels[i] for i in positions], Counter()
+        carry = [site.labels[i] for i in positions]
         zero = [site.zero(i) for i in positions]
         self._mark(inner, zero)  # in the first trip they are
-        while True:
+        for trips in itertools.count(1):
             outs, rest = trip(carry)
             site.scales.clear()
             found = [self._met(site, i, out) for i, out in zip(positions, outs, strict=True)]
+            for i, (old, new) in enumerate(zip(carry, found, strict=True)):
+                if isinstance(old, Unknown):
+                    found[i] = old  # whatever made it unknown now: else a loop in a loop never ends
+                elif old != new and trips > _TRIPS:
+                    found[i] = Unknown(site.e.index)
             if found == carry and not any(zero):
-                return carry, rest
+                break
             zero = [False] * len(inner)
             self._mark(inner, zero)
-            for i, (old, new) in enumerate(zip(carry, found, strict=True)):
-                changed[i] += old != new
-                if isinstance(old, Unknown):
-                    found[i] = old
-                elif changed[i] > 2:
-                    found[i] = Unknown(site.e.index)
             carry = found
+        return carry, rest
 
     def _met(self, site: Site, i: int, out: Label) -> Label:
         """The label of a carried value that enters as operand `i` and comes out of a trip as `out`."""

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
 from ..compiler_log import captured
+from ..errors import ShardError, one_of
 from ..gradients.options import Inside
 from ..plan import Plan
 from ..program.padding import padded
@@ -211,6 +212,7 @@ def build_entry(
         asked = {"specs": given, "rules": rules, "metadata": tuple(metadata), "reduce": inside.reduce}
         plan = planner(traced, mesh, strategy, **asked, rewrite=rewriting)
     if rewriting is not None:
+        _has_host_memory(rewriting, mesh)
         plan = replace(plan, findings=(*plan.findings, *rewriting.findings))
         traced = plan.traced or traced
         avals = _grown(avals, rewriting.added)
@@ -267,6 +269,18 @@ def build_entry(
         replace(peeled, leaves=list(shapes)),
         rewriting,
     )
+
+
+def _has_host_memory(rewriting: "Rewriting", mesh: Mesh) -> None:
+    device = mesh.devices.flat[0]
+    if not rewriting.needs_host_memory or target_of(mesh) is not None:
+        return
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if "pinned_host" not in kinds:
+        raise ShardError(
+            f"--remat {rewriting.options.remat} keeps arrays in memory of the kind pinned_host, and {device.device_kind} "
+            f"has {one_of(kinds)}; --remat dots keeps them on the device"
+        )
 
 
 class _Carrying:

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from jaxshard_magic.report import Alternative, Report
 from jaxshard_magic.views.format import UNKNOWN, byte_text, share_text, significant
 
-HEADS = ("peak", "FLOPs", "sent")
+HEADS = {
+    "peak": "Bytes on the fullest device at its peak",
+    "FLOPs": "Of matrix products and convolutions on one device, with those that are done again",
+    "sent": "Bytes that one device sends in a step",
+}
 TITLE = "Options, each compiled with and without"
 AS_IT_IS = "as it is"
 

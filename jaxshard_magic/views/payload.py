@@ -12,7 +12,7 @@ from math import isfinite, prod
 from typing import Any
 
 from jaxshard_magic.report import Buffer, Collective, DeviceMemory, Leaf, Memory, Report, Source
-from jaxshard_magic.views import layout, marks, words
+from jaxshard_magic.views import layout, marks, options, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable, share_text
 from jaxshard_magic.views.places import place, source_of
@@ -47,6 +47,7 @@ def payload(report: Report) -> dict[str, Any]:
         "check": _check(report),
         "time": _time(report, index),
         "figures": _figures(report, index, memory is not None),
+        "options": _options(report),
         "advice": [_advice(a.level, a.message, a.fix) for a in report.advice],
         "tabs": _tabs(report, memory is not None),
         "leaves": (leaves := _leaves(report.leaves, index)),
@@ -105,6 +106,15 @@ def _check(report: Report) -> dict[str, Any] | None:
         return None
     said = [[printable(line), [printable(path) for path in paths]] for line, paths in lines]
     return {"passed": report.check.passed, "lines": said}
+
+
+def _options(report: Report) -> dict[str, Any] | None:
+    found = options.rows(report)
+    if not found:
+        return None
+    why = [printable(f"{r.change}: {r.why}") for r in found if r.why]
+    rows = [[printable(r.change), r.values, r.shares] for r in found]
+    return {"title": options.TITLE, "heads": list(options.HEADS.items()), "rows": rows, "why": why}
 
 
 def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import { lineNamed } from "../shared/lines.js";
 import { axis, copyable, sign, spans } from "../shared/text.js";
 import { mark } from "./marks.js";
 import { meshGlyph } from "./meshglyph.js";
+import { options } from "./options.js";
 import { timeStrip } from "./strip.js";
 
 const PATHS = { failed: 12, noise: 3 }; // leaves that a sentence of the check names
@@ -23,6 +24,7 @@ export function view(data, mesh, selection) {
     check(data, selection),
     timeStrip(data.time, mesh),
     h("div", { class: "jsm-figures" }, data.figures.map((figure) => keyFigure(figure, data, mesh, selection))),
+    options(data.options),
     advice(data.advice),
   );
 }
@@ -70,7 +72,7 @@ function check(data, selection) {
   const find = found(data);
   const most = check?.passed ? PATHS.noise : PATHS.failed;
   return lines.map(([sentence, paths]) => {
-    const named = paths.slice(0, most).flatMap((path, i) => [i ? ", " : " ", leaf(path, find(path), selection)]);
+    const named = paths.slice(0, most).flatMap((path, i) => [i ? ", " : " ", leaf(path, find(path.split(" by ")[0]), selection)]);
     const more = paths.length > most ? ` and ${count(paths.length - most)} more` : null;
     return h("p", { class: "jsm-small jsm-quiet" }, sentence, named, more);
   });
