@@ -429,3 +429,18 @@ def test_what_cannot_be_done_is_refused_in_one_line(how, said):
     with pytest.raises(ShardError, match=re.escape(said)) as raised:
         remat(closed, how)
     assert "\n" not in str(raised.value)
+
+
+def test_straight_code_behind_a_loop_is_cut_by_itself():
+    def loss(loop, rest, x):
+        x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, loop)
+        for w in rest:
+            x = jax.nn.gelu(x @ w) @ w
+        return jnp.square(x).mean()
+
+    ws = jax.random.normal(jax.random.key(0), (10, 16, 16)) / 4
+    closed = jax.make_jaxpr(lambda *xs: [loss(xs[0], xs[1:-1], xs[-1])])(ws[:2], *ws[2:], jnp.ones((64, 16)))
+    again = remat(closed, "full")
+    names = [e.primitive.name for e in again.closed.jaxpr.eqns]
+    loop = names.index("scan")
+    assert "remat2" in names[loop + 1 :] or "checkpoint" in names[loop + 1 :]

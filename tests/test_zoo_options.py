@@ -8,7 +8,7 @@ from jaxshard_magic.errors import ShardError
 
 REFUSED = {
     "partial_accumulation": "in a loop of its own",
-    "equinox_key_per_example": "can't be traced for 8 of its 16 examples",
+    "equinox_key_per_example": "can't be traced for 8 examples in the place of 16",
     "adversarial": "with respect to its examples",
     "private_per_example": "inside jax.vmap",
 }
@@ -40,8 +40,8 @@ KINDS = (
     "multi_steps",
 )
 PAIRS = {
-    "fsdp": {"microbatches": 2, "reduce": "once", "precision": "bf16"},
-    "fsdp+tp": {"microbatches": 2, "reduce": "once-gathered", "remat": 2},
+    "fsdp": {"microbatches": 2, "reduce": "once", "remat": 2},
+    "fsdp+tp": {"microbatches": 2, "reduce": "once-gathered", "precision": "bf16"},
     "dp": {"remat": "dots", "precision": "bf16"},
 }
 

@@ -1,4 +1,4 @@
-"""The passes over a loss before it is differentiated, in their order: precision, then remat."""
+"""The passes over a loss before it is differentiated, in their order: precision, remat, and what wide values need."""
 
 from dataclasses import dataclass, field
 
@@ -6,6 +6,7 @@ from jax.extend.core import ClosedJaxpr
 
 from .options import Inside
 from .precision import precision
+from .recomputed import recomputed
 from .remat import remat
 
 
@@ -29,6 +30,8 @@ class Passes:
             loss = again.closed
             self.needs_host_memory |= again.needs_host_memory
             self._note(again.note)
+        if self.options.precision in ("bf16", "fp16"):  # last: remat would take these for the user's own
+            loss = recomputed(loss)
         return loss
 
     def _note(self, note: str) -> None:

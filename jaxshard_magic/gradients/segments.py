@@ -123,7 +123,7 @@ def _segments(table: Sequence[Sequence[tuple[int, int, int]]], places: Sequence[
 
 def _places(costs: Costs, start: int, stop: int, most: int) -> list[int]:
     """Where to cut: where no more bytes cross than on either side; everywhere if that is too few places."""
-    crossing = dict(zip(range(start + 1, stop), _ranges(costs, start, range(start, stop))[1], strict=True))
+    crossing = dict(zip(range(start + 1, stop), _ranges(costs, 0, range(start, stop))[1], strict=True))
     low = [p for p in crossing if _is_low(crossing, p)]
     chosen, room = low if len(low) >= most - 1 else list(crossing), max(MOST_PLACES, most - 1)
     if len(chosen) <= room:

@@ -278,7 +278,7 @@ def _has_host_memory(rewriting: "Rewriting", mesh: Mesh) -> None:
     kinds = [memory.kind for memory in device.addressable_memories()]
     if "pinned_host" not in kinds:
         raise ShardError(
-            f"--remat {rewriting.options.remat} keeps arrays in memory of the kind pinned_host, and {device.device_kind} "
+            f"--remat {rewriting.options.remat} keeps arrays in memory of the kind pinned_host; {device.device_kind} "
             f"has {one_of(kinds)}; --remat dots keeps them on the device"
         )
 

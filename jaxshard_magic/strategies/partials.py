@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from ..program.ir import Equation, Value
@@ -124,7 +125,7 @@ class PartialSums:
         """The sum of `partial`, reduced once over the tensor axes, at its root equation `e`; scattered where positions
         lie on these axes."""
         axes, terms, layout = self._axes[e.index], partial.terms, self._layout
-        d = scattered(layout, e.outs[0], axes)
+        d, simulated = scattered(layout, e.outs[0], axes), layout.mesh.devices.flat[0].platform == "cpu"
 
         def local(*operands):
             pairs = zip(operands[::2], operands[1::2], strict=True)
@@ -132,9 +133,12 @@ class PartialSums:
             total = values[0]
             for v in values[1:]:
                 total = lax.add(total, v)
+            dtype = total.dtype
+            if simulated and dtype == jnp.bfloat16:  # XLA for the CPU aborts on such a sum
+                total = total.astype(jnp.float32)
             if d is None:
-                return lax.psum(total, axes)
-            return lax.psum_scatter(total, axes, scatter_dimension=d, tiled=True)
+                return lax.psum(total, axes).astype(dtype)
+            return lax.psum_scatter(total, axes, scatter_dimension=d, tiled=True).astype(dtype)
 
         if d is None:
             operands = [v for t in terms for v in t.product.ins if v is not None]
