@@ -11,6 +11,7 @@ REFUSED = {
     "equinox_key_per_example": "can't be traced for 8 examples in the place of 16",
     "adversarial": "with respect to its examples",
     "private_per_example": "inside jax.vmap",
+    "closed_over_data": "closed over by the step",
 }
 
 

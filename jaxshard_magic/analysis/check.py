@@ -34,10 +34,13 @@ class Plain:
         rows = zip(peeled.leaves, self._avals, self._kinds, strict=True)
         self._leaves = [_host(x) if kind is not None else np.asarray(x, a.dtype) for x, a, kind in rows]
 
-    def against(self, traced: Traced, outs: Sequence[Any], by_hand: Traced | None = None) -> Check:
+    def against(
+        self, traced: Traced, outs: Sequence[Any], by_hand: Traced | None = None, narrow: Any = None
+    ) -> Check:
         """Run the plain step on one device and compare with `outs`, a sharded call's flat outputs.
 
-        `by_hand`: what to compare with in the place of the plain step, a loop over microbatches."""
+        `by_hand`: what to compare with in the place of the plain step, a loop over microbatches. `narrow`: the dtype
+        that the products of `traced` were given, where the plain ones have a wider one."""
         coarse = [a.dtype for a in Program(traced.closed).avals if jnp.issubdtype(a.dtype, jnp.floating)]
         limit = max(map(limit_of, coarse), default=0.0)
         names = [path_name(path) for path in traced.out_paths[: len(outs)]]
@@ -45,7 +48,8 @@ class Plain:
             run = self._compiled_by_hand(by_hand)
         else:
             run = self._compiled(traced, [x.shape for x in outs])
-        found = compare(names, [_host(x) for x in outs], run, self._leaves, limit)
+        rounding = None if narrow is None else (self._compiled_by_hand(traced), narrow)
+        found = compare(names, [_host(x) for x in outs], run, self._leaves, limit, rounding)
         if by_hand is not None:
             return replace(found, reference="a loop over microbatches written by hand, on one device")
         if not isinstance(traced, PerDevice):
@@ -88,6 +92,7 @@ def compare(
     run: Run,
     inputs: Sequence[np.ndarray],
     limit: float = 0.0,
+    rounding: tuple[Run, Any] | None = None,
 ) -> Check:
     """Compare a sharded call's outputs with those of `run(inputs)`, the plain step.
 
@@ -95,19 +100,22 @@ def compare(
     (that of the coarsest dtype within the step). A leaf above it is noise where the plain step itself moves
     it as far, and as many of its numbers, when its inputs are moved by an ulp or two: a bias before a norm
     has gradient zero but for rounding, which Adam turns into full steps. Keys and integers must be equal,
-    or be noise likewise.
+    or be noise likewise. `rounding`: the run, and the dtype of an ulp, to look at for noise in the place of the plain
+    step's, where the sharded call computes in a narrower type.
     """
     plain = run(inputs)
     limits = [max(limit, limit_of(x.dtype)) if _is_float(x) else 0.0 for x in plain]
     off = [_difference(s, p) for s, p in zip(sharded, plain, strict=True)]
     suspects = [i for i, d in enumerate(off) if d.max(initial=0.0) > limits[i]]
     failed, spreads = suspects, {i: [] for i in suspects}
+    own, narrow = rounding or (run, None)
+    still = plain if rounding is None or not suspects else own(inputs)
     for seed, ulps in enumerate(RUNS):
         if not failed:
             break
-        moved = run([_moved(x, ulps, np.random.default_rng([seed, i])) for i, x in enumerate(inputs)])
+        moved = own([_moved(x, ulps, np.random.default_rng([seed, i]), narrow) for i, x in enumerate(inputs)])
         for i in suspects:
-            spreads[i].append(_difference(moved[i], plain[i]))
+            spreads[i].append(_difference(moved[i], still[i], plain[i]))
         if seed:  # one run says little about numbers of which each flips now and then
             failed = [i for i in failed if not _is_noise(off[i], spreads[i], limits[i])]
     noise = [i for i in suspects if i not in failed]
@@ -142,14 +150,16 @@ def _is_noise(off: np.ndarray, spreads: Iterable[np.ndarray], limit: float) -> b
     return off.max() <= FACTOR * farthest and (off > limit).sum() <= 4 * most + 2
 
 
-def _difference(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Per number, relative to the reference's largest; infinite where one of the two is not a number."""
+def _difference(x: np.ndarray, reference: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+    """Per number, relative to the largest of `scale`, or of the reference; infinite where one of the two is not a
+    number."""
     if x.shape != reference.shape or x.dtype != reference.dtype:
         return np.full(max(x.size, 1), np.inf)
     if not _is_float(x):
         return (x != reference).astype(np.float64)
     a, b = _wide(x), _wide(reference)
-    largest = np.abs(b[np.isfinite(b)]).max(initial=0.0)
+    of = b if scale is None else _wide(scale)
+    largest = np.abs(of[np.isfinite(of)]).max(initial=0.0)
     with np.errstate(invalid="ignore"):
         off = np.abs(a - b) / (largest or 1.0)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -165,12 +175,12 @@ def _absolute(x: np.ndarray, reference: np.ndarray) -> float:
     return float(np.nan_to_num(np.where(a == b, 0.0, off), nan=0.0).max(initial=0.0))
 
 
-def _moved(x: np.ndarray, ulps: int, rng: np.random.Generator) -> np.ndarray:
+def _moved(x: np.ndarray, ulps: int, rng: np.random.Generator, narrow: Any = None) -> np.ndarray:
     """Floats a random 1 to `ulps` units in the last place up or down; everything else as it is."""
     if not _is_float(x) or not x.size:
         return x
     steps = rng.integers(1, ulps, x.shape, endpoint=True) * rng.choice([-1, 1], x.shape)
-    return np.asarray(_wide(x) * (1 + steps * float(jnp.finfo(x.dtype).eps))).astype(x.dtype)
+    return np.asarray(_wide(x) * (1 + steps * float(jnp.finfo(narrow or x.dtype).eps))).astype(x.dtype)
 
 
 def _is_float(x: np.ndarray) -> bool:

@@ -11,7 +11,7 @@ from ..program.examples import Joined, Summed, combine
 from ..program.ir import Equation, Program
 from .accumulate import Accumulated
 from .draws import Drawing
-from .rows import rows_of
+from .rows import join, rows_of, split
 
 
 class ByHand(Taking):
@@ -28,11 +28,10 @@ class ByHand(Taking):
         small = Gradient(followed.small.closed, e.params["gradient"].closed_over)
         inputs, found = list(operands), []
         rows = rows_of(cut.examples, cut.microbatches, cut.shards)
-        for mine in rows:
-            for k, dim in call.batch.items():
-                inputs[k] = jnp.take(
-                    operands[k], _places(mine, operands[k].shape[dim] // cut.examples), axis=dim
-                )
+        parts = {k: split(operands[k], dim, cut.microbatches, cut.shards) for k, dim in call.batch.items()}
+        for i, mine in enumerate(rows):
+            for k, part in parts.items():
+                inputs[k] = part[i]
             loss = Drawing(followed)
             loss.rows = mine
             outs = taken(small, loss, inputs)
@@ -56,13 +55,5 @@ class ByHand(Taking):
         if isinstance(how, Summed):
             return jnp.asarray(sum(parts) * float(how.scale), avals[1].dtype)
         if isinstance(how, Joined):
-            each = avals[1].shape[how.dim] // call.cut.examples
-            places = jnp.concatenate([_places(mine, each) for mine in rows])
-            back = jnp.argsort(places)
-            return jnp.take(jnp.concatenate(parts, axis=how.dim), back, axis=how.dim)
+            return join(jnp.stack(parts), how.dim, call.cut.shards)
         return parts[-1]
-
-
-def _places(rows: Any, each: int) -> Any:
-    """The rows of a dimension that the examples are merged with, `each` places an example."""
-    return (rows[:, None] * each + jnp.arange(each)).reshape(-1)

@@ -37,8 +37,7 @@ def drawn(e: Equation, whole: Equation, dim: int, rows: Any, values: Sequence[An
     generator draws all and keeps the rows.
     """
     shape, full = shape_of(e.eqn.outvars[0]), shape_of(whole.eqn.outvars[0])
-    each = shape[dim] // rows.shape[0]  # of a dimension that the examples are merged with
-    places = (rows[:, None] * each + jnp.arange(each, dtype=rows.dtype)).reshape(-1)
+    places = _places(rows, shape[dim])
     if not _by_position(e, full):
         return jnp.take(bind(whole.eqn, list(values))[0], places, axis=dim)
     at = [
@@ -68,3 +67,12 @@ def _by_position(e: Equation, full: tuple[int, ...]) -> bool:
 
 def _dtype(var: Any) -> Any:
     return var.aval.dtype
+
+
+def _places(rows: Any, size: int) -> Any:
+    """The places in a dimension of `size` for these rows: several for each of them, or one for several."""
+    if size >= rows.shape[0]:
+        each = size // rows.shape[0]
+        return (rows[:, None] * each + jnp.arange(each, dtype=rows.dtype)).reshape(-1)
+    of = rows.shape[0] // size
+    return rows[::of] // of

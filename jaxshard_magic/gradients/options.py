@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from ..errors import ShardError, did_you_mean, one_of
 
 REDUCE = ("each", "once", "once-gathered")
@@ -46,6 +48,11 @@ class Inside:
     def rewrites(self) -> bool:
         """Is the step to be another one than it is?"""
         return self.changes_gradients or self.pad
+
+    @property
+    def narrow(self) -> Any:
+        """The dtype shorter than float32 that products run in, None for none."""
+        return {"bf16": jnp.bfloat16, "fp16": jnp.float16}.get(self.precision or "")
 
     @property
     def asked(self) -> dict[str, Any]:

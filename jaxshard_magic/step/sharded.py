@@ -213,8 +213,9 @@ class ShardedStep:
         if plain is not None:
             self._say("checking against the plain step")
             by_hand = entry.rewriting.reference if entry.rewriting is not None else None
+            flat = jax.tree.leaves(outs) if entry.whole else outs
             self.checked = plain.against(
-                entry.traced, jax.tree.leaves(outs) if entry.whole else outs, by_hand
+                entry.traced, flat, by_hand, None if entry.added else self.inside.narrow
             )
         self._say("")  # nothing more to wait for
         self._remember(entry, peeled)
