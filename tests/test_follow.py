@@ -216,7 +216,7 @@ def test_a_running_total_is_a_sum():
 def test_a_whole_number_that_cannot_be_divided_among_microbatches_is_unknown():
     made = case(lambda n, y: (n + (y > 1).sum(), (y > 1).sum()), jnp.int32(5), Y, trained=False)
     check(made, Unknown(made.followed.causes[0]), Sum())
-    assert told(made.followed.small, made.followed.causes[0]).startswith("add at ")
+    assert told(made.followed.small, made.followed.causes[0]).startswith("add, line ")
 
 
 def test_a_constant_beside_examples_that_were_divided_by_the_batch_size():
@@ -259,7 +259,7 @@ def test_a_masked_mean_by_where():
 def test_what_depends_on_parameters_is_no_norm():
     made = case(lambda w, x: squares(w, x).sum() / jnp.abs(x @ w).sum(), W, X)
     check(made, Unknown(made.followed.causes[0]))
-    assert told(made.followed.small, made.followed.causes[0]).startswith("div at ")
+    assert told(made.followed.small, made.followed.causes[0]).startswith("div, line ")
 
 
 def test_an_rnn_over_time_with_the_batch_second():
@@ -507,7 +507,7 @@ def test_batchnorm_is_unknown_and_says_where():
     assert made.labels[1] == MEAN
     says = [told(made.followed.small, c) for c in made.followed.causes]
     assert says
-    assert all(s.startswith("sub at ") and "test_follow.py:" in s for s in says)
+    assert all(s.startswith("sub, line ") and "of test_follow.py" in s for s in says)
 
 
 def test_a_contrastive_loss_is_unknown_from_its_matrix_on():

@@ -12,7 +12,7 @@ from .examples import CONSTANT, Label, Rows, Unknown, fits
 from .flow import Flow
 from .follow_walk import OPAQUE, Walk
 from .ir import Equation, Program, Scope, Value
-from .lines import is_users
+from .lines import is_users, place
 from .primitives import CUSTOM
 from .sizes import nbytes
 
@@ -100,7 +100,7 @@ def told(program: Program, cause: int) -> str:
         traceback = e.eqn.source_info.traceback
         frame = next((f for f in (traceback.frames if traceback else ()) if is_users(f.file_name)), None)
         if frame is not None:
-            return f"{name} at {frame.file_name}:{frame.line_num}"
+            return f"{name}, {place(frame.file_name, frame.line_num)}"
         e = outer.get(e.index)
     return name
 

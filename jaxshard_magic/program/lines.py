@@ -1,5 +1,6 @@
 """Whose line an equation comes from: the calls that led to it, also through the bodies that jax traces apart."""
 
+import re
 import site
 import sys
 import sysconfig
@@ -9,9 +10,10 @@ from typing import Any
 
 from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
 
+_CELL = re.compile(r"^<ipython-input|ipykernel_\d+|^<stdin>|^<string>")
 _OURS = str(Path(__file__).resolve().parents[1])
 
-__all__ = ["Calls", "is_ours", "is_users", "user_context"]
+__all__ = ["Calls", "is_ours", "is_users", "place", "user_context"]
 
 
 class Calls:
@@ -38,6 +40,15 @@ def _joined(outer: Any, inner: Any) -> Any:
     code, around = inner.raw_frames()[0], outer.raw_frames()[0]
     whole = len(code) > len(around) and list(code[-len(around) :]) == list(around)
     return inner if whole else inner + outer
+
+
+def place(file: str, number: int) -> str:
+    """A line as a reader knows it, from the name that Python has for its file: in a cell by its number alone.
+
+    >>> place("/home/me/models/gpt.py", 12), place("<ipython-input-3-0a1b>", 4)
+    ('line 12 of gpt.py', 'line 4')
+    """
+    return f"line {number}" if _CELL.search(file) else f"line {number} of {Path(file).name}"
 
 
 def is_ours(file: str) -> bool:

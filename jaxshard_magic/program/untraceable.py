@@ -1,7 +1,6 @@
 """A step that jax can't trace: which line of the user's own asks for what, and what to write instead."""
 
 import linecache
-import re
 import site
 import sysconfig
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 import jax
 
 from ..errors import ShardError
+from .lines import place
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple(
     {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site.getsitepackages(), _OURS, "<frozen "}
 )
-_CELL = re.compile(r"^<ipython-input|ipykernel_\d+|^<stdin>|^<string>")
 
 # Most particular first: the errors of indexing and of branching are kinds of ConcretizationTypeError.
 _ADVICE = (
@@ -102,5 +101,4 @@ def _line(traceback: TracebackType | None) -> str:
         return "it"
     name, number, names = found
     text = linecache.getline(name, number, names).strip()
-    place = f"line {number}" if _CELL.search(name) else f"line {number} of {Path(name).name}"
-    return f"{place}, `{text}`," if text else place
+    return f"{place(name, number)}, `{text}`," if text else place(name, number)
