@@ -516,7 +516,7 @@ def test_a_contrastive_loss_is_unknown_from_its_matrix_on():
         return jax.nn.logsumexp(h @ h.T, axis=-1).mean()
 
     made = case(loss, W, X)
-    assert [told(made.followed.small, c).split()[0] for c in made.followed.causes] == ["dot_general"]
+    assert [told(made.followed.small, c).split(",")[0] for c in made.followed.causes] == ["dot_general"]
 
 
 def test_nothing_is_scaled_on_the_way_to_what_is_averaged_anyhow():
