@@ -1,0 +1,146 @@
+"""--pad: rows added to an uneven batch, with the numbers of the real rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxshard_magic
+from jaxshard_magic.errors import ShardError
+
+EXAMPLES, CLASSES = 13, 5
+
+
+def data(examples=EXAMPLES):
+    rng = np.random.default_rng(0)
+    return {
+        "x": jnp.asarray(rng.integers(0, 10, (examples, 3))),
+        "y": jnp.asarray(rng.integers(0, CLASSES, examples)),
+        "w": jnp.asarray(rng.random(examples) < 0.6, jnp.float32),
+    }
+
+
+def params():
+    rng = np.random.default_rng(1)
+    return {
+        "table": jnp.asarray(rng.normal(size=(10, 8)), jnp.float32),
+        "head": jnp.asarray(rng.normal(size=(8, CLASSES)), jnp.float32),
+    }
+
+
+def losses(p, batch):
+    h = p["table"][batch["x"]].mean(1)
+    h = (h - h.mean(0)) / jnp.sqrt(h.var(0) + 1e-3)  # over the batch
+    h = h * jax.random.bernoulli(jax.random.key(3), 0.8, h.shape)
+    logits = jax.nn.gelu(h) @ p["head"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]), logits
+
+
+def mean(p, batch):
+    each, logits = losses(p, batch)
+    right = logits.argmax(-1) == batch["y"]
+    return each.mean(), {
+        "each": each,
+        "worst": each.max(),
+        "best": each.min(),
+        "right": right.mean(),
+        "n": right.sum(),
+    }
+
+
+def masked(p, batch):
+    each, _ = losses(p, batch)
+    return (each * batch["w"]).sum() / batch["w"].sum(), {}
+
+
+def total(p, batch):
+    return losses(p, batch)[0].sum(), {}
+
+
+def step_of(loss):
+    def step(p, batch):
+        (value, told), grads = jax.value_and_grad(loss, has_aux=True)(p, batch)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), {"loss": value, **told}
+
+    return step
+
+
+@pytest.mark.parametrize(("loss", "examples"), [(mean, 13), (masked, 13), (total, 13), (mean, 2)])
+def test_all_numbers_are_those_of_the_real_rows(loss, examples):
+    step, batch = step_of(loss), data(examples)
+    sharded = jaxshard_magic.shard(step, "dp", mesh="data=4", pad=True, check=True)
+    got, want = sharded(params(), batch), step(params(), batch)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert sharded.checked.passed
+    (said,) = [f for f in sharded.entry.plan.findings if f.code == "padded"]
+    assert said.message.startswith(f"{-examples % 4} rows added to the {examples} examples")
+
+
+def test_a_batch_that_divides_is_left_as_it_is():
+    sharded = jaxshard_magic.shard(step_of(mean), "dp", mesh="data=4", pad=True)
+    sharded(params(), data(12))
+    assert not sharded.entry.added
+
+
+def test_the_last_batch_of_an_epoch_goes_on_with_the_same_state():
+    step = step_of(mean)
+    sharded = jaxshard_magic.shard(step, "fsdp", mesh="data=4", pad=True)
+    got, want = params(), params()
+    for examples in (16, 16, 13, 16, 13):
+        got, _ = sharded(got, data(examples))
+        want, _ = step(want, data(examples))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_an_nnx_batch_norm_are_those_of_the_real_rows():
+    def step(model, optimizer, x):
+        def loss(model):
+            return jnp.square(model(x)).mean()
+
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads)
+        return value
+
+    def made():
+        model = nnx.Sequential(nnx.Linear(4, 6, rngs=nnx.Rngs(0)), nnx.BatchNorm(6, rngs=nnx.Rngs(0)))
+        return model, nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(EXAMPLES, 4)), jnp.float32)
+    ours, plain = made(), made()
+    jaxshard_magic.shard(step, "dp", mesh="data=4", pad=True)(*ours, x)
+    step(*plain, x)
+    for a, b in zip(jax.tree.leaves(nnx.state(ours[0])), jax.tree.leaves(nnx.state(plain[0])), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def contrasted(p, batch):
+    h = p["table"][batch["x"]].mean(1)
+    return jax.nn.logsumexp(h @ h.T, -1).mean(), {}
+
+
+def sorted_(p, batch):
+    return jnp.sort(losses(p, batch)[0])[:4].mean(), {}
+
+
+def turned(p, batch):
+    each, _ = losses(p, batch)
+    return (each * each[::-1]).mean(), {}
+
+
+@pytest.mark.parametrize("loss", [contrasted, sorted_, turned])
+def test_a_step_that_mixes_rows_is_refused_with_its_line(loss):
+    with pytest.raises(
+        ShardError, match=r"--pad: \w+, line \d+ of .* works on several examples at once"
+    ) as error:
+        jaxshard_magic.shard(step_of(loss), "dp", mesh="data=4", pad=True)(params(), data())
+    assert "\n" not in str(error.value)
+
+
+def test_without_the_option_an_uneven_batch_is_refused():
+    with pytest.raises(ShardError, match="13 examples"):
+        jaxshard_magic.shard(step_of(mean), "dp", mesh="data=4")(params(), data())
