@@ -69,9 +69,11 @@ def tried(rehearsal: _cell.Rehearsal, report: "Report", progress: Progress) -> b
 
 
 def compared(step: Any, progress: Progress, limit_s: float) -> None:
-    """The step is compiled without each option of its gradients as well, for its report."""
+    """The step, or that of a dry run, is compiled without each option of its gradients as well, for its report."""
     from jaxshard_magic.analysis.alternatives import alternatives
 
+    if isinstance(step, _cell.Rehearsal):
+        step = step.sharded
     say, step.progress = step.progress, progress
     try:
         step.alternatives = alternatives(step, limit_s)

@@ -96,7 +96,12 @@ def test_each_option_is_a_line_with_its_share_of_the_step_as_it_is():
 
 
 @pytest.mark.parametrize(
-    "line", ["fsdp --microbatches 4 --reduce once --remat full --check", "dp --precision bf16"]
+    "line",
+    [
+        "fsdp --microbatches 4 --reduce once --remat full --check",
+        "dp --precision bf16",
+        "dp --remat 2 --dry-run",
+    ],
 )
 def test_a_cell_shows_what_its_options_change(given, line):
     report = given.run(f'%%shard {line} --mesh "data=2"\n' + STEP)
