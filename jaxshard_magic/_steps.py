@@ -79,4 +79,6 @@ def compared(step: Any, progress: Progress, limit_s: float) -> None:
         step.alternatives = alternatives(step, limit_s)
     finally:
         step.progress = say
+        if step.entry is not None:
+            step.entry.call_of = None  # it would keep the user's NNX objects alive
         progress("")

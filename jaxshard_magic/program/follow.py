@@ -90,7 +90,7 @@ def told(program: Program, cause: int) -> str:
     """An equation as a reader knows it: what it does, and the innermost line of theirs that it comes from.
 
     >>> import jax
-    >>> told(Program(jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))), 0).partition(" ")[0]
+    >>> told(Program(jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))), 0).partition(",")[0]
     'dot_general'
     """
     outer = {e.index: f for f in program.equations for door in f.doors for e in door.scope.equations}

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from types import ModuleType, NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -117,6 +117,12 @@ class Peeled:
             inside = nnx_calls().Inside(nnx_calls().open_nodes((), ()), ())
         update = inside.update(returned, returned_paths, outs, paths) if inside is not None else None
         return outs, paths, Result(jax.tree.structure(result, is_leaf=is_node), tuple(leaves), update)
+
+    def as_shapes(self) -> "Peeled":
+        """The same call with shapes in the place of its arrays, of which it keeps none alive."""
+        made = replace(self, leaves=specs(self.leaves), arguments=((), {}))
+        made.__dict__["inputs"] = self.inputs  # they are read off the arguments
+        return made
 
     @cached_property
     def inputs(self) -> list[tuple[KeyPath, Any, bool]]:

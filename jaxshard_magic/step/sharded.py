@@ -178,7 +178,7 @@ class ShardedStep:
         Raises `ShardError` where those can't be had.
         """
         if self._current is None or self._current.call_of is None:
-            raise ShardError(f"{self.name} has not run yet: there is no call to compile it for")
+            raise ShardError(f"{self.name} has no call with options to compile otherwise")
         with self._lock:
             return self._built(self._current.call_of, inside)
 

@@ -32,6 +32,13 @@ def rows(report: Report) -> tuple[Row, ...]:
     return tuple(_row(a, own) for a in report.alternatives)
 
 
+def cell(row: Row, k: int, width: int) -> str:
+    """The k-th figure with its share; of less than 80 columns the share alone, where there is one."""
+    if width >= 80:
+        return f"{row.values[k]} {row.shares[k]:>5}"
+    return row.shares[k] or row.values[k]
+
+
 def _row(a: Alternative, own: Alternative) -> Row:
     values = byte_text(a.peak), _flops(a.flops), byte_text(a.sent)
     pairs = ((a.peak, own.peak), (a.flops, own.flops), (a.sent, own.sent))

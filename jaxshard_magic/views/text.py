@@ -158,9 +158,11 @@ def _options(report: Report, width: int) -> list[str]:
     found = options.rows(report)
     if not found:
         return []
-    columns = {"": [shorten(printable(r.change), width // 2) for r in found]}
-    for k, head in enumerate(options.HEADS):
-        columns[head] = [plain(f"{r.values[k]} {r.shares[k]:>5}") for r in found]
+    figures = {
+        head: [plain(options.cell(r, k, width)) for r in found] for k, head in enumerate(options.HEADS)
+    }
+    room = width - cells(table(figures, ())[0]) - 2
+    columns = {"": [clip(printable(r.change), room) for r in found], **figures}
     why = [
         line for r in found if r.why for line in wrap(printable(f"{r.change}: {r.why}"), width, "  ", "    ")
     ]
