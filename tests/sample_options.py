@@ -3,6 +3,7 @@
 from jaxshard_magic.report import Alternative
 
 MIB = 2**20
+ASKED = {"microbatches": 8, "reduce": "once", "remat": "attention", "precision": "bf16"}
 ALTERNATIVES = (
     Alternative("", 5_321 * MIB, 33_400_000_000_000, 993 * MIB),
     Alternative("without --microbatches 8", 11_870 * MIB, 33_400_000_000_000, 993 * MIB),

@@ -17,7 +17,7 @@ from sample_collectives import (
     untimed,
 )
 from sample_memory import with_measured
-from sample_options import ALTERNATIVES
+from sample_options import ALTERNATIVES, ASKED
 
 from jaxshard_magic.report import (
     Advice,
@@ -392,8 +392,7 @@ def measured() -> Report:
 
 def options() -> Report:
     """What the options of the line change, one of them not compiled."""
-    asked = {"microbatches": 8, "reduce": "once", "remat": "attention", "precision": "bf16"}
-    return replace(attached(), options=asked, alternatives=ALTERNATIVES)
+    return replace(attached(), options=ASKED, alternatives=ALTERNATIVES)
 
 
 _MADE = (attached, simulated, too_big, wrong, noisy, dry, unknown, bare)

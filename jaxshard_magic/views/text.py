@@ -158,14 +158,12 @@ def _options(report: Report, width: int) -> list[str]:
     found = options.rows(report)
     if not found:
         return []
-    figures = {
-        head: [plain(options.cell(r, k, width)) for r in found] for k, head in enumerate(options.HEADS)
-    }
+    heads = enumerate(options.HEADS)
+    figures = {head: [plain(options.cell(r, k, width)) for r in found] for k, head in heads}
     room = width - cells(table(figures, ())[0]) - 2
     columns = {"": [clip(printable(r.change), room) for r in found], **figures}
-    why = [
-        line for r in found if r.why for line in wrap(printable(f"{r.change}: {r.why}"), width, "  ", "    ")
-    ]
+    said = (printable(f"{r.change}: {r.why}") for r in found if r.why)
+    why = (line for text in said for line in wrap(text, width, "  ", "    "))
     return [options.TITLE, *table(columns, ("",)), *why]
 
 
