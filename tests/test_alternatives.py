@@ -59,6 +59,22 @@ def test_too_long_compiles_are_left_out_and_said():
     assert all("the limit is 0 s" in a.why for a in others)
 
 
+def test_an_interrupt_ends_the_comparison_and_keeps_what_is_known(monkeypatch):
+    step = sharded(microbatches=2, remat="full")
+    compiled, asked = step.otherwise, []
+
+    def otherwise(inside):
+        asked.append(inside)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        return compiled(inside)
+
+    monkeypatch.setattr(step, "otherwise", otherwise)
+    own, first, *others = alternatives(step, 600)
+    assert own.peak and first.peak and len(asked) == 2
+    assert [a.why for a in others] == ["not compiled: interrupted"] * 3
+
+
 REPORT = Report(
     "step",
     "dp",

@@ -18,7 +18,7 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
     """The step as it is, then without each of its options, then with the other ways to reduce its gradients.
 
     Empty for a step without such options. Programs are compiled and not run; none where they would take more than
-    `limit_s` seconds together, by the time that the step's own took.
+    `limit_s` seconds together, by the time that the step's own took, and none after an interrupt.
     """
     entry = step.entry
     changes = list(_changes(step.inside))
@@ -26,15 +26,20 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
         return ()
     found = [_of(entry, "")]
     needed = entry.compile_s * len(changes)
+    why = None
+    if needed > limit_s:
+        why = f"not compiled: all of these would take about {needed:.0f} s, and the limit is {limit_s:.0f} s"
     for change, inside in changes:
-        if needed > limit_s:
-            why = f"not compiled: all of these would take about {needed:.0f} s, and the limit is {limit_s:.0f} s"
+        if why is not None:
             found.append(Alternative(change, why=why))
             continue
         try:
             found.append(_of(step.otherwise(inside), change))
         except ShardError as error:
             found.append(Alternative(change, why=str(error)))
+        except KeyboardInterrupt:
+            why = "not compiled: interrupted"
+            found.append(Alternative(change, why=why))
     return tuple(found)
 
 
