@@ -1,6 +1,8 @@
 """Microbatches: the full batch's numbers from one scan, with less memory and one reduction between devices."""
 
+import gc
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -227,6 +229,21 @@ def test_rows_of_every_shard_are_in_every_microbatch_and_join_undoes_split():
     x = jnp.arange(5 * 12).reshape(5, 12)
     np.testing.assert_array_equal(split(x, 1, 3, 2)[1], x[:, jnp.array([2, 3, 8, 9])])
     np.testing.assert_array_equal(join(split(x, 1, 3, 2), 1, 2), x)
+
+
+@pytest.mark.parametrize("options", [{"microbatches": 4}, {"remat": "full"}, {"pad": True}])
+def test_a_step_with_options_keeps_no_argument_and_no_model_alive(options):
+    step, init = step_of(mean)
+    sharded, params = jaxshard_magic.shard(step, "dp", mesh="data=2", **options), weights()
+    sharded(params, init(params), batch())
+    gone = weakref.ref(params[0]["w"])
+    del params
+    ours, (model, optimizer) = jaxshard_magic.shard(nnx_step, "dp", mesh="data=2", **options), nnx_state()
+    ours(model, optimizer, batch())
+    let_go = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert gone() is None and let_go() is None
 
 
 def contrasted(params, data):

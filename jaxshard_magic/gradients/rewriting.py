@@ -33,7 +33,8 @@ class Rewriting:
     """
 
     def __init__(self, captured: Traced, again: Again, options: Inside):
-        self.captured, self._again, self.options = captured, again, options
+        self.captured, self.options = captured, options
+        self._again: Again | None = again
         self._program = Program(captured.closed)
         self._coupled: dict[int, Accumulated] = {}
         self.carried = 0  # first constants of the rewritten step that come back as its last outputs
@@ -81,6 +82,7 @@ class Rewriting:
             self.added[i - n] = dims[0], added
             avals[i] = avals[i].update(shape=tuple(shape))
         captured = self._traced_at(avals[n:], "--pad", batch.size + more, batch.size)
+        assert self._again is not None
         larger = Rewriting(captured, self._again, replace(self.options, pad=False))(batch, roles, shards)
         closed = retraced(Padded(Program(traced.closed), Program(larger.closed)))
         self.findings.append(
@@ -93,7 +95,12 @@ class Rewriting:
         )
         return replace(traced, closed=hoisted(closed))
 
+    def forget(self) -> None:
+        """Let go of the call that was captured: its arguments would stay alive with the step."""
+        self._again = None
+
     def _traced_at(self, avals: Sequence[Any], option: str, examples: int, of: int) -> Traced:
+        assert self._again is not None, "the step is rewritten once"
         try:
             return self._again(avals)
         except (TypeError, ValueError) as error:

@@ -49,11 +49,6 @@ def all_finite(grads: Any) -> jax.Array:
     return jnp.all(jnp.stack([jnp.isfinite(x).all() for x in floats])) if floats else jnp.asarray(True)
 
 
-def scaled_seed(value: Any, scale: Scale) -> jax.Array:
-    """What to start the backward pass of a scalar loss `value` with: its cotangent, in its own dtype."""
-    return scale.value.astype(jnp.result_type(value))
-
-
 def unscaled(grads: Any, scale: Scale) -> Any:
     """Gradients of the loss from those of the scaled loss, divided in float32, each in its own dtype."""
 

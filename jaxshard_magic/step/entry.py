@@ -214,6 +214,7 @@ def build_entry(
         asked = {"specs": given, "rules": rules, "metadata": tuple(metadata), "reduce": inside.reduce}
         plan = planner(traced, mesh, strategy, **asked, rewrite=rewriting)
     if rewriting is not None:
+        rewriting.forget()
         _has_host_memory(rewriting, mesh)
         plan = replace(plan, findings=(*plan.findings, *rewriting.findings))
         traced = plan.traced or traced

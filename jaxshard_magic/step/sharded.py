@@ -278,6 +278,8 @@ class ShardedStep:
 
     def _build(self, peeled: Peeled) -> Entry:
         entry = self._built(peeled, self.inside)
+        if peeled.nodes is not None and not self.read_ahead:
+            entry.call_of = None  # it holds the user's NNX objects, and no report will ask for it
         if self.read_ahead:
             from ..analysis.summary import facts_of
 
