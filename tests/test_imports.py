@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "gradients": ("program plan", "jax numpy"),
     "schedule": ("", ""),
     "pipeline": ("schedule program plan", "jax numpy"),
-    "analysis": ("program gradients plan report hardware wires targets", "jax numpy"),
+    "analysis": ("program gradients plan report hardware wires targets schedule", "jax numpy"),
     "report": ("", ""),
     "views": ("report", ""),
     "doctor": ("packages targets", "jax numpy"),

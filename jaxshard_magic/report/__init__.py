@@ -26,6 +26,11 @@ from jaxshard_magic.report.parts import Source as Source
 from jaxshard_magic.report.parts import Spec as Spec
 from jaxshard_magic.report.parts import Spread as Spread
 from jaxshard_magic.report.parts import Timing as Timing
+from jaxshard_magic.report.pipeline import Bubble as Bubble
+from jaxshard_magic.report.pipeline import Pipeline as Pipeline
+from jaxshard_magic.report.pipeline import PipelineEvent as PipelineEvent
+from jaxshard_magic.report.pipeline import Rank as Rank
+from jaxshard_magic.report.pipeline import WhatIf as WhatIf
 from jaxshard_magic.report.plain import build, kind, plain
 
 if TYPE_CHECKING:
@@ -48,7 +53,7 @@ class Report:
     memory: Memory | None = None
     collectives: tuple[Collective, ...] | None = None
     timing: Timing | None = None
-    pipeline: None = None
+    pipeline: Pipeline | None = None
     advice: tuple[Advice, ...] = ()
     check: Check | None = None
     sources: tuple[Source, ...] = ()

@@ -1,0 +1,18 @@
+"""Pipeline schedules as data: who runs what in which order, what that costs, and what it holds. Pure Python.
+
+>>> from jaxshard_magic import schedule
+>>> s = schedule.make("1f1b", stages=4, microbatches=8)
+>>> round(schedule.simulate(s).bubble, 4)
+0.2727
+"""
+
+from jaxshard_magic.schedule.actions import Action as Action
+from jaxshard_magic.schedule.actions import Fused as Fused
+from jaxshard_magic.schedule.costs import Costs as Costs
+from jaxshard_magic.schedule.grid import Schedule as Schedule
+from jaxshard_magic.schedule.grid import parse as parse
+from jaxshard_magic.schedule.names import NAMES as NAMES
+from jaxshard_magic.schedule.names import make as make
+from jaxshard_magic.schedule.simulate import Event as Event
+from jaxshard_magic.schedule.simulate import Simulation as Simulation
+from jaxshard_magic.schedule.simulate import simulate as simulate

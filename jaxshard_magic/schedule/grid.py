@@ -1,0 +1,176 @@
+"""`Schedule`: the order in which each rank of a pipeline runs its actions; checked, printed and parsed."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.schedule.actions import Action, Step, flat, parse_step, parts
+from jaxshard_magic.schedule.costs import Costs
+
+Grid = tuple[tuple[Step, ...], ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which actions each rank of a pipeline runs, in its order; when they run follows from what they wait for.
+
+    A pipeline has `stages` ranks, each a device or a group of them, and each rank holds `chunks` parts of the model.
+    An action names its part of the model: stage 0 to stages x chunks - 1, in the order of the forward pass.
+
+    Every stage runs each microbatch forward once, and backward once, whole (`B`) or in halves (`I`, later `W`).
+
+    `costs` are those that it was made for, and shown at; equal schedules may have been made for others.
+
+    Raises ShardError that points at the rank and the place in it, for an action that is missing, doubled, before what
+    it needs, or on a second rank. Whether ranks wait for each other for ever is told by `simulate`.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    chunks: int
+    grid: Grid
+    costs: Costs | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def rank_of(self) -> tuple[int, ...]:
+        """The rank that holds each stage."""
+        held = {
+            part.stage: rank for rank, row in enumerate(self.grid) for step in row for part in parts(step)
+        }
+        return tuple(held[stage] for stage in range(self.stages * self.chunks))
+
+    @cached_property
+    def stages_of(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that each rank holds, in the model's order."""
+        return tuple(
+            tuple(stage for stage, held in enumerate(self.rank_of) if held == rank)
+            for rank in range(self.stages)
+        )
+
+    @property
+    def actions(self) -> int:
+        """How many actions there are, on all ranks together."""
+        return sum(len(flat(row)) for row in self.grid)
+
+    def __str__(self) -> str:
+        """The grid as text, one line a rank, which `parse` reads."""
+        head = f"# {self.name}: {self.stages} stages, {self.microbatches} microbatches, {self.chunks} chunks"
+        return "\n".join([head, *(" ".join(map(str, row)) for row in self.grid)]) + "\n"
+
+    def __repr__(self) -> str:
+        size = f"{self.stages} stages x {self.microbatches} microbatches"
+        chunks = f" x {self.chunks} chunks" if self.chunks > 1 else ""
+        return f"<Schedule {self.name}: {size}{chunks}>"
+
+
+_HEAD = re.compile(r"#\s*(?P<name>[^:]+):")
+_LABEL = re.compile(r"\s*(?:rank|stage)?\s*\d+\s*:", re.IGNORECASE)
+
+
+def parse(text: str, name: str | None = None) -> Schedule:
+    """The schedule that `text` writes, one line a rank: actions separated by spaces, or by commas as in a CSV file.
+
+    Empty cells, empty lines and a label such as `rank 0:` are passed over; a line `# name: ...` gives the name.
+
+    >>> parse("0F0 0F1 0B0 0B1").microbatches
+    2
+
+    Args:
+        text: the lines.
+        name: what to call it; the text's own name by default, or "custom".
+
+    Raises ShardError that points at the line and the word, or at the action that is wrong (see `Schedule`).
+    """
+    rows: list[tuple[Step, ...]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("#"):
+            said = _HEAD.match(line.strip())
+            name = name or (said["name"].strip() if said else None)
+        elif words := _LABEL.sub("", line, count=1).replace(",", " ").split():
+            rows.append(tuple(parse_step(word, f"line {number}: ") for word in words))
+    if not rows:
+        raise ShardError("a schedule needs a line for each rank; the text has none")
+    return from_rows(name or "custom", rows)
+
+
+def from_rows(name: str, rows: Sequence[Iterable[Step]]) -> Schedule:
+    """The schedule of these rows, one a rank; its sizes are read from its actions.
+
+    Raises ShardError where the stages don't spread evenly over the ranks, and as `Schedule` does.
+    """
+    grid = tuple(map(tuple, rows))
+    actions = [part for row in grid for part in flat(row)]
+    if not actions:
+        raise ShardError(f"schedule {name} has no actions")
+    held = 1 + max(action.stage for action in actions)
+    if held % len(grid):
+        raise ShardError(
+            f"schedule {name} has {held} stages on {len(grid)} ranks; each rank holds the same number of stages"
+        )
+    microbatches = 1 + max(action.microbatch for action in actions)
+    return Schedule(name, len(grid), microbatches, held // len(grid), grid)
+
+
+def _check(schedule: Schedule) -> None:
+    """That every action stands once, on one rank, after what it needs there."""
+    if len(schedule.grid) != schedule.stages:
+        raise ShardError(f"{schedule.name} has {len(schedule.grid)} lines for {schedule.stages} ranks")
+    seen = _Seen({}, {})
+    for rank, row in enumerate(schedule.grid):
+        for place, step in enumerate(row):
+            for action in (step,) if type(step) is Action else parts(step):
+                if why := _wrong(schedule, seen, rank, action):
+                    raise ShardError(
+                        f"schedule {schedule.name}: rank {rank}, action {place}, {action}: {why}"
+                    )
+                seen.place[action] = place
+    for stage in range(schedule.stages * schedule.chunks):
+        for microbatch in range(schedule.microbatches):
+            if missing := _missing(seen, stage, microbatch):
+                on = f"rank {seen.rank[stage]} lacks" if stage in seen.rank else "no rank has"
+                raise ShardError(f"schedule {schedule.name}: {on} {missing}")
+
+
+class _Seen(NamedTuple):
+    """What the rows so far hold: the place of each action in its row, and the rank of each stage."""
+
+    place: dict[tuple[int, str, int], int]
+    rank: dict[int, int]
+
+
+def _wrong(schedule: Schedule, seen: _Seen, rank: int, action: Action) -> str | None:
+    """Why `action` may not stand here, or None."""
+    stage, kind, microbatch = action
+    stages = schedule.stages * schedule.chunks
+    if stage >= stages or microbatch >= schedule.microbatches:
+        return f"there are {stages} stages and {schedule.microbatches} microbatches, each counted from 0"
+    if seen.rank.setdefault(stage, rank) != rank:
+        return f"stage {stage} already stands on rank {seen.rank[stage]}"
+    if action in seen.place:
+        return f"it already stands at action {seen.place[action]}"
+    if kind == "F":
+        return None
+    need = "I" if kind == "W" else "F"
+    if (stage, need, microbatch) not in seen.place:
+        return f"{stage}{need}{microbatch} must stand before it"
+    other = "I" if kind == "B" else "B"
+    if (stage, other, microbatch) in seen.place:
+        return f"{stage}{other}{microbatch} already does it, at action {seen.place[stage, other, microbatch]}"
+    return None
+
+
+def _missing(seen: _Seen, stage: int, microbatch: int) -> str | None:
+    if (stage, "F", microbatch) not in seen.place:
+        return f"{stage}F{microbatch}"
+    if (stage, "B", microbatch) in seen.place:
+        return None
+    if (stage, "I", microbatch) not in seen.place:
+        return f"{stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}"
+    return None if (stage, "W", microbatch) in seen.place else f"{stage}W{microbatch}"

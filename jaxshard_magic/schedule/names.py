@@ -1,0 +1,124 @@
+"""`make`: a schedule by its name, with the limits that each name has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic.schedule import orders
+from jaxshard_magic.schedule.costs import Costs
+from jaxshard_magic.schedule.grid import Schedule
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a schedule is made for: ranks, microbatches, chunks a rank, costs, and microbatches that a rank may hold."""
+
+    stages: int
+    microbatches: int
+    chunks: int
+    costs: Costs
+    memory_limit: float | None
+
+
+@dataclass(frozen=True)
+class Named:
+    """A schedule that has a name.
+
+    `chunks`: the chunks a rank that it is made for; None where any number from 1 goes.
+    `splits`: whether the backward pass runs in its two halves. `searches`: whether it depends on costs and takes a
+    limit of memory. `refuses`: why it cannot be made for some sizes, and what would do; None where it can.
+    """
+
+    make: Callable[[Sizes], orders.Rows]
+    about: str
+    source: str
+    chunks: int | None = 1
+    splits: bool = False
+    searches: bool = False
+    refuses: Callable[[Sizes], str | None] = lambda sizes: None
+
+
+def _whole_groups(sizes: Sizes) -> str | None:
+    p, m = sizes.stages, sizes.microbatches
+    if m % p == 0:
+        return None
+    near = " or ".join(str(each) for each in (m // p * p, -(-m // p) * p) if each)
+    return f"{m} microbatches don't divide by {p} stages; use {near}"
+
+
+NAMES: Mapping[str, Named] = MappingProxyType(
+    {
+        "gpipe": Named(
+            lambda s: orders.gpipe(s.stages, s.microbatches),
+            "all forward, then all backward",
+            "arXiv 1811.06965",
+        ),
+        "1f1b": Named(
+            lambda s: orders.one_f_one_b(s.stages, s.microbatches),
+            "one backward for one forward: the bubble of gpipe, the memory of the stages",
+            "arXiv 2006.09503",
+        ),
+        "interleaved": Named(
+            lambda s: orders.interleaved(s.stages, s.microbatches, s.chunks),
+            "1f1b over several chunks of layers a rank: a smaller bubble for more memory and messages",
+            "arXiv 2104.04473",
+            chunks=None,
+            refuses=_whole_groups,
+        ),
+        "looped-bfs": Named(
+            lambda s: orders.looped_breadth_first(s.stages, s.microbatches, s.chunks),
+            "every microbatch through one chunk before the next: a smaller bubble, everything held",
+            "arXiv 2211.05953",
+            chunks=None,
+        ),
+    }
+)
+
+
+def make(
+    name: str,
+    *,
+    stages: int,
+    microbatches: int,
+    chunks: int | None = None,
+    costs: Costs | None = None,
+    memory_limit: float | None = None,
+) -> Schedule:
+    """The schedule called `name`, one of `NAMES`.
+
+    Args:
+        stages: ranks of the pipeline, each a device or a group of them.
+        microbatches: parts of the batch.
+        chunks: parts of the model that each rank holds; by default 1, or as many as the schedule is made for.
+        costs: what the schedules that search work with; one unit each by default.
+        memory_limit: for those, the most microbatches that a rank may hold the activations of.
+
+    >>> print(make("1f1b", stages=2, microbatches=2), end="")
+    # 1f1b: 2 stages, 2 microbatches, 1 chunks
+    0F0 0F1 0B0 0B1
+    1F0 1B0 1F1 1B1
+
+    Raises ShardError for an unknown name, and for sizes that the schedule has no form for.
+    """
+    named = NAMES.get(name)
+    if named is None:
+        raise ShardError(f"no schedule '{name}'; there are {one_of(NAMES)}.{did_you_mean(name, NAMES)}")
+    fixed = named.chunks
+    chunks = chunks or fixed or 1
+    for what, number in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ShardError(f"{what} is {number!r}; it must be a whole number from 1")
+    if fixed is not None and chunks != fixed:
+        several = one_of(each for each, other in NAMES.items() if other.chunks is None)
+        raise ShardError(
+            f"{name} has {fixed} chunks a rank, not {chunks}; any number of chunks have {several}"
+        )
+    if memory_limit is not None and not named.searches:
+        searching = one_of(each for each, other in NAMES.items() if other.searches)
+        raise ShardError(f"{name} takes no memory limit; {searching} do")
+    sizes = Sizes(stages, microbatches, chunks, costs or Costs(), memory_limit)
+    if why := named.refuses(sizes):
+        raise ShardError(f"{name}: {why}")
+    rows = named.make(sizes)
+    return Schedule(name, stages, microbatches, chunks, tuple(map(tuple, rows)), costs)

@@ -1,0 +1,71 @@
+"""The orders that need no search: GPipe, 1F1B, interleaved 1F1B, looped breadth-first."""
+
+from collections.abc import Iterator
+
+from jaxshard_magic.schedule.actions import Action, Step
+
+Rows = list[list[Step]]
+
+
+def gpipe(ranks: int, microbatches: int) -> Rows:
+    """All forward, then all backward. Holds every microbatch. Huang et al. 2019, arXiv 1811.06965."""
+    return [[Action(rank, kind, mb) for kind in "FB" for mb in range(microbatches)] for rank in range(ranks)]
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> Rows:
+    """Forward until the first gradient comes back, then one backward for one forward: rank s holds min(p - s, m).
+
+    PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
+    """
+    rows = []
+    for rank in range(ranks):
+        forward = [Action(rank, "F", mb) for mb in range(microbatches)]
+        backward = [Action(rank, "B", mb) for mb in range(microbatches)]
+        rows.append(_alternate(forward, backward, ranks - rank - 1))
+    return rows
+
+
+def interleaved(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """1F1B over `chunks` rounds of the ranks, in groups of p microbatches: stage c p + s stands on rank s.
+
+    The bubble is a chunks-th of 1F1B's; more is held. Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
+    """
+    rows = []
+    for rank in range(ranks):
+        forward, backward = (
+            [
+                Action(chunk * ranks + rank, kind, mb)
+                for first in range(0, microbatches, ranks)
+                for chunk in order
+                for mb in range(first, first + ranks)
+            ]
+            for kind, order in (("F", range(chunks)), ("B", range(chunks - 1, -1, -1)))
+        )
+        rows.append(_alternate(forward, backward, 2 * (ranks - rank - 1) + (chunks - 1) * ranks))
+    return rows
+
+
+def looped_breadth_first(ranks: int, microbatches: int, chunks: int) -> Rows:
+    """Every microbatch through a chunk before the next chunk, and back: few, long messages, everything held.
+
+    Lamy-Poirier 2022, arXiv 2211.05953.
+    """
+    return [
+        [
+            Action(chunk * ranks + rank, kind, mb)
+            for kind, order in (("F", range(chunks)), ("B", range(chunks - 1, -1, -1)))
+            for chunk in order
+            for mb in range(microbatches)
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def _alternate(forward: list[Action], backward: list[Action], ahead: int) -> list[Step]:
+    """The first `ahead` forward actions, then one of each in turn, then what is left."""
+    ahead = min(ahead, len(forward))
+    steps: list[Step] = [*forward[:ahead]]
+    rest: Iterator[Action] = iter(backward)
+    for action in forward[ahead:]:
+        steps += [action, next(rest)]
+    return [*steps, *rest]
