@@ -8,6 +8,8 @@
 
 from jaxshard_magic.schedule.actions import Action as Action
 from jaxshard_magic.schedule.actions import Fused as Fused
+from jaxshard_magic.schedule.compare import Comparison as Comparison
+from jaxshard_magic.schedule.compare import compare as compare
 from jaxshard_magic.schedule.costs import Costs as Costs
 from jaxshard_magic.schedule.grid import Schedule as Schedule
 from jaxshard_magic.schedule.grid import parse as parse

@@ -49,8 +49,9 @@ def parts(step: Step) -> tuple[Action, ...]:
 
 def flat(steps: Sequence[Step]) -> Sequence[Action]:
     """The actions of `steps`, with none fused."""
-    if any(type(step) is Fused for step in steps):
-        return [part for step in steps for part in parts(step)]
+    for step in steps:
+        if type(step) is Fused:
+            return [part for step in steps for part in parts(step)]
     return cast(Sequence[Action], steps)
 
 

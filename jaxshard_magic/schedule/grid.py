@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.schedule.actions import Action, Step, flat, parse_step, parts
+from jaxshard_magic.schedule.actions import KINDS, Action, Step, flat, parse_step, parts
 from jaxshard_magic.schedule.costs import Costs
 
 Grid = tuple[tuple[Step, ...], ...]
@@ -41,9 +41,7 @@ class Schedule:
     @cached_property
     def rank_of(self) -> tuple[int, ...]:
         """The rank that holds each stage."""
-        held = {
-            part.stage: rank for rank, row in enumerate(self.grid) for step in row for part in parts(step)
-        }
+        held = {stage: rank for rank, row in enumerate(self.grid) for stage, _, _ in flat(row)}
         return tuple(held[stage] for stage in range(self.stages * self.chunks))
 
     @cached_property
@@ -122,55 +120,78 @@ def _check(schedule: Schedule) -> None:
     """That every action stands once, on one rank, after what it needs there."""
     if len(schedule.grid) != schedule.stages:
         raise ShardError(f"{schedule.name} has {len(schedule.grid)} lines for {schedule.stages} ranks")
-    seen = _Seen({}, {})
+    seen = _Seen.none(schedule)
+    places, rank_of, microbatches = seen.places, seen.rank_of, schedule.microbatches
+    always, never = [0] * len(places["F"]), [_NOWHERE] * len(places["F"])
+    # Of each kind: where it stands itself, what must stand before it, and what must not stand there as well.
+    rules = {
+        "F": (places["F"], always, never),
+        "B": (places["B"], places["F"], places["I"]),
+        "I": (places["I"], places["F"], places["B"]),
+        "W": (places["W"], places["I"], never),
+    }
     for rank, row in enumerate(schedule.grid):
         for place, step in enumerate(row):
             for action in (step,) if type(step) is Action else parts(step):
-                if why := _wrong(schedule, seen, rank, action):
-                    raise ShardError(
-                        f"schedule {schedule.name}: rank {rank}, action {place}, {action}: {why}"
-                    )
-                seen.place[action] = place
-    for stage in range(schedule.stages * schedule.chunks):
-        for microbatch in range(schedule.microbatches):
-            if missing := _missing(seen, stage, microbatch):
-                on = f"rank {seen.rank[stage]} lacks" if stage in seen.rank else "no rank has"
-                raise ShardError(f"schedule {schedule.name}: {on} {missing}")
+                stage, kind, microbatch = action
+                if 0 <= stage < len(rank_of) and 0 <= microbatch < microbatches and kind in rules:
+                    own, needed, other = rules[kind]
+                    index = stage * microbatches + microbatch
+                    if rank_of[stage] < 0:
+                        rank_of[stage] = rank
+                    if rank_of[stage] == rank and own[index] < 0 <= needed[index] and other[index] < 0:
+                        own[index] = place
+                        continue
+                why = _wrong(schedule, seen, rank, action)
+                raise ShardError(f"schedule {schedule.name}: rank {rank}, action {place}, {action}: {why}")
+    for index, (forward, whole, weight) in enumerate(zip(places["F"], places["B"], places["W"], strict=True)):
+        if forward < 0 or (whole < 0 and weight < 0):
+            raise ShardError(f"schedule {schedule.name}: {_missing(seen, *divmod(index, microbatches))}")
+
+
+_NOWHERE = -1
 
 
 class _Seen(NamedTuple):
-    """What the rows so far hold: the place of each action in its row, and the rank of each stage."""
+    """What the rows so far hold: of each kind, every stage's microbatches and their places in its row; its rank."""
 
-    place: dict[tuple[int, str, int], int]
-    rank: dict[int, int]
+    places: dict[str, list[int]]
+    rank_of: list[int]
+
+    @staticmethod
+    def none(schedule: Schedule) -> "_Seen":
+        stages = schedule.stages * schedule.chunks
+        places = {kind: [_NOWHERE] * (stages * schedule.microbatches) for kind in KINDS}
+        return _Seen(places, [_NOWHERE] * stages)
 
 
-def _wrong(schedule: Schedule, seen: _Seen, rank: int, action: Action) -> str | None:
-    """Why `action` may not stand here, or None."""
+def _wrong(schedule: Schedule, seen: _Seen, rank: int, action: Action) -> str:
+    """Why `action` may not stand here."""
     stage, kind, microbatch = action
     stages = schedule.stages * schedule.chunks
-    if stage >= stages or microbatch >= schedule.microbatches:
+    if kind not in KINDS:
+        return f"kinds are {', '.join(KINDS)}"
+    if not (0 <= stage < stages and 0 <= microbatch < schedule.microbatches):
         return f"there are {stages} stages and {schedule.microbatches} microbatches, each counted from 0"
-    if seen.rank.setdefault(stage, rank) != rank:
-        return f"stage {stage} already stands on rank {seen.rank[stage]}"
-    if action in seen.place:
-        return f"it already stands at action {seen.place[action]}"
-    if kind == "F":
-        return None
+    if seen.rank_of[stage] != rank:
+        return f"stage {stage} already stands on rank {seen.rank_of[stage]}"
+    index = stage * schedule.microbatches + microbatch
+    if (place := seen.places[kind][index]) >= 0:
+        return f"it already stands at action {place}"
     need = "I" if kind == "W" else "F"
-    if (stage, need, microbatch) not in seen.place:
+    if seen.places[need][index] < 0:
         return f"{stage}{need}{microbatch} must stand before it"
     other = "I" if kind == "B" else "B"
-    if (stage, other, microbatch) in seen.place:
-        return f"{stage}{other}{microbatch} already does it, at action {seen.place[stage, other, microbatch]}"
-    return None
+    return f"{stage}{other}{microbatch} already does it, at action {seen.places[other][index]}"
 
 
-def _missing(seen: _Seen, stage: int, microbatch: int) -> str | None:
-    if (stage, "F", microbatch) not in seen.place:
-        return f"{stage}F{microbatch}"
-    if (stage, "B", microbatch) in seen.place:
-        return None
-    if (stage, "I", microbatch) not in seen.place:
-        return f"{stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}"
-    return None if (stage, "W", microbatch) in seen.place else f"{stage}W{microbatch}"
+def _missing(seen: _Seen, stage: int, microbatch: int) -> str:
+    """What a stage lacks of a microbatch."""
+    index = stage * (len(seen.places["F"]) // len(seen.rank_of)) + microbatch
+    if seen.places["F"][index] < 0:
+        lacks = f"{stage}F{microbatch}"
+    elif seen.places["I"][index] < 0:
+        lacks = f"{stage}B{microbatch}, or {stage}I{microbatch} and {stage}W{microbatch}"
+    else:
+        lacks = f"{stage}W{microbatch}"
+    return f"rank {seen.rank_of[stage]} lacks {lacks}" if seen.rank_of[stage] >= 0 else f"no rank has {lacks}"

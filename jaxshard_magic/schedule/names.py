@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
-from jaxshard_magic.schedule import orders
+from jaxshard_magic.schedule import dualpipe, orders, search, vshape, zero_bubble
 from jaxshard_magic.schedule.costs import Costs
 from jaxshard_magic.schedule.grid import Schedule
 
@@ -47,6 +47,13 @@ def _whole_groups(sizes: Sizes) -> str | None:
     return f"{m} microbatches don't divide by {p} stages; use {near}"
 
 
+def _fills_both_ways(sizes: Sizes) -> str | None:
+    p, m = sizes.stages, sizes.microbatches
+    if m >= 2 * p:
+        return None
+    return f"{m} microbatches don't fill {p} ranks on the way down and up; use {2 * p} or more"
+
+
 NAMES: Mapping[str, Named] = MappingProxyType(
     {
         "gpipe": Named(
@@ -71,6 +78,57 @@ NAMES: Mapping[str, Named] = MappingProxyType(
             "every microbatch through one chunk before the next: a smaller bubble, everything held",
             "arXiv 2211.05953",
             chunks=None,
+        ),
+        "zb-h1": Named(
+            lambda s: zero_bubble.zb_h1(s.stages, s.microbatches),
+            "1f1b with the backward pass in halves: a third of its bubble, the memory of its first rank on every rank",
+            "arXiv 2401.10241",
+            splits=True,
+        ),
+        "zb-h2": Named(
+            lambda s: zero_bubble.zb_h2(s.stages, s.microbatches),
+            "zb-h1 with more forward ahead: no steady bubble, twice the memory",
+            "arXiv 2401.10241",
+            splits=True,
+        ),
+        "zero-bubble": Named(
+            lambda s: search.zero_bubble(s.stages, s.microbatches, s.costs, s.memory_limit),
+            "the smallest steady bubble that a search finds for the costs, within a limit of memory",
+            "arXiv 2401.10241",
+            splits=True,
+            searches=True,
+            refuses=lambda s: search.refused(s.memory_limit),
+        ),
+        "zb-v": Named(
+            lambda s: vshape.zb_v(s.stages, s.microbatches, s.costs, s.memory_limit),
+            "the first and the last chunk on one rank, weight gradients in the gaps: no steady bubble, 1f1b's memory",
+            "arXiv 2405.15362",
+            chunks=2,
+            splits=True,
+            searches=True,
+            refuses=lambda s: search.refused(s.memory_limit),
+        ),
+        "v-half": Named(
+            lambda s: vshape.v_half(s.stages, s.microbatches),
+            "zb-v with half the memory, and about half of the bubble of 1f1b",
+            "arXiv 2405.15362",
+            chunks=2,
+            splits=True,
+        ),
+        "v-min": Named(
+            lambda s: vshape.v_min(s.stages, s.microbatches),
+            "zb-v with a third of the memory, and about two thirds of the bubble of 1f1b",
+            "arXiv 2405.15362",
+            chunks=2,
+            splits=True,
+        ),
+        "dualpipev": Named(
+            lambda s: dualpipe.dualpipe_v(s.stages, s.microbatches),
+            "forward of one microbatch and backward of another as one, each hiding the other's messages",
+            "arXiv 2412.19437",
+            chunks=2,
+            splits=True,
+            refuses=_fills_both_ways,
         ),
     }
 )

@@ -1,14 +1,14 @@
 """The simulator: when each action of a schedule runs, what idles, and how many activations are held."""
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.schedule.actions import Action, Fused, Step, flat, parts
+from jaxshard_magic.schedule.actions import Action, Step, flat, parts
 from jaxshard_magic.schedule.costs import Costs, PerStage
 from jaxshard_magic.schedule.grid import Schedule
 
@@ -67,11 +67,12 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
     """
     costs = costs or schedule.costs or Costs()
     own = costs.per_stage(schedule.stages * schedule.chunks)
-    starts, ends = _times(schedule, own)
+    rows = _moves(schedule, own)
+    starts, ends = _times(schedule, rows)
     first = min(row[0] for row in starts)
     makespan = max(row[-1] for row in ends) - first
     span = max(end[-1] - start[0] for start, end in zip(starts, ends, strict=True))
-    work = [_work(row, own) for row in schedule.grid]
+    work = [math.fsum([move[2] for move in row.moves]) for row in rows]
     ranks = schedule.stages
     return Simulation(
         schedule,
@@ -95,27 +96,32 @@ def _idle_share(work: float, time: float) -> float:
 _Move = tuple[int, float, float, int]
 
 
-def _times(schedule: Schedule, own: PerStage) -> tuple[list[list[float]], list[list[float]]]:
+class _Row(NamedTuple):
+    """A rank's moves, and of each of its steps the place of the move that runs it."""
+
+    moves: list[_Move]
+    places: Sequence[int]
+
+
+def _times(schedule: Schedule, rows: list[_Row]) -> tuple[list[list[float]], list[list[float]]]:
     """Starts and ends of each rank's steps.
 
     A rank goes on until it waits for a result of another rank, which wakes it; each result has one reader.
     """
-    rows = _moves(schedule, own)
     done: list[float | None] = [None] * (2 * len(schedule.rank_of) * schedule.microbatches)
     sleeping: dict[int, int] = {}
     starts: list[list[float]] = [[] for _ in rows]
     ends: list[list[float]] = [[] for _ in rows]
     awake = list(range(len(rows) - 1, -1, -1))
-    while awake:
-        rank = awake.pop()
-        begun, ended = starts[rank], ends[rank]
-        now = ended[-1] if ended else 0.0
-        for needs, delay, seconds, gives in islice(rows[rank], len(ended), None):
+
+    def clock(rank: int) -> Iterator[int]:
+        now, begun, ended = 0.0, starts[rank], ends[rank]
+        for needs, delay, seconds, gives in rows[rank].moves:
             if needs >= 0:
                 ready = done[needs]
                 if ready is None:
-                    sleeping[needs] = rank
-                    break
+                    yield needs
+                    ready = cast(float, done[needs])
                 ready += delay
                 if ready > now:
                     now = ready
@@ -126,12 +132,28 @@ def _times(schedule: Schedule, own: PerStage) -> tuple[list[list[float]], list[l
                 done[gives] = now
                 if gives in sleeping:
                     awake.append(sleeping.pop(gives))
+
+    clocks = [clock(rank) for rank in range(len(rows))]
+    while awake:
+        rank = awake.pop()
+        for needs in clocks[rank]:
+            sleeping[needs] = rank
+            break
     if sleeping:
-        raise _deadlock(schedule, [len(ended) for ended in ends])
-    return _of_steps(schedule, starts, ends)
+        reached = [bisect_left(row.places, len(ended)) for row, ended in zip(rows, ends, strict=True)]
+        raise _deadlock(schedule, reached)
+    return _of_steps(rows, starts), _of_steps(rows, ends)
 
 
-def _moves(schedule: Schedule, own: PerStage) -> list[list[_Move]]:
+def _of_steps(rows: list[_Row], times: list[list[float]]) -> list[list[float]]:
+    """The times of moves as times of steps."""
+    return [
+        own if len(own) == len(row.places) else [own[place] for place in row.places]
+        for row, own in zip(rows, times, strict=True)
+    ]
+
+
+def _moves(schedule: Schedule, own: PerStage) -> list[_Row]:
     """Each rank's moves, one an action where none is fused.
 
     An action waits for another rank's at most once, since what it needs of its own stage stands before it on its rank.
@@ -140,66 +162,50 @@ def _moves(schedule: Schedule, own: PerStage) -> list[list[_Move]]:
     last = len(rank_of) - 1
     down = [0.0] + [transfer[s - 1] if rank_of[s - 1] != rank_of[s] else 0.0 for s in range(1, last + 1)]
     up = [transfer[s + 1] if rank_of[s + 1] != rank_of[s] else 0.0 for s in range(last)] + [0.0]
-    taken = _taken(own)
     back = (last + 1) * microbatches  # results of the backward pass stand behind those of the forward pass
 
-    # Of each kind: time by stage, how far the result stands that it needs (0: none), its delay by stage, its own base.
-    forward = taken["F"], -microbatches, 0, down, 0
-    ways = {"F": forward} | {kind: (taken[kind], microbatches, last, up, back) for kind in "BI"}
-    rows: list[list[_Move]] = []
+    # Of each kind: time by stage, how far the result stands that it needs, the stage that needs none, delays, own base.
+    ways = {
+        "F": (own.forward, -microbatches, 0, down, 0),
+        "B": (own.backward, microbatches, last, up, back),
+        "I": (own.input_grad, microbatches, last, up, back),
+    }
+    rows: list[_Row] = []
     for row in schedule.grid:
         moves: list[_Move] = []
         for stage, kind, microbatch in flat(row):
             if kind == "W":
-                moves.append((-1, 0.0, taken[kind][stage], -1))
+                moves.append((-1, 0.0, own.weight_grad[stage], -1))
             else:
                 seconds, away, first, delay, base = ways[kind]
                 index = base + stage * microbatches + microbatch
                 moves.append((-1 if stage == first else index + away, delay[stage], seconds[stage], index))
-        rows.append(_together(row, moves))
+        rows.append(_Row(moves, range(len(moves))) if len(moves) == len(row) else _together(row, moves))
     return rows
 
 
-def _together(row: Sequence[Step], moves: list[_Move]) -> list[_Move]:
-    """The moves of a row with those of each fused step made one: n waits, then n results with the time in the first."""
-    if len(moves) == len(row):
-        return moves
+def _together(row: Sequence[Step], moves: list[_Move]) -> _Row:
+    """The moves of a row with fused steps: of each, all but one wait, one runs, and all but one give their results."""
     found: list[_Move] = []
-    each = iter(moves)
+    places: list[int] = []
+    place = 0
     for step in row:
-        own = list(islice(each, len(parts(step))))
-        if len(own) > 1:
-            waits: list[_Move] = [(needs, delay, 0.0, -1) for needs, delay, _, _ in own]
-            seconds = sum(move[2] for move in own)
-            own = waits + [(-1, 0.0, 0.0 if i else seconds, move[3]) for i, move in enumerate(own)]
-        found += own
-    return found
-
-
-def _of_steps(
-    schedule: Schedule, starts: list[list[float]], ends: list[list[float]]
-) -> tuple[list[list[float]], list[list[float]]]:
-    """The times of moves as times of steps."""
-    for rank, row in enumerate(schedule.grid):
-        if any(type(step) is Fused for step in row):
-            begun, ended = iter(starts[rank]), iter(ends[rank])
-            starts[rank], ends[rank] = [], []
-            for step in row:
-                waits = len(step.parts) if isinstance(step, Fused) else 0
-                own_starts = list(islice(begun, 2 * waits or 1))
-                own_ends = list(islice(ended, 2 * waits or 1))
-                starts[rank].append(own_starts[waits])
-                ends[rank].append(own_ends[-1])
-    return starts, ends
-
-
-def _taken(own: PerStage) -> dict[str, list[float]]:
-    return {"F": own.forward, "B": own.backward, "I": own.input_grad, "W": own.weight_grad}
-
-
-def _work(row: Sequence[Step], own: PerStage) -> float:
-    taken = _taken(own)
-    return math.fsum([taken[kind][stage] for stage, kind, _ in flat(row)])
+        if type(step) is Action:
+            places.append(len(found))
+            found.append(moves[place])
+            place += 1
+            continue
+        count = len(parts(step))
+        (needs, delay, seconds, gives), *others = moves[place : place + count]
+        place += count
+        for other in others:
+            found.append((other[0], other[1], 0.0, -1))
+            seconds += other[2]
+        places.append(len(found))
+        found.append((needs, delay, seconds, gives))
+        for other in others:
+            found.append((-1, 0.0, 0.0, other[3]))
+    return _Row(found, places)
 
 
 def held(row: Sequence[Step], kept: Sequence[float]) -> list[float]:
@@ -220,15 +226,17 @@ def held(row: Sequence[Step], kept: Sequence[float]) -> list[float]:
             counts.append(now)
             now -= freed[kind][stage]
         else:
-            now += sum(part.kind == "F" for part in parts(step))
+            let_go = 0.0
+            for stage, kind, _ in parts(step):
+                now += kind == "F"
+                let_go += freed[kind][stage]
             counts.append(now)
-            now -= sum(freed[part.kind][part.stage] for part in parts(step))
+            now -= let_go
     return [*counts, now]
 
 
-def _deadlock(schedule: Schedule, moved: list[int]) -> ShardError:
-    """The circle in which ranks wait for each other, after so many moves of each."""
-    places = [_place(row, count) for row, count in zip(schedule.grid, moved, strict=True)]
+def _deadlock(schedule: Schedule, places: list[int]) -> ShardError:
+    """The circle in which ranks wait for each other, each at this place in its row."""
     ran = {
         part
         for row, place in zip(schedule.grid, places, strict=True)
@@ -251,15 +259,6 @@ def _deadlock(schedule: Schedule, moved: list[int]) -> ShardError:
     told = list(circle)
     inside = "; ".join(circle[each] for each in told[told.index(rank) :])
     return ShardError(f"schedule {schedule.name} never ends: {inside}. Move one of them behind the other")
-
-
-def _place(row: Sequence[Step], moved: int) -> int:
-    """The place of the step that a rank stands at after `moved` moves."""
-    for place, step in enumerate(row):
-        moved -= 2 * len(step.parts) if isinstance(step, Fused) else 1
-        if moved < 0:
-            return place
-    return len(row)
 
 
 def _need(schedule: Schedule, action: Action) -> Action | None:
