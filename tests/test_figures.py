@@ -186,7 +186,7 @@ def test_what_is_not_known_is_said_and_not_drawn():
         (
             attached(),
             ("memroy",),
-            "no figure 'memroy'; the figures are memory, roofline. Did you mean 'memory'?",
+            "no figure 'memroy'; the figures are memory, roofline, timeline. Did you mean 'memory'?",
         ),
         (attached(), ("memory", "drak"), "no theme 'drak'; the themes are light, dark. Did you mean 'dark'?"),
         (bare(), ("memory",), "this report knows nothing of memory, so it has no memory figure"),

@@ -1,11 +1,11 @@
 """A schedule in time -> the report's pipeline part: bubbles, ranks, events, and what other choices would cost."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Bubble, Pipeline, PipelineEvent, Rank, WhatIf
+from jaxshard_magic.report import Bubble, Pipeline, PipelineEvent, Rank, Refused, WhatIf
 from jaxshard_magic.schedule import NAMES, Costs, Schedule, Simulation, make, simulate
 
 # What-ifs are simulated for so many actions in all: about half a second.
@@ -24,6 +24,7 @@ def timeline(schedule: Schedule, costs: Costs | None = None, unit: str = "") -> 
     stages = schedule.stages * schedule.chunks
     own = costs.per_stage(stages)
     ideal = simulate(schedule, costs.even(stages))
+    imagined, refused = what_if(schedule, costs)
     each = (own.forward, own.input_grad, own.weight_grad, own.transfer)
     return Pipeline(
         schedule.name,
@@ -39,7 +40,9 @@ def timeline(schedule: Schedule, costs: Costs | None = None, unit: str = "") -> 
         _events(found),
         _events(ideal),
         tuple(zip(*each, strict=True)),
-        tuple(what_if(schedule, costs)),
+        tuple(imagined),
+        tuple(refused),
+        tuple(own.kept),
     )
 
 
@@ -68,28 +71,36 @@ class _Choice(NamedTuple):
     chunks: int
 
 
-def what_if(schedule: Schedule, costs: Costs) -> Iterator[WhatIf]:
-    """The same work under every other schedule, and with other numbers of stages, microbatches and chunks.
+def what_if(schedule: Schedule, costs: Costs) -> tuple[list[WhatIf], list[Refused]]:
+    """The same work under every other schedule, and with other numbers of stages, microbatches and chunks; and what has
+    no form.
 
     The batch stays, so that twice the microbatches are half as large each. Where the model is cut into as many stages
-    as now, each keeps its own costs; else the work is spread evenly. Choices that a schedule refuses are left out, and
-    those that search; the largest are where all of them together would take long to simulate.
+    as now, each keeps its own costs; else the work is spread evenly. The largest sizes are left out where all of them
+    together would take long.
     """
     choices = sorted(
         _choices(schedule), key=lambda c: (c[1:] != _sizes(schedule), c.stages * c.microbatches * c.chunks)
     )
-    left = _ACTIONS
+    left, found, refused = _ACTIONS, [], []
     for choice in choices:
-        left -= choice.stages * choice.microbatches * choice.chunks * (3 if NAMES[choice.name].splits else 2)
+        left -= _effort(choice)
         if left < 0:
-            return
+            break
         try:
-            other = make(
-                choice.name, stages=choice.stages, microbatches=choice.microbatches, chunks=choice.chunks
-            )
-        except ShardError:
-            continue
-        yield _imagined(schedule, costs, other)
+            other = make(**choice._asdict(), costs=_scaled(schedule, costs, choice))
+        except ShardError as error:
+            refused.append(Refused(*choice, str(error)))
+        else:
+            found.append(_imagined(schedule, other))
+    return found, refused
+
+
+def _effort(choice: _Choice) -> int:
+    """The actions of a schedule, those of one that searches tenfold."""
+    named = NAMES[choice.name]
+    actions = choice.stages * choice.microbatches * choice.chunks * (3 if named.splits else 2)
+    return actions * (10 if named.searches else 1)
 
 
 def _sizes(schedule: Schedule) -> tuple[int, int, int]:
@@ -99,17 +110,17 @@ def _sizes(schedule: Schedule) -> tuple[int, int, int]:
 def _choices(schedule: Schedule) -> Iterable[_Choice]:
     p, m, _ = _sizes(schedule)
     for name, named in NAMES.items():
-        if not named.searches:
-            for stages in sorted({max(2, p // 2), p, 2 * p}):
-                for microbatches in sorted({max(1, m // 2), m, 2 * m, 4 * m}):
-                    for chunks in _CHUNKS if named.chunks is None else (named.chunks,):
-                        yield _Choice(name, stages, microbatches, chunks)
+        for stages in sorted({max(2, p // 2), p, 2 * p}):
+            for microbatches in sorted({max(1, m // 2), m, 2 * m, 4 * m}):
+                for chunks in _CHUNKS if named.chunks is None else (named.chunks,):
+                    yield _Choice(name, stages, microbatches, chunks)
 
 
-def _imagined(now: Schedule, costs: Costs, other: Schedule) -> WhatIf:
-    stages, others = now.stages * now.chunks, other.stages * other.chunks
-    found = simulate(other, _scaled(costs, stages, others, now.microbatches / other.microbatches))
-    ideal = simulate(other, Costs(*(fmean(each) for each in costs.per_stage(stages)[:3])))
+def _imagined(now: Schedule, other: Schedule) -> WhatIf:
+    """`other`, made for what the work of `now` costs it."""
+    others = other.stages * other.chunks
+    found = simulate(other)
+    ideal = simulate(other, found.costs.even(others))
     share = now.stages * now.microbatches / (others * other.microbatches)
     return WhatIf(
         other.name,
@@ -123,8 +134,10 @@ def _imagined(now: Schedule, costs: Costs, other: Schedule) -> WhatIf:
     )
 
 
-def _scaled(costs: Costs, stages: int, others: int, microbatch: float) -> Costs:
-    """`costs` with the work of `stages` stages in `others`, on microbatches that are so many times as large."""
+def _scaled(now: Schedule, costs: Costs, choice: _Choice) -> Costs:
+    """What the work of `now` costs each stage of another choice, on its microbatches."""
+    stages, others = now.stages * now.chunks, choice.stages * choice.chunks
+    microbatch = now.microbatches / choice.microbatches
     own = costs.per_stage(stages)
 
     def scaled(numbers: Sequence[float], parts: int) -> list[float]:

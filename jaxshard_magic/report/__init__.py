@@ -30,6 +30,7 @@ from jaxshard_magic.report.pipeline import Bubble as Bubble
 from jaxshard_magic.report.pipeline import Pipeline as Pipeline
 from jaxshard_magic.report.pipeline import PipelineEvent as PipelineEvent
 from jaxshard_magic.report.pipeline import Rank as Rank
+from jaxshard_magic.report.pipeline import Refused as Refused
 from jaxshard_magic.report.pipeline import WhatIf as WhatIf
 from jaxshard_magic.report.plain import build, kind, plain
 
@@ -132,7 +133,8 @@ class Report:
 
         Args:
             name: "memory": what each device holds, by role, against its limit; "roofline": the step that is predicted
-                for a chip by compute, memory and communication over each mesh axis, beside the measured one.
+                for a chip by compute, memory and communication over each mesh axis, beside the measured one;
+                "timeline": what ran when on each rank of a pipeline, above its ideal.
             theme: "light" or "dark".
 
         Raises ShardError for other names, and for a report that does not hold what the figure shows.

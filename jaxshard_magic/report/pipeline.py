@@ -1,6 +1,9 @@
 """The pipeline part of a report: what ran when on each rank, and what that is beside the ideal."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,24 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A schedule that has no form for these sizes, and why: "interleaved: 6 microbatches don't divide by 4 stages"."""
+
+    schedule: str
+    stages: int
+    microbatches: int
+    chunks: int
+    why: str
+
+
+@dataclass(frozen=True, repr=False)
 class Pipeline:
     """A schedule in time. `unit` is "s", or "" where costs are given in units of their own.
 
     `makespan` holds the ideal one, the predicted one and the measured one, from first start to last end. `events` are
     measured where there was a run, else predicted (`source`: "measured" | "predicted"); `ideal_events` are those of
-    even stages. `costs` of each stage: forward, input gradient, weight gradient, transfer.
+    even stages. `costs` of each stage: forward, input gradient, weight gradient, transfer. `kept`: of each stage, the
+    share of a microbatch's activations that is held until its weight gradient ends; empty: all of them.
     """
 
     schedule: str
@@ -86,3 +101,56 @@ class Pipeline:
     ideal_events: tuple[PipelineEvent, ...]
     costs: tuple[tuple[float, float, float, float], ...]
     what_if: tuple[WhatIf, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    kept: tuple[float, ...] = ()
+
+    def to_text(self, width: int | None = None) -> str:
+        """The timeline for a terminal: a line a rank, a column a slot of time.
+
+        Args:
+            width: columns, held between 60 and 100; the terminal's own by default.
+        """
+        from jaxshard_magic.views import timeline_text
+
+        return timeline_text.to_text(self, width)
+
+    def to_html(self) -> str:
+        """The timeline as HTML without script: a fragment to embed."""
+        from jaxshard_magic.views import timeline
+
+        return timeline.to_html(self)
+
+    @overload
+    def to_chrome_trace(self, path: None = None) -> str: ...
+    @overload
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> Path: ...
+
+    def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str | Path:
+        """The timeline as a trace that Perfetto and chrome://tracing open: JSON text, or a file written to `path`.
+
+        Each rank is a thread of one process; the ideal stands in a second one. Costs without a unit take 1 ms each.
+        Returns the text, or the path that was written.
+        """
+        from jaxshard_magic.views import chrome_trace
+
+        text = chrome_trace.to_json(self)
+        if path is None:
+            return text
+        written = Path(path)
+        written.write_text(text, encoding="utf-8")
+        return written
+
+    def __repr__(self) -> str:
+        size = f"{self.stages} stages x {self.microbatches} microbatches"
+        return f"<Pipeline {self.schedule}: {size}, {self.source}>"
+
+    def _ipython_display_(self) -> None:
+        from jaxshard_magic.views.show import show_pipeline
+
+        show_pipeline(self)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self) if cycle else self.to_text())

@@ -1,6 +1,7 @@
 """The colours of every view: pairs for light and dark grounds, and one set that is seen on both.
 
-Hue is a mesh axis or a memory role; text has a contrast of at least 4.5 on its ground, marks of 3.
+Hue is a mesh axis, a memory role or a kind of a pipeline's actions (`on-` is the ink on it); text has a contrast of at
+least 4.5 on its ground, marks of 3.
 """
 
 ROLES = ("params", "optimizer", "batch", "temporaries")
@@ -19,6 +20,14 @@ LIGHT = {
     "batch": "#c26f00",
     "temporaries": "#858e98",
     "other": "#545c65",
+    "F": "#1f5ea8",
+    "B": "#7a5a9e",
+    "I": "#cc7f00",
+    "W": "#419f84",
+    "on-F": "#fff",
+    "on-B": "#fff",
+    "on-I": "#14171a",
+    "on-W": "#14171a",
     "warning": "#8f5a00",
     "error": "#b3261e",
     "info": "#2468b4",
@@ -37,6 +46,14 @@ DARK = {
     "batch": "#f0ae48",
     "temporaries": "#737a82",
     "other": "#b2b9c1",
+    "F": "#4f95e6",
+    "B": "#b79ad8",
+    "I": "#f2b544",
+    "W": "#a5e3cb",
+    "on-F": "#14171a",
+    "on-B": "#14171a",
+    "on-I": "#14171a",
+    "on-W": "#14171a",
     "warning": "#e8b14c",
     "error": "#ff8a80",
     "info": "#82b6ff",
@@ -53,6 +70,10 @@ BOTH = {
     "optimizer": "#8f82d6",
     "batch": "#b8740c",
     "temporaries": "#858e98",
+    "F": "#3f83d6",
+    "B": "#9b7cc4",
+    "I": "#c9830f",
+    "W": "#2f9c7c",
     "rule": "#7a828a",
     "limit": "#d9453b",
 }

@@ -23,6 +23,7 @@ from jaxshard_magic.views.format import (
 from jaxshard_magic.views.memory_html import memory_section
 from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import axis, cell, code, joined, row, section, table, text
+from jaxshard_magic.views.timeline import pipeline_section
 
 SIGNS = {"error": "\u2716", "warning": "\u26a0\ufe0e", "info": "\u2139\ufe0e"}
 LONG_NAME = 36
@@ -44,6 +45,7 @@ def fragment(report: Report, also: str = "") -> str:
         memory_section(report.memory),
         _communication(report),
         _layout(report),
+        pipeline_section(report.pipeline),
         _timing(report),
         _check(report),
     ]

@@ -16,6 +16,7 @@ from jaxshard_magic.views import layout, marks, options, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable, share_text
 from jaxshard_magic.views.places import place, source_of
+from jaxshard_magic.views.timeline_payload import pipeline_payload
 
 VERSION = 1
 ROLES = ("params", "optimizer", "batch", "rng", "other")
@@ -58,6 +59,7 @@ def payload(report: Report) -> dict[str, Any]:
         "rows": _rows(report.leaves),
         "memory": memory,
         "communication": _communication(report, index),
+        "pipeline": None if report.pipeline is None else pipeline_payload(report.pipeline),
     }
 
 
@@ -166,6 +168,9 @@ def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:
     if report.collectives is not None:
         sent = _communication_number(report) if report.collectives else "nothing"
         tabs.append(("communication", "Communication", sent))
+    if report.pipeline is not None:
+        bubble = words.percent_text(words.bubble_of(report.pipeline))
+        tabs.append(("pipeline", "Pipeline", f"bubble {bubble}"))
     return [dict(zip(("id", "label", "number"), tab, strict=True)) for tab in tabs]
 
 

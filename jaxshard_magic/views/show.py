@@ -1,4 +1,4 @@
-"""How a notebook shows a report: as a widget with its HTML twin, as HTML, or as text.
+"""How a notebook shows a report, or a pipeline alone: as a widget with its HTML twin, as HTML, or as text.
 
 The twin is a second output. The live widget hides it; where no widget runs (a reopened notebook, nbconvert,
 GitHub) it is what a reader sees.
@@ -14,10 +14,11 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
-from jaxshard_magic.report import Report
-from jaxshard_magic.views import html
+from jaxshard_magic.report import Pipeline, Report
+from jaxshard_magic.views import html, timeline
 
 if TYPE_CHECKING:
+    from jaxshard_magic.views.timeline_widget import PipelineView
     from jaxshard_magic.views.widget import ReportView
 
 VARIABLE = "JAXSHARD_VIEW"
@@ -31,15 +32,53 @@ def show(report: Report, how: str | None = None) -> None:
         how: auto: in a notebook the widget with its twin, in a terminal text; widget: the widget alone;
             html, without any widget; text. By default what the variable JAXSHARD_VIEW says, else auto.
     """
-    how = how or os.environ.get(VARIABLE) or "auto"
-    if how not in WAYS:
-        raise ShardError(f"no view {how!r}; the views are {one_of(WAYS)}.{did_you_mean(how, WAYS)}")
+    how = _wanted(how)
     if how == "html" or not _in_notebook(get_ipython()):
         raise NotImplementedError("text in a terminal, text and HTML in a notebook")
     if how == "text":
         display({"text/plain": report.to_text()}, raw=True)
     else:
         _show_widget(report, alone=how == "widget")
+
+
+def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
+    """Display `pipeline`, or print it where there is no notebook.
+
+    Args:
+        how: as for `show`.
+    """
+    how, text = _wanted(how), pipeline.to_text()
+    if not _in_notebook(get_ipython()):
+        print(text)
+    elif how == "text":
+        display({"text/plain": text}, raw=True)
+    else:
+        view = None if how == "html" else _pipeline_view(pipeline)
+        if view is None:
+            display({"text/plain": text, "text/html": pipeline.to_html()}, raw=True)
+        else:
+            _display(view, text, timeline.to_html(pipeline, view.static_class), alone=how == "widget")
+
+
+def _wanted(how: str | None) -> str:
+    how = how or os.environ.get(VARIABLE) or "auto"
+    if how not in WAYS:
+        raise ShardError(f"no view {how!r}; the views are {one_of(WAYS)}.{did_you_mean(how, WAYS)}")
+    return how
+
+
+def _pipeline_view(pipeline: Pipeline) -> "PipelineView | None":
+    """A new widget; where there can be none a line says so."""
+    try:
+        from jaxshard_magic.views.timeline_widget import PipelineView
+    except ImportError as error:
+        print(_no_widgets(error))
+        return None
+    return PipelineView(pipeline)
+
+
+def _no_widgets(error: ImportError) -> str:
+    return f"no widgets here, so this is HTML: {' '.join(str(error).split())}"
 
 
 def make_ready(how: str) -> None:
@@ -63,19 +102,22 @@ def _show_widget(report: Report, *, alone: bool) -> None:
     try:
         view = _open_view(report)
     except ImportError as error:
-        print(f"no widgets here, so this is HTML: {' '.join(str(error).split())}")
+        print(_no_widgets(error))
         raise NotImplementedError("HTML") from None
-    text = report.to_text()
+    _display(view, report.to_text(), html.fragment(report, view.static_class), alone=alone)
+
+
+def _display(view: "ReportView | PipelineView", text: str, static: str, *, alone: bool) -> None:
+    """The widget, and after it its twin unless it stands alone."""
     bundle, metadata = view._repr_mimebundle_() or ({}, {})
     if alone:
         display(bundle | {"text/plain": text}, metadata=metadata, raw=True)
         return
-    twin = {"text/plain": text, "text/html": html.fragment(report, view.static_class) + _in_place_of(view)}
     display(bundle | {"text/plain": ""}, metadata=metadata, raw=True)
-    display(twin, raw=True)
+    display({"text/plain": text, "text/html": static + _in_place_of(view)}, raw=True)
 
 
-def _in_place_of(view: "ReportView") -> str:
+def _in_place_of(view: "ReportView | PipelineView") -> str:
     """JupyterLab and Notebook write "model not found" above the twin in a reopened notebook: a style against it."""
     above = f".jp-OutputArea-child:has(+ .jp-OutputArea-child .{view.static_class})"
     return f"<style>{above} > .jupyter-widgets:not(:has(*)){{display:none}}</style>\n"

@@ -2,15 +2,13 @@
 
 import shutil
 from collections.abc import Sequence
-from unicodedata import east_asian_width
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Advice, DeviceMemory, Memory, Report
 from jaxshard_magic.views import communication as comm
-from jaxshard_magic.views import layout, options, words
+from jaxshard_magic.views import layout, options, timeline_text, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import (
-    MINUS,
     SPACE,
     UNKNOWN,
     byte_text,
@@ -21,6 +19,7 @@ from jaxshard_magic.views.format import (
     share_text,
     type_text,
 )
+from jaxshard_magic.views.lines import bar, cells, clip, pad, plain, printed, shorten, table, wrap
 
 SIGNS = {"error": "x", "warning": "!", "info": "i"}
 ROLE_INK = {
@@ -30,16 +29,12 @@ ROLE_INK = {
     "temporaries": "\u2592",
     "other": "\u2591",
 }
-EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 MEMORY_ROWS = 8
 BUFFER_ROWS = 5
 COLLECTIVE_ROWS = 12
 LINE_ROWS = 8
 LEAST_SOURCE = 16
 TRACED = "Lines that move data"
-
-_TERMINAL = str.maketrans({MINUS: "-", UNKNOWN: "-"})
-_SPACES = str.maketrans({SPACE: " ", "\u00a0": " "})
 
 
 def render(report: Report, width: int | None = None, leaves: str | int = 8) -> str:
@@ -59,64 +54,10 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
         _communication(report, columns),
         _lines(report, columns),
         _leaves(report, columns, largest),
+        timeline_text.lines(report.pipeline, columns) if report.pipeline else [],
         _check(report, columns),
     ]
-    return "\n\n".join("\n".join(line.translate(_SPACES).rstrip() for line in part) for part in parts if part)
-
-
-def plain(text: str) -> str:
-    """Our own words with the minus and the dash of a keyboard."""
-    return text.translate(_TERMINAL)
-
-
-def cells(text: str) -> int:
-    """Columns that `text` takes; East Asian wide characters take two."""
-    return len(text) + sum(east_asian_width(c) in "WF" for c in text)
-
-
-def pad(text: str, width: int, align: str = "left") -> str:
-    fill = " " * max(0, width - cells(text))
-    return fill + text if align == "right" else text + fill
-
-
-def shorten(text: str, width: int) -> str:
-    """The end of `text` in `width` columns: `…attn.qkv.kernel`; the end of a path tells most."""
-    if cells(text) <= width:
-        return text
-    while cells(text) > width - 1:
-        text = text[1:]
-    return "\u2026" + text
-
-
-def clip(text: str, width: int) -> str:
-    """The start of `text` in `width` columns: `x, _ = jax.lax.scan(block, x,…`."""
-    if cells(text) <= width:
-        return text
-    while text and cells(text) > width - 1:
-        text = text[:-1]
-    return text + "\u2026"
-
-
-def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    """`text` in lines of at most `width` columns; a word longer than a line is broken."""
-    lines, line, empty = [], first, True
-    for word in filter(None, text.split(" ")):
-        if not empty and cells(line) + 1 + cells(word) > width:
-            lines.append(line)
-            line, empty = rest, True
-        while cells(line) + cells(word) + (not empty) > width:
-            room = width - cells(line)
-            piece = word[: max(1, room if cells(word) == len(word) else room // 2)]
-            lines.append(line + piece)
-            line, word = rest, word[len(piece) :]
-        line, empty = (line + word if empty else f"{line} {word}"), False
-    return [*lines, line]
-
-
-def bar(share: float, width: int) -> str:
-    """A bar of `share` of `width` columns, to an eighth of a column."""
-    eighths = max(1, round(share * width * 8)) if share > 0 else 0
-    return "\u2588" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+    return "\n\n".join(printed(part) for part in parts if part)
 
 
 def _header(report: Report, width: int) -> list[str]:
@@ -241,19 +182,6 @@ def _stack(device: DeviceMemory, limit: int | None, full: int, width: int) -> st
 def _ids(devices: Sequence[int]) -> str:
     pieces = [str(a) if a == b else f"{a}-{b}" for a, b in runs(devices)]
     return ",".join(pieces) if len(pieces) <= 3 else f"{count_text(len(devices))} devices"
-
-
-def table(columns: dict[str, list[str]], lefts: Sequence[str], indent: str = "  ") -> list[str]:
-    """Columns under their heads, those in `lefts` aligned left and the others right."""
-    widths = {head: max(map(cells, [head, *values])) for head, values in columns.items()}
-    rows = [list(columns), *zip(*columns.values(), strict=True)]
-    return [
-        indent
-        + "  ".join(
-            pad(c, widths[h], "left" if h in lefts else "right") for h, c in zip(columns, r, strict=True)
-        )
-        for r in rows
-    ]
 
 
 def _time(report: Report, width: int) -> list[str]:

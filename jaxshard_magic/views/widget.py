@@ -53,7 +53,7 @@ class Chosen(TraitType[Any, Any]):
 class ReportView(AnyWidget):
     """A report to point at; `report.view` gives the one that the notebook shows.
 
-    `leaf` (a path), `device` (an id) and `tab` ("layout", "memory", "communication") are what is selected:
+    `leaf` (a path), `device` (an id) and `tab` ("layout", "memory", "communication", "pipeline") are what is selected:
     they change as the reader clicks, and setting them changes the picture. None clears.
 
         report.view.leaf = "state.params.wte.embedding"

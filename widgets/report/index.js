@@ -10,6 +10,8 @@ import layout from "../layout/layout.css";
 import { view as layoutView } from "../layout/index.js";
 import memory from "../memory/memory.css";
 import { view as memoryView } from "../memory/index.js";
+import { view as pipelineView } from "../pipeline/index.js";
+import pipeline from "../pipeline/pipeline.css";
 import base from "../shared/base.css";
 import { h } from "../shared/dom.js";
 import { Mesh } from "../shared/mesh.js";
@@ -22,8 +24,8 @@ import { tabs } from "./tabs.js";
 
 export * as format from "../shared/format.js";
 
-const STYLE = [tokens, base, report, header, layout, detail, memory, communication, source].join("\n");
-const VIEWS = { layout: layoutView, memory: memoryView, communication: communicationView };
+const STYLE = [tokens, base, report, header, layout, detail, memory, communication, source, pipeline].join("\n");
+const VIEWS = { layout: layoutView, memory: memoryView, communication: communicationView, pipeline: pipelineView };
 
 /**
  * Draw the report of `model` in `el`, all of it or the parts named in `only` ("header", "layout", ...); returns
@@ -35,6 +37,10 @@ export async function render({ model, el }, only = null) {
   const ends = [styled(el, model), followTheme(root), () => root.remove()];
   try {
     const data = await unpacked(model.get("_data"));
+    if (!data.tabs) {
+      root.append(pipelineView(data)); // a schedule shown by itself
+      return () => ends.forEach((end) => end());
+    }
     const mesh = new Mesh(data.mesh);
     const selection = new Selection({ tab: data.tabs[0]?.id ?? null });
     ends.push(follow(selection, model, mesh, data.leaves.path));

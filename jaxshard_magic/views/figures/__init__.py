@@ -9,15 +9,17 @@ from jaxshard_magic.report import Report
 from jaxshard_magic.views.colours import THEMES
 from jaxshard_magic.views.figures.memory import memory
 from jaxshard_magic.views.figures.roofline import roofline
+from jaxshard_magic.views.figures.timeline import timeline
 
 _FIGURES: dict[str, Callable[[Report, Mapping[str, str]], go.Figure]] = {
     "memory": memory,
     "roofline": roofline,
+    "timeline": timeline,
 }
 
 
 def figure(report: Report, name: str, theme: str = "light") -> go.Figure:
-    """The figure `name` of `report`, "memory" or "roofline", on a "light" or "dark" ground.
+    """The figure `name` of `report`, "memory", "roofline" or "timeline", on a "light" or "dark" ground.
 
     Raises ShardError for other names, and for a report without that part.
     """

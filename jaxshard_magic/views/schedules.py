@@ -1,0 +1,178 @@
+"""Compared schedules as text for a terminal, and as HTML with two charts."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from jaxshard_magic.views import schedule_charts as charts
+from jaxshard_magic.views import words
+from jaxshard_magic.views.format import UNKNOWN, rounded
+from jaxshard_magic.views.html import SIGNS
+from jaxshard_magic.views.lines import pad, plain, wrap
+from jaxshard_magic.views.tags import code, joined, section, table
+from jaxshard_magic.views.tags import text as safe
+
+if TYPE_CHECKING:
+    from jaxshard_magic.schedule.compare import Comparison, Row
+
+_HEADS = ("schedule", "chunks", "bubble", "steady", "makespan", "held", "")
+_FRONT = "on the front"
+_COSTS = {
+    "forward": "forward",
+    "input_grad": "input gradient",
+    "weight_grad": "weight gradient",
+    "transfer": "transfer",
+    "kept_for_weight_grad": "kept for the weight gradient",
+}
+
+
+def to_text(found: "Comparison", width: int | None = None) -> str:
+    """The comparison in lines of at most `width` columns, the terminal's by default: the figures, then the curves."""
+    columns = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
+    figures = [list(_HEADS)]
+    figures += [[row.name, *_cells(row), _remark(found, row, "!", str)] for row in found.rows]
+    parts = [
+        wrap(lead(found), columns),
+        wrap(sizes(found), columns),
+        _columns(figures, columns),
+        [line for note in _notes(found) for line in wrap(note, columns)],
+    ]
+    curves = _curves(found)
+    if len(curves) > 1:
+        parts.append(["bubble against microbatches", *_columns(curves, columns)])
+    return plain("\n\n".join("\n".join(part) for part in parts))
+
+
+def to_html(found: "Comparison") -> str:
+    """The comparison as a fragment to stand in a notebook or a page, without script."""
+    head, holding, rest = lead(found).partition(", holding")
+    side = "display:inline-block;vertical-align:top;margin:0 12px 8px 0"
+    drawn = (
+        ("Bubble against microbatches", charts.bubbles(found.rows, found.microbatches)),
+        ("Bubble against what the fullest rank holds", charts.memory(found.rows, found.memory_limit)),
+    )
+    aligned = [(name, "right") for name in _HEADS]
+    sign = f'<span class="jss-warning">{SIGNS["warning"]}</span>'
+    figures = [
+        [code(row.name), *map(safe, _cells(row)), _remark(found, row, sign, safe)] for row in found.rows
+    ]
+    curves = _curves(found)
+    parts = [
+        f'<p class="jss-verdict"><b>{safe(head)}</b>{holding}{safe(rest)}</p>',
+        f"<p><small>{safe(sizes(found))}</small></p>",
+        *(f'<div style="{side}"><small>{title}</small><br>{chart}</div>' for title, chart in drawn),
+        table([(_HEADS[0], "left"), *aligned[1:-1], ("", "wrap")], figures),
+        *(f"<p><small>{safe(note)}</small></p>" for note in _notes(found)),
+    ]
+    if len(curves) > 1:
+        top = [(name, "right" if i else "left") for i, name in enumerate(curves[0])]
+        told = table(top, [[code(row[0]), *map(safe, row[1:])] for row in curves[1:]])
+        parts.append(section("Bubble against microbatches", told))
+    return f'<div class="jss">\n{joined(parts)}\n</div>\n'
+
+
+def lead(found: "Comparison") -> str:
+    """`Smallest bubble: zb-v, 5.9%, which holds 4 microbatches. ...`, and what holds least where that is another."""
+    bubble = min(row.bubble for row in found.rows if row.bubble is not None)
+    best = [row for row in _known(found) if _same(row.bubble, bubble)]
+    held = min(row.peak_microbatches or 0 for row in best)
+    best = [row for row in best if _same(row.peak_microbatches, held)]
+    least = min(row.peak_microbatches or 0 for row in _known(found))
+    said = (
+        f"Smallest bubble: {_names(best)}, {words.percent_text(bubble)}, holding {_held(held)} microbatches"
+    )
+    if _same(held, least):
+        return f"{said}, and none holds less."
+    frugal = [row for row in _known(found) if _same(row.peak_microbatches, least)]
+    smallest = min(row.bubble or 0 for row in frugal)
+    frugal = [row for row in frugal if _same(row.bubble, smallest)]
+    return f"{said}. Least held: {_names(frugal)}, {_held(least)}, with a bubble of {words.percent_text(smallest)}."
+
+
+def sizes(found: "Comparison") -> str:
+    """`4 stages × 16 microbatches. Costs of a microbatch on one of the model's 4 parts: forward 1, ...`."""
+    parts = []
+    for field, name in _COSTS.items():
+        given = getattr(found.costs, field)
+        if field != "kept_for_weight_grad" or given != 1:
+            parts.append(f"{name} {_several(given)}")
+    limit = "" if found.memory_limit is None else f"; memory limit {found.memory_limit:g} microbatches"
+    return (
+        f"{found.stages} stages × {found.microbatches} microbatches{limit}. Costs of a microbatch on one of the "
+        f"model's {found.stages} parts: {', '.join(parts)}; a part's chunks share them."
+    )
+
+
+def _several(given: float | Sequence[float]) -> str:
+    if isinstance(given, float | int):
+        return f"{given:g}"
+    if len(given) > 8:
+        return f"{min(given):g} to {max(given):g}"
+    return " ".join(f"{each:g}" for each in given)
+
+
+def _known(found: "Comparison") -> list["Row"]:
+    return [row for row in found.rows if row.why is None]
+
+
+def _same(one: float | None, other: float) -> bool:
+    return one is not None and abs(one - other) < 1e-9
+
+
+def _names(rows: Sequence["Row"]) -> str:
+    return " and ".join(row.name for row in rows)
+
+
+def _held(value: float) -> str:
+    return rounded(value, 1).removesuffix(".0")
+
+
+def _cells(row: "Row") -> list[str]:
+    shares = (row.bubble, row.steady_bubble)
+    return [
+        str(row.chunks),
+        *map(words.percent_text, shares),
+        UNKNOWN if row.makespan is None else f"{row.makespan:.5g}",
+        UNKNOWN if row.peak_microbatches is None else rounded(row.peak_microbatches, 1),
+    ]
+
+
+def _remark(found: "Comparison", row: "Row", sign: str, marked: Callable[[str], str]) -> str:
+    if row.why is not None:
+        return marked(row.why.removeprefix(f"{row.name}: "))
+    over = found.memory_limit is not None and (row.peak_microbatches or 0) > found.memory_limit + 1e-9
+    said = [f"{sign} above the limit"] if over else []
+    return ", ".join([*said, _FRONT] if row.on_front else said)
+
+
+def _notes(found: "Comparison") -> list[str]:
+    return [
+        "bubble: idle share of all ranks' time, from the first start to the last end; steady: where steps follow each "
+        "other without a barrier; held: microbatches of a whole rank, on the fullest one",
+        f"{_FRONT}: no other has a smaller bubble without holding more",
+    ]
+
+
+def _curves(found: "Comparison") -> list[list[str]]:
+    """A line of the numbers of microbatches, and below it a line of bubbles for each schedule that has some."""
+    numbers = sorted({at for row in found.rows for at, _ in row.curve})
+    lines = []
+    for row in found.rows:
+        if row.curve:
+            known = dict(row.curve)
+            lines.append([row.name, *(words.percent_text(known.get(at)) for at in numbers)])
+    return [["schedule", *map(str, numbers)], *lines]
+
+
+def _columns(lines: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Columns side by side, the first to the left, figures to the right; a last one of words goes on below itself."""
+    remarks = lines[0][-1] == ""
+    figures = len(lines[0]) - remarks
+    widths = [max(len(line[i]) for line in lines) for i in range(figures)]
+    told = []
+    for line in lines:
+        cells = [pad(line[i], widths[i], "right" if i else "left") for i in range(figures)]
+        start = "  ".join(cells)
+        more = line[-1] if remarks else ""
+        told += wrap(more, width, f"{start}  ", " " * (len(start) + 2)) if more else [start]
+    return [line.rstrip() for line in told]

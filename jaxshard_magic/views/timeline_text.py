@@ -1,0 +1,145 @@
+"""A pipeline for a terminal: a line a rank, a column a slot of time, letters by kind, dots where a rank is idle."""
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from math import floor
+from statistics import fmean
+
+from jaxshard_magic.report import Pipeline
+from jaxshard_magic.views import timeline_data as data
+from jaxshard_magic.views import words
+from jaxshard_magic.views.format import count_text, printable
+from jaxshard_magic.views.lines import pad, plain, printed, wrap
+from jaxshard_magic.views.timeline_ticks import ticks
+
+IDLE, GOES_ON = "\u00b7", "\u2500"
+WITH_IDEAL, MOST_RANKS = (
+    12,
+    32,
+)  # ranks up to which each has a line for its ideal, and that have a line at all
+GAP = 2  # columns
+KEPT = "\u00a0"  # a space at which no line breaks
+
+
+def to_text(p: Pipeline, width: int | None = None) -> str:
+    """The timeline as lines of at most `width` columns, held between 60 and 100; the terminal's own by default."""
+    columns = shutil.get_terminal_size().columns if width is None else width
+    return printed(lines(p, max(60, min(100, columns))))
+
+
+def lines(p: Pipeline, width: int) -> list[str]:
+    """The words, and the grid below them."""
+    lead = "".join(span.text for span in words.pipeline_lead(p))
+    said = [f"Pipeline: {lead[:1].lower()}{lead[1:]} {words.pipeline_about(p)}"]
+    parts = words.bubble_parts(p)
+    if len(parts) > 1:
+        made = (
+            f"{words.part_text(part, i == 0)} {part.what}{f' ({part.more})' if part.more else ''}"
+            for i, part in enumerate(parts)
+        )
+        said.append(f"The bubble: {', '.join(made)}.")
+    told = [line for text in said for line in wrap(plain(printable(text)), width)]
+    return [*told, "", *_grid(p, width)] if p.ranks else told
+
+
+def _grid(p: Pipeline, width: int) -> list[str]:
+    """An axis of time, then each rank: its name, what it does, its bubble, and the most activations it holds."""
+    ideal = data.has_ideal(p) and len(p.ranks) <= WITH_IDEAL
+    shown = _shown(len(p.ranks))
+    names = [words.rank_name(p, rank) for rank in shown]
+    left = 2 + max(len("ideal") if ideal else 0, *map(len, names)) + GAP
+    figures = [_figures(p, rank) for rank in shown]
+    right = max(map(len, ["bubble holds", *figures]))
+    end = data.end_of(p)
+    columns = _columns(p, width - left - right - GAP, end)
+    every, every_ideal = data.lanes(p, p.events), data.lanes(p, p.ideal_events)
+    found = [" " * left + pad(_axis(end, columns, p.unit), columns + GAP) + pad("bubble holds", right)]
+    for name, rank, figure in zip(names, shown, figures, strict=True):
+        found.append(_line(name, left, _row(every[rank], end, columns), columns, figure, right))
+        if ideal:
+            share = plain(words.percent_text(p.ranks[rank].ideal)).rjust(len("bubble"))
+            row = _row(every_ideal[rank], end, columns)
+            found.append(_line("ideal", left, row.rstrip(IDLE), columns, share, right))
+    return [*found, *_legend(p, end / columns if columns else 0.0, width, len(shown))]
+
+
+def _shown(ranks: int) -> Sequence[int]:
+    """All ranks, or so many of them evenly spread."""
+    if ranks <= MOST_RANKS:
+        return range(ranks)
+    return sorted({round(i * (ranks - 1) / (MOST_RANKS - 1)) for i in range(MOST_RANKS)})
+
+
+def _line(name: str, left: int, row: str, columns: int, figure: str, right: int) -> str:
+    return pad(name, left - GAP, "right") + " " * GAP + pad(row, columns + GAP) + pad(figure, right)
+
+
+def _figures(p: Pipeline, rank: int) -> str:
+    """` 27.9%     4`: under `bubble holds`."""
+    peak = p.ranks[rank].peak_activations
+    holds = plain("\u2013" if peak is None else words.number_text(peak))
+    return f"{plain(words.percent_text(p.ranks[rank].bubble)):>6} {holds:>5}"
+
+
+def _columns(p: Pipeline, room: int, end: float) -> int:
+    """How many columns the time takes: a whole number for each action where all take a multiple of the shortest, as
+    many as its name has letters where that is about what there is room for, else all there is."""
+    takes = [event.end - event.start for event in p.events if event.end > event.start]
+    least = min(takes, default=0.0)
+    if not least or end <= 0:
+        return room
+    units, each = end / least, floor(room * least / end + 1e-9)
+    regular = all(abs(take / least - round(take / least)) < 1e-6 for take in takes)
+    if each and regular and abs(units - round(units)) < 1e-6:
+        return round(units) * each
+    letters = 1 + len(str(p.microbatches - 1))
+    mean = fmean(takes) / end * room
+    return floor(room * letters / mean) if letters < mean < letters + 1 else room
+
+
+def _row(lane: Sequence[data.Mark], end: float, columns: int) -> str:
+    """What a rank does, a letter with its microbatch for each action that has a column of its own."""
+    slot = end / columns if columns else 0.0
+    if not slot or not lane:
+        return IDLE * columns
+    if sum(mark.end - mark.start for mark in lane) < len(lane) * slot:
+        return "".join(_mixed(data.shares(lane, end, columns)))
+    row = [IDLE] * columns
+    for parts, start, stop in lane:
+        first, last = floor(start / slot + 0.5), min(columns, floor(stop / slot + 0.5))
+        name = "+".join(f"{kind}{microbatch}" for _, kind, microbatch in parts)
+        if len(name) > last - first:
+            name = "".join(kind for _, kind, _ in parts)
+        row[first:last] = name[: last - first].ljust(last - first, GOES_ON)
+    return "".join(row)
+
+
+def _mixed(shares: Iterable[dict[str, float]]) -> Iterator[str]:
+    """A kind for each column, so that along the row each has as many as its share, idleness among them."""
+    owed: dict[str, float] = {}
+    for share in shares:
+        for kind, part in ({IDLE: 1.0 - sum(share.values())} | share).items():
+            owed[kind] = owed.get(kind, 0.0) + part
+        most = max(owed, key=lambda kind: owed[kind])
+        owed[most] -= 1.0
+        yield most
+
+
+def _axis(end: float, columns: int, unit: str) -> str:
+    """`0 ms            10              20`: each tick over its column, as far as they have room."""
+    line = ""
+    for at, label in ticks(end, max(2, columns // 10), unit):
+        place = round(at / end * columns) if end else 0
+        if place + len(label) <= columns and (not line or place > len(line)):
+            line = line.ljust(place) + label
+    return line
+
+
+def _legend(p: Pipeline, slot: float, width: int, shown: int) -> list[str]:
+    kinds = [f"{kind} {words.KINDS[kind]}" for kind in data.kinds_of(p)]
+    pieces = [*kinds, f"{IDLE} bubble", f"1 column = {words.time_text(slot, p.unit)}"]
+    unbroken = (f"{piece.replace(' ', KEPT)}{KEPT}{KEPT}" for piece in pieces)
+    lines = wrap(plain(" ".join(unbroken)), width + 2, "  ", "  ")
+    if shown < len(p.ranks):
+        lines.append(f"  {count_text(shown)} of {count_text(len(p.ranks))} ranks")
+    return lines

@@ -1,0 +1,30 @@
+"""Round times along an axis, in one unit."""
+
+from math import ceil, floor, log10
+
+UNITS = ((1e-6, "us"), (1e-3, "ms"), (1.0, "s"))
+STEPS = (1, 2, 5, 10)
+
+
+def ticks(end: float, most: int, unit: str) -> list[tuple[float, str]]:
+    """Ticks from 0 to `end`, at most `most` steps, as (time, label): a multiple of 1, 2 or 5; the first names the unit.
+
+    >>> ticks(0.0353, 8, "s")[:3]
+    [(0.0, '0 ms'), (0.005, '5'), (0.01, '10')]
+    """
+    one, name = _unit(end) if unit == "s" else (1.0, "")
+    if end <= 0:
+        return [(0.0, f"0 {name}".rstrip())]
+    least = end / one / most
+    size = 10.0 ** floor(log10(least))
+    step = next(k * size for k in STEPS if k * size >= least * (1 - 1e-9))
+    decimals = max(0, ceil(-log10(step) - 1e-9))
+    count = floor(end / one / step + 1e-9)
+    return [
+        (k * step * one, f"{k * step:.{decimals}f}" if k else f"0 {name}".rstrip()) for k in range(count + 1)
+    ]
+
+
+def _unit(end: float) -> tuple[float, str]:
+    """The largest unit that `end` has at least two of, so that labels stay short."""
+    return next((pair for pair in reversed(UNITS) if end >= 2 * pair[0]), UNITS[0])

@@ -1,0 +1,71 @@
+// The predicted bubble against the number of microbatches, a line for each schedule.
+
+import { s } from "../shared/dom.js";
+import { rounded } from "../shared/format.js";
+
+const [WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LABELS] = [250, 142, 30, 24, 20, 70]; // px
+const LINE = 11; // px between two labels
+const DASHES = ["1 2", "4 2", "7 2 1 2", "2 2 6 2", "8 3", "3 1", "1 1", "10 2 2 2 2 2"];
+const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.25];
+
+export function chart(choices, choice) {
+  const { now } = choices;
+  const ms = choices.values.microbatches;
+  const curves = choices.values.schedule
+    .map((name, i) => ({ name, dash: DASHES[i % DASHES.length], on: name === choice.schedule, points: choices.curve(name, choice) }))
+    .filter(({ points }) => points.length);
+  const right = WIDTH - LABELS;
+  const height = Math.max(HEIGHT, TOP + BOTTOM + LINE * curves.length); // room for all names
+  const bottom = height - BOTTOM;
+  const [low, high] = [Math.log2(ms[0]), Math.log2(ms.at(-1))];
+  const x = (m) => LEFT + (high > low ? ((right - LEFT) * (Math.log2(m) - low)) / (high - low) : (right - LEFT) / 2);
+  const most = Math.max(0.02, now.bubble, ...curves.flatMap(({ points }) => points.map(([, bubble]) => bubble)));
+  const step = STEPS.find((each) => most / each <= 4) ?? 0.25;
+  const end = step * Math.ceil(most / step - 1e-9);
+  const y = (bubble) => bottom - ((bottom - TOP) * bubble) / end;
+  const marks = Array.from({ length: Math.round(end / step) + 1 }, (_, i) => i * step);
+  const path = (points) => points.map(([m, bubble], i) => `${i ? "L" : "M"}${x(m).toFixed(1)} ${y(bubble).toFixed(1)}`).join("");
+  const chosen = choices.row(choice).bubble;
+  return s(
+    "svg",
+    { width: WIDTH, height, role: "img", "aria-label": told(curves) },
+    s("text", { x: 0, y: 10, class: "jsm-mark" }, "predicted bubble against microbatches"),
+    marks.map((share, i) => [
+      s("line", { x1: LEFT, x2: right, y1: Math.round(y(share)) + 0.5, y2: Math.round(y(share)) + 0.5, class: "jsm-hair" }),
+      s("text", { x: LEFT - 5, y: y(share) + 3.5, "text-anchor": "end", class: "jsm-mark" }, label(share, i === marks.length - 1)),
+    ]),
+    ms.map((m) => s("text", { x: x(m), y: height - 6, "text-anchor": "middle", class: "jsm-mark" }, m)),
+    curves.map(({ points, dash, on }) =>
+      s("path", { d: path(points), class: on ? "jsm-pp-curve jsm-pp-chosen" : "jsm-pp-curve", "stroke-dasharray": on ? null : dash }),
+    ),
+    labels(curves, y, right, bottom),
+    now.stages === choice.stages && inside(now.microbatches, ms)
+      ? s("circle", { cx: x(now.microbatches), cy: y(now.bubble), r: 3.5, class: "jsm-pp-point" })
+      : null,
+    s("circle", { cx: x(choice.microbatches), cy: y(chosen), r: 4, class: "jsm-pp-hollow" }),
+  );
+}
+
+const inside = (m, ms) => m >= ms[0] && m <= ms.at(-1);
+const label = (share, last) => `${rounded(100 * share, 0)}${last ? "%" : ""}`;
+
+/** Names at the ends of the lines, moved apart where they would lie on each other. */
+function labels(curves, y, right, bottom) {
+  const ends = curves
+    .map(({ name, on, points }) => ({ name, on, at: y(points.at(-1)[1]) }))
+    .sort((a, b) => a.at - b.at);
+  for (let i = 1; i < ends.length; i += 1) ends[i].at = Math.max(ends[i].at, ends[i - 1].at + LINE);
+  let floor = bottom;
+  for (let i = ends.length - 1; i >= 0; i -= 1) {
+    ends[i].at = Math.min(ends[i].at, floor);
+    floor = ends[i].at - LINE;
+  }
+  return ends.map(({ name, on, at }) =>
+    s("text", { x: right + 6, y: at + 3, class: `jsm-mark${on ? " jsm-ink jsm-pp-bold" : ""}` }, name),
+  );
+}
+
+const told = (curves) =>
+  `Predicted bubble against microbatches: ${curves
+    .map(({ name, points }) => `${name} ${points.map(([m, bubble]) => `${rounded(100 * bubble, 1)}% at ${m}`).join(", ")}`)
+    .join("; ")}`;

@@ -1,0 +1,170 @@
+// A pipeline's actions as columns: rank by rank in their order, with the times of the same actions in the ideal.
+
+export const KINDS = "FBIW";
+const BACK = 1; // of the three results of a stage's microbatch: forward, backward (or its input gradient), weights
+const RESULT = { F: 0, B: BACK, I: BACK, W: 2 };
+
+/**
+ * A rank's lane. `start`, `end`, `idealStart`, `idealEnd` by event; the parts of event `i`, one unless it is fused, are
+ * `first[i]` to `first[i + 1]` in `kind` (an index of KINDS), `stage` and `mb`.
+ */
+function lane({ kinds, stage, mb, sizes, wait, take }, ideal, tick) {
+  const count = wait.length;
+  const first = new Int32Array(count + 1);
+  for (let i = 0; i < count; i += 1) first[i + 1] = first[i] + (sizes ? sizes[i] : 1);
+  return {
+    count,
+    ...times(wait, take, tick, "start", "end"),
+    ...(ideal ? times(ideal.wait, ideal.take, tick, "idealStart", "idealEnd") : {}),
+    first,
+    kind: Uint8Array.from(kinds, (letter) => KINDS.indexOf(letter)),
+    stage: typeof stage === "number" ? new Int32Array(mb.length).fill(stage) : Int32Array.from(stage),
+    mb: Int32Array.from(mb),
+  };
+}
+
+function times(wait, take, tick, from, to) {
+  const [starts, ends] = [new Float64Array(wait.length), new Float64Array(wait.length)];
+  let at = 0;
+  for (let i = 0; i < wait.length; i += 1) {
+    starts[i] = (at += wait[i]) * tick;
+    ends[i] = (at += take[i]) * tick;
+  }
+  return { [from]: starts, [to]: ends };
+}
+
+/** The place of an event: its rank, its index there, and which of its parts is meant. */
+export class Events {
+  #found; // rank, event and part by result, stage and microbatch
+  #stages;
+  #microbatches;
+
+  constructor({ events, ideal, tick, kept, end }) {
+    this.lanes = events.map((each, rank) => lane(each, ideal?.[rank], tick));
+    this.hasIdeal = ideal !== null;
+    this.end = this.lanes.reduce((most, { end: ends, count }) => Math.max(most, ends[count - 1] ?? 0), end);
+    this.kept = kept;
+    this.count = this.lanes.reduce((sum, { count }) => sum + count, 0);
+    const most = (name) => this.lanes.reduce((max, each) => each[name].reduce((a, b) => Math.max(a, b), max), 0) + 1;
+    [this.#stages, this.#microbatches] = [most("stage"), most("mb")];
+    this.#found = new Map();
+    this.lanes.forEach((each, rank) => {
+      for (let event = 0; event < each.count; event += 1) {
+        for (let part = each.first[event]; part < each.first[event + 1]; part += 1) {
+          const key = this.#key(RESULT[KINDS[each.kind[part]]], each.stage[part], each.mb[part]);
+          this.#found.set(key, { rank, event, part });
+        }
+      }
+    });
+  }
+
+  #key(result, stage, mb) {
+    return (result * this.#stages + stage) * this.#microbatches + mb;
+  }
+
+  #at(result, stage, mb) {
+    if (stage < 0 || stage >= this.#stages) return null;
+    return this.#found.get(this.#key(result, stage, mb)) ?? null;
+  }
+
+  get microbatches() {
+    return this.#microbatches;
+  }
+
+  /** The event of `rank` that runs at `time`, -1 for none. */
+  under(rank, time) {
+    const at = this.upTo(rank, time) - 1;
+    return at >= 0 && time < this.lanes[rank].end[at] ? at : -1;
+  }
+
+  /** How many events of `rank` have begun at `time`. */
+  upTo(rank, time) {
+    const { start, count } = this.lanes[rank];
+    let [low, high] = [0, count];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (start[middle] <= time) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  /** The events of `rank` between two times, from the first to behind the last. */
+  between(rank, from, to) {
+    return [Math.max(0, this.upTo(rank, from) - 1), this.upTo(rank, to)];
+  }
+
+  /** The event of `rank` that is nearest to `time`. */
+  nearest(rank, time) {
+    const { start, end, count } = this.lanes[rank];
+    const at = Math.max(0, this.upTo(rank, time) - 1);
+    return at + 1 < count && start[at + 1] - time < time - end[at] ? at + 1 : at;
+  }
+
+  /** `2F0`, `2F4+3B1`. */
+  text(rank, event) {
+    const { first, kind, stage, mb } = this.lanes[rank];
+    const parts = [];
+    for (let i = first[event]; i < first[event + 1]; i += 1) parts.push(`${stage[i]}${KINDS[kind[i]]}${mb[i]}`);
+    return parts.join("+");
+  }
+
+  /** What an event waits for of another rank: the last of it to end, null for nothing. */
+  needs(rank, event) {
+    const { first, kind, stage, mb } = this.lanes[rank];
+    let last = null;
+    for (let i = first[event]; i < first[event + 1]; i += 1) {
+      const letter = KINDS[kind[i]];
+      if (letter === "W") continue;
+      const need = letter === "F" ? this.#at(0, stage[i] - 1, mb[i]) : this.#at(BACK, stage[i] + 1, mb[i]);
+      if (need && need.rank !== rank && (!last || this.#ended(need) > this.#ended(last))) last = need;
+    }
+    return last;
+  }
+
+  #ended({ rank, event }) {
+    return this.lanes[rank].end[event];
+  }
+
+  /** Where a microbatch goes from rank to rank: `{from, to}`, the places of an event and of the one that waits for it. */
+  path(mb) {
+    const steps = [];
+    for (let stage = 0; stage + 1 < this.#stages; stage += 1) {
+      for (const [result, here, there] of [[0, stage, stage + 1], [BACK, stage + 1, stage]]) {
+        const [from, to] = [this.#at(result, here, mb), this.#at(result, there, mb)];
+        if (from && to && from.rank !== to.rank) steps.push({ from, to });
+      }
+    }
+    return steps;
+  }
+
+  #steps = new Map();
+
+  /** Times, and the activations that `rank` holds from each on. */
+  held(rank) {
+    if (!this.#steps.has(rank)) this.#steps.set(rank, heldBy(this.lanes[rank], this.kept));
+    return this.#steps.get(rank);
+  }
+}
+
+/** One from the start of a forward action on, until the backward one ends, or in two parts with its halves. */
+function heldBy({ count, start, end, first, kind, stage }, kept) {
+  const changes = [];
+  for (let event = 0; event < count; event += 1) {
+    for (let i = first[event]; i < first[event + 1]; i += 1) {
+      const share = kept[stage[i]] ?? 1;
+      const letter = KINDS[kind[i]];
+      if (letter === "F") changes.push([start[event], 1]);
+      else changes.push([end[event], -{ B: 1, I: 1 - share, W: share }[letter]]);
+    }
+  }
+  changes.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+  let now = 0;
+  const steps = [[0, 0]];
+  for (const [at, change] of changes) {
+    now += change;
+    if (at === steps.at(-1)[0]) steps.at(-1)[1] = now;
+    else steps.push([at, now]);
+  }
+  return steps;
+}
