@@ -1,8 +1,11 @@
-"""The command line of `%%shard`: its strategies and options, parsed, and the help text from one table."""
+"""The command lines of `%%shard` and `%shard schedule`: options from one table each, parsed, and their help text."""
 
+import math
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 
@@ -14,8 +17,8 @@ STRATEGIES = {
     "pmap": "steps written for one device, with jax.lax.pmean(x, 'batch'), as jax.pmap runs them",
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
 }
-COMMANDS = ("doctor", "abstract")
-LATER_COMMANDS = ("compare", "schedule", "explore", "code", "history")
+COMMANDS = ("doctor", "abstract", "schedule")
+LATER_COMMANDS = ("compare", "explore", "code", "history")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ FLAGS = (
     Flag("--reduce", "WHEN", "sum microbatches' gradients over devices: each, once, once-gathered", "reduce"),
     Flag("--remat", "WHAT", "compute again for the backward pass: N segments, full, dots, REGEX", "remat"),
     Flag("--precision", "TYPE", "products in bf16 or fp16; parameters stay float32", "precision"),
+    Flag("--reduce-dtype", "TYPE", "add gradients up over devices in bf16, fp16 or f32", "reduce_dtype"),
     Flag("--pad", "", "add rows to an uneven batch; numbers stay those of the real ones", "pad"),
     Flag("--check", "", "compare with the plain step on the same inputs", "check"),
     Flag("--on", "CHIP", "predict the step's time on this chip: --on v5e, --on h100", "on"),
@@ -55,8 +59,17 @@ FLAGS = (
     Flag("--help", "", "this text", "help"),
 )
 LATER_FLAGS = ("--schedule", "--stages", "--chunks")
-_BY_NAME = {flag.name: flag for flag in FLAGS} | {"-h": FLAGS[-1]}
+SCHEDULE_FLAGS = (
+    Flag("--stages", "P", "ranks of the pipeline; else those of the mesh's pipeline axis, or 4", "stages"),
+    Flag("--microbatches", "M", "parts of the batch; else 4 for each stage", "microbatches"),
+    Flag("--chunks", "V", "parts of the model that a rank holds, where the schedule has no number", "chunks"),
+    Flag("--costs", "TEXT", "of a microbatch: F,I,W or F,I,W,transfer, or with names, as below", "costs"),
+    Flag("--memory-limit", "N", "for those that search: most microbatches that a rank holds", "memory_limit"),
+    Flag("-o", "VAR", "keep what is returned under this name", "output"),
+    Flag("--help", "", "this text", "help"),
+)
 _REPEATABLE = ("specs", "rules")
+_COUNTS = ("repeat", "microbatches", "stages", "chunks")
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,7 @@ class Options:
     reduce: str = "each"
     remat: str | None = None
     precision: str | None = None
+    reduce_dtype: str | None = None
     pad: bool = False
     check: bool = False
     on: str | None = None
@@ -84,26 +98,54 @@ class Options:
     words: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """A parsed `%shard schedule` line; a size that it does not say is None, `costs` is its text."""
+
+    stages: int | None = None
+    microbatches: int | None = None
+    chunks: int | None = None
+    costs: str | None = None
+    memory_limit: float | None = None
+    output: str | None = None
+    help: bool = False
+    words: tuple[str, ...] = ()
+
+
+Line = TypeVar("Line", Options, ScheduleOptions)
+
+
 def parse(line: str) -> Options:
     """`fsdp+tp --mesh "data=4 model=2"` as Options; what is no option is in `words`.
 
     Raises ShardError for an unknown option, a missing or impossible value, and an unclosed quote.
     """
-    options, tokens = Options(), _tokens(line)
+    return _parsed(line, "%%shard", FLAGS, Options())
+
+
+def parse_schedule(line: str) -> ScheduleOptions:
+    """`schedule 1f1b --stages 4` as ScheduleOptions; `words` are those after the command. Raises as `parse` does."""
+    options = _parsed(line, "%shard schedule", SCHEDULE_FLAGS, ScheduleOptions())
+    return replace(options, words=options.words[1:])
+
+
+def _parsed(line: str, command: str, flags: Sequence[Flag], options: Line) -> Line:
+    by_name = {flag.name: flag for flag in flags} | {"-h": flags[-1]}
+    tokens = _tokens(line)
     while tokens:
         token = tokens.pop(0)
         if not re.match(r"--?[A-Za-z]", token):
             options = replace(options, words=(*options.words, token))
             continue
         name, given, value = token.partition("=")
-        flag = _flag(name)
+        flag = _flag(name, command, by_name)
         if not flag.metavar:
             if given:
                 raise ShardError(f"{name} takes no value, not {value!r}")
             options = replace(options, **{flag.into: flag.sets})
             continue
         if not given:
-            if not tokens or tokens[0] in _BY_NAME:
+            if not tokens or tokens[0] in by_name:
                 raise ShardError(f"{name} needs a value: {name} {flag.metavar}")
             value = tokens.pop(0)
         options = replace(options, **{flag.into: _value(flag, _unquoted(value), options)})
@@ -142,29 +184,36 @@ def _unquoted(word: str) -> str:
     return word[1:-1] if whole else word
 
 
-def _flag(name: str) -> Flag:
-    if name in _BY_NAME:
-        return _BY_NAME[name]
+def _flag(name: str, command: str, by_name: Mapping[str, Flag]) -> Flag:
+    if name in by_name:
+        return by_name[name]
     if name in LATER_FLAGS:
         raise ShardError(f"{name} comes later: this version has no such option yet")
-    raise ShardError(
-        f"%%shard has no option {name}; it has {one_of(f.name for f in FLAGS)}."
-        + did_you_mean(name, _BY_NAME)
-    )
+    names = one_of(each for each in by_name if each != "-h")
+    raise ShardError(f"{command} has no option {name}; it has {names}.{did_you_mean(name, by_name)}")
 
 
-def _value(flag: Flag, value: str, options: Options) -> Any:
+def _value(flag: Flag, value: str, options: Options | ScheduleOptions) -> Any:
     if flag.into in _REPEATABLE:
         if "=" not in value:
             raise ShardError(f"{flag.name} {value!r} has no '='; write {flag.name} \"{flag.metavar}\"")
         return (*getattr(options, flag.into), value)
-    if flag.into in ("repeat", "microbatches"):
+    if flag.into in _COUNTS:
         if not value.isdecimal() or int(value) < 1:
             raise ShardError(f"{flag.name} takes a whole number from 1 on, not {value!r}")
         return int(value)
+    if flag.into == "memory_limit":
+        return _number(flag.name, value)
     if flag.into == "output" and not value.isidentifier():
         raise ShardError(f"-o takes the name of a variable, not {value!r}")
     return value
+
+
+def _number(what: str, value: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(value) < math.inf:
+            return float(value)
+    raise ShardError(f"{what} takes a number above 0, not {value!r}")
 
 
 def with_strategy(options: Options) -> Options:
@@ -207,15 +256,21 @@ def _given(options: Options) -> list[str]:
     return [flag.name for flag in FLAGS if getattr(options, flag.into) != getattr(Options, flag.into)]
 
 
+def flags_text(flags: Sequence[Flag]) -> str:
+    """The options as lines of a help text."""
+    return "\n".join(f"    {flag.name + ' ' + flag.metavar:<21}{flag.help}" for flag in flags)
+
+
 def _help() -> str:
     strategies = "\n".join(f"    {name:<21}{text}" for name, text in STRATEGIES.items())
-    flags = "\n".join(f"    {flag.name + ' ' + flag.metavar:<21}{flag.help}" for flag in FLAGS)
+    flags = flags_text(FLAGS)
     return f"""Run this cell's train step sharded over the mesh, with the same numbers, and return the Report.
 
     %%shard STRATEGY [options]     above a cell that defines the train step, or calls one
     %shard                         the last report, with all calls since
     %shard doctor                  what is installed, which devices answer, whether they reach each other
     %shard abstract NAME...        make shapes of what the notebook holds under these names, and free it
+    %shard schedule NAMES          a pipeline schedule in time, or several compared; --help has more
 
 Strategies, or a sum of them such as fsdp+tp; fsdp@data says which mesh axis:
 {strategies}

@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from jaxshard_magic import _cell, _options
+from jaxshard_magic import _cell, _displays, _options
 from jaxshard_magic._progress import Progress, line_for
 from jaxshard_magic._steps import compared, copies, made, tried
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from jaxshard_magic.doctor import Doctor
     from jaxshard_magic.mesh import BuiltMesh
     from jaxshard_magic.report import Report
+    from jaxshard_magic.schedule import Comparison, Schedule
     from jaxshard_magic.step import Watch
     from jaxshard_magic.targets import Target
 
 _COMPLETED = ("%shard", "%%shard", "shard")
-_REPORT = ("jaxshard_magic.report", "Report")
 
 
 @magics_class
@@ -80,10 +80,12 @@ class ShardMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    def shard(self, line: str, cell: str | None = None) -> "Report | Doctor | None":
+    def shard(self, line: str, cell: str | None = None) -> "Report | Doctor | Schedule | Comparison | None":
         __tracebackhide__ = True
         text, quiet = _silenced(line)
         try:
+            if cell is None and text.split()[:1] == ["schedule"]:
+                return self._scheduled(text, quiet)
             options = _options.parse(text)
             if options.help:
                 print(_options.HELP)
@@ -128,6 +130,15 @@ class ShardMagics(Magics):
         except RuntimeError:  # a backend does not start, which the examination tells
             built = None
         return api.doctor(built and built.mesh)
+
+    def _scheduled(self, text: str, quiet: bool) -> "Schedule | Comparison | None":
+        from jaxshard_magic import _schedules
+
+        built = self.session.mesh
+        found, name = _schedules.scheduled(text, {} if built is None else built.mesh.shape)
+        if name:
+            self.shell.user_ns[name] = found
+        return None if quiet else found
 
     def _made_abstract(self, options: _options.Options) -> None:
         from jaxshard_magic._abstract import abstract_names
@@ -337,22 +348,21 @@ def _no_command(word: str) -> ShardError:
 
 
 def _completions(shell: "InteractiveShell", event: Any) -> list[str]:
-    """Words for the line of `%%shard`: functions after --step, else strategies and options."""
+    """Words for the line: functions after --step, the names and options of a schedule, else strategies and options."""
     before = event.text_until_cursor.removesuffix(event.symbol).split()
+    if before[:2] == ["%shard", "schedule"]:
+        from jaxshard_magic import _schedules
+
+        return [*_schedules.NAMES, _schedules.EVERY, *(flag.name for flag in _options.SCHEDULE_FLAGS)]
     if before[-1:] == ["--step"]:
         return [name for name, value in shell.user_ns.items() if callable(value) and not name.startswith("_")]
     flags = [flag.name for flag in _options.FLAGS]
-    return flags if event.symbol.startswith("-") else [*_options.STRATEGIES, *flags]
-
-
-def _display(session: ShardSession, report: "Report") -> None:
-    from jaxshard_magic.views.show import show
-
-    show(report, session.view)
+    commands = _options.COMMANDS if before == ["%shard"] else ()
+    return flags if event.symbol.startswith("-") else [*commands, *_options.STRATEGIES, *flags]
 
 
 def load(shell: "InteractiveShell") -> None:
-    """Register the magics, their completions, the session's traits for `%config`, and how Reports are shown."""
+    """Register the magics, their completions, the session's traits for `%config`, and how results are shown."""
     if not glob(
         "/dev/nvidia*"
     ):  # else jax prints a traceback where its CUDA plugin is there to compile and no more
@@ -363,8 +373,7 @@ def load(shell: "InteractiveShell") -> None:
     configurables.append(magics.session)
     for word in _COMPLETED:
         shell.set_hook("complete_command", _completions, str_key=word)
-    formatter: Any = shell.display_formatter
-    formatter.ipython_display_formatter.for_type_by_name(*_REPORT, partial(_display, magics.session))
+    _displays.register(shell, magics.session)
 
 
 def unload(shell: "InteractiveShell") -> None:
@@ -378,5 +387,4 @@ def unload(shell: "InteractiveShell") -> None:
             manager.magics[kind].pop(name, None)
     for word in _COMPLETED:
         shell.strdispatchers["complete_command"].strs.pop(word, None)
-    formatter: Any = shell.display_formatter
-    formatter.ipython_display_formatter.pop(".".join(_REPORT), None)
+    _displays.remove(shell)

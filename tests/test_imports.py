@@ -25,7 +25,12 @@ BELOW_API = f"doctor {DOING} analysis report hardware wires packages targets com
 MAY_IMPORT = {
     "__init__": ("", ""),
     "_steps": (f"_cell _options _progress api views {BELOW_API}", "jax"),
-    "magics": (f"_abstract _steps _cell _options _progress session api views {BELOW_API}", "IPython jax"),
+    "_schedules": ("_options mesh schedule", ""),
+    "_displays": ("analysis views", ""),
+    "magics": (
+        f"_abstract _schedules _displays _steps _cell _options _progress session api views {BELOW_API}",
+        "IPython jax",
+    ),
     "_cell": ("", "IPython psutil"),
     "_options": ("", ""),
     "_progress": ("views", "IPython"),
@@ -56,7 +61,7 @@ MAY_IMPORT = {
 }
 
 # Modules and packages that are imported late as a whole, each by name inside a function.
-LATE_MODULES = {"program.nnx_calls", "views.widget", "views.figures", "views.show"}
+LATE_MODULES = {"program.nnx_calls", "views.widget", "views.timeline_widget", "views.figures", "views.show"}
 
 LATE = {
     "doctor": ("views", ""),  # Doctor.to_text, to_html

@@ -1,0 +1,61 @@
+"""How a notebook shows what the magics return: a Report, a pipeline, a schedule as one, several compared."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxshard_magic.report import Pipeline, Report
+    from jaxshard_magic.schedule import Comparison, Schedule
+    from jaxshard_magic.session import ShardSession
+
+_REPORT = ("jaxshard_magic.report", "Report")
+_PIPELINE = ("jaxshard_magic.report.pipeline", "Pipeline")
+_SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
+_COMPARISON = ("jaxshard_magic.schedule.compare", "Comparison")
+
+
+def register(shell: Any, session: "ShardSession") -> None:
+    """From here on the notebook shows each of them as the session's `view` says, those made by hand as well."""
+    displays, bundles = _formatters(shell)
+    displays.for_type_by_name(*_REPORT, partial(_report, session))
+    displays.for_type_by_name(*_PIPELINE, partial(_pipeline, session))
+    displays.for_type_by_name(*_SCHEDULE, partial(_schedule, session))
+    bundles.for_type_by_name(*_COMPARISON, partial(_comparison_bundle, session))
+
+
+def remove(shell: Any) -> None:
+    """Take out what `register` put in."""
+    for formatter in _formatters(shell):
+        for name in (_REPORT, _PIPELINE, _SCHEDULE, _COMPARISON):
+            formatter.pop(".".join(name), None)
+
+
+def _formatters(shell: Any) -> tuple[Any, Any]:
+    formatter = shell.display_formatter
+    return formatter.ipython_display_formatter, formatter.mimebundle_formatter
+
+
+def _report(session: "ShardSession", report: "Report") -> None:
+    """Displays, or raises NotImplementedError where IPython's own formatters show what is wanted."""
+    from jaxshard_magic.views.show import show
+
+    show(report, session.view)
+
+
+def _pipeline(session: "ShardSession", pipeline: "Pipeline") -> None:
+    from jaxshard_magic.views.show import show_pipeline
+
+    show_pipeline(pipeline, session.view)
+
+
+def _schedule(session: "ShardSession", schedule: "Schedule") -> None:
+    from jaxshard_magic.analysis.timeline import timeline
+
+    _pipeline(session, timeline(schedule))
+
+
+def _comparison_bundle(session: "ShardSession", comparison: "Comparison") -> dict[str, str]:
+    from jaxshard_magic.views import schedules
+
+    text = {"text/plain": schedules.to_text(comparison)}
+    return text if session.view == "text" else text | {"text/html": schedules.to_html(comparison)}
