@@ -30,6 +30,7 @@ def made(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> A
         reduce=options.reduce,
         remat=options.remat,
         precision=options.precision,
+        reduce_dtype=options.reduce_dtype,
         pad=options.pad,
         donate=options.donate,
         check=options.check,

@@ -83,6 +83,7 @@ def shard(
     reduce: str = "each",
     remat: int | str | None = None,
     precision: str | None = None,
+    reduce_dtype: str | None = None,
     pad: bool = False,
     donate: bool | None = None,
     check: bool = False,
@@ -97,9 +98,11 @@ def shard(
     `microbatches`: take the batch in so many parts, one after the other, with the gradients of the whole; `reduce`:
     sum them over devices for "each", "once", or "once-gathered". `remat`: compute again what the backward pass needs:
     a number of segments, a policy ("full", "dots", "offload"), or a regular expression for blocks and named values.
-    `precision`: products in "bf16", "fp16" or "f32"; parameters keep their type. `pad`: add rows to a batch that does
-    not divide over the devices; numbers stay those of the real ones. `donate`: True gives the step's own state of the
-    previous call to the next, False never does, None does what the step's own jit says.
+    `precision`: products in "bf16", "fp16" or "f32"; parameters keep their type. `reduce_dtype`: the type in which
+    devices add gradients up, one of these, by default float32 where `precision` is narrower. `pad`: add rows to a batch
+    that does not divide over the devices, or into its microbatches; numbers stay those of the real ones. `donate`: True
+    gives the step's own state of the previous call to the next, False never does, None does what the step's own jit
+    says.
     `check`: compare the first call against the plain step. `on`: predict the step's time for this chip ("v5e", "h100").
 
     Raises `ShardError` at once for a strategy, spec or mesh that cannot be; what depends on shapes is raised by the
@@ -126,7 +129,9 @@ def shard(
         specs={k: _spec(v) for k, v in (specs or {}).items()},
         rules=tuple((pattern, _spec(v)) for pattern, v in pairs),
         donate=donate,
-        inside=Inside(microbatches, reduce, None if remat is None else str(remat), precision, pad),
+        inside=Inside(
+            microbatches, reduce, None if remat is None else str(remat), precision, pad, reduce_dtype
+        ),
         check=check,
         on=None if on is None else hardware.chip(on).key,
         name=name,

@@ -3,7 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import linen as nn
+from flax.training.train_state import TrainState
 from jax import lax
 
 import jaxshard_magic
@@ -45,6 +48,44 @@ def step(state, batch):
     return updated(state, grads), lax.pmean(loss, "batch")
 
 
+class Net(nn.Module):
+    """`axis`: the devices that BatchNorm takes its statistics over, beside a device's own examples."""
+
+    axis: str | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        norm = nn.BatchNorm(use_running_average=False, momentum=0.5, axis_name=self.axis)
+        x = norm(nn.Dense(HIDDEN)(x))
+        return nn.Dense(CLASSES)(nn.relu(x))
+
+
+class Statistics(TrainState):
+    batch_stats: dict
+
+
+def linen_state(axis=None, optimizer=None):
+    variables = Net().init(jax.random.key(0), jnp.ones((2, WIDTH)))
+    kept = {k: variables[k] for k in ("params", "batch_stats")}
+    return Statistics.create(apply_fn=Net(axis).apply, tx=optimizer or optax.adam(1e-2), **kept)
+
+
+def linen_loss(params, statistics, state, batch):
+    out, new = state.apply_fn(
+        {"params": params, "batch_stats": statistics}, batch["x"], mutable=["batch_stats"]
+    )
+    return jnp.mean((out - batch["y"]) ** 2), new["batch_stats"]
+
+
+def linen_step(state, batch, sync=False):
+    gradient = jax.value_and_grad(linen_loss, has_aux=True)
+    (value, statistics), grads = gradient(state.params, state.batch_stats, state, batch)
+    grads = lax.pmean(grads, axis_name="batch")
+    if sync:
+        statistics = lax.pmean(statistics, "batch")
+    return state.apply_gradients(grads=grads, batch_stats=statistics), {"loss": lax.pmean(value, "batch")}
+
+
 def split(batch, *sizes):
     sizes = sizes or (DEVICES,)
     n = int(np.prod(sizes))
@@ -53,6 +94,16 @@ def split(batch, *sizes):
 
 def replicate(tree, n=DEVICES):
     return jax.tree.map(lambda x: jnp.stack([x] * n), tree)
+
+
+def whole():
+    """The arguments of `step` without a device axis."""
+    return weights(), data()
+
+
+def stacked(n=DEVICES):
+    """The arguments of `step` as `jax.pmap` takes them."""
+    return replicate(weights(), n), split(data(), n)
 
 
 def three(call, state, *rest):

@@ -327,3 +327,20 @@ def test_nothing_stays_patched_and_other_threads_see_nothing_of_it():
         jaxshard_magic.shard(step, "dp", mesh="data=2", microbatches=2)(weights(), init(weights()), batch())
     assert jax.vjp is before and float(seen[0]) == 6.0
     assert float(jax.grad(lambda x: x**3)(2.0)) == 12.0
+
+
+@pytest.mark.parametrize(
+    "options", [{"microbatches": 4}, {"remat": "full"}, {"precision": "bf16"}, {"precision": "fp16"}], ids=str
+)
+def test_arrays_that_a_jit_of_the_loss_holds_are_its_constants(options):
+    held = np.linspace(0.5, 1.5, WIDTH, dtype=np.float32)
+    scaled = jax.jit(lambda x: x * held)
+
+    def loss(params, data):
+        return jnp.square(scaled(data["x"] @ params[0]["w"])).mean(), {}
+
+    step, init = step_of(loss)
+    sharded = jaxshard_magic.shard(step, "dp", mesh="data=2", check=True, **options)
+    sharded(weights(1), init(weights(1)), batch())
+    check = sharded.report().check
+    assert check is not None and check.passed

@@ -67,7 +67,21 @@ def step_of(loss):
     return step
 
 
-@pytest.mark.parametrize(("loss", "examples"), [(mean, 13), (masked, 13), (total, 13), (mean, 2)])
+def drawn(p, batch):
+    """Keys for each example, draws that depend on all, their number, and rows that must not be zeros."""
+    h = p["table"][batch["x"]].mean(1) * (batch["x"].sum(1, keepdims=True) > 0)
+    n = h.shape[0]
+    keys = jax.random.split(jax.random.key(1), n)
+    h = h / jnp.linalg.norm(h, axis=-1, keepdims=True) + jax.vmap(lambda key: jax.random.normal(key, (8,)))(
+        keys
+    )
+    each = jnp.square(h @ p["head"]).sum(-1) * jax.random.gamma(jax.random.key(2), 2.0, (n,))
+    return each.mean(), {"n": jnp.asarray(n), "each": each}
+
+
+@pytest.mark.parametrize(
+    ("loss", "examples"), [(mean, 13), (masked, 13), (total, 13), (mean, 2), (drawn, 13)]
+)
 def test_all_numbers_are_those_of_the_real_rows(loss, examples):
     step, batch = step_of(loss), data(examples)
     sharded = jaxshard_magic.shard(step, "dp", mesh="data=4", pad=True, check=True)
@@ -132,7 +146,12 @@ def turned(p, batch):
     return (each * each[::-1]).mean(), {}
 
 
-@pytest.mark.parametrize("loss", [contrasted, sorted_, turned])
+def regrouped(p, batch):
+    logits = p["table"][batch["x"]].mean(1) @ p["head"]
+    return jnp.square(logits.reshape(CLASSES, -1).mean(0)).mean(), {}
+
+
+@pytest.mark.parametrize("loss", [contrasted, sorted_, turned, regrouped])
 def test_a_step_that_mixes_rows_is_refused_with_its_line(loss):
     with pytest.raises(
         ShardError, match=r"--pad: \w+, line \d+ of .* works on several examples at once"

@@ -10,8 +10,6 @@ import optax
 import pytest
 from cells import LOOP, STEP, close
 from flax import jax_utils, nnx
-from flax import linen as nn
-from flax.training.train_state import TrainState
 from jax import lax
 from per_device import (
     CLASSES,
@@ -21,16 +19,20 @@ from per_device import (
     WIDTH,
     data,
     first,
+    linen_state,
+    linen_step,
     mean_loss,
     refused,
     replicate,
     same,
     shard,
     split,
+    stacked,
     step,
     three,
     updated,
     weights,
+    whole,
 )
 
 import jaxshard_magic
@@ -40,13 +42,13 @@ from jaxshard_magic.program.unwrap import Pmap, strip
 @pytest.fixture(scope="module")
 def pmapped():
     """Three steps of `jax.pmap` on the same devices."""
-    return three(jax.pmap(step, axis_name="batch"), replicate(weights()), split(data()))
+    return three(jax.pmap(step, axis_name="batch"), *stacked())
 
 
 @pytest.mark.parametrize("fun", [jax.pmap(step, axis_name="batch"), step], ids=["decorated", "plain"])
 def test_with_a_device_axis_everything_is_as_under_pmap(pmapped, fun):
     sharded = shard(fun)
-    same(three(sharded, replicate(weights()), split(data())), pmapped)
+    same(three(sharded, *stacked()), pmapped)
     leaves = {leaf.path: leaf for leaf in sharded.report().leaves}
     assert leaves["state.params.in"].spec == ("data", None, None)
     assert leaves["state.params.in"].shape == (DEVICES, WIDTH, HIDDEN)
@@ -57,7 +59,7 @@ def test_with_a_device_axis_everything_is_as_under_pmap(pmapped, fun):
 @pytest.mark.parametrize("fun", [jax.pmap(step, axis_name="batch"), step, jax.jit(step)])
 def test_without_a_device_axis_the_batch_is_split_and_state_is_whole(pmapped, fun):
     sharded = shard(fun)
-    same(three(sharded, weights(), data()), first(pmapped))
+    same(three(sharded, *whole()), first(pmapped))
     leaves = {leaf.path: leaf.why for leaf in sharded.report().leaves}
     assert leaves["state.params.in"] == "pmap: a copy on every device, no device axis"
     assert leaves["batch.x"] == "pmap: no device axis; examples, dim 0 over data"
@@ -68,21 +70,20 @@ def test_the_axis_name_stands_for_the_batch_axes_of_the_mesh(mesh):
     devices = 4 if "model" in mesh else 8
     want = three(
         jax.pmap(step, axis_name="batch", devices=jax.devices()[:devices]),
-        replicate(weights(), devices),
-        split(data(), devices),
+        *stacked(devices),
     )
-    same(three(shard(step, mesh), weights(), data()), first(want))
+    same(three(shard(step, mesh), *whole()), first(want))
 
 
 def test_an_axis_may_be_named_for_it():
     sharded = jaxshard_magic.shard(step, "pmap@model", mesh=jaxshard_magic.mesh("model=8"))
-    assert sharded.prepare(weights(), data()).plan.batch_axes == ("model",)
+    assert sharded.prepare(*whole()).plan.batch_axes == ("model",)
 
 
 def test_another_mesh_that_the_user_has_set_does_not_get_in():
     with jax.set_mesh(jax.make_mesh((2, 4), ("p", "q"))):
-        state, _ = shard(step)(weights(), data())
-    want, _ = jax.pmap(step, axis_name="batch")(replicate(weights()), split(data()))
+        state, _ = shard(step)(*whole())
+    want, _ = jax.pmap(step, axis_name="batch")(*stacked())
     same(jax.tree.map(np.asarray, state), first(jax.tree.map(np.asarray, want)))
 
 
@@ -99,7 +100,7 @@ def test_collectives_of_every_kind_give_what_pmap_gives():
         return updated(state, total), (i, scattered, moved, turned, largest)
 
     mapped = jax.pmap(mixed, axis_name="batch")
-    args = replicate(weights()), split(data())
+    args = stacked()
     want = three(mapped, *args)
     same(three(shard(mapped), *args), want)
     same(three(shard(mapped, "data=4 fsdp=2"), *args), want)
@@ -116,7 +117,7 @@ def test_two_axes_of_the_mesh_go_by_their_names():
     state = replicate(replicate(weights(), 2), 4)
     want, losses = three(mapped, state, split(data(), 4, 2))
     sharded = shard(by_two, "i=4 j=2", check=True)
-    got, given = three(sharded, weights(), data())
+    got, given = three(sharded, *whole())
     same(got, first(first(want)))
     assert sharded.checked is not None
     assert sharded.checked.passed
@@ -143,7 +144,7 @@ def test_a_second_axis_that_divides_no_examples_takes_part():
         value, grads = jax.value_and_grad(mean_loss)(state["params"], batch)
         return updated(state, grads), value
 
-    same(three(shard(by_hand, "data=4 model=2"), weights(), data()), three(plain, weights(), data()), 2e-4)
+    same(three(shard(by_hand, "data=4 model=2"), *whole()), three(plain, *whole()), 2e-4)
 
 
 def test_dropout_draws_differ_as_under_pmap():
@@ -155,40 +156,9 @@ def test_dropout_draws_differ_as_under_pmap():
 
     key = jax.random.key(3)
     mapped = jax.pmap(dropping, axis_name="batch", in_axes=(0, 0, None))
-    want = three(mapped, replicate(weights()), split(data()), key)
-    same(three(shard(mapped), replicate(weights()), split(data()), key), want)
-    same(three(shard(dropping), weights(), data(), key), first(want))
-
-
-class Net(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.BatchNorm(use_running_average=False, momentum=0.5)(nn.Dense(HIDDEN)(x))
-        return nn.Dense(CLASSES)(nn.relu(x))
-
-
-class Statistics(TrainState):
-    batch_stats: dict
-
-
-def linen_state():
-    variables = Net().init(jax.random.key(0), jnp.ones((2, WIDTH)))
-    kept = {k: variables[k] for k in ("params", "batch_stats")}
-    return Statistics.create(apply_fn=Net().apply, tx=optax.adam(1e-2), **kept)
-
-
-def linen_step(state, batch, sync=False):
-    def loss(params):
-        out, new = state.apply_fn(
-            {"params": params, "batch_stats": state.batch_stats}, batch["x"], mutable=["batch_stats"]
-        )
-        return jnp.mean((out - batch["y"]) ** 2), new["batch_stats"]
-
-    (value, statistics), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-    grads = lax.pmean(grads, axis_name="batch")
-    if sync:
-        statistics = lax.pmean(statistics, "batch")
-    return state.apply_gradients(grads=grads, batch_stats=statistics), {"loss": lax.pmean(value, "batch")}
+    want = three(mapped, *stacked(), key)
+    same(three(shard(mapped), *stacked(), key), want)
+    same(three(shard(dropping), *whole(), key), first(want))
 
 
 @pytest.fixture(scope="module")
@@ -252,9 +222,9 @@ def test_a_reduction_once_at_the_end_of_a_loop_is_enough():
         grads = lax.pmean(jax.tree.map(lambda g: g / 2, grads), "batch")
         return updated(state, grads), jnp.zeros(())
 
-    want = three(jax.pmap(accumulating, axis_name="batch"), replicate(weights()), split(data()))
+    want = three(jax.pmap(accumulating, axis_name="batch"), *stacked())
     sharded = shard(accumulating)
-    same(three(sharded, weights(), data()), first(want))
+    same(three(sharded, *whole()), first(want))
     moved = sum(c.bytes * c.count for c in sharded.report().collectives or ())
     assert moved == 4 * (WIDTH * HIDDEN + HIDDEN * CLASSES)  # each gradient once
 
@@ -327,7 +297,7 @@ def test_static_and_donated_positions_are_counted_in_the_users_own_arguments():
 
 def test_the_report_tells_the_collectives_by_the_users_lines():
     sharded = shard(step)
-    sharded(weights(), data())
+    sharded(*whole())
     report = sharded.report()
     assert report.collectives is not None
     assert report.timing is not None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ShardError
 from ..gradients.options import REDUCE, Inside
+from ..program.mapped import PerDevice
 from ..report import Alternative
 from .summary import facts_of
 
@@ -21,7 +22,7 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
     `limit_s` seconds together, by the time that the step's own took, and none after an interrupt.
     """
     entry = step.entry
-    changes = list(_changes(step.inside))
+    changes = list(_changes(step.inside, entry is not None and isinstance(entry.traced, PerDevice)))
     if entry is None or not changes:
         return ()
     found = [_of(entry, "")]
@@ -43,11 +44,15 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
     return tuple(found)
 
 
-def _changes(inside: Inside) -> Iterator[tuple[str, Inside]]:
+def _changes(inside: Inside, reduces: bool) -> Iterator[tuple[str, Inside]]:
+    """`reduces`: does the step itself say when its gradients are reduced?"""
     for name, value in inside.asked.items():
         if name != "reduce":
-            yield f"without --{name} {value}", replace(inside, **{name: getattr(Inside, name)})
-    if inside.microbatches > 1 or inside.reduce != "each":
+            yield (
+                f"without --{name.replace('_', '-')} {value}",
+                replace(inside, **{name: getattr(Inside, name)}),
+            )
+    if not reduces and (inside.microbatches > 1 or inside.reduce != "each"):
         for how in REDUCE:
             if how != inside.reduce:
                 yield f"--reduce {how}", replace(inside, reduce=how)

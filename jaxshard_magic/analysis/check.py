@@ -44,11 +44,9 @@ class Plain:
         coarse = [a.dtype for a in Program(traced.closed).avals if jnp.issubdtype(a.dtype, jnp.floating)]
         limit = max(map(limit_of, coarse), default=0.0)
         names = [path_name(path) for path in traced.out_paths[: len(outs)]]
-        if by_hand is not None:
-            run = self._compiled_by_hand(by_hand)
-        else:
-            run = self._compiled(traced, [x.shape for x in outs])
-        rounding = None if narrow is None else (self._compiled_by_hand(traced), narrow)
+        shapes = [x.shape for x in outs]
+        run = self._compiled(traced, shapes) if by_hand is None else self._compiled_by_hand(by_hand, shapes)
+        rounding = None if narrow is None else (self._compiled_by_hand(traced, shapes), narrow)
         found = compare(names, [_host(x) for x in outs], run, self._leaves, limit, rounding)
         if by_hand is not None:
             return replace(found, reference="a loop over microbatches written by hand, on one device")
@@ -76,7 +74,8 @@ class Plain:
 
         return run
 
-    def _compiled_by_hand(self, traced: Traced) -> Run:
+    def _compiled_by_hand(self, traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Run:
+        traced = traced.together(shapes) if isinstance(traced, PerDevice) else traced
         constants = [_device(_host(c), _key_kind(c)) for c in traced.consts]
         program = jax.jit(lambda consts, xs: jaxpr_as_fun(traced.closed)(*consts, *xs))
 

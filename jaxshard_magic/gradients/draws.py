@@ -13,6 +13,7 @@ from ..program.follow import Followed
 from ..program.ir import Equation
 from ..program.primitives import bind, shape_of
 from ..program.replay import Replay
+from .rows import places_of
 
 
 class Drawing(Replay):
@@ -37,9 +38,9 @@ def drawn(e: Equation, whole: Equation, dim: int, rows: Any, values: Sequence[An
     generator draws all and keeps the rows.
     """
     shape, full = shape_of(e.eqn.outvars[0]), shape_of(whole.eqn.outvars[0])
-    places = _places(rows, shape[dim])
+    places = places_of(rows, shape[dim])
     if not _by_position(e, full):
-        return jnp.take(bind(whole.eqn, list(values))[0], places, axis=dim)
+        return jnp.take(bind(whole.eqn, list(values))[0], places, axis=dim, mode="clip")
     at = [
         lax.broadcast_in_dim(places.astype(jnp.uint32), shape, (d,))
         if d == dim
@@ -67,12 +68,3 @@ def _by_position(e: Equation, full: tuple[int, ...]) -> bool:
 
 def _dtype(var: Any) -> Any:
     return var.aval.dtype
-
-
-def _places(rows: Any, size: int) -> Any:
-    """The places in a dimension of `size` for these rows: several for each of them, or one for several."""
-    if size >= rows.shape[0]:
-        each = size // rows.shape[0]
-        return (rows[:, None] * each + jnp.arange(each, dtype=rows.dtype)).reshape(-1)
-    of = rows.shape[0] // size
-    return rows[::of] // of

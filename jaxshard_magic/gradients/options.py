@@ -9,20 +9,23 @@ from ..errors import ShardError, did_you_mean, one_of
 
 REDUCE = ("each", "once", "once-gathered")
 PRECISION = ("bf16", "fp16", "f32")
+_NARROW = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
 @dataclass(frozen=True)
 class Inside:
     """`microbatches`: how many parts the batch is taken in. `reduce`: when their gradients are summed over devices.
+    `reduce_dtype`: the type in which devices add gradients up; by default float32 where `precision` is a narrower one.
     `remat`: what the backward pass computes again, a number of segments, a policy or a regular expression.
     `precision`: the type of the products; parameters stay as they are. `pad`: add rows to a batch that does not divide
-    over the devices."""
+    over the devices, or into its microbatches."""
 
     microbatches: int = 1
     reduce: str = "each"
     remat: str | None = None
     precision: str | None = None
     pad: bool = False
+    reduce_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -34,6 +37,8 @@ class Inside:
         _among("--reduce", self.reduce, REDUCE)
         if self.precision is not None:
             _among("--precision", self.precision, PRECISION)
+        if self.reduce_dtype is not None:
+            _among("--reduce-dtype", self.reduce_dtype, PRECISION)
         if self.remat is not None and not str(self.remat):
             raise ShardError(
                 "--remat takes a number of segments, a policy such as full or dots, or a regular expression"
@@ -51,8 +56,14 @@ class Inside:
 
     @property
     def narrow(self) -> Any:
-        """The dtype shorter than float32 that products run in, None for none."""
-        return {"bf16": jnp.bfloat16, "fp16": jnp.float16}.get(self.precision or "")
+        """The dtype shorter than float32 that products run in, or devices add up in; None for none."""
+        return _NARROW.get(self.precision or "", _NARROW.get(self.reduce_dtype or ""))
+
+    @property
+    def sum_dtype(self) -> Any:
+        """The dtype in which devices add up gradients, None for that in which each is computed."""
+        how = self.reduce_dtype or (self.precision and "f32")
+        return None if how is None else jnp.dtype(_NARROW.get(how, jnp.float32))
 
     @property
     def asked(self) -> dict[str, Any]:

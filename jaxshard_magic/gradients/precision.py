@@ -10,9 +10,9 @@ from jax.extend.core import ClosedJaxpr
 
 from ..errors import ShardError, did_you_mean, one_of
 from ..program.ir import Equation, Program, Scope, Value
-from ..program.primitives import CUSTOM, bind
+from ..program.primitives import CUSTOM, bind_as, is_float
 from ..program.replay import Replay, replayed, retraced
-from .autocast import NARROW, PRODUCT, REDUCTIONS, RULES, SCATTER_ADD, Types, lowered, raised, visible
+from .autocast import NARROW, PRODUCT, REDUCTIONS, RULES, Types, lowered, raised, visible
 
 TYPES = {"bf16": jnp.dtype(jnp.bfloat16), "fp16": jnp.dtype(jnp.float16), "f32": jnp.dtype(jnp.float32)}
 
@@ -83,12 +83,7 @@ class _Cast(Replay):
         dtype = self.types.runs.get(e.index)
         wanted = self._wanted(e, dtype)
         values = [self._operand(v, x, t) for v, x, t in zip(e.ins, values, wanted, strict=True)]
-        if dtype is None:
-            outs = super().equation(e, values)
-        elif e.name == SCATTER_ADD:
-            outs = [_scatter_add(e, values)]
-        else:
-            outs = bind(e.eqn.replace(params=_retyped(e.params, dtype)), values)
+        outs = super().equation(e, values) if dtype is None else bind_as(e.eqn, values, dtype)
         return [_as(x, self.types.of[v]) for v, x in zip(e.outs, outs, strict=True)]
 
     def _wanted(self, e: Equation, dtype: Any) -> list:
@@ -97,7 +92,7 @@ class _Cast(Replay):
             inside = {k: self.types.of[b] for door in e.doors for k, b in _entered(e, door)}
             return [inside.get(k) for k in range(len(e.ins))]
         traced = [getattr(v.aval, "dtype", None) for v in e.eqn.invars]
-        return traced if dtype is None else [dtype if _is_float(t) else t for t in traced]
+        return traced if dtype is None else [dtype if is_float(t) else t for t in traced]
 
     def _operand(self, v: Value | None, x: Any, dtype: Any) -> Any:
         """An operand in another type, cast once for all that read it.
@@ -140,28 +135,12 @@ def _ends(e: Equation, types: Types) -> list[tuple[int, list]]:
     return ends
 
 
-def _is_float(dtype: Any) -> bool:
-    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-
-
 def _as(x: Any, dtype: Any) -> Any:
     """A float in another type; a literal stays one."""
-    if not (_is_float(dtype) and _is_float(x.dtype)) or x.dtype == dtype:
+    if not (is_float(dtype) and is_float(x.dtype)) or x.dtype == dtype:
         return x
     is_number = not isinstance(x, jax.Array) and not x.shape
     return dtype.type(x) if is_number else lax.convert_element_type(x, dtype)
-
-
-def _retyped(params: dict[str, Any], dtype: Any) -> dict[str, Any]:
-    """The parameters of an equation whose floats are of another type."""
-    named = [k for k in ("new_dtype", "preferred_element_type") if _is_float(params.get(k))]
-    return {**params, **dict.fromkeys(named, dtype)}
-
-
-def _scatter_add(e: Equation, values: list) -> Any:
-    """An equation whose parameters hold an addition of the type that it was traced in."""
-    names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
-    return lax.scatter_add(*values, **{k: e.params[k] for k in names})
 
 
 def _note(program: Program, types: Types, dtype: Any) -> str:

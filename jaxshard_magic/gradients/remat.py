@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr
 
 from ..errors import ShardError, did_you_mean, one_of
 from ..program.ir import Equation, Program, Scope
-from ..program.primitives import CUSTOM, REMAT
+from ..program.primitives import CUSTOM, REMAT, shows
 from ..program.replay import Replay, retraced
 from ..program.sizes import nbytes
 from .blocks import Block, Blocks, Checkpointed, Policy
@@ -124,7 +124,7 @@ def _shares(top: Scope, found: Costs, count: int) -> dict[int, int]:
 
 def _loops(top: Scope) -> dict[int, int]:
     """The trips of the loops that may run twice, by their position."""
-    found = {k: e for k, e in enumerate(top.equations) if e.name == "scan" and not e.eqn.effects}
+    found = {k: e for k, e in enumerate(top.equations) if e.name == "scan" and not shows(e.eqn)}
     return {k: e.params["length"] for k, e in found.items()}
 
 
@@ -161,7 +161,7 @@ def _by_policy(program: Program, how: str) -> tuple[Blocks, str]:
     loops = {
         e.doors[0].scope: policy
         for e, own in zip(top.equations, found.own, strict=True)
-        if e.name == "scan" and own and not e.eqn.effects and not _is_rematted(e.doors[0].scope)
+        if e.name == "scan" and own and not shows(e.eqn) and not _is_rematted(e.doors[0].scope)
     }
     done = [k for k, e in enumerate(top.equations) if _is_done(e, loops)]
     ranges = []
@@ -230,7 +230,7 @@ def _match(scope: Scope, names: Names, pattern: re.Pattern, ranges: dict, bodies
         loop = _only_loop(scope.equations[a:b])
         if loop is None:
             blocks += _repeatable(scope, [Block(a, b, _NOTHING)])
-        elif not loop.eqn.effects and not _is_rematted(loop.doors[0].scope):
+        elif not shows(loop.eqn) and not _is_rematted(loop.doors[0].scope):
             bodies[loop.doors[0].scope] = _NOTHING
     if blocks:
         ranges[scope] = blocks
@@ -254,7 +254,7 @@ def _repeatable(scope: Scope, blocks: Iterable[Block]) -> list[Block]:
     for b in blocks:
         inside = scope.equations[b.start : b.stop]
         one = len(inside) == 1 and inside[0].name in REMAT
-        if not one and not any(e.eqn.effects for e in inside):
+        if not one and not any(shows(e.eqn) for e in inside):
             found.append(b)
     return found
 

@@ -2,26 +2,34 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from functools import partial
 from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
 
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.batch import Batch
 from ..program.capture import Gradient, Taking, gradients_of, with_gradients
-from ..program.examples import Rows
+from ..program.examples import Rows, varying
 from ..program.flow import Flow, by_alias
 from ..program.follow import Followed, follow
-from ..program.ir import Equation, Program
+from ..program.ir import Equation, Program, Value
+from ..program.mapped import Mapped, Name, on_a_device
 from ..program.padding import Padded
 from ..program.primitives import shape_of
 from ..program.replay import Replay, retraced
 from ..program.roles import Roles
-from ..program.trace import Traced, hoisted, path_name
+from ..program.trace import Traced, path_name
 from .accumulate import Accumulated, Cut
 from .by_hand import ByHand
 from .options import Inside
+from .padded import with_rows
 from .passes import Passes
 from .scaled import CARRIED, taken_scaled, with_scaled_gradients
+from .scaling import all_finite
 
 Again = Callable[[Sequence[Any]], Traced]  # the step captured for other shapes of its inputs
 
@@ -29,11 +37,12 @@ Again = Callable[[Sequence[Any]], Traced]  # the step captured for other shapes 
 class Rewriting:
     """`Rewriting(captured, again, options)(batch, roles, shards)` is the step with its gradients as `options` ask.
 
-    `captured`: the step with each gradient call as one equation; `again` captures it for other shapes.
+    `captured`: the step with each gradient call as one equation; `again` captures it for other shapes. `mapped`: how it
+    is spread where it is written for one device.
     """
 
-    def __init__(self, captured: Traced, again: Again, options: Inside):
-        self.captured, self.options = captured, options
+    def __init__(self, captured: Traced, again: Again, options: Inside, mapped: Mapped | None = None):
+        self.captured, self.options, self._mapped = captured, options, mapped
         self._again: Again | None = again
         self._program = Program(captured.closed)
         self._coupled: dict[int, Accumulated] = {}
@@ -52,23 +61,25 @@ class Rewriting:
     @property
     def plain(self) -> Traced:
         """The step with its gradients taken as they are."""
-        return with_gradients(self.captured, Taking(self._program))
+        with on_a_device(self._mapped):
+            return with_gradients(self.captured, Taking(self._program))
 
     def __call__(self, batch: Batch, roles: Roles, shards: int) -> Traced:
-        traced = self._rewritten(batch, roles, shards)
-        if self.options.pad and batch.size is not None and batch.size % shards:
-            return self._with_rows(traced, batch, roles, shards)
-        return traced
+        if self.options.pad and batch.size is not None and batch.size % (shards * self.options.microbatches):
+            return self._with_rows(batch, roles, shards)
+        with on_a_device(self._mapped):
+            return self._rewritten(batch, roles, shards)
 
     @property
     def out_shapes(self) -> list[tuple[int, ...]]:
         """The shapes of the step's outputs as it was captured."""
         return [aval.shape for aval in self.captured.closed.out_avals]
 
-    def _with_rows(self, traced: Traced, batch: Batch, roles: Roles, shards: int) -> Traced:
-        """The step on a batch with as many rows more that it divides over `shards`."""
+    def _with_rows(self, batch: Batch, roles: Roles, shards: int) -> Traced:
+        """The step on a batch with as many rows more that it divides over `shards`, in each of its microbatches."""
         assert batch.size is not None
-        more, n = -batch.size % shards, len(self.captured.consts)
+        parts = self.options.microbatches
+        more, n = -batch.size % (shards * parts), len(self.captured.consts)
         avals = list(self.captured.closed.in_avals)
         for i, dims in batch.dims.items():
             if len(dims) != 1 or i < n:
@@ -82,18 +93,46 @@ class Rewriting:
             self.added[i - n] = dims[0], added
             avals[i] = avals[i].update(shape=tuple(shape))
         captured = self._traced_at(avals[n:], "--pad", batch.size + more, batch.size)
-        assert self._again is not None
-        larger = Rewriting(captured, self._again, replace(self.options, pad=False))(batch, roles, shards)
-        closed = retraced(Padded(Program(traced.closed), Program(larger.closed)))
+        work = self._padded_first if parts > 1 else self._padded_last
+        traced = work(captured, batch, replace(batch, size=batch.size + more), roles, shards)
+        into = f" into {parts} microbatches" if parts > 1 else ""
         self.findings.append(
             Finding(
                 "padded",
                 "info",
-                f"{more} row{'s' * (more > 1)} added to the {batch.size} examples, which do not divide over {shards} "
-                "devices; all numbers are those of the examples.",
+                f"{more} row{'s' * (more > 1)} added to the {batch.size} examples, which do not divide{into} over "
+                f"{shards} device{'s' * (shards > 1)}; all numbers are those of the examples.",
             )
         )
-        return replace(traced, closed=hoisted(closed))
+        return traced
+
+    def _padded_last(
+        self, captured: Traced, batch: Batch, larger: Batch, roles: Roles, shards: int
+    ) -> Traced:
+        """The step with its gradients taken, on the larger batch, with the numbers of the real one: that mixes examples
+        as it likes."""
+        assert self._again is not None
+        traced = self._rewritten(batch, roles, shards)
+        other = Rewriting(captured, self._again, replace(self.options, pad=False))(larger, roles, shards)
+        return replace(
+            traced, closed=retraced(Padded(Program(traced.closed), Program(other.closed)))
+        )
+
+    def _padded_first(
+        self, captured: Traced, batch: Batch, larger: Batch, roles: Roles, shards: int
+    ) -> Traced:
+        """The step with padded losses, which are then taken in microbatches."""
+        again, large = self._again, Program(captured.closed)
+        assert again is not None
+        inner = _Exact(
+            with_rows(self.captured, large, captured, batch),
+            lambda avals: with_rows(self.captured, large, again(avals), batch),
+            self.options,
+        )
+        traced = inner(larger, roles, shards)
+        self.carried, self.needs_host_memory = inner.carried, inner.needs_host_memory
+        self.findings += inner.findings
+        return traced
 
     def forget(self) -> None:
         """Let go of the call that was captured: its arguments would stay alive with the step."""
@@ -115,6 +154,8 @@ class Rewriting:
             taking = self._accumulating(batch, roles, shards, passes)
         else:
             taking = _Passing(self._program, passes)
+        if self._mapped is not None:
+            taking.axes = tuple(self._mapped.sizes)
         if self.options.precision == "fp16":
             traced, self.carried = with_scaled_gradients(self.captured, taking, roles), CARRIED
         else:
@@ -124,7 +165,8 @@ class Rewriting:
         return traced
 
     def _accumulating(self, batch: Batch, roles: Roles, shards: int, passes: Passes) -> "_Accumulating":
-        cut = _cut(self.captured, batch, self.options.microbatches, shards)
+        each = "" if self._mapped is None else " of each device"
+        cut = _cut(self.captured, batch, self.options.microbatches, shards, each)
         small = self._at(batch, cut)
         outer = follow(small, self._program, {i: d for i, (d,) in batch.dims.items()})
         calls = zip(gradients_of(small), gradients_of(self._program), strict=True)
@@ -144,7 +186,10 @@ class Rewriting:
     @property
     def reference(self) -> Traced | None:
         """The step with its microbatches as a loop written by hand, where that is what its numbers are to equal."""
-        return with_gradients(self.captured, ByHand(self._program, self._coupled)) if self._coupled else None
+        if not self._coupled:
+            return None
+        with on_a_device(self._mapped):
+            return with_gradients(self.captured, ByHand(self._program, self._coupled))
 
     def _at(self, batch: Batch, cut: Cut) -> Program:
         """The step captured at one microbatch."""
@@ -182,7 +227,35 @@ class Rewriting:
         self.findings.append(Finding("microbatches", level, message))
 
 
-class _Passing(Taking):
+class _Exact(Rewriting):
+    """A step with rows added, whose microbatches give the numbers of the real rows or are refused."""
+
+    def _say(self, call: Accumulated) -> None:
+        outputs = call.outputs
+        if outputs.exact and not outputs.guessed:
+            return
+        where = f" ({call.cause})" if call.cause else ""
+        what = "an output beside the loss" if outputs.exact else "the loss"
+        raise ShardError(
+            f"--pad: {what} is no sum over examples{where}, so that no rows can be added to its "
+            f"{self.options.microbatches} microbatches; take a batch that divides, or leave --microbatches out"
+        )
+
+
+class _Agreeing(Taking):
+    """With a loss scale, the devices along `axes` leave a step out together: where the gradients of one overflow."""
+
+    axes: tuple[Name, ...] = ()
+
+    def __call__(self, *args: Any) -> list:
+        outs = super().__call__(*args)
+        if self.axes and self.scale is not None:
+            off = jnp.where(all_finite(self.gradients), 0.0, jnp.inf)
+            self.gradients = [lax.psum(off, self.axes)]
+        return outs
+
+
+class _Passing(_Agreeing):
     """Gradients of the whole batch, through the passes alone."""
 
     def __init__(self, program: Program, passes: Passes):
@@ -193,7 +266,7 @@ class _Passing(Taking):
         return taken_scaled(e.params["gradient"], Replay(self._losses[e.index]), operands, 1.0, self.scale)
 
 
-class _Accumulating(Taking):
+class _Accumulating(_Agreeing):
     def __init__(self, program: Program, calls: Mapping[int, Accumulated]):
         super().__init__(program)
         self._made = calls
@@ -217,6 +290,8 @@ def _accumulated(
         if shape_of(small.eqn.invars[k]) == shape_of(large.eqn.invars[k]):
             continue
         label = outer.of[v] if v is not None else None
+        shapes = shape_of(small.eqn.invars[k]), shape_of(large.eqn.invars[k])
+        dim = label.dim if isinstance(label, Rows) else varying(*shapes, ratio=Fraction(cut.microbatches))
         if not isinstance(label, Rows) and large not in program.top.equations:
             raise ShardError(
                 f"--microbatches {cut.microbatches}: the step takes its gradient in a loop of its own, which takes the "
@@ -228,16 +303,16 @@ def _accumulated(
                 f"--microbatches {cut.microbatches}: the step takes a gradient with respect to its examples, {whole}, "
                 "which is no sum over them; leave --microbatches out"
             )
-        if not isinstance(label, Rows):
+        if dim is None:
             raise ShardError(
                 f"--microbatches {cut.microbatches}: the loss reads {whole}, which can't be cut into "
                 "microbatches by its examples; pass the batch itself into the loss"
             )
-        batch[k] = label.dim
+        batch[k] = dim
     return Accumulated(small.params["gradient"], call, batch, cut, passes, state)
 
 
-def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int) -> Cut:
+def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int, each: str) -> Cut:
     option = f"--microbatches {microbatches}"
     if batch.size is None:
         raise ShardError(
@@ -259,11 +334,12 @@ def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int) -> Cut:
     if batch.size % (microbatches * shards):
         per = shards if shards > 1 else 1
         fits = [n for n in range(1, batch.size // per + 1) if batch.size % (n * per) == 0]
-        near = min(fits, key=lambda n: (abs(n - microbatches), n), default=1)
+        near = sorted(fits, key=lambda n: (abs(n - microbatches), n))[:1]
+        ways = [f"--microbatches {n} does" for n in near] + ["--pad adds rows"] * (not each)
         over = f" on {shards} shards" if shards > 1 else ""
         raise ShardError(
-            f"{option}: {batch.size} examples do not divide into {microbatches} microbatches{over}; "
-            f"--microbatches {near} does"
+            f"{option}: {batch.size} examples{each} do not divide into {microbatches} microbatches{over}; "
+            f"{', '.join(ways)}"
         )
     return Cut(batch.size, microbatches, shards)
 
@@ -286,8 +362,14 @@ def _state(program: Program, roles: Roles) -> dict[int, dict[int, int]]:
         for o, i in roles.state.items():
             if i not in operands:
                 continue
-            for v in flow.back([program.outputs[o]], by_alias):
+            for v in flow.back([program.outputs[o]], partial(_by_mean, flow)):
                 k = operands[i]
                 if v in outs and program.avals[v].shape == program.avals[program.inputs[i]].shape:
                     found.setdefault(e.index, {})[outs[v]] = k
     return found
+
+
+def _by_mean(flow: Flow, v: Value, w: Value, name: str) -> bool:
+    """Only what is the same array in another form, or its mean over devices."""
+    mean = name == "div" and any(made == "psum" for _, made in flow.before[w])
+    return by_alias(v, w, name) or name == "psum" or mean

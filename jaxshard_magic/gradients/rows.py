@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 
 def rows_of(examples: int, microbatches: int, shards: int) -> Any:
@@ -32,3 +33,17 @@ def join(parts: Any, dim: int, shards: int) -> Any:
     before, size, after = shape[:dim], shape[dim], shape[dim + 1 :]
     cut = parts.reshape(n, *before, shards, size // shards, *after)
     return jnp.moveaxis(cut, 0, dim + 1).reshape(*before, n * size, *after)
+
+
+def places_of(rows: Any, size: int) -> Any:
+    """The places in a dimension of `size` of these rows, int32[examples]: several for each row, or one for several.
+
+    >>> places_of(jnp.array([2, 3, 6, 7]), 8).tolist(), places_of(jnp.array([2, 3, 6, 7]), 2).tolist()
+    ([4, 5, 6, 7, 12, 13, 14, 15], [1, 3])
+    """
+    n = rows.shape[0]
+    if size >= n:
+        each = size // n
+        return (rows[:, None] * each + jnp.arange(each, dtype=rows.dtype)).reshape(-1)
+    of = n // size
+    return lax.div(rows.reshape(size, of)[:, 0], jnp.asarray(of, rows.dtype))

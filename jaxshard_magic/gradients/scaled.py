@@ -9,7 +9,7 @@ from jax.tree_util import GetAttrKey
 
 from ..program.capture import Gradient, Taking, taken
 from ..program.roles import RNG, Roles
-from ..program.trace import Traced, gradients_by, hoisted, marking
+from ..program.trace import Traced, gradients_by, marking
 from .scaling import Scale, adjusted, all_finite, initial, kept_where, unscaled
 
 CARRIED = len(Scale._fields)  # inputs of the step that are its own, and come back as its last outputs
@@ -46,4 +46,4 @@ def with_scaled_gradients(captured: Traced, taking: Taking, roles: Roles) -> Tra
         closed = jax.make_jaxpr(run)(*first, *captured.closed.in_avals)
     names = tuple((GetAttrKey("loss_scale"), GetAttrKey(name)) for name in Scale._fields)
     consts = (*(jnp.asarray(x) for x in first), *captured.consts)
-    return Traced(hoisted(closed), (*names, *captured.in_paths), (*captured.out_paths, *names), consts)
+    return Traced(closed, (*names, *captured.in_paths), (*captured.out_paths, *names), consts)

@@ -159,4 +159,4 @@ def with_gradients(captured: Traced, taking: Taking) -> Traced:
     """The step of `captured` with its gradients as `taking` takes them: a step as `trace` gives it."""
     with gradients_by(marking):
         closed = retraced(taking)
-    return Traced(hoisted(closed), captured.in_paths, captured.out_paths, captured.consts)
+    return Traced(closed, captured.in_paths, captured.out_paths, captured.consts)

@@ -37,6 +37,10 @@ class Emitter:
         """The results that the rest of the step is to see."""
         return outs
 
+    def result(self, e: Equation, values: list) -> list:
+        """What `e`, without a body, makes of these operands."""
+        return bind(e.eqn, values)
+
     def body(self, scope: Scope, args: Any) -> list:
         """A body that stays a body (of a loop, a branch, remat)."""
         return self.run(scope, args)
@@ -75,7 +79,7 @@ class Emitter:
             if e.name in REMAT and e.params.get("differentiated") and e.params.get("prevent_cse"):
                 return self.body(scope, lax.optimization_barrier(tuple(values)))
             return self.run(scope, values)
-        return self.after(e, bind(e.eqn, self.before(e, values)))
+        return self.after(e, self.result(e, self.before(e, values)))
 
     def _scan(self, e: Equation, values: list, door: Door) -> list:
         consts, carried = scan_counts(e.params)

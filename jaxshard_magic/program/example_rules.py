@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
+from .example_collectives import COLLECTIVES
 from .example_indexing import INDEXING
 from .example_site import Lost, Site, common, left_of, moved, number, scale_of
 from .examples import Constant, Label, Places, Rows, Size, Sum, sized
+from .primitives import rules_in
 
 Rule = Callable[[Site], Label | list[Label]]
-RULES: dict[str, Rule] = dict(INDEXING)
+RULES: dict[str, Rule] = {**INDEXING, **COLLECTIVES}
+rule = rules_in(RULES)
 
 _ELEMENTWISE = frozenset(
     {
@@ -50,8 +53,8 @@ _ELEMENTWISE = frozenset(
         *("igamma", "igammac", "polygamma", "zeta", "conj", "complex", "population_count", "clz"),
         *("gt", "lt", "ge", "le", "eq", "ne", "eq_to", "lt_to", "le_to", "and", "or", "not", "xor"),
         *("is_finite", "round", "floor", "ceil", "nextafter", "mulhi", "one_minus_square", "polynomial"),
-        *("shift_left", "shift_right_logical", "shift_right_arithmetic"),
-        *("random_wrap", "random_unwrap", "random_fold_in", "random_seed", "random_clone", "random_gamma"),
+        *("shift_left", "shift_right_logical", "shift_right_arithmetic", "threefry2x32"),
+        *("random_wrap", "random_unwrap", "random_fold_in", "random_seed", "random_clone"),
     }
 )
 _EXACT = ("max", "min", "prod", "and", "or", "xor")  # reductions that are not linear
@@ -64,15 +67,6 @@ def rule_for(name: str) -> Rule:
 
 def _lost(_site: Site) -> Label:
     raise Lost
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    def add(f: Rule) -> Rule:
-        for name in names:
-            RULES[name] = f
-        return f
-
-    return add
 
 
 @rule(*_ELEMENTWISE)
@@ -259,6 +253,15 @@ def _draw(site: Site) -> Label:
         raise Lost
     site.draw = dim
     return Rows(dim)
+
+
+@rule("random_gamma")
+def _gamma(site: Site) -> Label:
+    """With one key for all examples, the draws depend on how many there are."""
+    label = site.all_exact()
+    if isinstance(site.labels[0], Constant) and isinstance(label, Rows):
+        raise Lost
+    return label
 
 
 _INNER = {  # how many dimensions a matrix, or what stands for one, has

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .ir import Equation, Program, Value
+from .primitives import rules_in
 
 Rule = Callable[["Links", Equation], None]
 RULES: dict[str, Rule] = {}
+rule = rules_in(RULES)
 
 RANDOM = ("random_", "threefry")
 _UNLINKED = frozenset({"iota", "shard_map", "pure_callback", "io_callback", "custom_partitioning"})
@@ -98,15 +100,6 @@ def _through_doors(links: Links, e: Equation) -> None:
                 links.looped.add(links.program.node(b, 0))
         for a, b in (*door.loop, *door.skip):
             links.same(a, b)
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    def add(f: Rule) -> Rule:
-        for name in names:
-            RULES[name] = f
-        return f
-
-    return add
 
 
 @rule("dot_general")

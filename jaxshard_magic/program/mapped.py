@@ -1,7 +1,7 @@
 """A step written for one device of many: what each device takes of a call, and the step traced as one of them."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax._src.core import extend_axis_env_nd  # binds the names of axes while a step is traced; no public form
+from jax.extend.core import jaxpr_as_fun
 
 from .flow import Flow
 from .ir import Program
@@ -101,6 +102,10 @@ class PerDevice(Traced):
     def roles(self) -> Roles:
         return find_roles(self, self.flow)
 
+    def like(self, traced: Traced) -> "PerDevice":
+        """Another step of the same inputs and outputs, its own constants first, spread as this one."""
+        return self.mapped.traced(traced, self.result)
+
     def whole(self, i: int) -> tuple[int, ...]:
         """The shape of the i-th input on all devices together."""
         return self.joined(self.closed.in_avals[i].shape, self.cuts[i])
@@ -120,7 +125,8 @@ class PerDevice(Traced):
         kinds = (kind for kind, _ in self.result.leaves)
         found = [a for a, kind in zip(axes, kinds, strict=True) if kind == "out"]
         ranks = [len(aval.shape) + 1 for aval in self.closed.out_avals]
-        rest = [0] * (len(ranks) - len(found))  # what is written back in place
+        held = set(self.in_paths[: len(self.consts)])
+        rest = (None if path in held else 0 for path in self.out_paths[len(found) :])  # what is written back
         return tuple(
             None if a is None else Cut(a % rank, True) for a, rank in zip([*found, *rest], ranks, strict=True)
         )
@@ -138,10 +144,23 @@ class PerDevice(Traced):
         def every(*leaves):
             parts = [_parts(x, cut, mapped) for x, cut in zip(leaves, mapped.cuts, strict=True)]
             outs = _vmapped(fun, cut_in, mapped)(*parts)
-            cuts = self.stacked if mapped.device_axis else [None] * len(shapes)
+            cuts = self.stacked[: len(shapes)] if mapped.device_axis else [None] * len(shapes)
             return [_together(x, cut, s, mapped) for x, cut, s in zip(outs, cuts, shapes, strict=True)]
 
         return every
+
+    def together(self, shapes: Sequence[tuple[int, ...]]) -> Traced:
+        """The step as one device has it for all of them: whole inputs, and the first results put together to
+        `shapes`."""
+        step, first = jaxpr_as_fun(self.closed), len(self.consts)
+
+        def every(*inputs):
+            consts, leaves = inputs[:first], inputs[first:]
+            return self.on_one(lambda *parts: step(*consts, *parts)[: len(shapes)], shapes)(*leaves)
+
+        avals = enumerate(self.closed.in_avals)
+        closed = jax.make_jaxpr(every)(*(jax.ShapeDtypeStruct(self.whole(i), a.dtype) for i, a in avals))
+        return Traced(closed, self.in_paths, self.out_paths[: len(shapes)], self.consts)
 
 
 def by_leaf(axes: Any, tree: Any) -> list[int | None]:
@@ -154,19 +173,16 @@ def by_leaf(axes: Any, tree: Any) -> list[int | None]:
     return [None if a is _WHOLE else a for a in jax.tree.leaves(jax.tree.broadcast(said, tree))]
 
 
-def no_mesh() -> AbstractContextManager[Any]:
-    """What one device does is traced without a mesh, also where the user has set one."""
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
-
-
-def bound(fun: Callable[..., Any], sizes: Mapping[Name, int]) -> Callable[..., Any]:
-    """`fun` with its axis names bound, for a trace."""
-
-    def inside(*args):
-        with extend_axis_env_nd(list(sizes.items())):
-            return fun(*args)
-
-    return inside
+@contextmanager
+def on_a_device(mapped: Mapped | None) -> Iterator[None]:
+    """What one device does is traced in here: with its axis names bound and without a mesh, also where the user has
+    set one. None: of a step that is written for whole arrays; nothing changes."""
+    if mapped is None:
+        yield
+        return
+    no_mesh = jax.sharding.AbstractMesh((), ())
+    with jax.sharding.use_abstract_mesh(no_mesh), extend_axis_env_nd(list(mapped.sizes.items())):
+        yield
 
 
 def _parts(x: Any, cut: Cut | None, mapped: Mapped) -> Any:

@@ -1,6 +1,8 @@
 """A step run on a batch with rows added to it, with the numbers of the real rows alone."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +12,7 @@ from jax import lax
 from ..errors import ShardError
 from .emit import Emitter
 from .follow import told
-from .ir import Equation, Program, Value
+from .ir import Equation, Program, Scope, Value
 from .primitives import bind, is_literal, shape_of
 
 _SUMS = frozenset(
@@ -22,9 +24,12 @@ _ALONG = frozenset(
     {"cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod"}
 )  # a row depends on those before it
 _MIXING = frozenset(
-    {"sort", "rev", "concatenate", "slice", "dynamic_slice", "dynamic_update_slice", "top_k", "split"}
+    {
+        *("sort", "rev", "concatenate", "slice", "dynamic_slice", "dynamic_update_slice", "top_k", "split"),
+        *("reshape", "pad", "fft"),
+    }
 )
-_DRAWS = frozenset({"random_bits", "random_gamma", "random_split", "threefry2x32"})
+DRAWS = frozenset({"random_bits", "random_gamma", "random_split", "threefry2x32"})
 
 
 class Padded(Emitter):
@@ -33,32 +38,45 @@ class Padded(Emitter):
     The real rows come first. What sums over rows sees zeros in the added ones, what takes the largest or the smallest
     the least or the most; numbers that depend on how many rows there are, such as the divisor of a mean, are those of
     `small`, and so are random draws. Rows added are rubbish in what has a row for each example: they are to be cut off.
+    `part`: the step traced with yet another number of rows, to be run in the place of `large`.
 
     Raises ShardError where a step mixes rows otherwise (a sort, a product of examples with each other).
     """
 
-    def __init__(self, small: Program, large: Program):
-        super().__init__(large)
-        self._small = small
-        names = ([(e.name, e.ins, e.outs) for e in p.equations] for p in (small, large))
-        if next(names) != next(names):
+    def __init__(self, small: Program, large: Program, part: Program | None = None):
+        super().__init__(large if part is None else part)
+        self._small, self._large = small, large
+        names = [[(e.name, e.ins, e.outs) for e in p.equations] for p in (small, large, self.program)]
+        if names[0] != names[1] or names[0] != names[2]:
             raise ShardError(
                 "--pad: the step is another program for more examples; it must not decide in Python by how many there "
                 "are, nor loop over them"
             )
+        self._twins = dict(zip(self.program.scopes(), small.scopes(), strict=True))
         for e, f in zip(small.equations, large.equations, strict=True):
-            self._check(e, f)
+            if self.mixes(e, f):
+                raise ShardError(
+                    f"--pad: {told(large, f.index)} works on several examples at once, so that rows can't be added to "
+                    "the batch; drop the last, uneven batch, or take a mesh that divides it"
+                )
+
+    def run(self, scope: Scope, args: Any) -> list:
+        small = self._twins[scope]
+        held = zip(small.consts, scope.const_values, strict=True)
+        outs = super().run(replace(scope, consts=tuple(self.as_rows(x, v) for x, v in held)), args)
+        pairs = zip(outs, small.jaxpr.outvars, strict=True)
+        return [v.val if is_literal(v) else x for x, v in pairs]  # pyright: ignore[reportAttributeAccessIssue]
 
     def equation(self, e: Equation, values: list) -> list:
         small = self._small.equations[e.index]
         pairs = zip(values, small.eqn.invars, strict=True)
         values = [v.val if is_literal(v) else x for x, v in pairs]  # pyright: ignore[reportAttributeAccessIssue]
-        if e.doors or not self._grown(e):
+        if e.doors or not self.grown(e):
             return super().equation(e, values)
-        if e.name in _DRAWS:
-            return [self._with_rows(x, v) for x, v in zip(bind(small.eqn, values), e.outs, strict=True)]
+        if e.name in DRAWS:
+            return self.drawn(e, small, values)
         fill = _fill(e.name)
-        if fill is not None and self._loses_rows(e):
+        if fill is not None and self.loses_rows(e):
             values = [self._filled(x, v, fill) for x, v in zip(values, e.ins, strict=True)]
         elif e.name in _ALONG and e.params.get("reverse"):
             values = [
@@ -71,28 +89,49 @@ class Padded(Emitter):
         """The dimensions of a value that have rows added."""
         if v is None:
             return []
-        a, b = self._small.shapes[v], self.program.shapes[v]
+        a, b = self._small.shapes[v], self._large.shapes[v]
         return [d for d, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
 
-    def _grown(self, e: Equation) -> bool:
+    def grown(self, e: Equation) -> bool:
+        """Have operands or results rows added?"""
         return any(self.dims(v) for v in (*e.ins, *e.outs))
 
-    def _loses_rows(self, e: Equation) -> bool:
+    def loses_rows(self, e: Equation) -> bool:
         """Do operands have rows that the results have no more?"""
-        return max(len(self.dims(v)) for v in e.ins) > 0 and not all(self.dims(v) for v in e.outs)
+        return any(self.dims(v) for v in e.ins) and not all(self.dims(v) for v in e.outs)
+
+    def numbers(self, size: int) -> Any:
+        """The numbers of the rows of a dimension of `size`, int32[size]; those of real rows are below the real size."""
+        return lax.iota(jnp.int32, size)
+
+    def drawn(self, e: Equation, small: Equation, values: list) -> list:
+        """The results of a random draw: those of the real rows' draw."""
+        real = [self._real(x, v) for x, v in zip(values, e.ins, strict=True)]
+        return [self.as_rows(x, v) for x, v in zip(bind(small.eqn, real), e.outs, strict=True)]
+
+    def as_rows(self, x: Any, v: Value) -> Any:
+        """`x`, the value `v` of the real rows, for the rows that the program runs on: copies of the last one in the
+        place of those added."""
+        for d in self.dims(v):
+            x = jnp.take(jnp.asarray(x), self.numbers(self.program.shapes[v][d]), axis=d, mode="clip")
+        return x
+
+    def _real(self, x: Any, v: Value | None) -> Any:
+        """The real rows of `x`, the value `v` of the rows that the program runs on."""
+        for d in self.dims(v):
+            assert v is not None
+            x = jnp.take(x, lax.iota(jnp.int32, self._small.shapes[v][d]), axis=d, mode="clip")
+        return x
 
     def _filled(self, x: Any, v: Value | None, fill: Any) -> Any:
         for d in self.dims(v):
             assert v is not None
-            real = lax.broadcasted_iota(jnp.int32, x.shape, d) < self._small.shapes[v][d]
-            x = jnp.where(real, x, fill(x.dtype))
+            real = self.numbers(x.shape[d]) < self._small.shapes[v][d]
+            x = jnp.where(lax.broadcast_in_dim(real, x.shape, (d,)), x, fill(x.dtype))
         return x
 
-    def _with_rows(self, x: Any, v: Value) -> Any:
-        widths = [(0, b - a) for a, b in zip(self._small.shapes[v], self.program.shapes[v], strict=True)]
-        return padded(x, widths)
-
-    def _check(self, small: Equation, large: Equation) -> None:
+    def mixes(self, small: Equation, large: Equation) -> bool:
+        """Does an equation mix rows so that those added can't be kept out?"""
         grown = [self.dims(v) for v in (*large.ins, *large.outs)]
         wrong = any(len(dims) > 1 for dims in grown)
         if not large.doors and any(grown):
@@ -101,23 +140,18 @@ class Padded(Emitter):
             wrong |= large.name in _MIXING and _touches(small, large, self.dims)
             if large.name in ("dot_general", "conv_general_dilated") and not lost:
                 wrong |= all(self.dims(v) for v in large.ins[:2]) and not _batched(large, self.dims)
-        if large.name == "scan" and small.params["length"] != large.params["length"]:
-            wrong = True
-        if wrong:
-            raise ShardError(
-                f"--pad: {told(self.program, large.index)} works on several examples at once, so that rows can't be "
-                "added to the batch; drop the last, uneven batch, or take a mesh that divides it"
-            )
+        return wrong or (large.name == "scan" and small.params["length"] != large.params["length"])
 
 
 def padded(x: Any, widths: Sequence[tuple[int, int]]) -> Any:
-    """`x` with zeros added at the end of its dimensions; random keys with copies of the first one."""
+    """`x` with copies of its last rows added at the end of its dimensions: they compute what real ones do, so that the
+    derivatives of nothing overflow."""
     if not any(after for _, after in widths):
         return x
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = jnp.pad(jax.random.key_data(x), [*widths, (0, 0)], mode="edge")
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    return jnp.pad(x, widths)
+    return jnp.pad(x, widths, mode="edge")
 
 
 def _fill(name: str) -> Any:
@@ -157,6 +191,14 @@ def _touches(small: Equation, large: Equation, dims: Any) -> bool:
         return not found.isdisjoint(params["dimensions"])
     if large.name == "split":
         return params["axis"] in found
+    if large.name == "reshape":
+        return _major(large.eqn.invars[0], dims(large.ins[0])) != _major(
+            large.eqn.outvars[0], dims(large.outs[0])
+        )
+    if large.name == "pad":
+        return any(after > 0 or between for _, after, between in (params["padding_config"][d] for d in found))
+    if large.name == "fft":
+        return len(shape_of(large.eqn.invars[0])) - len(params["fft_lengths"]) <= max(found)
     if large.name == "top_k":
         return len(shape_of(large.eqn.invars[0])) - 1 in found
     if large.name == "slice":
@@ -166,6 +208,11 @@ def _touches(small: Equation, large: Equation, dims: Any) -> bool:
         return any(starts[d] or ours[d] != shape[d] or theirs[d] != whole[d] for d in found)
     sizes = shape_of(large.eqn.outvars[0]), shape_of(large.eqn.invars[0])
     return any(sizes[0][d] != sizes[1][d] for d in found)
+
+
+def _major(v: Any, dims: Sequence[int]) -> list[int]:
+    """How many elements are major to each of these dimensions: the rows stay in their order where that stays."""
+    return [math.prod(shape_of(v)[:d]) for d in dims]
 
 
 def _batched(e: Equation, dims: Any) -> bool:

@@ -1,8 +1,11 @@
 """What differs between versions of jax in how equations hold their bodies and counts, in one place."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+import jax.numpy as jnp
+from jax import lax
+from jax._src.core import NamedAxisEffect  # jax has no public name for it
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 _BODIES = {
@@ -16,6 +19,7 @@ _BODIES = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
+Rule = TypeVar("Rule", bound=Callable)
 REMAT = frozenset({"remat2", "checkpoint"})
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})  # functions with derivative rules of their own
 LAYOUT = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "copy"})
@@ -60,6 +64,47 @@ def over_axes(eqn: JaxprEqn, axes: Mapping[Any, tuple[str, ...]]) -> JaxprEqn:
     named = eqn.params[key]
     found = [axes.get(a, (a,)) for a in (named if isinstance(named, tuple) else (named,))]
     return eqn.replace(params=eqn.params | {key: tuple(a for names in found for a in names)})
+
+
+def bind_as(eqn: JaxprEqn, values: list, dtype: Any) -> list:
+    """Run one equation on `values` with its own floats in another type; the results as a list."""
+    if (
+        eqn.primitive.name == "scatter-add"
+    ):  # its parameters hold an addition of the type that it was traced in
+        kept = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        return [lax.scatter_add(*values, **{name: eqn.params[name] for name in kept})]
+    named = [k for k in ("new_dtype", "preferred_element_type") if is_float(eqn.params.get(k))]
+    return bind(eqn.replace(params={**eqn.params, **dict.fromkeys(named, dtype)}), values)
+
+
+def is_float(dtype: Any) -> bool:
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+
+
+def rules_in(table: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:
+    """`@rule("add", "sub")` for a table of rules by primitive: puts a function there under these names.
+
+    >>> table = {}
+    >>> rule = rules_in(table)
+    >>> same = rule("copy", "name")(lambda x: x)
+    >>> sorted(table)
+    ['copy', 'name']
+    """
+
+    def rule(*names: str) -> Callable[[Rule], Rule]:
+        def add(f: Rule) -> Rule:
+            table.update(dict.fromkeys(names, f))
+            return f
+
+        return add
+
+    return rule
+
+
+def shows(eqn: JaxprEqn) -> bool:
+    """Would it be seen if an equation ran twice? A print or a callback would; that a collective needs its axis is an
+    effect to jax, too."""
+    return any(not isinstance(effect, NamedAxisEffect) for effect in eqn.effects)
 
 
 def bind(eqn: JaxprEqn, values: list) -> list:

@@ -26,7 +26,8 @@ class Replay(Emitter):
 
 
 def retraced(replay: Emitter, avals: Sequence[Any] | None = None) -> ClosedJaxpr:
-    """What a replay makes of its program, as a jaxpr without constants; `avals`: other inputs than the program's."""
+    """What a replay makes of its program, as a jaxpr; `avals`: other inputs than the program's. Its constants are those
+    that jits of the program hold."""
     given = replay.program.closed.in_avals if avals is None else avals
     return jax.make_jaxpr(lambda *xs: replay(*xs))(*given)
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from math import prod
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +212,8 @@ def build_entry(
         trace_s = time.perf_counter() - start
         metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
         say(f"planning {strategy}")
-        asked = {"specs": given, "rules": rules, "metadata": tuple(metadata), "reduce": inside.reduce}
+        asked = {"specs": given, "rules": rules, "metadata": tuple(metadata)}
+        asked |= {"reduce": inside.reduce, "sum_dtype": inside.sum_dtype}
         plan = planner(traced, mesh, strategy, **asked, rewrite=rewriting)
     if rewriting is not None:
         rewriting.forget()
@@ -221,6 +223,7 @@ def build_entry(
         avals = _grown(avals, rewriting.added)
     target = target_of(mesh)
     say(f"compiling for {target.name if target else _devices(mesh.size)}")
+    _has_sums(inside, plan)
     start = time.perf_counter()
     donated = to_donate(peeled, traced, plan, donate)
     n = len(traced.consts)
@@ -272,6 +275,15 @@ def build_entry(
         peeled.as_shapes() if inside.asked else None,
         rewriting,
     )
+
+
+def _has_sums(inside: Inside, plan: Plan) -> None:
+    """Refuse a type to add gradients up in where the plan has devices add up none."""
+    if inside.reduce_dtype is not None and prod(plan.mesh.shape[a] for a in plan.batch_axes) < 2:
+        raise ShardError(
+            f"--reduce-dtype {inside.reduce_dtype}: {plan.strategy} on this mesh divides no batch, so that no "
+            "gradients are added up over devices; leave it out"
+        )
 
 
 def _has_host_memory(rewriting: "Rewriting", mesh: Mesh) -> None:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError
 from ..gradients.options import Inside
+from ..program.mapped import PerDevice
 from ..program.peel import Peeled, nnx_calls, peel
 from ..program.unwrap import NUMBERS, strip
 from ..targets import LIMIT_S, target_of
@@ -214,6 +215,8 @@ class ShardedStep:
             self._say("checking against the plain step")
             by_hand = entry.rewriting.reference if entry.rewriting is not None else None
             flat = jax.tree.leaves(outs) if entry.whole else outs
+            if by_hand is not None and isinstance(entry.traced, PerDevice):
+                by_hand = entry.traced.like(by_hand)
             self.checked = plain.against(
                 entry.traced, flat, by_hand, None if entry.added else self.inside.narrow
             )

@@ -31,6 +31,7 @@ from .pmap import spread_plan
 from .positions import one_example
 from .shares import shares
 from .sp import sequence_parallel, why_positions
+from .sum_types import sum_types
 from .tp import tensor_parallel
 
 Rewrite = Callable[[Batch, Roles, int], Traced]  # the batch, the roles, over how many devices it is divided
@@ -55,17 +56,19 @@ def plan(
     rewrite: Rewrite | None = None,
     batch: Mapping[int, tuple[int, ...]] | None = None,
     reduce: str = "each",
+    sum_dtype: Any = None,
 ) -> Plan:
     """Decide where every array of `traced` goes on `mesh` under `strategy`.
 
     `specs` by argument name, `rules` as (regular expression, spec) by leaf path, `metadata` one Flax partitioning
     (or None) per input. `rewrite` makes another step of it, of the same inputs and outputs, once its batch is known;
-    `batch` says where that is. `reduce`: when loops' gradients are reduced (see `Hold`). Raises `ShardError` for
+    `batch` says where that is. `reduce`: when loops' gradients are reduced (see `Hold`), `sum_dtype`: the type in which
+    devices add gradients up, None for that in which each is computed. Raises `ShardError` for
     everything that cannot be done, before anything is moved.
     """
     if isinstance(traced, PerDevice):
         _state_fits(traced, traced.roles)
-        return spread_plan(traced, mesh, strategy)
+        return spread_plan(traced, mesh, strategy, rewrite and _on_a_part(rewrite))
     parts = parse_strategy(strategy)
     by_itself = parts[0].name == "spmd"
     axes = part_axes(parts, mesh)
@@ -89,6 +92,7 @@ def plan(
             metadata=None if metadata is None else (*[None] * more, *metadata),
             batch={i + more: ds for i, ds in found.dims.items()},
             reduce=reduce,
+            sum_dtype=sum_dtype,
         )
     if not by_itself and not ("sp" in axes and one_example(layout)):
         _batch_divides(traced, layout)
@@ -99,7 +103,9 @@ def plan(
         if name in axes:
             apply(layout, axes[name])
     in_specs = [_input_spec(layout, i, given) for i in range(len(roles.of))]
-    named = labels(program, flow, roles, phases(program, flow))
+    phase = phases(program, flow)
+    named = labels(program, flow, roles, phase)
+    sums = sum_types(layout, sum_dtype, phase)
     work = counted(program, flow)
     return Plan(
         traced=traced,
@@ -108,7 +114,7 @@ def plan(
         in_specs=tuple(in_specs),
         out_specs=tuple(_output_spec(layout, o, in_specs) for o in range(len(program.outputs))),
         leaves=tuple(_leaf(traced, layout, i, in_specs[i], given) for i in range(len(in_specs))),
-        run=Emitter(program, named) if by_itself else Hold(layout, named, reduce),
+        run=Emitter(program, named) if by_itself else Hold(layout, named, reduce, sums),
         state_pairs=roles.state,
         loss=find_loss(traced, flow, roles.state),
         batch_axes=examples_over,
@@ -120,6 +126,11 @@ def plan(
         shares=None if by_itself else shares(layout, work),
         unseen=unseen(program),
     )
+
+
+def _on_a_part(rewrite: Rewrite) -> Callable[[Batch, Roles, Dimensions], Traced]:
+    """`rewrite` for what one device does: it has all of its part."""
+    return lambda batch, roles, dims: rewrite(_with_keys(batch, roles, dims), roles, 1)
 
 
 def _with_keys(batch: Batch, roles: Roles, dims: Dimensions) -> Batch:

@@ -48,7 +48,7 @@ def find_deferred(layout: Layout) -> Deferred:
     if layout.count(layout.batch_axes) < 2:
         return Deferred()
     program = layout.program
-    makers = {e.index: dims for e in program.equations if (dims := _summed_batch(layout, e)) is not None}
+    makers = {e.index: dims for e in program.equations if (dims := summed_batch(layout, e)) is not None}
     roots = {program.equations[i].outs[0] for i in makers}
     after = _linear_ways(layout, makers)
     kept, before = _reached(roots, after), None
@@ -73,7 +73,7 @@ def joint(e: Equation) -> bool:
     return e.name not in _LINEAR_IN_EACH
 
 
-def _summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
+def summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
     """The batch dimension of each operand of an equation that sums over the batch; None for every other."""
     batchy = [layout.batchy(v) for v in e.ins]
     if e.doors or not any(batchy) or any(layout.batchy(v) for v in e.outs):

@@ -26,6 +26,7 @@ from .layout import Axes, Layout, Spec, partition_spec
 from .loop_sums import loop_sums
 from .partials import PartialSums
 from .sp import made_as, read_whole
+from .sum_types import OWN_TYPES, SumTypes, summed_as
 from .unreduced import Unreduced
 
 _MAKES_ACTIVATIONS = frozenset({"dot_general", "conv_general_dilated", "gather", "concatenate", "pad"})
@@ -37,12 +38,18 @@ class Hold(Emitter):
 
     `reduce`: when devices reduce the gradients that a loop adds up (over microbatches, over time): at each trip
     ("each"), once after the loop ("once"), or so and with the weights that the loop reads gathered once before it
-    ("once-gathered"). `deferred`: how many gradients wait for the end of a loop.
+    ("once-gathered"). `sums`: the type in which they do. `deferred`: how many gradients wait for the end of a loop.
     """
 
-    def __init__(self, layout: Layout, labels: Mapping[int, str] | None = None, reduce: str = "each"):
+    def __init__(
+        self,
+        layout: Layout,
+        labels: Mapping[int, str] | None = None,
+        reduce: str = "each",
+        sums: SumTypes = OWN_TYPES,
+    ):
         super().__init__(layout.program, labels)
-        self.layout = layout
+        self.layout, self._sum_types = layout, sums
         waiting = Deferred() if reduce == "each" else find_deferred(layout)
         self._parts, self._makers = waiting.values, waiting.makers
         self._unreduced = Unreduced(layout, waiting)
@@ -99,8 +106,10 @@ class Hold(Emitter):
             if i >= k and v in self._parts:
                 outs[i] = self._unreduced.stacked(outs[i], v)
             elif (e.index, i) in self._loop_sums:
-                with self._made_at(self._loop_sums[e.index, i].path):
-                    outs[i] = self._unreduced.reduced(outs[i], v)
+                found = self._loop_sums[e.index, i]
+                with self._made_at(found.path):
+                    dtype = self._sum_types.of(outs[i].dtype, gradient=found.gradient)
+                    outs[i] = self._unreduced.reduced(outs[i], v, dtype)
         return outs
 
     @contextmanager
@@ -139,6 +148,10 @@ class Hold(Emitter):
         """Where a weight or a gradient lies between uses."""
         return self.layout.in_use(v) if v in self._ahead.values else self.layout.at_rest(v)
 
+    def result(self, e: Equation, values: list) -> list:
+        changed = e.index in self._sum_types.made
+        return summed_as(e, values, self._sum_types.dtype) if changed else super().result(e, values)
+
     def before(self, e: Equation, values: list) -> list:
         """Weights go from where they rest to where they are used, right at the equation that uses them."""
         layout = self.layout
@@ -166,7 +179,7 @@ class Hold(Emitter):
                 if e.name in _MAKES_ACTIVATIONS:
                     for spec in made_as(layout, e, v):
                         outs[k] = self._pin(outs[k], spec)
-            elif any(layout.at_rest(v)):
+            elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:
                 outs[k] = self._pin_gradient(e, v, outs[k])
         return outs
 
@@ -178,7 +191,8 @@ class Hold(Emitter):
         if len(readers) == 1 and readers[0] in LAYOUT:  # XLA folds the two: pin after the second
             self._unpinned.add(v)
             return x
-        return self._pin(x, self.layout.at_rest(v))
+        x = self._pin(x, self.layout.at_rest(v))
+        return x if x.dtype == (dtype := self.program.avals[v].dtype) else x.astype(dtype)
 
     def _of_weight(self, v: Value) -> AbstractContextManager[Any]:
         """The scope of a weight on its way to where it is used."""

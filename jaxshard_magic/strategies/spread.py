@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ..errors import ShardError, did_you_mean, one_of
 from ..program.batch import find_batch
 from ..program.dimensions import Dimensions
-from ..program.mapped import Cut, Mapped, Name, PerDevice, bound, by_leaf, no_mesh
+from ..program.mapped import Cut, Mapped, Name, PerDevice, by_leaf, on_a_device
 from ..program.peel import Peeled, specs
 from ..program.roles import PARAMS
 from ..program.trace import path_name, trace
@@ -106,8 +106,8 @@ class _Call:
                 devices = self.mapped(axes, [], device_axis=device_axis).devices
                 mapped = self.mapped(axes, cuts_of(devices), device_axis=device_axis)
                 try:
-                    with no_mesh():
-                        traced = trace(bound(fun, mapped.sizes), mapped.parts(self.avals), self.paths)
+                    with on_a_device(mapped):
+                        traced = trace(fun, mapped.parts(self.avals), self.paths)
                 except NameError as error:
                     missing = unbound(error)
                     if missing is None or missing in names:

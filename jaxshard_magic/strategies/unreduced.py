@@ -97,21 +97,24 @@ class Unreduced:
         """What a loop stacked, trips first, as the parts of `value`."""
         return self.pin(jnp.moveaxis(x, 1, 0), value)
 
-    def reduced(self, x: Any, value: Value) -> Any:
-        """The sum of the parts, each device holding what it stores of `value`.
+    def reduced(self, x: Any, value: Value, dtype: Any) -> Any:
+        """The sum of the parts, added up in `dtype`, each device holding what it stores of `value`.
 
         All axes are manual: over an automatic one the compiler would gather.
         """
-        layout, whole = self._layout, self._whole(value)
+        layout, whole, own = self._layout, self._whole(value), x.dtype
+        simulated = layout.mesh.devices.flat[0].platform == "cpu"
+        # XLA for the CPU aborts on a sum in bfloat16.
+        wire = jnp.promote_types(dtype, jnp.float32) if simulated else dtype
         scattered = self._stored(value, whole)
         rest = self._rest(scattered)
 
         def on_shard(part):
-            total = part[0]
+            total = part[0].astype(dtype).astype(wire)
             for d, axes in enumerate(scattered):
                 if axes:
                     total = lax.psum_scatter(total, axes, scatter_dimension=d, tiled=True)
-            return lax.psum(total, rest) if rest else total
+            return (lax.psum(total, rest) if rest else total).astype(own)
 
         total = jax.shard_map(
             on_shard,
