@@ -114,9 +114,7 @@ class Rewriting:
         assert self._again is not None
         traced = self._rewritten(batch, roles, shards)
         other = Rewriting(captured, self._again, replace(self.options, pad=False))(larger, roles, shards)
-        return replace(
-            traced, closed=retraced(Padded(Program(traced.closed), Program(other.closed)))
-        )
+        return replace(traced, closed=retraced(Padded(Program(traced.closed), Program(other.closed))))
 
     def _padded_first(
         self, captured: Traced, batch: Batch, larger: Batch, roles: Roles, shards: int
