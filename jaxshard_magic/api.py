@@ -141,10 +141,10 @@ def shard(
 def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Compile `step` as a fix of its report has it, for the same arguments; its reports then tell what that needs.
 
-    False for a fix that is none of strategy (`%%shard fsdp`), mesh (`%mesh v5e:8x8 data=64`) and `--donate`. Raises
-    `ShardError` where the changed step can't be planned or compiled.
+    False for a fix that is none of strategy (`%%shard fsdp`), mesh (`%mesh v5e:8x8 data=64`), `--donate`,
+    `--microbatches N` and `--remat POLICY`. Raises `ShardError` where the changed step can't be planned or compiled.
     """
-    strategy, mesh, donate = step.strategy, step.mesh, step.donate
+    strategy, mesh, donate, inside = step.strategy, step.mesh, step.donate, step.inside.asked
     match fix.split(maxsplit=1):
         case ["%%shard", text]:
             strategy = text
@@ -152,9 +152,13 @@ def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[st
             mesh = build_mesh(text).mesh
         case ["--donate"]:
             donate = True
+        case ["--microbatches", number]:
+            inside |= {"microbatches": int(number)}
+        case ["--remat", what]:
+            inside |= {"remat": what}
         case _:
             return False
-    same = {"specs": step.specs, "rules": step.rules, "donate": donate, **step.inside.asked}
+    same = {"specs": step.specs, "rules": step.rules, "donate": donate, **inside}
     other = shard(step.__wrapped__, strategy, mesh=mesh, **same)
     other.progress, other.compile_limit = step.progress, step.compile_limit
     other.prepare(*args, **kwargs)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from .. import hardware
 from ..hardware import Chip, chip_of
 from ..plan import Finding
+from ..program.phases import BACKWARD
 from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
 from ..targets import Built, gpu, slices, target_of
 from .advice import Case, advise, by_level
@@ -111,6 +112,7 @@ def _advice(
         target=target,
         larger=() if target is None else slices.larger(target.chip, target.extent),
         tried=step.tried,
+        inside=step.inside if any(work.phase == BACKWARD for work in plan.work) else None,
     )
     found_before = (Advice(f.code, f.level, f.message, f.fix) for f in (*plan.findings, *found.complaints))
     return by_level((*found_before, *advise(case)))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...gradients.options import Inside
 from ...plan import Share
 from ...report import Collective, Leaf, Memory, MeshInfo, Spec
 from ...targets import Target
@@ -21,7 +22,8 @@ class Case:
     a chip is known. `shares` is what one device multiplies; `examples` the batch, `examples_before` that of the step's
     earlier run; `callbacks` the lines, or None, of calls to Python from inside the step. `target` is what the step was
     compiled for where that is not attached, `larger` the slices of it that are offered and have more devices; `tried`
-    the bytes that a device needs, as compiled, with a fix that was tried.
+    the bytes that a device needs, as compiled, with a fix that was tried. `inside` are the options of its gradients,
+    None where it takes none.
     """
 
     leaves: Sequence[Leaf]
@@ -42,6 +44,7 @@ class Case:
     target: Target | None = None
     larger: Sequence[tuple[int, ...]] = ()
     tried: Mapping[str, int] = field(default_factory=dict)
+    inside: Inside | None = None
 
     @property
     def batch_axes(self) -> tuple[str, ...]:

@@ -66,12 +66,15 @@ def _changes(case: Case, top: DeviceMemory) -> Iterator[Change]:
         yield Change(says, "--donate", twice)
     if (kept := _kept_for_backward(case)) is not None:
         yield kept
+    yield from _in_microbatches(case, top)
     yield from _more_devices(case, top)
     yield from _fewer_examples(case, top)
 
 
 def _kept_for_backward(case: Case) -> Change | None:
     """What the forward pass leaves for the backward pass, where it is most of the temporaries."""
+    if case.inside is None or case.inside.remat is not None:
+        return None
     buffers = (case.memory and case.memory.buffers) or ()
     kept = [b for b in buffers if b.phase == "forward"]
     held = sum(b.bytes for b in kept)
@@ -79,11 +82,27 @@ def _kept_for_backward(case: Case) -> Change | None:
         return None
     lines = sorted({b.line for b in kept if b.line is not None})
     where = f" of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}" if lines else ""
-    says = (
-        f"{byte_text(held)}{where} are kept for the backward pass; with the layer's function under jax.checkpoint "
-        "they are computed again"
-    )
-    return Change(says, "@jax.checkpoint")
+    says = f"{byte_text(held)}{where} are kept for the backward pass, which can compute them again, layer by layer"
+    return Change(says, "--remat full")
+
+
+def _in_microbatches(case: Case, top: DeviceMemory) -> Iterator[Change]:
+    """The fewest parts of the batch, one after the other, whose temporaries would leave room for the rest."""
+    if (
+        case.inside is None
+        or not case.examples
+        or top.temporaries is None
+        or top.peak is None
+        or not top.limit
+    ):
+        return
+    now, each = case.inside.microbatches, case.examples // devices_along(case.mesh.axes, case.batch_axes)
+    for n in range(now + 1, each + 1):
+        left = top.peak - top.temporaries + top.temporaries * now // n
+        if each % n == 0 and left <= top.limit:
+            says = f"In {n} microbatches, one after the other, it would need about {byte_text(left)}"
+            yield Change(says, f"--microbatches {n}", top.peak - left)
+            return
 
 
 def _more_devices(case: Case, top: DeviceMemory) -> Iterator[Change]:

@@ -123,7 +123,8 @@ def float32(case: Case) -> Iterator[Advice]:
     message = (
         f"{share(wide / flops)} of the FLOPs are in float32: bfloat16 {gain}reads and writes {moved} less."
     )
-    yield Advice("float32", "info", message, "params = jax.tree.map(lambda w: w.astype('bfloat16'), params)")
+    cast = "params = jax.tree.map(lambda w: w.astype('bfloat16'), params)"
+    yield Advice("float32", "info", message, cast if case.inside is None else "--precision bf16")
 
 
 def _predicted(case: Case) -> tuple[float | None, float]:
