@@ -30,6 +30,8 @@ from zoo.parts import Draw, descend
 
 import jaxshard_magic
 
+pytestmark = pytest.mark.full
+
 
 class Column(nnx.Module):
     """A weight whose columns, its outputs, are divided: the layer needs no sum."""
