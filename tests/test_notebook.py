@@ -1,6 +1,7 @@
 """The committed notebooks in a real kernel: they run, what they saved can be read without one, their prose is true."""
 
 import json
+import os
 import re
 import runpy
 from pathlib import Path
@@ -15,9 +16,12 @@ from jaxshard_magic.targets import tpu
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PATH = NOTEBOOKS / "01_quickstart.ipynb"
 FIT = NOTEBOOKS / "02_will_it_fit.ipynb"
+MADE = NOTEBOOKS / "03_make_it_fit.ipynb"
 SCRIPT = runpy.run_path(str(NOTEBOOKS / "execute.py"))
 NAMES = ("cnn_dp", "cnn_fsdp", "gpt_dp", "gpt_fsdp", "gpt_tp", "gpt_both", "gpt_257", "gpt_264")
 FIT_NAMES = ("under_dp", "under_fsdp", "long_text", "with_remat")
+OPTIONS = ("plain", "microbatches", "remat_full", "remat_mlp", "bf16", "together")
+MADE_NAMES = (*OPTIONS, "checked", "checked_bf16", "padded")
 
 
 def saved(path=PATH):
@@ -46,6 +50,15 @@ def fit(tmp_path_factory):
     return executed(FIT, FIT_NAMES, tmp_path_factory.mktemp("notebook"))
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    if not os.environ.get("JAXSHARD_NOTEBOOKS"):
+        pytest.skip("a quarter of an hour of compiles: set JAXSHARD_NOTEBOOKS=1 to run it")
+    if (missing := tpu.missing()) is not None:
+        pytest.skip(str(missing))
+    return executed(MADE, MADE_NAMES, tmp_path_factory.mktemp("notebook"))
+
+
 def shown(notebook):
     """The forms in which each sharded cell shows its report; a cell that ends in a semicolon shows none."""
     cells = [c for c in notebook.cells if c.cell_type == "code" and re.search("^%%?shard", c.source, re.M)]
@@ -68,7 +81,7 @@ def test_every_sharded_cell_shows_a_report_as_text_and_as_html_without_script(wh
         assert "<script" not in forms["text/html"]
 
 
-@pytest.mark.parametrize("path", [PATH, FIT], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [PATH, FIT, MADE], ids=lambda path: path.stem)
 def test_a_saved_notebook_holds_nothing_of_the_machine_that_ran_it(path):
     notebook = saved(path)
     nbformat.validate(notebook)
@@ -276,3 +289,102 @@ def test_what_fits_and_what_the_prose_says_of_it_is_in_the_reports(fit):
     assert answers == list(FITS.values())
     assert [sentence for sentence in SAID_OF_FIT if sentence not in prose] == []
     assert [sentence for sentence, holds in SAID_OF_FIT.items() if not holds(fit[1])] == []
+
+
+def traffic(report):
+    return sum(move.wire_bytes for move in report.collectives)
+
+
+def step_s(report):
+    return report.timing.predicted_step_s
+
+
+def row(report, change):
+    """The report's row of that option, over its own: peak, FLOPs and bytes sent."""
+    own, found = report.alternatives[0], {a.change: a for a in report.alternatives}[change]
+    return SimpleNamespace(
+        peak=found.peak / own.peak, flops=found.flops / own.flops, sent=found.sent / own.sent
+    )
+
+
+SAID_OF_MADE = {
+    "It has 27 million parameters": lambda r: (
+        round(sum(x.bytes for x in r.plain.leaves if x.role == "params") / 4e6) == 27
+    ),
+    "with `--microbatches 2` the step would fit": lambda r: r.plain.advice[0].fix == "--microbatches 2",
+    "`params` and `optimizer` are next to nothing": lambda r: held(r.plain) < 0.01 * device(r.plain).peak,
+    "are stacks of 8, one slice for each layer": lambda r: (
+        sum(b.bytes for b in r.plain.memory.buffers if b.shape[0] == 8) > 0.8 * device(r.plain).peak
+    ),
+    # Microbatches
+    "The temporaries are an eighth of what they were": lambda r: (
+        7.5 < device(r.plain).temporaries / device(r.microbatches).temporaries < 8.5
+    ),
+    "The FLOPs are the same": lambda r: row(r.microbatches, "without --microbatches 8").flops == 1,
+    "sends eight times as much": lambda r: 7.5 < traffic(r.microbatches) / traffic(r.plain) < 8.5,
+    "sums the gradients once a step, and sends half": lambda r: (
+        0.4 < row(r.microbatches, "--reduce once").sent < 0.55
+    ),
+    "gathers the weights once as well, and sends a tenth": lambda r: (
+        0.08 < row(r.microbatches, "--reduce once-gathered").sent < 0.12
+    ),
+    "Both hold a little more": lambda r: all(
+        1 < row(r.microbatches, f"--reduce {how}").peak < 1.06 for how in ("once", "once-gathered")
+    ),
+    # Remat
+    "**peak**: about a ninth": lambda r: 8.5 < device(r.plain).peak / device(r.remat_full).peak < 9.5,
+    "Without the option it is 82% of them": lambda r: (
+        round(row(r.remat_full, "without --remat full").flops, 2) == 0.82
+    ),
+    "**sent**: the same": lambda r: traffic(r.remat_full) == pytest.approx(traffic(r.plain), rel=1e-3),
+    "The largest buffers of the first report are 2,048 wide": lambda r: (
+        r.plain.memory.buffers[0].shape[-1] == 2048
+    ),
+    "saves nearly half of the memory": lambda r: 0.5 < device(r.remat_mlp).peak / device(r.plain).peak < 0.6,
+    "the predicted step hardly grows": lambda r: 1 < step_s(r.remat_mlp) / step_s(r.plain) < 1.06,
+    # Precision
+    "**Memory**: less than half": lambda r: device(r.bf16).peak < 0.5 * device(r.plain).peak,
+    "This is the only one of these options that is": lambda r: (
+        step_s(r.bf16) < step_s(r.plain) < min(step_s(x) for x in (r.microbatches, r.remat_full, r.remat_mlp))
+    ),
+    # Together, and run
+    "Without `--remat mlp` the step would need a fifth more memory and compute less": lambda r: (
+        1.15 < row(r.together, "without --remat mlp").peak < 1.25
+        and row(r.together, "without --remat mlp").flops < 1
+    ),
+    "`--reduce once-gathered` would send a third, and need no more memory": lambda r: (
+        0.3 < row(r.together, "--reduce once-gathered").sent < 0.37
+        and row(r.together, "--reduce once-gathered").peak < 1.01
+    ),
+    "Together they need a twentieth of the memory": lambda r: (
+        19 < device(r.plain).peak / device(r.together).peak < 22
+    ),
+    "yes, to about a millionth": lambda r: r.checked.check.passed and r.checked.check.max_rel_diff < 5e-6,
+    "`--check` knows how much the rounding of bfloat16 may change them": lambda r: (
+        r.checked_bf16.check.passed and r.checked_bf16.check.limit > r.checked.check.limit
+    ),
+    "A mean is the mean over the 44 real texts": lambda r: r.padded.check.passed and r.padded.options["pad"],
+}
+
+
+def test_the_saved_reports_show_what_each_option_changes_and_the_same_numbers():
+    cells = {cell.id: cell for cell in saved(MADE).cells}
+    forms = {id: [o.data for o in cell.get("outputs", ()) if "data" in o] for id, cell in cells.items()}
+    for name in ("plain", "microbatches", "remat", "mlp", "bf16", "together"):
+        (form,) = forms[name]
+        assert "<script" not in form["text/html"]
+        assert ("Does not fit:" if name == "plain" else "Would fit:") in form["text/plain"]
+        assert ("as it is" in form["text/plain"]) == (name != "plain")
+        assert "not compiled" not in form["text/plain"]
+    for name in ("checked", "checked-bf16", "padded"):
+        assert "The same numbers as the plain step" in forms[name][0]["text/plain"]
+    assert "44 examples" in cells["uneven"].outputs[0].text
+
+
+@pytest.mark.full
+def test_what_each_option_costs_and_what_the_prose_says_of_it_is_in_the_reports(made):
+    prose = " ".join(" ".join(c.source for c in saved(MADE).cells if c.cell_type == "markdown").split())
+    fits = [device(getattr(made[1], name)).peak <= device(made[1].plain).limit for name in OPTIONS]
+    assert fits == [False, True, True, True, True, True]
+    assert [sentence for sentence in SAID_OF_MADE if sentence not in prose] == []
+    assert [sentence for sentence, holds in SAID_OF_MADE.items() if not holds(made[1])] == []
