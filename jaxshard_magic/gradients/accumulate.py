@@ -1,6 +1,6 @@
 """A gradient call over microbatches: one scan, whose sums are the full batch's loss, gradients and outputs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -58,26 +58,26 @@ class Accumulated:
         carried: Mapping[int, int],
     ):
         self.cut, self.batch, self._call = cut, batch, large
-        self._small, self._large = (Program(replayed(call.loss, Replay)) for call in (small, large))
-        self.followed = follow(self._small, self._large, batch, trained=set(large.differentiated))
+        self.small, self.large = (Program(replayed(call.loss, Replay)) for call in (small, large))
+        self.followed = follow(self.small, self.large, batch, trained=set(large.differentiated))
         stateless = Outputs(self.followed, {})
         moving = {j: k for j, k in carried.items() if not isinstance(self.followed.outputs[j], Constant)}
         self.outputs = stateless if stateless.exact else Outputs(self.followed, moving)
-        self._loss = Program(self._one(passes))
+        self.loss = Program(self._one(passes))
 
     @property
     def cause(self) -> str | None:
         """Where the loss stops being a sum over examples; None where it is one."""
         causes = self.followed.causes
-        return told(self._small, causes[0]) if causes and not self.outputs.exact else None
+        return told(self.small, causes[0]) if causes and not self.outputs.exact else None
 
     def __call__(self, operands: Sequence[Any], loss_scale: Scale | None = None) -> list:
         cut, outputs, places = self.cut, self.outputs, tuple(self.batch)
-        norms = Part(self._large, list(self.followed.norms.values()))(operands)
+        norms = Part(self.large, list(self.followed.norms.values()))(operands)
         whole = [split(operands[k], self.batch[k], cut.microbatches, cut.shards) for k in places]
         rows = rows_of(cut.examples, cut.microbatches, cut.shards)
-        call = Gradient(self._loss.closed, self._call.closed_over + 1 + len(norms))
-        loss, seed, given = Replay(self._loss), float(self._loss_scale), len(outputs.given)
+        call = Gradient(self.loss.closed, self._call.closed_over + 1 + len(norms))
+        loss, seed, given = Replay(self.loss), self.seed, len(outputs.given)
 
         def trip(acc, part):
             sums, state = acc
@@ -87,46 +87,49 @@ class Accumulated:
                 inputs[k] = x
             outs = taken_scaled(call, loss, [mine, *norms, *inputs], seed, loss_scale)
             values, state, gradients = outs[:given], outs[given : call.outs], outs[call.outs :]
-            terms = [x for x, summed in zip(values, self._is_sum, strict=True) if summed] + gradients
-            parts = [x for x, summed in zip(values, self._is_sum, strict=True) if not summed]
+            terms = [x for x, summed in zip(values, self.is_sum, strict=True) if summed] + gradients
+            parts = [x for x, summed in zip(values, self.is_sum, strict=True) if not summed]
             return ([a + x.astype(a.dtype) for a, x in zip(sums, terms, strict=True)], state), parts
 
         start = [operands[k] for k in outputs.carried.values()]
         (sums, state), parts = lax.scan(trip, (self._zeros(), start), (rows, whole))
-        n = sum(self._is_sum)
-        values = self._values(iter(sums[:n]), iter(parts))
+        n = sum(self.is_sum)
+        values = self.values(sums[:n], parts)
         pairs = zip(sums[n:], self._call.differentiated, strict=True)
         gradients = [x.astype(self._call.loss.in_avals[k].dtype) for x, k in pairs]
         return [*outputs.whole(operands, values, state), *gradients]
 
     @property
-    def _is_sum(self) -> list[bool]:
+    def is_sum(self) -> list[bool]:
+        """Whether each value that a microbatch gives is summed; else it is put beside the others."""
         return [isinstance(self.outputs.how[v], Summed) for v in self.outputs.given]
 
     @property
-    def _loss_scale(self) -> Fraction:
+    def seed(self) -> float:
+        """The cotangent of each microbatch's loss with which gradients sum to those of the whole batch."""
         how = self.outputs.how[self.outputs.given[0]]
-        return how.scale
+        return float(how.scale)
 
     def _zeros(self) -> list:
         sums = [
-            self._small.avals[v] for v, is_sum in zip(self.outputs.given, self._is_sum, strict=True) if is_sum
+            self.small.avals[v] for v, is_sum in zip(self.outputs.given, self.is_sum, strict=True) if is_sum
         ]
         wide = [*sums, *(self._call.loss.in_avals[k] for k in self._call.differentiated)]
         return [jnp.zeros(a.shape, jnp.float32 if a.dtype in _SHORT else a.dtype) for a in wide]
 
-    def _values(self, sums: Iterator[Any], parts: Iterator[Any]) -> dict[Value, Any]:
-        """The values of the whole batch that the scan gave."""
+    def values(self, sums: Sequence[Any], parts: Sequence[Any]) -> dict[Value, Any]:
+        """The values of the whole batch, from the sums of the microbatches' and from those that were stacked."""
         found = {}
+        left, stacked = iter(sums), iter(parts)
         for v, how in self.outputs.how.items():
-            x = join(next(parts), how.dim, self.cut.shards) if isinstance(how, Joined) else next(sums)
-            found[v] = _times(x, how.scale).astype(self._large.avals[v].dtype)
+            x = join(next(stacked), how.dim, self.cut.shards) if isinstance(how, Joined) else next(left)
+            found[v] = _times(x, how.scale).astype(self.large.avals[v].dtype)
         return found
 
     def _one(self, passes: Passes) -> ClosedJaxpr:
         """`(rows, norms..., operands...)` of one microbatch -> what it gives, the loss first, and its state."""
-        norms = [self._small.avals[v] for v in self.followed.norms]
-        avals = [jax.ShapeDtypeStruct((self.cut.each,), jnp.int32), *norms, *self._small.closed.in_avals]
+        norms = [self.small.avals[v] for v in self.followed.norms]
+        avals = [jax.ShapeDtypeStruct((self.cut.each,), jnp.int32), *norms, *self.small.closed.in_avals]
         return passes(retraced(_One(self.followed, [*self.outputs.given, *self.outputs.state]), avals))
 
 

@@ -18,7 +18,7 @@ Rule = Callable[[Site], Label | list[Label]]
 RULES: dict[str, Rule] = {**INDEXING, **COLLECTIVES}
 rule = rules_in(RULES)
 
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     {
         *(
             "max",
@@ -69,7 +69,7 @@ def _lost(_site: Site) -> Label:
     raise Lost
 
 
-@rule(*_ELEMENTWISE)
+@rule(*ELEMENTWISE)
 def _elementwise(site: Site) -> Label:
     if not site.same_params():
         raise Lost

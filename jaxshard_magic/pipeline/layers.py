@@ -1,0 +1,102 @@
+"""A loss with its scans cut between layers, and the arrays that they step over in as many pieces."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..program.ir import Equation, Program
+from ..program.primitives import bind, scan_counts
+from ..program.replay import Replay
+
+_BY_LAYER = frozenset({"convert_element_type", "reduce_precision", "copy", "copy_p", "name", "neg"})
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a scan is cut: `bounds` are the first layer of each part, and at last the number of layers; `stages` the
+    stage of each part."""
+
+    bounds: tuple[int, ...]
+    stages: tuple[int, ...]
+
+
+class Pieces:
+    """An array in pieces along its first dimension, as `bounds` says."""
+
+    def __init__(self, arrays: Sequence[Any], bounds: tuple[int, ...], source: int):
+        self.arrays, self.bounds, self.source = tuple(arrays), bounds, source
+
+
+class CutScans(Replay):
+    """Runs a loss with some of its scans in parts, each part in the scope of its stage.
+
+    `cuts`: by the index of the equation. Inputs may come as `Pieces`; what reads one otherwise than layer by layer
+    joins it, and its input is then among `joined`.
+    """
+
+    def __init__(self, program: Program, cuts: Mapping[int, Cut], stages: Mapping[int, int]):
+        super().__init__(program, {i: stage_name(s) for i, s in stages.items()})
+        self._cuts = cuts
+        self.joined: set[int] = set()
+
+    def equation(self, e: Equation, values: list) -> list:
+        if e.index in self._cuts:
+            return self._in_parts(e, values, self._cuts[e.index])
+        pieces = [x for x in values if isinstance(x, Pieces)]
+        if not pieces:
+            return super().equation(e, values)
+        if e.name in _BY_LAYER and len(values) == 1:
+            (whole,) = pieces
+            made = [bind(e.eqn, [x])[0] for x in whole.arrays]
+            return [Pieces(made, whole.bounds, whole.source)]
+        return super().equation(e, [self._joined(x) for x in values])
+
+    def _joined(self, x: Any) -> Any:
+        if not isinstance(x, Pieces):
+            return x
+        self.joined.add(x.source)
+        return jnp.concatenate(x.arrays)
+
+    def _in_parts(self, e: Equation, values: list, cut: Cut) -> list:
+        consts, carried = scan_counts(e.params)
+        fixed = [self._joined(x) for x in values[:consts]]
+        carry = [self._joined(x) for x in values[consts : consts + carried]]
+        scope, made = e.doors[0].scope, []
+
+        def trip(carry, x):
+            outs = self.body(scope, [*fixed, *carry, *x])
+            return tuple(outs[:carried]), tuple(outs[carried:])
+
+        carry = tuple(jnp.asarray(x) for x in carry)
+        for k, stage in enumerate(cut.stages):
+            first, end = cut.bounds[k : k + 2]
+            with jax.named_scope(stage_name(stage)):
+                xs = tuple(self._layers(x, cut, k) for x in values[consts + carried :])
+                carry, ys = lax.scan(trip, carry, xs, length=end - first, unroll=e.params["unroll"])
+                made.append(ys)
+        with jax.named_scope(stage_name(cut.stages[-1])):
+            return [*carry, *(jnp.concatenate(parts) for parts in zip(*made, strict=True))]
+
+    def _layers(self, x: Any, cut: Cut, part: int) -> Any:
+        if isinstance(x, Pieces) and x.bounds == cut.bounds:
+            return x.arrays[part]
+        return lax.slice_in_dim(self._joined(x), *cut.bounds[part : part + 2])
+
+
+_STAGE = "pipeline_stage_"
+
+
+def stage_name(stage: int) -> str:
+    """The scope that equations of a stage are in."""
+    return f"{_STAGE}{stage}"
+
+
+def stage_of(e: Equation) -> int | None:
+    """The stage whose scope an equation of the top level is in; None for what is free."""
+    names = str(e.eqn.source_info.name_stack).split("/")
+    found = [int(name.removeprefix(_STAGE)) for name in names if name.startswith(_STAGE)]
+    return found[-1] if found else None

@@ -1,0 +1,124 @@
+"""The loss of a step cut into stages: which equations each runs, what it needs of others, and whose parameters."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..program.ir import Program, Value
+from ..program.primitives import scan_counts
+from .cut import cut
+from .layers import Cut, CutScans, Pieces
+from .units import Units
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An operand of the loss, or layers `first` to `end` of one."""
+
+    operand: int
+    first: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class CutLoss:
+    """`program`: the loss with its equations in the scopes of their stages, and of its inputs `pieces[i]` says which
+    operand of the loss, or which layers of it, input i is. `costs`: FLOPs of each stage's forward pass. `crossing`: the
+    bytes that one microbatch takes over the boundary after each stage but the last."""
+
+    program: Program
+    pieces: tuple[Piece, ...]
+    costs: tuple[float, ...]
+    crossing: tuple[int, ...]
+
+
+def cut_loss(loss: Program, parameters: Collection[int], examples: Collection[int], stages: int) -> CutLoss:
+    """`loss`, of one microbatch, in `stages` stages of about the same work.
+
+    `parameters` and `examples`: the positions of the inputs that are differentiated, and of those that hold examples.
+    Raises ShardError where it has fewer places to be cut at.
+    """
+    units = Units(loss, [loss.inputs[i] for i in parameters], [loss.inputs[i] for i in examples])
+    costs = [unit.cost for unit in units.units]
+    bounds = cut(costs, units.crossing, stages)
+    stage_at = [sum(u >= b for b in bounds) for u in range(len(costs))]
+    cuts, whole = {}, {}
+    for e in units.main:
+        first, last = units.span[e.index]
+        mine = stage_at[first : last + 1]
+        if mine[0] == mine[-1]:
+            whole[e.index] = mine[0]
+        else:
+            places = [k for k in range(1, len(mine)) if mine[k] != mine[k - 1]]
+            cuts[e.index] = Cut((0, *places, len(mine)), (mine[0], *(mine[k] for k in places)))
+    program, pieces = _in_pieces(loss, parameters, cuts, whole)
+    parts = [costs[a:b] for a, b in zip([0, *bounds], [*bounds, len(costs)], strict=True)]
+    return CutLoss(program, pieces, tuple(map(sum, parts)), tuple(units.crossing[b] for b in bounds))
+
+
+def _in_pieces(
+    loss: Program, parameters: Collection[int], cuts: Mapping[int, Cut], whole: Mapping[int, int]
+) -> tuple[Program, tuple[Piece, ...]]:
+    """The loss run with its scans cut, and as many parameters in pieces as nothing needs whole."""
+    bounds = _stepped_over(loss, parameters, cuts)
+    while True:
+        pieces = [
+            piece
+            for i in range(len(loss.inputs))
+            for piece in (
+                [Piece(i, a, b) for a, b in zip(bounds[i], bounds[i][1:], strict=False)]
+                if i in bounds
+                else [Piece(i)]
+            )
+        ]
+        replay = CutScans(loss, cuts, whole)
+        closed = jax.make_jaxpr(lambda *xs: replay(*_gathered(loss, bounds, xs)))(
+            *(_aval(loss, piece) for piece in pieces)
+        )
+        if not replay.joined:
+            return Program(closed), tuple(pieces)
+        bounds = {i: b for i, b in bounds.items() if i not in replay.joined}
+
+
+def _gathered(loss: Program, bounds: Mapping[int, tuple[int, ...]], xs: Sequence[Any]) -> list:
+    rest, found = iter(xs), []
+    for i in range(len(loss.inputs)):
+        if i in bounds:
+            found.append(Pieces([next(rest) for _ in bounds[i][1:]], bounds[i], i))
+        else:
+            found.append(next(rest))
+    return found
+
+
+def _aval(loss: Program, piece: Piece) -> Any:
+    aval = loss.closed.in_avals[piece.operand]
+    if piece.first is None or piece.end is None:
+        return aval
+    return aval.update(shape=(piece.end - piece.first, *aval.shape[1:]))
+
+
+def _stepped_over(
+    loss: Program, parameters: Collection[int], cuts: Mapping[int, Cut]
+) -> dict[int, tuple[int, ...]]:
+    """The parameters with as many layers as a cut scan that something made of them may be stepped over by."""
+    found: dict[int, tuple[int, ...]] = {}
+    for i in parameters:
+        shape = loss.shapes[loss.inputs[i]]
+        for e in loss.top.equations:
+            if e.index in cuts and shape and shape[0] == cuts[e.index].bounds[-1]:
+                consts, carried = scan_counts(e.params)
+                if _made_of(loss, loss.inputs[i]) & {v for v in e.ins[consts + carried :] if v is not None}:
+                    found.setdefault(i, cuts[e.index].bounds)
+    return found
+
+
+def _made_of(loss: Program, value: Value) -> set[Value]:
+    """`value` and what is made of it alone."""
+    found = {value}
+    for e in loss.top.equations:
+        arrays = {v for v in e.ins if v is not None}
+        if arrays and arrays <= found:
+            found.update(e.outs)
+    return found

@@ -1,0 +1,185 @@
+"""The programs of a stage: forward, and backward whole or as input and weight gradients, each a part of one program."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+
+from ..gradients.part import Part, needed
+from ..program.ir import Program, Value
+from ..program.emit import Emitter
+from ..program.replay import retraced
+from .halves import in_halves
+from .stages import Stage
+from .units import reached
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many arrays of each kind a stage's program takes: parameters, other inputs of the loss, activations from the
+    stage before, the cotangents of what it hands on and of the loss."""
+
+    parameters: int
+    others: int
+    ins: int
+    cotangents: int
+
+
+class StageProgram:
+    """Forward and backward pass of one stage as one program, `(parameters, others, ins, cotangents)` ->
+    `(outs, gives, cotangents of ins, gradients of parameters)`, and the parts of it that a schedule runs."""
+
+    def __init__(self, loss: Program, stage: Stage, examples: Collection[int]):
+        self.stage, self._loss = stage, loss
+        self.moving_ins = [k for k, v in enumerate(stage.ins) if jnp.issubdtype(loss.avals[v].dtype, jnp.inexact)]
+        self.moving_outs = [k for k, v in enumerate(stage.outs) if jnp.issubdtype(loss.avals[v].dtype, jnp.inexact)]
+        self.makes_loss = 0 in stage.gives
+        at = loss.closed.in_avals
+        self.avals = [
+            *(at[i] for i in stage.parameters),
+            *(at[i] for i in stage.others),
+            *(loss.avals[v] for v in stage.ins),
+            *(loss.avals[stage.outs[k]] for k in self.moving_outs),
+            *([loss.closed.out_avals[0]] if self.makes_loss else []),
+        ]
+        self.slots = Slots(
+            len(stage.parameters),
+            len(stage.others),
+            len(stage.ins),
+            len(self.moving_outs) + self.makes_loss,
+        )
+        self.examples = [k for k, i in enumerate(stage.others) if i in examples]
+        opened = retraced(Emitter(Program(self._traced())))
+        first = len(stage.outs) + len(stage.gives)
+        self.whole = Program(in_halves(opened, range(first, first + len(self.moving_ins))))
+
+    def _traced(self) -> ClosedJaxpr:
+        stage, loss = self.stage, self._loss
+        wanted = [*stage.outs, *(loss.outputs[j] for j in stage.gives)]
+        forward = Part(loss, [v for v in wanted if v is not None], stage.ins)
+        n, m, k = self.slots.parameters, self.slots.others, self.slots.ins
+
+        def run(*args: Any) -> list:
+            parameters, others = args[:n], args[n : n + m]
+            ins, cotangents = args[n + m : n + m + k], args[n + m + k :]
+
+            def differentiable(parameters: Sequence[Any], moving: Sequence[Any]) -> tuple[list, list]:
+                known = dict(zip(stage.ins, ins, strict=True))
+                known.update((stage.ins[i], x) for i, x in zip(self.moving_ins, moving, strict=True))
+                inputs: list[Any] = [None] * len(loss.inputs)
+                for i, x in zip((*stage.parameters, *stage.others), (*parameters, *others), strict=True):
+                    inputs[i] = x
+                made = forward(inputs, known)
+                outs, gives = made[: len(stage.outs)], made[len(stage.outs) :]
+                heads = [outs[i] for i in self.moving_outs] + gives[: int(self.makes_loss)]
+                return heads, [*outs, *gives]
+
+            moving = [ins[i] for i in self.moving_ins]
+            _, back, made = jax.vjp(differentiable, list(parameters), moving, has_aux=True)
+            gradients, given_back = back(list(cotangents))
+            return [*made, *given_back, *gradients]
+
+        return jax.make_jaxpr(run)(*self.avals)
+
+    @cached_property
+    def forward(self) -> "Share":
+        """`(parameters, others, ins)` -> `(outs, gives, kept)`; `kept` is what the backward pass needs of it."""
+        n = self.slots.parameters + self.slots.others + self.slots.ins
+        return Share(self.whole, range(n), (), [*self._made, *self.kept])
+
+    @cached_property
+    def backward(self) -> "Share":
+        """`(parameters, others, cotangents, kept)` -> `(cotangents of ins, gradients)`."""
+        return Share(self.whole, self._behind, self.kept, [*self._given_back, *self._gradients])
+
+    @cached_property
+    def input_gradient(self) -> "Share":
+        """`(parameters, others, cotangents, kept)` -> `(cotangents of ins, kept for the weights)`."""
+        return Share(self.whole, self._behind, self.kept, [*self._given_back, *self.kept_for_weights])
+
+    @cached_property
+    def weight_gradient(self) -> "Share":
+        """`(parameters, others, cotangents, kept, kept for the weights)` -> `gradients`."""
+        known = [*self.kept, *self.kept_for_weights]
+        return Share(self.whole, self._behind, known, self._gradients)
+
+    @property
+    def _behind(self) -> list[int]:
+        """The inputs that are there for the backward pass without being kept for each microbatch."""
+        s = self.slots
+        n = s.parameters + s.others
+        return [*range(n), *range(n + s.ins, n + s.ins + s.cotangents)]
+
+    @property
+    def _made(self) -> list[Value | None]:
+        return self.whole.outputs[: len(self.stage.outs) + len(self.stage.gives)]
+
+    @property
+    def _given_back(self) -> list[Value | None]:
+        first = len(self._made)
+        return self.whole.outputs[first : first + len(self.moving_ins)]
+
+    @property
+    def _gradients(self) -> list[Value | None]:
+        return self.whole.outputs[len(self._made) + len(self.moving_ins) :]
+
+    @cached_property
+    def kept(self) -> list[Value]:
+        """What the backward pass reads of the forward one and of the stage's `ins`. What is made of parameters alone is
+        made again: it would be kept for every microbatch."""
+        inputs, s = self.whole.inputs, self.slots
+        n = s.parameters + s.others
+        given = set(inputs[n : n + s.ins])
+        after = reached(self.whole, inputs[n + s.ins :])
+        varying = reached(self.whole, given | {inputs[s.parameters + k] for k in self.examples})
+        ends = [*self._given_back, *self._gradients]
+        backward = [e for e in self.whole.top.equations if any(v in after for v in e.outs)]
+        read = dict.fromkeys(v for e in backward for v in e.ins if v is not None)
+        read.update(dict.fromkeys(v for v in ends if v is not None))
+        return [
+            v for v in read if v not in after and (v in given or (v in varying and v not in inputs))
+        ]
+
+    @cached_property
+    def kept_for_weights(self) -> list[Value]:
+        """What the weights' gradients read of the equations that the inputs' gradients need."""
+        known = set(self.kept)
+        first = needed(self.whole.top, _values(self._given_back), known)
+        rest = needed(self.whole.top, _values(self._gradients), known) - first
+        by_index = {e.index: e for e in self.whole.top.equations}
+        made = {v for i in first for v in by_index[i].outs}
+        read = dict.fromkeys(v for i in sorted(rest) for v in by_index[i].ins if v in made)
+        read.update(dict.fromkeys(v for v in self._gradients if v in made))
+        return list(read)
+
+
+class Share:
+    """Some values of a stage's program, from some of its inputs and from values that another share made."""
+
+    def __init__(
+        self,
+        whole: Program,
+        inputs: Sequence[int],
+        known: Sequence[Value],
+        wanted: Sequence[Value | None],
+    ):
+        self.whole, self.inputs, self.known, self.wanted = whole, list(inputs), list(known), list(wanted)
+        self._part = Part(whole, [v for v in wanted if v is not None], known)
+        self.avals = [whole.avals[whole.inputs[i]] for i in inputs] + [whole.avals[v] for v in known]
+
+    def __call__(self, *args: Any) -> list:
+        inputs: list[Any] = [None] * len(self.whole.inputs)
+        for i, x in zip(self.inputs, args, strict=False):
+            inputs[i] = x
+        known = dict(zip(self.known, args[len(self.inputs) :], strict=True))
+        made = iter(self._part(inputs, known))
+        return [next(made) if isinstance(v, Value) else v for v in self.wanted]
+
+
+def _values(values: Sequence[Value | None]) -> set[Value]:
+    return {v for v in values if v is not None}
+
