@@ -166,7 +166,9 @@ class _Around(Emitter):
             for x in sums[1:]:
                 total = lax.add(total, x)
             return [total]
-        return super().equation(e, [jnp.concatenate(x.arrays) if isinstance(x, Pieces) else x for x in values])
+        return super().equation(
+            e, [jnp.concatenate(x.arrays) if isinstance(x, Pieces) else x for x in values]
+        )
 
     def _parts(self, x: Any, bounds: tuple[int, ...]) -> list:
         n = len(bounds) - 1

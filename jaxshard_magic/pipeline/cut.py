@@ -6,7 +6,9 @@ import numpy as np
 
 from jaxshard_magic.errors import ShardError
 
-SLACK = 0.08  # by how much the largest part may exceed the smallest possible largest, for fewer bytes to cross
+SLACK = (
+    0.08  # by how much the largest part may exceed the smallest possible largest, for fewer bytes to cross
+)
 
 
 def cut(costs: Sequence[float], crossing: Sequence[float], parts: int) -> list[int]:

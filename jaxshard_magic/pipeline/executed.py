@@ -135,7 +135,9 @@ class _Whole:
         self.call = call = split.call
         self.norms = list(call.followed.norms.values())
         self.norm_operands = self._read(self.norms, ())
-        outs = [v for j, v in enumerate(call.large.outputs) if v is not None and j not in call.outputs.carried]
+        outs = [
+            v for j, v in enumerate(call.large.outputs) if v is not None and j not in call.outputs.carried
+        ]
         self.operands = self._read(outs, call.outputs.how)
         self.make_norms = jax.jit(self._norms)
         self.finish = jax.jit(self._finish)
@@ -199,7 +201,9 @@ class _Rank:
     def _want(self, v: Value) -> Any:
         if v not in self._have:
             here = self._batch.get(v)
-            self._have[v] = self.actor.take(("value", v)) if here is None else self.pipeline.put(here, self.rank)
+            self._have[v] = (
+                self.actor.take(("value", v)) if here is None else self.pipeline.put(here, self.rank)
+            )
         return self._have[v]
 
     def _run_groups(self, *, before: bool) -> None:
@@ -220,7 +224,9 @@ class _Rank:
             for i in stage.others:
                 k = split.loss.pieces[i].operand
                 if k == 0:
-                    others.append(pipeline.put(rows_of(cut.examples, cut.microbatches, cut.shards), self.rank))
+                    others.append(
+                        pipeline.put(rows_of(cut.examples, cut.microbatches, cut.shards), self.rank)
+                    )
                 elif i not in split.input_of:
                     if norms is None:
                         read = (split.operands[q].values[0] for q in pipeline.whole.norm_operands)
@@ -235,7 +241,9 @@ class _Rank:
 
     def _act(self, action: Action) -> None:
         s, kind, m = action
-        {"F": self._forward, "B": self._backward, "I": self._input, "W": self._weight}[kind](s, m, str(action))
+        {"F": self._forward, "B": self._backward, "I": self._input, "W": self._weight}[kind](
+            s, m, str(action)
+        )
 
     def _timed(self, name: str, program: Callable[..., Any], *args: Any) -> Any:
         if self._events is None:
@@ -337,7 +345,11 @@ class _Rank:
                     x = self.actor.take(("gradient", i, s))
                     total[i] = total[i] + x if i in total else x
             g = total.pop(i, None)
-            g = pipeline.put(jnp.zeros(aval.shape, aval.dtype), self.rank) if g is None else g.astype(aval.dtype)
+            g = (
+                pipeline.put(jnp.zeros(aval.shape, aval.dtype), self.rank)
+                if g is None
+                else g.astype(aval.dtype)
+            )
             self._emit(v, g)
         self._results()
 

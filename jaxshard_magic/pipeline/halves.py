@@ -32,9 +32,7 @@ def in_halves(closed: ClosedJaxpr, urgent: Sequence[int]) -> ClosedJaxpr:
         program = Program(closed)
         outs = {v for i in urgent if (v := program.outputs[i]) is not None}
         first = needed(program.top, outs, ())
-        read = outs | {
-            v for e in program.top.equations if e.index in first for v in e.ins if v is not None
-        }
+        read = outs | {v for e in program.top.equations if e.index in first for v in e.ins if v is not None}
         found = {
             e.index: halves
             for e in program.top.equations
@@ -68,7 +66,13 @@ def _halves(e: Equation, read: Collection[Value]) -> _Halves | None:
     if not second - first:  # the rest is what the first half makes anyway
         return None
     reads = {v for v in rest if v is not None}
-    reads |= {v for x in scope.equations if x.index in second and x.index not in first for v in x.ins if v is not None}
+    reads |= {
+        v
+        for x in scope.equations
+        if x.index in second and x.index not in first
+        for v in x.ins
+        if v is not None
+    }
     return _Halves(tuple(sorted(carries)), tuple(stacked), tuple(sorted(reads & made)))
 
 

@@ -77,7 +77,9 @@ def _grouped(
 ) -> Placed:
     """`at` completed, and the equations in groups: as early as what they read lets them."""
     late = reached(program, given)
-    behind: dict[Value, frozenset[Value]] = {}  # of a value that lives nowhere: the values with a place that it reads
+    behind: dict[
+        Value, frozenset[Value]
+    ] = {}  # of a value that lives nowhere: the values with a place that it reads
     level: dict[Value, int] = defaultdict(int)
     groups: dict[tuple[bool, int, int], list[Value]] = defaultdict(list)
     home: dict[Value, tuple[bool, int, int]] = {}
@@ -111,9 +113,7 @@ def _grouped(
     made = []
     for key in sorted(groups, key=lambda k: (not k[0], k[1], k[2])):
         mine = set(groups[key])
-        wanted = [
-            v for v in groups[key] if v in final or any(home[e.outs[0]] != key for e in readers[v])
-        ]
+        wanted = [v for v in groups[key] if v in final or any(home[e.outs[0]] != key for e in readers[v])]
         if wanted:
             made.append(Group(key[2], key[1], key[0], tuple(wanted), _reads(program, wanted, mine, home)))
     return Placed(at, tuple(made))

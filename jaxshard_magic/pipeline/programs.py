@@ -35,8 +35,12 @@ class StageProgram:
 
     def __init__(self, loss: Program, stage: Stage, examples: Collection[int]):
         self.stage, self._loss = stage, loss
-        self.moving_ins = [k for k, v in enumerate(stage.ins) if jnp.issubdtype(loss.avals[v].dtype, jnp.inexact)]
-        self.moving_outs = [k for k, v in enumerate(stage.outs) if jnp.issubdtype(loss.avals[v].dtype, jnp.inexact)]
+        self.moving_ins = [
+            k for k, v in enumerate(stage.ins) if jnp.issubdtype(loss.avals[v].dtype, jnp.inexact)
+        ]
+        self.moving_outs = [
+            k for k, v in enumerate(stage.outs) if jnp.issubdtype(loss.avals[v].dtype, jnp.inexact)
+        ]
         self.makes_loss = 0 in stage.gives
         at = loss.closed.in_avals
         self.avals = [
@@ -140,9 +144,7 @@ class StageProgram:
         backward = [e for e in self.whole.top.equations if any(v in after for v in e.outs)]
         read = dict.fromkeys(v for e in backward for v in e.ins if v is not None)
         read.update(dict.fromkeys(v for v in ends if v is not None))
-        return [
-            v for v in read if v not in after and (v in given or (v in varying and v not in inputs))
-        ]
+        return [v for v in read if v not in after and (v in given or (v in varying and v not in inputs))]
 
     @cached_property
     def kept_for_weights(self) -> list[Value]:
@@ -182,4 +184,3 @@ class Share:
 
 def _values(values: Sequence[Value | None]) -> set[Value]:
     return {v for v in values if v is not None}
-

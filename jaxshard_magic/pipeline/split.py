@@ -41,7 +41,9 @@ class Split:
         self.schedule, self.call = schedule, call
         (self._gradient,) = gradients_of(step)
         gradient: Gradient = self._gradient.params["gradient"]
-        first = 1 + len(call.followed.norms)  # of the inputs of a microbatch's loss: its rows, sums of the batch
+        first = 1 + len(
+            call.followed.norms
+        )  # of the inputs of a microbatch's loss: its rows, sums of the batch
         parameters = {first + k for k in gradient.differentiated}
         examples = {0} | {first + k for k in call.batch}
         parts = schedule.stages * schedule.chunks
@@ -135,9 +137,7 @@ def _bounds(loss: CutLoss, first: int) -> dict[int, tuple[int, ...]]:
     return {k: tuple(found) for k, found in ends.items()}
 
 
-def _parts(
-    values: Sequence[Value], cuts: Sequence[tuple[int, ...] | None], start: int
-) -> tuple[Part, ...]:
+def _parts(values: Sequence[Value], cuts: Sequence[tuple[int, ...] | None], start: int) -> tuple[Part, ...]:
     found, at = [], start
     for cut in cuts:
         n = 1 if cut is None else len(cut) - 1

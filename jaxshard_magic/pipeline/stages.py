@@ -47,7 +47,9 @@ def stages_of(loss: Program, trained: Collection[int], stages: int) -> tuple[Sta
     ins: tuple[Value, ...] = ()
     for s in range(stages):
         outs = tuple(v for v, stage in made.items() if stage <= s < last_read.get(v, -1))
-        wanted = {v for v in outs if made[v] == s} | {v for j in gives[s] if (v := loss.outputs[j]) is not None}
+        wanted = {v for v in outs if made[v] == s} | {
+            v for j in gives[s] if (v := loss.outputs[j]) is not None
+        }
         read = _inputs_read(loss, wanted - {*ins}, ins)
         found.append(
             Stage(
@@ -90,9 +92,7 @@ def _inputs_read(loss: Program, wanted: Collection[Value], known: Iterable[Value
     return [i for i, v in enumerate(loss.inputs) if v in read]
 
 
-def _pinned(
-    loss: Program, parameters: Collection[Value], at: dict[int, int], stages: int
-) -> dict[int, int]:
+def _pinned(loss: Program, parameters: Collection[Value], at: dict[int, int], stages: int) -> dict[int, int]:
     """The stage of each equation that makes a small number of parameters alone, where they are on one stage."""
     free = [e for e in loss.top.equations if e.index not in at]
     mixed = reached(loss, [v for v in loss.inputs if v not in parameters])
@@ -111,7 +111,9 @@ def _pinned(
     users: dict[Value, set[int]] = defaultdict(set)
     for s in range(stages):
         mine = {v for e in loss.top.equations if at.get(e.index) == s for v in e.ins if v is not None}
-        found = needed(loss.top, mine - stop, stop | {v for e in loss.top.equations if e.index in at for v in e.outs})
+        found = needed(
+            loss.top, mine - stop, stop | {v for e in loss.top.equations if e.index in at for v in e.outs}
+        )
         read = mine | {v for e in free if e.index in found for v in e.ins if v is not None}
         for p in read & set(parameters):
             users[p].add(s)
