@@ -14,6 +14,7 @@ STRATEGIES = {
     "fsdp": "fully sharded data parallel: weights and optimizer state are split as well",
     "tp": "tensor parallel: the weights of one layer are split, column then row",
     "sp": "sequence parallel: positions are split; with tp, between its layers, as Megatron does",
+    "pp": "pipeline parallel: the model's layers are cut into stages, which work on microbatches in turn",
     "pmap": "steps written for one device, with jax.lax.pmean(x, 'batch'), as jax.pmap runs them",
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
 }
@@ -48,6 +49,26 @@ FLAGS = (
     Flag("--precision", "TYPE", "products in bf16 or fp16; parameters stay float32", "precision"),
     Flag("--reduce-dtype", "TYPE", "add gradients up over devices in bf16, fp16 or f32", "reduce_dtype"),
     Flag("--pad", "", "add rows to an uneven batch; numbers stay those of the real ones", "pad"),
+    Flag(
+        "--stages",
+        "P",
+        "of pp: stages of the pipeline; else those of the mesh's pipeline axis, or 4",
+        "stages",
+    ),
+    Flag(
+        "--schedule",
+        "NAME",
+        "of pp: their order, 1f1b unless said; %shard schedule --help has all",
+        "schedule",
+    ),
+    Flag(
+        "--chunks",
+        "V",
+        "of pp: parts of the model for each stage's devices, as for %shard schedule",
+        "chunks",
+    ),
+    Flag("--balance", "WHAT", "of pp: stages of the same flops, or of the same measured time", "balance"),
+    Flag("--cut", "REGEX", "of pp: stages begin at modules and scopes of that name", "cut"),
     Flag("--check", "", "compare with the plain step on the same inputs", "check"),
     Flag("--on", "CHIP", "predict the step's time on this chip: --on v5e, --on h100", "on"),
     Flag("--dry-run", "", "trace, plan and compile; run no step", "dry_run"),
@@ -58,7 +79,6 @@ FLAGS = (
     Flag("-o", "VAR", "keep the Report under this name", "output"),
     Flag("--help", "", "this text", "help"),
 )
-LATER_FLAGS = ("--schedule", "--stages", "--chunks")
 SCHEDULE_FLAGS = (
     Flag("--stages", "P", "ranks of the pipeline; else those of the mesh's pipeline axis, or 4", "stages"),
     Flag("--microbatches", "M", "parts of the batch; else 4 for each stage", "microbatches"),
@@ -81,12 +101,17 @@ class Options:
     step: str | None = None
     specs: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
-    microbatches: int = 1
+    microbatches: int | None = None
     reduce: str = "each"
     remat: str | None = None
     precision: str | None = None
     reduce_dtype: str | None = None
     pad: bool = False
+    stages: int | None = None
+    schedule: str | None = None
+    chunks: int | None = None
+    balance: str | None = None
+    cut: str | None = None
     check: bool = False
     on: str | None = None
     dry_run: bool = False
@@ -187,8 +212,6 @@ def _unquoted(word: str) -> str:
 def _flag(name: str, command: str, by_name: Mapping[str, Flag]) -> Flag:
     if name in by_name:
         return by_name[name]
-    if name in LATER_FLAGS:
-        raise ShardError(f"{name} comes later: this version has no such option yet")
     names = one_of(each for each in by_name if each != "-h")
     raise ShardError(f"{command} has no option {name}; it has {names}.{did_you_mean(name, by_name)}")
 

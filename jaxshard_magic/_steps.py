@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from jaxshard_magic.report import Report
 
 
+# Options of the line that `api.shard` takes by the same names.
+_GRADIENTS = ("microbatches", "reduce", "remat", "precision", "reduce_dtype", "pad")
+_PIPELINE = ("stages", "schedule", "chunks", "balance", "cut")
+
+
+def asked(options: _options.Options) -> dict[str, Any]:
+    """What a line asks of the step's gradients and of its pipeline, as `api.options_of` and `api.shard` take it."""
+    return {name: getattr(options, name) for name in (*_GRADIENTS, *_PIPELINE)}
+
+
 def made(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> Any:
     """The function sharded as a line has it; one that is sharded already is taken anew."""
     from jaxshard_magic import api
@@ -26,12 +36,7 @@ def made(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> A
         mesh=mesh,
         specs=_cell.annotated_specs(plain) | dict(map(parse_assignment, options.specs)),
         rules=[parse_assignment(rule) for rule in options.rules],
-        microbatches=options.microbatches,
-        reduce=options.reduce,
-        remat=options.remat,
-        precision=options.precision,
-        reduce_dtype=options.reduce_dtype,
-        pad=options.pad,
+        **asked(options),
         donate=options.donate,
         check=options.check,
         on=options.on,

@@ -11,6 +11,7 @@ from .doctor import Doctor, examine
 from .errors import ShardError
 from .gradients.options import Inside
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
+from .pipeline.options import Piped, options_for
 from .specs import parse_spec
 from .step import ShardedStep
 from .strategies import jobs_of, parse_strategy, part_axes, plan, spread_of
@@ -43,11 +44,23 @@ def get_ready(mesh: Mesh) -> None:
         compiler_of(target).ready(target.topology())
 
 
-def default_mesh(strategy: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> BuiltMesh:
-    """The mesh that `strategy` gets when none was named: all devices, or 8 simulated ones on a lone CPU."""
+def default_mesh(
+    strategy: str, *, stages: int | None = None, namespaces: Sequence[MutableMapping[str, Any]] = ()
+) -> BuiltMesh:
+    """The mesh that `strategy` gets when none was named: all devices, or 8 simulated ones on a lone CPU.
+
+    `stages`: those of its pipeline. Raises `ShardError` for more of them than there are devices.
+    """
     jobs = jobs_of(parse_strategy(strategy)) or ("data",)
-    spec = default_spec(jobs, jax.device_count(), jax.default_backend())
-    return build(spec, namespaces)
+    count, platform = jax.device_count(), jax.default_backend()
+    if stages is not None and stages > count and (platform, count) != ("cpu", 1):
+        line = f"%mesh cpu:{stages} {default_spec(jobs, stages, platform, stages)}"
+        raise ShardError(
+            f"--stages {stages}: a stage takes at least one device, and there {'is' if count == 1 else 'are'} {count}. "
+            f"Use --stages {count}{' or fewer' if count > 1 else ''}, or simulated devices: {line}",
+            fix=line,
+        )
+    return build(default_spec(jobs, count, platform, stages), namespaces)
 
 
 def doctor(mesh: Mesh | str | None = None) -> Doctor:
@@ -79,12 +92,17 @@ def shard(
     mesh: Mesh | str | None = None,
     specs: Mapping[str, SpecLike] | None = None,
     rules: Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]] | None = None,
-    microbatches: int = 1,
+    microbatches: int | None = None,
     reduce: str = "each",
     remat: int | str | None = None,
     precision: str | None = None,
     reduce_dtype: str | None = None,
     pad: bool = False,
+    stages: int | None = None,
+    schedule: str | None = None,
+    chunks: int | None = None,
+    balance: str | None = None,
+    cut: str | None = None,
     donate: bool | None = None,
     check: bool = False,
     on: str | None = None,
@@ -92,17 +110,22 @@ def shard(
 ) -> ShardedStep:
     """Wrap `step`, any train step, so that it runs sharded over `mesh` under `strategy`, with the same numbers.
 
-    `strategy`: `dp`, `fsdp`, `tp`, `sp`, `pmap`, `spmd` or a sum such as `fsdp+tp`; `fsdp@data` names the mesh axis.
-    `mesh`: a `jax.sharding.Mesh`, mesh text, or None for all devices. `specs`: PartitionSpec by argument name
+    `strategy`: `dp`, `fsdp`, `tp`, `sp`, `pp`, `pmap`, `spmd` or a sum such as `fsdp+tp`; `fsdp@data` names the mesh
+    axis. `mesh`: a `jax.sharding.Mesh`, mesh text, or None for all devices. `specs`: PartitionSpec by argument name
     (`{"batch": "P('data')"}`). `rules`: PartitionSpec by regular expression on a leaf's path.
     `microbatches`: take the batch in so many parts, one after the other, with the gradients of the whole; `reduce`:
     sum them over devices for "each", "once", or "once-gathered". `remat`: compute again what the backward pass needs:
     a number of segments, a policy ("full", "dots", "offload"), or a regular expression for blocks and named values.
     `precision`: products in "bf16", "fp16" or "f32"; parameters keep their type. `reduce_dtype`: the type in which
     devices add gradients up, one of these, by default float32 where `precision` is narrower. `pad`: add rows to a batch
-    that does not divide over the devices, or into its microbatches; numbers stay those of the real ones. `donate`: True
-    gives the step's own state of the previous call to the next, False never does, None does what the step's own jit
-    says.
+    that does not divide over the devices, or into its microbatches; numbers stay those of the real ones.
+    With `pp`, `microbatches` are those of the pipeline, by default up to 4 for each stage. `stages`: how many it has,
+    by default as many as the mesh's pipeline axis; `schedule`: the order in which they work, by default "1f1b"
+    (`jaxshard_magic.schedule.NAMES`); `chunks`: parts of the model for each stage's devices, where the schedule takes
+    any number; `balance`: stages of equal "flops" or "measured" time; `cut`: a regular expression for the modules and
+    scopes that stages begin at.
+    `donate`: True gives the step's own state of the previous call to the next, False never does, None does what the
+    step's own jit says.
     `check`: compare the first call against the plain step. `on`: predict the step's time for this chip ("v5e", "h100").
 
     Raises `ShardError` at once for a strategy, spec or mesh that cannot be; what depends on shapes is raised by the
@@ -111,12 +134,26 @@ def shard(
     if not callable(step):
         raise ShardError(f"shard() takes a function as the step, not {type(step).__name__}")
     parts = parse_strategy(strategy)
+    inside, piped = options_of(
+        strategy,
+        microbatches=microbatches,
+        reduce=reduce,
+        remat=remat,
+        precision=precision,
+        reduce_dtype=reduce_dtype,
+        pad=pad,
+        stages=stages,
+        schedule=schedule,
+        chunks=chunks,
+        balance=balance,
+        cut=cut,
+    )
     if mesh is None:
-        mesh = default_mesh(strategy).mesh
+        mesh = default_mesh(strategy, stages=stages).mesh
     elif isinstance(mesh, str):
         mesh = build_mesh(mesh).mesh
     mesh = _automatic(mesh)
-    part_axes(parts, mesh)
+    axes = part_axes(parts, mesh, stages)
     if on is not None and (target := target_of(mesh)) is not None:
         raise ShardError(f"on={on!r}: the mesh names the chip, {target.name}. Leave on out")
     pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
@@ -129,13 +166,40 @@ def shard(
         specs={k: _spec(v) for k, v in (specs or {}).items()},
         rules=tuple((pattern, _spec(v)) for pattern, v in pairs),
         donate=donate,
-        inside=Inside(
-            microbatches, reduce, None if remat is None else str(remat), precision, pad, reduce_dtype
-        ),
+        inside=inside,
+        piped=piped,
+        along=axes["pp"][0] if piped is not None else None,
         check=check,
         on=None if on is None else hardware.chip(on).key,
         name=name,
     )
+
+
+def options_of(
+    strategy: str,
+    *,
+    microbatches: int | None = None,
+    reduce: str = "each",
+    remat: int | str | None = None,
+    precision: str | None = None,
+    reduce_dtype: str | None = None,
+    pad: bool = False,
+    **pipeline: Any,
+) -> tuple[Inside, Piped | None]:
+    """What the options of `shard` ask of the step's gradients, and of its pipeline under `strategy`, None without one.
+
+    Raises `ShardError` for values that these do not take, and for options that do not go together.
+    """
+    inside = Inside(
+        1 if microbatches is None else microbatches,
+        reduce,
+        None if remat is None else str(remat),
+        precision,
+        pad,
+        reduce_dtype,
+    )
+    names = [part.name for part in parse_strategy(strategy)]
+    return inside, options_for(names, pipeline, inside, microbatches)
 
 
 def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -158,6 +222,8 @@ def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[st
             inside |= {"remat": what}
         case _:
             return False
+    if step.piped is not None and "pp" in [part.name for part in parse_strategy(strategy)]:
+        inside |= step.piped.asked
     same = {"specs": step.specs, "rules": step.rules, "donate": donate, **inside}
     other = shard(step.__wrapped__, strategy, mesh=mesh, **same)
     other.progress, other.compile_limit = step.progress, step.compile_limit

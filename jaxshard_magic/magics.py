@@ -15,7 +15,7 @@ from IPython.display import display
 
 from jaxshard_magic import _cell, _displays, _options
 from jaxshard_magic._progress import Progress, line_for
-from jaxshard_magic._steps import compared, copies, made, tried
+from jaxshard_magic._steps import asked, compared, copies, made, tried
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.session import ShardSession
 
@@ -208,6 +208,7 @@ class ShardMagics(Magics):
 
         Raises ShardError for what the line alone tells, before the cell runs.
         """
+        from jaxshard_magic import api
         from jaxshard_magic.hardware import chip
         from jaxshard_magic.specs import parse_assignment
         from jaxshard_magic.strategies import parse_strategy, part_axes
@@ -215,6 +216,7 @@ class ShardMagics(Magics):
         parts = parse_strategy(options.strategy)
         for text in (*options.specs, *options.rules):
             parse_assignment(text)
+        api.options_of(options.strategy, **asked(options))
         if options.on is not None:
             chip(options.on)
         if options.mesh:
@@ -222,14 +224,14 @@ class ShardMagics(Magics):
         elif current := self._current_mesh():
             mesh = current.mesh
         else:
-            mesh = self._default_mesh(options.strategy)
-        part_axes(parts, mesh)
+            mesh = self._default_mesh(options)
+        part_axes(parts, mesh, options.stages)
         return mesh
 
-    def _default_mesh(self, strategy: str) -> "Mesh":
+    def _default_mesh(self, options: _options.Options) -> "Mesh":
         from jaxshard_magic import api
 
-        built = api.default_mesh(strategy, namespaces=[self.shell.user_ns])
+        built = api.default_mesh(options.strategy, stages=options.stages, namespaces=[self.shell.user_ns])
         axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
         print("; ".join((f"no %mesh yet, taking {axes}", *built.notes)))
         return built.mesh
@@ -348,7 +350,8 @@ def _no_command(word: str) -> ShardError:
 
 
 def _completions(shell: "InteractiveShell", event: Any) -> list[str]:
-    """Words for the line: functions after --step, the names and options of a schedule, else strategies and options."""
+    """Words for the line: functions after --step, names after --schedule, the names and options of `%shard schedule`,
+    else strategies and options."""
     before = event.text_until_cursor.removesuffix(event.symbol).split()
     if before[:2] == ["%shard", "schedule"]:
         from jaxshard_magic import _schedules
@@ -356,6 +359,10 @@ def _completions(shell: "InteractiveShell", event: Any) -> list[str]:
         return [*_schedules.NAMES, _schedules.EVERY, *(flag.name for flag in _options.SCHEDULE_FLAGS)]
     if before[-1:] == ["--step"]:
         return [name for name, value in shell.user_ns.items() if callable(value) and not name.startswith("_")]
+    if before[-1:] == ["--schedule"]:
+        from jaxshard_magic.schedule import NAMES
+
+        return [*NAMES]
     flags = [flag.name for flag in _options.FLAGS]
     commands = _options.COMMANDS if before == ["%shard"] else ()
     return flags if event.symbol.startswith("-") else [*commands, *_options.STRATEGIES, *flags]

@@ -221,16 +221,21 @@ def axes_for(mesh: Mesh, job: str) -> tuple[str, ...]:
     return tuple(str(a) for a in mesh.axis_names if job_of(str(a)) == job)
 
 
-def default_spec(jobs: Sequence[str], device_count: int, platform: str) -> MeshSpec:
+def default_spec(jobs: Sequence[str], devices: int, platform: str, stages: int | None = None) -> MeshSpec:
     """The mesh that strategies with these jobs get when the user names none, of all devices.
 
-    One job takes them all. Of several, tensor and every other job takes 2, fsdp (or data) the rest.
-    A lone CPU is simulated as 8 devices.
+    One job takes them all. Of several, a pipeline takes `stages`, or 4 where that divides the devices; of what is left
+    tensor and every other job takes 2, fsdp (or data) the rest. A lone CPU is simulated as 8 devices or as `stages`.
 
-    >>> str(default_spec(["fsdp", "tensor"], 8, "gpu"))
-    'data=4 model=2'
+    >>> str(default_spec(["pipeline", "fsdp", "tensor"], 16, "gpu"))
+    'pipe=4 data=2 model=2'
     """
-    left = DEFAULT_SIMULATED if (platform, device_count) == ("cpu", 1) else device_count
+    left = max(DEFAULT_SIMULATED, stages or 1) if (platform, devices) == ("cpu", 1) else devices
+    if "pipeline" in jobs:  # outermost, for its messages are the fewest
+        stages = stages or next((n for n in (4, 3, 2) if left % n == 0), min(4, left))
+        inner = default_spec([j for j in jobs if j != "pipeline"], max(1, left // stages), "").axes
+        axes = (("pipe", stages), *(a for a in inner if len(jobs) > 1 or a[1] > 1))
+        return MeshSpec(axes, text=_text(axes))
     wanted = [j for j in JOBS if j in jobs] or ["data"]
     rest = next((j for j in ("fsdp", "data") if j in wanted), wanted[0])
     sizes: dict[str, int] = {}
@@ -244,6 +249,12 @@ def default_spec(jobs: Sequence[str], device_count: int, platform: str) -> MeshS
         names["fsdp"] = "data"
     axes = tuple((names[j], sizes[j]) for j in wanted)
     return MeshSpec(axes, text=_text(axes))
+
+
+def default_text(mesh: Mesh, jobs: Sequence[str], stages: int | None = None) -> str:
+    """The text of a mesh of the same devices as `mesh` with axes for these jobs."""
+    spec, target = default_spec(jobs, mesh.size, "", stages), targets.target_of(mesh)
+    return str(spec) if target is None else f"{target.name} {spec}"
 
 
 def _built(axes: Axes, devices: Sequence[Any], unused: int = 0) -> BuiltMesh:

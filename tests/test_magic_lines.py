@@ -74,17 +74,15 @@ def test_nothing_is_left_patched(given):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "%%shard needs a strategy: dp, fsdp, tp, sp, pmap, spmd"),
+        ("", "%%shard needs a strategy: dp, fsdp, tp, sp, pp, pmap, spmd"),
         ("fdsp", "Did you mean 'fsdp'?"),
         ("fsdp+tq", "'tq' is no strategy"),
-        ("pp", "comes in a later version"),
         ("auto", "comes in a later version"),
         ("fsdp tp", "unexpected: tp"),
         ("fsdp --mesh data=4 model=2", 'quote the mesh: --mesh "data=4 model=2"'),
         ("fsdp --chek", "Did you mean '--check'?"),
         ("fsdp --check=yes", "--check takes no value"),
         ("fsdp --microbatches none", "--microbatches takes a whole number from 1 on, not 'none'"),
-        ("fsdp --stages 2", "--stages comes later"),
         ("fsdp --repeat none", "--repeat takes a whole number from 1 on, not 'none'"),
         ("fsdp --repeat", "--repeat needs a value: --repeat N"),
         ("fsdp -o 3", "-o takes the name of a variable, not '3'"),

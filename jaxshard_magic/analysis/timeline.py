@@ -88,12 +88,19 @@ def what_if(schedule: Schedule, costs: Costs) -> tuple[list[WhatIf], list[Refuse
         if left < 0:
             break
         try:
-            other = make(**choice._asdict(), costs=_scaled(schedule, costs, choice))
+            found.append(imagined(schedule, costs, *choice))
         except ShardError as error:
             refused.append(Refused(*choice, str(error)))
-        else:
-            found.append(_imagined(schedule, other))
     return found, refused
+
+
+def imagined(now: Schedule, costs: Costs, name: str, stages: int, microbatches: int, chunks: int) -> WhatIf:
+    """The work that `now` does at `costs` under another schedule, or in other sizes; see `what_if`.
+
+    Raises ShardError where that schedule has no form for these sizes.
+    """
+    choice = _Choice(name, stages, microbatches, chunks)
+    return _what_if(now, make(**choice._asdict(), costs=_scaled(now, costs, choice)))
 
 
 def _effort(choice: _Choice) -> int:
@@ -116,7 +123,7 @@ def _choices(schedule: Schedule) -> Iterable[_Choice]:
                     yield _Choice(name, stages, microbatches, chunks)
 
 
-def _imagined(now: Schedule, other: Schedule) -> WhatIf:
+def _what_if(now: Schedule, other: Schedule) -> WhatIf:
     """`other`, made for what the work of `now` costs it."""
     others = other.stages * other.chunks
     found = simulate(other)

@@ -149,7 +149,7 @@ class Rewriting:
     def _rewritten(self, batch: Batch, roles: Roles, shards: int) -> Traced:
         passes = Passes(self.options)
         if self.options.microbatches > 1:
-            taking = self._accumulating(batch, roles, shards, passes)
+            taking = _Accumulating(self._program, self._accumulations(batch, roles, shards, passes))
         else:
             taking = _Passing(self._program, passes)
         if self._mapped is not None:
@@ -158,11 +158,23 @@ class Rewriting:
             traced, self.carried = with_scaled_gradients(self.captured, taking, roles), CARRIED
         else:
             traced = with_gradients(self.captured, taking)
-        self.needs_host_memory = passes.needs_host_memory
-        self.findings += [Finding("inside", "info", note) for note in passes.notes]
+        self._note(passes)
         return traced
 
-    def _accumulating(self, batch: Batch, roles: Roles, shards: int, passes: Passes) -> "_Accumulating":
+    def _note(self, passes: Passes) -> None:
+        self.needs_host_memory = passes.needs_host_memory
+        self.findings += [Finding("inside", "info", note) for note in passes.notes]
+
+    def accumulated(self, batch: Batch, roles: Roles, shards: int) -> dict[int, Accumulated]:
+        """The gradient calls over microbatches, by the index of their equations, for somebody else to run."""
+        passes = Passes(self.options)
+        made = self._accumulations(batch, roles, shards, passes)
+        self._note(passes)
+        return made
+
+    def _accumulations(
+        self, batch: Batch, roles: Roles, shards: int, passes: Passes
+    ) -> dict[int, Accumulated]:
         each = "" if self._mapped is None else " of each device"
         cut = _cut(self.captured, batch, self.options.microbatches, shards, each)
         small = self._at(batch, cut)
@@ -179,7 +191,7 @@ class Rewriting:
             self._say(call)
         if not all(call.outputs.exact for call in made.values()):
             self._coupled = made
-        return _Accumulating(self._program, made)
+        return made
 
     @property
     def reference(self) -> Traced | None:

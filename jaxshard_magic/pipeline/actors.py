@@ -2,33 +2,42 @@
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-_STOP, _RUN = object(), object()
+_STOP = object()
+_WAKE = 0.1  # seconds; on Windows, and where it comes from another thread, an interrupt wakes no thread that waits
 
 
 class Stopped(Exception):
     """Another rank has failed, or the user has interrupted."""
 
 
-class Actor(threading.Thread):
-    """A rank's thread, for the life of a pipeline, with an inbox of (key, value). It waits for nothing but the key that
-    it needs next."""
+class Actor:
+    """A rank's thread, and an inbox of (key, value) for every run. It waits for nothing but the key that it needs next.
+
+    The thread holds no actor but while it works for one, and ends once its actor is garbage.
+    """
 
     def __init__(self, rank: int):
-        super().__init__(daemon=True, name=f"pipeline rank {rank}")
         self.rank = rank
-        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
-        self._there: dict[Hashable, Any] = {}
-        self.start()
+        self.run: _Run | None = None
+        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self.leave()
+        threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name=f"pipeline rank {rank}").start()
+        weakref.finalize(self, self._jobs.put, None)
 
     def give(self, key: Hashable, value: Any) -> None:
-        """Put a value into the inbox, from any thread."""
+        """Put a value into the inbox, from any thread. Raises Stopped where the run was stopped."""
+        if self.run is not None and self.run.stopped:
+            raise Stopped
         self._inbox.put((key, value))
 
     def take(self, key: Hashable) -> Any:
         """The value of `key`, once it is there; in the actor's own thread. Raises Stopped where the run was stopped."""
+        if self.run is not None and self.run.stopped:
+            raise Stopped
         while key not in self._there:
             found, value = self._inbox.get()
             if found is _STOP:
@@ -36,57 +45,95 @@ class Actor(threading.Thread):
             self._there[found] = value
         return self._there.pop(key)
 
-    def run(self) -> None:
-        while True:
-            key, value = self._inbox.get()
-            if key is _RUN:
-                self._do(*value)
-            elif key is not _STOP:
-                self._there[key] = value
-            del value
+    def do(self, job: Callable[[], Any]) -> None:
+        """Have the thread call this after all that it was told before; it must raise nothing."""
+        self._jobs.put(job)
 
-    def _do(self, work: Callable[["Actor"], None], done: queue.SimpleQueue) -> None:
-        error = None
+    def wait(self) -> None:
+        """Until the thread has done all that it was told; an interrupt leaves nothing locked that the thread needs."""
+        done = threading.Lock()
+        done.acquire()
+        self.do(done.release)
+        while not done.acquire(timeout=_WAKE):
+            pass
+
+    def stop(self) -> None:
+        """Wake the actor where it waits for a key."""
+        self._inbox.put((_STOP, None))
+
+    def leave(self) -> None:
+        """The run is over: let go of it and of what it has left. The thread must be idle."""
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._there: dict[Hashable, Any] = {}
+        self.run = None
+
+
+def _serve(jobs: queue.SimpleQueue) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job
+
+
+class _Run:
+    """What the actors of one run have in common. `errors`: what was raised, with its rank, the first one first."""
+
+    def __init__(self, actors: Sequence[Actor], work: Callable[[Actor], None]):
+        self._actors, self._work = actors, work
+        self.stopped = False
+        self.errors: list[tuple[int, BaseException]] = []
+
+    def of(self, actor: Actor) -> None:
+        """An actor's part, in its thread."""
         try:
-            work(self)
-        except BaseException as raised:  # all of it is raised again, in the thread that called
-            error = raised
-        done.put((self.rank, error))
+            self._work(actor)
+        except Stopped:
+            pass
+        except BaseException as error:  # raised again in the thread that called
+            self.errors.append((actor.rank, error))
+            self.stop()
 
-    def clear(self) -> None:
-        """Let go of what a stopped run has left; the actor must be idle."""
-        self._there.clear()
-        while not self._inbox.empty():
-            self._inbox.get_nowait()
+    def stop(self) -> None:
+        self.stopped = True
+        for actor in self._actors:
+            actor.stop()
 
 
 def together(actors: Sequence[Actor], work: Callable[[Actor], None]) -> None:
-    """Run `work(actor)` in every actor's thread and wait for all of them.
+    """Run `work(actor)` in every actor's thread and wait for all of them; one call at a time.
 
-    Where one raises, or the user interrupts, the others are stopped, what is on its way is dropped, and that error is
-    raised once all are idle.
+    Where one raises, the others are stopped, what is on its way is dropped, and the first error is raised, with a note
+    of its rank, once all are idle. So it is where the user interrupts: no actor can leave a program before it returns,
+    but a second interrupt doesn't wait for them; the next call does.
     """
-    done: queue.SimpleQueue = queue.SimpleQueue()
+    _settle(actors)
+    run = _Run(actors, work)
+    try:
+        for actor in actors:
+            actor.run = run
+        for actor in actors:
+            actor.do(lambda actor=actor: run.of(actor))
+        for actor in actors:
+            actor.wait()
+    except BaseException:
+        _settle(actors)
+        raise
     for actor in actors:
-        actor.give(_RUN, (work, done))
-    failed: BaseException | None = None
-    left = len(actors)
-    while left:
+        actor.leave()
+    if run.errors:
+        rank, error = run.errors[0]
+        error.add_note(f"in rank {rank} of the pipeline")
         try:
-            rank, error = done.get()
-        except KeyboardInterrupt as interrupt:
-            rank, error = None, interrupt
-        else:
-            left -= 1
-        if error is None:
-            continue
-        if failed is None or isinstance(failed, Stopped):
-            failed = error
-            if rank is not None and not isinstance(error, Stopped):
-                error.add_note(f"raised in stage {rank} of the pipeline")
-        for actor in actors:
-            actor.give(_STOP, None)
-    if failed is not None:
-        for actor in actors:
-            actor.clear()
-        raise failed
+            raise error
+        finally:
+            del run, error  # the error's traceback holds this frame
+
+
+def _settle(actors: Sequence[Actor]) -> None:
+    """Stop what actors still run, wait for it, and let go of it."""
+    busy = [actor for actor in actors if actor.run is not None]
+    for run in {actor.run for actor in busy if actor.run is not None}:
+        run.stop()
+    for actor in busy:
+        actor.wait()
+    for actor in busy:
+        actor.leave()

@@ -7,15 +7,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Literal
 
-from ..gradients.part import Part, needed
-from ..program.ir import Program, Value
+from ..gradients.part import Chosen, Part, needed
 from ..program.emit import Emitter
+from ..program.ir import Program, Value
 from ..program.replay import retraced
+from ..strategies.hold import Hold
+from ..strategies.layout import Layout
 from .halves import in_halves
 from .stages import Stage
 from .units import reached
+
+End = Value | Literal  # a result of a stage's program
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,11 @@ class Slots:
     ins: int
     cotangents: int
 
+    @property
+    def given(self) -> int:
+        """Inputs of the forward pass."""
+        return self.parameters + self.others + self.ins
+
 
 class StageProgram:
     """Forward and backward pass of one stage as one program, `(parameters, others, ins, cotangents)` ->
@@ -35,12 +44,8 @@ class StageProgram:
 
     def __init__(self, loss: Program, stage: Stage, examples: Collection[int]):
         self.stage, self._loss = stage, loss
-        self.moving_ins = [
-            k for k, v in enumerate(stage.ins) if jnp.issubdtype(loss.avals[v].dtype, jnp.inexact)
-        ]
-        self.moving_outs = [
-            k for k, v in enumerate(stage.outs) if jnp.issubdtype(loss.avals[v].dtype, jnp.inexact)
-        ]
+        self.moving_ins = [k for k, v in enumerate(stage.ins) if _moves(loss, v)]
+        self.moving_outs = [k for k, v in enumerate(stage.outs) if _moves(loss, v)]
         self.makes_loss = 0 in stage.gives
         at = loss.closed.in_avals
         self.avals = [
@@ -60,6 +65,8 @@ class StageProgram:
         opened = retraced(Emitter(Program(self._traced())))
         first = len(stage.outs) + len(stage.gives)
         self.whole = Program(in_halves(opened, range(first, first + len(self.moving_ins))))
+        ends = zip(self.whole.outputs, self.whole.closed.jaxpr.outvars, strict=True)
+        self._ends: list[End] = [var if v is None else v for v, var in ends]
 
     def _traced(self) -> ClosedJaxpr:
         stage, loss = self.stage, self._loss
@@ -92,44 +99,45 @@ class StageProgram:
     @cached_property
     def forward(self) -> "Share":
         """`(parameters, others, ins)` -> `(outs, gives, kept)`; `kept` is what the backward pass needs of it."""
-        n = self.slots.parameters + self.slots.others + self.slots.ins
-        return Share(self.whole, range(n), (), [*self._made, *self.kept])
+        return Share(self.whole, range(self.slots.given), (), [*self.made, *self.kept])
 
     @cached_property
     def backward(self) -> "Share":
         """`(parameters, others, cotangents, kept)` -> `(cotangents of ins, gradients)`."""
-        return Share(self.whole, self._behind, self.kept, [*self._given_back, *self._gradients])
+        return Share(self.whole, self._behind, self.kept, [*self.given_back, *self.gradients])
 
     @cached_property
     def input_gradient(self) -> "Share":
         """`(parameters, others, cotangents, kept)` -> `(cotangents of ins, kept for the weights)`."""
-        return Share(self.whole, self._behind, self.kept, [*self._given_back, *self.kept_for_weights])
+        return Share(self.whole, self._behind, self.kept, [*self.given_back, *self.kept_for_weights])
 
     @cached_property
     def weight_gradient(self) -> "Share":
         """`(parameters, others, cotangents, kept, kept for the weights)` -> `gradients`."""
         known = [*self.kept, *self.kept_for_weights]
-        return Share(self.whole, self._behind, known, self._gradients)
+        return Share(self.whole, self._behind, known, self.gradients)
 
     @property
     def _behind(self) -> list[int]:
         """The inputs that are there for the backward pass without being kept for each microbatch."""
         s = self.slots
-        n = s.parameters + s.others
-        return [*range(n), *range(n + s.ins, n + s.ins + s.cotangents)]
+        return [*range(s.parameters + s.others), *range(s.given, s.given + s.cotangents)]
 
     @property
-    def _made(self) -> list[Value | None]:
-        return self.whole.outputs[: len(self.stage.outs) + len(self.stage.gives)]
+    def made(self) -> list[End]:
+        """What the forward pass hands on and gives."""
+        return self._ends[: len(self.stage.outs) + len(self.stage.gives)]
 
     @property
-    def _given_back(self) -> list[Value | None]:
-        first = len(self._made)
-        return self.whole.outputs[first : first + len(self.moving_ins)]
+    def given_back(self) -> list[End]:
+        """The cotangents of what came from the stage before."""
+        first = len(self.made)
+        return self._ends[first : first + len(self.moving_ins)]
 
     @property
-    def _gradients(self) -> list[Value | None]:
-        return self.whole.outputs[len(self._made) + len(self.moving_ins) :]
+    def gradients(self) -> list[End]:
+        """One for each parameter."""
+        return self._ends[len(self.made) + len(self.moving_ins) :]
 
     @cached_property
     def kept(self) -> list[Value]:
@@ -137,50 +145,75 @@ class StageProgram:
         made again: it would be kept for every microbatch."""
         inputs, s = self.whole.inputs, self.slots
         n = s.parameters + s.others
-        given = set(inputs[n : n + s.ins])
-        after = reached(self.whole, inputs[n + s.ins :])
+        given = set(inputs[n : s.given])
+        after = reached(self.whole, inputs[s.given :])
         varying = reached(self.whole, given | {inputs[s.parameters + k] for k in self.examples})
-        ends = [*self._given_back, *self._gradients]
+        ends = [*self.given_back, *self.gradients]
         backward = [e for e in self.whole.top.equations if any(v in after for v in e.outs)]
         read = dict.fromkeys(v for e in backward for v in e.ins if v is not None)
-        read.update(dict.fromkeys(v for v in ends if v is not None))
+        read.update(dict.fromkeys(_values(ends)))
         return [v for v in read if v not in after and (v in given or (v in varying and v not in inputs))]
 
     @cached_property
     def kept_for_weights(self) -> list[Value]:
         """What the weights' gradients read of the equations that the inputs' gradients need."""
         known = set(self.kept)
-        first = needed(self.whole.top, _values(self._given_back), known)
-        rest = needed(self.whole.top, _values(self._gradients), known) - first
+        first = needed(self.whole.top, _values(self.given_back), known)
+        rest = needed(self.whole.top, _values(self.gradients), known) - first
         by_index = {e.index: e for e in self.whole.top.equations}
         made = {v for i in first for v in by_index[i].outs}
         read = dict.fromkeys(v for i in sorted(rest) for v in by_index[i].ins if v in made)
-        read.update(dict.fromkeys(v for v in self._gradients if v in made))
+        read.update(dict.fromkeys(v for v in _values(self.gradients) if v in made))
         return list(read)
 
 
+@dataclass(frozen=True)
 class Share:
-    """Some values of a stage's program, from some of its inputs and from values that another share made."""
+    """Some values of a stage's program, from some of its inputs, by position, and from values that another share
+    made."""
 
-    def __init__(
-        self,
-        whole: Program,
-        inputs: Sequence[int],
-        known: Sequence[Value],
-        wanted: Sequence[Value | None],
-    ):
-        self.whole, self.inputs, self.known, self.wanted = whole, list(inputs), list(known), list(wanted)
-        self._part = Part(whole, [v for v in wanted if v is not None], known)
-        self.avals = [whole.avals[whole.inputs[i]] for i in inputs] + [whole.avals[v] for v in known]
+    whole: Program
+    inputs: Sequence[int]
+    known: Sequence[Value]
+    wanted: Sequence[End]
 
-    def __call__(self, *args: Any) -> list:
-        inputs: list[Any] = [None] * len(self.whole.inputs)
-        for i, x in zip(self.inputs, args, strict=False):
+    @property
+    def avals(self) -> list[Any]:
+        """Of its arguments."""
+        inputs = self.whole.inputs
+        return [self.whole.avals[v] for v in (*(inputs[i] for i in self.inputs), *self.known)]
+
+
+class Runner:
+    """Emits shares of one stage's program: as they are, or held to a layout."""
+
+    def __init__(self, program: StageProgram, layout: Layout | None):
+        self._program = program.whole
+        kept = [*program.kept, *program.kept_for_weights]
+        self._emitter = _Plain(program.whole) if layout is None else _Held(layout, handed_on=kept)
+
+    def __call__(self, share: Share, args: Sequence[Any]) -> list:
+        """The values that `share` makes of its inputs and of what is known."""
+        inputs: list[Any] = [None] * len(self._program.inputs)
+        for i, x in zip(share.inputs, args, strict=False):
             inputs[i] = x
-        known = dict(zip(self.known, args[len(self.inputs) :], strict=True))
-        made = iter(self._part(inputs, known))
-        return [next(made) if isinstance(v, Value) else v for v in self.wanted]
+        known = dict(zip(share.known, args[len(share.inputs) :], strict=True))
+        self._emitter.choose([v for v in share.wanted if isinstance(v, Value)], share.known)
+        made = iter(self._emitter.make(inputs, known))
+        return [next(made) if isinstance(v, Value) else jnp.asarray(v.val) for v in share.wanted]
 
 
-def _values(values: Sequence[Value | None]) -> set[Value]:
-    return {v for v in values if v is not None}
+class _Plain(Chosen, Emitter):
+    pass
+
+
+class _Held(Chosen, Hold):
+    pass
+
+
+def _moves(loss: Program, v: Value) -> bool:
+    return bool(jnp.issubdtype(loss.avals[v].dtype, jnp.inexact))
+
+
+def _values(ends: Sequence[End]) -> list[Value]:
+    return [v for v in ends if isinstance(v, Value)]

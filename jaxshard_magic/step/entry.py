@@ -20,11 +20,11 @@ from ..gradients.options import Inside
 from ..plan import Plan
 from ..program.padding import padded
 from ..program.peel import Peeled, Result, specs
+from ..program.strict import strict_call
 from ..program.trace import Traced
 from ..targets import LIMIT_S, target_of
 from .donation import Ours, own_copy, to_donate
 from .elsewhere import canonical, elsewhere, reads
-from .strict import strict_call
 from .tracing import Spread, traced_call
 
 if TYPE_CHECKING:

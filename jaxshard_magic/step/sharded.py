@@ -23,6 +23,7 @@ from .entry import Entry, Planner, build_entry
 from .tracing import Spread
 
 if TYPE_CHECKING:
+    from ..pipeline.options import Piped
     from ..report import Alternative, Check, Report
 
 RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
@@ -50,6 +51,8 @@ class ShardedStep:
         rules: Sequence[tuple[str, PartitionSpec]] = (),
         donate: bool | None = None,
         inside: Inside | None = None,
+        piped: "Piped | None" = None,
+        along: str | None = None,
         check: bool = False,
         on: str | None = None,
         name: str | None = None,
@@ -61,6 +64,7 @@ class ShardedStep:
         self.__wrapped__ = step
         self.strategy, self.mesh, self.donate = strategy, mesh, donate
         self.inside = inside or Inside()  # what is asked of the step's gradient calls
+        self.piped, self._along = piped, along  # what is asked of its pipeline, and the mesh axis that it has
         self.name = name or self._step.name
         self.on = on  # the chip that a report predicts for
         self.compile_limit = LIMIT_S  # seconds, for hardware that is not attached
@@ -74,6 +78,8 @@ class ShardedStep:
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.name_of: Callable[[str], str | None] = lambda file: None  # a notebook's name for a file
         self.options = _options(specs or {}, rules, donate, check, on) | self.inside.asked
+        if piped is not None:
+            self.options |= piped.asked
         self._spread = spread
         self._planner, self.specs, self.rules = planner, dict(specs or {}), tuple(rules)
         self._entries: dict[Hashable, Entry] = {}
@@ -291,6 +297,22 @@ class ShardedStep:
         return entry
 
     def _built(self, peeled: Peeled, inside: Inside) -> Entry:
+        if self.piped is not None and self._along is not None:
+            from .pipelined import build_pipelined
+
+            return build_pipelined(
+                peeled,
+                self.strategy,
+                self.mesh,
+                self._along,
+                planner=self._planner,
+                given=self.specs,
+                rules=self.rules,
+                donate=self.donate,
+                inside=inside,
+                piped=self.piped,
+                say=self._say,
+            )
         return build_entry(
             peeled,
             self.strategy,

@@ -79,7 +79,10 @@ def plan(
     roles = find_roles(traced, flow)
     _state_fits(traced, roles)
     found = find_batch(dims, roles, {**(batch or {}), **given_batch(given, roles.data, examples_over)})
-    layout = Layout(program, dims, dims.storage(found.classes), flow, roles, found, mesh, examples_over)
+    platform = mesh.devices.flat[0].platform
+    layout = Layout(
+        program, dims, dims.storage(found.classes), flow, roles, found, mesh, platform, examples_over
+    )
     if rewrite is not None:
         other = rewrite(_with_keys(found, roles, dims), roles, layout.count(examples_over))
         more = len(other.consts) - len(traced.consts)  # constants of its own come first

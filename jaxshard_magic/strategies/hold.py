@@ -5,7 +5,7 @@ re-emitted, after its gradients were taken, with weights gathered where activati
 they are made, and gradients pinned to where their parameters lie; loop bodies and remat likewise.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -38,7 +38,8 @@ class Hold(Emitter):
 
     `reduce`: when devices reduce the gradients that a loop adds up (over microbatches, over time): at each trip
     ("each"), once after the loop ("once"), or so and with the weights that the loop reads gathered once before it
-    ("once-gathered"). `sums`: the type in which they do. `deferred`: how many gradients wait for the end of a loop.
+    ("once-gathered"). `sums`: the type in which they do. `handed_on`: values that another program reads, beside the
+    outputs. `deferred`: how many gradients wait for the end of a loop.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Hold(Emitter):
         labels: Mapping[int, str] | None = None,
         reduce: str = "each",
         sums: SumTypes = OWN_TYPES,
+        handed_on: Collection[Value] = (),
     ):
         super().__init__(layout.program, labels)
         self.layout, self._sum_types = layout, sums
@@ -56,7 +58,7 @@ class Hold(Emitter):
         self._loop_sums = loop_sums(layout, waiting, labels or {})
         self._ahead = find_ahead(layout, waiting.values) if reduce == "once-gathered" else Ahead()
         self.deferred = sum(s.gradient for s in self._loop_sums.values())
-        self._readers = _readers(self.program.scopes())
+        self._readers = _readers(self.program.scopes(), handed_on)
         self._sums = PartialSums(layout, self._readers)
         self._cap = self._bytes_kept()
         self._weights: dict[Value, str | None] = {}
@@ -262,8 +264,8 @@ class _Body:
             self.kept.pop(next(iter(self.kept)))
 
 
-def _readers(scopes: Any) -> dict[Value, list[str]]:
-    readers: dict[Value, list[str]] = {}
+def _readers(scopes: Any, handed_on: Collection[Value]) -> dict[Value, list[str]]:
+    readers: dict[Value, list[str]] = {v: ["out"] for v in handed_on}
     for scope in scopes:
         for e in scope.equations:
             for v in e.ins:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from ..plan import Finding
 from ..program.batch import Batch
@@ -20,7 +20,7 @@ Spec = list[Axes]  # the mesh axes of every dimension
 
 @dataclass(eq=False)
 class Layout:
-    """A step's dimensions and the mesh axes given to them.
+    """A step's dimensions and the mesh axes given to them; `platform` is that of the mesh's devices.
 
     `batch_axes` divide the examples; `tensor` gives mesh axes to logical dimensions that stay divided in use;
     `stored` to dimensions of arrays at rest. `sequence`: the logical dimensions that are positions, divided over
@@ -35,7 +35,8 @@ class Layout:
     flow: Flow
     roles: Roles
     batch: Batch
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
+    platform: str
     batch_axes: Axes
     tensor: dict[int, Axes] = field(default_factory=dict)
     stored: dict[int, Axes] = field(default_factory=dict)
@@ -49,6 +50,11 @@ class Layout:
     wanted: dict[int, Axes] = field(default_factory=lambda: defaultdict(tuple))
     lost: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def simulated(self) -> bool:
+        """Are the devices CPU devices, whose compiler can't do all that others can?"""
+        return self.platform == "cpu"
 
     def count(self, axes: Axes) -> int:
         """Devices along `axes` together."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jax.sharding import Mesh
 
 from ..errors import ShardError, did_you_mean, one_of
-from ..mesh import axes_for
+from ..mesh import axes_for, default_text
 from .layout import Axes
 
 JOBS = {
@@ -13,11 +13,12 @@ JOBS = {
     "fsdp": ("fsdp", "data"),
     "tp": ("tensor",),
     "sp": ("sequence",),
+    "pp": ("pipeline",),
     "pmap": ("data",),
     "spmd": (),
 }
 ALONE = {"spmd": "uses only your own specs", "pmap": "runs the step as it is written for one device"}
-LATER = ("pp", "auto")
+LATER = ("auto",)
 _EXAMPLE = {"data": "data=8", "fsdp": "fsdp=8", "tensor": "model=8", "sequence": "seq=8"}
 
 
@@ -64,17 +65,27 @@ def jobs_of(parts: tuple[Part, ...]) -> tuple[str, ...]:
     return tuple(JOBS[name][0] for name in names if JOBS[name])
 
 
-def part_axes(parts: tuple[Part, ...], mesh: Mesh) -> dict[str, Axes]:
+def part_axes(parts: tuple[Part, ...], mesh: Mesh, stages: int | None = None) -> dict[str, Axes]:
     """The mesh axes of every part. dp leaves an axis named fsdp to fsdp when both are there; sp beside tp works on
-    tp's axes where the mesh has none for a sequence. pmap's are its own only where it names one."""
-    return {p.name: _axes(p, mesh, parts) for p in parts if p.name not in ALONE or p.axis is not None}
+    tp's axes where the mesh has none for a sequence. pmap's are its own only where it names one. pp has one, of the
+    size `stages` where that is said.
+
+    Raises `ShardError` for a part without an axis, and for a pipeline's that does not fit.
+    """
+    pipe = next((p for p in parts if p.name == "pp"), None)
+    if pipe is not None and pipe.axis is None and not axes_for(mesh, "pipeline"):
+        raise _no_pipeline(parts, mesh, stages)
+    axes = {p.name: _axes(p, mesh, parts) for p in parts if p.name not in ALONE or p.axis is not None}
+    if pipe is not None:
+        _pipeline_fits(parts, axes, mesh, stages)
+    return axes
 
 
 def batch_axes(axes: dict[str, Axes], mesh: Mesh) -> Axes:
     """All axes that the examples are divided over: every data and fsdp axis, and what dp and fsdp were given, without
-    those that divide what is inside an example."""
+    those that divide what is inside an example, or the layers."""
     wanted = {*axes_for(mesh, "data"), *axes_for(mesh, "fsdp"), *axes.get("dp", ()), *axes.get("fsdp", ())}
-    inside = {*axes.get("tp", ()), *axes.get("sp", ())}
+    inside = {*axes.get("tp", ()), *axes.get("sp", ()), *axes.get("pp", ())}
     return tuple(a for a in mesh.axis_names if a in wanted and a not in inside)
 
 
@@ -103,3 +114,50 @@ def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
 
 def _beside(parts: tuple[Part, ...], name: str) -> Part | None:
     return next((p for p in parts if p.name == name), None)
+
+
+def _pipeline_fits(parts: tuple[Part, ...], axes: dict[str, Axes], mesh: Mesh, stages: int | None) -> None:
+    """Raise `ShardError` where the pipeline has several axes, shares its axis, or has another number of stages."""
+    axis, *more = axes["pp"]
+    if more:
+        raise ShardError(
+            f"pp: the mesh has several pipeline axes, {one_of(axes['pp'])}; say which: pp@{axis}"
+        )
+    shared = next((p.name for p in parts if p.name != "pp" and axis in axes[p.name]), None)
+    if shared is not None:
+        use, fix = _instead(parts, mesh, stages)
+        raise ShardError(
+            f"pp and {shared} both take the mesh axis {axis}; each needs its own. Leave @{axis} out and {use}",
+            fix=fix,
+        )
+    have = mesh.shape[axis]
+    if stages is not None and stages != have:
+        use, fix = _instead(parts, mesh, stages)
+        raise ShardError(
+            f"--stages {stages}: the mesh's pipeline axis is {axis}={have}. Leave --stages out for {have}, or {use}",
+            fix=fix,
+        )
+
+
+def _no_pipeline(parts: tuple[Part, ...], mesh: Mesh, stages: int | None) -> ShardError:
+    have = one_of(f"{a}={n}" for a, n in mesh.shape.items())
+    use, fix = _instead(parts, mesh, stages)
+    named = next((a for a, n in mesh.shape.items() if stages in (None, n)), None)
+    name_one = "" if named is None else f" or name one: pp@{named}"
+    return ShardError(
+        f"pp needs a mesh axis for its stages (pipe); the mesh has {have}. {use[0].upper()}{use[1:]}{name_one}",
+        fix=fix,
+    )
+
+
+def _instead(parts: tuple[Part, ...], mesh: Mesh, stages: int | None) -> tuple[str, str]:
+    """A mesh of the same devices that has a pipeline: as a sentence, and as the line to paste."""
+    counts = [n for n in range(1, mesh.size + 1) if mesh.size % n == 0]
+    fitting = None if stages is None else min(counts, key=lambda n: (abs(n - stages), -n))
+    line = f"%mesh {default_text(mesh, jobs_of(parts), fitting)}"
+    if fitting == stages:
+        return f"use {line}", line
+    return (
+        f"use --stages {fitting} and {line}, for {mesh.size} devices make no {stages} stages of one size",
+        line,
+    )

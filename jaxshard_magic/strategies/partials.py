@@ -125,7 +125,7 @@ class PartialSums:
         """The sum of `partial`, reduced once over the tensor axes, at its root equation `e`; scattered where positions
         lie on these axes."""
         axes, terms, layout = self._axes[e.index], partial.terms, self._layout
-        d, simulated = scattered(layout, e.outs[0], axes), layout.mesh.devices.flat[0].platform == "cpu"
+        d, simulated = scattered(layout, e.outs[0], axes), layout.simulated
 
         def local(*operands):
             pairs = zip(operands[::2], operands[1::2], strict=True)

@@ -1,0 +1,262 @@
+"""Advice on a pipeline: how many microbatches, uneven stages, what crosses between them, and a better schedule."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median
+from typing import NamedTuple
+
+from ...errors import ShardError
+from ...report import Advice, Pipeline, WhatIf
+from ...schedule import NAMES, Costs, Schedule, parse, simulate
+from ..timeline import imagined
+from .case import byte_text, time
+from .moves import Unit, moved, told, with_moves
+
+ENOUGH = 4  # microbatches for each stage
+SMALLER = 0.02  # of all devices' time: a bubble that shrinks by less is not worth advice
+MUCH = 0.05  # of all devices' time: more is worth a warning
+UNEVEN = 0.1  # above the mean
+QUICKER = 0.97  # of the step's time: what takes longer is not clearly better
+SEEN = 0.0005  # above the mean: what is told as 0.1%
+LONG = 0.2  # of a forward action
+TIMES = 3  # what the other boundaries carry
+
+
+@dataclass(frozen=True)
+class _Case:
+    pipeline: Pipeline
+    examples: int | None
+    shards: int
+    crossing: Sequence[int]
+    units: Sequence[Sequence[Unit]]
+    balanced: bool
+    transfers: Sequence[float | None]
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return parse("\n".join(" ".join(row) for row in self.pipeline.grid), self.pipeline.schedule)
+
+    @cached_property
+    def costs(self) -> Costs:
+        forward, input_grad, weight_grad, transfer = zip(*self.pipeline.costs, strict=True)
+        return Costs(forward, input_grad, weight_grad, transfer, self.pipeline.kept or 1.0)
+
+    @cached_property
+    def rank_of(self) -> Mapping[int, int]:
+        return {stage: rank for rank, each in enumerate(self.pipeline.ranks) for stage in each.stages}
+
+    def time(self, value: float) -> str:
+        return time(value) if self.pipeline.unit == "s" else f"{value:.3g} units"
+
+
+def pipeline_advice(
+    pipeline: Pipeline,
+    *,
+    examples: int | None,
+    shards: int,
+    crossing: Sequence[int],
+    units: Sequence[Sequence[Unit]],
+    balanced: bool,
+    transfers: Sequence[float | None] = (),
+) -> list[Advice]:
+    """What is off with a pipeline, and what would be better, as the simulator predicts it at the pipeline's costs.
+
+    Args:
+        pipeline: as it ran, or as it was compiled.
+        examples: of the batch; None where they are not known.
+        shards: groups of devices that the examples of a microbatch are divided over.
+        crossing: bytes of one microbatch that go forward from each stage to the next; empty where they are not known.
+        units: of each stage, in order, the name and the cost of what is never cut, in any unit; empty where they are
+            not known.
+        balanced: whether the stages were cut by measured costs.
+        transfers: time that a microbatch takes from each stage to the next, in the pipeline's unit (`Run.transfers`),
+            None where it is not known; empty where none is.
+    """
+    if pipeline.stages < 2:
+        return []
+    case = _Case(pipeline, examples, shards, crossing, units, balanced, transfers)
+    return [advice for rule in RULES for advice in rule(case)]
+
+
+def few_microbatches(case: _Case) -> Iterator[Advice]:
+    """Fewer than four microbatches for each stage."""
+    p = case.pipeline
+    wanted = ENOUGH * p.stages
+    if p.microbatches >= wanted or p.schedule not in NAMES:
+        return
+    numbers = [n for n in _dividing(case, 2 * wanted) if n > p.microbatches]
+    more = sorted(numbers, key=lambda n: (n < wanted, abs(n - wanted)))
+    found = next(filter(None, (_with(case, n) for n in more)), None)
+    then = found or _with(case, wanted)
+    if then is None or p.bubble.predicted - then.bubble < SMALLER:
+        return
+    message = (
+        f"With {p.microbatches} microbatch{'es' * (p.microbatches > 1)} for {p.stages} stages the bubble is "
+        f"{_share(p.bubble.predicted)}, as predicted; with {then.microbatches} it would be {_share(then.bubble)}, "
+        "where a microbatch takes as much less time as it is smaller."
+    )
+    fix = f"--microbatches {then.microbatches}" if found else None
+    if found is None and case.examples:
+        message += f" {case.examples} examples{_over(case)} don't divide so."
+        fix = f"a batch of {-(-case.examples // (wanted * case.shards)) * wanted * case.shards} examples"
+    level = "warning" if p.bubble.predicted - then.bubble >= MUCH else "info"
+    yield Advice("few-microbatches", level, message, fix)
+
+
+def _dividing(case: _Case, most: int) -> list[int]:
+    """The numbers of microbatches that the examples of every shard divide by."""
+    if not case.examples or case.examples % case.shards:
+        return []
+    each = case.examples // case.shards
+    return [n for n in range(1, min(each, most) + 1) if each % n == 0]
+
+
+def _with(case: _Case, microbatches: int) -> WhatIf | None:
+    """The same work in other microbatches; None where the schedule has no form for so many."""
+    p = case.pipeline
+    try:
+        return imagined(case.schedule, case.costs, p.schedule, p.stages, microbatches, p.chunks)
+    except ShardError:
+        return None
+
+
+def _over(case: _Case) -> str:
+    return f" over {case.shards} groups of devices" if case.shards > 1 else ""
+
+
+def uneven_stages(case: _Case) -> Iterator[Advice]:
+    """One rank has clearly more to do than the mean, with the layers that would move to make them even."""
+    p = case.pipeline
+    work = _rank_work(case, case.costs)
+    mean, most = fmean(work), max(work)
+    if most <= (1 + UNEVEN) * mean:
+        return
+    slowest = work.index(most)
+    what = "Rank" if p.chunks > 1 else "Stage"
+    message = (
+        f"{what} {slowest} takes {case.time(most)} for a microbatch, {_share(most / mean - 1)} above the mean of "
+        f"{case.time(mean)}."
+    )
+    fix = "--balance measured" if p.source == "measured" and not case.balanced else None
+    level = "warning" if p.bubble.uneven - p.bubble.ideal >= MUCH else "info"
+    if len(case.units) == len(p.costs) and all(case.units):
+        if (better := _more_even(case, mean)) is None:
+            message += f" No cut between other layers is clearly better{_largest(case, slowest)}."
+            fix, level = None, "info"
+        else:
+            message += f" {better}"
+    yield Advice("uneven-stages", level, message, fix)
+
+
+def _more_even(case: _Case, mean: float) -> str | None:
+    """What would move, and what that changes; None where it is not clearly better."""
+    p, moves = case.pipeline, moved(case.units, case.costs)
+    costs = with_moves(case.units, case.costs, moves)
+    then = simulate(case.schedule, costs)
+    if not moves or then.makespan > QUICKER * p.makespan[1]:
+        return None
+    above = max(_rank_work(case, costs)) / mean - 1
+    even = f"the slowest would be {_share(above)} above it" if above >= SEEN else "all would be even"
+    return (
+        f"With {told(case.units, moves)} {even}, and the bubble {_share(then.bubble)} instead of "
+        f"{_share(p.bubble.predicted)}, as predicted."
+    )
+
+
+def _rank_work(case: _Case, costs: Costs) -> list[float]:
+    """What each rank does of a microbatch."""
+    own = costs.per_stage(len(case.pipeline.costs))
+    return [sum(own.forward[s] + own.backward[s] for s in rank.stages) for rank in case.pipeline.ranks]
+
+
+def _largest(case: _Case, rank: int) -> str:
+    """`: logits alone takes 3.2 ms`, where it is most of what a rank does."""
+    own = case.costs.per_stage(len(case.pipeline.costs))
+    for stage in case.pipeline.ranks[rank].stages:
+        name, cost = max(case.units[stage], key=lambda unit: unit[1])
+        total = sum(cost for _, cost in case.units[stage])
+        if 2 * cost > total:
+            return (
+                f": {name} alone takes {case.time(cost / total * (own.forward[stage] + own.backward[stage]))}"
+            )
+    return ""
+
+
+class _Boundary(NamedTuple):
+    """What crosses between a stage and the next, which another rank holds: `others` is what crosses elsewhere."""
+
+    stage: int
+    bytes: int | None
+    others: float
+    seconds: float | None
+
+    @property
+    def times(self) -> float:
+        return (self.bytes or 0) / self.others if self.others else 0.0
+
+
+def heavy_boundary(case: _Case) -> Iterator[Advice]:
+    """Between two stages goes much more than between others, or it takes much of a forward action's time."""
+    p = case.pipeline
+    forward, lost = fmean(forward for forward, *_ in p.costs), p.bubble.predicted - p.bubble.uneven
+    seen = lost >= SMALLER / 2
+
+    def slow(b: _Boundary) -> bool:
+        return b.seconds is not None and b.seconds > LONG * forward
+
+    found = [b for b in _boundaries(case) if slow(b) or (b.times >= TIMES and (seen or b.seconds is None))]
+    if not found:
+        return
+    b = max(found, key=lambda b: (b.seconds or 0.0, b.bytes or 0))
+    what = "Each microbatch goes" if b.bytes is None else f"{byte_text(b.bytes)} of each microbatch go"
+    message = f"{what} from stage {b.stage} to stage {b.stage + 1}"
+    if b.times >= TIMES:
+        message += f", {b.times:.2g} times what goes between the others ({byte_text(b.others)})"
+    if b.seconds is not None:
+        message += f", in {case.time(b.seconds)}"
+        message += f", where a forward action takes {case.time(forward)}" if slow(b) else ""
+    message += f". Transfers add {_share(lost)} to the bubble, as predicted." if seen else "."
+    yield Advice("heavy-boundary", "warning" if lost >= MUCH else "info", message)
+
+
+def _boundaries(case: _Case) -> Iterator[_Boundary]:
+    costs = case.pipeline.costs
+    between = [s for s in range(len(costs) - 1) if case.rank_of[s] != case.rank_of[s + 1]]
+    for s in between:
+        others = [case.crossing[o] for o in between if o != s] if case.crossing else []
+        yield _Boundary(
+            s,
+            case.crossing[s] if case.crossing else None,
+            median(others) if others else 0.0,
+            case.transfers[s] if case.transfers else None,
+        )
+
+
+def better_schedule(case: _Case) -> Iterator[Advice]:
+    """Another schedule of the same sizes that holds no more and takes clearly less time."""
+    p = case.pipeline
+    now = simulate(case.schedule, case.costs)
+    better = [
+        each
+        for each in p.what_if
+        if (each.stages, each.microbatches, each.chunks) == (p.stages, p.microbatches, p.chunks)
+        and each.schedule != p.schedule
+        and each.makespan < QUICKER * now.makespan
+        and each.peak <= now.peak_microbatches * (1 + 1e-9)
+    ]
+    if better:
+        best = min(better, key=lambda each: (round(each.makespan / now.makespan, 6), each.peak))
+        message = (
+            f"{best.schedule} would take {case.time(best.makespan)} where {p.schedule} takes {case.time(now.makespan)}"
+            f", both as predicted, and hold no more: a bubble of {_share(best.bubble)} instead of {_share(now.bubble)}."
+        )
+        level = "warning" if now.bubble - best.bubble >= MUCH else "info"
+        yield Advice("better-schedule", level, message, f"--schedule {best.schedule}")
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:.1f}%"
+
+
+RULES = (few_microbatches, uneven_stages, heavy_boundary, better_schedule)

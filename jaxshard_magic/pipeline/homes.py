@@ -1,0 +1,185 @@
+"""Where every array of a split step lies: on the sub-mesh of a rank, as the plan of the whole step has it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..plan import Plan
+from ..program.ir import Value
+from ..strategies.layout import Layout, partition_spec
+from ..strategies.within import Inputs, layout_within
+from .around import Kinds
+from .programs import StageProgram
+from .split import Part, Split
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The devices of a pipeline: `mesh` without `axis` is what each rank has, along which it is as long as there are
+    ranks."""
+
+    mesh: Mesh
+    axis: str
+
+    def __len__(self) -> int:
+        return self.mesh.shape[self.axis]
+
+    def between(self, first: int, end: int) -> Mesh:
+        """The mesh of the ranks from `first` on, before `end`."""
+        at = self.mesh.axis_names.index(self.axis)
+        devices = np.take(self.mesh.devices, range(first, end), axis=at)
+        return Mesh(devices, self.mesh.axis_names, axis_types=self.mesh.axis_types)
+
+    @cached_property
+    def each(self) -> tuple[Mesh, ...]:
+        """The sub-mesh of each rank; it has the axis of the pipeline as well, of size 1."""
+        return tuple(self.between(r, r + 1) for r in range(len(self)))
+
+
+class Homes:
+    """The shardings of a split step. `plan` is of the whole step on the sub-mesh of one rank."""
+
+    def __init__(self, split: Split, plan: Plan, ranks: Ranks):
+        self.split, self.plan, self.ranks = split, plan, ranks
+        program = split.around.program
+        self._kinds = Kinds(program)
+        for i, o in plan_pairs(plan):
+            self._join(split.leaves[i], split.outputs[o])
+        self._of_kind: dict[Value, PartitionSpec] = {}
+        self._own: dict[Value, PartitionSpec] = {}
+        for part, spec in zip(split.outputs, plan.out_specs, strict=True):
+            self._own.update(dict.fromkeys(part.values, spec))
+        for part, spec in zip(split.leaves, plan.in_specs, strict=True):
+            for v in part.values:
+                if program.shapes[v]:
+                    self._of_kind[self._kinds.of(v)] = spec
+        for i, v in split.gradient_of.items():
+            self._own[v] = self.spec(split.input_of[i])
+
+    def _join(self, leaf: Part, out: Part) -> None:
+        if len(leaf.values) == len(out.values):
+            for v, w in zip(leaf.values, out.values, strict=True):
+                if self.split.around.program.shapes[v]:
+                    self._kinds.join(v, w)
+
+    def spec(self, v: Value) -> PartitionSpec:
+        """Of a value around the gradient call."""
+        return self._of_kind.get(self._kinds.of(v), self._own.get(v, PartitionSpec()))
+
+    def sharding(self, v: Value, rank: int) -> NamedSharding:
+        """Of a value around the gradient call, on a rank."""
+        return self.at(rank, self.spec(v))
+
+    def at(self, rank: int, spec: PartitionSpec | None = None) -> NamedSharding:
+        """`spec` on a rank's sub-mesh; a copy on each of its devices without one."""
+        return NamedSharding(self.ranks.each[rank], PartitionSpec() if spec is None else spec)
+
+    def leaf(self, i: int, readers: Sequence[int]) -> NamedSharding:
+        """Of an input of the step that the ranks `readers` have: on one of them, or on as many as it takes."""
+        part, spec = self.split.leaves[i], self.plan.in_specs[i]
+        if len(part.values) == 1:
+            first, last = (min(readers), max(readers)) if readers else (self.split.hub, self.split.hub)
+            return NamedSharding(self.ranks.between(first, last + 1), spec)
+        return self._of_pieces(part, spec)
+
+    def output(self, o: int) -> NamedSharding:
+        """Of an output of the step."""
+        part, spec = self.split.outputs[o], self.plan.out_specs[o]
+        if len(part.values) > 1:
+            return self._of_pieces(part, spec)
+        return self.at(self.rank_of(part.values[0]), spec)
+
+    def rank_of(self, v: Value) -> int:
+        """Where a value around the gradient call lives; what is at no place of its own is with the loss."""
+        return self.split.placed.at.get(v, self.split.hub)
+
+    def even(self, part: Part) -> bool:
+        """Are pieces the shards of one array, as they lie?"""
+        ranks = [self.rank_of(v) for v in part.values]
+        sizes = {self.split.around.program.shapes[v][0] for v in part.values}
+        return len(sizes) == 1 and ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+
+    def _of_pieces(self, part: Part, spec: PartitionSpec) -> NamedSharding:
+        first = self.rank_of(part.values[0])
+        if not self.even(part):
+            return self.at(first, spec)
+        return NamedSharding(
+            self.ranks.between(first, first + len(part.values)), PartitionSpec(self.ranks.axis, *spec[1:])
+        )
+
+
+def plan_pairs(plan: Plan) -> list[tuple[int, int]]:
+    """The inputs of the step that come back, and the outputs that they come back as."""
+    return [(i, o) for o, i in plan.state_pairs.items()]
+
+
+class Insides:
+    """The layouts of a split step's stages on their sub-meshes."""
+
+    def __init__(self, split: Split, homes: Homes):
+        self._split, self._homes, self._plan = split, homes, homes.plan
+        self._mesh = homes.ranks.each[0]
+        self._platform = self._mesh.devices.flat[0].platform
+        call, pieces = split.call, split.loss.pieces
+        examples = {
+            i: (dim,)
+            for i, piece in enumerate(pieces)
+            if (dim := 0 if piece.operand == 0 else call.batch.get(piece.operand - split.first)) is not None
+        }
+        parameters = {i: self._parameter(i) for i in range(len(pieces)) if self._is_state(i)}
+        self._loss = self._layout(split.loss.program, Inputs(parameters, examples))
+
+    def _parameter(self, i: int) -> list[tuple[str, ...]]:
+        rank = len(self._split.loss.program.shapes[self._split.loss.program.inputs[i]])
+        spec = self._homes.spec(self._split.input_of[i])
+        axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
+        return axes + [()] * (rank - len(axes))
+
+    def _layout(self, program: Any, inputs: Inputs) -> Layout:
+        plan = self._plan
+        return layout_within(
+            program, self._mesh.abstract_mesh, self._platform, plan.jobs, plan.batch_axes, inputs
+        )
+
+    def of(self, program: StageProgram) -> Layout | None:
+        """The layout of a stage's program; None where a rank is one device."""
+        if self._mesh.size == 1:
+            return None
+        stage, whole = program.stage, program.whole
+        n = program.slots.parameters
+        loss = self._split.loss.program
+        moving = [stage.outs[k] for k in program.moving_outs]
+        read = [*(loss.inputs[i] for i in stage.others), *stage.ins, *moving]
+        examples = {n + k: ds for k, v in enumerate(read) if (ds := self._dims(v, self._loss.batch.classes))}
+        positions = {n + k: ds for k, v in enumerate(read) if (ds := self._dims(v, self._loss.sequence))}
+        first = len(whole.outputs) - n
+        frozen = {n + k: i for k, i in enumerate(stage.others) if self._is_state(i)}
+        return self._layout(
+            whole,
+            Inputs(
+                {k: self._parameter(i) for k, i in (*enumerate(stage.parameters), *frozen.items())},
+                examples,
+                positions,
+                {first + k: k for k in range(n)},
+            ),
+        )
+
+    def _is_state(self, i: int) -> bool:
+        """Is an input of the loss neither examples nor made of the whole batch?"""
+        split = self._split
+        operand = split.loss.pieces[i].operand - split.first
+        return operand >= 0 and operand not in split.call.batch
+
+    def _dims(self, v: Value, classes: frozenset[int]) -> tuple[int, ...]:
+        return tuple(d for d, c in enumerate(self._loss.dims.big(v)) if c in classes)
+
+
+def spec_of(layout: Layout | None, v: Value) -> PartitionSpec:
+    """Of a value of a stage's program."""
+    if layout is None:
+        return PartitionSpec()
+    return partition_spec(layout.active(v) if layout.batchy(v) else layout.at_rest(v))

@@ -1,0 +1,174 @@
+"""What is asked of a pipeline: the options of the line, checked."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ShardError, did_you_mean, one_of
+from ..gradients.options import Inside
+from ..schedule import NAMES, Costs, Schedule, make
+from ..schedule.names import Sizes
+
+BALANCE = ("flops", "measured")
+MICROBATCHES_A_STAGE = 4  # from here on another microbatch makes the bubble little smaller
+_NOT_WITH = {
+    "reduce": "a pipeline adds up the gradients of its microbatches as they come, over devices once a step",
+    "reduce_dtype": "a pipeline adds gradients up in the type in which each is computed",
+    "pad": "a pipeline takes batches that divide into its microbatches",
+}
+
+
+@dataclass(frozen=True)
+class Piped:
+    """`stages`: how many ranks the pipeline has; None for those of the mesh. `schedule`: the order in which they work.
+    `chunks`: parts of the model that a rank holds, None for the number that the schedule is made for. `balance`: what
+    is the same for all stages, their flops or their measured time. `cut`: a regular expression for the names that
+    stages begin at."""
+
+    stages: int | None = None
+    schedule: str = "1f1b"
+    chunks: int | None = None
+    balance: str = "flops"
+    cut: str | None = None
+
+    def __post_init__(self) -> None:
+        for option, count in (("--stages", self.stages), ("--chunks", self.chunks)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise ShardError(f"{option} takes a whole number from 1 on, not {count!r}")
+        for option, value, allowed in (
+            ("--schedule", self.schedule, NAMES),
+            ("--balance", self.balance, BALANCE),
+        ):
+            if value not in allowed:
+                raise ShardError(
+                    f"{option} takes {one_of(allowed)}, not {value!r}.{did_you_mean(str(value), allowed)}"
+                )
+        fixed = NAMES[self.schedule].chunks
+        if self.chunks is not None and fixed is not None and self.chunks != fixed:
+            several = one_of(name for name, named in NAMES.items() if named.chunks is None)
+            raise ShardError(
+                f"--chunks {self.chunks}: the schedule {self.schedule} has {fixed} on each rank; leave --chunks out, "
+                f"or use --schedule with one that takes any number: {several}"
+            )
+        if self.cut is not None:
+            _regular("--cut", self.cut)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options that differ from a pipeline as it is by itself, by their names."""
+        return {
+            name: getattr(self, name)
+            for name in self.__match_args__
+            if getattr(self, name) != getattr(Piped, name)
+        }
+
+    def scheduled(self, stages: int, microbatches: int) -> Schedule:
+        """The schedule of so many stages (ranks) and microbatches.
+
+        Raises `ShardError` for numbers that the schedule has no form for, with those next to them that it has.
+
+        >>> Piped(schedule="interleaved", chunks=2).scheduled(2, 4).stages
+        2
+        """
+        why = self.refused(stages, microbatches)
+        if why is None:
+            return make(self.schedule, stages=stages, microbatches=microbatches, chunks=self.chunks)
+        nearest = range(microbatches - 1, 1, -1), range(microbatches + 1, microbatches + 2 * stages + 1)
+        found = (next((m for m in each if self.refused(stages, m) is None), None) for each in nearest)
+        near = [str(m) for m in found if m is not None]
+        raise ShardError(
+            f"--schedule {self.schedule} --stages {stages} --microbatches {microbatches}: {why.partition(';')[0]}; use "
+            f"--microbatches {' or '.join(near)}",
+            fix=f"--microbatches {near[-1]}",
+        )
+
+    def refused(self, stages: int, microbatches: int) -> str | None:
+        """Why the schedule has no form for these numbers; None where it has one."""
+        named = NAMES[self.schedule]
+        return named.refuses(Sizes(stages, microbatches, self.chunks or named.chunks or 1, Costs(), None))
+
+
+def options_for(
+    names: Sequence[str], given: Mapping[str, Any], inside: Inside, microbatches: int | None = None
+) -> Piped | None:
+    """The pipeline that a line asks for, None for one whose strategy has none.
+
+    Args:
+        names: the parts of the strategy, `("pp", "fsdp")`.
+        given: the fields of `Piped` by name, None where the line does not say.
+        inside: what is asked of the gradients beside it.
+        microbatches: as the line has them; None where it does not say.
+
+    Raises `ShardError` for options of a pipeline without one, and for those of `inside` that a pipeline has no use for.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    if "pp" in names:
+        for name, why in _NOT_WITH.items():
+            if name in inside.asked:
+                option, value = f"--{name.replace('_', '-')}", inside.asked[name]
+                raise ShardError(
+                    f"{option}{'' if value is True else f' {value}'}: {why}; leave {option} out under pp"
+                )
+        if microbatches == 1:
+            raise ShardError(
+                "--microbatches 1: one stage of the pipeline would work at a time; use 2 or more, or leave it out for "
+                f"up to {MICROBATCHES_A_STAGE} for each stage"
+            )
+        return Piped(**said)
+    if said:
+        name, value = next(iter(said.items()))
+        strategy = "+".join(("pp", *(each for each in names if each not in ("pmap", "spmd"))))
+        raise ShardError(
+            f"--{name} {value} is for pipelines, and {'+'.join(names)} is none; leave it out, or write %%shard "
+            f"{strategy} --{name} {value}",
+            fix=f"%%shard {strategy} --{name} {value}",
+        )
+    return None
+
+
+def default_microbatches(batch_size: int, shards: int, stages: int, piped: Piped) -> int:
+    """How many microbatches a pipeline takes where the line does not say: the most, up to four for each stage.
+
+    Args:
+        batch_size: examples in the batch.
+        shards: the parts that each microbatch's examples are divided into over devices.
+        stages: ranks of the pipeline.
+
+    >>> default_microbatches(32, 2, 4, Piped())
+    16
+
+    Raises `ShardError` where no number above 1 divides the batch and suits the schedule, with the batches next to this
+    one for which there is one.
+    """
+    limit = MICROBATCHES_A_STAGE * stages
+    counts = [m for m in range(2 * limit, 1, -1) if piped.refused(stages, m) is None]
+    usual = [m for m in counts if m <= limit]
+
+    def most(size: int, among: Sequence[int] = usual) -> int | None:
+        return next((m for m in among if size and size % (shards * m) == 0), None)
+
+    found = most(batch_size)
+    if found is not None:
+        return found
+    if stages == 1 and batch_size % shards == 0 and piped.refused(1, 1) is None:
+        return 1
+    step = shards * min(usual)
+    nearest = range(batch_size - 1, 0, -1), range(batch_size + 1, batch_size + step + 1)
+    near = [str(size) for sizes in nearest if (size := next(filter(most, sizes), None)) is not None]
+    over = "" if shards == 1 else f" over {shards} shards"
+    more = most(batch_size, counts)
+    raise ShardError(
+        f"a batch of {batch_size}{over} does not divide into 2 to {limit} microbatches that --schedule "
+        f"{piped.schedule} takes with {stages} stages; use a batch of {' or '.join(near)}"
+        + (f", or --microbatches {more}" if more else "")
+    )
+
+
+def _regular(option: str, pattern: Any) -> None:
+    if not isinstance(pattern, str) or not pattern:
+        raise ShardError(f"{option} takes a regular expression, such as 'block_[48]$', not {pattern!r}")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ShardError(f"{option} {pattern!r} is no regular expression: {error}") from None

@@ -1,0 +1,215 @@
+"""What a rank runs beside its stages' actions, as jobs: before them, after them, and the rest of the step."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..gradients.part import Part, needed
+from ..gradients.rows import rows_of
+from ..gradients.rows import split as in_microbatches
+from ..program.ir import Program, Value
+from .homes import Homes
+from .jobs import Job, shape_of
+from .places import Group
+from .split import Split
+from .stage_jobs import StageJobs
+
+
+class Whole:
+    """What is made of the whole batch: the sums that a microbatch's loss needs, and the results of the gradient call."""
+
+    def __init__(self, split: Split):
+        self._split, self._call = split, split.call
+        self._norms = list(self._call.followed.norms.values())
+        outputs, program = self._call.outputs, self._call.large
+        outs = [v for j, v in enumerate(program.outputs) if v is not None and j not in outputs.carried]
+        self._norm_operands = self._operands(self._norms, ())
+        self._out_operands = self._operands(outs, outputs.how)
+        self.norms_read = self._values(self._norm_operands)
+        self.outs_read = self._values(self._out_operands)
+
+    def _operands(self, wanted: Sequence[Value], known: Collection[Value]) -> list[int]:
+        """The operands that these values of the whole batch's loss are made of."""
+        program = self._call.large
+        indices = needed(program.top, set(wanted) - set(known), set(known))
+        read = {v for e in program.top.equations if e.index in indices for v in e.ins} | set(wanted)
+        return [k for k, v in enumerate(program.inputs) if v in read]
+
+    def _values(self, operands: Sequence[int]) -> list[Value]:
+        return [v for k in operands for v in self._split.operands[k].values]
+
+    def _given(self, operands: Sequence[int], arrays: Sequence[Any]) -> list:
+        """The operands of the loss, of which these come as `arrays`, some in pieces."""
+        found: list[Any] = [None] * len(self._call.large.inputs)
+        rest = iter(arrays)
+        for k in operands:
+            parts = [next(rest) for _ in self._split.operands[k].values]
+            found[k] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        return found
+
+    def norms(self, arrays: Sequence[Any]) -> list:
+        """The sums, from the values `norms_read`."""
+        return Part(self._call.large, self._norms)(self._given(self._norm_operands, arrays))
+
+    def results(self, arrays: Sequence[Any], given: Sequence[Sequence[Any]]) -> list:
+        """The results of the gradient call but gradients and state, from the values `outs_read` and from what each
+        microbatch gave of each of `Outputs.given`."""
+        call = self._call
+        sums, stacked = [], []
+        for xs, is_sum in zip(given, call.is_sum, strict=True):
+            if is_sum:
+                sums.append(_sum(xs))
+            else:
+                stacked.append(jnp.stack(xs))
+        state = [None] * len(call.outputs.carried)
+        operands = self._given(self._out_operands, arrays)
+        outs = call.outputs.whole(operands, call.values(sums, stacked), state)
+        return [x for j, x in enumerate(outs) if j not in call.outputs.carried]
+
+
+def _sum(xs: Sequence[Any]) -> Any:
+    wide = jnp.float32 if xs[0].dtype in (jnp.bfloat16, jnp.float16) else xs[0].dtype
+    return sum((x.astype(wide) for x in xs[1:]), xs[0].astype(wide))
+
+
+class Prepared:
+    """What a rank's stages read beside parameters and activations, and the zeros that they add gradients to.
+
+    `others[s]`: of each other input of stage s its value around the gradient call, or its place among what the job
+    makes. `reads`: the values that the job takes.
+    """
+
+    def __init__(self, split: Split, homes: Homes, stages: dict[int, StageJobs], rank: int, whole: Whole):
+        self._split, self._whole = split, whole
+        self._making: list[tuple[str, int]] = []  # what is made: the kind, and which
+        self.others: dict[int, list[tuple[str, int]]] = {}
+        outs: list[Any] = []
+        sources: dict[Value, None] = {}
+        for s, jobs in stages.items():
+            found = self.others[s] = []
+            for i, sharding in zip(jobs.program.stage.others, jobs.others, strict=True):
+                kind, which = self._source(i)
+                if kind == "value":
+                    found.append((kind, which))
+                    continue
+                found.append(("made", len(self._making)))
+                self._making.append((kind, which))
+                outs.append(sharding)
+                if kind == "examples":
+                    sources[self._operand_value(which)] = None
+                elif kind == "norm":
+                    sources.update(dict.fromkeys(whole.norms_read))
+        self.reads = list(sources)
+        self._sums = [a for jobs in stages.values() for a in jobs.sums]
+        zeros = [at for jobs in stages.values() for at in jobs.parameters]
+        avals = [shape_of(split.around.program.avals[v]) for v in self.reads]
+        at = [homes.sharding(v, rank) for v in self.reads]
+        self.job = Job(self._run, (avals,), (at,), (outs, zeros))
+
+    def _source(self, i: int) -> tuple[str, int]:
+        split = self._split
+        operand = split.loss.pieces[i].operand
+        if operand == 0:
+            return "rows", 0
+        if operand < split.first:
+            return "norm", operand - 1
+        if operand - split.first in split.call.batch:
+            return "examples", operand - split.first
+        return "value", split.input_of[i]
+
+    def _operand_value(self, k: int) -> Value:
+        (v,) = self._split.operands[k].values
+        return v
+
+    def _run(self, arrays: Sequence[Any]) -> tuple[list, list]:
+        call, known = self._split.call, dict(zip(self.reads, arrays, strict=True))
+        cut = call.cut
+        norms: list[Any] = []
+        if any(kind == "norm" for kind, _ in self._making):
+            norms = self._whole.norms([known[v] for v in self._whole.norms_read])
+        made = []
+        for kind, which in self._making:
+            if kind == "rows":
+                made.append(rows_of(cut.examples, cut.microbatches, cut.shards))
+            elif kind == "norm":
+                made.append(norms[which])
+            else:
+                x = known[self._operand_value(which)]
+                made.append(in_microbatches(x, call.batch[which], cut.microbatches, cut.shards))
+        return made, [jnp.zeros(a.shape, a.dtype) for a in self._sums]
+
+
+class Settled:
+    """The gradients that a rank owns, from the sums of its own stages and from those of others that read a parameter.
+
+    `own`: the stages and positions of the sums that stay. `sent[rank]`: those that go to another. `received`: the
+    stages that send to this one, and which inputs of the loss.
+    """
+
+    def __init__(self, split: Split, homes: Homes, stages: Sequence[StageJobs], rank: int):
+        pieces = split.loss.program.closed.in_avals
+        self.owned = [i for i in split.gradient_of if split.owner(i) == rank]
+        self.own: list[tuple[int, int]] = []
+        self.sent: dict[int, list[tuple[int, int]]] = {}
+        self.received: dict[int, list[int]] = {}
+        self._inputs: list[int] = []
+        avals, at = [], []
+        for s in split.schedule.stages_of[rank]:
+            jobs = stages[s]
+            for k, i in enumerate(jobs.program.stage.parameters):
+                if (owner := split.owner(i)) == rank:
+                    self.own.append((s, k))
+                    self._inputs.append(i)
+                    avals.append(jobs.sums[k])
+                    at.append(jobs.parameters[k])
+                else:
+                    self.sent.setdefault(owner, []).append((s, k))
+        for other in range(len(split.schedule.stages_of)):
+            if other == rank:
+                continue
+            for s in split.schedule.stages_of[other]:
+                jobs = stages[s]
+                for k, i in enumerate(jobs.program.stage.parameters):
+                    if split.owner(i) == rank:
+                        self.received.setdefault(other, []).append(i)
+                        self._inputs.append(i)
+                        avals.append(jobs.sums[k])
+                        at.append(homes.sharding(split.input_of[i], rank))
+        self._avals = [shape_of(pieces[i]) for i in self.owned]
+        values = [split.gradient_of[i] for i in self.owned]
+        outs = [homes.sharding(v, rank) for v in values]
+        self.job = Job(self._run, (avals,), (at,), outs)
+
+    def _run(self, sums: Sequence[Any]) -> list:
+        total: dict[int, Any] = {}
+        for i, x in zip(self._inputs, sums, strict=True):
+            total[i] = total[i] + x if i in total else x
+        return [
+            total[i].astype(a.dtype) if i in total else jnp.zeros(a.shape, a.dtype)
+            for i, a in zip(self.owned, self._avals, strict=True)
+        ]
+
+
+def group_job(
+    program: Program, group: Group, homes: Homes, taken: Collection[Value]
+) -> tuple[Job, list[Value], list[Value]]:
+    """The job of a group of the step's equations, the values that it reads, and those that it takes over."""
+    part = Part(program, group.wanted, [v for v in group.reads if v not in set(program.inputs)])
+    place = {v: i for i, v in enumerate(program.inputs)}
+    kept, given = [v for v in group.reads if v not in taken], [v for v in group.reads if v in taken]
+
+    def run(kept_arrays: list, given_arrays: list) -> list:
+        inputs: list[Any] = [None] * len(program.inputs)
+        known = dict(zip((*kept, *given), (*kept_arrays, *given_arrays), strict=True))
+        for v, x in known.items():
+            if v in place:
+                inputs[place[v]] = x
+        return part(inputs, known)
+
+    def of(values: Sequence[Value]) -> tuple[list, list]:
+        return [shape_of(program.avals[v]) for v in values], [homes.sharding(v, group.place) for v in values]
+
+    (kept_avals, kept_at), (given_avals, given_at) = of(kept), of(given)
+    _, outs = of(group.wanted)
+    return Job(run, (kept_avals, given_avals), (kept_at, given_at), outs, (1,)), kept, given

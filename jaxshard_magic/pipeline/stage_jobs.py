@@ -1,0 +1,158 @@
+"""The programs of a stage as jobs: each picks its microbatch out of the whole batch, and adds to sums of gradients."""
+
+import hashlib
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..program.ir import Value
+from ..strategies.layout import Layout
+from .homes import Homes, spec_of
+from .jobs import Job, shape_of
+from .programs import End, Runner, Share, StageProgram
+
+_SHORT = (jnp.bfloat16, jnp.float16)
+_HASHED = 2**20  # bytes of a constant that is told by its numbers; a larger one is told by which array it is
+_NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+class Functions:
+    """What the programs of alike stages run: `(number of the microbatch, parameters, others, rest)`, with the sums of
+    gradients before them where it adds to these."""
+
+    def __init__(self, program: StageProgram, layout: Layout | None):
+        runner, n = Runner(program, layout), len(program.moving_ins)
+        self.forward = _of_microbatch(program, runner, program.forward)
+        self.backward = _adding(_of_microbatch(program, runner, program.backward), n)
+        self.input_gradient = _of_microbatch(program, runner, program.input_gradient)
+        self.weight_gradient = _adding(_of_microbatch(program, runner, program.weight_gradient), 0)
+
+
+def _of_microbatch(program: StageProgram, runner: Runner, share: Share) -> Callable[..., list]:
+    examples = set(program.examples)
+
+    def run(m: Any, parameters: list, others: list, rest: list) -> list:
+        mine = [
+            lax.dynamic_index_in_dim(x, m, 0, keepdims=False) if k in examples else x
+            for k, x in enumerate(others)
+        ]
+        return runner(share, [*parameters, *mine, *rest])
+
+    return run
+
+
+def _adding(own: Callable[..., list], first: int) -> Callable[..., tuple[list, list]]:
+    def run(sums: list, m: Any, parameters: list, others: list, rest: list) -> tuple[list, list]:
+        made = own(m, parameters, others, rest)
+        return made[:first], [a + x.astype(a.dtype) for a, x in zip(sums, made[first:], strict=True)]
+
+    return run
+
+
+class StageJobs:
+    """Where one stage's arrays lie on its rank, and its programs as jobs."""
+
+    def __init__(
+        self,
+        program: StageProgram,
+        rank: int,
+        homes: Homes,
+        microbatches: int,
+        alike: "Alike",
+        layout: Layout | None,
+    ):
+        self.program, self._rank, self._homes, self._layout = program, rank, homes, layout
+        self._functions = alike.functions(program, layout)
+        whole, s = program.whole, program.slots
+        inputs = whole.inputs
+        self.parameters = [self.sharding(v) for v in inputs[: s.parameters]]
+        stacked = set(program.examples)
+        self.others = [
+            self._at(PartitionSpec(None, *spec_of(layout, v))) if k in stacked else self.sharding(v)
+            for k, v in enumerate(inputs[s.parameters : s.parameters + s.others])
+        ]
+        self.ins = [self.sharding(v) for v in inputs[s.parameters + s.others : s.given]]
+        self.cotangents = [self.sharding(v) for v in inputs[s.given :]]
+        self.given_back = list(map(self._of_end, program.given_back))
+        self.made = list(map(self._of_end, program.made))
+        avals = list(map(shape_of, program.avals))
+        self.sums = [_sum_of(a) for a in avals[: s.parameters]]
+        others = [
+            jax.ShapeDtypeStruct((microbatches, *a.shape), a.dtype) if k in stacked else a
+            for k, a in enumerate(avals[s.parameters : s.parameters + s.others])
+        ]
+        self._args = _NUMBER, avals[: s.parameters], others
+        self._ins = self._at(), self.parameters, self.others
+
+    def _at(self, spec: PartitionSpec | None = None) -> NamedSharding:
+        return self._homes.at(self._rank, spec)
+
+    def sharding(self, v: Value) -> NamedSharding:
+        """Of a value of the stage's program."""
+        return self._at(spec_of(self._layout, v))
+
+    def _of_end(self, end: End) -> NamedSharding:
+        return self.sharding(end) if isinstance(end, Value) else self._at()
+
+    def _of(self, values: list[Value]) -> tuple[list, list]:
+        return [shape_of(self.program.whole.avals[v]) for v in values], [self.sharding(v) for v in values]
+
+    def job(self, kind: str) -> Job:
+        """The program of actions of a kind: F, B, I or W."""
+        program, s, functions = self.program, self.program.slots, self._functions
+        kept, kept_at = self._of(program.kept)
+        more, more_at = self._of(program.kept_for_weights)
+        behind, behind_at = self._of(list(program.whole.inputs[s.given :]))
+        sums = (self.sums, *self._args), (self.parameters, *self._ins)
+        if kind == "F":
+            ins, ins_at = self._of(list(program.whole.inputs[s.parameters + s.others : s.given]))
+            return Job(functions.forward, (*self._args, ins), (*self._ins, ins_at), [*self.made, *kept_at])
+        if kind == "I":
+            back = Job(functions.input_gradient, self._args, self._ins, [*self.given_back, *more_at])
+            return _with(back, [*behind, *kept], [*behind_at, *kept_at])
+        if kind == "W":
+            adding = Job(functions.weight_gradient, *sums, ([], self.parameters), (0,))
+            return _with(adding, [*behind, *kept, *more], [*behind_at, *kept_at, *more_at])
+        adding = Job(functions.backward, *sums, (self.given_back, self.parameters), (0,))
+        return _with(adding, [*behind, *kept], [*behind_at, *kept_at])
+
+
+def _with(job: Job, avals: list, ins: list) -> Job:
+    return Job(job.run, (*job.avals, avals), (*job.ins, ins), job.outs, job.donate)
+
+
+def _sum_of(aval: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """In what gradients of a parameter are added up."""
+    return jax.ShapeDtypeStruct(aval.shape, jnp.float32 if aval.dtype in _SHORT else aval.dtype)
+
+
+class Alike:
+    """Stages that are the same program, laid out the same, share their functions: they are traced once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Functions] = {}
+
+    def functions(self, program: StageProgram, layout: Layout | None) -> Functions:
+        """Those of the first stage like this one."""
+        key = _key(program, layout)
+        if key not in self._known:
+            self._known[key] = Functions(program, layout)
+        return self._known[key]
+
+
+def _key(program: StageProgram, layout: Layout | None) -> Hashable:
+    whole = program.whole
+    specs = tuple(spec_of(layout, v) for v in whole.inputs)
+    ends = program.slots, len(program.made), tuple(program.moving_ins), tuple(program.examples)
+    return str(whole.closed.jaxpr), tuple(map(_constant, whole.closed.consts)), specs, ends
+
+
+def _constant(x: Any) -> Hashable:
+    if getattr(x, "nbytes", _HASHED) >= _HASHED or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return id(x)
+    return x.shape, x.dtype, hashlib.sha256(np.asarray(x).tobytes()).hexdigest()

@@ -1,0 +1,166 @@
+"""Arrays handed from the devices of one rank to those of another, again and again, with little work a call."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+try:  # what jax.device_put ends in, at a tenth of its price; jax has no public form
+    from jax._src.lib import xla_client as _runtime
+
+    _copied = _runtime.batched_copy_array_to_devices_with_sharding
+    _assembled = _runtime.batched_device_put
+    _ALWAYS, _DeviceList = _runtime.ArrayCopySemantics.ALWAYS_COPY, _runtime.DeviceList
+except (ImportError, AttributeError):
+    _runtime = None
+
+Way = Callable[[jax.Array], jax.Array]
+
+
+class Route:
+    """Moves lists of arrays to `targets`, one sharding each, without waiting until they are computed.
+
+    The first call goes by `jax.device_put` and works out how later ones go. Arrays with the types and shardings of the
+    first are moved as they lie, all in one call of the runtime; those that are to be cut otherwise over as many devices
+    are cut before they leave, all by one program. All else goes by `jax.device_put`: numpy's arrays, another shape, another
+    number of devices to be cut over, keys.
+
+    An array that is at its target is returned as it is. Any other result shares no memory with what was given, which
+    may be deleted or donated at once. Several threads may call, but that program runs on the devices that the
+    arrays come from: the thread that runs programs there must be the one that calls.
+
+    >>> one, other = jax.devices()[:2]
+    >>> route = Route([jax.sharding.SingleDeviceSharding(other)])
+    >>> [moved] = route([jax.device_put(1.0, one)])
+    >>> moved.devices() == {other}
+    True
+    """
+
+    def __init__(self, targets: Sequence[Sharding]):
+        self._targets = list(targets)
+        self._plan: _Plan | None = None
+
+    def __call__(self, arrays: Sequence[Any]) -> list[jax.Array]:
+        """`arrays` at the targets, in the same order. Raises ValueError where there are more or fewer than targets."""
+        plan = self._plan
+        if plan is not None and plan.fits(arrays):
+            return plan(arrays)
+        moved = [_put(x, target) for x, target in zip(arrays, self._targets, strict=True)]
+        if all(isinstance(x, jax.Array) for x in arrays):
+            self._plan = _planned(arrays, moved)
+        return moved
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How arrays of the types, shardings and commitments `seen` go: those of `cut_first` by one program, then each one
+    of `others` in its way, all the rest copied by the runtime, given their lists of devices, targets and semantics."""
+
+    seen: list[tuple[Sharding, Any, bool]]
+    cut_first: list[int]
+    program: Callable[[list[jax.Array]], list[jax.Array]]
+    others: dict[int, Way]
+    copies: tuple[list, list[Sharding], list]
+
+    def fits(self, arrays: Sequence[Any]) -> bool:
+        """Whether these are like those that were seen, by identity: a program's outputs have the same objects for type
+        and sharding every time. None may be deleted: copying one can end the process."""
+        if len(arrays) != len(self.seen):
+            return False
+        for x, (sharding, aval, committed) in zip(arrays, self.seen, strict=True):
+            if (
+                getattr(x, "sharding", None) is not sharding
+                or x.aval is not aval
+                or x.committed is not committed
+                or x.is_deleted()
+            ):
+                return False
+        return True
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        others = self.others
+        if self.cut_first:
+            arrays = list(arrays)
+            for i, x in zip(self.cut_first, self.program([arrays[i] for i in self.cut_first]), strict=True):
+                arrays[i] = x
+        plain = arrays if not others else [x for i, x in enumerate(arrays) if i not in others]
+        copied = _copied(plain, *self.copies) if plain else []
+        if not others:
+            return copied
+        rest = iter(copied)
+        return [others[i](x) if i in others else next(rest) for i, x in enumerate(arrays)]
+
+
+def _put(x: Any, target: Sharding) -> jax.Array:
+    """By `jax.device_put`, which shares the memory of devices in common and of numpy's arrays, `may_alias` or not."""
+    if isinstance(x, np.ndarray):
+        x = x.copy()
+    elif isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(target, x.ndim):
+        x = x.copy() if x.sharding.device_set & target.device_set else x
+    return jax.device_put(x, target)
+
+
+def _planned(arrays: Sequence[jax.Array], moved: Sequence[jax.Array]) -> _Plan:
+    """`moved`: the same arrays at their targets, which tell what types they have there."""
+    others: dict[int, Way] = {}
+    cut_first: dict[int, Sharding] = {}
+    lists, targets = [], []
+    for i, (x, y) in enumerate(zip(arrays, moved, strict=True)):
+        way = _way(x, y)
+        if isinstance(way, Sharding):
+            cut_first[i] = way
+            way = _as_it_is if way == y.sharding else None
+        if way is None:
+            lists.append(_DeviceList(tuple(_cuts(y)[0])))
+            targets.append(y.sharding)
+        else:
+            others[i] = way
+    return _Plan(
+        [(x.sharding, x.aval, x.committed) for x in arrays],
+        list(cut_first),
+        jax.jit(lambda xs: xs, out_shardings=list(cut_first.values())),
+        others,
+        (lists, targets, [_ALWAYS] * len(lists) if lists else []),
+    )
+
+
+def _way(x: jax.Array, y: jax.Array) -> Way | Sharding | None:
+    """How arrays like `x` become arrays like `y`; None where the runtime copies them, part by part, and a sharding
+    where they are cut like that first."""
+    target, aval = y.sharding, y.aval
+    if x.committed and x.sharding == target:
+        return _as_it_is
+    by_jax = partial(_put, target=target)
+    if _runtime is None or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return by_jax
+    if not (x.is_fully_addressable and y.is_fully_addressable):
+        return by_jax
+    (sources, given), (devices, wanted) = _cuts(x), _cuts(y)
+    if given == wanted and x.committed and x.aval == aval:
+        return None
+    if set(wanted) <= set(given):
+        parts = [given.index(cut) for cut in wanted]
+        copy = not x.sharding.is_equivalent_to(target, x.ndim)
+        return lambda x: _assembled(aval, target, [x.addressable_data(k) for k in parts], devices, True, copy)
+    if len(sources) == len(devices) and isinstance(target, NamedSharding):
+        mesh = target.mesh
+        grid = np.array(sources, object).reshape(mesh.devices.shape)
+        return NamedSharding(Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types), target.spec)
+    return by_jax
+
+
+def _as_it_is(x: jax.Array) -> jax.Array:
+    return x
+
+
+def _cuts(x: jax.Array) -> tuple[list[Any], list[tuple[tuple[int, int, int], ...]]]:
+    """The devices of an array in their order, and what each one holds: start, end and step of every dimension."""
+    held = x.sharding.devices_indices_map(x.shape)
+    return list(held), [
+        tuple(part.indices(size) for part, size in zip(index, x.shape, strict=True))
+        for index in held.values()
+    ]

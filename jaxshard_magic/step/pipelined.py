@@ -1,0 +1,153 @@
+"""`PipedEntry`: a step split into the stages of a pipeline, for one set of shapes and held values."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from ..errors import ShardError
+from ..gradients.accumulate import Accumulated
+from ..gradients.options import Inside
+from ..gradients.rewriting import Rewriting
+from ..pipeline.around import flat
+from ..pipeline.executed import Pipeline
+from ..pipeline.homes import Ranks
+from ..pipeline.options import Piped, default_microbatches
+from ..pipeline.split import Split
+from ..plan import Plan
+from ..program.batch import Batch
+from ..program.peel import Peeled, specs
+from ..program.roles import Roles
+from ..program.trace import Traced
+from .donation import to_donate
+from .entry import Entry, Planner
+from .tracing import traced_call
+
+
+@dataclass(eq=False)
+class PipedEntry(Entry):
+    """One pipeline of a step. Its `compiled` is the `Pipeline`, `plan` that of one rank's sub-mesh."""
+
+    def timed(self, inputs: tuple[Any, ...]) -> Any:
+        """A step of which every action is timed as well, in `compiled.last`."""
+        jax.block_until_ready(inputs)
+        start = time.perf_counter()
+        outs = jax.block_until_ready(self.call(*inputs, timed=True))
+        self.timings.append(time.perf_counter() - start)
+        return outs
+
+
+class _Piping:
+    """What a planner is given to rewrite the step with: it leaves the step as it is, and takes its gradient call over
+    as many microbatches as are asked for, or as suit the batch."""
+
+    def __init__(self, rewriting: Rewriting, piped: Piped, stages: int, microbatches: int):
+        self._rewriting, self._piped = rewriting, piped
+        self._stages, self._microbatches = stages, microbatches
+
+    def __call__(self, batch: Batch, roles: Roles, shards: int) -> Traced:
+        rewriting = self._rewriting
+        if self._microbatches == 1 and batch.size is not None:
+            self._microbatches = default_microbatches(batch.size, shards, self._stages, self._piped)
+        self.schedule = self._piped.scheduled(self._stages, self._microbatches)
+        rewriting.options = replace(rewriting.options, microbatches=self._microbatches)
+        calls = rewriting.accumulated(batch, roles, shards)
+        if len(calls) > 1:
+            raise ShardError(
+                f"pp: the step takes {len(calls)} gradients, where a pipeline runs one; take them in one call, as of a "
+                "sum of the losses, or use fsdp"
+            )
+        (self.call,) = calls.values()
+        self.batch, self.roles = batch, roles
+        return rewriting.plain
+
+    call: Accumulated
+
+
+def build_pipelined(
+    peeled: Peeled,
+    strategy: str,
+    mesh: Mesh,
+    axis: str,
+    *,
+    planner: Planner,
+    given: Mapping[str, PartitionSpec],
+    rules: Sequence[tuple[str, PartitionSpec]],
+    donate: bool | None,
+    inside: Inside,
+    piped: Piped,
+    say: Callable[[str], None],
+) -> PipedEntry:
+    """Trace, split and compile one kind of call, for a pipeline along `axis` of the mesh.
+
+    Raises `ShardError` for a step that can't be split so, and whatever the planner raises; an exception of the user's
+    own code passes through.
+    """
+    if inside.precision == "fp16":
+        raise ShardError("--precision fp16: its loss scale is none of a pipeline's yet; use --precision bf16")
+    ranks = Ranks(mesh, axis)
+    say("tracing")
+    start = time.perf_counter()
+    avals = specs(peeled.leaves)
+    asked = replace(inside, microbatches=max(2, inside.microbatches))
+    traced, result, rewriting = traced_call(peeled, avals, asked, None, mesh, given, rules)
+    assert rewriting is not None
+    trace_s = time.perf_counter() - start
+    metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
+    piping = _Piping(rewriting, piped, len(ranks), inside.microbatches)
+    say(f"planning {strategy}")
+    sub = ranks.each[0]
+    plan: Plan = planner(
+        traced, sub, strategy, specs=given, rules=rules, metadata=tuple(metadata), rewrite=piping
+    )
+    say(f"splitting into {len(ranks)} stages")
+    split = Split(
+        flat(rewriting.captured.closed),
+        piping.call,
+        piping.schedule,
+        [(i, o) for o, i in piping.roles.state.items()],
+        list(piping.batch.dims),
+    )
+    rewriting.forget()
+    plan = replace(plan, findings=(*plan.findings, *rewriting.findings))
+    traced = plan.traced or traced
+    donated = to_donate(peeled, traced, plan, donate)
+    n = len(traced.consts)
+    pipeline = Pipeline(split, plan, ranks, [n + i for i in donated])
+    say(f"compiling {len(pipeline.jobs())} programs for {len(ranks)} stages")
+    start = time.perf_counter()
+    pipeline.compile()
+    shardings = [leaf.sharding for leaf in pipeline.leaves]
+    return PipedEntry(
+        traced,
+        replace(plan, mesh=mesh),
+        pipeline,
+        result,
+        peeled.tree,
+        _Call(pipeline, donated, len(avals)),
+        False,
+        list(jax.device_put(list(traced.consts), shardings[:n])),
+        shardings[n:],
+        donated,
+        trace_s,
+        time.perf_counter() - start,
+        (True,) * len(shardings),
+        getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
+        rewriting=rewriting,
+    )
+
+
+class _Call:
+    """A pipeline as an entry calls its program: constants, the inputs that are kept, and those that are given."""
+
+    def __init__(self, pipeline: Pipeline, donated: Sequence[int], inputs: int):
+        self._pipeline = pipeline
+        order = [*(i for i in range(inputs) if i not in donated), *donated]
+        self._back = [order.index(i) for i in range(inputs)]
+
+    def __call__(self, consts: Sequence[Any], kept: Sequence[Any], given: Sequence[Any], **how: Any) -> list:
+        flat_inputs = (*kept, *given)
+        return self._pipeline([*consts, *(flat_inputs[i] for i in self._back)], **how)

@@ -1,0 +1,71 @@
+"""The layout of a part of a step, such as a stage of a pipeline, where the plan of the whole step has decided."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from jax.sharding import AbstractMesh, Mesh
+
+from ..program.batch import Batch, find_batch
+from ..program.dimensions import Dimensions
+from ..program.flow import Flow
+from ..program.ir import Program
+from ..program.roles import BATCH, OTHER, PARAMS, Roles
+from .layout import Axes, Layout, Spec
+from .positions import find_positions, keys_of
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a part of a step reads, by position among its inputs.
+
+    `parameters`: where each lies at rest. `examples`, `positions`: the dimensions of others that these run along.
+    `gradients`: outputs, and the parameter whose gradient each is.
+    """
+
+    parameters: Mapping[int, Spec]
+    examples: Mapping[int, tuple[int, ...]]
+    positions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    gradients: Mapping[int, int] = field(default_factory=dict)
+
+
+def layout_within(
+    program: Program,
+    mesh: Mesh | AbstractMesh,
+    platform: str,
+    axes: Mapping[str, Axes],
+    batch_axes: Axes,
+    inputs: Inputs,
+) -> Layout:
+    """The layout of `program` on `mesh`, with parameters where they lie and what they are divided over in use.
+
+    `axes`: the mesh axes of each part of the strategy. Positions that no input names are looked for where the strategy
+    divides them.
+    """
+    dims, flow = Dimensions(program, tuple(mesh.shape.values())), Flow(program)
+    data = frozenset(inputs.examples)
+    roles = tuple(
+        PARAMS if i in inputs.parameters else BATCH if i in data else OTHER
+        for i in range(len(program.inputs))
+    )
+    found = Roles(roles, dict(inputs.gradients), data, tuple(sorted(inputs.parameters)))
+    none = Batch(frozenset(), {}, True, None)
+    batch = find_batch(dims, found, inputs.examples) if inputs.examples else none
+    layout = Layout(
+        program, dims, dims.storage(batch.classes), flow, found, batch, mesh, platform, batch_axes
+    )
+    _at_rest(layout, inputs.parameters, axes.get("tp", ()))
+    if over := axes.get("sp", ()):
+        layout.positions = inputs.positions
+        layout.sequence, layout.sequence_axes = find_positions(layout), over
+        layout.keys = keys_of(layout, layout.sequence)
+    return layout
+
+
+def _at_rest(layout: Layout, parameters: Mapping[int, Spec], tensor: Collection[str]) -> None:
+    for i, spec in parameters.items():
+        value = layout.program.inputs[i]
+        for c, logical, axes in zip(layout.storage.of(value), layout.dims.of(value), spec, strict=True):
+            layout.stored[c] = axes
+            inside = tuple(a for a in axes if a in tensor)
+            if inside:
+                layout.tensor[logical] = inside
