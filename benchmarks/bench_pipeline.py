@@ -24,18 +24,19 @@ import jaxshard_magic
 from jaxshard_magic.pipeline.actors import Actor, together
 from jaxshard_magic.pipeline.transfer import Route
 
-CALLS = 100  # a round
 OF_DEVICE_PUT = 0.5  # what moving arrays as they lie may cost, in device_puts of the same list
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is timed: `run(n)` does it n times. `beside` is what it is compared with, `limit` a share of that."""
+    """What is timed: `run(n)` does it n times. `beside` is what it is compared with, `limit` a share of that; a round
+    is so many `calls`, few, so that some round is not disturbed."""
 
     name: str
     run: Callable[[int], Any]
     beside: Callable[[int], Any] | None = None
     limit: float | None = None
+    calls: int = 25
 
 
 def layouts() -> dict[str, tuple[Sharding, Sharding]]:
@@ -82,7 +83,7 @@ def messages() -> Iterator[Row]:
 
         together(two, work)
 
-    yield Row("a message to another rank and back", back_and_forth)
+    yield Row("a message to another rank and back", back_and_forth, calls=200)
     for ranks in (2, 8):
         actors = [Actor(rank) for rank in range(ranks)]
         yield Row(
@@ -101,7 +102,7 @@ def _repeated(call: Callable[[], Any]) -> Callable[[int], Any]:
     return run
 
 
-def microseconds(rounds: int, *runs: Callable[[int], Any]) -> list[float]:
+def microseconds(rounds: int, calls: int, *runs: Callable[[int], Any]) -> list[float]:
     """The best of so many rounds, of each."""
     best = [float("inf")] * len(runs)
     for run in runs:
@@ -109,8 +110,8 @@ def microseconds(rounds: int, *runs: Callable[[int], Any]) -> list[float]:
     for _ in range(rounds):
         for i, run in enumerate(runs):
             start = time.perf_counter()
-            made = run(CALLS)
-            best[i] = min(best[i], (time.perf_counter() - start) / CALLS * 1e6)
+            made = run(calls)
+            best[i] = min(best[i], (time.perf_counter() - start) / calls * 1e6)
             jax.block_until_ready(made)  # between rounds, not in them: a transfer is only begun by the call
     return best
 
@@ -118,9 +119,9 @@ def microseconds(rounds: int, *runs: Callable[[int], Any]) -> list[float]:
 def shown(row: Row, rounds: int) -> bool:
     """Prints a row; whether it is within its limit."""
     if row.beside is None:
-        print(f"{row.name:46} {microseconds(rounds, row.run)[0]:8.1f}")
+        print(f"{row.name:46} {microseconds(rounds, row.calls, row.run)[0]:8.1f}")
         return True
-    here, there = microseconds(rounds, row.run, row.beside)
+    here, there = microseconds(rounds, row.calls, row.run, row.beside)
     limit = "" if row.limit is None else f", at most {row.limit}"
     print(f"{row.name:46} {here:8.1f} {there:8.1f}   {here / there:.2f}{limit}")
     return row.limit is None or here <= row.limit * there
@@ -129,7 +130,7 @@ def shown(row: Row, rounds: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="what a pipeline costs beside its stages' own work")
     parser.add_argument(
-        "--rounds", type=int, default=30, metavar="N", help="rounds of 100 calls (default: 30)"
+        "--rounds", type=int, default=100, metavar="N", help="rounds of 25 calls and more (default: 100)"
     )
     rounds = parser.parse_args().rounds
     jaxshard_magic.mesh("cpu:8 pipe=8")

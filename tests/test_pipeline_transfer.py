@@ -233,7 +233,7 @@ def test_a_call_does_not_wait_for_the_values(target):
         route([jax.block_until_ready(work(x))])
     slow = work(x)
     [moved] = route([slow])
-    assert not moved.is_ready()
+    assert not moved.is_ready()  # type: ignore[attr-defined]
     slow.delete()
     np.testing.assert_allclose(moved, work(x), rtol=1e-6)
 

@@ -11,11 +11,15 @@ from jax.sharding import Mesh
 
 from .. import hardware
 from ..hardware import Chip, chip_of
+from ..pipeline.executed import Pipeline
+from ..pipeline.record import Run
 from ..plan import Finding
 from ..program.phases import BACKWARD
 from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
+from ..report import Pipeline as PipelineReport
 from ..targets import Built, gpu, slices, target_of
 from .advice import Case, advise, by_level
+from .advice.pipeline import pipeline_advice
 from .attribution import attributed, host_calls
 from .buffers import live_bytes, serialized
 from .collectives import Move, moves
@@ -28,8 +32,10 @@ from .live import renamed, with_live
 from .memory import device_limit, memory, peaks, with_limit, with_measured, with_temporaries
 from .mesh_info import mesh_info
 from .origin import Origins
+from .pipelined import measured
 from .roofline import Roofline, roofline, timing, with_seconds
 from .sources import SourceText, distinct_names, plain_name, sources
+from .staged import Staged, staged, staged_collectives, staged_leaves, staged_memory
 
 if TYPE_CHECKING:
     from ..step import Entry, ShardedStep
@@ -46,9 +52,11 @@ class Facts(NamedTuple):
     callbacks: tuple[str | None, ...]
     complaints: tuple[Finding, ...]
     text: SourceText
+    staged: Staged | None = None
 
 
 _known: "WeakKeyDictionary[Entry, Facts]" = WeakKeyDictionary()  # reading a very large program takes seconds
+_timed: "WeakKeyDictionary[Entry, tuple[Run, PipelineReport]]" = WeakKeyDictionary()
 
 
 def summarize(step: "ShardedStep") -> Report:
@@ -57,7 +65,7 @@ def summarize(step: "ShardedStep") -> Report:
     assert entry is not None
     found = facts_of(entry)
     chip, attached = _chip(step, found.mesh)
-    measured = Timing(entry.compile_s, entry.calls, len(entry.timings), _spread(entry.timings))
+    timed = Timing(entry.compile_s, entry.calls, len(entry.timings), _spread(entry.timings))
     rows, roof, memory = (
         found.collectives,
         None,
@@ -68,6 +76,7 @@ def summarize(step: "ShardedStep") -> Report:
     if chip is not None:
         roof = roofline(chip, found.mesh.axes, entry.plan.shares, found.leaves, rows, target_of(step.mesh))
         rows = None if rows is None else with_seconds(rows, roof.wires)
+    piped = _piped(entry, found)
     report = Report(
         name=step.name,
         strategy=step.strategy,
@@ -76,9 +85,12 @@ def summarize(step: "ShardedStep") -> Report:
         leaves=found.leaves,
         memory=memory,
         collectives=rows,
-        timing=timing(measured, entry.plan, roof, attached),
-        advice=_advice(step, entry, found, memory, rows or (), roof),
+        timing=timing(timed, entry.plan, roof, attached),
+        advice=by_level(
+            (*_advice(step, entry, found, memory, rows or (), roof), *_advice_on_pipeline(step, entry, found, piped))
+        ),
         alternatives=step.alternatives,
+        pipeline=piped,
         check=step.checked,
     )
     return _named(report, step, found.text)
@@ -118,6 +130,34 @@ def _advice(
     return by_level((*found_before, *advise(case)))
 
 
+def _piped(entry: "Entry", found: Facts) -> PipelineReport | None:
+    """The pipeline in time, as it was measured last; None where the step is none, or has not been timed."""
+    pipeline, of = entry.compiled, found.staged
+    if not isinstance(pipeline, Pipeline) or of is None or pipeline.last is None:
+        return None
+    if _timed.get(entry, (None, None))[0] is not pipeline.last:
+        held = {"holds": of.holds, "devices": of.devices, "activation_bytes": of.activation_bytes}
+        _timed[entry] = pipeline.last, measured(pipeline.last, **held, split=of.split)
+    return _timed[entry][1]
+
+
+def _advice_on_pipeline(
+    step: "ShardedStep", entry: "Entry", found: Facts, piped: PipelineReport | None
+) -> list[Advice]:
+    pipeline, of = entry.compiled, found.staged
+    if piped is None or of is None or step.piped is None:
+        return []
+    return pipeline_advice(
+        piped,
+        examples=entry.plan.examples,
+        shards=of.shards,
+        crossing=of.crossing,
+        units=(),
+        balanced=step.piped.balance == "measured" or step.piped.cut is not None,
+        transfers=pipeline.last.transfers(),
+    )
+
+
 def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
     """The chip that a prediction is for, and whether it is the one that the step runs on."""
     if (target := target_of(step.mesh)) is not None:
@@ -143,6 +183,8 @@ def facts_of(entry: "Entry") -> Facts:
 
 def facts(entry: "Entry") -> Facts:
     """Read a compiled step."""
+    if isinstance(entry.compiled, Pipeline):
+        return _facts_of_stages(entry, entry.compiled)
     # XLA takes its time for the analysis but does not hold the interpreter: that goes on beside the reading.
     with uncollected(), ThreadPoolExecutor(1) as beside:
         return _facts(entry, beside.submit(entry.compiled.memory_analysis).result)
@@ -173,6 +215,23 @@ def _facts(entry: "Entry", stats_of: Callable[[], Any]) -> Facts:
     if refused is not None and (said := exhausted(refused)) is not None:
         held = with_needed(held, said, compiled.stand_in)
     return Facts(mesh, placed, held, rows, found, calls, _complaints(entry, origins), own)
+
+
+def _facts_of_stages(entry: "Entry", pipeline: Pipeline) -> Facts:
+    plan, text = entry.plan, SourceText()
+    placed = staged_leaves(pipeline, plan.leaves)
+    rows, calls = staged_collectives(pipeline, placed, [entry.home] if entry.home else [], text)
+    return Facts(
+        mesh_info(plan.mesh, _source(plan.mesh)),
+        placed,
+        staged_memory(pipeline, placed),
+        rows,
+        (),
+        calls,
+        (),
+        text,
+        staged(pipeline, plan.leaves),
+    )
 
 
 def _complaints(entry: "Entry", origins: Origins | None) -> tuple[Finding, ...]:

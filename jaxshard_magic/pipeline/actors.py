@@ -77,7 +77,7 @@ def _serve(jobs: queue.SimpleQueue) -> None:
 class _Run:
     """What the actors of one run have in common. `errors`: what was raised, with its rank, the first one first."""
 
-    def __init__(self, actors: Sequence[Actor], work: Callable[[Actor], None]):
+    def __init__(self, actors: Sequence[Actor], work: Callable[[Actor], Any]):
         self._actors, self._work = actors, work
         self.stopped = False
         self.errors: list[tuple[int, BaseException]] = []
@@ -98,7 +98,7 @@ class _Run:
             actor.stop()
 
 
-def together(actors: Sequence[Actor], work: Callable[[Actor], None]) -> None:
+def together(actors: Sequence[Actor], work: Callable[[Actor], Any]) -> None:
     """Run `work(actor)` in every actor's thread and wait for all of them; one call at a time.
 
     Where one raises, the others are stopped, what is on its way is dropped, and the first error is raised, with a note

@@ -155,11 +155,20 @@ class StageProgram:
         return [v for v in read if v not in after and (v in given or (v in varying and v not in inputs))]
 
     @cached_property
+    def input_equations(self) -> set[int]:
+        """The equations of the top level that an input gradient runs."""
+        return needed(self.whole.top, _values(self.given_back), set(self.kept))
+
+    @cached_property
+    def backward_equations(self) -> set[int]:
+        """The equations of the top level that a whole backward pass runs."""
+        ends = [*self.given_back, *self.gradients]
+        return needed(self.whole.top, _values(ends), set(self.kept))
+
+    @cached_property
     def kept_for_weights(self) -> list[Value]:
         """What the weights' gradients read of the equations that the inputs' gradients need."""
-        known = set(self.kept)
-        first = needed(self.whole.top, _values(self.given_back), known)
-        rest = needed(self.whole.top, _values(self.gradients), known) - first
+        first, rest = self.input_equations, self.backward_equations - self.input_equations
         by_index = {e.index: e for e in self.whole.top.equations}
         made = {v for i in first for v in by_index[i].outs}
         read = dict.fromkeys(v for i in sorted(rest) for v in by_index[i].ins if v in made)

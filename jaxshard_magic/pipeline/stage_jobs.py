@@ -55,7 +55,8 @@ def _adding(own: Callable[..., list], first: int) -> Callable[..., tuple[list, l
 
 
 class StageJobs:
-    """Where one stage's arrays lie on its rank, and its programs as jobs."""
+    """Where one stage's arrays lie on its rank, and its programs as jobs. `stacked`: what it takes of the batch, all
+    microbatches together, and where that lies."""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class StageJobs:
             jax.ShapeDtypeStruct((microbatches, *a.shape), a.dtype) if k in stacked else a
             for k, a in enumerate(avals[s.parameters : s.parameters + s.others])
         ]
+        self.stacked = [(a, self.others[k]) for k, a in enumerate(others) if k in stacked]
         self._args = _NUMBER, avals[: s.parameters], others
         self._ins = self._at(), self.parameters, self.others
 

@@ -6,11 +6,12 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 try:  # what jax.device_put ends in, at a tenth of its price; jax has no public form
-    from jax._src.lib import xla_client as _runtime
+    from jax._src.lib import xla_client as _runtime  # pyright: ignore[reportPrivateImportUsage]
 
     _copied = _runtime.batched_copy_array_to_devices_with_sharding
     _assembled = _runtime.batched_device_put
@@ -26,12 +27,13 @@ class Route:
 
     The first call goes by `jax.device_put` and works out how later ones go. Arrays with the types and shardings of the
     first are moved as they lie, all in one call of the runtime; those that are to be cut otherwise over as many devices
-    are cut before they leave, all by one program. All else goes by `jax.device_put`: numpy's arrays, another shape, another
-    number of devices to be cut over, keys.
+    are cut before they leave, all by one program. The rest goes by `jax.device_put`, which may wait for the values:
+    numpy's arrays, another shape, another number of devices to be cut over, random keys.
 
-    An array that is at its target is returned as it is. Any other result shares no memory with what was given, which
-    may be deleted or donated at once. Several threads may call, but that program runs on the devices that the
-    arrays come from: the thread that runs programs there must be the one that calls.
+    An array that is at its target is returned as it is. One whose target is the same devices under another name shares
+    its memory; any other result shares none with what was given, which may be deleted or donated at once. Several
+    threads may call, but the program that cuts runs on the devices that the arrays come from: where there is one, the
+    thread that runs programs there must be the one that calls.
 
     >>> one, other = jax.devices()[:2]
     >>> route = Route([jax.sharding.SingleDeviceSharding(other)])
@@ -135,7 +137,7 @@ def _way(x: jax.Array, y: jax.Array) -> Way | Sharding | None:
     if x.committed and x.sharding == target:
         return _as_it_is
     by_jax = partial(_put, target=target)
-    if _runtime is None or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+    if _runtime is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return by_jax
     if not (x.is_fully_addressable and y.is_fully_addressable):
         return by_jax
@@ -148,7 +150,7 @@ def _way(x: jax.Array, y: jax.Array) -> Way | Sharding | None:
         return lambda x: _assembled(aval, target, [x.addressable_data(k) for k in parts], devices, True, copy)
     if len(sources) == len(devices) and isinstance(target, NamedSharding):
         mesh = target.mesh
-        grid = np.array(sources, object).reshape(mesh.devices.shape)
+        grid = np.array(sources, object).reshape(mesh.axis_sizes)
         return NamedSharding(Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types), target.spec)
     return by_jax
 

@@ -20,7 +20,9 @@ class MeshInfo:
 @dataclass(frozen=True)
 class Leaf:
     """One array of the step. `bytes_per_device` is what one device stores; `wanted` names mesh axes
-    that the strategy wanted to shard this leaf over and could not, `lost` the bytes per device that cost."""
+    that the strategy wanted to shard this leaf over and could not, `lost` the bytes per device that cost. `within`:
+    along these axes it lies only on the devices from the first index on, before the second; empty for a leaf that lies
+    on the whole mesh."""
 
     path: str
     role: str  # params | optimizer | batch | rng | other
@@ -32,6 +34,7 @@ class Leaf:
     why: str
     wanted: tuple[str, ...] = ()
     lost: int = 0
+    within: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

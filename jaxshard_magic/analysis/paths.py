@@ -1,0 +1,47 @@
+"""Paths of many leaves in few words: `emb, layers 0-3`."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+_WORD = re.compile(r"\w+(?::\w+)?")
+_MOST = 4  # names; more are counted
+
+
+def told_together(paths: Sequence[str]) -> str:
+    """The parts of a model that leaves belong to, by the first word in which their paths differ, numbers as ranges.
+
+    >>> told_together(["p.emb", "p.layers[0].a", "p.layers[0].b", "p.layers[1].a", "p.layers[2].a"])
+    'emb, layers 0-2'
+    """
+    words = [_WORD.findall(path) for path in dict.fromkeys(paths)]
+    if not words:
+        return ""
+    common = 0
+    while all(len(w) > common + 1 for w in words) and len({w[common] for w in words}) == 1:
+        common += 1
+    found: dict[str, list[str]] = {}
+    for w in words:
+        rest = w[common:]
+        if rest[0][0].isdigit() and common:
+            rest = [w[common - 1], *rest]
+        numbers = found.setdefault(rest[0], [])
+        if len(rest) > 1 and rest[1][0].isdigit():
+            numbers.append(rest[1])
+    told = [f"{name} {_ranges(numbers)}" if numbers else name for name, numbers in found.items()]
+    more = [f"{len(told) - _MOST} more"] if len(told) > _MOST else []
+    return ", ".join([*told[:_MOST], *more])
+
+
+def _ranges(numbers: Iterable[str]) -> str:
+    """`0-3, 7` for single numbers; slices `0:3` hold the layers 0 to 2."""
+    held: set[int] = set()
+    for number in numbers:
+        first, _, end = number.partition(":")
+        held.update(range(int(first), int(end)) if end else [int(first)])
+    runs: list[list[int]] = []
+    for n in sorted(held):
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,306 @@
+"""What the compiled programs of a pipeline say: leaves on their stages, memory of each rank, what moves."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from ..pipeline.executed import Pipeline
+from ..pipeline.jobs import Made
+from ..pipeline.stage_jobs import StageJobs
+from ..plan import LeafPlan
+from ..program.flops import counted
+from ..program.flow import Flow
+from ..program.ir import Value
+from ..program.sizes import array_bytes
+from ..report import Collective, DeviceMemory, Leaf, Memory
+from ..schedule.actions import parts
+from .attribution import attributed, host_calls
+from .collectives import moves
+from .hlo import read
+from .leaves import leaf
+from .memory import device_limit
+from .origin import Origins
+from .paths import told_together
+from .sources import SourceText
+
+_ROLES = ("params", "optimizer", "batch")
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Of a pipeline's report, per rank: what of the model it holds, its devices, and the bytes of the activations that
+    it holds at its fullest on one device. `split`: of each stage the share of a whole backward pass that is its input
+    gradient, in FLOPs. `crossing`: bytes that one microbatch takes over each boundary. `shards`: the parts that its
+    examples are divided into."""
+
+    holds: tuple[str, ...]
+    devices: tuple[tuple[int, ...], ...]
+    activation_bytes: tuple[int, ...]
+    split: tuple[float, ...]
+    crossing: tuple[int, ...]
+    shards: int
+
+
+def staged(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> Staged:
+    """What `pipeline` is made of; `planned` are the inputs of its step."""
+    ranks = range(len(pipeline.ranks))
+    names = _names(pipeline, planned)
+    return Staged(
+        tuple(told_together(names[rank]) for rank in ranks),
+        tuple(tuple(d.id for d in mesh.devices.flat) for mesh in pipeline.ranks.each),
+        tuple(_most_held(pipeline, rank) for rank in ranks),
+        tuple(_input_share(stage) for stage in pipeline.stages),
+        tuple(pipeline.split.loss.crossing),
+        pipeline.split.call.cut.shards,
+    )
+
+
+def staged_leaves(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> tuple[Leaf, ...]:
+    """One `Leaf` per planned input, in the same order, on the stages that have it."""
+    found = []
+    for plan, place in zip(planned, pipeline.leaves, strict=True):
+        mesh = place.sharding.mesh
+        first, last = min(place.readers, default=0), max(place.readers, default=0)
+        size = mesh.shape[pipeline.ranks.axis]
+        row = leaf(replace(plan, spec=place.sharding.spec), mesh)
+        whole = size == len(pipeline.ranks)
+        within = {} if whole else {pipeline.ranks.axis: (first, first + size)}
+        where = "" if whole and last > first else f"stage {first}; "
+        if size > 1 and not whole:
+            where = f"stages {first} to {first + size - 1}; "
+        found.append(replace(row, within=within, why=where + row.why))
+    return tuple(found)
+
+
+def _names(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> list[list[str]]:
+    """The parameters of each rank, those in pieces with their layers."""
+    leaf_of = {v: (i, k) for i, part in enumerate(pipeline.split.leaves) for k, v in enumerate(part.values)}
+    found: list[list[str]] = [[] for _ in range(len(pipeline.ranks))]
+    split = pipeline.split
+    for s, program in enumerate(split.programs):
+        for i in program.stage.parameters:
+            at = leaf_of.get(split.input_of[i])
+            if at is None:
+                continue
+            piece, path = split.loss.pieces[i], planned[at[0]].path
+            if piece.first is not None and piece.end is not None:
+                path = f"{path}[{piece.first}:{piece.end}]"
+            found[split.schedule.rank_of[s]].append(path)
+    return found
+
+
+def _input_share(stage: StageJobs) -> float:
+    program = stage.program
+    whole = program.whole
+    if not program.moving_ins:
+        return 0.0
+    cost: Counter[int] = Counter()
+    top = {inner: e.index for e in whole.top.equations for inner in _inside(e)}
+    for work in counted(whole, Flow(whole)):
+        cost[top[work.equation]] += work.flops
+    backward = sum(cost[i] for i in program.backward_equations)
+    return sum(cost[i] for i in program.input_equations) / backward if backward else 0.5
+
+
+def _inside(e: Any) -> Iterator[int]:
+    yield e.index
+    for door in e.doors:
+        for inner in door.scope.equations:
+            yield from _inside(inner)
+
+
+def _most_held(pipeline: Pipeline, rank: int) -> int:
+    """The most bytes of activations that a rank holds on one device, going through its actions in order."""
+    held = most = 0
+    for step in pipeline.split.schedule.grid[rank]:
+        for action in parts(step):
+            kept, waiting = _held_by(pipeline.stages[action.stage])
+            held += {"F": kept, "B": -kept, "I": waiting, "W": -kept - waiting}[action.kind]
+            most = max(most, held)
+    return most
+
+
+def _held_by(stage: StageJobs) -> tuple[int, int]:
+    """Bytes on one device of what a microbatch keeps from its forward pass on, and from its input gradient on."""
+    program = stage.program
+    cotangents = program.whole.inputs[program.slots.given :]
+    return _bytes(stage, program.kept), _bytes(stage, [*program.kept_for_weights, *cotangents])
+
+
+def _bytes(stage: StageJobs, values: Iterable[Value]) -> int:
+    avals = stage.program.whole.avals
+    return sum(_shard_bytes(avals[v], stage.sharding(v)) for v in values)
+
+
+def _shard_bytes(aval: Any, sharding: NamedSharding) -> int:
+    return array_bytes(sharding.shard_shape(aval.shape), aval.dtype)
+
+
+def staged_memory(pipeline: Pipeline, leaves: Sequence[Leaf]) -> Memory:
+    """Bytes on each device at its peak: the step's own arrays there and, as temporaries, the larger of what the actions
+    hold (activations, sums of gradients, the batch in microbatches, a program's own) and of what the update makes."""
+    rows: dict[int, DeviceMemory] = {}
+    for rank, mesh in enumerate(pipeline.ranks.each):
+        roles = Counter[str]()
+        for place, row in zip(pipeline.leaves, leaves, strict=True):
+            if rank in place.readers:
+                role = row.role if row.role in _ROLES else "other"
+                roles[role] += sum(_piece_bytes(pipeline, place, rank))
+        temporaries = max(_while_acting(pipeline, rank), _while_updating(pipeline, rank))
+        for device in mesh.devices.flat:
+            rows[device.id] = DeviceMemory(
+                device=device.id,
+                params=roles["params"],
+                optimizer=roles["optimizer"],
+                batch=roles["batch"],
+                other=roles["other"],
+                temporaries=temporaries,
+                peak=sum(roles.values()) + temporaries,
+                limit=device_limit(device),
+            )
+    return Memory(tuple(rows[d.id] for d in pipeline.ranks.mesh.devices.flat), "compiled")
+
+
+def _piece_bytes(pipeline: Pipeline, place: Any, rank: int) -> Iterator[int]:
+    avals = pipeline.split.around.program.avals
+    values = place.values if len(place.values) > 1 else place.values * len(place.readers)
+    for v, r in zip(values, place.readers, strict=True):
+        if r == rank:
+            yield _shard_bytes(avals[v], pipeline.homes.sharding(v, r))
+
+
+def _programs_of(pipeline: Pipeline, rank: int, *, acting: bool) -> Iterator[tuple[Any, Made]]:
+    schedule = pipeline.split.schedule
+    for key, made in pipeline.programs.items():
+        kind, number = key
+        if kind in "FBIW":
+            if acting and schedule.rank_of[number] == rank:
+                yield key, made
+        elif not acting and _rank_of(pipeline, kind, number) == rank:
+            yield key, made
+
+
+def _rank_of(pipeline: Pipeline, kind: str, number: int) -> int:
+    """Where a program runs that is none of a stage's."""
+    split = pipeline.split
+    if kind == "group":
+        return split.placed.groups[number].place
+    return split.hub if kind == "finish" else number
+
+
+def _while_acting(pipeline: Pipeline, rank: int) -> int:
+    stages = [pipeline.stages[s] for s in pipeline.split.schedule.stages_of[rank]]
+    sums = sum(_shard_bytes(a, at) for s in stages for a, at in zip(s.sums, s.parameters, strict=True))
+    taken = sum(_shard_bytes(a, at) for s in stages for a, at in s.stacked)
+    own = (_own_bytes(made) for _, made in _programs_of(pipeline, rank, acting=True))
+    return sums + taken + _most_held(pipeline, rank) + max(own, default=0)
+
+
+def _while_updating(pipeline: Pipeline, rank: int) -> int:
+    """The gradients, twice where their sums are of another type, and what the programs of the update make."""
+    found = 0
+    for (kind, _), made in _programs_of(pipeline, rank, acting=False):
+        if kind != "prepare":
+            found += _own_bytes(made)
+    return found
+
+
+def _own_bytes(made: Made) -> int:
+    """Bytes of a program beside its arguments."""
+    stats = made.compiled.memory_analysis()
+    if stats is None:
+        return 0
+    return stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+
+
+def staged_collectives(
+    pipeline: Pipeline, leaves: Sequence[Leaf], home: Sequence[str], text: SourceText
+) -> tuple[tuple[Collective, ...], tuple[str | None, ...]]:
+    """What moves in a step, and the lines that call Python. Of collectives in several stages, alike but for the stage,
+    those of the stage that has most: a device is in one of them."""
+    most: dict[Any, Collective] = {}
+    calls: list[str | None] = []
+    m = pipeline.split.schedule.microbatches
+    for rank in range(len(pipeline.ranks)):
+        mine: dict[Any, Collective] = {}
+        for acting in (True, False):
+            for key, made in _programs_of(pipeline, rank, acting=acting):
+                rows, called = _of_program(pipeline, key, made, leaves, home, text)
+                calls += called
+                for row in rows:
+                    times = m if acting else 1
+                    _add(mine, replace(row, count=row.count * times, wire_bytes=row.wire_bytes * times))
+        for alike, row in mine.items():
+            if alike not in most or most[alike].wire_bytes < row.wire_bytes:
+                most[alike] = row
+    between = _between(pipeline)
+    rows = sorted((*between, *most.values()), key=lambda c: -c.wire_bytes)
+    return tuple(rows), tuple(dict.fromkeys(calls))
+
+
+def _add(found: dict[Any, Collective], row: Collective) -> None:
+    alike = replace(row, count=0, wire_bytes=0, what=None)
+    before = found.get(alike)
+    if before is not None:
+        row = replace(row, count=row.count + before.count, wire_bytes=row.wire_bytes + before.wire_bytes)
+    found[alike] = row
+
+
+def _of_program(
+    pipeline: Pipeline, key: Any, made: Made, leaves: Sequence[Leaf], home: Sequence[str], text: SourceText
+) -> tuple[tuple[Collective, ...], tuple[str | None, ...]]:
+    hlo = made.compiled.as_text()
+    if not hlo:
+        return (), ()
+    module = read(hlo)
+    read_by = jax.tree.leaves(made.compiled.input_shardings, is_leaf=lambda s: s is None)
+    places = [i for i, s in enumerate(read_by) if s is not None]
+    kind, number = key
+    named: Sequence[Leaf] = ()
+    if kind in "FBIW":
+        named = _parameters(pipeline, number, leaves)
+        first = 1 + (len(named) if kind in "BW" else 0)  # the sums and the number of the microbatch
+        places = [i - first if 0 <= i - first < len(named) else len(named) for i in places]
+    origins = Origins(module, home, places)
+    found = moves(module, pipeline.ranks.each[0].shape)
+    return attributed(module, found, origins, named, text), host_calls(module, origins)
+
+
+def _parameters(pipeline: Pipeline, s: int, leaves: Sequence[Leaf]) -> list[Leaf]:
+    """The leaf that each parameter of a stage is, or is made of."""
+    split = pipeline.split
+    place = {v: i for i, part in enumerate(split.leaves) for v in part.values}
+    blank = Leaf("a parameter", "params", (), "", (), 0, 0, "")
+    stage = split.programs[s].stage
+    return [leaves[place[v]] if (v := split.input_of[i]) in place else blank for i in stage.parameters]
+
+
+def _between(pipeline: Pipeline) -> Iterator[Collective]:
+    """What a rank sends to the others of its stages' results, of the rank that sends most."""
+    m, schedule = pipeline.split.schedule.microbatches, pipeline.split.schedule
+    sent: Mapping[int, list[int]] = {rank: [] for rank in range(len(pipeline.ranks))}
+    for s, stage in enumerate(pipeline.stages):
+        rank, program = schedule.rank_of[s], stage.program
+        for to, ends, at in (
+            (s + 1, program.stage.outs and program.made[: len(program.stage.outs)], stage.made),
+            (s - 1, program.given_back, stage.given_back),
+        ):
+            if not 0 <= to < len(pipeline.stages) or schedule.rank_of[to] == rank or not ends:
+                continue
+            values = [(v, a) for v, a in zip(ends, at, strict=False) if isinstance(v, Value)]
+            sent[rank].append(sum(_shard_bytes(program.whole.avals[v], a) for v, a in values))
+    each = max(sent.values(), key=sum)
+    if each:
+        yield Collective(
+            kind="collective-permute",
+            axes=(pipeline.ranks.axis,),
+            group_size=len(pipeline.ranks),
+            count=len(each) * m,
+            bytes=max(each),
+            wire_bytes=sum(each) * m,
+            what="activations to the next stage, their gradients to the one before",
+        )
