@@ -53,9 +53,10 @@ def predicted(
     holds: Sequence[str | None],
     devices: Sequence[tuple[int, ...]],
     activation_bytes: Sequence[int | None],
+    unit: str = "s",
 ) -> Pipeline:
-    """`schedule` as it would run at `costs`, in seconds, beside the ideal of even stages; the rest as in `measured`."""
-    made = timeline(schedule, costs, "s")
+    """`schedule` as it would run at `costs`, in `unit`, beside the ideal of even stages; the rest as in `measured`."""
+    made = timeline(schedule, costs, unit)
     given = zip(made.ranks, holds, devices, activation_bytes, strict=True)
     return replace(made, ranks=tuple(_of_model(*each) for each in given))
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding
 
 from ..pipeline.executed import Pipeline
@@ -14,7 +13,7 @@ from ..pipeline.stage_jobs import StageJobs
 from ..plan import LeafPlan
 from ..program.flops import counted
 from ..program.flow import Flow
-from ..program.ir import Value
+from ..program.ir import Equation, Value
 from ..program.sizes import array_bytes
 from ..report import Collective, DeviceMemory, Leaf, Memory
 from ..schedule.actions import parts
@@ -35,7 +34,7 @@ class Staged:
     """Of a pipeline's report, per rank: what of the model it holds, its devices, and the bytes of the activations that
     it holds at its fullest on one device. `split`: of each stage the share of a whole backward pass that is its input
     gradient, in FLOPs. `crossing`: bytes that one microbatch takes over each boundary. `shards`: the parts that its
-    examples are divided into."""
+    examples are divided into. `said`: what each program's text says."""
 
     holds: tuple[str, ...]
     devices: tuple[tuple[int, ...], ...]
@@ -43,9 +42,10 @@ class Staged:
     split: tuple[float, ...]
     crossing: tuple[int, ...]
     shards: int
+    said: "Mapping[Any, Said]"
 
 
-def staged(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> Staged:
+def staged(pipeline: Pipeline, planned: Sequence[LeafPlan], said: "Mapping[Any, Said]") -> Staged:
     """What `pipeline` is made of; `planned` are the inputs of its step."""
     ranks = range(len(pipeline.ranks))
     names = _names(pipeline, planned)
@@ -56,6 +56,7 @@ def staged(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> Staged:
         tuple(_input_share(stage) for stage in pipeline.stages),
         tuple(pipeline.split.loss.crossing),
         pipeline.split.call.cut.shards,
+        said,
     )
 
 
@@ -99,18 +100,19 @@ def _input_share(stage: StageJobs) -> float:
     if not program.moving_ins:
         return 0.0
     cost: Counter[int] = Counter()
-    top = {inner: e.index for e in whole.top.equations for inner in _inside(e)}
+    top = {inner: e.index for e in whole.top.equations for inner in inside_of(e)}
     for work in counted(whole, Flow(whole)):
         cost[top[work.equation]] += work.flops
     backward = sum(cost[i] for i in program.backward_equations)
     return sum(cost[i] for i in program.input_equations) / backward if backward else 0.5
 
 
-def _inside(e: Any) -> Iterator[int]:
+def inside_of(e: Equation) -> Iterator[int]:
+    """The numbers of an equation and of all those inside of it."""
     yield e.index
     for door in e.doors:
         for inner in door.scope.equations:
-            yield from _inside(inner)
+            yield from inside_of(inner)
 
 
 def _most_held(pipeline: Pipeline, rank: int) -> int:
@@ -196,7 +198,7 @@ def _while_acting(pipeline: Pipeline, rank: int) -> int:
     stages = [pipeline.stages[s] for s in pipeline.split.schedule.stages_of[rank]]
     sums = sum(_shard_bytes(a, at) for s in stages for a, at in zip(s.sums, s.parameters, strict=True))
     taken = sum(_shard_bytes(a, at) for s in stages for a, at in s.stacked)
-    own = (_own_bytes(made) for _, made in _programs_of(pipeline, rank, acting=True))
+    own = (_own_bytes(made, _on_tpu(pipeline)) for _, made in _programs_of(pipeline, rank, acting=True))
     return sums + taken + _most_held(pipeline, rank) + max(own, default=0)
 
 
@@ -205,41 +207,64 @@ def _while_updating(pipeline: Pipeline, rank: int) -> int:
     found = 0
     for (kind, _), made in _programs_of(pipeline, rank, acting=False):
         if kind != "prepare":
-            found += _own_bytes(made)
+            found += _own_bytes(made, _on_tpu(pipeline))
     return found
 
 
-def _own_bytes(made: Made) -> int:
+def _on_tpu(pipeline: Pipeline) -> bool:
+    return pipeline.ranks.mesh.devices.flat[0].platform == "tpu"
+
+
+def _own_bytes(made: Made, on_tpu: bool) -> int:
     """Bytes of a program beside its arguments."""
     stats = made.compiled.memory_analysis()
     if stats is None:
         return 0
+    if on_tpu and (
+        told := getattr(stats, "peak_memory_in_bytes", 0)
+    ):  # what lies in one place one after the other
+        return max(
+            told - stats.argument_size_in_bytes, stats.output_size_in_bytes - stats.alias_size_in_bytes
+        )
     return stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
 
 
-def staged_collectives(
+@dataclass(frozen=True)
+class Said:
+    """What one program's text says: what moves when it runs once, and the lines that call Python."""
+
+    collectives: tuple[Collective, ...]
+    calls: tuple[str | None, ...]
+
+
+def said_by(
     pipeline: Pipeline, leaves: Sequence[Leaf], home: Sequence[str], text: SourceText
-) -> tuple[tuple[Collective, ...], tuple[str | None, ...]]:
-    """What moves in a step, and the lines that call Python. Of collectives in several stages, alike but for the stage,
-    those of the stage that has most: a device is in one of them."""
+) -> dict[Any, Said]:
+    """What each program of a pipeline says, by its key."""
+    texts: dict[int, Said] = {}  # alike stages may share a program
+    found = {}
+    for key, made in pipeline.programs.items():
+        if id(made) not in texts:
+            texts[id(made)] = _of_program(pipeline, key, made, leaves, home, text)
+        found[key] = texts[id(made)]
+    return found
+
+
+def staged_collectives(pipeline: Pipeline, said: Mapping[Any, Said]) -> tuple[Collective, ...]:
+    """What moves in a step. Of collectives in several stages, alike but for the stage, those of the stage that has
+    most: a device is in one of them."""
     most: dict[Any, Collective] = {}
-    calls: list[str | None] = []
     m = pipeline.split.schedule.microbatches
     for rank in range(len(pipeline.ranks)):
         mine: dict[Any, Collective] = {}
-        for acting in (True, False):
-            for key, made in _programs_of(pipeline, rank, acting=acting):
-                rows, called = _of_program(pipeline, key, made, leaves, home, text)
-                calls += called
-                for row in rows:
-                    times = m if acting else 1
+        for acting, times in ((True, m), (False, 1)):
+            for key, _ in _programs_of(pipeline, rank, acting=acting):
+                for row in said[key].collectives:
                     _add(mine, replace(row, count=row.count * times, wire_bytes=row.wire_bytes * times))
         for alike, row in mine.items():
             if alike not in most or most[alike].wire_bytes < row.wire_bytes:
                 most[alike] = row
-    between = _between(pipeline)
-    rows = sorted((*between, *most.values()), key=lambda c: -c.wire_bytes)
-    return tuple(rows), tuple(dict.fromkeys(calls))
+    return tuple(sorted((*_between(pipeline), *most.values()), key=lambda c: -c.wire_bytes))
 
 
 def _add(found: dict[Any, Collective], row: Collective) -> None:
@@ -252,13 +277,12 @@ def _add(found: dict[Any, Collective], row: Collective) -> None:
 
 def _of_program(
     pipeline: Pipeline, key: Any, made: Made, leaves: Sequence[Leaf], home: Sequence[str], text: SourceText
-) -> tuple[tuple[Collective, ...], tuple[str | None, ...]]:
+) -> Said:
     hlo = made.compiled.as_text()
     if not hlo:
-        return (), ()
+        return Said((), ())
     module = read(hlo)
-    read_by = jax.tree.leaves(made.compiled.input_shardings, is_leaf=lambda s: s is None)
-    places = [i for i, s in enumerate(read_by) if s is not None]
+    places = [i for i, is_read in enumerate(made.reads) if is_read]
     kind, number = key
     named: Sequence[Leaf] = ()
     if kind in "FBIW":
@@ -267,7 +291,7 @@ def _of_program(
         places = [i - first if 0 <= i - first < len(named) else len(named) for i in places]
     origins = Origins(module, home, places)
     found = moves(module, pipeline.ranks.each[0].shape)
-    return attributed(module, found, origins, named, text), host_calls(module, origins)
+    return Said(attributed(module, found, origins, named, text), host_calls(module, origins))
 
 
 def _parameters(pipeline: Pipeline, s: int, leaves: Sequence[Leaf]) -> list[Leaf]:
@@ -279,21 +303,27 @@ def _parameters(pipeline: Pipeline, s: int, leaves: Sequence[Leaf]) -> list[Leaf
     return [leaves[place[v]] if (v := split.input_of[i]) in place else blank for i in stage.parameters]
 
 
+def sent_by(pipeline: Pipeline, s: int) -> tuple[int, int]:
+    """Bytes that one device of a stage sends of one microbatch to the next stage, and to the one before."""
+    stage, schedule = pipeline.stages[s], pipeline.split.schedule
+    program, found = stage.program, []
+    for to, ends, at in (
+        (s + 1, program.made[: len(program.stage.outs)], stage.made),
+        (s - 1, program.given_back, stage.given_back),
+    ):
+        there = 0 <= to < len(pipeline.stages) and schedule.rank_of[to] != schedule.rank_of[s]
+        values = [(v, a) for v, a in zip(ends, at, strict=False) if there and isinstance(v, Value)]
+        found.append(sum(_shard_bytes(program.whole.avals[v], a) for v, a in values))
+    return found[0], found[1]
+
+
 def _between(pipeline: Pipeline) -> Iterator[Collective]:
     """What a rank sends to the others of its stages' results, of the rank that sends most."""
-    m, schedule = pipeline.split.schedule.microbatches, pipeline.split.schedule
-    sent: Mapping[int, list[int]] = {rank: [] for rank in range(len(pipeline.ranks))}
-    for s, stage in enumerate(pipeline.stages):
-        rank, program = schedule.rank_of[s], stage.program
-        for to, ends, at in (
-            (s + 1, program.stage.outs and program.made[: len(program.stage.outs)], stage.made),
-            (s - 1, program.given_back, stage.given_back),
-        ):
-            if not 0 <= to < len(pipeline.stages) or schedule.rank_of[to] == rank or not ends:
-                continue
-            values = [(v, a) for v, a in zip(ends, at, strict=False) if isinstance(v, Value)]
-            sent[rank].append(sum(_shard_bytes(program.whole.avals[v], a) for v, a in values))
-    each = max(sent.values(), key=sum)
+    m = pipeline.split.schedule.microbatches
+    sent = [
+        [n for s in stages for n in sent_by(pipeline, s) if n] for stages in pipeline.split.schedule.stages_of
+    ]
+    each = max(sent, key=sum)
     if each:
         yield Collective(
             kind="collective-permute",

@@ -17,7 +17,8 @@ from ..plan import Finding
 from ..program.phases import BACKWARD
 from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
 from ..report import Pipeline as PipelineReport
-from ..targets import Built, gpu, slices, target_of
+from ..schedule import Costs, simulate
+from ..targets import Built, Target, gpu, slices, target_of
 from .advice import Case, advise, by_level
 from .advice.pipeline import pipeline_advice
 from .attribution import attributed, host_calls
@@ -32,10 +33,11 @@ from .live import renamed, with_live
 from .memory import device_limit, memory, peaks, with_limit, with_measured, with_temporaries
 from .mesh_info import mesh_info
 from .origin import Origins
-from .pipelined import measured
+from .pipelined import measured, predicted
 from .roofline import Roofline, roofline, timing, with_seconds
 from .sources import SourceText, distinct_names, plain_name, sources
-from .staged import Staged, staged, staged_collectives, staged_leaves, staged_memory
+from .staged import Staged, said_by, staged, staged_collectives, staged_leaves, staged_memory
+from .staged_costs import flops_costs, roofline_costs, update_seconds
 
 if TYPE_CHECKING:
     from ..step import Entry, ShardedStep
@@ -56,7 +58,7 @@ class Facts(NamedTuple):
 
 
 _known: "WeakKeyDictionary[Entry, Facts]" = WeakKeyDictionary()  # reading a very large program takes seconds
-_timed: "WeakKeyDictionary[Entry, tuple[Run, PipelineReport]]" = WeakKeyDictionary()
+_timed: "WeakKeyDictionary[Entry, tuple[Run | Costs | None, PipelineReport]]" = WeakKeyDictionary()
 
 
 def summarize(step: "ShardedStep") -> Report:
@@ -73,10 +75,11 @@ def summarize(step: "ShardedStep") -> Report:
     )
     if chip is not None and not attached:
         memory = with_limit(memory, (gpu.usable(chip) if chip.kind == "gpu" else chip.usable) or chip.hbm)
-    if chip is not None:
+    if chip is not None and found.staged is None:
         roof = roofline(chip, found.mesh.axes, entry.plan.shares, found.leaves, rows, target_of(step.mesh))
         rows = None if rows is None else with_seconds(rows, roof.wires)
-    piped = _piped(entry, found)
+    told = timing(timed, entry.plan, roof, attached)
+    piped, predicted_s = _piped(entry, found, chip, target_of(step.mesh))
     report = Report(
         name=step.name,
         strategy=step.strategy,
@@ -85,9 +88,12 @@ def summarize(step: "ShardedStep") -> Report:
         leaves=found.leaves,
         memory=memory,
         collectives=rows,
-        timing=timing(timed, entry.plan, roof, attached),
+        timing=_of_pipeline(told, chip, predicted_s) if found.staged else told,
         advice=by_level(
-            (*_advice(step, entry, found, memory, rows or (), roof), *_advice_on_pipeline(step, entry, found, piped))
+            (
+                *_advice(step, entry, found, memory, rows or (), roof),
+                *_advice_on_pipeline(step, entry, found, piped),
+            )
         ),
         alternatives=step.alternatives,
         pipeline=piped,
@@ -130,22 +136,43 @@ def _advice(
     return by_level((*found_before, *advise(case)))
 
 
-def _piped(entry: "Entry", found: Facts) -> PipelineReport | None:
-    """The pipeline in time, as it was measured last; None where the step is none, or has not been timed."""
+def _piped(
+    entry: "Entry", found: Facts, chip: Chip | None, target: Target | None
+) -> tuple[PipelineReport | None, float | None]:
+    """The pipeline in time, as it was measured last, or as its programs are predicted to run on `chip`, or by their
+    FLOPs alone; and the seconds that a step is predicted to take there. None for a step that is no pipeline."""
     pipeline, of = entry.compiled, found.staged
-    if not isinstance(pipeline, Pipeline) or of is None or pipeline.last is None:
-        return None
-    if _timed.get(entry, (None, None))[0] is not pipeline.last:
+    if not isinstance(pipeline, Pipeline) or of is None:
+        return None, None
+    costs = None if chip is None else roofline_costs(pipeline, chip, target, of.said)
+    seconds = None
+    if chip is not None and costs is not None:
+        seconds = simulate(pipeline.split.schedule, costs).makespan + update_seconds(
+            pipeline, chip, found.leaves
+        )
+    key = pipeline.last if pipeline.last is not None else costs
+    if entry not in _timed or _timed[entry][0] != key:
         held = {"holds": of.holds, "devices": of.devices, "activation_bytes": of.activation_bytes}
-        _timed[entry] = pipeline.last, measured(pipeline.last, **held, split=of.split)
-    return _timed[entry][1]
+        if pipeline.last is not None:
+            _timed[entry] = key, measured(pipeline.last, **held, split=of.split)
+        else:
+            unit = "" if costs is None else "s"
+            _timed[entry] = (
+                key,
+                predicted(pipeline.split.schedule, costs or flops_costs(pipeline), **held, unit=unit),
+            )
+    return _timed[entry][1], seconds
+
+
+def _of_pipeline(told: Timing, chip: Chip | None, seconds: float | None) -> Timing:
+    return told if chip is None else replace(told, on=chip.name, predicted_step_s=seconds)
 
 
 def _advice_on_pipeline(
     step: "ShardedStep", entry: "Entry", found: Facts, piped: PipelineReport | None
 ) -> list[Advice]:
     pipeline, of = entry.compiled, found.staged
-    if piped is None or of is None or step.piped is None:
+    if piped is None or of is None or step.piped is None or not piped.unit:
         return []
     return pipeline_advice(
         piped,
@@ -154,7 +181,7 @@ def _advice_on_pipeline(
         crossing=of.crossing,
         units=(),
         balanced=step.piped.balance == "measured" or step.piped.cut is not None,
-        transfers=pipeline.last.transfers(),
+        transfers=pipeline.last.transfers() if pipeline.last is not None else (),
     )
 
 
@@ -220,17 +247,17 @@ def _facts(entry: "Entry", stats_of: Callable[[], Any]) -> Facts:
 def _facts_of_stages(entry: "Entry", pipeline: Pipeline) -> Facts:
     plan, text = entry.plan, SourceText()
     placed = staged_leaves(pipeline, plan.leaves)
-    rows, calls = staged_collectives(pipeline, placed, [entry.home] if entry.home else [], text)
+    said = said_by(pipeline, placed, [entry.home] if entry.home else [], text)
     return Facts(
         mesh_info(plan.mesh, _source(plan.mesh)),
         placed,
         staged_memory(pipeline, placed),
-        rows,
+        staged_collectives(pipeline, said),
         (),
-        calls,
+        tuple(dict.fromkeys(call for one in said.values() for call in one.calls)),
         (),
         text,
-        staged(pipeline, plan.leaves),
+        staged(pipeline, plan.leaves, said),
     )
 
 

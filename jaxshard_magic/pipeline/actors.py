@@ -49,14 +49,6 @@ class Actor:
         """Have the thread call this after all that it was told before; it must raise nothing."""
         self._jobs.put(job)
 
-    def wait(self) -> None:
-        """Until the thread has done all that it was told; an interrupt leaves nothing locked that the thread needs."""
-        done = threading.Lock()
-        done.acquire()
-        self.do(done.release)
-        while not done.acquire(timeout=_WAKE):
-            pass
-
     def stop(self) -> None:
         """Wake the actor where it waits for a key."""
         self._inbox.put((_STOP, None))
@@ -112,8 +104,7 @@ def together(actors: Sequence[Actor], work: Callable[[Actor], Any]) -> None:
             actor.run = run
         for actor in actors:
             actor.do(lambda actor=actor: run.of(actor))
-        for actor in actors:
-            actor.wait()
+        _wait(actors)
     except BaseException:
         _settle(actors)
         raise
@@ -133,7 +124,17 @@ def _settle(actors: Sequence[Actor]) -> None:
     busy = [actor for actor in actors if actor.run is not None]
     for run in {actor.run for actor in busy if actor.run is not None}:
         run.stop()
-    for actor in busy:
-        actor.wait()
+    _wait(busy)
     for actor in busy:
         actor.leave()
+
+
+def _wait(actors: Sequence[Actor]) -> None:
+    """Until they have done all that they were told; an interrupt leaves nothing locked that their threads need."""
+    locks = [threading.Lock() for _ in actors]
+    for actor, lock in zip(actors, locks, strict=True):
+        lock.acquire()
+        actor.do(lock.release)
+    for lock in locks:
+        while not lock.acquire(timeout=_WAKE):
+            pass

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from ..program.ir import Value
 from ..schedule.actions import parts
 from .actors import Actor, together
 from .homes import Homes, Insides, Ranks
-from .jobs import Job, Made, make
+from .jobs import Elsewhere, Job, Made, made_elsewhere, make
 from .leaves import Leaf, Output
 from .rank import RankPlan, RankRun
 from .rank_jobs import Prepared, Settled, Whole, group_job
@@ -35,10 +35,10 @@ class Pipeline:
     def __init__(self, split: Split, plan: Plan, ranks: Ranks, donated: Collection[int] = ()):
         self.split, self.ranks = split, ranks
         self.homes = Homes(split, plan, ranks)
-        insides, alike = Insides(split, self.homes), Alike()
+        self.insides, alike = Insides(split, self.homes), Alike()
         rank_of = split.schedule.rank_of
         self.stages = [
-            StageJobs(p, rank_of[s], self.homes, split.call.cut.microbatches, alike, insides.of(p))
+            StageJobs(p, rank_of[s], self.homes, split.call.cut.microbatches, alike, self.insides.of(p))
             for s, p in enumerate(split.programs)
         ]
         self._whole = Whole(split)
@@ -150,6 +150,10 @@ class Pipeline:
         self._plans = [self._rank(rank, made) for rank in range(len(self.ranks))]
         self._actors = [Actor(rank) for rank in range(len(self.ranks))]
         return made
+
+    def compile_elsewhere(self, compiler: Elsewhere, say: Callable[[str], None]) -> None:
+        """Compile everything for devices that are not attached: it can't be called then."""
+        self.programs = made_elsewhere(self.jobs(), compiler, say)
 
     def _rank(self, rank: int, made: Mapping[Any, Made]) -> RankPlan:
         split, homes, wants = self.split, self.homes, self.wants

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..plan import Plan
+from ..plan import Plan, Share
+from ..program.flops import Work, counted
+from ..program.flow import Flow
 from ..program.ir import Value
 from ..strategies.layout import Layout, partition_spec
+from ..strategies.shares import shares
 from ..strategies.within import Inputs, layout_within
 from .around import Kinds
 from .programs import StageProgram
@@ -146,9 +149,11 @@ class Insides:
         )
 
     def of(self, program: StageProgram) -> Layout | None:
-        """The layout of a stage's program; None where a rank is one device."""
-        if self._mesh.size == 1:
-            return None
+        """The layout that a stage's program is held to; None where a rank is one device."""
+        return None if self._mesh.size == 1 else self.layout(program)
+
+    def layout(self, program: StageProgram) -> Layout:
+        """The layout of a stage's program."""
         stage, whole = program.stage, program.whole
         n = program.slots.parameters
         loss = self._split.loss.program
@@ -167,6 +172,11 @@ class Insides:
                 {first + k: k for k in range(n)},
             ),
         )
+
+    def shares(self, program: StageProgram) -> list[tuple[Work, Share]]:
+        """The products of a stage's program, each with what one device does of it."""
+        works = counted(program.whole, Flow(program.whole))
+        return list(zip(works, shares(self.layout(program), works), strict=True))
 
     def _is_state(self, i: int) -> bool:
         """Is an input of the loss neither examples nor made of the whole batch?"""

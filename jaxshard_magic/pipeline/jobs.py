@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered
 
 from ..program.strict import quick_call
@@ -14,14 +15,26 @@ from ..program.strict import quick_call
 
 @dataclass(frozen=True)
 class Job:
-    """A program: `run(*args)` with arguments of the types `avals`, where `ins` and `outs` say; `donate`: arguments whose
-    memory it takes over. Jobs that share `run` and `avals` are traced once."""
+    """A program: `run(*args)` with arguments of the types `avals`, where `ins` and `outs` say; `donate`: arguments
+    whose memory it takes over. Jobs that share `run` and `avals` are traced once."""
 
     run: Callable[..., Any]
     avals: tuple[Any, ...]
     ins: tuple[Any, ...]
     outs: Any
     donate: tuple[int, ...] = ()
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices that it runs on."""
+        return jax.tree.leaves((self.ins, self.outs))[0].mesh
+
+    @property
+    def likeness(self) -> Hashable:
+        """The same for jobs that are one program but for the devices that they run on."""
+        types = [(a.shape, str(a.dtype)) for a in jax.tree.leaves(self.avals)]
+        specs = [str(s.spec) for s in jax.tree.leaves((self.ins, self.outs))]
+        return id(self.run), tuple(types), tuple(specs), self.donate
 
     def lowered(self) -> Lowered:
         """The program before the compiler of its devices has seen it."""
@@ -31,10 +44,33 @@ class Job:
 
 @dataclass(frozen=True)
 class Made:
-    """A compiled program, and it as a function that is quick to call."""
+    """A compiled program; `reads`: whether it reads each of its flat arguments, since jax drops the others. `call`: it
+    as a function that is quick to call, None where its devices are not attached."""
 
-    compiled: Compiled
-    call: Callable[..., Any]
+    compiled: Any
+    reads: tuple[bool, ...]
+    call: Callable[..., Any] | None = None
+
+
+Elsewhere = Callable[
+    ["Job"], tuple[Any, tuple[bool, ...]]
+]  # its program for other hardware, and what that reads
+
+
+def made_elsewhere(
+    jobs: Mapping[Hashable, Job], compiler: Elsewhere, say: Callable[[str], None]
+) -> dict[Hashable, Made]:
+    """All of them compiled by the compiler of devices that are not attached, alike ones once."""
+    known: dict[Hashable, Made] = {}
+    found = {}
+    alike = {key: job.likeness for key, job in jobs.items()}
+    total = len(set(alike.values()))
+    for key, job in jobs.items():
+        if alike[key] not in known:
+            say(f"{len(known) + 1} of {total} programs")
+            known[alike[key]] = Made(*compiler(job))
+        found[key] = known[alike[key]]
+    return found
 
 
 def make(jobs: Mapping[Hashable, Job]) -> dict[Hashable, Made]:
@@ -42,7 +78,12 @@ def make(jobs: Mapping[Hashable, Job]) -> dict[Hashable, Made]:
     lowered = {key: job.lowered() for key, job in jobs.items()}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = dict(zip(lowered, pool.map(Lowered.compile, lowered.values()), strict=True))
-    return {key: Made(c, quick_call(c)) for key, c in compiled.items()}
+    return {key: Made(c, _reads(c), quick_call(c)) for key, c in compiled.items()}
+
+
+def _reads(compiled: Compiled) -> tuple[bool, ...]:
+    """Whether the program reads each of its arguments: jax gives those it dropped no sharding."""
+    return tuple(s is not None for s in compiled.in_tree.flatten_up_to(compiled.input_shardings))
 
 
 def shape_of(aval: Any) -> jax.ShapeDtypeStruct:

@@ -235,6 +235,11 @@ def give_back(update: Update, leaves: Sequence[Any], outs: Sequence[Any]) -> lis
     return [_rebuild(back, leaves, outs, made, known) for back in update.returned]
 
 
+def move(node: Any, to: Any) -> None:
+    """Put all arrays of an object on `to`, a device or a Sharding, in place."""
+    nnx.update(node, jax.device_put(nnx.state(node), to))
+
+
 def settle(nodes: Nodes, before: Sequence[Any], placed: Sequence[Any]) -> None:
     """Leave arrays that were moved to their devices in the Variables they came from: the same values,
     placed once."""

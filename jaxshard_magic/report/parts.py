@@ -20,9 +20,12 @@ class MeshInfo:
 @dataclass(frozen=True)
 class Leaf:
     """One array of the step. `bytes_per_device` is what one device stores; `wanted` names mesh axes
-    that the strategy wanted to shard this leaf over and could not, `lost` the bytes per device that cost. `within`:
-    along these axes it lies only on the devices from the first index on, before the second; empty for a leaf that lies
-    on the whole mesh."""
+    that the strategy wanted to shard this leaf over and could not, `lost` the bytes per device that cost.
+
+    `within`: along these axes it lies only on the devices from the first index on, before the second; empty for a leaf
+    that lies on the whole mesh. {"pipe": (2, 3)} is on stage 2 of a pipeline; with "pipe" in its spec, {"pipe": (1, 3)}
+    is a stack of layers of which stages 1 and 2 have a half each.
+    """
 
     path: str
     role: str  # params | optimizer | batch | rng | other

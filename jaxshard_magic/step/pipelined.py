@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from ..compiler_log import captured
 from ..errors import ShardError
 from ..gradients.accumulate import Accumulated
 from ..gradients.options import Inside
@@ -15,6 +16,7 @@ from ..gradients.rewriting import Rewriting
 from ..pipeline.around import flat
 from ..pipeline.executed import Pipeline
 from ..pipeline.homes import Ranks
+from ..pipeline.jobs import Job
 from ..pipeline.options import Piped, default_microbatches
 from ..pipeline.split import Split
 from ..plan import Plan
@@ -22,7 +24,9 @@ from ..program.batch import Batch
 from ..program.peel import Peeled, specs
 from ..program.roles import Roles
 from ..program.trace import Traced
+from ..targets import LIMIT_S, Built, Target, target_of
 from .donation import to_donate
+from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry, Planner
 from .tracing import traced_call
 
@@ -80,6 +84,7 @@ def build_pipelined(
     inside: Inside,
     piped: Piped,
     say: Callable[[str], None],
+    compile_limit: float = LIMIT_S,
 ) -> PipedEntry:
     """Trace, split and compile one kind of call, for a pipeline along `axis` of the mesh.
 
@@ -117,27 +122,54 @@ def build_pipelined(
     donated = to_donate(peeled, traced, plan, donate)
     n = len(traced.consts)
     pipeline = Pipeline(split, plan, ranks, [n + i for i in donated])
+    target = target_of(mesh)
     say(f"compiling {len(pipeline.jobs())} programs for {len(ranks)} stages")
     start = time.perf_counter()
-    pipeline.compile()
+    complaints: list[str] = []
+    if target is None:
+        with captured() as log:
+            pipeline.compile()
+        complaints += log.messages
+    else:
+        with canonical():
+            pipeline.compile_elsewhere(
+                _Compiler(target, compile_limit, complaints),
+                lambda done: say(f"compiling for {target.name}: {done}"),
+            )
     shardings = [leaf.sharding for leaf in pipeline.leaves]
     return PipedEntry(
         traced,
-        replace(plan, mesh=mesh),
+        replace(plan, mesh=mesh, shares=None),  # those of a whole model on one rank
         pipeline,
         result,
         peeled.tree,
-        _Call(pipeline, donated, len(avals)),
+        _Call(pipeline, donated, len(avals)) if target is None else None,
         False,
-        list(jax.device_put(list(traced.consts), shardings[:n])),
+        list(jax.device_put(list(traced.consts), shardings[:n])) if target is None else [],
         shardings[n:],
         donated,
         trace_s,
         time.perf_counter() - start,
         (True,) * len(shardings),
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
+        tuple(dict.fromkeys(complaints)),
         rewriting=rewriting,
     )
+
+
+class _Compiler:
+    """The compiler of devices that are not attached, for one program after the other; what it writes to its log goes
+    to `log`."""
+
+    def __init__(self, target: Target, limit_s: float, log: list[str]):
+        self._target, self._end, self._log = target, time.monotonic() + limit_s, log
+
+    def __call__(self, job: Job) -> tuple[Built, tuple[bool, ...]]:
+        lowered = job.lowered()
+        left = max(1.0, self._end - time.monotonic())
+        built = elsewhere(lowered, self._target, job.mesh, left)
+        self._log += built.log
+        return built, reads(lowered)
 
 
 class _Call:

@@ -20,6 +20,7 @@ from ..targets import LIMIT_S, target_of
 from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
 from .entry import Entry, Planner, build_entry
+from .gathered import gathered
 from .tracing import Spread
 
 if TYPE_CHECKING:
@@ -163,6 +164,14 @@ class ShardedStep:
         for _ in range(n):
             entry.timed(entry.copies(inputs))
         entry.consts[:] = consts
+
+    def gather(self, *state: Any, to: Any = None) -> Any:
+        """What the step gave back with every array whole in one place, for evaluation or a checkpoint: on `to`, a
+        device or a Sharding, else on the mesh's first device. NNX objects are changed in place.
+
+        One tree comes back as it is, several as a tuple. Raises `ShardError` without any.
+        """
+        return gathered(state, self.mesh.devices.flat[0] if to is None else to)
 
     def report(self) -> "Report":
         """Everything known of the step's last kind of call. Raises `ShardError` before the first."""
@@ -312,6 +321,7 @@ class ShardedStep:
                 inside=inside,
                 piped=self.piped,
                 say=self._say,
+                compile_limit=self.compile_limit,
             )
         return build_entry(
             peeled,

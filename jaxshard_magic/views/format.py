@@ -152,6 +152,32 @@ def type_text(leaf: Leaf) -> str:
     return "".join(text for text, _ in type_parts(leaf))
 
 
+def place_parts(leaves: Sequence[Leaf]) -> tuple[tuple[str, str | None], ...]:
+    """Where leaves lie that are not on the whole mesh, in pieces as `type_parts`: `on pipe=2`; `on one of pipe=0-3` for
+    leaves of a stage each."""
+    if not leaves or not leaves[0].within:
+        return ()
+    parts: list[tuple[str, str | None]] = [("on ", None)]
+    for i, axis in enumerate(leaves[0].within):
+        spans = {leaf.within[axis] for leaf in leaves}
+        first, end = next(iter(spans))
+        one_of = "" if len(spans) == 1 else f"{'one' if end - first == 1 else end - first} of "
+        indices = index_text({n for span in spans for n in range(*span)})
+        parts += [((", " if i else "") + one_of, None), (axis, axis), (f"={indices}", None)]
+    return tuple((text, axis) for text, axis in parts if text)
+
+
+def place_text(leaves: Sequence[Leaf]) -> str:
+    """`on pipe=2`, empty for leaves on the whole mesh."""
+    return "".join(text for text, _ in place_parts(leaves))
+
+
+def index_text(indices: Iterable[int]) -> str:
+    """Indices as a person lists them: `0-3,8`; of many runs the first and the last."""
+    pieces = [str(a) if a == b else f"{a}-{b}" for a, b in runs(indices)]
+    return ",".join(pieces) if len(pieces) <= 3 else f"{pieces[0]},\u2026,{pieces[-1]}"
+
+
 def runs(ids: Iterable[int]) -> list[tuple[int, int]]:
     """First and last of each run of consecutive ids, ascending: `[0, 1, 2, 5]` -> `[(0, 2), (5, 5)]`."""
     found: list[tuple[int, int]] = []

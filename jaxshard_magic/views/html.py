@@ -14,6 +14,7 @@ from jaxshard_magic.views.format import (
     UNKNOWN,
     byte_text,
     count_text,
+    place_parts,
     printable,
     seconds_text,
     share_text,
@@ -42,7 +43,7 @@ def fragment(report: Report, also: str = "") -> str:
         _figures(report),
         _options(report),
         *(_advice(advice) for advice in report.advice),
-        memory_section(report.memory),
+        memory_section(report),
         _communication(report),
         _layout(report),
         pipeline_section(report.pipeline),
@@ -266,20 +267,23 @@ def _layout(report: Report) -> str:
         [
             svg.leaf_blocks(r.leaf, report.mesh),
             _leaf_name(r),
-            _type(r.leaf, report.mesh),
+            _type(r, report.mesh),
             byte_text(r.bytes_per_device),
         ]
         for r in found.rows
     ]
     head = [("", "left"), ("leaf", "wrap"), ("type", "left"), ("per device", "right")]
+    parted = layout.parted(report.leaves)
+    first = "the first of its devices" if parted else "the first device"
     lines = [
         found.above,
         *found.below,
-        "shaded: what the first device holds; a second sheet: a copy elsewhere",
+        f"shaded: what {first} holds; a second sheet: a copy elsewhere",
     ]
+    per = "on the fullest device" if parted else "per device"
     said = " ".join(text(f"{words.sentence_case(line)}.") for line in lines)
     return section(
-        f"Layout: {text(sizes)} per device" if sizes else "Layout",
+        f"Layout: {text(sizes)} {per}" if sizes else "Layout",
         table(head, rows),
         f"<p><small>{said}</small></p>",
     )
@@ -300,13 +304,18 @@ def _breakable(value: str, after: str) -> str:
     return text(value).replace(after, f"{after}<wbr>")
 
 
-def _type(leaf: Leaf, mesh: MeshInfo) -> str:
+def _type(r: layout.Row, mesh: MeshInfo) -> str:
+    """The type and, below it, the part of the mesh that the leaf is on."""
+    place = "".join(axis(name, mesh) if name else text(piece) for piece, name in place_parts(r.leaves))
+    return f"<code>{_type_code(r.leaf, mesh)}</code>" + (f"<br><small>{place}</small>" if place else "")
+
+
+def _type_code(leaf: Leaf, mesh: MeshInfo) -> str:
     long = len(type_text(leaf)) > LONG_NAME
-    pieces = (
+    return "".join(
         axis(name, mesh) if name else _breakable(piece, ",") if long else text(piece)
         for piece, name in type_parts(leaf)
     )
-    return f"<code>{''.join(pieces)}</code>"
 
 
 def _timing(report: Report) -> str:

@@ -4,10 +4,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from jaxshard_magic.report import Leaf, MeshInfo
-from jaxshard_magic.views.format import byte_text, count_text, runs
+from jaxshard_magic.report.held import extents, held, lost, on_fullest
+from jaxshard_magic.views.format import byte_text, count_text, index_text
 
 FOLD_FROM = 3
 WANTED_ROWS = 12
@@ -18,24 +20,32 @@ _NUMBER = re.compile(r"\d{1,15}")
 @dataclass(frozen=True)
 class Row:
     """Leaves that differ only in a number of their path, written `blocks.0-47.kernel`, with the optimizer's
-    leaves that are cut just as they are."""
+    leaves that are cut just as they are. Its bytes are those of the device that holds most of them."""
 
     path: str
-    leaf: Leaf
-    members: int = 1
+    leaves: tuple[Leaf, ...]
     followers: tuple[Leaf, ...] = ()
 
     @property
+    def leaf(self) -> Leaf:
+        """The first, which stands for all."""
+        return self.leaves[0]
+
+    @property
+    def members(self) -> int:
+        return len(self.leaves)
+
+    @cached_property
     def bytes_per_device(self) -> int:
-        return self.leaf.bytes_per_device * self.members
+        return held(self.leaves)
 
-    @property
+    @cached_property
     def lost(self) -> int:
-        return self.leaf.lost * self.members
+        return lost(self.leaves)
 
-    @property
+    @cached_property
     def lost_with_followers(self) -> int:
-        return self.lost + sum(f.lost for f in self.followers)
+        return lost([*self.leaves, *self.followers])
 
 
 def fold(leaves: Sequence[Leaf]) -> list[Row]:
@@ -45,19 +55,21 @@ def fold(leaves: Sequence[Leaf]) -> list[Row]:
     own = [leaf for leaf in leaves if id(leaf) not in following]
     rows = []
     for path, places in families(own):
-        members = [own[i] for i in places]
+        members = tuple(own[i] for i in places)
         behind = tuple(f for leaf in members for f in follow.get(id(leaf), ()))
-        rows.append(Row(path, members[0], len(members), behind))
+        rows.append(Row(path, members, behind))
     return sorted(rows, key=lambda r: (-r.bytes_per_device, -r.lost))
 
 
 def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
-    """Three and more leaves alike but for numbers in their path together, each other leaf alone: the path,
-    numbers that vary written `0-47`, and the places in `leaves`. In the order of the first of each."""
+    """Three and more leaves alike but for numbers in their path, and for the part of the mesh that each is on, together,
+    each other leaf alone: the path, numbers that vary written `0-47`, and the places in `leaves`. In the order of the
+    first of each."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, leaf in enumerate(leaves):
         pattern = _NUMBER.sub("#", leaf.path)
-        alike[pattern, leaf.role, leaf.shape, leaf.dtype, leaf.spec, leaf.why, leaf.wanted].append(i)
+        sizes = tuple((axis, end - first) for axis, (first, end) in sorted(leaf.within.items()))
+        alike[pattern, leaf.role, leaf.shape, leaf.dtype, leaf.spec, sizes, leaf.why, leaf.wanted].append(i)
     found: list[tuple[str, list[int]]] = []
     for places in alike.values():
         path = _common_path([leaves[i].path for i in places])
@@ -66,7 +78,8 @@ def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
 
 
 def followers(leaves: Sequence[Leaf]) -> dict[int, list[Leaf]]:
-    """By id() of a parameter, the optimizer's leaves of its shape and spec whose path ends as its own."""
+    """By id() of a parameter, the optimizer's leaves of its shape and spec, on its part of the mesh, whose path ends as
+    its own."""
     ends: dict[tuple[object, ...], Leaf] = {}
     for leaf in leaves:
         if leaf.role == "params":
@@ -84,7 +97,8 @@ def followers(leaves: Sequence[Leaf]) -> dict[int, list[Leaf]]:
 def _ends(leaf: Leaf) -> Iterator[tuple[object, ...]]:
     """What a leaf has in common with its followers, with ever shorter ends of its path."""
     words = tuple(re.findall(r"[^.\[\]'\"/]+", leaf.path))
-    return ((leaf.shape, leaf.spec, leaf.wanted, words[i:]) for i in range(len(words)))
+    within = tuple(sorted(leaf.within.items()))
+    return ((leaf.shape, leaf.spec, within, leaf.wanted, words[i:]) for i in range(len(words)))
 
 
 def _common_path(paths: Sequence[str]) -> str | None:
@@ -95,16 +109,11 @@ def _common_path(paths: Sequence[str]) -> str | None:
     if prod(map(len, columns)) != len(paths):
         return None
     told = iter(columns)
-    return _NUMBER.sub(lambda match: match[0] if len(v := next(told)) == 1 else _range(v), paths[0])
+    return _NUMBER.sub(lambda match: match[0] if len(v := next(told)) == 1 else index_text(v), paths[0])
 
 
 def _numbers(path: str) -> list[int]:
     return [int(n) for n in _NUMBER.findall(path)]
-
-
-def _range(values: Sequence[int]) -> str:
-    pieces = [str(a) if a == b else f"{a}-{b}" for a, b in runs(values)]
-    return ",".join(pieces) if len(pieces) <= 3 else f"{pieces[0]},\u2026,{pieces[-1]}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ def listing(leaves: Sequence[Leaf], largest: int | None = 8) -> Listing:
     """The `largest` rows (None: every leaf on its own row) and those not cut as wanted, by size."""
     if largest is None:
         every = f"all {count_text(len(leaves))}"
-        return Listing(tuple(Row(leaf.path, leaf) for leaf in leaves), len(leaves), every, ())
+        return Listing(tuple(Row(leaf.path, (leaf,)) for leaf in leaves), len(leaves), every, ())
     folded = fold(leaves)
     wanted = sorted((r for r in folded if r.leaf.wanted), key=lambda r: -r.lost_with_followers)[:WANTED_ROWS]
     chosen = {id(r) for r in [*folded[:largest], *wanted]}
@@ -138,21 +147,34 @@ def _below(folded: Sequence[Row], rest: Sequence[Row]) -> list[str]:
     lines = []
     more = [r for r in rest if r.leaf.wanted]
     if more:
-        lost = byte_text(sum(r.lost_with_followers for r in more))
-        lines.append(f"{_leaves(sum(r.members for r in more), 'more')} not cut as wanted, +{lost}")
-    whole = [r for r in rest if not r.leaf.wanted and not any(r.leaf.spec)]
-    if whole:
-        size = byte_text(sum(r.bytes_per_device for r in whole))
+        left = [leaf for r in more for leaf in (*r.leaves, *r.followers)]
         lines.append(
-            f"{_leaves(sum(r.members for r in whole), 'more')} whole on every device, {size} together"
+            f"{_leaves(sum(r.members for r in more), 'more')} not cut as wanted, +{byte_text(lost(left))}"
         )
+    whole = [leaf for r in rest if not r.leaf.wanted and not any(r.leaf.spec) for leaf in r.leaves]
+    on_all = [leaf for leaf in whole if not leaf.within]
+    if on_all:
+        lines.append(f"{_leaves(len(on_all), 'more')} whole on every device, {together(on_all)}")
+    on_some = [leaf for leaf in whole if leaf.within]
+    if on_some:
+        where = f"each whole on its part of {' and '.join(parted(on_some))}"
+        lines.append(f"{_leaves(len(on_some), 'more')} {where}, {together(on_some)}")
     follow = [f for r in folded for f in r.followers]
     if follow:
-        size = byte_text(sum(f.bytes_per_device for f in follow))
         lines.append(
-            f"{_leaves(len(follow), 'optimizer')} cut as the parameters they follow, {size} together"
+            f"{_leaves(len(follow), 'optimizer')} cut as the parameters they follow, {together(follow)}"
         )
     return lines
+
+
+def parted(leaves: Iterable[Leaf]) -> tuple[str, ...]:
+    """The mesh axes along which some leaf lies on a part of the devices only: those of a pipeline's stages."""
+    return tuple(dict.fromkeys(axis for leaf in leaves for axis in leaf.within))
+
+
+def together(leaves: Sequence[Leaf]) -> str:
+    """`18.4 MiB together`, of leaves on parts of the mesh `18.4 MiB on the fullest device`."""
+    return f"{byte_text(held(leaves))} {'on the fullest device' if parted(leaves) else 'together'}"
 
 
 def _leaves(n: int, what: str) -> str:
@@ -173,25 +195,25 @@ def not_cut(row: Row) -> str:
     return told
 
 
-def role_bytes(leaves: Iterable[Leaf]) -> dict[str, int]:
-    """Bytes per device of each role, in the order params, optimizer, batch, rng, other."""
+def role_bytes(leaves: Sequence[Leaf]) -> dict[str, int]:
+    """Bytes of each role on the device that holds most, in the order params, optimizer, batch, rng, other."""
     total: dict[str, int] = dict.fromkeys(("params", "optimizer", "batch", "rng", "other"), 0)
-    for leaf in leaves:
+    for leaf in on_fullest(leaves):
         total[leaf.role] = total.get(leaf.role, 0) + leaf.bytes_per_device
     return {role: size for role, size in total.items() if size}
 
 
 def cuts(leaf: Leaf, mesh: MeshInfo) -> tuple[tuple[tuple[str, int], ...], ...]:
     """For each dimension the axes it is cut over with their sizes, major first."""
-    found = []
+    found, sizes = [], extents(leaf, mesh.axes)
     for i in range(len(leaf.shape)):
         entry = leaf.spec[i] if i < len(leaf.spec) else None
         axes = (entry,) if isinstance(entry, str) else entry or ()
-        found.append(tuple((axis, mesh.axes.get(axis, 1)) for axis in axes))
+        found.append(tuple((axis, sizes.get(axis, 1)) for axis in axes))
     return tuple(found)
 
 
 def copies(leaf: Leaf, mesh: MeshInfo) -> int:
     """On how many devices each block of the leaf lies."""
     blocks = prod(size for axes in cuts(leaf, mesh) for _, size in axes)
-    return max(1, prod(mesh.axes.values()) // max(1, blocks))
+    return max(1, prod(extents(leaf, mesh.axes).values()) // max(1, blocks))

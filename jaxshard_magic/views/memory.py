@@ -1,7 +1,7 @@
 """Memory per device, with devices that are alike within 1% told once."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxshard_magic.report import DeviceMemory, Memory
@@ -84,13 +84,17 @@ def where(found: Sequence[Group]) -> str:
     return "every device" if len(found[0].devices) > 1 else ""
 
 
-def sentence(memory: Memory) -> str:
-    """Who is fullest and who is alike: `device 0 is fullest, 5.09 of 15.75 GiB; devices 1 to 7 ...`."""
-    head, rest = clauses(memory)
+Named = Callable[[Sequence[int]], str]
+
+
+def sentence(memory: Memory, named: Named = device_text) -> str:
+    """Who is fullest and who is alike: `device 0 is fullest, 5.09 of 15.75 GiB; devices 1 to 7 ...`, the devices as
+    `named` tells of them."""
+    head, rest = clauses(memory, named)
     return "; ".join((head, *rest))
 
 
-def clauses(memory: Memory) -> tuple[str, list[str]]:
+def clauses(memory: Memory, named: Named = device_text) -> tuple[str, list[str]]:
     """The sentence in parts: who is fullest, and what the others hold."""
     found, most = groups(memory), limit(memory)
     known = found[0].most.peak is not None
@@ -98,7 +102,7 @@ def clauses(memory: Memory) -> tuple[str, list[str]]:
         of_limit(held(g.most), most) if most and i == 0 else byte_text(held(g.most))
         for i, g in enumerate(found)
     ]
-    names = [device_text(g.devices) for g in found]
+    names = [named(g.devices) for g in found]
     if len(found) == 1:
         what = (
             f"all {len(found[0].devices)} devices are alike at"

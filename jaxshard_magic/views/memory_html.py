@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 
-from jaxshard_magic.report import DeviceMemory, Memory
+from jaxshard_magic.report import DeviceMemory, Memory, Report
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, runs
+from jaxshard_magic.views.stages import Stages, stages
 from jaxshard_magic.views.tags import cell, code, joined, row, section, table, text
 
 ROWS = 8
 
 
-def memory_section(memory: Memory | None) -> str:
+def memory_section(report: Report) -> str:
     """The section of a report on memory, empty where nothing is known of it."""
+    memory, told = report.memory, stages(report)
     if memory is None or not memory.per_device:
         return ""
     found = mem.groups(memory)
@@ -22,16 +24,18 @@ def memory_section(memory: Memory | None) -> str:
         heads.append(f"{svg.measured_mark()} measured peak")
     top = row([cell("device", "left", "th"), *(cell(h, "right", "th") for h in heads)])
     left = sum(len(g.devices) for g in found[ROWS:])
-    title = "; ".join(filter(None, (mem.sentence(memory), words.measured_text(memory))))
+    title = "; ".join(filter(None, (mem.sentence(memory, told.named), words.measured_text(memory))))
     return section(
         f"Memory: {text(title)}",
-        f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, found, roles))}</tbody></table>",
+        f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, found, roles, told))}</tbody></table>",
         f"<p><small>{count_text(left)} more devices hold less</small></p>" if left else "",
         _buffers(memory),
     )
 
 
-def _rows(memory: Memory, found: Sequence[mem.Group], roles: Sequence[str]) -> Iterator[str]:
+def _rows(
+    memory: Memory, found: Sequence[mem.Group], roles: Sequence[str], told: Stages
+) -> Iterator[str]:
     """Two rows for each group: its figures, and its bar over the width of the table."""
     most, fullest = mem.limit(memory), mem.measured(memory)
     full = max(max(mem.held(g.most), sum(n for _, n in mem.segments(g.most))) for g in found)
@@ -40,14 +44,16 @@ def _rows(memory: Memory, found: Sequence[mem.Group], roles: Sequence[str]) -> I
         d, measured = group.most, mem.measured(memory, group.devices)
         peak = mem.of_limit(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
         figures = [*(byte_text(getattr(d, r)) for r in roles), f"<b>{peak}</b>"]
-        label = f"{_ids(group.devices)}: {peak}"
+        stage = told.of(group.devices)
+        label = f"{_ids(group.devices)}{stage and f' ({stage})'}: {peak}"
         if fullest is not None:
             figures.append(_measured(measured))
         if measured is not None:
-            told = (label, f"measured {byte_text(measured.measured)}", words.error_text(measured))
-            label = ", ".join(filter(None, told))
+            said = (label, f"measured {byte_text(measured.measured)}", words.error_text(measured))
+            label = ", ".join(filter(None, said))
         bar = svg.memory_bar(mem.segments(d), d.peak, measured and measured.measured, most, full, label)
-        cells = [cell(text(_ids(group.devices)), "wrap"), *(cell(f, "right") for f in figures)]
+        name = text(_ids(group.devices)) + (f" <small>{text(stage)}</small>" if stage else "")
+        cells = [cell(name, "wrap"), *(cell(f, "right") for f in figures)]
         yield f'<tr class="jss-figures">{"".join(cells)}</tr>'
         span = f' colspan="{len(cells)}"'
         yield f'<tr style="background:transparent" class="jss-bar">{cell(bar, more=span)}</tr>'

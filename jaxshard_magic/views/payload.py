@@ -16,6 +16,7 @@ from jaxshard_magic.views import layout, marks, options, words
 from jaxshard_magic.views import memory as mem
 from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable, share_text
 from jaxshard_magic.views.places import place, source_of
+from jaxshard_magic.views.stages import Stages, stages
 from jaxshard_magic.views.timeline_payload import pipeline_payload
 
 VERSION = 1
@@ -53,6 +54,7 @@ def payload(report: Report) -> dict[str, Any]:
         "tabs": _tabs(report, memory is not None),
         "leaves": (leaves := _leaves(report.leaves, index)),
         "whys": leaves.pop("whys"),
+        "withins": leaves.pop("withins"),
         "short": _short(report, index),
         "failed": _named(report.check.failed if report.check else (), report.leaves),
         "noise": _named(report.check.noise if report.check else (), report.leaves),
@@ -69,6 +71,7 @@ def axis_index(report: Report) -> dict[str, int]:
     for leaf in report.leaves:
         for entry in leaf.spec:
             names.update(dict.fromkeys(_axes(entry)))
+        names.update(dict.fromkeys(leaf.within))
         names.update(dict.fromkeys(leaf.wanted))
     for c in report.collectives or ():
         names.update(dict.fromkeys(c.axes or ()))
@@ -183,6 +186,8 @@ def _communication_number(report: Report) -> str:
 
 def _leaves(leaves: Sequence[Leaf], index: Mapping[str, int]) -> dict[str, list[Any]]:
     whys: dict[str, int] = {}
+    withins: dict[tuple[tuple[int, int, int], ...], int] = {(): 0}
+    places = [tuple((index[a], *span) for a, span in leaf.within.items()) for leaf in leaves]
     return {
         "path": [printable(leaf.path) for leaf in leaves],
         "role": [leaf.role if leaf.role in ROLES else "other" for leaf in leaves],
@@ -193,6 +198,8 @@ def _leaves(leaves: Sequence[Leaf], index: Mapping[str, int]) -> dict[str, list[
         "held": [leaf.bytes_per_device for leaf in leaves],
         "why": [whys.setdefault(leaf.why, len(whys)) for leaf in leaves],
         "whys": [printable(why) for why in whys],
+        "within": [withins.setdefault(place, len(withins)) for place in places],
+        "withins": list(withins),
     }
 
 
@@ -261,16 +268,18 @@ def _memory(report: Report) -> dict[str, Any] | None:
         return None
     memory = replace(memory, per_device=tuple(rows))
     by_device = {d.device: d for d in rows}
+    told = stages(report)
     columns = ("device", *mem.ROLES, "peak", "measured")
     most = mem.limit(memory)
     return {
         "limit": most,
         "limit_text": None if most is None else limit_text(most),
         "source": "measured" if memory.source == "measured" else "computed",
-        "lead": _spans(words.memory_lead(memory)),
+        "lead": _spans(words.memory_lead(memory, told.named)),
         "roles": [role for role in mem.ROLES if any(getattr(d, role) for d in rows)],
         "devices": {c: [_part(by_device.get(d), c, d) for d in position] for c in columns},
-        "groups": _groups(memory, position),
+        "stages": [printable(told.of([d])) for d in position] if told.at else None,
+        "groups": _groups(memory, position, told),
         "live": _live(memory, report.sources),
         "buffers": None if memory.buffers is None else [_buffer(b, report.sources) for b in memory.buffers],
         "others": memory.others,
@@ -308,10 +317,11 @@ def _part(row: DeviceMemory | None, column: str, device: int) -> int | None:
     return device if column == "device" else None if row is None else getattr(row, column)
 
 
-def _groups(memory: Memory, position: Mapping[int, int]) -> list[dict[str, Any]]:
+def _groups(memory: Memory, position: Mapping[int, int], told: Stages) -> list[dict[str, Any]]:
     return [
         {
             "text": device_text(group.devices),
+            "stage": printable(told.of(group.devices)),
             "members": sorted(position[device] for device in group.devices),
             "top": position[group.most.device],
         }

@@ -10,6 +10,7 @@ from math import prod
 
 from jaxshard_magic.report import Leaf, MeshInfo
 from jaxshard_magic.views.colours import BOTH
+from jaxshard_magic.views.format import place_text
 from jaxshard_magic.views.layout import copies, cuts
 
 AXES = tuple(BOTH[f"a{i}"] for i in range(4))
@@ -78,7 +79,7 @@ def role_paint(role: str) -> str:
 
 
 def leaf_blocks(leaf: Leaf, mesh: MeshInfo) -> str:
-    """How a leaf is cut: a line in its axis' hue at each cut, ink on what the first device holds, and a
+    """How a leaf is cut: a line in its axis' hue at each cut, ink on what the first of its devices holds, and a
     second sheet where each block lies on more than one device."""
     cut = cuts(leaf, mesh)
     down, across, deep = _shown(cut)
@@ -138,7 +139,8 @@ def blocks_text(leaf: Leaf, mesh: MeshInfo) -> str:
     ]
     kept = copies(leaf, mesh)
     where = f"on {kept} devices" if kept > 1 else "on one device"
-    return f"{'; '.join(said)}; each block {where}" if said else f"whole, {where}"
+    told = f"{'; '.join(said)}; each block {where}" if said else f"whole, {where}"
+    return f"{told}, {place_text([leaf])} only" if leaf.within else told
 
 
 def memory_bar(

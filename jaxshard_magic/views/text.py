@@ -14,12 +14,14 @@ from jaxshard_magic.views.format import (
     byte_text,
     count_text,
     printable,
+    place_text,
     runs,
     seconds_text,
     share_text,
     type_text,
 )
 from jaxshard_magic.views.lines import bar, cells, clip, pad, plain, printed, shorten, table, wrap
+from jaxshard_magic.views.stages import stages
 
 SIGNS = {"error": "x", "warning": "!", "info": "i"}
 ROLE_INK = {
@@ -125,12 +127,12 @@ def _memory(report: Report, width: int) -> list[str]:
     top = found[0].most
     legend = []
     for role in mem.ROLES:
-        size = getattr(top, role)
-        if size or role == "temporaries":
-            legend.append(f"{ROLE_INK[role]}{SPACE}{role}{SPACE}{byte_text(size)}{SPACE}")
+        if role == "temporaries" or any(getattr(g.most, role) for g in found):
+            legend.append(f"{ROLE_INK[role]}{SPACE}{role}{SPACE}{byte_text(getattr(top, role))}{SPACE}")
     lines = ["Memory per device", *map(plain, wrap(" ".join(legend), width, "  ", "  "))]
     shown = found[:MEMORY_ROWS]
-    labels = [_ids(g.devices) for g in shown]
+    told = stages(report)
+    labels = [printable(f"{_ids(g.devices)} {told.of(g.devices)}".rstrip()) for g in shown]
     values = []
     for g in shown:
         d = g.most
@@ -287,7 +289,7 @@ def _leaves(report: Report, width: int, largest: int | None) -> list[str]:
         return []
     found = layout.listing(report.leaves, largest)
     paths = [printable(r.path) + (f" x{count_text(r.members)}" if r.members > 1 else "") for r in found.rows]
-    kinds = [printable(type_text(r.leaf)) for r in found.rows]
+    kinds = [printable(f"{type_text(r.leaf)} {place_text(r.leaves)}".rstrip()) for r in found.rows]
     sizes = [byte_text(r.bytes_per_device) for r in found.rows]
     size_width = max(map(cells, sizes), default=0)
     kind_width, path_width = max(map(cells, kinds), default=0), max(map(cells, paths), default=0)

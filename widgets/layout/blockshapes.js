@@ -52,7 +52,7 @@ export function sheets(leaf, { plan, frames, w, h, sheets: { count, right, up },
 /** One path for each axis that cuts the columns or the rows, in all frames. */
 export function cuttingLines(mesh, leaf, { plan, dims, frames, w, h }) {
   const draw = (part, length, path) =>
-    cutLines(mesh, part ? leaf.spec[part.dim] : []).map(({ axis, pieces, at }) => {
+    cutLines(leaf, part ? leaf.spec[part.dim] : []).map(({ axis, pieces, at }) => {
       const apart = length / pieces;
       const out = apart >= SPARSE ? 5 : 0;
       const lines = frames.flatMap((f) =>

@@ -2,6 +2,7 @@
 
 import { axisClass } from "../shared/axes.js";
 import { h } from "../shared/dom.js";
+import { placed } from "../shared/text.js";
 
 /** A line for each drawn dimension: `→ dim 3: 768 = 4 × 192 data`. */
 export function captions(mesh, leaf, { column, row, panels, pieces }) {
@@ -9,7 +10,7 @@ export function captions(mesh, leaf, { column, row, panels, pieces }) {
   return lines
     .filter(([, dim]) => dim !== null)
     .map(([mark, dim]) => {
-      const axes = leaf.spec[dim].filter((axis) => mesh.sizes[axis] > 1);
+      const axes = leaf.spec[dim].filter((axis) => leaf.sizes[axis] > 1);
       const names = axes.map((axis) => [" ", h("b", { class: axisClass(axis) }, mesh.names[axis])]);
       const size = leaf.shape[dim];
       return h(

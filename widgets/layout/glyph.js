@@ -37,7 +37,7 @@ function lines(mesh, leaf, box) {
   const drawn = new Map();
   const draw = (dim, most, path) => {
     if (dim === undefined) return;
-    for (const [at, axis] of cutsOf(mesh, leaf.spec[dim], Math.min(pieces[dim], most))) {
+    for (const [at, axis] of cutsOf(leaf, leaf.spec[dim], Math.min(pieces[dim], most))) {
       drawn.set(axis, (drawn.get(axis) ?? "") + path(at));
     }
   };
@@ -47,7 +47,7 @@ function lines(mesh, leaf, box) {
 }
 
 /** Where `n` pieces are cut, as [fraction, axis]: the major axis cuts into its share of them, the minor the rest. */
-function cutsOf(mesh, axes, n) {
-  const inner = Math.max(1, Math.round(n / Math.min(n, mesh.sizes[axes[0]])));
+function cutsOf(leaf, axes, n) {
+  const inner = Math.max(1, Math.round(n / Math.min(n, leaf.sizes[axes[0]])));
   return Array.from({ length: n - 1 }, (_, i) => [(i + 1) / n, axes.length > 1 && (i + 1) % inner ? axes[1] : axes[0]]);
 }

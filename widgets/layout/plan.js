@@ -44,16 +44,16 @@ export function pieceAt(share, size, pieces) {
 }
 
 /**
- * The cuts of a dimension, by the axis that makes them: `[{axis, pieces, at}]`, outermost first. Cut `i` lies
+ * The cuts of a dimension of a leaf over `axes`, by the axis that makes them: `[{axis, pieces, at}]`, outermost first. Cut `i` lies
  * before piece `i`; `pieces` is the number of parts that this axis and those outside it make.
  */
-export function cutLines(mesh, axes) {
-  const total = product(axes.map((axis) => mesh.sizes[axis]));
+export function cutLines({ sizes }, axes) {
+  const total = product(axes.map((axis) => sizes[axis]));
   let outer = 1;
   return axes.flatMap((axis) => {
     const step = total / outer;
-    const inner = step / mesh.sizes[axis];
-    outer *= mesh.sizes[axis];
+    const inner = step / sizes[axis];
+    outer *= sizes[axis];
     const at = [];
     for (let i = inner; i < total; i += inner) if (i % step) at.push(i);
     return at.length ? [{ axis, pieces: outer, at }] : [];
@@ -103,14 +103,19 @@ export function moved(plan, block, panel, [down, across], pages) {
   return blockAt(plan, on, at, (to + pieces[column]) % pieces[column]);
 }
 
-/** A device that holds `block`: the one that is placed as `like` along all axes that do not cut the array. */
+/**
+ * A device that holds `block`: the one that is placed as `like` along all axes that do not cut the array, as near to it
+ * as the array lies.
+ */
 export function holderOf(mesh, leaf, block, like = 0) {
-  const coords = mesh.coords(like);
+  const { starts, sizes } = leaf;
+  const near = (at, axis) => Math.max(starts[axis], Math.min(starts[axis] + sizes[axis] - 1, at));
+  const coords = mesh.coords(like).map(near);
   leaf.spec.forEach((axes, dim) => {
     let at = block[dim];
     for (const axis of axes.toReversed()) {
-      coords[axis] = at % mesh.sizes[axis];
-      at = Math.floor(at / mesh.sizes[axis]);
+      coords[axis] = starts[axis] + (at % sizes[axis]);
+      at = Math.floor(at / sizes[axis]);
     }
   });
   return mesh.position(coords);
@@ -118,7 +123,7 @@ export function holderOf(mesh, leaf, block, like = 0) {
 
 /** Whether the device at `position` holds `block`. */
 export const holds = (mesh, leaf, position, block) =>
-  position !== null && blockOf(mesh, leaf, position).every((at, dim) => at === block[dim]);
+  position !== null && (blockOf(mesh, leaf, position)?.every((at, dim) => at === block[dim]) ?? false);
 
 /** The bytes that the device at `position` holds: not the same for all where a dimension does not divide. */
 export function heldAt(mesh, leaf, position) {

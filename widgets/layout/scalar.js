@@ -1,14 +1,16 @@
-// An array without dimensions: one value, as often as there are devices.
+// An array without dimensions: one value, as often as there are devices that it lies on.
 
 import { s } from "../shared/dom.js";
 import { counted } from "../shared/format.js";
+import { copies } from "../shared/mesh.js";
 
 const SIDE = 34;
 const AT = { x: 16.5, y: 36.5 };
 
 /** `{height, box, parts, mark(on)}`: its elements, and those that show whether a device is chosen. */
 export function scalar(mesh, leaf) {
-  const behind = Array.from({ length: Math.min(3, mesh.count - 1) }, (_, i) => 4 * (i + 1)).reverse();
+  const count = copies(mesh, leaf);
+  const behind = Array.from({ length: Math.min(3, count - 1) }, (_, i) => 4 * (i + 1)).reverse();
   const square = (shift) => ({ x: AT.x + shift, y: AT.y - shift, width: SIDE, height: SIDE });
   const key = leaf.dtype.startsWith("key");
   const text = (y, words) => s("text", { class: "jsm-ink", x: AT.x + SIDE + 22, y }, words);
@@ -21,7 +23,7 @@ export function scalar(mesh, leaf) {
       s("rect", { class: "jsm-map-plate", ...square(0) }),
       s("rect", { class: "jsm-frame", ...square(0) }),
       text(AT.y + 6, key ? "one key," : "one value,"),
-      text(AT.y + 22, mesh.count > 1 ? counted(mesh.count, "copy", "copies") : "on one device"),
+      text(AT.y + 22, count > 1 ? counted(count, "copy", "copies") : "on one device"),
     ],
     mark: (on) => [
       on ? s("rect", { class: "jsm-detail-shown", ...square(0) }) : null,

@@ -31,9 +31,17 @@ export class Mesh {
   }
 }
 
-/** Leaf `index` of the payload's columns; `spec` has a list of axis indices, major first, per dimension. */
+/**
+ * Leaf `index` of the payload's columns; `spec` has a list of axis indices, major first, per dimension. `within` has
+ * `[axis, first, end]` for each axis along which it lies only on the devices from `first` on, before `end`; `starts` and
+ * `sizes` say for every axis where those that it lies on begin, and how many there are.
+ */
 export function leafAt(data, index) {
   const { path, role, dtype, shape, spec, bytes, held, why } = data.leaves;
+  const within = withinOf(data, index);
+  const sizes = data.mesh.axes.map(([, size]) => size);
+  const starts = sizes.map(() => 0);
+  for (const [axis, first, end] of within) [starts[axis], sizes[axis]] = [first, end - first];
   return {
     index,
     path: path[index],
@@ -45,19 +53,56 @@ export function leafAt(data, index) {
     held: held[index],
     why: data.whys[why[index]],
     short: data.short[index] ?? null,
+    within,
+    starts,
+    sizes,
   };
 }
 
-/** Into how many pieces each dimension is cut. */
-export const cuts = (mesh, leaf) => leaf.spec.map((axes) => product(axes.map((axis) => mesh.sizes[axis])));
+/** `[[axis, first, end], ...]`, nothing for a leaf on the whole mesh. */
+export const withinOf = (data, index) => data.withins[data.leaves.within[index]];
 
-/** The index along each dimension of the block that the device at `position` holds. */
-export function blockOf(mesh, leaf, position) {
+/** Whether the device at `position` holds anything of the leaf. */
+export function lies(mesh, { within }, position) {
   const coords = mesh.coords(position);
-  return leaf.spec.map((axes) => axes.reduce((at, axis) => at * mesh.sizes[axis] + coords[axis], 0));
+  return within.every(([axis, first, end]) => first <= coords[axis] && coords[axis] < end);
 }
 
-/** `[start, stop]` of that block along each dimension, null for a dimension that is whole. */
+/** The positions of all devices that the leaf lies on, ascending. */
+export const places = (mesh, leaf) =>
+  Array.from({ length: mesh.count }, (_, position) => position).filter((position) => lies(mesh, leaf, position));
+
+/** Bytes of `leaves` (indices) on the device that holds most of them. */
+export function fullest(data, leaves) {
+  const sums = new Map(); // by the part of the mesh
+  for (const leaf of leaves) {
+    const part = data.leaves.within[leaf];
+    sums.set(part, (sums.get(part) ?? 0) + data.leaves.held[leaf]);
+  }
+  const parts = [...sums].map(([part, held]) => [data.withins[part], held]);
+  const starts = new Map();
+  for (const [axis, first] of parts.flatMap(([within]) => within)) {
+    starts.set(axis, (starts.get(axis) ?? new Set([0])).add(first));
+  }
+  let corners = [new Map()]; // what lies on a device grows at the start of a part alone
+  for (const [axis, found] of starts) {
+    corners = corners.flatMap((at) => [...found].map((first) => new Map(at).set(axis, first)));
+  }
+  const on = (at) => ([within]) => within.every(([axis, first, end]) => first <= at.get(axis) && at.get(axis) < end);
+  return Math.max(...corners.map((at) => parts.filter(on(at)).reduce((all, [, held]) => all + held, 0)));
+}
+
+/** Into how many pieces each dimension is cut. */
+export const cuts = (mesh, leaf) => leaf.spec.map((axes) => product(axes.map((axis) => leaf.sizes[axis])));
+
+/** The index along each dimension of the block that the device at `position` holds, null where it holds none. */
+export function blockOf(mesh, leaf, position) {
+  if (!lies(mesh, leaf, position)) return null;
+  const coords = mesh.coords(position).map((at, axis) => at - leaf.starts[axis]);
+  return leaf.spec.map((axes) => axes.reduce((at, axis) => at * leaf.sizes[axis] + coords[axis], 0));
+}
+
+/** `[start, stop]` of that block along each dimension, null for a dimension that is whole; for one of its devices. */
 export function sliceOf(mesh, leaf, position) {
   const pieces = cuts(mesh, leaf);
   return blockOf(mesh, leaf, position).map((at, i) => {
@@ -72,21 +117,22 @@ export const sliceText = (slice) =>
   `[${slice.map((range) => (range ? `${range[0]}:${range[1]}` : ":")).join(", ")}]`;
 
 /** On how many devices each block lies. */
-export const copies = (mesh, leaf) => mesh.count / Math.max(1, product(cuts(mesh, leaf)));
+export const copies = (mesh, leaf) => product(leaf.sizes) / Math.max(1, product(cuts(mesh, leaf)));
 
-/** Axes, of more than one device, that cut nothing of the leaf: it is the same all along them. */
+/** Axes, of more than one of its devices, that cut nothing of the leaf: it is the same all along them. */
 export function uncutAxes(mesh, leaf) {
   const used = new Set(leaf.spec.flat());
-  return mesh.names.map((_, axis) => axis).filter((axis) => !used.has(axis) && mesh.sizes[axis] > 1);
+  return mesh.names.map((_, axis) => axis).filter((axis) => !used.has(axis) && leaf.sizes[axis] > 1);
 }
 
-/** The positions whose devices hold the same block as `position`, itself among them, ascending. */
+/** The positions whose devices hold the same block as `position`, itself among them, ascending; none beside the leaf. */
 export function holders(mesh, leaf, position) {
+  if (!lies(mesh, leaf, position)) return [];
   const free = uncutAxes(mesh, leaf);
   let found = [mesh.coords(position)];
   for (const axis of free) {
     found = found.flatMap((coords) =>
-      Array.from({ length: mesh.sizes[axis] }, (_, i) => coords.with(axis, i)),
+      Array.from({ length: leaf.sizes[axis] }, (_, i) => coords.with(axis, leaf.starts[axis] + i)),
     );
   }
   return found.map((coords) => mesh.position(coords)).sort((a, b) => a - b);

@@ -34,6 +34,23 @@ export function typed(mesh, leaf) {
   return h("span", { class: "jsm-mono jsm-type" }, leaf.dtype, "[", dims, "]");
 }
 
+/**
+ * `on pipe=2`: where leaves lie that are not on the whole mesh, given the `within` of each; `on one of pipe=0-3` for
+ * leaves of a stage each. Nothing for the whole mesh.
+ */
+export function placed(mesh, withins) {
+  if (!withins[0].length) return null;
+  const parts = withins[0].map(([index], i) => {
+    const spans = new Set(withins.map((within) => within[i].slice(1).join("-")));
+    const [, first, end] = withins[0][i];
+    const oneOf = spans.size === 1 ? null : `${end - first === 1 ? "one" : end - first} of `;
+    const low = Math.min(...withins.map((within) => within[i][1]));
+    const high = Math.max(...withins.map((within) => within[i][2])) - 1;
+    return [i ? ", " : null, oneOf, axis(mesh, index), `=${low === high ? low : `${low}-${high}`}`];
+  });
+  return h("span", { class: "jsm-place" }, "on ", parts);
+}
+
 /** `P(None, 'model')`, without the Nones at its end. */
 export function specText(mesh, leaf) {
   const entries = leaf.spec.map((axes) => {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ...gradients.options import Inside
 from ...plan import Share
 from ...report import Collective, Leaf, Memory, MeshInfo, Spec
+from ...report.held import extents
 from ...targets import Target
 from ..collectives import Move
 from ..roofline import Roofline
@@ -50,7 +51,12 @@ class Case:
     def batch_axes(self) -> tuple[str, ...]:
         """The axes that the examples lie along, in the mesh's order."""
         cut = {a for leaf in self.leaves if leaf.role == "batch" for a in axes_of(leaf.spec)}
-        return tuple(a for a in self.mesh.axes if a in cut)
+        return tuple(a for a in self.mesh.axes if a in cut - self.stage_axes)
+
+    @property
+    def stage_axes(self) -> set[str]:
+        """The axes along which a device has other leaves than the next one: those of a pipeline's stages."""
+        return {*self.jobs.get("pp", ()), *(a for leaf in self.leaves for a in leaf.within)}
 
 
 def axes_of(spec: Spec) -> set[str]:
@@ -69,7 +75,7 @@ def devices_along(axes: Mapping[str, int], chosen: Collection[str]) -> int:
 def all_divide(leaves: Sequence[Leaf], axes: Mapping[str, int]) -> bool:
     """Does every leaf divide as it does now on a mesh of these `axes`?"""
     return all(
-        n % devices_along(axes, entry_axes(e)) == 0
+        n % devices_along(extents(x, axes), entry_axes(e)) == 0
         for x in leaves
         for n, e in zip(x.shape, x.spec, strict=True)
     )

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...report import Advice, DeviceMemory
+from ...report import Advice, DeviceMemory, Leaf
+from ...report.held import on_device
 from .case import Case, axes_of, byte_text, devices_along, mesh_text
 
 COPIES = 4  # of the parameters in training: themselves, their gradients and Adam's two moments
@@ -55,13 +56,13 @@ def _told(case: Case, top: DeviceMemory, change: Change) -> str:
 
 def _changes(case: Case, top: DeviceMemory) -> Iterator[Change]:
     """What takes memory off a device, the cheapest first."""
-    saved, axes = _by_cutting_state(case)
+    saved, axes = _by_cutting_state(case, top)
     if saved:
         over = "+".join(axes)
         says = f"Parameters and optimizer state cut over {over} take off {byte_text(saved)}"
         yield Change(says, _fsdp(case), saved)
     if case.kept:
-        twice = sum(leaf.bytes_per_device for leaf in case.kept)
+        twice = sum(leaf.bytes_per_device for leaf in on_device(case.kept, case.mesh, top.device))
         says = f"The old state stays while the new one is made; donated, it takes off {byte_text(twice)}"
         yield Change(says, "--donate", twice)
     if (kept := _kept_for_backward(case)) is not None:
@@ -110,7 +111,9 @@ def _more_devices(case: Case, top: DeviceMemory) -> Iterator[Change]:
     if case.target is None or not case.batch_axes or top.temporaries is None:
         return
     axis, axes = case.batch_axes[0], case.mesh.axes
-    whole = sum(x.bytes_per_device for x in case.leaves if x.role != "batch" and axis not in axes_of(x.spec))
+    whole = sum(
+        x.bytes_per_device for x in _on(case, top) if x.role != "batch" and axis not in axes_of(x.spec)
+    )
     for extent in case.larger:
         target = replace(case.target, extent=extent)
         times, rest = divmod(target.count, case.target.count)
@@ -144,11 +147,12 @@ def replicated_state(case: Case) -> Iterator[Advice]:
     top = _fullest(case)
     if top is None or top.limit is None or (top.peak is not None and top.peak > top.limit):
         return
-    saved, _ = _by_cutting_state(case)
-    params = sum(x.bytes_per_device for x in case.leaves if x.role == "params")
+    saved, _ = _by_cutting_state(case, top)
+    params = sum(x.bytes_per_device for x in _on(case, top) if x.role == "params")
     if saved and COPIES * params > top.limit:
+        where = "every device of its stage" if case.stage_axes else "every device"
         message = (
-            f"The parameters lie whole on every device, {byte_text(params)}: with their gradients and Adam's two "
+            f"The parameters lie whole on {where}, {byte_text(params)}: with their gradients and Adam's two "
             f"moments {byte_text(COPIES * params)}, more than the {byte_text(top.limit)} there are."
         )
         yield Advice("replicated-state", "warning", message, _fsdp(case))
@@ -159,12 +163,18 @@ def _fullest(case: Case) -> DeviceMemory | None:
     return max(devices, key=lambda d: d.peak or 0, default=None)
 
 
-def _by_cutting_state(case: Case) -> tuple[int, tuple[str, ...]]:
+def _on(case: Case, top: DeviceMemory) -> list[Leaf]:
+    """What of the step's arrays the device holds: in a pipeline, those of its stage."""
+    return on_device(case.leaves, case.mesh, top.device)
+
+
+def _by_cutting_state(case: Case, top: DeviceMemory) -> tuple[int, tuple[str, ...]]:
     """Bytes of a device that fsdp over the batch axes would take off it, and those axes: what of the parameters, their
     gradients and optimizer state lies whole along all of them."""
     axes = tuple(a for a in case.batch_axes if case.mesh.axes[a] > 1)
     n = devices_along(case.mesh.axes, axes)
-    whole = [x for x in case.leaves if x.role in ("params", "optimizer") and not axes_of(x.spec) & set(axes)]
+    state = [x for x in _on(case, top) if x.role in ("params", "optimizer")]
+    whole = [x for x in state if not axes_of(x.spec) & set(axes)]
     saved = sum(
         (2 if x.role == "params" else 1) * x.bytes_per_device * (n - 1) // n for x in whole if x.shape
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ...report import Advice, Leaf, MeshInfo
+from ...report.held import extents, held, lost
 from .case import Case, all_divide, axes_of, byte_text, devices_along, entry_axes, mesh_option
 
 LARGE = 2**14  # elements; smaller leaves are copied on purpose
@@ -18,25 +19,36 @@ def not_cut(case: Case) -> Iterator[Advice]:
     """Leaves that the strategy wanted to cut over more axes than it could, alike ones together."""
     leaves, mesh = case.leaves, case.mesh
     groups = _alike([leaf for leaf in leaves if leaf.wanted])
-    groups.sort(key=lambda group: -sum(leaf.lost for leaf in group))
-    stored = sum(leaf.bytes_per_device for leaf in leaves)
+    groups.sort(key=lambda group: -lost(group))
+    stored = held(leaves)
     for group in groups[:GROUPS]:
-        first, lost = group[0], sum(leaf.lost for leaf in group)
+        first, more = group[0], lost(group)
         parts, axes = math.prod(mesh.axes[a] for a in first.wanted), "+".join(first.wanted)
         sizes = " x ".join(map(str, first.shape))
         also = f"With {len(group) - 1} more like it" if len(group) > 1 else "So"
+        upto = "" if sum(leaf.lost for leaf in group) == more else "up to "
         message = (
             f"{first.path} is not cut over {axes}: no dimension of {sizes} is left that divides by {parts}. "
-            f"{also} every device keeps {byte_text(lost)} more than planned."
+            f"{also} every device{_of_part(group)} keeps {upto}{byte_text(more)} more than planned."
         )
-        level = "warning" if lost >= SHARE * stored else "info"
+        level = "warning" if more >= SHARE * stored else "info"
         yield Advice("not-cut", level, message, _fix(group, leaves, mesh))
     rest = [leaf for group in groups[GROUPS:] for leaf in group]
     if rest:
-        lost = byte_text(sum(leaf.lost for leaf in rest))
+        where = "the fullest device" if any(leaf.within for leaf in rest) else "every device"
+        more = byte_text(lost(rest))
         yield Advice(
-            "not-cut", "info", f"{len(rest)} more leaves are not cut as planned, {lost} more on every device."
+            "not-cut", "info", f"{len(rest)} more leaves are not cut as planned, {more} more on {where}."
         )
+
+
+def _of_part(group: Sequence[Leaf]) -> str:
+    """` of pipe=2`, ` of pipe=0-3`: the part of the mesh that the leaves are on, alike but for their stage."""
+    told = []
+    for axis in group[0].within:
+        first, end = (pick(leaf.within[axis][i] for leaf in group) for i, pick in ((0, min), (1, max)))
+        told.append(f"{axis}={first}" + f"-{end - 1}" * (end - first > 1))
+    return f" of {' '.join(told)}" if told else ""
 
 
 def _fix(group: list[Leaf], leaves: Sequence[Leaf], mesh: MeshInfo) -> str | None:
@@ -58,7 +70,7 @@ def _rule(group: list[Leaf], leaves: Sequence[Leaf], mesh: MeshInfo, axes: tuple
         d
         for d, size in enumerate(first.shape)
         if (d or len(first.shape) < 3)
-        and size % devices_along(mesh.axes, (*entry_axes(first.spec[d]), *free)) == 0
+        and size % devices_along(extents(first, mesh.axes), (*entry_axes(first.spec[d]), *free)) == 0
     ]
     if not fitting or not free:
         return None
@@ -90,7 +102,7 @@ def _padded(leaf: Leaf, mesh: MeshInfo) -> tuple[float, str | None]:
     """The smallest growth of a dimension that makes it divide, and how to say so."""
     options = []
     for d, size in enumerate(leaf.shape):
-        parts = devices_along(mesh.axes, (*entry_axes(leaf.spec[d]), *leaf.wanted))
+        parts = devices_along(extents(leaf, mesh.axes), (*entry_axes(leaf.spec[d]), *leaf.wanted))
         padded = -(-size // parts) * parts
         if padded > size:
             options.append((padded / size, f"pad dimension {d} of {leaf.path} from {size} to {padded}"))
@@ -100,7 +112,7 @@ def _padded(leaf: Leaf, mesh: MeshInfo) -> tuple[float, str | None]:
 def _other_mesh(leaf: Leaf, leaves: Sequence[Leaf], mesh: MeshInfo) -> str | None:
     """The same number of devices with fewer of them along the axis that does not divide."""
     axis = leaf.wanted[-1]
-    others = [a for a in mesh.axes if a != axis]
+    others = [a for a in mesh.axes if a != axis and not any(a in x.within for x in leaves)]
     for size in range(mesh.axes[axis] - 1, 1, -1):
         if mesh.axes[axis] % size:
             continue
@@ -108,7 +120,7 @@ def _other_mesh(leaf: Leaf, leaves: Sequence[Leaf], mesh: MeshInfo) -> str | Non
             axes = {**mesh.axes, axis: size}
             axes[other] *= mesh.axes[axis] // size
             cuts = any(
-                n % devices_along(axes, (*entry_axes(e), *leaf.wanted)) == 0
+                n % devices_along(extents(leaf, axes), (*entry_axes(e), *leaf.wanted)) == 0
                 for n, e in zip(leaf.shape, leaf.spec, strict=True)
             )
             if cuts and all_divide(leaves, axes):
@@ -139,32 +151,38 @@ def idle(case: Case) -> Iterator[Advice]:
 
 
 def whole(case: Case) -> Iterator[Advice]:
-    """Large leaves left whole, though others of their role are cut and nobody asked for it."""
-    leaves, mesh, given = case.leaves, case.mesh, case.given
+    """Large leaves left whole, though others of their role are cut and nobody asked for it. What a pipeline cuts into
+    its stages is no cut in this sense."""
+    leaves, mesh, given, stages = case.leaves, case.mesh, case.given, case.stage_axes
     used = {leaf.role: Counter[frozenset[str]]() for leaf in leaves}
     for leaf in leaves:
-        if axes := axes_of(leaf.spec):
+        if axes := axes_of(leaf.spec) - stages:
             used[leaf.role][frozenset(axes)] += 1
-    stored = sum(leaf.bytes_per_device for leaf in leaves)
+    stored = held(leaves)
     silent = [
         leaf
         for leaf in leaves
-        if used[leaf.role] and not axes_of(leaf.spec) and not leaf.wanted and leaf.path not in given
+        if used[leaf.role] and not axes_of(leaf.spec) - stages
+        if not leaf.wanted and leaf.path not in given
         if math.prod(leaf.shape) >= LARGE and leaf.bytes >= SHARE * stored
     ]
     groups = sorted(_alike(silent), key=lambda group: -sum(leaf.bytes for leaf in group))
     for group in groups[:GROUPS]:
         axes = used[group[0].role].most_common(1)[0][0]
         fix = _rule(group, leaves, mesh, tuple(a for a in mesh.axes if a in axes))
-        held = byte_text(sum(leaf.bytes_per_device for leaf in group))
+        size = byte_text(held(group))
         more = f", {len(group) - 1} more like it too" if len(group) > 1 else ""
-        message = f"{group[0].path} lies whole on every device{more}, {held} each: {group[0].why}."
+        where = f"every device{_of_part(group)}"
+        message = f"{group[0].path} lies whole on {where}{more}, {size} each: {group[0].why}."
         yield Advice("whole", "info", message, fix)
 
 
 def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
-    """Leaves of one shape, spec and wish together: a parameter with its moments, repeated layers."""
+    """Leaves of one shape, spec and wish together: a parameter with its moments, repeated layers, those of all stages of
+    a pipeline."""
     groups: dict[tuple, list[Leaf]] = {}
     for leaf in leaves:
-        groups.setdefault((leaf.shape, leaf.spec, leaf.wanted, leaf.role == "batch"), []).append(leaf)
+        parts = tuple((axis, end - first) for axis, (first, end) in leaf.within.items())
+        key = leaf.shape, leaf.spec, parts, leaf.wanted, leaf.role == "batch"
+        groups.setdefault(key, []).append(leaf)
     return list(groups.values())

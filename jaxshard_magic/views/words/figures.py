@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import memory as mem
-from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, device_text, range_text, seconds_text
+from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, range_text, seconds_text
+from jaxshard_magic.views.stages import stages
 from jaxshard_magic.views.words.communication import predicted_text, sent_by_axes, sent_text
 from jaxshard_magic.views.words.run import difference, ran
 from jaxshard_magic.views.words.spans import axes_text
@@ -68,7 +69,8 @@ def _peak_figure(report: Report) -> Figure:
     source = "measured" if memory.source == "measured" else "computed"
     if top.most.peak is None:
         return Figure("peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(mem.held(top.most))}")
-    place = "every device" if len(found) == 1 and len(top.devices) > 1 else device_text(top.devices)
+    alike = len(found) == 1 and len(top.devices) > 1
+    place = "every device" if alike else stages(report).named(top.devices)
     notes = [note for note in (mem.share_of_limit(memory), place) if note]
     most = mem.limit(memory)
     sign = "error" if most is not None and top.most.peak > most else None

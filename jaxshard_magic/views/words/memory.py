@@ -2,13 +2,13 @@
 
 from jaxshard_magic.report import Buffer, DeviceMemory, Memory
 from jaxshard_magic.views import memory as mem
-from jaxshard_magic.views.format import byte_text, count_text, share_text
+from jaxshard_magic.views.format import byte_text, count_text, device_text, share_text
 from jaxshard_magic.views.words.spans import Span, sentence_case, strong
 
 
-def memory_lead(memory: Memory) -> list[Span]:
+def memory_lead(memory: Memory, named: mem.Named = device_text) -> list[Span]:
     """What the memory view opens with: who is fullest, in bold, and what the others hold."""
-    head, rest = mem.clauses(memory)
+    head, rest = mem.clauses(memory, named)
     measured = measured_text(memory)
     said = (
         f" {sentence_case('; '.join([*rest, *([measured] if measured else [])]))}."

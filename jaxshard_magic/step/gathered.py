@@ -1,0 +1,35 @@
+"""State that lies on several devices, or on the stages of a pipeline, brought back to one place."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from ..errors import ShardError
+from ..program.peel import nnx_calls
+
+
+def gathered(trees: Sequence[Any], to: Any) -> Any:
+    """`trees` with every `jax.Array` on `to`, a device or a Sharding; objects of Flax NNX are changed in place. One
+    tree is given back as it is, several as a tuple.
+
+    Raises `ShardError` where there is nothing to gather.
+    """
+    if not trees:
+        raise ShardError("gather() takes what the step gave back: state = step.gather(state)")
+    made = [_moved(tree, to) for tree in trees]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _moved(tree: Any, to: Any) -> Any:
+    is_node = nnx_calls().is_node if "flax.nnx" in sys.modules else None
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_node)
+    places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
+    for i, x in zip(places, jax.device_put([leaves[i] for i in places], to), strict=True):
+        leaves[i] = x
+    if is_node is not None:
+        for x in leaves:
+            if is_node(x):
+                nnx_calls().move(x, to)
+    return structure.unflatten(leaves)
