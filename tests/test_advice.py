@@ -1,6 +1,7 @@
 """Every piece of advice fires where it should, with a fix that holds, and stays silent where it should."""
 
 import math
+from dataclasses import replace
 
 from jaxshard_magic.analysis.advice import Case
 from jaxshard_magic.analysis.advice import advise as advice_on
@@ -180,6 +181,33 @@ def test_leaves_left_whole_on_purpose_are_not_named():
     assert advise([whole, BATCH], MESH, "dp") == ()
     assert advise([cut, small, BATCH], MESH, "fsdp") == ()
     assert advise([cut, whole, BATCH], MESH, "fsdp", given={"emb.table"}) == ()
+
+
+def on_stages(first: int, end: int, *args, **fields) -> Leaf:
+    return replace(leaf(*args, axes={"pipe": end - first, "data": 2}, **fields), within={"pipe": (first, end)})
+
+
+def test_what_a_pipeline_puts_on_one_stage_is_neither_whole_everywhere_nor_a_reason_to_cut_others():
+    pipe = mesh(pipe=4, data=2)
+    table, head = (on_stages(s, s + 1, name, (1000, 512)) for s, name in ((0, "table"), (3, "head")))
+    stack = on_stages(1, 3, "layers", (8, 512, 512), ("pipe", None, None))
+    assert advise([table, stack, head, BATCH], pipe, "pp") == ()
+    cut = on_stages(1, 2, "w", (512, 512), ("data", None))
+    (told,) = advise([table, cut, BATCH], pipe, "pp+fsdp")
+    assert told.message.startswith("table lies whole on every device of pipe=0, 1.95 MiB each")
+    assert told.fix == "--rule \"table$=P('data',None)\""
+
+
+def test_what_stages_lose_is_that_of_the_fullest_and_not_of_all_together():
+    pipe = mesh(pipe=4, data=2)
+    odd = [on_stages(s, s + 1, f"w{i}", (511, 511), wanted=("data",)) for i, s in enumerate((0, 1, 2, 2))]
+    lost = 511 * 511 * 4 / 2  # of one leaf; stage 2 has two of them
+    (told,) = advise([*odd, BATCH], pipe, "pp+fsdp")
+    assert told.message == (
+        "w0 is not cut over data: no dimension of 511 x 511 is left that divides by 2. "
+        f"With 3 more like it every device of pipe=0-2 keeps up to {2 * lost / 2**20:.3g} MiB more than planned."
+    )
+    assert told.fix == "pad dimension 0 of w0 from 511 to 512"
 
 
 LOOP = """HloModule m, num_partitions=8

@@ -1,6 +1,7 @@
 """What would make a step fit: each change is told where it helps, with what it leaves, the cheapest first."""
 
 import math
+from dataclasses import replace
 
 from jaxshard_magic.analysis.advice import Case, advise
 from jaxshard_magic.gradients.options import Inside
@@ -120,3 +121,31 @@ def test_a_donation_that_would_help_is_told_once():
 def test_a_step_that_fits_is_told_nothing():
     made = case(14 * GIB, target=V5E8, larger=larger(V5E8.chip, V5E8.extent))
     assert not told(made, "does-not-fit") and not told(made, "would-fit")
+
+
+def test_what_a_pipeline_can_take_off_is_of_the_fullest_devices_stage():
+    # Stage 0 has 1 GiB of weights, stage 1 6 GiB; cut over data=2, of parameters and gradients a half of 6 GiB each.
+    axes = {"pipe": 2, "data": 2}
+    weights = [
+        replace(leaf(f"w{s}", size * GIB, (None, None), "params"), within={"pipe": (s, s + 1)})
+        for s, size in ((0, 1), (1, 6))
+    ]
+    batch = leaf("x", 4096 * 64, ("data", None), "batch", 2)
+    held = [(1, 20), (1, 20), (6, 15), (6, 15)]
+    rows = tuple(
+        DeviceMemory(i, w * GIB, 0, 0, 0, rest * GIB, (w + rest) * GIB, 16 * GIB)
+        for i, (w, rest) in enumerate(held)
+    )
+    made = replace(
+        case(0, axes=axes), leaves=(*weights, batch), jobs={"pp": ("pipe",)}, memory=Memory(rows, "compiled")
+    )
+    first, *_ = [a for a in advise(made) if "cut over data" in a.message]
+    assert "take off 6 GiB" in first.message
+    assert first.fix == "%%shard fsdp+pp"
+    fuller = replace(rows[0], temporaries=25 * GIB, peak=26 * GIB)
+    first, *_ = [
+        a
+        for a in advise(replace(made, memory=Memory((fuller, *rows[1:]), "compiled")))
+        if "cut over data" in a.message
+    ]
+    assert "take off 1 GiB" in first.message

@@ -196,7 +196,7 @@ def _rank_of(pipeline: Pipeline, kind: str, number: int) -> int:
 
 def _while_acting(pipeline: Pipeline, rank: int) -> int:
     stages = [pipeline.stages[s] for s in pipeline.split.schedule.stages_of[rank]]
-    sums = sum(_shard_bytes(a, at) for s in stages for a, at in zip(s.sums, s.parameters, strict=True))
+    sums = sum(_shard_bytes(a, at) for s in stages for a, at in zip(s.sums, s.sums_at, strict=True))
     taken = sum(_shard_bytes(a, at) for s in stages for a, at in s.stacked)
     own = (_own_bytes(made, _on_tpu(pipeline)) for _, made in _programs_of(pipeline, rank, acting=True))
     return sums + taken + _most_held(pipeline, rank) + max(own, default=0)

@@ -1,25 +1,23 @@
 """The step around its gradient call as one flat program: what the loss reads, and what is made of its results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
+from ..errors import ShardError
 from ..program.capture import Gradient, gradients_of
 from ..program.emit import Emitter
-from ..program.example_rules import ELEMENTWISE
 from ..program.ir import Equation, Program, Value
-from ..program.primitives import bind
 from ..program.replay import retraced
+from .kinds import Kinds
 from .layers import Pieces
-
-BY_ELEMENT = ELEMENTWISE | {
-    *("add", "sub", "mul", "div", "neg", "add_any", "select_n", "convert_element_type", "reduce_precision"),
-    *("copy", "copy_p", "name", "stop_gradient", "sharding_constraint", "device_put"),
-}
+from .piecewise import Piecewise, laid_out
 
 
 class _Flat(Emitter):
@@ -29,32 +27,44 @@ class _Flat(Emitter):
         if e.name != "cond" or e.eqn.effects:
             return super().equation(e, values)
         branches = [self.run(door.scope, values[1:]) for door in e.doors]
-        which = values[0]
+        which = jnp.asarray(values[0])
         if which.dtype != jnp.bool_:
-            which = jnp.clip(which, 0, len(branches) - 1)
+            which = lax.clamp(0, which, len(branches) - 1)
+        avals = [v.aval for v in e.eqn.outvars]
         return [
-            outs[0] if all(x is outs[0] for x in outs) else lax.select_n(_index(which, len(outs)), *outs)
-            for outs in zip(*branches, strict=True)
+            outs[0]
+            if all(x is outs[0] for x in outs)
+            else lax.select_n(_index(which, len(outs)), *(_array(x, aval) for x in outs))
+            for aval, *outs in zip(avals, *branches, strict=True)
         ]
+
+
+def _array(x: Any, aval: Any) -> Any:
+    return x if isinstance(x, jax.Array) else jnp.asarray(x, aval.dtype)
 
 
 def _index(which: Any, branches: int) -> Any:
     return which.astype(jnp.bool_) if branches == 2 else which
 
 
+Bounds = (
+    tuple[int, ...] | None
+)  # the first row of each piece, and at last their number; None for what is whole
+
+
 @dataclass(frozen=True)
 class Around:
     """`program`: `(leaves..., results of the gradient call...)` -> `(operands of the loss..., outputs of the step...)`.
 
-    `leaves[i]`, `results[j]`, `operands[k]`, `outputs[o]` say how each of these lies among its inputs and outputs: in as
-    many pieces as the bounds have parts.
+    `leaves[i]`, `results[j]`, `operands[k]`, `outputs[o]` say how each of these lies among its inputs and outputs: in
+    the pieces of its bounds.
     """
 
     program: Program
-    leaves: tuple[tuple[int, ...] | None, ...]
-    results: tuple[tuple[int, ...] | None, ...]
-    operands: tuple[tuple[int, ...] | None, ...]
-    outputs: tuple[tuple[int, ...] | None, ...]
+    leaves: tuple[Bounds, ...]
+    results: tuple[Bounds, ...]
+    operands: tuple[Bounds, ...]
+    outputs: tuple[Bounds, ...]
 
 
 def flat(captured: Any) -> Program:
@@ -62,37 +72,62 @@ def flat(captured: Any) -> Program:
     return Program(retraced(_Flat(Program(captured))))
 
 
+def gradient_call(step: Program) -> Equation:
+    """The one gradient call of a captured step.
+
+    Raises ShardError where it has none, several, or one in a loop.
+    """
+    calls = gradients_of(step)
+    if not calls:
+        raise ShardError(
+            "pp: the step takes no gradient (jax.grad, jax.value_and_grad or a framework's) to pipeline"
+        )
+    if len(calls) > 1:
+        raise ShardError(
+            f"pp: the step takes {len(calls)} gradients; a pipeline runs one loss: add the losses up and differentiate "
+            "their sum, or use fsdp"
+        )
+    if calls[0] not in step.top.equations:
+        raise ShardError(
+            "pp: the step takes its gradient in a loop of its own; a pipeline runs one gradient call a step: leave the "
+            "loop out, and use --microbatches where it takes the batch in parts"
+        )
+    return calls[0]
+
+
 def around(step: Program, pieces: Mapping[int, tuple[int, ...]]) -> Around:
     """The flat `step` without its one gradient call, of whose operands `pieces` says which come in pieces, by position;
-    what is as they are, element for element, comes in pieces as well."""
-    (call,) = gradients_of(step)
+    what is made of them row by row comes in pieces as well."""
+    call = gradient_call(step)
     gradient: Gradient = call.params["gradient"]
-    kinds = Kinds(step)
+    kinds = Kinds(step, rows=True)
+    operands: list[Bounds] = [pieces.get(k) for k in range(len(call.ins))]
+    gradients = {gradient.outs + n: operands[k] for n, k in enumerate(gradient.differentiated)}
     bounds: dict[Value, tuple[int, ...]] = {}
-    for k, cut in pieces.items():
-        for v in (call.ins[k], call.outs[gradient.outs + k - gradient.closed_over]):
-            if v is not None:
-                bounds[kinds.of(v)] = cut
+    for v, cut in [*zip(call.ins, operands, strict=True), *((call.outs[j], b) for j, b in gradients.items())]:
+        if v is not None and cut is not None:
+            bounds[kinds.of(v)] = cut
 
-    def cut_of(v: Value | None) -> tuple[int, ...] | None:
+    def cut_of(v: Value | None) -> Bounds:
         found = None if v is None else bounds.get(kinds.of(v))
         return found if found and v is not None and step.shapes[v][:1] == found[-1:] else None
 
     leaves = tuple(cut_of(v) for v in step.inputs)
-    results = tuple(cut_of(v) for v in call.outs)
+    results = tuple(gradients.get(j) for j in range(len(call.outs)))
     avals = [
         *(a for v, cut in zip(step.inputs, leaves, strict=True) for a in _avals(step.avals[v], cut)),
         *(a for v, cut in zip(call.outs, results, strict=True) for a in _avals(step.avals[v], cut)),
     ]
-    replay = _Around(step, call, cut_of)
-    laid: list[tuple[tuple[int, ...] | None, ...]] = []
+    replay = _Around(step, call)
+    laid: list[tuple[Bounds, ...]] = []
 
     def run(*arrays: Any) -> list:
         rest = iter(arrays)
         inputs = [_taken(rest, cut) for cut in leaves]
         replay.results = [_taken(rest, cut) for cut in results]
         outs = replay.run(step.top, inputs)
-        ends = [*replay.operands, *outs]
+        ends = [laid_out(x, cut) for x, cut in zip(replay.operands, operands, strict=True)]
+        ends = [_value(x) for x in (*ends, *outs)]
         laid.append(tuple(x.bounds if isinstance(x, Pieces) else None for x in ends))
         return [part for x in ends for part in (x.arrays if isinstance(x, Pieces) else (x,))]
 
@@ -101,48 +136,12 @@ def around(step: Program, pieces: Mapping[int, tuple[int, ...]]) -> Around:
     return Around(program, leaves, results, laid[0][:n], laid[0][n:])
 
 
-class Kinds:
-    """Values that are of one shape and made of each other element by element, such as a parameter, its gradient and its
-    moments: `of(v)` is the same for all of them."""
+class _Around(Piecewise):
+    """Runs a step with the results of its gradient call given."""
 
-    def __init__(self, step: Program):
-        self._parent = list(range(len(step.avals)))
-        spread = {v for e in step.top.equations if e.name == "broadcast_in_dim" for v in e.outs}
-        for e in step.top.equations:
-            if e.name in BY_ELEMENT:
-                shape = step.shapes[e.outs[0]]
-                same = [v for v in (*e.ins, *e.outs) if v is not None and shape and step.shapes[v] == shape]
-                for v in same:
-                    if v not in spread:
-                        self.join(v, e.outs[0])
-
-    def join(self, v: Value, w: Value) -> None:
-        """From here on the two are of one kind."""
-        self._parent[self.of(v)] = self.of(w)
-
-    def of(self, v: Value) -> Value:
-        while self._parent[v] != v:
-            self._parent[v] = self._parent[self._parent[v]]
-            v = self._parent[v]
-        return v
-
-
-def _avals(aval: Any, cut: tuple[int, ...] | None) -> list:
-    if cut is None:
-        return [aval]
-    return [aval.update(shape=(b - a, *aval.shape[1:])) for a, b in zip(cut, cut[1:], strict=False)]
-
-
-def _taken(arrays: Any, cut: tuple[int, ...] | None) -> Any:
-    return next(arrays) if cut is None else Pieces([next(arrays) for _ in cut[1:]], cut, -1)
-
-
-class _Around(Emitter):
-    """Runs a step with the results of its gradient call given, piece by piece where values come in pieces."""
-
-    def __init__(self, step: Program, call: Equation, cut_of: Any):
+    def __init__(self, step: Program, call: Equation):
         super().__init__(step)
-        self._call, self._cut_of = call, cut_of
+        self._call = call
         self.results: Sequence[Any] = ()
         self.operands: list = []
 
@@ -150,30 +149,19 @@ class _Around(Emitter):
         if e is self._call:
             self.operands = values
             return list(self.results)
-        if any(isinstance(x, Pieces) for x in values):
-            return self._of_pieces(e, values)
         return super().equation(e, values)
 
-    def _of_pieces(self, e: Equation, values: list) -> list:
-        bounds = next(x.bounds for x in values if isinstance(x, Pieces))
-        if e.name in BY_ELEMENT and self._cut_of(e.outs[0]) == bounds:
-            parts = [self._parts(x, bounds) for x in values]
-            made = [bind(e.eqn, list(xs)) for xs in zip(*parts, strict=True)]
-            return [Pieces(xs, bounds, -1) for xs in zip(*made, strict=True)]
-        if e.name == "reduce_sum" and 0 in e.params["axes"]:
-            sums = [bind(e.eqn, [x])[0] for x in values[0].arrays]
-            total = sums[0]
-            for x in sums[1:]:
-                total = lax.add(total, x)
-            return [total]
-        return super().equation(
-            e, [jnp.concatenate(x.arrays) if isinstance(x, Pieces) else x for x in values]
-        )
 
-    def _parts(self, x: Any, bounds: tuple[int, ...]) -> list:
-        n = len(bounds) - 1
-        if isinstance(x, Pieces):
-            return list(x.arrays)
-        if not jnp.shape(x):
-            return [x] * n
-        return [lax.slice_in_dim(x, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+def _avals(aval: Any, cut: Bounds) -> list:
+    if cut is None:
+        return [aval]
+    return [aval.update(shape=(b - a, *aval.shape[1:])) for a, b in pairwise(cut)]
+
+
+def _taken(arrays: Iterator[Any], cut: Bounds) -> Any:
+    return next(arrays) if cut is None else Pieces([next(arrays) for _ in cut[1:]], cut, -1)
+
+
+def _value(x: Any) -> Any:
+    """What an output can be: a literal has no value in a program."""
+    return x if isinstance(x, Pieces | Tracer) else lax.optimization_barrier(jnp.asarray(x))

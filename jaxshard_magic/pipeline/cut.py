@@ -1,34 +1,34 @@
 """Where a row of units is cut into parts: the largest as small as can be, then where few bytes cross."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxshard_magic.errors import ShardError
-
-SLACK = (
-    0.08  # by how much the largest part may exceed the smallest possible largest, for fewer bytes to cross
-)
+SLACK = 0.08  # what the largest part may exceed the smallest possible largest by, for fewer bytes to cross
 
 
-def cut(costs: Sequence[float], crossing: Sequence[float], parts: int) -> list[int]:
-    """The first unit of each part after the first, ascending, `parts - 1` of them.
+def cut(
+    costs: Sequence[float], crossing: Sequence[float], parts: int, fixed: Mapping[int, bool] | None = None
+) -> list[int] | None:
+    """The first unit of each part after the first, ascending, `parts - 1` of them; None where there is no such cut.
 
     Args:
         costs: what each unit costs, in any unit, none below 0.
         crossing: `crossing[u]` is the bytes that cross a boundary before unit u.
         parts: how many, each of at least one unit.
-
-    Raises ShardError where there are fewer units than parts.
+        fixed: units that a part starts at whatever that costs (True), or that none starts at (False).
 
     >>> cut([1, 1, 1, 1], [0, 9, 1, 9], 2)
     [2]
+    >>> cut([1, 1, 1, 1], [0, 9, 1, 9], 2, {1: True})
+    [1]
     """
-    n = len(costs)
-    if n < parts:
-        raise ShardError(f"{n} places to cut a step into {parts} stages; use at most {max(n, 1)}")
+    n, fixed = len(costs), fixed or {}
     before = np.concatenate([[0.0], np.cumsum(costs)])
-    limit = _least_largest(before, parts) * (1 + SLACK)
+    starts = _Starts(n, fixed)
+    limit = _least_largest(before, starts, parts) * (1 + SLACK)
+    if not np.isfinite(limit):
+        return None
     bytes_ = np.asarray(crossing, float)
     usual = max(float(np.median(bytes_[1:])) if n > 1 else 0.0, 1.0)
     best = np.full((parts + 1, n + 1), np.inf)
@@ -39,7 +39,7 @@ def cut(costs: Sequence[float], crossing: Sequence[float], parts: int) -> list[i
             work = before[end] - before[:end]
             # Bytes in units of a usual boundary; between alike ones the more even parts.
             paid = best[p - 1, :end] + bytes_[:end] / usual + (work / limit if limit else work) ** 2
-            paid[work > limit] = np.inf
+            paid[(work > limit) | ~starts(end)] = np.inf
             first[p, end] = int(np.argmin(paid))
             best[p, end] = paid[first[p, end]]
     found, end = [], n
@@ -49,14 +49,34 @@ def cut(costs: Sequence[float], crossing: Sequence[float], parts: int) -> list[i
     return found[::-1]
 
 
-def _least_largest(before: np.ndarray, parts: int) -> float:
-    """The smallest possible cost of the largest of `parts` runs of units; `before[u]`: the cost of all before unit u."""
+def largest(costs: Sequence[float], bounds: Sequence[int]) -> float:
+    """The cost of the largest of the parts that start at 0 and at `bounds`."""
+    ends = [*bounds, len(costs)]
+    return max(sum(costs[a:b]) for a, b in zip([0, *bounds], ends, strict=True))
+
+
+class _Starts:
+    """`starts(end)[u]`: whether a part may run from unit u to before `end`."""
+
+    def __init__(self, units: int, fixed: Mapping[int, bool]):
+        self._allowed = np.array([fixed.get(u, True) for u in range(units)])
+        self._forced = sorted(u for u, cut in fixed.items() if cut)
+
+    def __call__(self, end: int) -> np.ndarray:
+        found = self._allowed[:end].copy()
+        found[: max((u for u in self._forced if u < end), default=0)] = False
+        return found
+
+
+def _least_largest(before: np.ndarray, starts: _Starts, parts: int) -> float:
+    """The smallest possible cost of the largest of `parts` runs of units; `before[u]`: the cost of what is before u."""
     n = len(before) - 1
-    largest = np.full(n + 1, np.inf)
-    largest[0] = 0.0
+    least = np.full(n + 1, np.inf)
+    least[0] = 0.0
     for p in range(1, parts + 1):
         now = np.full(n + 1, np.inf)
         for end in range(p, n + 1):
-            now[end] = np.min(np.maximum(largest[:end], before[end] - before[:end]))
-        largest = now
-    return float(largest[n])
+            paid = np.maximum(least[:end], before[end] - before[:end])
+            now[end] = np.min(paid[starts(end)], initial=np.inf)
+        least = now
+    return float(least[n])

@@ -214,8 +214,7 @@ class Pipeline:
         return found
 
     def _route_of_sums(self, sent: Sequence[tuple[int, int]], owner: int) -> Route:
-        values = [self.split.input_of[self.split.programs[s].stage.parameters[k]] for s, k in sent]
-        return Route([self.homes.sharding(v, owner) for v in values])
+        return Route([self.homes.at(owner, self.stages[s].sums_at[k].spec) for s, k in sent])
 
     def _given_of(self, rank: int) -> tuple[list[int], Route | None]:
         """What the rank's stages give of the loss, and its way to the hub."""

@@ -26,8 +26,8 @@ class _Halves:
 
 
 def in_halves(closed: ClosedJaxpr, urgent: Sequence[int]) -> ClosedJaxpr:
-    """`closed` with each scan of which the outputs `urgent`, by position, need a part alone run as two scans, the second
-    without what that needs. Nothing is computed twice."""
+    """`closed` with each scan of which the outputs `urgent`, by position, need a part alone run as two scans, the
+    second without what that needs. Nothing is computed twice."""
     while True:
         program = Program(closed)
         outs = {v for i in urgent if (v := program.outputs[i]) is not None}

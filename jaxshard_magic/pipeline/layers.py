@@ -1,5 +1,6 @@
 """A loss with its scans cut between layers, and the arrays that they step over in as many pieces."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,7 @@ class CutScans(Replay):
 
 
 _STAGE = "pipeline_stage_"
+_NUMBER = re.compile(rf"{_STAGE}(\d+)")
 
 
 def stage_name(stage: int) -> str:
@@ -97,6 +99,5 @@ def stage_name(stage: int) -> str:
 
 def stage_of(e: Equation) -> int | None:
     """The stage whose scope an equation of the top level is in; None for what is free."""
-    names = str(e.eqn.source_info.name_stack).split("/")
-    found = [int(name.removeprefix(_STAGE)) for name in names if name.startswith(_STAGE)]
-    return found[-1] if found else None
+    found = _NUMBER.findall(str(e.eqn.source_info.name_stack))  # as in vmap(jvp(pipeline_stage_1))
+    return int(found[-1]) if found else None

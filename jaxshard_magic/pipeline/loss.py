@@ -2,13 +2,15 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
 
 from ..program.ir import Program, Value
 from ..program.primitives import scan_counts
-from .cut import cut
+from .balance import stage_starts
 from .layers import Cut, CutScans, Pieces
 from .units import Units
 
@@ -34,15 +36,17 @@ class CutLoss:
     crossing: tuple[int, ...]
 
 
-def cut_loss(loss: Program, parameters: Collection[int], examples: Collection[int], stages: int) -> CutLoss:
-    """`loss`, of one microbatch, in `stages` stages of about the same work.
+def cut_loss(
+    loss: Program, parameters: Collection[int], examples: Collection[int], stages: int, chunks: int = 1
+) -> CutLoss:
+    """`loss`, of one microbatch, in `stages` stages of about the same work, of which a rank runs `chunks`.
 
-    `parameters` and `examples`: the positions of the inputs that are differentiated, and of those that hold examples.
-    Raises ShardError where it has fewer places to be cut at.
+    `parameters` and `examples`: the positions of the inputs that are weights, trained or frozen, and of those that hold
+    examples. Raises ShardError where it has fewer places for stages.
     """
     units = Units(loss, [loss.inputs[i] for i in parameters], [loss.inputs[i] for i in examples])
     costs = [unit.cost for unit in units.units]
-    bounds = cut(costs, units.crossing, stages)
+    bounds = stage_starts(units, stages, chunks)
     stage_at = [sum(u >= b for b in bounds) for u in range(len(costs))]
     cuts, whole = {}, {}
     for e in units.main:
@@ -64,22 +68,21 @@ def _in_pieces(
     """The loss run with its scans cut, and as many parameters in pieces as nothing needs whole."""
     bounds = _stepped_over(loss, parameters, cuts)
     while True:
-        pieces = [
-            piece
-            for i in range(len(loss.inputs))
-            for piece in (
-                [Piece(i, a, b) for a, b in zip(bounds[i], bounds[i][1:], strict=False)]
-                if i in bounds
-                else [Piece(i)]
-            )
-        ]
+        pieces = [piece for i in range(len(loss.inputs)) for piece in _pieces(i, bounds.get(i))]
         replay = CutScans(loss, cuts, whole)
-        closed = jax.make_jaxpr(lambda *xs: replay(*_gathered(loss, bounds, xs)))(
-            *(_aval(loss, piece) for piece in pieces)
-        )
+        run = partial(_run, replay, bounds)
+        closed = jax.make_jaxpr(run)(*(_aval(loss, piece) for piece in pieces))
         if not replay.joined:
             return Program(closed), tuple(pieces)
         bounds = {i: b for i, b in bounds.items() if i not in replay.joined}
+
+
+def _pieces(operand: int, bounds: tuple[int, ...] | None) -> list[Piece]:
+    return [Piece(operand)] if bounds is None else [Piece(operand, a, b) for a, b in pairwise(bounds)]
+
+
+def _run(replay: CutScans, bounds: Mapping[int, tuple[int, ...]], *xs: Any) -> list:
+    return replay(*_gathered(replay.program, bounds, xs))
 
 
 def _gathered(loss: Program, bounds: Mapping[int, tuple[int, ...]], xs: Sequence[Any]) -> list:

@@ -13,7 +13,8 @@ from ..schedule.names import Sizes
 BALANCE = ("flops", "measured")
 MICROBATCHES_A_STAGE = 4  # from here on another microbatch makes the bubble little smaller
 _NOT_WITH = {
-    "reduce": "a pipeline adds up the gradients of its microbatches as they come, over devices once a step",
+    "reduce": "a pipeline sums gradients over devices once a step where each device stores them whole, else with each "
+    "microbatch",
     "reduce_dtype": "a pipeline adds gradients up in the type in which each is computed",
     "pad": "a pipeline takes batches that divide into its microbatches",
 }

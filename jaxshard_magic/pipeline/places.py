@@ -1,19 +1,19 @@
 """Where each part of the step around the gradient call runs: where most of what it reads lives."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..gradients.part import needed
 from ..program.ir import Equation, Program, Value
 from ..program.sizes import nbytes
-from .around import Kinds
+from .kinds import Kinds
 from .units import reached
 
 
 @dataclass(frozen=True)
 class Group:
-    """Equations that run together at one place: `wanted` of them are read elsewhere or given, `reads` come from elsewhere.
+    """Equations that run together at one place: `wanted` are read elsewhere or given, `reads` come from elsewhere.
 
     `before`: they run before the gradient call, for what it reads.
     """
@@ -46,77 +46,115 @@ def placed(
 
     Args:
         given: the places of the gradient call's results.
-        wanted_at: the places that the loss reads a value at, for inputs that nothing else places.
+        wanted_at: the places that the loss reads a value at, for inputs that no gradient places.
         same: pairs of an input and an output that the next step takes in its place.
         last: where numbers go that belong nowhere.
         operands: what the gradient call reads.
         everywhere: inputs that are at every place, such as the batch.
     """
-    kinds = Kinds(program)
-    for i, o in same:
+    kinds, pairs = Kinds(program), list(same)
+    for i, o in pairs:
         kinds.join(i, o)
-    at: dict[Value, int] = {}
-    of_kind: dict[Value, int] = {}
-    for v, place in (*wanted_at.items(), *given.items()):  # a gradient says more than a use
-        if program.shapes[v]:
-            of_kind[kinds.of(v)] = place
-    at.update(given)
-    free = set(everywhere)
-    for v in program.inputs:
-        if v not in at and v not in free:
-            at[v] = of_kind.get(kinds.of(v), wanted_at.get(v, last))
-    return _grouped(program, at, given, last, {v: wanted_at.get(v, last) for v in operands})
+    filled = {v: place for v, place in wanted_at.items() if program.shapes[v]}
+    of_kind = _agreed(kinds, filled) | _agreed(kinds, {v: p for v, p in given.items() if program.shapes[v]})
+    at, free = dict(given), set(everywhere)
+    inputs = [v for v in program.inputs if v not in at and v not in free]
+    for v in inputs:
+        place = of_kind.get(kinds.of(v), wanted_at.get(v))
+        if place is not None:
+            at[v] = place
+    _follow(program, at, pairs, last)
+    at |= {v: last for v in inputs if v not in at}
+    groups = _Groups(program, at, given, last)
+    state = {o: at[i] for i, o in pairs if i in at}
+    read = {v: wanted_at.get(v, last) for v in operands}
+    ends = {v: state.get(v, last) for v in program.outputs if v is not None}
+    return Placed(groups.at, groups.all(ends | read, set(read)))
 
 
-def _grouped(
-    program: Program,
-    at: dict[Value, int],
-    given: Mapping[Value, int],
-    last: int,
-    operands: Mapping[Value, int],
-) -> Placed:
-    """`at` completed, and the equations in groups: as early as what they read lets them."""
-    late = reached(program, given)
-    behind: dict[
-        Value, frozenset[Value]
-    ] = {}  # of a value that lives nowhere: the values with a place that it reads
-    level: dict[Value, int] = defaultdict(int)
-    groups: dict[tuple[bool, int, int], list[Value]] = defaultdict(list)
-    home: dict[Value, tuple[bool, int, int]] = {}
+def _agreed(kinds: Kinds, places: Mapping[Value, int]) -> dict[Value, int]:
+    """The place of each kind whose values are all at one."""
+    found: dict[Value, set[int]] = defaultdict(set)
+    for v, place in places.items():
+        found[kinds.of(v)].add(place)
+    return {kind: min(at) for kind, at in found.items() if len(at) == 1}
 
-    def sources(e: Equation) -> frozenset[Value]:
-        read = [v for v in e.ins if v is not None]
-        return frozenset(v for v in read if v in at).union(*(behind.get(v, frozenset()) for v in read))
 
-    readers: dict[Value, list[Equation]] = defaultdict(list)
-    for e in program.top.equations:
-        found = sources(e)
-        if not found:
-            behind.update(dict.fromkeys(e.outs, found))
-            continue
-        place = _place(program, found, at, last)
-        before = not late.intersection(e.outs)
-        levels = [level[v] + (at[v] != place) for v in found if before or v in late]
+def _follow(program: Program, at: dict[Value, int], pairs: Sequence[tuple[Value, Value]], last: int) -> None:
+    """Put state that has no place yet where its next value is made."""
+    while True:
+        made = dict(at)
+        for e in program.top.equations:
+            found = {v for v in e.ins if v in made}
+            if found and not made.keys() & set(e.outs):
+                made.update(dict.fromkeys(e.outs, _place(program, found, made, last)))
+        more = {i: made[o] for i, o in pairs if i not in at and o in made}
+        if not more:
+            return
+        at |= more
+
+
+_Key = tuple[bool, int, int]  # of a group: whether it runs before the call, its level, its place
+
+
+class _Groups:
+    """The equations of `program` in groups, as early as what they read lets them; `at` is completed.
+
+    What is made of nothing that has a place, and arrays made of numbers alone, live nowhere: each group that reads them
+    makes them.
+    """
+
+    def __init__(self, program: Program, at: dict[Value, int], given: Collection[Value], last: int):
+        self.program, self.at, self._late = program, at, reached(program, given)
+        self._behind: dict[
+            Value, frozenset[Value]
+        ] = {}  # of what lives nowhere: the values with a place that it reads
+        self._level: dict[Value, int] = defaultdict(int)
+        self._readers: dict[Value, set[_Key]] = defaultdict(set)
+        self._home: dict[Value, _Key] = {}
+        self._made: dict[_Key, list[Value]] = defaultdict(list)
+        for e in program.top.equations:
+            self._take(e, last)
+
+    def _sources(self, values: Iterable[Value | None]) -> frozenset[Value]:
+        read = {v for v in values if v is not None}
+        return frozenset(read & self.at.keys()).union(*(self._behind.get(v, ()) for v in read))
+
+    def _take(self, e: Equation, last: int) -> None:
+        found, shapes = self._sources(e.ins), self.program.shapes
+        if not any(shapes[v] for v in found) and (not found or any(shapes[v] for v in e.outs)):
+            self._behind.update(dict.fromkeys(e.outs, found))
+            return
+        place, before = _place(self.program, found, self.at, last), not self._late.intersection(e.outs)
+        levels = (self._level[v] + (self.at[v] != place) for v in found if before or v in self._late)
         key = (before, max(levels, default=0), place)
         for v in e.outs:
-            at[v], level[v], home[v] = place, key[1], key
-        groups[key] += e.outs
+            self.at[v], self._level[v], self._home[v] = place, key[1], key
+        self._made[key] += e.outs
         for v in found:
-            readers[v].append(e)
-    ends = [v for v in program.outputs if v is not None]
-    for v in (*operands, *ends):
-        if v not in at and v not in program.inputs:
-            key = (v in operands, max((k[1] for k in groups), default=0), operands.get(v, last))
-            at[v], home[v] = key[2], key
-            groups[key].append(v)
-    final = {*operands, *ends}
-    made = []
-    for key in sorted(groups, key=lambda k: (not k[0], k[1], k[2])):
-        mine = set(groups[key])
-        wanted = [v for v in groups[key] if v in final or any(home[e.outs[0]] != key for e in readers[v])]
-        if wanted:
-            made.append(Group(key[2], key[1], key[0], tuple(wanted), _reads(program, wanted, mine, home)))
-    return Placed(at, tuple(made))
+            self._readers[v].add(key)
+
+    def all(self, places: Mapping[Value, int], operands: Collection[Value]) -> tuple[Group, ...]:
+        """The groups in an order to run them; the values of `places` are wanted, those that live nowhere there."""
+        known, inputs = set(self._home), set(self.program.inputs)
+        for v in places:
+            if v in self.at or v in inputs:
+                continue
+            before = v in operands
+            level = 1 + max((n for early, n, _ in self._made if early == before), default=-1)
+            key = self._home[v] = (before, level, places[v])
+            self._made[key].append(v)
+            for source in self._behind.get(v, ()):
+                self._readers[source].add(key)
+        self.at.update((v, self._home[v][2]) for v in places if v in self._home)
+        groups = []
+        for key in sorted(self._made, key=lambda k: (not k[0], k[1], k[2])):
+            mine = self._made[key]
+            wanted = [v for v in mine if v in places or self._readers[v] - {key}]
+            if wanted:
+                reads = _reads(self.program, wanted, (known | inputs) - set(mine))
+                groups.append(Group(key[2], key[1], key[0], tuple(wanted), reads))
+        return tuple(groups)
 
 
 def _place(program: Program, read: Iterable[Value], at: Mapping[Value, int], last: int) -> int:
@@ -131,11 +169,8 @@ def _place(program: Program, read: Iterable[Value], at: Mapping[Value, int], las
     return places.pop() if len(places) == 1 else last
 
 
-def _reads(
-    program: Program, wanted: Iterable[Value], mine: set[Value], home: Mapping[Value, object]
-) -> tuple[Value, ...]:
-    """What a group reads that it does not make."""
-    known = {v for v in home if v not in mine} | set(program.inputs)
+def _reads(program: Program, wanted: Iterable[Value], known: Collection[Value]) -> tuple[Value, ...]:
+    """What a group that makes `wanted` reads of what is known."""
     indices = needed(program.top, set(wanted), known)
     read = dict.fromkeys(v for e in program.top.equations if e.index in indices for v in e.ins if v in known)
     return tuple(v for v in read if v is not None)

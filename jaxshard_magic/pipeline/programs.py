@@ -14,7 +14,7 @@ from ..program.emit import Emitter
 from ..program.ir import Program, Value
 from ..program.replay import retraced
 from ..strategies.hold import Hold
-from ..strategies.layout import Layout
+from ..strategies.layout import Layout, Spec
 from .halves import in_halves
 from .stages import Stage
 from .units import reached
@@ -197,9 +197,27 @@ class Runner:
     """Emits shares of one stage's program: as they are, or held to a layout."""
 
     def __init__(self, program: StageProgram, layout: Layout | None):
-        self._program = program.whole
+        self._program, self._gradients = program.whole, program.gradients
         kept = [*program.kept, *program.kept_for_weights]
-        self._emitter = _Plain(program.whole) if layout is None else _Held(layout, handed_on=kept)
+        waiting = _values(program.gradients)
+        self._emitter = (
+            _Plain(program.whole) if layout is None else _Held(layout, handed_on=kept, waiting=waiting)
+        )
+
+    def parts_spec(self, k: int) -> Spec | None:
+        """Where the gradient of parameter k lies in parts, one for each shard of the examples, along a dimension before
+        its own; None where it comes summed."""
+        value = self._gradients[k]
+        if not isinstance(self._emitter, _Held) or not isinstance(value, Value):
+            return None
+        return self._emitter.parts_spec(value)
+
+    def summed(self, k: int, x: Any) -> Any:
+        """The gradient of parameter k, of which `x` are the parts."""
+        value = self._gradients[k]
+        assert isinstance(self._emitter, _Held)
+        assert isinstance(value, Value)
+        return self._emitter.summed(x, value)
 
     def __call__(self, share: Share, args: Sequence[Any]) -> list:
         """The values that `share` makes of its inputs and of what is known."""

@@ -102,7 +102,7 @@ class Prepared:
                     sources.update(dict.fromkeys(whole.norms_read))
         self.reads = list(sources)
         self._sums = [a for jobs in stages.values() for a in jobs.sums]
-        zeros = [at for jobs in stages.values() for at in jobs.parameters]
+        zeros = [at for jobs in stages.values() for at in jobs.sums_at]
         avals = [shape_of(split.around.program.avals[v]) for v in self.reads]
         at = [homes.sharding(v, rank) for v in self.reads]
         self.job = Job(self._run, (avals,), (at,), (outs, zeros))
@@ -153,16 +153,17 @@ class Settled:
         self.own: list[tuple[int, int]] = []
         self.sent: dict[int, list[tuple[int, int]]] = {}
         self.received: dict[int, list[int]] = {}
-        self._inputs: list[int] = []
+        self._inputs: list[tuple[int, int, int]] = []  # of the loss, and the stage and position of the sum
+        self._stages = stages
         avals, at = [], []
         for s in split.schedule.stages_of[rank]:
             jobs = stages[s]
             for k, i in enumerate(jobs.program.stage.parameters):
                 if (owner := split.owner(i)) == rank:
                     self.own.append((s, k))
-                    self._inputs.append(i)
+                    self._inputs.append((i, s, k))
                     avals.append(jobs.sums[k])
-                    at.append(jobs.parameters[k])
+                    at.append(jobs.sums_at[k])
                 else:
                     self.sent.setdefault(owner, []).append((s, k))
         for other in range(len(split.schedule.stages_of)):
@@ -173,9 +174,9 @@ class Settled:
                 for k, i in enumerate(jobs.program.stage.parameters):
                     if split.owner(i) == rank:
                         self.received.setdefault(other, []).append(i)
-                        self._inputs.append(i)
+                        self._inputs.append((i, s, k))
                         avals.append(jobs.sums[k])
-                        at.append(homes.sharding(split.input_of[i], rank))
+                        at.append(homes.at(rank, jobs.sums_at[k].spec))
         self._avals = [shape_of(pieces[i]) for i in self.owned]
         values = [split.gradient_of[i] for i in self.owned]
         outs = [homes.sharding(v, rank) for v in values]
@@ -183,7 +184,8 @@ class Settled:
 
     def _run(self, sums: Sequence[Any]) -> list:
         total: dict[int, Any] = {}
-        for i, x in zip(self._inputs, sums, strict=True):
+        for (i, s, k), parts in zip(self._inputs, sums, strict=True):
+            x = self._stages[s].summed(k, parts)
             total[i] = total[i] + x if i in total else x
         return [
             total[i].astype(a.dtype) if i in total else jnp.zeros(a.shape, a.dtype)

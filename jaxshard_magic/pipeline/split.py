@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import jax.numpy as jnp
+
 from ..gradients.accumulate import Accumulated
-from ..program.capture import Gradient, gradients_of
+from ..program.capture import Gradient
 from ..program.ir import Program, Value
 from ..schedule import Schedule
-from .around import Around, around
+from .around import Around, around, gradient_call
 from .loss import CutLoss, cut_loss
 from .places import Placed, placed
 from .programs import StageProgram
@@ -39,15 +41,13 @@ class Split:
         batch: Sequence[int],
     ):
         self.schedule, self.call = schedule, call
-        (self._gradient,) = gradients_of(step)
-        gradient: Gradient = self._gradient.params["gradient"]
-        first = 1 + len(
-            call.followed.norms
-        )  # of the inputs of a microbatch's loss: its rows, sums of the batch
+        gradient: Gradient = gradient_call(step).params["gradient"]
+        first = 1 + len(call.followed.norms)  # inputs of a microbatch's loss: its rows, sums of the batch
         parameters = {first + k for k in gradient.differentiated}
         examples = {0} | {first + k for k in call.batch}
         parts = schedule.stages * schedule.chunks
-        self.loss: CutLoss = cut_loss(call.loss, parameters, examples, parts)
+        weights = parameters | {first + k for k in _frozen(call, gradient)}
+        self.loss: CutLoss = cut_loss(call.loss, weights, examples, parts, schedule.chunks)
         self.trained = {i for i, p in enumerate(self.loss.pieces) if p.operand in parameters}
         varying = {i for i, p in enumerate(self.loss.pieces) if p.operand in examples}
         self.programs = [
@@ -82,7 +82,7 @@ class Split:
         program, a = self.around.program, self.around
         leaves = _parts(program.inputs, a.leaves, 0)
         results = _parts(program.inputs, a.results, sum(len(p.values) for p in leaves))
-        outs: list[Value] = [_required(v) for v in program.outputs]
+        outs = [v for v in program.outputs if v is not None]  # `around` gives no literals
         self.operands = _parts(outs, a.operands, 0)
         self.outputs = _parts(outs, a.outputs, sum(len(p.values) for p in self.operands))
         self.leaves, self.results = leaves, results
@@ -128,6 +128,16 @@ class Split:
         return [self.schedule.rank_of[where[given + s]] for s in range(n)]
 
 
+def _frozen(call: Accumulated, gradient: Gradient) -> list[int]:
+    """The operands that are weights as well, but not differentiated: arrays of numbers that are not the examples', nor
+    state of the loss."""
+    others = {*call.batch, *call.outputs.carried.values(), *gradient.differentiated}
+    avals = call.small.closed.in_avals
+    return [
+        k for k, a in enumerate(avals) if k not in others and a.shape and jnp.issubdtype(a.dtype, jnp.inexact)
+    ]
+
+
 def _bounds(loss: CutLoss, first: int) -> dict[int, tuple[int, ...]]:
     """The bounds of each operand of the gradient call that comes in pieces."""
     ends: dict[int, list[int]] = defaultdict(lambda: [0])
@@ -144,8 +154,3 @@ def _parts(values: Sequence[Value], cuts: Sequence[tuple[int, ...] | None], star
         found.append(Part(tuple(values[at : at + n])))
         at += n
     return tuple(found)
-
-
-def _required(v: Value | None) -> Value:
-    assert v is not None
-    return v

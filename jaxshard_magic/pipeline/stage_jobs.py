@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..program.ir import Value
-from ..strategies.layout import Layout
+from ..strategies.layout import Layout, partition_spec
 from .homes import Homes, spec_of
 from .jobs import Job, shape_of
 from .programs import End, Runner, Share, StageProgram
@@ -27,6 +27,7 @@ class Functions:
 
     def __init__(self, program: StageProgram, layout: Layout | None):
         runner, n = Runner(program, layout), len(program.moving_ins)
+        self.runner = runner
         self.forward = _of_microbatch(program, runner, program.forward)
         self.backward = _adding(_of_microbatch(program, runner, program.backward), n)
         self.input_gradient = _of_microbatch(program, runner, program.input_gradient)
@@ -55,8 +56,12 @@ def _adding(own: Callable[..., list], first: int) -> Callable[..., tuple[list, l
 
 
 class StageJobs:
-    """Where one stage's arrays lie on its rank, and its programs as jobs. `stacked`: what it takes of the batch, all
-    microbatches together, and where that lies."""
+    """Where one stage's arrays lie on its rank, and its programs as jobs.
+
+    `stacked`: what it takes of the batch, all microbatches together, and where that lies. `sums`, `sums_at`: in what it
+    adds up the gradient of each parameter; in `parts`, one for each shard of the examples, where devices store the
+    parameter whole: they are summed over devices once a step.
+    """
 
     def __init__(
         self,
@@ -82,7 +87,12 @@ class StageJobs:
         self.given_back = list(map(self._of_end, program.given_back))
         self.made = list(map(self._of_end, program.made))
         avals = list(map(shape_of, program.avals))
-        self.sums = [_sum_of(a) for a in avals[: s.parameters]]
+        self.parts = [self._functions.runner.parts_spec(k) for k in range(s.parameters)]
+        self.sums = [self._sum_of(k, a) for k, a in enumerate(avals[: s.parameters])]
+        self.sums_at = [
+            at if spec is None else self._at(partition_spec(spec))
+            for at, spec in zip(self.parameters, self.parts, strict=True)
+        ]
         others = [
             jax.ShapeDtypeStruct((microbatches, *a.shape), a.dtype) if k in stacked else a
             for k, a in enumerate(avals[s.parameters : s.parameters + s.others])
@@ -90,6 +100,17 @@ class StageJobs:
         self.stacked = [(a, self.others[k]) for k, a in enumerate(others) if k in stacked]
         self._args = _NUMBER, avals[: s.parameters], others
         self._ins = self._at(), self.parameters, self.others
+
+    def _sum_of(self, k: int, aval: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """In what the gradients of parameter k are added up."""
+        parts = self.parts[k]
+        first = () if parts is None or self._layout is None else (self._layout.count(parts[0]),)
+        wide = jnp.float32 if aval.dtype in _SHORT else aval.dtype
+        return jax.ShapeDtypeStruct((*first, *aval.shape), wide)
+
+    def summed(self, k: int, x: Any) -> Any:
+        """The gradient of parameter k, from what its gradients were added up in."""
+        return x if self.parts[k] is None else self._functions.runner.summed(k, x)
 
     def _at(self, spec: PartitionSpec | None = None) -> NamedSharding:
         return self._homes.at(self._rank, spec)
@@ -110,7 +131,7 @@ class StageJobs:
         kept, kept_at = self._of(program.kept)
         more, more_at = self._of(program.kept_for_weights)
         behind, behind_at = self._of(list(program.whole.inputs[s.given :]))
-        sums = (self.sums, *self._args), (self.parameters, *self._ins)
+        sums = (self.sums, *self._args), (self.sums_at, *self._ins)
         if kind == "F":
             ins, ins_at = self._of(list(program.whole.inputs[s.parameters + s.others : s.given]))
             return Job(functions.forward, (*self._args, ins), (*self._ins, ins_at), [*self.made, *kept_at])
@@ -118,19 +139,14 @@ class StageJobs:
             back = Job(functions.input_gradient, self._args, self._ins, [*self.given_back, *more_at])
             return _with(back, [*behind, *kept], [*behind_at, *kept_at])
         if kind == "W":
-            adding = Job(functions.weight_gradient, *sums, ([], self.parameters), (0,))
+            adding = Job(functions.weight_gradient, *sums, ([], self.sums_at), (0,))
             return _with(adding, [*behind, *kept, *more], [*behind_at, *kept_at, *more_at])
-        adding = Job(functions.backward, *sums, (self.given_back, self.parameters), (0,))
+        adding = Job(functions.backward, *sums, (self.given_back, self.sums_at), (0,))
         return _with(adding, [*behind, *kept], [*behind_at, *kept_at])
 
 
 def _with(job: Job, avals: list, ins: list) -> Job:
     return Job(job.run, (*job.avals, avals), (*job.ins, ins), job.outs, job.donate)
-
-
-def _sum_of(aval: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """In what gradients of a parameter are added up."""
-    return jax.ShapeDtypeStruct(aval.shape, jnp.float32 if aval.dtype in _SHORT else aval.dtype)
 
 
 class Alike:

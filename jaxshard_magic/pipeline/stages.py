@@ -42,7 +42,7 @@ def stages_of(loss: Program, trained: Collection[int], stages: int) -> tuple[Sta
     gives: dict[int, list[int]] = defaultdict(list)
     for j, v in enumerate(loss.outputs):
         gives[made.get(v, stages - 1) if v is not None else stages - 1].append(j)
-    last_read = _last_read(loss, at, made)
+    last_read = _last_read(loss, at, made, stages)
     found = []
     ins: tuple[Value, ...] = ()
     for s in range(stages):
@@ -65,7 +65,7 @@ def stages_of(loss: Program, trained: Collection[int], stages: int) -> tuple[Sta
     return tuple(found)
 
 
-def _last_read(loss: Program, at: dict[int, int], made: dict[Value, int]) -> dict[Value, int]:
+def _last_read(loss: Program, at: dict[int, int], made: dict[Value, int], stages: int) -> dict[Value, int]:
     """The last stage that reads each value that a stage makes, by its own equations or by free ones that they read."""
     found: dict[Value, int] = {}
     free = {v: e for e in loss.top.equations if e.index not in at for v in e.outs}
@@ -77,6 +77,9 @@ def _last_read(loss: Program, at: dict[int, int], made: dict[Value, int]) -> dic
         else:
             for v in sources:
                 found[v] = max(found.get(v, -1), at[e.index])
+    for v in loss.outputs:  # what is in no stage the last one gives
+        if v is not None and v not in made:
+            found.update(dict.fromkeys(behind.get(v, frozenset()), stages - 1))
     return found
 
 

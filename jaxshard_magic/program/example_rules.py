@@ -18,6 +18,7 @@ Rule = Callable[[Site], Label | list[Label]]
 RULES: dict[str, Rule] = {**INDEXING, **COLLECTIVES}
 rule = rules_in(RULES)
 
+# What makes each number of its results of those at its place in its operands, and is exact: beside sums and products.
 ELEMENTWISE = frozenset(
     {
         *(

@@ -7,7 +7,7 @@ it always was, and never holds a whole gradient where it stores a share.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
@@ -43,8 +43,11 @@ class Deferred:
     makers: Mapping[int, BatchDims] = field(default_factory=dict)
 
 
-def find_deferred(layout: Layout) -> Deferred:
-    """The sums of `layout`'s program that can wait for the end of a loop."""
+def find_deferred(
+    layout: Layout, waiting: Collection[Value] = (), whole: Collection[Value] = ()
+) -> Deferred:
+    """The sums of `layout`'s program that can wait for the end of a loop, or for somebody who takes the outputs
+    `waiting` in parts; `whole` are values that can't."""
     if layout.count(layout.batch_axes) < 2:
         return Deferred()
     program = layout.program
@@ -54,7 +57,7 @@ def find_deferred(layout: Layout) -> Deferred:
     kept, before = _reached(roots, after), None
     while kept != before:
         before = kept
-        kept = _agreed(program, makers, kept)
+        kept = _agreed(program, makers, kept - {*whole}, {*waiting})
         kept = _reached(roots & kept, after, kept)
     return Deferred(
         frozenset(kept), {i: d for i, d in makers.items() if program.equations[i].outs[0] in kept}
@@ -151,9 +154,11 @@ def _reached(
     return seen
 
 
-def _agreed(program: Program, makers: Mapping[int, BatchDims], kept: set[Value]) -> set[Value]:
+def _agreed(
+    program: Program, makers: Mapping[int, BatchDims], kept: set[Value], waiting: set[Value]
+) -> set[Value]:
     """The most of `kept` that the equation which makes a value, and all that read it, let stay in parts."""
-    kept = kept - set(program.outputs) - _unread(program)
+    kept = kept - (({*program.outputs} | _unread(program)) - waiting)
     touching: dict[Value, list[Equation]] = defaultdict(list)
     todo = []
     for e in program.equations:

@@ -39,7 +39,8 @@ class Hold(Emitter):
     `reduce`: when devices reduce the gradients that a loop adds up (over microbatches, over time): at each trip
     ("each"), once after the loop ("once"), or so and with the weights that the loop reads gathered once before it
     ("once-gathered"). `sums`: the type in which they do. `handed_on`: values that another program reads, beside the
-    outputs. `deferred`: how many gradients wait for the end of a loop.
+    outputs. `waiting`: gradients among the outputs that somebody else sums, so that they may come in parts, as
+    `parts_spec` says: those that every device stores whole. `deferred`: how many gradients wait for the end of a loop.
     """
 
     def __init__(
@@ -49,14 +50,15 @@ class Hold(Emitter):
         reduce: str = "each",
         sums: SumTypes = OWN_TYPES,
         handed_on: Collection[Value] = (),
+        waiting: Collection[Value] = (),
     ):
         super().__init__(layout.program, labels)
         self.layout, self._sum_types = layout, sums
-        waiting = Deferred() if reduce == "each" else find_deferred(layout)
-        self._parts, self._makers = waiting.values, waiting.makers
-        self._unreduced = Unreduced(layout, waiting)
-        self._loop_sums = loop_sums(layout, waiting, labels or {})
-        self._ahead = find_ahead(layout, waiting.values) if reduce == "once-gathered" else Ahead()
+        parts = self._in_parts(reduce, handed_on, waiting)
+        self._parts, self._makers = parts.values, parts.makers
+        self._unreduced = Unreduced(layout, parts)
+        self._loop_sums = loop_sums(layout, parts, labels or {})
+        self._ahead = find_ahead(layout, parts.values) if reduce == "once-gathered" else Ahead()
         self.deferred = sum(s.gradient for s in self._loop_sums.values())
         self._readers = _readers(self.program.scopes(), handed_on)
         self._sums = PartialSums(layout, self._readers)
@@ -67,6 +69,27 @@ class Hold(Emitter):
         self._bodies = [_Body(is_loop=False)]
         self._unpinned: set[Value] = set()  # gradients that are pinned after the layout change that follows
         return super().__call__(*args)
+
+    def _in_parts(
+        self, reduce: str, handed_on: Collection[Value], waiting: Collection[Value]
+    ) -> Deferred:
+        layout = self.layout
+        if reduce != "each":
+            return find_deferred(layout, waiting, handed_on)
+        if not waiting:
+            return Deferred()
+        batch = {*layout.batch_axes}
+        values = (v for v in range(len(self.program.avals)) if not layout.batchy(v))
+        shared = [v for v in values if any(batch.intersection(axes) for axes in layout.at_rest(v))]
+        return find_deferred(layout, waiting, {*handed_on, *shared})
+
+    def parts_spec(self, value: Value) -> Spec | None:
+        """Where the parts of an output lie, along a dimension before its own; None where it comes summed."""
+        return self._unreduced.spec(value) if value in self._parts else None
+
+    def summed(self, x: Any, value: Value) -> Any:
+        """The parts of an output summed, where it lies at rest."""
+        return self._unreduced.reduced(x, value, x.dtype)
 
     def _bytes_kept(self) -> int:
         stored = [self.program.inputs[i] for i in self.layout.roles.stored]

@@ -22,9 +22,13 @@ class Unreduced:
         self._axes = layout.batch_axes
         self._shards = layout.count(layout.batch_axes)
 
+    def spec(self, value: Value) -> Spec:
+        """Where the parts of `value` lie."""
+        return [self._axes, *self._whole(value)]
+
     def pin(self, x: Any, value: Value) -> Any:
         """`x`, the parts of `value`, each on its own shard."""
-        spec = partition_spec([self._axes, *self._whole(value)])
+        spec = partition_spec(self.spec(value))
         return lax.with_sharding_constraint(x, NamedSharding(self._layout.mesh, spec))
 
     def made(self, e: Equation, values: list) -> Any:

@@ -2,7 +2,7 @@
 
 import { h, replace, s } from "../shared/dom.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
-import { blockOf, holders } from "../shared/mesh.js";
+import { blockOf, holders, lies } from "../shared/mesh.js";
 import {
   blockBox,
   cuttingLines,
@@ -14,7 +14,7 @@ import {
   sheets,
   titles,
 } from "./blockshapes.js";
-import { captions } from "./captions.js";
+import { alone, captions } from "./captions.js";
 import { framed, under } from "./frames.js";
 import { pager } from "./pager.js";
 import { LEAST_NUMBER, blockAt, holderOf, holderTexts, holds, moved, panelOf } from "./plan.js";
@@ -73,7 +73,7 @@ export class Blocks {
       svg.setAttribute(name, value);
     }
     replace(svg, this.#flat ? [this.#flat.parts, this.#marked] : this.#layers());
-    replace(this.#captions, this.#flat ? "no dimension to cut" : captions(mesh, leaf, plan));
+    replace(this.#captions, this.#flat ? "no dimension to cut" : captions(mesh, leaf, plan), alone(mesh, leaf));
     this.#captions.style.paddingLeft = `${this.#flat?.box.x ?? frames[0].x}px`;
     this.#pager.node.hidden = !paged;
     if (paged) this.#pager.reserve(panels, this.#textOf(panels - 1).join(", "));
@@ -129,8 +129,8 @@ export class Blocks {
   #wanted() {
     if (!this.#picture.paged) return 0;
     const at = this.selection.pointed ?? (this.#browsed === null ? this.selection.device : null);
-    if (at === null) return this.#browsed ?? 0;
-    return panelOf(this.#picture.plan, blockOf(this.mesh, this.#leaf, at));
+    const block = at === null ? null : blockOf(this.mesh, this.#leaf, at);
+    return block === null ? (this.#browsed ?? 0) : panelOf(this.#picture.plan, block);
   }
 
   #turn(step) {
@@ -158,13 +158,14 @@ export class Blocks {
 
   #mark() {
     const position = this.selection.shown;
-    if (this.#flat) replace(this.#marked, this.#flat.mark(position !== null));
+    if (this.#flat) replace(this.#marked, this.#flat.mark(position !== null && lies(this.mesh, this.#leaf, position)));
     else replace(this.#marked, position === null ? [] : this.#markOf(position));
   }
 
   #markOf(position) {
     const { plan, frames } = this.#picture;
     const block = blockOf(this.mesh, this.#leaf, position);
+    if (block === null) return [];
     const frame = frames.find((f) => this.#panelOf(f) === panelOf(plan, block));
     if (!frame) return [];
     const box = blockBox(this.#picture, frame, block[plan.row] ?? 0, block[plan.column]);
@@ -205,8 +206,8 @@ export class Blocks {
     if (!choosing && !(event.key in ARROWS) && !(event.key in PAGES && panels > 1)) return;
     event.preventDefault();
     const { device } = selection;
-    if (device === null) return this.#choose(blockAt(plan, this.#panel, 0, 0));
-    const block = blockOf(mesh, this.#leaf, device);
+    const block = device === null ? null : blockOf(mesh, this.#leaf, device);
+    if (block === null) return this.#choose(blockAt(plan, this.#panel, 0, 0));
     if (choosing) return this.#choose(block);
     const from = paged ? this.#panel : panelOf(plan, block);
     const to = moved(plan, block, from, ARROWS[event.key] ?? [0, 0], PAGES[event.key] ?? 0);

@@ -4,6 +4,9 @@ import { axisClass } from "../shared/axes.js";
 import { h } from "../shared/dom.js";
 import { placed } from "../shared/text.js";
 
+/** Where an array lies that is not on the whole mesh: `on pipe=2 only`. */
+export const alone = (mesh, leaf) => (leaf.within.length ? h("div", {}, placed(mesh, [leaf.within]), " only") : null);
+
 /** A line for each drawn dimension: `→ dim 3: 768 = 4 × 192 data`. */
 export function captions(mesh, leaf, { column, row, panels, pieces }) {
   const lines = [["→", column], ["↓", row], ...panels.map((dim) => ["panels", dim])];

@@ -2,7 +2,7 @@
 
 import { h, replace, uniqueId } from "../shared/dom.js";
 import { leafAt } from "../shared/mesh.js";
-import { copyable, specText, typed } from "../shared/text.js";
+import { copyable, placed, specText, typed } from "../shared/text.js";
 import { Blocks } from "./blocks.js";
 import { facts, notes } from "./facts.js";
 import { MeshMap } from "./meshmap.js";
@@ -39,7 +39,7 @@ export function detail(data, mesh, selection) {
     replace(
       head,
       h("h3", { class: "jsm-mono jsm-detail-path" }, leaf.path),
-      h("div", {}, typed(mesh, leaf)),
+      h("div", {}, typed(mesh, leaf), " ", placed(mesh, [leaf.within])),
       h("div", {}, copyable(specText(mesh, leaf))),
     );
     replace(below, notes(data, mesh, leaf), facts(mesh, leaf));

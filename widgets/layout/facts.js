@@ -2,8 +2,8 @@
 
 import { h } from "../shared/dom.js";
 import { bytes, count, counted } from "../shared/format.js";
-import { copies, cuts, uncutAxes } from "../shared/mesh.js";
-import { axis, copyable, sign } from "../shared/text.js";
+import { copies, cuts, places, uncutAxes } from "../shared/mesh.js";
+import { axis, copyable, placed, sign } from "../shared/text.js";
 
 /** Boxes for numbers that differ and for a cut that was wanted and not made. */
 export function notes(data, mesh, leaf) {
@@ -49,6 +49,7 @@ export function facts(mesh, leaf) {
   const rows = [
     ["whole array", bytes(leaf.bytes)],
     ["per device", [bytes(leaf.held), h("span", { class: "jsm-quiet" }, part)]],
+    ["lies", leaf.within.length ? [placed(mesh, [leaf.within]), devicesText(mesh, leaf)] : null],
     ["copies", copiesText(mesh, leaf)],
     ["why", leaf.short ? null : leaf.why],
   ];
@@ -58,6 +59,9 @@ export function facts(mesh, leaf) {
     rows.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
   );
 }
+
+const devicesText = (mesh, leaf) =>
+  h("span", { class: "jsm-quiet" }, ` (${count(places(mesh, leaf).length)} of ${counted(mesh.count, "device")})`);
 
 function copiesText(mesh, leaf) {
   const n = copies(mesh, leaf);

@@ -15,7 +15,7 @@ export function view(data, mesh, selection) {
     type: "search",
     class: "jsm-filter",
     placeholder: "Filter: mlp, 3072, @model, warn",
-    title: "Words that must all stand in a leaf's path, type (3072, bf16, @model) or role; warn: not cut as wanted; differs: other numbers than the plain step's",
+    title: "Words that must all stand in a leaf's path, type (3072, bf16, @model), stage (pipe=2) or role; warn: not cut as wanted; differs: other numbers than the plain step's",
     "aria-label": "Filter leaves",
     oninput: () => leaves.show({ query: filter.value }),
     onkeydown: key,

@@ -1,9 +1,10 @@
-// The mesh as a picture: a cell for each device, the shown one filled, those with the same slice hatched.
+// The mesh as a picture: a cell for each device, the shown one filled, those with the same slice hatched, those that
+// the array does not lie on faded.
 
 import { replace, s, uniqueId } from "../shared/dom.js";
 import { counted } from "../shared/format.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
-import { blockOf, holders } from "../shared/mesh.js";
+import { blockOf, holders, lies } from "../shared/mesh.js";
 import { area, corner, gridLines, ground, hatching, numberSize, numbers, plates } from "./meshcells.js";
 import { meshLabels } from "./meshlabels.js";
 import { cellAt, cellOf, deviceIn, meshPlan, neighbour } from "./meshplan.js";
@@ -19,11 +20,13 @@ const SMALL = 10; // px of cells whose hatch is finer
 export class MeshMap {
   #plan = null;
   #hatched = null; // the block, and its leaf, whose holders are hatched
+  #faded = null; // the part of the mesh beside which cells are faded
   #hatch = uniqueId("hatch");
   #same = s("path", { class: "jsm-map-same", fill: `url(#${this.#hatch})` });
   #blanks = s("path", { class: "jsm-map-plate" });
-  #cell = s("rect", { class: "jsm-detail-shown" });
-  #number = s("text", { class: "jsm-mark jsm-mono jsm-detail-on-shown", "text-anchor": "middle" });
+  #beside = s("path", { class: "jsm-map-beside" });
+  #cell = s("rect", {});
+  #number = s("text", { "text-anchor": "middle" });
 
   constructor(mesh, selection, describedBy) {
     this.mesh = mesh;
@@ -48,7 +51,7 @@ export class MeshMap {
     const { mesh, node } = this;
     const plan = meshPlan(mesh, width);
     this.#plan = plan;
-    this.#hatched = null;
+    this.#hatched = this.#faded = null;
     node.setAttribute("width", plan.width);
     node.setAttribute("height", plan.height);
     node.classList.toggle("jsm-detail-dense", !plan.numbers);
@@ -62,6 +65,7 @@ export class MeshMap {
       s("path", { class: "jsm-map-lines", d: gridLines(plan) }),
       s("path", { class: "jsm-map-frame", d: ground(plan) }),
       plan.numbers ? numbers(mesh, plan) : null,
+      this.#beside,
       this.#cell,
       this.#number,
       meshLabels(mesh, plan),
@@ -72,11 +76,22 @@ export class MeshMap {
   /** Mark the selection's device and those that hold the same slice of `leaf`. */
   show(leaf) {
     const position = this.selection.shown;
+    this.#fade(leaf);
     this.#hatchHolders(leaf, position);
     for (const part of [this.#cell, this.#number]) {
       part.setAttribute("visibility", position === null ? "hidden" : "visible");
     }
-    if (position !== null) this.#mark(position);
+    if (position !== null) this.#mark(position, lies(this.mesh, leaf, position));
+  }
+
+  /** Fade the devices that hold nothing of `leaf`. */
+  #fade(leaf) {
+    const { mesh } = this;
+    const part = String(leaf.within);
+    if (part === this.#faded) return;
+    this.#faded = part;
+    const beside = mesh.devices.flatMap((_, at) => (lies(mesh, leaf, at) ? [] : [cellOf(mesh, this.#plan, at)]));
+    this.#beside.setAttribute("d", area(this.#plan, beside));
   }
 
   /** Hatch all that hold what `position` holds; its own cell, filled, hides its hatch. */
@@ -92,7 +107,10 @@ export class MeshMap {
     this.#blanks.setAttribute("d", plan.numbers ? plates(mesh, plan, cells) : "");
   }
 
-  #mark(position) {
+  /** The device at `position` filled, one that holds nothing as an outline. */
+  #mark(position, holds) {
+    this.#cell.setAttribute("class", holds ? "jsm-detail-shown" : "jsm-map-empty");
+    this.#number.setAttribute("class", `jsm-mark jsm-mono ${holds ? "jsm-detail-on-shown" : "jsm-ink"}`);
     const { cw, ch, numbers: numbered } = this.#plan;
     const [x, y] = corner(this.#plan, ...cellOf(this.mesh, this.#plan, position));
     const grown = numbered ? 0 : 0.5; // in a map of small cells it stands out

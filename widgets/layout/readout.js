@@ -2,8 +2,8 @@
 
 import { h, replace } from "../shared/dom.js";
 import { bytes, count } from "../shared/format.js";
-import { copies, holders, sliceOf, sliceText } from "../shared/mesh.js";
-import { axis } from "../shared/text.js";
+import { copies, holders, lies, places, sliceOf, sliceText } from "../shared/mesh.js";
+import { axis, placed } from "../shared/text.js";
 import { heldAt } from "./plan.js";
 
 const MOST_NAMED = 6;
@@ -18,7 +18,7 @@ export function readout(mesh, id) {
     draw: (leaf) =>
       replace(
         space,
-        lines(mesh, leaf, mesh.count - 1, () => widest),
+        lines(mesh, leaf, places(mesh, leaf).at(-1), () => widest),
       ),
     show(leaf, position) {
       const hint = h("div", { class: "jsm-quiet" }, "Point at a block or a device to see what it holds.");
@@ -31,8 +31,15 @@ function lines(mesh, leaf, position, idOf) {
   const coords = mesh.coords(position);
   const axes = mesh.names.map((_, i) => i).filter((i) => mesh.sizes[i] > 1);
   const at = axes.map((i, n) => [n ? ", " : " ", axis(mesh, i), ` ${coords[i]}`]);
+  const device = [h("b", {}, `device ${idOf(position)}`), at];
+  if (!lies(mesh, leaf, position)) {
+    return [
+      h("div", {}, device, " holds nothing of it"),
+      h("div", { class: "jsm-quiet" }, "it lies ", placed(mesh, [leaf.within]), " only"),
+    ];
+  }
   return [
-    h("div", {}, h("b", {}, `device ${idOf(position)}`), at, ` holds ${bytes(heldAt(mesh, leaf, position))}`),
+    h("div", {}, device, ` holds ${bytes(heldAt(mesh, leaf, position))}`),
     h("div", { class: "jsm-mono" }, sliceText(sliceOf(mesh, leaf, position))),
     h("div", { class: "jsm-quiet" }, sameOn(mesh, leaf, position, idOf)),
   ];

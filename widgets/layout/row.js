@@ -2,8 +2,8 @@
 
 import { h, replace } from "../shared/dom.js";
 import { bytes, count, counted } from "../shared/format.js";
-import { leafAt } from "../shared/mesh.js";
-import { axis, bytesNodes, sign, specText, typed } from "../shared/text.js";
+import { leafAt, withinOf } from "../shared/mesh.js";
+import { axis, bytesNodes, placed, sign, specText, typed } from "../shared/text.js";
 import { glyph } from "./glyph.js";
 import { pathNodes } from "./path.js";
 import { lost } from "./rows.js";
@@ -15,7 +15,7 @@ const BAR = 34; // px of the largest
 export const roleNodes = (row) => [
   twist(row),
   h("span", {}, h("b", {}, row.role), " ", h("span", { class: "jsm-small jsm-quiet" }, counts(row))),
-  h("span", { class: "jsm-small" }, bytesNodes(row.held), " per device"),
+  h("span", { class: "jsm-small" }, bytesNodes(row.held), " per device", row.uneven ? " at most" : null),
 ];
 
 const counts = ({ leaves }) => counted(leaves.length, "leaf", "leaves");
@@ -26,8 +26,14 @@ const counts = ({ leaves }) => counted(leaves.length, "leaf", "leaves");
  */
 export function rowMaker(data, mesh) {
   const failed = new Set(data.failed);
-  const glyphOf = copied((leaf) => glyph(mesh, leaf), (leaf) => `${leaf.shape.length} ${leaf.spec.join("|")}`);
+  const glyphOf = copied((leaf) => glyph(mesh, leaf), (leaf) => `${leaf.shape.length} ${leaf.spec.join("|")} ${leaf.sizes}`);
   const typeOf = copied((leaf) => typed(mesh, leaf), (leaf) => `${leaf.dtype} ${leaf.shape} ${leaf.spec.join("|")}`);
+
+  function typeNode(row, leaf) {
+    const node = typeOf(leaf);
+    if (leaf.within.length) node.append(" ", placed(mesh, withinsOf(row, data), true));
+    return node;
+  }
 
   return function make() {
     const path = h("span", { class: "jsm-path" });
@@ -39,7 +45,7 @@ export function rowMaker(data, mesh) {
       replace(path, h("span", {}, twist(row), pathNodes(row, words), signs(row, leaf, failed)), times(row));
       replace(held, bytesNodes(row.held));
       bar.style.width = `${row.held && Math.max(0.75, (BAR * row.held) / largest)}px`;
-      return [glyphOf(leaf), path, marked(typeOf(leaf), words), held, bar, row.told ? told(data, mesh, row, leaf) : null];
+      return [glyphOf(leaf), path, marked(typeNode(row, leaf), words), held, bar, row.told ? told(data, mesh, row, leaf) : null];
     }
 
     function fill(row, given) {
@@ -72,12 +78,15 @@ function copied(make, key) {
   };
 }
 
+const withinsOf = (row, data) => row.leaves.map((leaf) => withinOf(data, leaf));
+
 /** All of the row as text, for a hover. */
 function spoken(row, leaf, data, mesh) {
   const each = row.leaves.length > 1 ? `, ${count(row.leaves.length)} leaves of ${bytes(leaf.held)}` : "";
   const names = leaf.short?.wanted.map((index) => mesh.names[index]).join(" and ");
   const short = leaf.short ? `\nnot cut over ${names}: +${bytes(lost(data, row))} per device` : "";
-  return `${row.path}  ${specText(mesh, leaf)}\n${bytes(row.held)} per device${each}${short}`;
+  const place = placed(mesh, withinsOf(row, data));
+  return `${row.path}  ${specText(mesh, leaf)}${place ? ` ${place.textContent}` : ""}\n${bytes(row.held)} per device${each}${short}`;
 }
 
 const twist = ({ open }) =>

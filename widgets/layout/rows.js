@@ -1,15 +1,17 @@
 // Which rows the list of leaves shows, as plain data: roles, families of alike leaves folded into one row, leaves.
 
+import { fullest } from "../shared/mesh.js";
+
 export const HEIGHT = { role: 26, leaf: 22, told: 40 }; // px; "told" has a second line
 const ROLES = ["params", "optimizer", "batch", "rng", "other"];
 
 /**
  * A row. `key` is the same from one list to the next; `leaves` are the leaves that it stands for and `held` what one
- * device holds of them; `open` is null where there is nothing to open; `shared` counts the parts of the path that the
+ * device holds of them, the one that holds most where they are `uneven`, on parts of the mesh; `open` is null where there is nothing to open; `shared` counts the parts of the path that the
  * row above has too.
  *
  * @typedef {{kind: "role"|"family"|"leaf", key: string, role: string, path: string, leaves: number[], held: number,
- *   level: number, open: boolean|null, told: boolean, shared: number, height: number, index: number, of: number}} Row
+ *   level: number, open: boolean|null, told: boolean, uneven: boolean, shared: number, height: number, index: number, of: number}} Row
  */
 
 /**
@@ -31,7 +33,7 @@ export function listed(data, { bySize, shut, opened, found }) {
   const kept = [...groups].filter(([, rows]) => rows.length);
   return kept.flatMap(([role, rows], i) => {
     if (bySize) rows.sort((a, b) => b.held - a.held);
-    const top = header(role, rows, !shut.has(`role ${role}`));
+    const top = header(data, role, rows, !shut.has(`role ${role}`));
     numbered([top], i, kept.length);
     return top.open ? [top, ...opens(data, numbered(rows), bySize)] : [top];
   });
@@ -44,19 +46,19 @@ export function defaultLeaf(data) {
     return first === null ? null : first[2][0];
   };
   if (Object.keys(data.short).length) return best(([, , leaves]) => sum(leaves, (leaf) => data.short[leaf]?.total ?? -1));
-  return best(([role, , leaves]) => total(data, leaves) + (role === "params" ? 0.5 : 0));
+  return best(([role, , leaves]) => fullest(data, leaves) + (role === "params" ? 0.5 : 0));
 }
 
 /** Bytes that each device keeps more of the row because it is not cut as wanted. */
 export const lost = (data, row) => sum(row.leaves, (leaf) => data.short[leaf]?.lost ?? 0);
 
 const sum = (leaves, of) => leaves.reduce((all, leaf) => all + of(leaf), 0);
-const total = (data, leaves) => sum(leaves, (leaf) => data.leaves.held[leaf]);
 
-function header(role, rows, open) {
+function header(data, role, rows, open) {
   const leaves = rows.flatMap((row) => row.leaves);
-  const held = rows.reduce((all, row) => all + row.held, 0);
-  return row({ kind: "role", key: `role ${role}`, role, path: role, leaves, held, level: 1, open });
+  const uneven = leaves.some((leaf) => data.leaves.within[leaf]);
+  const held = fullest(data, leaves);
+  return row({ kind: "role", key: `role ${role}`, role, path: role, leaves, held, uneven, level: 1, open });
 }
 
 const family = (data, role, path, leaves, at, opened) =>
@@ -66,7 +68,7 @@ const family = (data, role, path, leaves, at, opened) =>
     role,
     path,
     leaves,
-    held: total(data, leaves),
+    held: fullest(data, leaves),
     level: 2,
     open: opened.has(`family ${at}`),
     told: role === "params" && leaves[0] in data.short,
@@ -87,6 +89,7 @@ const single = (data, role, leaf, level) =>
 
 const row = ({ told = false, ...fields }) => ({
   told,
+  uneven: false,
   shared: 0,
   index: 0,
   of: 1,

@@ -1,6 +1,7 @@
 // What the filter finds: every word of it must stand in a leaf's path, type, role or state.
 
 import { h } from "../shared/dom.js";
+import { withinOf } from "../shared/mesh.js";
 
 /** `find(query)` gives the set of leaves that match, null for an empty query. */
 export function searcher(data, mesh) {
@@ -11,8 +12,12 @@ export function searcher(data, mesh) {
     const { path, role, dtype, shape, spec } = data.leaves;
     const dims = shape[leaf].map((size, i) => `${size}${axes(spec[leaf][i] ?? [])}`);
     const states = [leaf in data.short ? "warn" : "", failed.has(leaf) ? "differs" : ""];
-    return [path[leaf], `${dtype[leaf]}[${dims.join(",")}]`, role[leaf], ...states].join(" ").toLowerCase();
+    return [path[leaf], `${dtype[leaf]}[${dims.join(",")}]`, role[leaf], ...placesOf(leaf), ...states].join(" ").toLowerCase();
   };
+  const placesOf = (leaf) =>
+    withinOf(data, leaf).flatMap(([axis, first, end]) =>
+      Array.from({ length: end - first }, (_, i) => `${mesh.names[axis]}=${first + i}`),
+    );
   const axes = (indices) => indices.map((index) => `@${mesh.names[index]}`).join("");
 
   return (query) => {

@@ -7,22 +7,29 @@ const MOST = 8; // bars of groups
 const LETTERS = 20; // that a bar's label may have
 
 /**
- * A bar: `top` is the device it shows, the fullest of `members`; all are positions in the mesh.
+ * A bar: `top` is the device it shows, the fullest of `members`; all are positions in the mesh. `stage` is where these lie
+ * in a pipeline, `pipe=2`, empty where they are of all its stages.
  *
- * @typedef {{label: string, name: string, top: number, members: number[]}} Bar
+ * @typedef {{label: string, name: string, stage: string, top: number, members: number[]}} Bar
  */
 
 /** A bar for each device up to sixteen, above that for each group of devices that are alike, fullest first. */
 export function barsOf(memory, mesh) {
   if (mesh.count <= EVERY) {
-    return mesh.devices.map((id, at) => ({ label: String(id), name: `device ${id}`, top: at, members: [at] }));
+    return mesh.devices.map((id, at) => {
+      const stage = memory.stages?.[at] ?? "";
+      return { label: String(id), name: withStage(`device ${id}`, stage), stage, top: at, members: [at] };
+    });
   }
-  return memory.groups.slice(0, MOST).map(({ text, members, top }) => {
+  return memory.groups.slice(0, MOST).map(({ text, stage, members, top }) => {
     const ids = text.replace(/^devices?\s/, "");
     const label = ids.length > LETTERS ? counted(members.length, "device") : ids;
-    return { label, name: members.length > 1 ? groupName(text, members) : text, top, members };
+    const name = members.length > 1 ? groupName(text, members) : text;
+    return { label, name: withStage(name, stage), stage, top, members };
   });
 }
+
+const withStage = (name, stage) => (stage ? `${name}, ${stage}` : name);
 
 /** `devices 64 to 511, 448 alike`. */
 const groupName = (text, { length }) =>

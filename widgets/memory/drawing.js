@@ -93,7 +93,7 @@ function limit(memory, bars, { x, x0, x1 }, bottom) {
  * `strong` is whether the peak stands out.
  */
 export function row(memory, bar, { width, x0, x, ends }, { room, strong }, hatch) {
-  const { label, top, members } = bar;
+  const { label, stage, top, members } = bar;
   const peak = memory.devices.peak[top];
   const end = x(reachOf(memory, top));
   const after = x(endOf(memory, bar));
@@ -103,7 +103,7 @@ export function row(memory, bar, { width, x0, x, ends }, { room, strong }, hatch
   return s(
     "svg",
     { width, height: ROW, "aria-hidden": "true" },
-    s("text", { x: x0 - 8, y: BASE, "text-anchor": "end", class: "jsm-mark jsm-bar-name" }, label),
+    s("text", { x: x0 - 8, y: BASE, "text-anchor": "end", class: "jsm-mark jsm-bar-name" }, label, stage ? stageText(stage) : null),
     segments(memory, top, x, hatch),
     excessOf(memory, top) > 0 ? tooMuch(x(memory.limit), x(peak), hatch) : null,
     peak === null ? openEnd(end) : null,
@@ -114,6 +114,8 @@ export function row(memory, bar, { width, x0, x, ends }, { room, strong }, hatch
     ends.length > 1 ? s("text", { x: ends[1], y: BASE, "text-anchor": "end", class: "jsm-mark" }, bytes(measured?.size)) : null,
   );
 }
+
+const stageText = (stage) => s("tspan", { class: "jsm-bar-stage" }, ` ${stage}`);
 
 /** A tick over all of the row, with a seam of the ground beside it: it may stand on the bar. */
 function measuredTick(x) {

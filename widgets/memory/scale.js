@@ -22,7 +22,7 @@ const ROOM = 1.04; // of the largest figure, to the right end
 
 /** A line of `width` px between the labels of `bars` and `columns` of figures, on which `most` bytes have room. */
 export function scale(width, bars, most, columns = 1) {
-  const letters = Math.max(...bars.map(({ label }) => label.length));
+  const letters = Math.max(...bars.map(({ label, stage }) => label.length + (stage ? stage.length + 1 : 0)));
   const x0 = Math.max(24, Math.ceil(LETTER * letters) + 12);
   const x1 = Math.max(x0 + 1, width - FIGURES - COLUMN * (columns - 1));
   const end = Math.max(1, most) * ROOM;

@@ -36,19 +36,28 @@ export function typed(mesh, leaf) {
 
 /**
  * `on pipe=2`: where leaves lie that are not on the whole mesh, given the `within` of each; `on one of pipe=0-3` for
- * leaves of a stage each. Nothing for the whole mesh.
+ * leaves of a stage each; `short`, `pipe=0-3`. Nothing for the whole mesh.
  */
-export function placed(mesh, withins) {
+export function placed(mesh, withins, short = false) {
   if (!withins[0].length) return null;
   const parts = withins[0].map(([index], i) => {
-    const spans = new Set(withins.map((within) => within[i].slice(1).join("-")));
-    const [, first, end] = withins[0][i];
-    const oneOf = spans.size === 1 ? null : `${end - first === 1 ? "one" : end - first} of `;
-    const low = Math.min(...withins.map((within) => within[i][1]));
-    const high = Math.max(...withins.map((within) => within[i][2])) - 1;
-    return [i ? ", " : null, oneOf, axis(mesh, index), `=${low === high ? low : `${low}-${high}`}`];
+    const spans = new Map(withins.map((within) => [within[i].join(), within[i].slice(1)]));
+    const [[first, end]] = spans.values();
+    const oneOf = short || spans.size === 1 ? null : `${end - first === 1 ? "one" : end - first} of `;
+    return [i ? ", " : null, oneOf, axis(mesh, index), `=${indexText([...spans.values()])}`];
   });
-  return h("span", { class: "jsm-place" }, "on ", parts);
+  return h("span", { class: "jsm-place" }, short ? null : "on ", parts);
+}
+
+/** `0-3,8`: the indices in `spans`, each `[first, end]`; of many runs the first and the last. */
+function indexText(spans) {
+  const runs = [];
+  for (const [first, end] of spans.toSorted(([a], [b]) => a - b)) {
+    if (runs.length && first <= runs.at(-1)[1]) runs.at(-1)[1] = Math.max(end, runs.at(-1)[1]);
+    else runs.push([first, end]);
+  }
+  const texts = runs.map(([first, end]) => (end - first === 1 ? `${first}` : `${first}-${end - 1}`));
+  return texts.length > 3 ? `${texts[0]},\u2026,${texts.at(-1)}` : texts.join(",");
 }
 
 /** `P(None, 'model')`, without the Nones at its end. */
