@@ -398,14 +398,16 @@ def options() -> Report:
 STAGES = {"pipe": 4, "data": 2}
 
 
-def of_stage(stage: int, *args: Any, stages: int = 1, **fields: Any) -> Leaf:
+def of_stage(
+    stage: int, path: str, shape: tuple[int, ...], spec: Spec, *, stages: int = 1, **fields: Any
+) -> Leaf:
     """A leaf of one stage of `STAGES`, or of so many from that one on."""
     within = {"pipe": (stage, stage + stages)}
-    return replace(leaf(*args, {**STAGES, "pipe": stages}, **fields), within=within)
+    return replace(leaf(path, shape, spec, STAGES | {"pipe": stages}, **fields), within=within)
 
 
 def staged_leaves() -> tuple[Leaf, ...]:
-    """Twelve layers, three on each of four stages; embedding first, head last, a stack of adapters on stages 1 and 2."""
+    """Twelve layers, three on each of four stages; embedding first, head last, a stack of adapters on 1 and 2."""
     rows: list[tuple[int, str, tuple[int, ...], Spec, str]] = [
         (0, "wte", (50257, 768), (None, "data"), "fsdp: dim 1 over data"),
         (3, "head.kernel", (768, 50257), ("data", None), "fsdp: dim 0 over data"),
@@ -415,11 +417,12 @@ def staged_leaves() -> tuple[Leaf, ...]:
         rows.append((i // 3, f"blocks.{i}.mlp.up", (768, 3072), (None, "data"), "fsdp: dim 1 over data"))
         rows.append((i // 3, f"blocks.{i}.mlp.down", (3072, 768), ("data", None), "fsdp: dim 0 over data"))
         rows.append((i // 3, f"blocks.{i}.ln.scale", (768,), (), "tiny"))
-    odd = dict(why="fsdp: 767 does not divide by data=2", wanted=("data",))
-    stack = dict(stages=2, why="scanned layers, cut into stages")
+    odd, stack = "fsdp: 767 does not divide by data=2", (8, 768, 64)
     params = [of_stage(s, path, shape, spec, why=why) for s, path, shape, spec, why in rows]
-    params.append(of_stage(2, "gate", (767, 767), (), **odd))
-    params.append(of_stage(1, "adapters.kernel", (8, 768, 64), ("pipe", None, "data"), **stack))
+    params.append(of_stage(2, "gate", (767, 767), (), why=odd, wanted=("data",)))
+    params.append(
+        of_stage(1, "adapters.kernel", stack, ("pipe", None, "data"), stages=2, why="scanned layers")
+    )
     moments = [
         replace(x, path=f"opt.{m}.{x.path}", role="optimizer", why="follows its parameter")
         for m in ("mu", "nu")

@@ -184,7 +184,9 @@ def test_leaves_left_whole_on_purpose_are_not_named():
 
 
 def on_stages(first: int, end: int, *args, **fields) -> Leaf:
-    return replace(leaf(*args, axes={"pipe": end - first, "data": 2}, **fields), within={"pipe": (first, end)})
+    return replace(
+        leaf(*args, axes={"pipe": end - first, "data": 2}, **fields), within={"pipe": (first, end)}
+    )
 
 
 def test_what_a_pipeline_puts_on_one_stage_is_neither_whole_everywhere_nor_a_reason_to_cut_others():

@@ -131,7 +131,7 @@ def test_what_a_pipeline_can_take_off_is_of_the_fullest_devices_stage():
         for s, size in ((0, 1), (1, 6))
     ]
     batch = leaf("x", 4096 * 64, ("data", None), "batch", 2)
-    held = [(1, 20), (1, 20), (6, 15), (6, 15)]
+    held = [(1, 19), (1, 19), (6, 15), (6, 15)]
     rows = tuple(
         DeviceMemory(i, w * GIB, 0, 0, 0, rest * GIB, (w + rest) * GIB, 16 * GIB)
         for i, (w, rest) in enumerate(held)

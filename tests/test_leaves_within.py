@@ -140,7 +140,12 @@ def test_devices_of_all_stages_are_told_by_their_ids_alone():
     assert "every device" in report.to_text(100) and "pipe=0)" not in report.to_text(100)
 
 
-SPECS = [PartitionSpec(), PartitionSpec("pipe"), PartitionSpec("data", "pipe"), PartitionSpec(("pipe", "data"))]
+SPECS = [
+    PartitionSpec(),
+    PartitionSpec("pipe"),
+    PartitionSpec("data", "pipe"),
+    PartitionSpec(("pipe", "data")),
+]
 
 
 def test_every_device_is_said_to_hold_what_jax_puts_there(show: Stage):
@@ -152,9 +157,7 @@ def test_every_device_is_said_to_hold_what_jax_puts_there(show: Stage):
         bytes_held = 4 * prod(place.shard_shape((16, 12)))
         entries = (*spec, *[None] * (2 - len(spec)))
         span = {"pipe": (first, end)}
-        made.append(
-            Leaf(f"w{i}", "params", (16, 12), "float32", entries, 768, bytes_held, "", within=span)
-        )
+        made.append(Leaf(f"w{i}", "params", (16, 12), "float32", entries, 768, bytes_held, "", within=span))
         for device, part in place.devices_indices_map((16, 12)).items():
             ranges = (":" if s == slice(None) else f"{s.start}:{s.stop}" for s in part)
             expected[f"w{i}", device.id] = f"[{', '.join(ranges)}]"

@@ -226,7 +226,7 @@ def test_memory_stands_in_the_order_of_the_mesh():
     data = payload(report)["memory"]
     assert data["devices"]["device"] == list(order)
     assert data["devices"]["other"].index(max(data["devices"]["other"])) == order.index(2)
-    assert data["groups"][0] == {"text": "device\u00a02", "members": [2], "top": 2}
+    assert data["groups"][0] == {"text": "device\u00a02", "stage": "", "members": [2], "top": 2}
     assert data["groups"][1]["members"] == [0, 1, 3]
     assert said(data["lead"]).startswith("Device 2 is fullest, ")
     assert data["limit_text"].replace(SPACE, " ") == "15.75 GiB"

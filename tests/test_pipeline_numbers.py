@@ -1,6 +1,7 @@
 """A step in stages has the plain step's numbers, whatever it is made of and whatever the schedule."""
 
 import optax
+import pipelined_images as images
 import pipelined_steps as steps
 import pytest
 from pipelines import checked
@@ -43,8 +44,8 @@ STEPS = {
     "experts and keys": steps.routed,
     "parameter that nothing reads": steps.unread,
     "average of layers": steps.average_of_layers,
-    "batch norm": steps.batch_norm,
-    "nnx batch norm and dropout": steps.nnx_batch_norm,
+    "batch norm": images.batch_norm,
+    "nnx batch norm and dropout": images.nnx_batch_norm,
 }
 QUICK = {  # a row or two of each schedule
     ("mlp", "1f1b", 2),

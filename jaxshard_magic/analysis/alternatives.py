@@ -22,7 +22,12 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
     `limit_s` seconds together, by the time that the step's own took, and none after an interrupt.
     """
     entry = step.entry
-    changes = list(_changes(step.inside, entry is not None and isinstance(entry.traced, PerDevice)))
+    fixed = step.piped is not None or (entry is not None and isinstance(entry.traced, PerDevice))
+    changes = [
+        (change, inside)
+        for change, inside in _changes(step.inside, fixed)
+        if step.piped is None or inside.microbatches == step.inside.microbatches
+    ]
     if entry is None or not changes:
         return ()
     found = [_of(entry, "")]
@@ -44,15 +49,15 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
     return tuple(found)
 
 
-def _changes(inside: Inside, reduces: bool) -> Iterator[tuple[str, Inside]]:
-    """`reduces`: does the step itself say when its gradients are reduced?"""
+def _changes(inside: Inside, fixed: bool) -> Iterator[tuple[str, Inside]]:
+    """`fixed`: does the step itself say, or its pipeline, when its gradients are reduced?"""
     for name, value in inside.asked.items():
         if name != "reduce":
             yield (
                 f"without --{name.replace('_', '-')} {value}",
                 replace(inside, **{name: getattr(Inside, name)}),
             )
-    if not reduces and (inside.microbatches > 1 or inside.reduce != "each"):
+    if not fixed and (inside.microbatches > 1 or inside.reduce != "each"):
         for how in REDUCE:
             if how != inside.reduce:
                 yield f"--reduce {how}", replace(inside, reduce=how)

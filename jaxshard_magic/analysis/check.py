@@ -57,9 +57,11 @@ class Plain:
 
     def _compiled(self, traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Run:
         own: list[KeyPath] = []
+        held: dict[KeyPath, Any] = {}
 
         def flat(*leaves):
-            outs, own[:], _ = self._fun(*leaves)
+            outs, own[:], result = self._fun(*leaves)
+            held.update(result.held)
             return outs
 
         whole = traced.on_one(flat, shapes) if isinstance(traced, PerDevice) else flat
@@ -70,7 +72,13 @@ class Plain:
 
         def run(leaves):
             outs = program(constants, list(map(_device, leaves, self._kinds)))
-            return [_host(outs[place[path]]) for path in traced.out_paths[: len(shapes)]]
+            paths = traced.out_paths[
+                : len(shapes)
+            ]  # what is seen of a gradient call are arrays, its constants too
+            return [
+                _host(outs[place[path]]) if path in place else _host(jnp.asarray(held[path]))
+                for path in paths
+            ]
 
         return run
 

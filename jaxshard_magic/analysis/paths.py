@@ -7,8 +7,18 @@ _WORD = re.compile(r"\w+(?::\w+)?")
 _MOST = 4  # names; more are counted
 
 
-def told_together(paths: Sequence[str]) -> str:
+def common_words(paths: Iterable[str]) -> int:
+    """How many words all paths begin with alike."""
+    words = [_WORD.findall(path) for path in dict.fromkeys(paths)]
+    common = 0
+    while words and all(len(w) > common + 1 for w in words) and len({w[common] for w in words}) == 1:
+        common += 1
+    return common
+
+
+def told_together(paths: Sequence[str], common: int | None = None) -> str:
     """The parts of a model that leaves belong to, by the first word in which their paths differ, numbers as ranges.
+    `common`: how many words to leave out, where it is not for these paths alone.
 
     >>> told_together(["p.emb", "p.layers[0].a", "p.layers[0].b", "p.layers[1].a", "p.layers[2].a"])
     'emb, layers 0-2'
@@ -16,9 +26,7 @@ def told_together(paths: Sequence[str]) -> str:
     words = [_WORD.findall(path) for path in dict.fromkeys(paths)]
     if not words:
         return ""
-    common = 0
-    while all(len(w) > common + 1 for w in words) and len({w[common] for w in words}) == 1:
-        common += 1
+    common = common_words(paths) if common is None else common
     found: dict[str, list[str]] = {}
     for w in words:
         rest = w[common:]

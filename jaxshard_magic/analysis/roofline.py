@@ -12,6 +12,7 @@ from ..hardware import Chip
 from ..plan import Plan, Share
 from ..program.flops import totals
 from ..report import Collective, Leaf, Timing
+from ..report.held import on_fullest
 from ..targets import Target
 from ..wires import Wire, axis_bandwidths
 
@@ -136,6 +137,6 @@ def _mfu(plan: Plan, chip: Chip, devices: int, measured: Timing) -> float | None
 def _update_bytes(leaves: Iterable[Leaf]) -> int:
     """Parameters and optimizer state are read and written once, and the gradient is read: no product shares that."""
     held = Counter[str]()
-    for leaf in leaves:
+    for leaf in on_fullest(list(leaves)):
         held[leaf.role] += leaf.bytes_per_device
     return 3 * held["params"] + 2 * held["optimizer"]

@@ -23,7 +23,7 @@ from .hlo import read
 from .leaves import leaf
 from .memory import device_limit
 from .origin import Origins
-from .paths import told_together
+from .paths import common_words, told_together
 from .sources import SourceText
 
 _ROLES = ("params", "optimizer", "batch")
@@ -34,7 +34,8 @@ class Staged:
     """Of a pipeline's report, per rank: what of the model it holds, its devices, and the bytes of the activations that
     it holds at its fullest on one device. `split`: of each stage the share of a whole backward pass that is its input
     gradient, in FLOPs. `crossing`: bytes that one microbatch takes over each boundary. `shards`: the parts that its
-    examples are divided into. `said`: what each program's text says."""
+    examples are divided into. `said`: what each program's text says. `units`: of each stage, the name
+    and the FLOPs of what is never cut."""
 
     holds: tuple[str, ...]
     devices: tuple[tuple[int, ...], ...]
@@ -43,6 +44,7 @@ class Staged:
     crossing: tuple[int, ...]
     shards: int
     said: "Mapping[Any, Said]"
+    units: tuple[tuple[tuple[str, float], ...], ...]
 
 
 def staged(pipeline: Pipeline, planned: Sequence[LeafPlan], said: "Mapping[Any, Said]") -> Staged:
@@ -57,6 +59,7 @@ def staged(pipeline: Pipeline, planned: Sequence[LeafPlan], said: "Mapping[Any, 
         tuple(pipeline.split.loss.crossing),
         pipeline.split.call.cut.shards,
         said,
+        tuple(_units(pipeline, planned)),
     )
 
 
@@ -64,16 +67,11 @@ def staged_leaves(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> tuple[Leaf
     """One `Leaf` per planned input, in the same order, on the stages that have it."""
     found = []
     for plan, place in zip(planned, pipeline.leaves, strict=True):
-        mesh = place.sharding.mesh
-        first, last = min(place.readers, default=0), max(place.readers, default=0)
-        size = mesh.shape[pipeline.ranks.axis]
-        row = leaf(replace(plan, spec=place.sharding.spec), mesh)
+        first, size = min(place.readers, default=0), place.sharding.mesh.shape[pipeline.ranks.axis]
+        row = leaf(replace(plan, spec=place.sharding.spec), pipeline.ranks.between(first, first + size))
         whole = size == len(pipeline.ranks)
         within = {} if whole else {pipeline.ranks.axis: (first, first + size)}
-        where = "" if whole and last > first else f"stage {first}; "
-        if size > 1 and not whole:
-            where = f"stages {first} to {first + size - 1}; "
-        found.append(replace(row, within=within, why=where + row.why))
+        found.append(replace(row, within=within))
     return tuple(found)
 
 
@@ -92,6 +90,28 @@ def _names(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> list[list[str]]:
                 path = f"{path}[{piece.first}:{piece.end}]"
             found[split.schedule.rank_of[s]].append(path)
     return found
+
+
+def _units(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> Iterator[tuple[tuple[str, float], ...]]:
+    """What reads no parameter goes with what came before it."""
+    split = pipeline.split
+    leaf_of = {v: i for i, part in enumerate(split.leaves) for v in part.values}
+    paths = {
+        split.loss.pieces[i].operand: planned[leaf_of[v]].path
+        for i, v in split.input_of.items()
+        if v in leaf_of
+    }
+    trained = [paths[k] for units in split.loss.units for u in units for k in u.parameters if k in paths]
+    common = common_words(trained)
+    for units in split.loss.units:
+        found: list[tuple[str, float]] = []
+        for unit in units:
+            mine = [paths[k] for k in unit.parameters if k in paths]
+            name = told_together(mine, common) if mine else found[-1][0] if found else "operations"
+            if unit.layer is not None:
+                name = f"layer {unit.layer}"
+            found.append((name, unit.cost))
+        yield tuple(found)
 
 
 def _input_share(stage: StageJobs) -> float:
@@ -175,7 +195,7 @@ def _piece_bytes(pipeline: Pipeline, place: Any, rank: int) -> Iterator[int]:
             yield _shard_bytes(avals[v], pipeline.homes.sharding(v, r))
 
 
-def _programs_of(pipeline: Pipeline, rank: int, *, acting: bool) -> Iterator[tuple[Any, Made]]:
+def _programs_of(pipeline: Pipeline, rank: int, *, acting: bool) -> Iterator[tuple[tuple[str, int], Made]]:
     schedule = pipeline.split.schedule
     for key, made in pipeline.programs.items():
         kind, number = key
@@ -285,8 +305,10 @@ def _of_program(
     places = [i for i, is_read in enumerate(made.reads) if is_read]
     kind, number = key
     named: Sequence[Leaf] = ()
+    if kind == "settle":
+        named = _leaves_of(pipeline, pipeline.owned(number), leaves)
     if kind in "FBIW":
-        named = _parameters(pipeline, number, leaves)
+        named = _leaves_of(pipeline, pipeline.split.programs[number].stage.parameters, leaves)
         first = 1 + (len(named) if kind in "BW" else 0)  # the sums and the number of the microbatch
         places = [i - first if 0 <= i - first < len(named) else len(named) for i in places]
     origins = Origins(module, home, places)
@@ -294,13 +316,12 @@ def _of_program(
     return Said(attributed(module, found, origins, named, text), host_calls(module, origins))
 
 
-def _parameters(pipeline: Pipeline, s: int, leaves: Sequence[Leaf]) -> list[Leaf]:
-    """The leaf that each parameter of a stage is, or is made of."""
+def _leaves_of(pipeline: Pipeline, inputs: Iterable[int], leaves: Sequence[Leaf]) -> list[Leaf]:
+    """The leaf that each of these inputs of the loss is, or is made of."""
     split = pipeline.split
     place = {v: i for i, part in enumerate(split.leaves) for v in part.values}
     blank = Leaf("a parameter", "params", (), "", (), 0, 0, "")
-    stage = split.programs[s].stage
-    return [leaves[place[v]] if (v := split.input_of[i]) in place else blank for i in stage.parameters]
+    return [leaves[place[v]] if (v := split.input_of[i]) in place else blank for i in inputs]
 
 
 def sent_by(pipeline: Pipeline, s: int) -> tuple[int, int]:

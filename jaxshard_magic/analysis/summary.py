@@ -179,7 +179,7 @@ def _advice_on_pipeline(
         examples=entry.plan.examples,
         shards=of.shards,
         crossing=of.crossing,
-        units=(),
+        units=of.units,
         balanced=step.piped.balance == "measured" or step.piped.cut is not None,
         transfers=pipeline.last.transfers() if pipeline.last is not None else (),
     )

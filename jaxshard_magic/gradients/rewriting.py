@@ -46,6 +46,7 @@ class Rewriting:
         self._again: Again | None = again
         self._program = Program(captured.closed)
         self._coupled: dict[int, Accumulated] = {}
+        self.piped = False  # its microbatches are those of a pipeline
         self.carried = 0  # first constants of the rewritten step that come back as its last outputs
         self.needs_host_memory = False
         self.findings: list[Finding] = []
@@ -176,7 +177,8 @@ class Rewriting:
         self, batch: Batch, roles: Roles, shards: int, passes: Passes
     ) -> dict[int, Accumulated]:
         each = "" if self._mapped is None else " of each device"
-        cut = _cut(self.captured, batch, self.options.microbatches, shards, each)
+        pads = self._mapped is None and not self.piped
+        cut = _cut(self.captured, batch, self.options.microbatches, shards, each, pads)
         small = self._at(batch, cut)
         outer = follow(small, self._program, {i: d for i, (d,) in batch.dims.items()})
         calls = zip(gradients_of(small), gradients_of(self._program), strict=True)
@@ -322,7 +324,7 @@ def _accumulated(
     return Accumulated(small.params["gradient"], call, batch, cut, passes, state)
 
 
-def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int, each: str) -> Cut:
+def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int, each: str, pads: bool) -> Cut:
     option = f"--microbatches {microbatches}"
     if batch.size is None:
         raise ShardError(
@@ -345,7 +347,7 @@ def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int, each: s
         per = shards if shards > 1 else 1
         fits = [n for n in range(1, batch.size // per + 1) if batch.size % (n * per) == 0]
         near = sorted(fits, key=lambda n: (abs(n - microbatches), n))[:1]
-        ways = [f"--microbatches {n} does" for n in near] + ["--pad adds rows"] * (not each)
+        ways = [f"--microbatches {n} does" for n in near] + ["--pad adds rows"] * pads
         over = f" on {shards} shards" if shards > 1 else ""
         raise ShardError(
             f"{option}: {batch.size} examples{each} do not divide into {microbatches} microbatches{over}; "

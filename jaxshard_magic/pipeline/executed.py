@@ -98,6 +98,10 @@ class Pipeline:
             and not any(v in wanted for r, wanted in enumerate(self.wants) if r != at.get(v))
         )
 
+    def owned(self, rank: int) -> list[int]:
+        """The inputs of the loss whose gradients a rank adds up."""
+        return self._settled[rank].owned
+
     def jobs(self) -> dict[Any, Job]:
         """All programs of the pipeline."""
         split = self.split
@@ -176,7 +180,7 @@ class Pipeline:
         return RankPlan(
             rank=rank,
             split=split,
-            programs={k: m.call for k, m in made.items()},
+            programs={k: m.call for k, m in made.items() if m.call is not None},
             prepared=self._prepared[rank],
             settled=settled,
             leaves=sending("leaves", rank, leaves, wants, homes),

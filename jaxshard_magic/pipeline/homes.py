@@ -15,7 +15,7 @@ from ..program.ir import Value
 from ..strategies.layout import Layout, partition_spec
 from ..strategies.shares import shares
 from ..strategies.within import Inputs, layout_within
-from .around import Kinds
+from .kinds import Kinds
 from .programs import StageProgram
 from .split import Part, Split
 
@@ -94,7 +94,8 @@ class Homes:
         part, spec = self.split.outputs[o], self.plan.out_specs[o]
         if len(part.values) > 1:
             return self._of_pieces(part, spec)
-        return self.at(self.rank_of(part.values[0]), spec)
+        (v,) = part.values
+        return self.at(self.rank_of(v), spec)
 
     def rank_of(self, v: Value) -> int:
         """Where a value around the gradient call lives; what is at no place of its own is with the loss."""

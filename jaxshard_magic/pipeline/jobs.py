@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered
 
 from ..program.strict import quick_call
+from .loaded import compiled_like, likeness
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,22 @@ def made_elsewhere(
 
 
 def make(jobs: Mapping[Hashable, Job]) -> dict[Hashable, Made]:
-    """All of them compiled, as many at a time as there are cores."""
+    """All of them compiled, as many at a time as there are cores, and alike ones once where that can be."""
     lowered = {key: job.lowered() for key, job in jobs.items()}
+    alike = {key: likeness(program) for key, program in lowered.items()}
+    first = {each: key for key, each in reversed(alike.items())}
+    compiled: dict[Hashable, Compiled] = {}
+
+    def compile_first(key: Hashable) -> None:
+        compiled[key] = lowered[key].compile()
+
+    def compile_rest(key: Hashable) -> None:
+        compiled[key] = compiled_like(lowered[key], compiled[first[alike[key]]], jobs[key].mesh)
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = dict(zip(lowered, pool.map(Lowered.compile, lowered.values()), strict=True))
-    return {key: Made(c, _reads(c), quick_call(c)) for key, c in compiled.items()}
+        list(pool.map(compile_first, first.values()))
+        list(pool.map(compile_rest, lowered.keys() - compiled.keys()))
+    return {key: Made(c, _reads(c), quick_call(c)) for key in lowered for c in [compiled[key]]}
 
 
 def _reads(compiled: Compiled) -> tuple[bool, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 
 from ..program.ir import Value
@@ -19,18 +20,16 @@ class Leaf:
         part, program = homes.split.leaves[i], homes.split.around.program
         at = homes.split.placed.at
         self.values = part.values
+        first = self.values[0]
         self.readers = (
             [at[v] for v in self.values]
-            if self.values[0] in at
-            else [r for r, wanted in enumerate(wants) if self.values[0] in wanted]
+            if first in at
+            else [r for r, wanted in enumerate(wants) if first in wanted]
         )
         self.sharding = homes.leaf(i, self.readers)
+        pieces = self.values if len(self.values) > 1 else self.values * len(self.readers)
         self._targets = [
-            (
-                program.avals[self.values[k if len(self.values) > 1 else 0]].shape,
-                homes.sharding(self.values[0], r),
-            )
-            for k, r in enumerate(self.readers)
+            (program.shapes[v], homes.sharding(v, r)) for v, r in zip(pieces, self.readers, strict=True)
         ]
         self._cuts = None
         if len(self.values) > 1 and not homes.even(part):
@@ -53,7 +52,7 @@ class Leaf:
 
 
 def _of_shards(shape: tuple[int, ...], sharding: NamedSharding, shards: Mapping[Any, Any]) -> jax.Array:
-    mine = [shards[d] for d in sharding.mesh.devices.flat]
+    mine = [shards[d] for d in np.asarray(sharding.mesh.devices).flat]
     return jax.make_array_from_single_device_arrays(shape, sharding, mine)
 
 

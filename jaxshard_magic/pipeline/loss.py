@@ -10,7 +10,7 @@ import jax
 
 from ..program.ir import Program, Value
 from ..program.primitives import scan_counts
-from .balance import stage_starts
+from .balance import named_starts, stage_starts
 from .layers import Cut, CutScans, Pieces
 from .units import Units
 
@@ -25,29 +25,56 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Uncut:
+    """What is never cut: the parameters (operands of the loss) that it reads, which layer of a scan it is, and its
+    cost."""
+
+    parameters: tuple[int, ...]
+    layer: int | None
+    cost: float
+
+
+@dataclass(frozen=True)
 class CutLoss:
     """`program`: the loss with its equations in the scopes of their stages, and of its inputs `pieces[i]` says which
-    operand of the loss, or which layers of it, input i is. `costs`: FLOPs of each stage's forward pass. `crossing`: the
-    bytes that one microbatch takes over the boundary after each stage but the last."""
+    operand of the loss, or which layers of it, input i is. `units`: of each stage. `crossing`: the bytes that one
+    microbatch takes over the boundary after each stage but the last."""
 
     program: Program
     pieces: tuple[Piece, ...]
-    costs: tuple[float, ...]
+    units: tuple[tuple[Uncut, ...], ...]
     crossing: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Wish:
+    """Where a loss is to be cut. `names`: a regular expression for modules, functions and scopes that stages begin at.
+    `costs`: what each unit costs, in the place of its FLOPs."""
+
+    names: str | None = None
+    costs: Sequence[float] | None = None
+
+
+BY_FLOPS = Wish()
+
+
 def cut_loss(
-    loss: Program, parameters: Collection[int], examples: Collection[int], stages: int, chunks: int = 1
+    loss: Program,
+    parameters: Collection[int],
+    examples: Collection[int],
+    stages: int,
+    chunks: int = 1,
+    wish: Wish = BY_FLOPS,
 ) -> CutLoss:
     """`loss`, of one microbatch, in `stages` stages of about the same work, of which a rank runs `chunks`.
 
     `parameters` and `examples`: the positions of the inputs that are weights, trained or frozen, and of those that hold
     examples. Raises ShardError where it has fewer places for stages.
     """
-    units = Units(loss, [loss.inputs[i] for i in parameters], [loss.inputs[i] for i in examples])
-    costs = [unit.cost for unit in units.units]
-    bounds = stage_starts(units, stages, chunks)
-    stage_at = [sum(u >= b for b in bounds) for u in range(len(costs))]
+    units = Units(loss, [loss.inputs[i] for i in parameters], [loss.inputs[i] for i in examples], wish.costs)
+    among = None if wish.names is None else named_starts(units, wish.names)
+    bounds = stage_starts(units, stages, chunks, among)
+    stage_at = [sum(u >= b for b in bounds) for u in range(len(units.units))]
     cuts, whole = {}, {}
     for e in units.main:
         first, last = units.span[e.index]
@@ -58,8 +85,12 @@ def cut_loss(
             places = [k for k in range(1, len(mine)) if mine[k] != mine[k - 1]]
             cuts[e.index] = Cut((0, *places, len(mine)), (mine[0], *(mine[k] for k in places)))
     program, pieces = _in_pieces(loss, parameters, cuts, whole)
-    parts = [costs[a:b] for a, b in zip([0, *bounds], [*bounds, len(costs)], strict=True)]
-    return CutLoss(program, pieces, tuple(map(sum, parts)), tuple(units.crossing[b] for b in bounds))
+    of = {v: i for i, v in enumerate(loss.inputs)}
+    told = [
+        Uncut(tuple(sorted(of[v] for v in units.read[u])), x.layer, x.cost) for u, x in enumerate(units.units)
+    ]
+    parts = [tuple(told[a:b]) for a, b in pairwise([0, *bounds, len(told)])]
+    return CutLoss(program, pieces, tuple(parts), tuple(units.crossing[b] for b in bounds))
 
 
 def _in_pieces(

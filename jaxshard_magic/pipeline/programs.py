@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src.source_info_util import current_name_stack  # jax has no public form
 from jax.extend.core import ClosedJaxpr, Literal
 
 from ..gradients.part import Chosen, Part, needed
 from ..program.emit import Emitter
 from ..program.ir import Program, Value
+from ..program.lines import user_context
 from ..program.replay import retraced
 from ..strategies.hold import Hold
 from ..strategies.layout import Layout, Spec
@@ -217,7 +219,9 @@ class Runner:
         value = self._gradients[k]
         assert isinstance(self._emitter, _Held)
         assert isinstance(value, Value)
-        return self._emitter.summed(x, value)
+        made = next(e.eqn.source_info for e in self._program.top.equations if value in e.outs)
+        with user_context(made.traceback, name_stack=current_name_stack() + made.name_stack):
+            return self._emitter.summed(x, value)
 
     def __call__(self, share: Share, args: Sequence[Any]) -> list:
         """The values that `share` makes of its inputs and of what is known."""

@@ -3,12 +3,14 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ..gradients.part import Part, needed
 from ..gradients.rows import rows_of
 from ..gradients.rows import split as in_microbatches
 from ..program.ir import Program, Value
+from ..program.labels import GRADIENT
 from .homes import Homes
 from .jobs import Job, shape_of
 from .places import Group
@@ -185,7 +187,8 @@ class Settled:
     def _run(self, sums: Sequence[Any]) -> list:
         total: dict[int, Any] = {}
         for (i, s, k), parts in zip(self._inputs, sums, strict=True):
-            x = self._stages[s].summed(k, parts)
+            with jax.named_scope(f"{GRADIENT}.{self.owned.index(i)}"):
+                x = self._stages[s].summed(k, parts)
             total[i] = total[i] + x if i in total else x
         return [
             total[i].astype(a.dtype) if i in total else jnp.zeros(a.shape, a.dtype)

@@ -12,7 +12,7 @@ from ..program.capture import Gradient
 from ..program.ir import Program, Value
 from ..schedule import Schedule
 from .around import Around, around, gradient_call
-from .loss import CutLoss, cut_loss
+from .loss import BY_FLOPS, CutLoss, Wish, cut_loss
 from .places import Placed, placed
 from .programs import StageProgram
 from .stages import stages_of
@@ -29,7 +29,7 @@ class Split:
     """`step`, a flat program with one gradient call, over the ranks of `schedule`.
 
     `call` is its gradient call over microbatches; `state` pairs inputs of the step with the outputs that take their
-    place; `batch` are the inputs that hold examples.
+    place; `batch` are the inputs that hold examples. `wish`: where the loss is to be cut.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Split:
         schedule: Schedule,
         state: Sequence[tuple[int, int]],
         batch: Sequence[int],
+        wish: Wish = BY_FLOPS,
     ):
         self.schedule, self.call = schedule, call
         gradient: Gradient = gradient_call(step).params["gradient"]
@@ -47,7 +48,7 @@ class Split:
         examples = {0} | {first + k for k in call.batch}
         parts = schedule.stages * schedule.chunks
         weights = parameters | {first + k for k in _frozen(call, gradient)}
-        self.loss: CutLoss = cut_loss(call.loss, weights, examples, parts, schedule.chunks)
+        self.loss: CutLoss = cut_loss(call.loss, weights, examples, parts, schedule.chunks, wish)
         self.trained = {i for i, p in enumerate(self.loss.pieces) if p.operand in parameters}
         varying = {i for i, p in enumerate(self.loss.pieces) if p.operand in examples}
         self.programs = [

@@ -1,8 +1,8 @@
 """The places where a loss can be cut into stages: its equations in a row, and the layers of its scans."""
 
 from collections import defaultdict
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..program.flops import counted
@@ -26,11 +26,17 @@ class Units:
     """The equations of `loss` that depend on parameters and on examples, in their order, as units.
 
     All others are free: each stage that reads what they make computes it anew. `parameters` and `examples` are inputs
-    of the program.
+    of the program; `own_costs` of the units, in the place of their FLOPs.
     """
 
-    def __init__(self, loss: Program, parameters: Collection[Value], examples: Collection[Value]):
-        self.loss = loss
+    def __init__(
+        self,
+        loss: Program,
+        parameters: Collection[Value],
+        examples: Collection[Value],
+        own_costs: Sequence[float] | None = None,
+    ):
+        self.loss, self._parameters = loss, frozenset(parameters)
         self.trained, self.varying = reached(loss, parameters), reached(loss, examples)
         both = self.trained & self.varying
         self.main = [e for e in loss.top.equations if any(v in both for v in e.outs)]
@@ -42,6 +48,23 @@ class Units:
             each = costs[e.index] / (layers or 1)
             self.units += [Unit(e, i if layers else None, each) for i in range(layers or 1)]
             self.span[e.index] = first, len(self.units) - 1
+        if own_costs is not None:
+            self.units = [replace(unit, cost=cost) for unit, cost in zip(self.units, own_costs, strict=True)]
+
+    @cached_property
+    def read(self) -> list[frozenset[Value]]:
+        """The parameters that each unit reads, by itself or through what is made of them alone."""
+        behind = {p: frozenset([p]) for p in self._parameters}
+        main = {e.index for e in self.main}
+        for e in self.loss.top.equations:
+            if e.index not in main:
+                found = frozenset().union(*(behind.get(v, frozenset()) for v in e.ins if v is not None))
+                behind.update(dict.fromkeys(e.outs, found))
+        nothing = frozenset[Value]()
+        return [
+            nothing.union(*(behind.get(v, nothing) for v in unit.equation.ins if v is not None))
+            for unit in self.units
+        ]
 
     @cached_property
     def crossing(self) -> list[int]:

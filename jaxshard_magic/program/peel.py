@@ -40,6 +40,17 @@ class Result:
         """Is the result all arrays, and nothing written back?"""
         return self.update is None and self._all_outs
 
+    @property
+    def held(self) -> "dict[KeyPath, Any]":
+        """The leaves that are no arrays, by their paths."""
+        places = self.tree.unflatten(range(len(self.leaves)))
+        found = {}
+        for path, k in jax.tree_util.tree_flatten_with_path(places)[0]:
+            kind, value = self.leaves[k]
+            if kind == "held":
+                found[RETURN, *path] = value
+        return found
+
     @cached_property
     def _all_outs(self) -> bool:
         return all(kind == "out" for kind, _ in self.leaves)

@@ -13,10 +13,12 @@ from ..errors import ShardError
 from ..gradients.accumulate import Accumulated
 from ..gradients.options import Inside
 from ..gradients.rewriting import Rewriting
-from ..pipeline.around import flat
+from ..pipeline.around import flat, gradient_call
 from ..pipeline.executed import Pipeline
 from ..pipeline.homes import Ranks
 from ..pipeline.jobs import Job
+from ..pipeline.loss import Wish
+from ..pipeline.measured import unit_seconds
 from ..pipeline.options import Piped, default_microbatches
 from ..pipeline.split import Split
 from ..plan import Plan
@@ -49,6 +51,7 @@ class _Piping:
     as many microbatches as are asked for, or as suit the batch."""
 
     def __init__(self, rewriting: Rewriting, piped: Piped, stages: int, microbatches: int):
+        rewriting.piped = True
         self._rewriting, self._piped = rewriting, piped
         self._stages, self._microbatches = stages, microbatches
 
@@ -58,13 +61,7 @@ class _Piping:
             self._microbatches = default_microbatches(batch.size, shards, self._stages, self._piped)
         self.schedule = self._piped.scheduled(self._stages, self._microbatches)
         rewriting.options = replace(rewriting.options, microbatches=self._microbatches)
-        calls = rewriting.accumulated(batch, roles, shards)
-        if len(calls) > 1:
-            raise ShardError(
-                f"pp: the step takes {len(calls)} gradients, where a pipeline runs one; take them in one call, as of a "
-                "sum of the losses, or use fsdp"
-            )
-        (self.call,) = calls.values()
+        (self.call,) = rewriting.accumulated(batch, roles, shards).values()
         self.batch, self.roles = batch, roles
         return rewriting.plain
 
@@ -100,6 +97,8 @@ def build_pipelined(
     asked = replace(inside, microbatches=max(2, inside.microbatches))
     traced, result, rewriting = traced_call(peeled, avals, asked, None, mesh, given, rules)
     assert rewriting is not None
+    step = flat(rewriting.captured.closed)
+    gradient_call(step)
     trace_s = time.perf_counter() - start
     metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
     piping = _Piping(rewriting, piped, len(ranks), inside.microbatches)
@@ -109,20 +108,28 @@ def build_pipelined(
         traced, sub, strategy, specs=given, rules=rules, metadata=tuple(metadata), rewrite=piping
     )
     say(f"splitting into {len(ranks)} stages")
-    split = Split(
-        flat(rewriting.captured.closed),
-        piping.call,
-        piping.schedule,
-        [(i, o) for o, i in piping.roles.state.items()],
-        list(piping.batch.dims),
-    )
+    state, batch = [(i, o) for o, i in piping.roles.state.items()], list(piping.batch.dims)
+
+    def split_at(wish: Wish) -> Split:
+        return Split(step, piping.call, piping.schedule, state, batch, wish)
+
+    split = split_at(Wish(piped.cut))
     rewriting.forget()
     plan = replace(plan, findings=(*plan.findings, *rewriting.findings))
     traced = plan.traced or traced
     donated = to_donate(peeled, traced, plan, donate)
     n = len(traced.consts)
-    pipeline = Pipeline(split, plan, ranks, [n + i for i in donated])
+    taken = [n + i for i in donated]
+    pipeline = Pipeline(split, plan, ranks, taken)
     target = target_of(mesh)
+    if piped.balance == "measured":
+        if target is not None:
+            raise ShardError(
+                f"--balance measured: {target.name} is not attached; leave it out to balance FLOPs"
+            )
+        say("measuring the stages")
+        pipeline.compile()
+        pipeline = Pipeline(split_at(Wish(piped.cut, unit_seconds(pipeline))), plan, ranks, taken)
     say(f"compiling {len(pipeline.jobs())} programs for {len(ranks)} stages")
     start = time.perf_counter()
     complaints: list[str] = []
@@ -153,7 +160,8 @@ def build_pipelined(
         (True,) * len(shardings),
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
         tuple(dict.fromkeys(complaints)),
-        rewriting=rewriting,
+        peeled.as_shapes() if inside.asked else None,
+        rewriting,
     )
 
 

@@ -62,9 +62,8 @@ def fold(leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
-    """Three and more leaves alike but for numbers in their path, and for the part of the mesh that each is on, together,
-    each other leaf alone: the path, numbers that vary written `0-47`, and the places in `leaves`. In the order of the
-    first of each."""
+    """Three and more leaves alike but for numbers in their path and the stage that each is on together, each other leaf
+    alone: the path, numbers that vary written `0-47`, and the places in `leaves`. In the order of the first of each."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, leaf in enumerate(leaves):
         pattern = _NUMBER.sub("#", leaf.path)

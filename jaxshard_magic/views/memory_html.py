@@ -33,9 +33,7 @@ def memory_section(report: Report) -> str:
     )
 
 
-def _rows(
-    memory: Memory, found: Sequence[mem.Group], roles: Sequence[str], told: Stages
-) -> Iterator[str]:
+def _rows(memory: Memory, found: Sequence[mem.Group], roles: Sequence[str], told: Stages) -> Iterator[str]:
     """Two rows for each group: its figures, and its bar over the width of the table."""
     most, fullest = mem.limit(memory), mem.measured(memory)
     full = max(max(mem.held(g.most), sum(n for _, n in mem.segments(g.most))) for g in found)

@@ -91,6 +91,7 @@ def _in_microbatches(case: Case, top: DeviceMemory) -> Iterator[Change]:
     """The fewest parts of the batch, one after the other, whose temporaries would leave room for the rest."""
     if (
         case.inside is None
+        or case.stage_axes  # what a schedule keeps does not fall so
         or not case.examples
         or top.temporaries is None
         or top.peak is None
@@ -130,7 +131,13 @@ def _more_devices(case: Case, top: DeviceMemory) -> Iterator[Change]:
 
 def _fewer_examples(case: Case, top: DeviceMemory) -> Iterator[Change]:
     """The largest batch whose temporaries would leave room for the rest."""
-    if not case.examples or top.temporaries is None or top.peak is None or top.limit is None:
+    if (
+        not case.examples
+        or top.temporaries is None
+        or top.peak is None
+        or top.limit is None
+        or case.stage_axes
+    ):
         return
     step = devices_along(case.mesh.axes, case.batch_axes)
     grows = top.temporaries + top.batch

@@ -178,8 +178,8 @@ def whole(case: Case) -> Iterator[Advice]:
 
 
 def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
-    """Leaves of one shape, spec and wish together: a parameter with its moments, repeated layers, those of all stages of
-    a pipeline."""
+    """Leaves of one shape, spec and wish together, on whatever stages of a pipeline: a parameter with its moments,
+    repeated layers."""
     groups: dict[tuple, list[Leaf]] = {}
     for leaf in leaves:
         parts = tuple((axis, end - first) for axis, (first, end) in leaf.within.items())

@@ -23,7 +23,7 @@ def moved(units: Sequence[Sequence[Unit]], costs: Costs) -> list[Move]:
     """What moves where the stages are cut anew by what their units take: each its share of its stage's time."""
     places = list(_places(units, costs))
     work = [sum(takes) for _, takes in places]
-    starts = cut(work, [0.0] * len(work), len(units))
+    starts = cut(work, [0.0] * len(work), len(units)) or []
     found, after = [], 0
     for place, (before, _) in enumerate(places):
         after += place in starts

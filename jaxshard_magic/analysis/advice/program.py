@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...report import Advice
+from ...report.held import held
 from .case import Case, byte_text
 
 WORTH_DONATING = 2**20  # bytes of state
@@ -30,9 +31,10 @@ def host_calls(case: Case) -> Iterator[Advice]:
 
 def not_donated(case: Case) -> Iterator[Advice]:
     """State that lies in memory twice."""
-    twice = sum(leaf.bytes_per_device for leaf in case.kept)
+    twice = held(case.kept)
     if twice >= WORTH_DONATING:
-        message = f"The old state stays while the new one is made: {byte_text(twice)} more on every device."
+        where = "on the fullest device" if case.stage_axes else "on every device"
+        message = f"The old state stays while the new one is made: {byte_text(twice)} more {where}."
         yield Advice("not-donated", "info", message, "--donate")
 
 

@@ -1,0 +1,228 @@
+"""`pp` through the front door: the plain step's numbers, state on its stages, and what the report says."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pipelined_steps as steps
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxshard_magic
+from jaxshard_magic import schedule
+from jaxshard_magic.analysis.alternatives import alternatives
+from jaxshard_magic.errors import ShardError
+
+WITHIN = 2e-5  # of Adam's steps: rounding of a gradient near zero turns into more
+
+
+def furthest(got, want):
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    return max(
+        float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)), initial=0))
+        for a, b in pairs
+    )
+
+
+def five_steps(step, args):
+    params, state, *batch = args
+    for _ in range(5):
+        params, state, loss = step(params, state, *batch)
+    return params, state, loss
+
+
+INSIDE = [
+    ("pp", "pipe=4", "1f1b"),
+    ("pp", "pipe=2 data=2", "1f1b"),
+    ("pp+fsdp", "pipe=2 data=2", "zb-h1"),
+    ("pp+tp", "pipe=2 model=2", "1f1b"),
+    ("pp+fsdp+tp", "pipe=2 data=2 model=2", "zb-v"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "mesh", "name"), INSIDE)
+@pytest.mark.parametrize("make", [steps.tied, steps.scanned])
+def test_five_steps_are_those_of_the_plain_step(make, strategy, mesh, name):
+    step, args = make()
+    sharded = jaxshard_magic.shard(step, strategy, mesh=mesh, microbatches=4, schedule=name)
+    assert furthest(five_steps(sharded, args), five_steps(jax.jit(step), args)) < WITHIN
+
+
+def test_state_lives_on_the_devices_of_its_stage_and_a_stack_of_layers_is_one_array():
+    step, args = steps.scanned()
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=4", microbatches=4)
+    *state, _ = sharded(*args)
+    arrays = [x for x in jax.tree.leaves(state) if x.ndim == 3]
+    assert arrays
+    for x in arrays:
+        assert x.sharding.spec[0] == "pipe"
+        assert {shard.data.shape[0] for shard in x.addressable_shards} == {x.shape[0] // 4}
+    others = [x for x in jax.tree.leaves(state) if x.ndim == 2]
+    assert all(len(x.sharding.device_set) == 1 for x in others)
+    whole = sharded.gather(*state)
+    assert {d for x in jax.tree.leaves(whole) for d in x.devices()} == {jax.devices()[0]}
+    assert furthest(whole, tuple(state)) == 0
+
+
+def test_a_stack_that_stages_share_unevenly_is_put_together_on_the_first():
+    step, args = steps.scanned(7)
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=4", microbatches=4)
+    assert furthest(five_steps(sharded, args), five_steps(jax.jit(step), args)) < WITHIN
+
+
+def test_gradients_that_devices_store_whole_are_summed_once_a_step():
+    step, args = steps.unrolled()
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2 data=2", microbatches=8)
+    sharded.prepare(*args)
+    sums = [c for c in sharded.report().collectives if c.kind == "all-reduce" and c.bytes > 64]
+    stages = sharded.entry.compiled.split.programs
+    assert sum(c.count for c in sums) <= sum(len(p.stage.parameters) for p in stages)
+    assert all(c.line is not None for c in sums)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+def test_the_report_has_the_pipeline_as_it_ran(name):
+    step, args = steps.unrolled()
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=4, schedule=name)
+    assert five_steps(sharded, args)
+    piped = sharded.report().pipeline
+    made = schedule.make(name, stages=2, microbatches=4)
+    assert (piped.schedule, piped.stages, piped.microbatches, piped.source, piped.unit) == (
+        name,
+        2,
+        4,
+        "measured",
+        "s",
+    )
+    assert piped.bubble.ideal == pytest.approx(
+        schedule.simulate(made, sharded.entry.compiled.last.costs().even(2)).bubble, abs=0.2
+    )
+    assert 0 <= piped.bubble.measured < 1
+    assert len(piped.events) == sum(map(len, made.grid))
+    assert tuple(r.peak_activations for r in piped.ranks) == schedule.simulate(made).peak_activations
+    assert all(r.activation_bytes for r in piped.ranks)
+    assert "embedding" in piped.ranks[0].holds
+
+
+def test_a_dry_run_predicts_by_flops_alone():
+    step, args = steps.unrolled()
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=4)
+    sharded.prepare(*args)
+    report = sharded.report()
+    assert (report.pipeline.source, report.pipeline.unit) == ("predicted", "")
+    assert report.pipeline.bubble.measured is None
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=4, on="v5e")
+    sharded.prepare(*args)
+    report = sharded.report()
+    assert report.pipeline.unit == "s"
+    assert report.timing.predicted_step_s >= report.pipeline.makespan[1]
+
+
+def test_memory_is_that_of_each_stage():
+    step, args = steps.scanned()
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=4", microbatches=4)
+    sharded.prepare(*args)
+    report = sharded.report()
+    held = sum(d.params + d.optimizer + d.other for d in report.memory.per_device)
+    assert held == sum(x.nbytes for x in jax.tree.leaves(args[:2]))
+    stacked = next(leaf for leaf in report.leaves if leaf.spec and leaf.spec[0] == "pipe")
+    assert stacked.bytes_per_device * 4 == stacked.bytes
+    assert {tuple(leaf.within) for leaf in report.leaves if leaf.spec[:1] != ("pipe",)} == {("pipe",)}
+
+
+def test_options_of_the_gradients_work_inside_stages():
+    step, args = steps.unrolled()
+    want = five_steps(jax.jit(step), args)
+    for options in ({"remat": "full"}, {"remat": 2}):
+        sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=4, schedule="zb-h1", **options)
+        assert furthest(five_steps(sharded, args), want) < WITHIN
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=4, precision="bf16", check=True)
+    sharded(*args)
+    assert sharded.checked.passed
+
+
+def test_what_a_pipeline_cannot_do_is_said_before_anything_runs():
+    def refusal(made, **options):
+        step, args = made
+        with pytest.raises(ShardError) as raised:
+            jaxshard_magic.shard(step, "pp", mesh="pipe=2", **options).prepare(*args)
+        return str(raised.value)
+
+    assert "takes 2 gradients" in refusal(steps.two_gradients(), microbatches=4)
+    said = refusal(steps.unrolled(), microbatches=5)
+    assert "--microbatches 4 does" in said
+    assert "--pad" not in said
+    assert "--precision bf16" in refusal(steps.unrolled(), microbatches=4, precision="fp16")
+    assert "stages" in refusal(steps.nothing_to_cut(), microbatches=4)
+
+
+def test_frozen_and_optimizer_state_with_specs_of_their_own_are_held_so_inside_stages():
+    step, args = steps.optimised(optax.adamw(1e-2))
+    rules = {r"layers\.a$": P(None, None, "data")}
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2 data=2", microbatches=4, rules=rules, check=True)
+    made = sharded(*args)
+    assert sharded.checked.passed
+    assert any(x.sharding.spec == P("pipe", None, "data") for x in jax.tree.leaves(made))
+
+
+def stages_of(sharded):
+    """The embedding, layers or head that each stage begins with, by the shapes of its parameters."""
+    pipeline = sharded.entry.compiled
+    return [len({k for unit in units for k in unit.parameters}) for units in pipeline.split.loss.units]
+
+
+def test_stages_begin_at_the_names_that_are_asked_for():
+    step, args = steps.unrolled()
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=4", microbatches=4, cut="^block$", check=True)
+    sharded(*args)
+    assert sharded.checked.passed
+    assert stages_of(sharded) == [3, 2, 2, 3]  # the embedding and two weights; two; two; two and the head
+    for pattern, words in (("blok", "there are block"), ("^block$", "there are 5 places")):
+        with pytest.raises(ShardError, match=words):
+            jaxshard_magic.shard(step, "pp", mesh="pipe=8", microbatches=4, cut=pattern).prepare(*args)
+
+
+def test_a_pipeline_is_balanced_by_what_its_stages_take():
+    @jax.custom_vjp
+    def slow(h):
+        return h
+
+    def wait(h):
+        def sleep(x):
+            time.sleep(0.02)
+            return np.asarray(x)
+
+        return jax.pure_callback(sleep, jax.ShapeDtypeStruct(h.shape, h.dtype), h)
+
+    slow.defvjp(lambda h: (wait(h), None), lambda _, g: (g,))
+
+    def loss(params, x, y):
+        h = x
+        for i, w in enumerate(params):
+            h = jnp.tanh(slow(h @ w) if i == 0 else h @ w)
+        return jnp.mean((h - y) ** 2)
+
+    def step(params, x, y):
+        value, grads = jax.value_and_grad(loss)(params, x, y)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+    args = [steps.normal(i, 8, 8) for i in range(4)], steps.normal(5, 8, 8), steps.normal(6, 8, 8)
+    by_flops, measured = (
+        jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=2, balance=balance)
+        for balance in ("flops", "measured")
+    )
+    by_flops.prepare(*args)
+    assert stages_of(by_flops) == [2, 2]
+    assert furthest(measured(*args), jax.jit(step)(*args)) < WITHIN
+    assert stages_of(measured) == [1, 3]
+
+
+def test_an_option_is_compared_with_the_pipeline_without_it():
+    step, args = steps.unrolled()
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=4, remat="full")
+    sharded(*args)
+    found = alternatives(sharded, 600)
+    assert [a.change for a in found] == ["", "without --remat full"]
+    assert found[0].peak < found[1].peak
