@@ -25,7 +25,7 @@ class Fuse:
     """Lets arrays through, until it is lit: then it fails once so many have come through."""
 
     def __init__(self):
-        self.left = None
+        self.left: int | None = None
 
     def __call__(self, x):
         if self.left is not None:
@@ -74,7 +74,9 @@ def threads():
 
 
 @pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize(("where", "when"), [(0, "forward"), (1, "backward"), (2, "forward"), (2, "backward")])
+@pytest.mark.parametrize(
+    ("where", "when"), [(0, "forward"), (1, "backward"), (2, "forward"), (2, "backward")]
+)
 def test_an_error_in_a_stage_ends_the_step_and_leaves_the_state(where, when, donate):
     fuse = Fuse()
     step = piped(with_fuse(fuse, where, when), donate=donate)
@@ -86,7 +88,7 @@ def test_an_error_in_a_stage_ends_the_step_and_leaves_the_state(where, when, don
         jax.block_until_ready(step(state, X))
     notes = " ".join(getattr(caught.value, "__notes__", []))
     assert "of the pipeline" in notes
-    assert "in Fuse.__call__" in str(caught.value) or "__call__" in str(caught.value)
+    assert "test_pipeline_errors.py" in str(caught.value)  # the user's own line
     fuse.left = None
     for kept, w in zip(state, before, strict=True):
         np.testing.assert_array_equal(kept, w)
@@ -191,7 +193,11 @@ def test_an_interrupt_ends_a_long_step_soon_and_the_next_step_works():
     here = Path(__file__).parent
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
     child = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", INTERRUPTED],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert child.stdout is not None

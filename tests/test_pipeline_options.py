@@ -170,7 +170,7 @@ def test_without_pp_and_its_options_there_is_no_pipeline():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"reduce": "once"}, "--reduce once: a pipeline adds up"),
+        ({"reduce": "once"}, "--reduce once: a pipeline sums gradients"),
         ({"reduce_dtype": "bf16"}, "--reduce-dtype bf16: a pipeline adds"),
         ({"pad": True}, "--pad: a pipeline takes batches that divide"),
         ({"microbatches": 1}, "--microbatches 1: one stage of the pipeline would work at a time"),

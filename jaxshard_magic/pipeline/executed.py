@@ -13,7 +13,7 @@ from ..program.ir import Value
 from ..schedule.actions import parts
 from .actors import Actor, together
 from .homes import Homes, Insides, Ranks
-from .jobs import Elsewhere, Job, Made, made_elsewhere, make
+from .jobs import Elsewhere, Job, Key, Made, made_elsewhere, make
 from .leaves import Leaf, Output
 from .rank import RankPlan, RankRun
 from .rank_jobs import Prepared, Settled, Whole, group_job
@@ -102,10 +102,10 @@ class Pipeline:
         """The inputs of the loss whose gradients a rank adds up."""
         return self._settled[rank].owned
 
-    def jobs(self) -> dict[Any, Job]:
+    def jobs(self) -> dict[Key, Job]:
         """All programs of the pipeline."""
         split = self.split
-        found: dict[Any, Job] = {}
+        found: dict[Key, Job] = {}
         for grid in split.schedule.grid:
             for action in (a for step in grid for a in parts(step)):
                 key = action.kind, action.stage

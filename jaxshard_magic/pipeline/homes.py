@@ -94,8 +94,7 @@ class Homes:
         part, spec = self.split.outputs[o], self.plan.out_specs[o]
         if len(part.values) > 1:
             return self._of_pieces(part, spec)
-        (v,) = part.values
-        return self.at(self.rank_of(v), spec)
+        return self.at(self.rank_of(next(iter(part.values))), spec)
 
     def rank_of(self, v: Value) -> int:
         """Where a value around the gradient call lives; what is at no place of its own is with the loss."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from jax.stages import Compiled, Lowered
 
 from ..program.strict import quick_call
 from .loaded import compiled_like, likeness
+
+Key = tuple[str, int]  # what a program is for, and of which stage, rank or group
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ Elsewhere = Callable[
 
 
 def made_elsewhere(
-    jobs: Mapping[Hashable, Job], compiler: Elsewhere, say: Callable[[str], None]
-) -> dict[Hashable, Made]:
+    jobs: Mapping[Key, Job], compiler: Elsewhere, say: Callable[[str], None]
+) -> dict[Key, Made]:
     """All of them compiled by the compiler of devices that are not attached, alike ones once."""
     known: dict[Hashable, Made] = {}
     found = {}
@@ -74,23 +76,25 @@ def made_elsewhere(
     return found
 
 
-def make(jobs: Mapping[Hashable, Job]) -> dict[Hashable, Made]:
+def make(jobs: Mapping[Key, Job]) -> dict[Key, Made]:
     """All of them compiled, as many at a time as there are cores, and alike ones once where that can be."""
-    lowered = {key: job.lowered() for key, job in jobs.items()}
-    alike = {key: likeness(program) for key, program in lowered.items()}
-    first = {each: key for key, each in reversed(alike.items())}
-    compiled: dict[Hashable, Compiled] = {}
-
-    def compile_first(key: Hashable) -> None:
-        compiled[key] = lowered[key].compile()
-
-    def compile_rest(key: Hashable) -> None:
-        compiled[key] = compiled_like(lowered[key], compiled[first[alike[key]]], jobs[key].mesh)
-
+    first: dict[Hashable, Future[Compiled]] = {}
+    found: dict[Key, Future[Compiled]] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_first, first.values()))
-        list(pool.map(compile_rest, lowered.keys() - compiled.keys()))
-    return {key: Made(c, _reads(c), quick_call(c)) for key in lowered for c in [compiled[key]]}
+        for key, job in jobs.items():
+            lowered = job.lowered()
+            like = likeness(lowered) if jax.tree.leaves((job.ins, job.outs)) else key
+            if like in first:
+                found[key] = pool.submit(_after, first[like], lowered, job.mesh)
+            else:
+                found[key] = first[like] = pool.submit(lowered.compile)
+        compiled = {key: each.result() for key, each in found.items()}
+    return {key: Made(c, _reads(c), quick_call(c)) for key, c in compiled.items()}
+
+
+def _after(first: Future[Compiled], lowered: Lowered, mesh: Mesh) -> Compiled:
+    # the pool begins in order, so that what is waited for here has begun
+    return compiled_like(lowered, first.result(), mesh)
 
 
 def _reads(compiled: Compiled) -> tuple[bool, ...]:

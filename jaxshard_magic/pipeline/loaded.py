@@ -11,9 +11,10 @@ from jax.stages import Compiled, Lowered
 
 try:  # jax.experimental.serialize_executable loads a program for its own devices alone
     from jax._src.compiler import get_compile_options
-    from jax._src.lib import xla_client as _runtime  # pyright: ignore[reportPrivateImportUsage]
+    from jax._src.lib import xla_client as _runtime
 except ImportError:
-    get_compile_options = _runtime = None
+    get_compile_options: Any = None
+    _runtime: Any = None
 
 
 def likeness(lowered: Lowered) -> Hashable:
@@ -23,28 +24,30 @@ def likeness(lowered: Lowered) -> Hashable:
         inner: Any = lowered._lowering
         given = inner.compile_args
         if inner.const_args or given["host_callbacks"] or given["keepalive"] or given["ordered_effects"]:
-            return id(lowered)
+            return object()
         return tuple(sorted(given["kept_var_idx"])), lowered.as_text()
     except (AttributeError, KeyError):
-        return id(lowered)
+        return object()
 
 
 def compiled_like(lowered: Lowered, other: Compiled, mesh: Mesh) -> Compiled:
     """`lowered`, all of whose arrays lie on `mesh`, without compiling it: `other` is the same program on another mesh.
 
-    It is compiled after all where programs can't be loaded for other devices: so far they are for simulated ones alone.
+    It is compiled after all where programs can't be loaded for other devices: so far they are for simulated ones alone,
+    and not where `other` may come from jax's cache on disk, since XLA writes such a program down without its functions.
     """
-    devices = list(mesh.devices.flat)
-    if _runtime is not None and get_compile_options is not None and devices[0].platform == "cpu":
+    devices, config = list(mesh.devices.flat), jax.config.values
+    cached = config.get("jax_enable_compilation_cache") and config.get("jax_compilation_cache_dir")
+    if get_compile_options is not None and devices[0].platform == "cpu" and not cached:
         numbers = np.array([[d.id for d in devices]])  # one copy of the program, over all of them
         try:
-            old: Any = other._executable._unloaded_executable
-            options = get_compile_options(1, len(devices), numbers)
-            on = _runtime.DeviceList(tuple(devices))
-            moved = devices[0].client.deserialize_executable(old.xla_executable.serialize(), on, options)
-            lowered._lowering._executable = replace(
+            inner: Any = lowered._lowering
+            known: Any = other._executable
+            old, on = known._unloaded_executable, _runtime.DeviceList(tuple(devices))
+            written, options = old.xla_executable.serialize(), get_compile_options(1, len(devices), numbers)
+            inner._executable = replace(
                 old,
-                xla_executable=moved,
+                xla_executable=devices[0].client.deserialize_executable(written, on, options),
                 device_list=on,
                 input_shardings=[NamedSharding(mesh, s.spec) for s in old.input_shardings],
                 output_shardings=[NamedSharding(mesh, s.spec) for s in old.output_shardings],

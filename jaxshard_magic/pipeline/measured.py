@@ -41,6 +41,8 @@ def _zeros(job: Job) -> Any:
 
 
 def _zero(aval: jax.ShapeDtypeStruct) -> Any:
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(0, impl=str(jax.random.key_impl(aval))), aval.shape)
-    return jnp.zeros(aval.shape, aval.dtype)
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(aval.shape, aval.dtype)
+    kinds: list[Any] = []
+    jax.eval_shape(lambda keys: kinds.append(jax.random.key_impl(keys)), aval)
+    return jnp.broadcast_to(jax.random.key(0, impl=kinds[0]), aval.shape)

@@ -65,9 +65,10 @@ def placed(
             at[v] = place
     _follow(program, at, pairs, last)
     at |= {v: last for v in inputs if v not in at}
-    groups = _Groups(program, at, given, last)
+    operands = set(operands)
+    groups = _Groups(program, at, given, last, operands)
     state = {o: at[i] for i, o in pairs if i in at}
-    read = {v: wanted_at.get(v, last) for v in operands}
+    read = {v: wanted_at.get(v, last) for v in sorted(operands)}
     ends = {v: state.get(v, last) for v in program.outputs if v is not None}
     return Placed(groups.at, groups.all(ends | read, set(read)))
 
@@ -100,12 +101,23 @@ _Key = tuple[bool, int, int]  # of a group: whether it runs before the call, its
 class _Groups:
     """The equations of `program` in groups, as early as what they read lets them; `at` is completed.
 
+    Before the gradient call runs what that reads, and numbers that wait for none of it: arrays made that early would
+    be held all through it beside those that they are made of.
+
     What is made of nothing that has a place, and arrays made of numbers alone, live nowhere: each group that reads them
     makes them.
     """
 
-    def __init__(self, program: Program, at: dict[Value, int], given: Collection[Value], last: int):
+    def __init__(
+        self,
+        program: Program,
+        at: dict[Value, int],
+        given: Collection[Value],
+        last: int,
+        operands: Collection[Value],
+    ):
         self.program, self.at, self._late = program, at, reached(program, given)
+        self._early = needed(program.top, operands, program.inputs)
         self._behind: dict[
             Value, frozenset[Value]
         ] = {}  # of what lives nowhere: the values with a place that it reads
@@ -125,8 +137,10 @@ class _Groups:
         if not any(shapes[v] for v in found) and (not found or any(shapes[v] for v in e.outs)):
             self._behind.update(dict.fromkeys(e.outs, found))
             return
-        place, before = _place(self.program, found, self.at, last), not self._late.intersection(e.outs)
-        levels = (self._level[v] + (self.at[v] != place) for v in found if before or v in self._late)
+        place = _place(self.program, found, self.at, last)
+        behind = {v for v in found if v in self._late or not self._home.get(v, (True,))[0]}
+        before = e.index in self._early or not (behind or any(shapes[v] for v in e.outs))
+        levels = (self._level[v] + (self.at[v] != place) for v in found if before or v in behind)
         key = (before, max(levels, default=0), place)
         for v in e.outs:
             self.at[v], self._level[v], self._home[v] = place, key[1], key

@@ -59,7 +59,8 @@ class RankPlan:
 
 class RankRun:
     """One step of a rank. `start`: when the step began, in seconds; None where it is not timed. `events`: action, start
-    and end of each; `handovers`: as `record.Handover`. `peak`: the most activations held. `made`: the step's outputs."""
+    and end of each; `handovers`: as `record.Handover`. `peak`: the most activations held. `made`: the step's
+    outputs."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from .stage_jobs import StageJobs
 
 
 class Whole:
-    """What is made of the whole batch: the sums that a microbatch's loss needs, and the results of the gradient call."""
+    """What is made of the whole batch: the sums that a microbatch's loss needs, and results of the gradient call."""
 
     def __init__(self, split: Split):
         self._split, self._call = split, split.call

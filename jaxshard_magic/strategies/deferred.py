@@ -43,9 +43,7 @@ class Deferred:
     makers: Mapping[int, BatchDims] = field(default_factory=dict)
 
 
-def find_deferred(
-    layout: Layout, waiting: Collection[Value] = (), whole: Collection[Value] = ()
-) -> Deferred:
+def find_deferred(layout: Layout, waiting: Collection[Value] = (), whole: Collection[Value] = ()) -> Deferred:
     """The sums of `layout`'s program that can wait for the end of a loop, or for somebody who takes the outputs
     `waiting` in parts; `whole` are values that can't."""
     if layout.count(layout.batch_axes) < 2:

@@ -70,9 +70,7 @@ class Hold(Emitter):
         self._unpinned: set[Value] = set()  # gradients that are pinned after the layout change that follows
         return super().__call__(*args)
 
-    def _in_parts(
-        self, reduce: str, handed_on: Collection[Value], waiting: Collection[Value]
-    ) -> Deferred:
+    def _in_parts(self, reduce: str, handed_on: Collection[Value], waiting: Collection[Value]) -> Deferred:
         layout = self.layout
         if reduce != "each":
             return find_deferred(layout, waiting, handed_on)

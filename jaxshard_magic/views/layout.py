@@ -156,7 +156,8 @@ def _below(folded: Sequence[Row], rest: Sequence[Row]) -> list[str]:
         lines.append(f"{_leaves(len(on_all), 'more')} whole on every device, {together(on_all)}")
     on_some = [leaf for leaf in whole if leaf.within]
     if on_some:
-        where = f"each whole on its part of {' and '.join(parted(on_some))}"
+        each = "each " if len(on_some) > 1 else ""
+        where = f"{each}whole on its part of {' and '.join(parted(on_some))}"
         lines.append(f"{_leaves(len(on_some), 'more')} {where}, {together(on_some)}")
     follow = [f for r in folded for f in r.followers]
     if follow:
