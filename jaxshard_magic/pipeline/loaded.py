@@ -11,7 +11,7 @@ from jax.stages import Compiled, Lowered
 
 try:  # jax.experimental.serialize_executable loads a program for its own devices alone
     from jax._src.compiler import get_compile_options
-    from jax._src.lib import xla_client as _runtime
+    from jax._src.lib import xla_client as _runtime  # pyright: ignore[reportPrivateImportUsage]
 except ImportError:
     get_compile_options: Any = None
     _runtime: Any = None
