@@ -271,20 +271,19 @@ def said_by(
 
 
 def staged_collectives(pipeline: Pipeline, said: Mapping[Any, Said]) -> tuple[Collective, ...]:
-    """What moves in a step. Of collectives in several stages, alike but for the stage, those of the stage that has
-    most: a device is in one of them."""
-    most: dict[Any, Collective] = {}
-    m = pipeline.split.schedule.microbatches
-    for rank in range(len(pipeline.ranks)):
-        mine: dict[Any, Collective] = {}
+    """What moves in a step: how often in all stages together, and what a device sends, the mean over the stages, so
+    that rows add up."""
+    found: dict[Any, Collective] = {}
+    m, ranks = pipeline.split.schedule.microbatches, len(pipeline.ranks)
+    for rank in range(ranks):
         for acting, times in ((True, m), (False, 1)):
             for key, _ in _programs_of(pipeline, rank, acting=acting):
                 for row in said[key].collectives:
-                    _add(mine, replace(row, count=row.count * times, wire_bytes=row.wire_bytes * times))
-        for alike, row in mine.items():
-            if alike not in most or most[alike].wire_bytes < row.wire_bytes:
-                most[alike] = row
-    return tuple(sorted((*_between(pipeline), *most.values()), key=lambda c: -c.wire_bytes))
+                    _add(found, replace(row, count=row.count * times, wire_bytes=row.wire_bytes * times))
+    rows = (
+        replace(row, wire_bytes=row.wire_bytes // ranks) for row in (*_between(pipeline), *found.values())
+    )
+    return tuple(sorted(rows, key=lambda c: -c.wire_bytes))
 
 
 def _add(found: dict[Any, Collective], row: Collective) -> None:
@@ -339,12 +338,9 @@ def sent_by(pipeline: Pipeline, s: int) -> tuple[int, int]:
 
 
 def _between(pipeline: Pipeline) -> Iterator[Collective]:
-    """What a rank sends to the others of its stages' results, of the rank that sends most."""
+    """What the stages send to each other."""
     m = pipeline.split.schedule.microbatches
-    sent = [
-        [n for s in stages for n in sent_by(pipeline, s) if n] for stages in pipeline.split.schedule.stages_of
-    ]
-    each = max(sent, key=sum)
+    each = [n for s in range(len(pipeline.stages)) for n in sent_by(pipeline, s) if n]
     if each:
         yield Collective(
             kind="collective-permute",

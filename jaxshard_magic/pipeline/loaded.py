@@ -36,8 +36,9 @@ def compiled_like(lowered: Lowered, other: Compiled, mesh: Mesh) -> Compiled:
     It is compiled after all where programs can't be loaded for other devices: so far they are for simulated ones alone,
     and not where `other` may come from jax's cache on disk, since XLA writes such a program down without its functions.
     """
-    devices, config = list(mesh.devices.flat), jax.config.values
-    cached = config.get("jax_enable_compilation_cache") and config.get("jax_compilation_cache_dir")
+    config: Any = jax.config
+    devices = list(mesh.devices.flat)
+    cached = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir is not None
     if get_compile_options is not None and devices[0].platform == "cpu" and not cached:
         numbers = np.array([[d.id for d in devices]])  # one copy of the program, over all of them
         try:
