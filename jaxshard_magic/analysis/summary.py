@@ -139,7 +139,7 @@ def _advice(
 def _piped(
     entry: "Entry", found: Facts, chip: Chip | None, target: Target | None
 ) -> tuple[PipelineReport | None, float | None]:
-    """The pipeline in time, as it was measured last, or as its programs are predicted to run on `chip`, or by their
+    """The pipeline in time, as it was measured, or as its programs are predicted to run on `chip`, or by their
     FLOPs alone; and the seconds that a step is predicted to take there. None for a step that is no pipeline."""
     pipeline, of = entry.compiled, found.staged
     if not isinstance(pipeline, Pipeline) or of is None:
@@ -150,11 +150,12 @@ def _piped(
         seconds = simulate(pipeline.split.schedule, costs).makespan + update_seconds(
             pipeline, chip, found.leaves
         )
-    key = pipeline.last if pipeline.last is not None else costs
+    run = pipeline.typical
+    key = run if run is not None else costs
     if entry not in _timed or _timed[entry][0] != key:
         held = {"holds": of.holds, "devices": of.devices, "activation_bytes": of.activation_bytes}
-        if pipeline.last is not None:
-            _timed[entry] = key, measured(pipeline.last, **held, split=of.split)
+        if run is not None:
+            _timed[entry] = key, measured(run, **held, split=of.split)
         else:
             unit = "" if costs is None else "s"
             _timed[entry] = (
@@ -181,7 +182,7 @@ def _advice_on_pipeline(
         crossing=of.crossing,
         units=of.units,
         balanced=step.piped.balance == "measured" or step.piped.cut is not None,
-        transfers=pipeline.last.transfers() if pipeline.last is not None else (),
+        transfers=() if pipeline.typical is None else pipeline.typical.transfers(),
     )
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,13 +24,15 @@ from .split import Split
 from .stage_jobs import Alike, StageJobs
 from .transfer import Route
 
+_KEPT = 32  # timed calls that are looked back on
+
 
 class Pipeline:
     """A `Split` on the ranks of a mesh, where `plan` says where arrays lie on the sub-mesh of one rank.
 
     Called with the flat inputs of the step, as `leaves` says where, it gives the flat outputs. `donated`: inputs whose
-    memory it may take over. `last`: what was measured in the last call that was timed. `peaks`: of the last call, the
-    most activations that each rank held, one for each microbatch of each stage.
+    memory it may take over. `peaks`: of the last call, the most activations that each rank held, one for each
+    microbatch of each stage.
     """
 
     def __init__(self, split: Split, plan: Plan, ranks: Ranks, donated: Collection[int] = ()):
@@ -53,7 +56,7 @@ class Pipeline:
         ]
         self._lock = threading.Lock()
         self._actors: list[Actor] = []
-        self.last: Run | None = None
+        self._runs: deque[Run] = deque(maxlen=_KEPT)
         self.peaks: tuple[int, ...] = (0,) * len(ranks)
 
     def _prepare(self, rank: int) -> Prepared:
@@ -97,6 +100,17 @@ class Pipeline:
             and v not in ends
             and not any(v in wanted for r, wanted in enumerate(self.wants) if r != at.get(v))
         )
+
+    @property
+    def last(self) -> Run | None:
+        """What was measured in the last call that was timed."""
+        return self._runs[-1] if self._runs else None
+
+    @property
+    def typical(self) -> Run | None:
+        """What was measured in the call that took longer than half of those that were timed of late."""
+        runs = sorted(self._runs, key=lambda run: run.seconds)
+        return runs[(len(runs) - 1) // 2] if runs else None
 
     def owned(self, rank: int) -> list[int]:
         """The inputs of the loss whose gradients a rank adds up."""
@@ -246,7 +260,7 @@ class Pipeline:
             self.peaks = tuple(run.peak for run in runs)
             made = {v: x for run in runs for v, x in run.made.items()}
             if timed:
-                self.last = self._measured(runs, time.perf_counter() - start)
+                self._runs.append(self._measured(runs, time.perf_counter() - start))
             return [output.put_together(made) for output in self.outputs]
 
     def _measured(self, runs: Sequence[RankRun], seconds: float) -> Run:

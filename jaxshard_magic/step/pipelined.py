@@ -38,7 +38,7 @@ class PipedEntry(Entry):
     """One pipeline of a step. Its `compiled` is the `Pipeline`, `plan` that of one rank's sub-mesh."""
 
     def timed(self, inputs: tuple[Any, ...]) -> Any:
-        """A step of which every action is timed as well, in `compiled.last`."""
+        """A step of which every action is timed as well, in `compiled.last` from then on."""
         jax.block_until_ready(inputs)
         start = time.perf_counter()
         outs = jax.block_until_ready(self.call(*inputs, timed=True))
