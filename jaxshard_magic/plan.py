@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .program.flops import Work
     from .program.trace import Traced
 
+WHOLE = "a copy on every device"  # why a leaf lies where it does, where nothing divides it
+
 
 @dataclass(frozen=True)
 class LeafPlan:

@@ -22,6 +22,8 @@ def told_together(paths: Sequence[str], common: int | None = None) -> str:
 
     >>> told_together(["p.emb", "p.layers[0].a", "p.layers[0].b", "p.layers[1].a", "p.layers[2].a"])
     'emb, layers 0-2'
+    >>> told_together(["p.emb", "p.layers.down[0:2]", "p.layers.up[0:2]"])
+    'emb, layers 0-1'
     """
     words = [_WORD.findall(path) for path in dict.fromkeys(paths)]
     if not words:
@@ -33,8 +35,7 @@ def told_together(paths: Sequence[str], common: int | None = None) -> str:
         if rest[0][0].isdigit() and common:
             rest = [w[common - 1], *rest]
         numbers = found.setdefault(rest[0], [])
-        if len(rest) > 1 and rest[1][0].isdigit():
-            numbers.append(rest[1])
+        numbers += [word for word in rest[1:] if word[0].isdigit()][:1]
     told = [f"{name} {_ranges(numbers)}" if numbers else name for name, numbers in found.items()]
     more = [f"{len(told) - _MOST} more"] if len(told) > _MOST else []
     return ", ".join([*told[:_MOST], *more])

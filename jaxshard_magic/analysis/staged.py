@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Made
 from ..pipeline.stage_jobs import StageJobs
-from ..plan import LeafPlan
+from ..plan import WHOLE, LeafPlan
 from ..program.flops import counted
 from ..program.flow import Flow
 from ..program.ir import Equation, Value
@@ -52,7 +52,7 @@ def staged(pipeline: Pipeline, planned: Sequence[LeafPlan], said: "Mapping[Any, 
     ranks = range(len(pipeline.ranks))
     names = _names(pipeline, planned)
     return Staged(
-        tuple(told_together(names[rank]) for rank in ranks),
+        tuple(told_together(names[rank], common_words(sum(names, []))) for rank in ranks),
         tuple(tuple(d.id for d in mesh.devices.flat) for mesh in pipeline.ranks.each),
         tuple(_most_held(pipeline, rank) for rank in ranks),
         tuple(_input_share(stage) for stage in pipeline.stages),
@@ -71,7 +71,15 @@ def staged_leaves(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> tuple[Leaf
         row = leaf(replace(plan, spec=place.sharding.spec), pipeline.ranks.between(first, first + size))
         whole = size == len(pipeline.ranks)
         within = {} if whole else {pipeline.ranks.axis: (first, first + size)}
-        found.append(replace(row, within=within))
+        why = row.why
+        if why == WHOLE:
+            cut = len(place.values) > 1
+            why = (
+                "its layers over the stages"
+                if cut
+                else f"whole on the devices of its stage{'s' * (size > 1)}"
+            )
+        found.append(replace(row, within=within, why=why))
     return tuple(found)
 
 

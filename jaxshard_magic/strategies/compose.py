@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError
-from ..plan import Finding, LeafPlan, Plan
+from ..plan import WHOLE, Finding, LeafPlan, Plan
 from ..program.batch import Batch, find_batch
 from ..program.dimensions import Dimensions
 from ..program.emit import Emitter
@@ -203,13 +203,13 @@ def _why(layout: Layout, i: int, given: Mapping[int, Given]) -> str:
         return given[i].source
     if i in layout.batch.dims and (layout.batch_axes or layout.sequence):
         said = _examples(layout, i), why_positions(layout, i)
-        return "; ".join(filter(None, said)) or "a copy on every device"
+        return "; ".join(filter(None, said)) or WHOLE
     if i in layout.roles.stored:
         fixed = layout.fixed_by(layout.program.inputs[i])
-        return f"follows {fixed}" if fixed else "; ".join(layout.why.get(i, ())) or "a copy on every device"
+        return f"follows {fixed}" if fixed else "; ".join(layout.why.get(i, ())) or WHOLE
     if layout.roles.of[i] == BATCH and layout.batch_axes:
         return "no batch dimension in it: a copy on every device"
-    return "a copy on every device"
+    return WHOLE
 
 
 def _examples(layout: Layout, i: int) -> str | None:
