@@ -51,8 +51,9 @@ def staged(pipeline: Pipeline, planned: Sequence[LeafPlan], said: "Mapping[Any, 
     """What `pipeline` is made of; `planned` are the inputs of its step."""
     ranks = range(len(pipeline.ranks))
     names = _names(pipeline, planned)
+    common = common_words(path for paths in names for path in paths)
     return Staged(
-        tuple(told_together(names[rank], common_words(sum(names, []))) for rank in ranks),
+        tuple(told_together(names[rank], common) for rank in ranks),
         tuple(tuple(d.id for d in mesh.devices.flat) for mesh in pipeline.ranks.each),
         tuple(_most_held(pipeline, rank) for rank in ranks),
         tuple(_input_share(stage) for stage in pipeline.stages),
