@@ -225,3 +225,22 @@ def test_an_option_is_compared_with_the_pipeline_without_it():
     found = alternatives(sharded, 600)
     assert [a.change for a in found] == ["", "without --remat full"]
     assert found[0].peak < found[1].peak
+
+
+def test_calls_that_nothing_depends_on_are_left_out_and_named():
+    def loss(params, x):
+        for w in params:
+            x = jnp.tanh(x @ w)
+        jax.debug.print("mean {}", x.mean())
+        return jnp.mean(x**2)
+
+    def step(params, x):
+        value, grads = jax.value_and_grad(loss)(params, x)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+    args = [steps.normal(i, 8, 8) for i in range(4)], steps.normal(5, 8, 8)
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=2)
+    assert furthest(sharded(*args), jax.jit(step)(*args)) < WITHIN
+    (said,) = (a.message for a in sharded.report().advice if a.code == "left-out")
+    assert "debug" in said
+    assert "test_pipeline_step.py" in said

@@ -97,7 +97,7 @@ def _inputs_read(loss: Program, wanted: Collection[Value], known: Iterable[Value
 
 def _pinned(loss: Program, parameters: Collection[Value], at: dict[int, int], stages: int) -> dict[int, int]:
     """The stage of each equation that makes a small number of parameters alone, where they are on one stage."""
-    free = [e for e in loss.top.equations if e.index not in at]
+    free = [e for e in loss.top.equations if e.index not in at and e.outs]
     mixed = reached(loss, [v for v in loss.inputs if v not in parameters])
     of: dict[Value, frozenset[Value]] = {p: frozenset([p]) for p in parameters}
     for e in loss.top.equations:

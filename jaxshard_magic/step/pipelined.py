@@ -1,7 +1,7 @@
 """`PipedEntry`: a step split into the stages of a pipeline, for one set of shapes and held values."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +21,10 @@ from ..pipeline.loss import Wish
 from ..pipeline.measured import unit_seconds
 from ..pipeline.options import Piped, default_microbatches
 from ..pipeline.split import Split
-from ..plan import Plan
+from ..plan import Finding, Plan
 from ..program.batch import Batch
+from ..program.follow import told
+from ..program.ir import Program
 from ..program.peel import Peeled, specs
 from ..program.roles import Roles
 from ..program.trace import Traced
@@ -115,7 +117,8 @@ def build_pipelined(
 
     split = split_at(Wish(piped.cut))
     rewriting.forget()
-    plan = replace(plan, findings=(*plan.findings, *rewriting.findings))
+    findings = (*rewriting.findings, *_left_out(step), *_left_out(piping.call.large))
+    plan = replace(plan, findings=(*plan.findings, *findings))
     traced = plan.traced or traced
     donated = to_donate(peeled, traced, plan, donate)
     n = len(traced.consts)
@@ -163,6 +166,15 @@ def build_pipelined(
         peeled.as_shapes() if inside.asked else None,
         rewriting,
     )
+
+
+def _left_out(program: Program) -> Iterator[Finding]:
+    """What a pipeline does not run: calls that nothing depends on, such as jax.debug.print."""
+    read = {v for e in program.equations for v in e.ins} | {v for s in program.scopes() for v in s.outs}
+    for e in program.equations:
+        if e.eqn.effects and not e.doors and read.isdisjoint(e.outs):
+            message = f"A pipeline runs what the step's results depend on, which leaves out {told(program, e.index)}."
+            yield Finding("left-out", "warning", message)
 
 
 class _Compiler:
