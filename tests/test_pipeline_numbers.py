@@ -80,10 +80,10 @@ ROWS = QUICK | {  # every step under three of these, each of which comes with a 
 )
 def test_a_step_in_stages_has_the_plain_steps_numbers(name, schedule, stages):
     found = checked(STEPS[name](), stages, 4, schedule, 2 if schedule == "interleaved" else None)
-    assert found.passed and found.max_abs_diff < 3e-6, found
+    assert found.passed and found.max_abs_diff < 1e-5, found
 
 
 @pytest.mark.full
 def test_products_in_bfloat16_differ_by_their_rounding():
     found = checked(steps.half(), 2, 4)
-    assert found.passed and found.max_abs_diff < 3e-5, found
+    assert found.passed and found.max_abs_diff < 3e-4, found
