@@ -38,7 +38,7 @@ def test_the_bubble_shrinks_from_gpipe_to_zero_bubble():
     predicted = [table()[name][1] for name in SCHEDULES]
     assert ideal[:3] == [27.3, 27.3, 15.8]
     assert ideal[3] < 0.5 * ideal[0]
-    assert predicted[3] < predicted[2] < predicted[0]
+    assert max(predicted[2:]) < min(predicted[:2])
     assert "Ideal is 27.3%" in PROSE
     assert "**Ideal**: 15.8%, from 27.3%" in PROSE
 
@@ -48,6 +48,8 @@ def test_what_is_held_and_sent_is_what_the_prose_says():
     assert held == [8, 4, 5.5, 4]
     assert 2 < sent[2] / sent[0] < 2.5
     assert sent[0] == sent[1] == sent[3]
+    mib = {name: table()[name][4] for name in SCHEDULES}
+    assert mib["1f1b"] < mib["zb-h1"] < mib["gpipe"]
     assert "the first device holds 11 halves of a microbatch's activations, where it held 4 wholes" in PROSE
 
 
@@ -65,14 +67,31 @@ def test_every_pipeline_has_the_plain_steps_loss():
 
 def test_stages_that_wait_are_measured_close_to_what_is_predicted():
     for name in ("waiting_gpipe", "waiting_zb"):
-        measured, predicted, ideal = map(
-            float,
-            re.search(
-                r"bubble ([\d.]+)% measured, ([\d.]+)% predicted, ([\d.]+)% ideal", output(name)
-            ).groups(),
-        )
+        said = re.findall(r"bubble ([\d.]+)% measured, ([\d.]+)% predicted, ([\d.]+)% ideal", output(name))
+        ((measured, predicted, ideal),) = (map(float, figures) for figures in said)
         assert ideal <= predicted <= measured + 1
         assert measured - ideal < 8
+
+
+def test_the_measured_bubble_shrinks_where_stages_share_no_cores():
+    rows = [line.split() for line in output('print("bubble:         ideal  predicted').splitlines()[1:]]
+    assert tuple(name for name, *_ in rows) == SCHEDULES
+    ideal, measured = ([float(row[k].rstrip("%")) for row in rows] for k in (1, 3))
+    assert all(0 <= m - i < 5 for i, m in zip(ideal, measured, strict=True))
+    assert measured[3] < measured[2] < min(measured[:2])
+    step_ms = [float(row[4]) for row in rows]
+    assert step_ms[3] < step_ms[2] < min(step_ms[:2])
+
+
+def test_more_microbatches_shrink_the_bubble_and_what_is_held():
+    rows = [re.findall(r"[\d.]+(?=%|$)", row) for row in output("for other in sorted").splitlines()]
+    ideal, held = ([float(row[k]) for row in rows] for k in (1, 2))
+    assert ideal == sorted(ideal, reverse=True)
+    assert held == [8, 4, 2, 1]
+    (ran,) = re.findall(
+        r"predicted, ([\d.]+)% ideal", output("%%shard pp --schedule zb-h1 --microbatches 32")
+    )
+    assert 0.2 < float(ran) / table()["zb-h1"][0] < 0.4
 
 
 def test_fsdp_inside_the_stages_halves_their_state():

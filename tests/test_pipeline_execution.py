@@ -246,3 +246,14 @@ def test_a_program_that_calls_back_is_like_no_other():
         return jax.jit(run).lower(1.0)
 
     assert len({likeness(lowered()) for _ in range(10)}) == 10
+
+
+def test_programs_that_drop_other_arguments_are_unlike():
+    def run(xs):
+        return xs[0] + 1
+
+    x = jnp.ones(3)
+    one, other = jax.jit(run).lower([x]), jax.jit(run).lower([x, x])
+    assert one.as_text() == other.as_text()
+    assert likeness(one) == likeness(jax.jit(run).lower([x]))
+    assert likeness(one) != likeness(other)

@@ -25,7 +25,7 @@ def likeness(lowered: Lowered) -> Hashable:
         given = inner.compile_args
         if inner.const_args or given["host_callbacks"] or given["keepalive"] or given["ordered_effects"]:
             return object()
-        return tuple(sorted(given["kept_var_idx"])), lowered.as_text()
+        return tuple(sorted(given["kept_var_idx"])), lowered.in_tree, lowered.out_tree, lowered.as_text()
     except (AttributeError, KeyError):
         return object()
 
