@@ -244,3 +244,15 @@ def test_calls_that_nothing_depends_on_are_left_out_and_named():
     (said,) = (a.message for a in sharded.report().advice if a.code == "left-out")
     assert "debug" in said
     assert "test_pipeline_step.py" in said
+
+
+def test_a_stack_that_is_put_together_on_a_stage_counts_there_whole_beside_its_pieces():
+    step, args = steps.scanned(7)
+    sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=4", microbatches=4)
+    sharded.prepare(*args)
+    report = sharded.report()
+    stacks = [leaf for leaf in report.leaves if leaf.shape[:1] == (7,)]
+    assert len({leaf.within["pipe"] for leaf in stacks}) == 1
+    assert all("put together" in leaf.why for leaf in stacks)
+    held = sum(d.params + d.optimizer + d.other for d in report.memory.per_device)
+    assert held == sum(x.nbytes for x in jax.tree.leaves(args[:2])) + sum(leaf.bytes for leaf in stacks)

@@ -80,6 +80,8 @@ def staged_leaves(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> tuple[Leaf
                 if cut
                 else f"whole on the devices of its stage{'s' * (size > 1)}"
             )
+        if place.put_together:
+            why = "stages have different numbers of its layers: put together here after each step"
         found.append(replace(row, within=within, why=why))
     return tuple(found)
 
@@ -181,6 +183,8 @@ def staged_memory(pipeline: Pipeline, leaves: Sequence[Leaf]) -> Memory:
             if rank in place.readers:
                 role = row.role if row.role in _ROLES else "other"
                 roles[role] += sum(_piece_bytes(pipeline, place, rank))
+            if place.put_together and rank == place.readers[0]:
+                roles[row.role if row.role in _ROLES else "other"] += row.bytes_per_device
         temporaries = max(_while_acting(pipeline, rank), _while_updating(pipeline, rank))
         for device in mesh.devices.flat:
             rows[device.id] = DeviceMemory(

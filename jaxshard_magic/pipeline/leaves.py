@@ -36,6 +36,11 @@ class Leaf:
             sizes = [program.shapes[v][0] for v in self.values]
             self._cuts = [sum(sizes[:k]) for k in range(len(sizes) + 1)]
 
+    @property
+    def put_together(self) -> bool:
+        """Do its ranks have copies of uneven pieces, while the array lies on the first of them?"""
+        return self._cuts is not None
+
     def hand_out(self, x: Any, here: Sequence[dict[Value, Any]]) -> None:
         """Put the array, or its pieces, where each of its ranks looks for it."""
         if self._cuts is not None:
