@@ -1,8 +1,6 @@
 """Reports made by hand, one per state that a view has to show."""
 
 from dataclasses import replace
-from math import prod
-from typing import Any
 
 from sample_collectives import (
     GPT,
@@ -16,8 +14,10 @@ from sample_collectives import (
     source,
     untimed,
 )
+from sample_leaves import gpt_leaves, leaf, mesh, of_role
 from sample_memory import with_measured
 from sample_options import ALTERNATIVES, ASKED
+from sample_staged import staged
 
 from jaxshard_magic.report import (
     Advice,
@@ -26,7 +26,6 @@ from jaxshard_magic.report import (
     DeviceMemory,
     Leaf,
     Memory,
-    MeshInfo,
     Report,
     Source,
     Spec,
@@ -35,74 +34,6 @@ from jaxshard_magic.report import (
 )
 
 GIB = 2**30
-ITEM = {"float32": 4, "bfloat16": 2, "int32": 4, "uint8": 1, "key<fry>": 8, "bool": 1}
-
-
-def mesh(axes: dict[str, int], source: str = "attached", **fields: Any) -> MeshInfo:
-    """A mesh whose device ids count up from 0."""
-    platform, kind = ("cpu", "cpu") if source == "simulated" else ("tpu", "TPU v5 lite")
-    made = MeshInfo(axes, platform, kind, source, tuple(range(prod(axes.values()))), 1)
-    return replace(made, **fields)
-
-
-def leaf(
-    path: str,
-    shape: tuple[int, ...],
-    spec: Spec,
-    axes: dict[str, int],
-    role: str = "params",
-    dtype: str = "float32",
-    why: str = "",
-    wanted: tuple[str, ...] = (),
-) -> Leaf:
-    """A leaf with its bytes worked out; what it lost is what cutting over `wanted` would have saved."""
-    size = prod(shape) * ITEM[dtype]
-    names = [a for entry in spec for a in ((entry,) if isinstance(entry, str) else entry or ())]
-    held = size // prod(axes[a] for a in names)
-    lost = held - held // prod(axes[a] for a in wanted) if wanted else 0
-    return Leaf(path, role, shape, dtype, spec, size, held, why, wanted, lost)
-
-
-def gpt_leaves(axes: dict[str, int] = GPT) -> tuple[Leaf, ...]:
-    """A GPT-2-sized step: stacked blocks, two Adam moments, tokens, a key, a step count."""
-    wte = "dim 0 of 50257 does not divide by model=2; fsdp: dim 1 over data"
-    rows: list[tuple[str, tuple[int, ...], Spec, str, tuple[str, ...]]] = [
-        ("wte.embedding", (50257, 768), (None, "data"), wte, ("model",)),
-        ("wpe.embedding", (1024, 768), (None, "data"), "fsdp: dim 1 over data", ()),
-        ("blocks.ln_1.scale", (12, 768), (), "tiny", ()),
-        ("blocks.ln_1.bias", (12, 768), (), "tiny", ()),
-        ("blocks.attn.qkv.kernel", (12, 768, 3, 12, 64), (None, "data", None, "model", None),
-         "tp: column kernel, dim 3 over model; fsdp: dim 1 over data", ()),
-        ("blocks.attn.qkv.bias", (12, 3, 12, 64), (None, None, "model"),
-         "tp: follows its kernel, dim 2 over model", ()),
-        ("blocks.attn.out.kernel", (12, 12, 64, 768), (None, "model", None, "data"),
-         "tp: row kernel, dim 1 over model; fsdp: dim 3 over data", ()),
-        ("blocks.attn.out.bias", (12, 768), (), "tiny", ()),
-        ("blocks.mlp.up.kernel", (12, 768, 3072), (None, "data", "model"),
-         "tp: column kernel, dim 2 over model; fsdp: dim 1 over data", ()),
-        ("blocks.mlp.up.bias", (12, 3072), (None, "model"), "tp: follows its kernel, dim 1 over model", ()),
-        ("blocks.mlp.down.kernel", (12, 3072, 768), (None, "model", "data"),
-         "tp: row kernel, dim 1 over model; fsdp: dim 2 over data", ()),
-        ("blocks.mlp.down.bias", (12, 768), (), "tiny", ()),
-        ("ln_f.scale", (768,), (), "tiny", ()),
-        ("ln_f.bias", (768,), (), "tiny", ()),
-    ]  # fmt: skip
-    params = [leaf(p, s, spec, axes, "params", "float32", why, wanted) for p, s, spec, why, wanted in rows]
-    moments = [
-        leaf(f"opt.{m}.{p}", s, spec, axes, "optimizer", "float32", "follows its parameter", wanted)
-        for m in ("mu", "nu")
-        for p, s, spec, _, wanted in rows
-    ]
-    rest = [
-        leaf("opt.count", (), (), axes, "optimizer", "int32", "scalar"),
-        leaf("batch.tokens", (32, 1024), ("data",), axes, "batch", "int32", "batch: dim 0 over data"),
-        leaf("rng", (), (), axes, "rng", "key<fry>", "key"),
-    ]
-    return tuple(params + moments + rest)
-
-
-def of_role(leaves: tuple[Leaf, ...], role: str) -> int:
-    return sum(x.bytes_per_device for x in leaves if x.role == role)
 
 
 def memory(
@@ -393,79 +324,6 @@ def measured() -> Report:
 def options() -> Report:
     """What the options of the line change, one of them not compiled."""
     return replace(attached(), options=ASKED, alternatives=ALTERNATIVES)
-
-
-STAGES = {"pipe": 4, "data": 2}
-
-
-def of_stage(
-    stage: int, path: str, shape: tuple[int, ...], spec: Spec, *, stages: int = 1, **fields: Any
-) -> Leaf:
-    """A leaf of one stage of `STAGES`, or of so many from that one on."""
-    within = {"pipe": (stage, stage + stages)}
-    return replace(leaf(path, shape, spec, STAGES | {"pipe": stages}, **fields), within=within)
-
-
-def staged_leaves() -> tuple[Leaf, ...]:
-    """Twelve layers, three on each of four stages; embedding first, head last, a stack of adapters on 1 and 2."""
-    rows: list[tuple[int, str, tuple[int, ...], Spec, str]] = [
-        (0, "wte", (50257, 768), (None, "data"), "fsdp: dim 1 over data"),
-        (3, "head.kernel", (768, 50257), ("data", None), "fsdp: dim 0 over data"),
-        (3, "ln_f.scale", (768,), (), "tiny"),
-    ]
-    for i in range(12):
-        rows.append((i // 3, f"blocks.{i}.mlp.up", (768, 3072), (None, "data"), "fsdp: dim 1 over data"))
-        rows.append((i // 3, f"blocks.{i}.mlp.down", (3072, 768), ("data", None), "fsdp: dim 0 over data"))
-        rows.append((i // 3, f"blocks.{i}.ln.scale", (768,), (), "tiny"))
-    odd, stack = "fsdp: 767 does not divide by data=2", (8, 768, 64)
-    params = [of_stage(s, path, shape, spec, why=why) for s, path, shape, spec, why in rows]
-    params.append(of_stage(2, "gate", (767, 767), (), why=odd, wanted=("data",)))
-    params.append(
-        of_stage(1, "adapters.kernel", stack, ("pipe", None, "data"), stages=2, why="scanned layers")
-    )
-    moments = [
-        replace(x, path=f"opt.{m}.{x.path}", role="optimizer", why="follows its parameter")
-        for m in ("mu", "nu")
-        for x in params
-    ]
-    rest = [
-        of_stage(3, "opt.count", (), (), role="optimizer", dtype="int32", why="scalar"),
-        of_stage(0, "batch.tokens", (64, 1024), ("data",), role="batch", dtype="int32", why="batch"),
-        of_stage(3, "batch.targets", (64, 1024), ("data",), role="batch", dtype="int32", why="batch"),
-        leaf("rng", (), (), STAGES, "rng", "key<fry>", "key"),
-    ]
-    return (*params, *moments, *rest)
-
-
-def staged_memory(leaves: tuple[Leaf, ...], info: MeshInfo, limit: int | None = 2 * GIB) -> Memory:
-    """What each stage's devices hold; the activations of a 1F1B schedule are most on the first."""
-    rows = []
-    for device in info.devices:
-        stage = device // info.axes["data"]
-        here = tuple(x for x in leaves if stage in range(*x.within.get("pipe", (0, 4))))
-        params, optimizer, batch = (of_role(here, r) for r in ("params", "optimizer", "batch"))
-        temporaries = (4 - stage) * 96 * MIB
-        peak = params + optimizer + batch + 8 + temporaries
-        rows.append(DeviceMemory(device, params, optimizer, batch, 8, temporaries, peak, limit))
-    return Memory(tuple(rows), "compiled")
-
-
-def staged() -> Report:
-    """A pipeline of four stages on two devices each: every leaf on its stage."""
-    leaves, info = staged_leaves(), mesh(STAGES)
-    advice = "gate is not cut over data: no dimension of 767 x 767 is left that divides by 2."
-    return replace(
-        attached(),
-        strategy="pp+fsdp",
-        options={"microbatches": 16},
-        mesh=info,
-        leaves=leaves,
-        memory=staged_memory(leaves, info),
-        collectives=(Collective("all-gather", ("data",), 2, 48, 9 * MIB, 216 * MIB),),
-        sources=(),
-        timing=Timing(9.3, 20, 20, Spread(0.21, 0.22, 0.23)),
-        advice=(Advice("not-cut", "warning", advice, "pad dimension 0 of gate from 767 to 768"),),
-    )
 
 
 _MADE = (attached, simulated, too_big, wrong, noisy, dry, unknown, bare)

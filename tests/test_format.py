@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_reports import leaf, mesh
+from sample_leaves import leaf, mesh
+from sample_pipelines import measured
+from sample_reports import attached
 
 from jaxshard_magic.views import format as fmt
 from jaxshard_magic.views.words import devices_text, options_text
@@ -112,4 +115,16 @@ def test_options_are_written_as_they_are_typed():
         "check": False,
         "specs": None,
     }
-    assert options_text(options) == """--precision bf16 --rule ".*w=P('model')" --dry-run"""
+    assert (
+        options_text(replace(attached(), options=options))
+        == """--precision bf16 --rule ".*w=P('model')" --dry-run"""
+    )
+
+
+def test_the_schedule_of_a_pipeline_is_among_its_options_once_whether_it_was_given_or_not():
+    report = replace(attached(), pipeline=measured(), options={"microbatches": 8})
+    assert options_text(report) == "--schedule zb-h1 --microbatches 8"
+    given = replace(report, options={"microbatches": 8, "schedule": "zb-h1"})
+    assert options_text(given) == options_text(report)
+    assert given.to_text(100).splitlines()[0].startswith("fsdp+tp   --schedule zb-h1 --microbatches 8   ")
+    assert options_text(replace(report, pipeline=None)) == "--microbatches 8"

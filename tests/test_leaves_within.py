@@ -11,7 +11,9 @@ from browsing import Stage, expect
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from sample_reports import MIB, STAGES, leaf, mesh, of_stage, staged
+from sample_collectives import MIB
+from sample_leaves import leaf, mesh
+from sample_staged import STAGES, of_stage, staged
 
 from jaxshard_magic.report import Leaf, Report
 from jaxshard_magic.report.held import held, on_device, on_fullest

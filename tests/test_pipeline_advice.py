@@ -27,10 +27,10 @@ def compiled(name: str, stages: int, microbatches: int, costs: Costs, chunks: in
     )
 
 
-def ran_as(name: str, stages: int, microbatches: int, costs: Costs) -> Pipeline:
+def ran_as(name: str, stages: int, microbatches: int, costs: Costs, alike=None) -> Pipeline:
     run = ran(make(name, stages=stages, microbatches=microbatches), costs)
-    none = [None] * stages
-    return measured(run, holds=none, devices=[()] * stages, activation_bytes=none, split=[0.5] * stages)
+    none, split = [None] * stages, [0.5] * stages
+    return measured(run, holds=none, devices=[()] * stages, activation_bytes=none, split=split, alike=alike)
 
 
 def advise(p: Pipeline, code: str | None = None, **more) -> list[Advice]:
@@ -154,6 +154,16 @@ def test_without_layers_the_slowest_stage_is_told_alone():
 
 def test_stages_within_a_tenth_of_the_mean_are_even():
     assert advise(compiled("gpipe", 2, 8, Costs([1.08 * MS, MS], [MS, MS], [MS, MS])), "uneven-stages") == []
+
+
+def test_stages_that_run_the_same_programs_are_even_however_long_one_of_them_took():
+    slow = [MS, 1.25 * MS, MS, MS]
+    costs = Costs(slow, slow, slow)
+    (told,) = advise(ran_as("1f1b", 4, 16, costs), "uneven-stages")
+    assert told.message.startswith("Stage 1 takes 3.75 ms for a microbatch, 17.6% above the mean")
+    p = ran_as("1f1b", 4, 16, costs, alike=[0, 1, 1, 3])
+    assert advise(p, "uneven-stages") == []
+    assert p.events == ran_as("1f1b", 4, 16, costs).events
 
 
 def test_uneven_stages_of_one_rank_are_even_together():

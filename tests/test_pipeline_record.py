@@ -61,6 +61,22 @@ def test_one_slow_action_does_not_count(microbatches: int):
     near(replace(run, events=slow).costs(), costs, stages=2)
 
 
+def test_stages_that_run_the_same_programs_take_the_median_of_all_their_events():
+    made = make("gpipe", stages=3, microbatches=2)
+    # Of each stage: two forward and two backward passes.
+    seconds = {0: (9, 9, 9, 9), 1: (1.0, 1.2, 2.0, 3.0), 2: (1.4, 1.6, 2.2, 2.4)}
+    events = tuple(
+        Event(stage, f"{stage}{kind}{mb}", 0.0, took)
+        for stage, each in seconds.items()
+        for (kind, mb), took in zip((("F", 0), ("F", 1), ("B", 0), ("B", 1)), each, strict=True)
+    )
+    run = Run(made, events, (), (2, 2, 2), 10.0)
+    alone, together = run.costs([0, 0.5, 0.5]), run.costs([0, 0.5, 0.5], ["first", "block", "block"])
+    # The lower of the two in the middle: of 1.0 and 1.2 and of 1.4 and 1.6, or of all four.
+    near(alone, Costs([9, 1.0, 1.4], [0, 1.0, 1.1], [9, 1.0, 1.1], 0.0), 3)
+    near(together, Costs([9, 1.2, 1.2], [0, 1.1, 1.1], [9, 1.1, 1.1], 0.0), 3)
+
+
 def test_a_transfer_takes_as_long_as_the_quickest_and_never_less_than_nothing():
     run = ran(make("1f1b", stages=2, microbatches=2), Costs(transfer=0.5))
     slow = tuple(replace(h, arrived=h.arrived + 7) if h.microbatch else h for h in run.handovers)
@@ -119,3 +135,7 @@ def test_a_run_that_was_not_timed_or_did_not_end_says_so():
         unfinished.costs()
     with pytest.raises(ShardError, match="split has 3 shares for 2 stages"):
         run.costs([0.5] * 3)
+    with pytest.raises(ShardError, match="alike has 1 entries for 2 stages"):
+        run.costs(alike=[0])
+    with pytest.raises(ShardError, match="no event of stage 1, I"):
+        unfinished.costs(alike=[0, 0])

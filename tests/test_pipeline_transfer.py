@@ -56,6 +56,7 @@ PLACES = {
     "four to two": (on([0, 1, 2, 3], "data"), on([4, 5], None, "data")),
     "two alike to four": (on([0, 1]), on([4, 5, 6, 7])),
 }
+MOVES = {name: pair for name, pair in PLACES.items() if not pair[0].is_equivalent_to(pair[1], VALUES.ndim)}
 
 
 @pytest.fixture(params=["runtime", "jax alone"])
@@ -83,10 +84,8 @@ def test_values_and_shardings_arrive_at_every_call(source, target, by):
         np.testing.assert_array_equal(jax.jit(jnp.sin)(moved), jnp.sin((VALUES + k) * 2))
 
 
-@pytest.mark.parametrize(("source", "target"), PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(("source", "target"), MOVES.values(), ids=MOVES)
 def test_what_was_given_may_be_deleted_or_donated_at_once(source, target, by):
-    if source.is_equivalent_to(target, 2):
-        pytest.skip("stays where it is")
     route = Route([target])
     spend = jax.jit(lambda x: x - 1, donate_argnums=0)
     for end in (spend, lambda x: x.delete(), spend, lambda x: x.delete()):

@@ -1,7 +1,7 @@
 """Collectives with the lines that cause them, in the words of a Report."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..report import Collective, Leaf
 from .collectives import Cause, Move, merge
@@ -21,28 +21,42 @@ def attributed(
 
     `leaves` are the step's inputs that `origins` counts; files keep the names that Python knows them by.
     """
-    return merge(found, _cause(module, origins, leaves, text))
+    return merge(caused(module, traced(module, found, origins), leaves, text))
 
 
-def _cause(
-    module: Module, origins: Origins, leaves: Sequence[Leaf], text: SourceText
-) -> Callable[[Move], Cause]:
-    def cause(move: Move) -> Cause:
-        computation = module.computations[move.computation]
-        origin = origins.of(computation, move.instruction, move.operand, move.position)
+def traced(module: Module, found: Iterable[Move], origins: Origins) -> tuple[tuple[Move, Origin], ...]:
+    """Each of `found` with where it comes from."""
+    return tuple(
+        (
+            move,
+            origins.of(module.computations[move.computation], move.instruction, move.operand, move.position),
+        )
+        for move in found
+    )
+
+
+def caused(
+    module: Module, found: Iterable[tuple[Move, Origin]], leaves: Sequence[Leaf], text: SourceText
+) -> tuple[tuple[Move, Cause], ...]:
+    """Each of `found` with its cause in the words of a report; `leaves` and files as in `attributed`."""
+
+    def cause(move: Move, origin: Origin) -> Cause:
         what = _what(module, move, origin, leaves)
         if origin.frame is None:
             return Cause(phase=origin.phase, what=what)
         line = text.line(origin.frame)
         return Cause(origin.phase, origin.frame.file, origin.frame.line, line, _at(origin.deeper), what)
 
-    return cause
+    return tuple((move, cause(move, origin)) for move, origin in found)
 
 
-def host_calls(module: Module, origins: Origins) -> tuple[str | None, ...]:
+def host_calls(
+    module: Module, origins: Origins, own: Callable[[Origin], Origin] = lambda origin: origin
+) -> tuple[str | None, ...]:
     """Where the step calls Python while it runs: `line 12`, None where that is not known; one for each call.
 
     CPU and GPU call it as a function; TPU sends each argument to the host, and those of one call have one name.
+    `own`: the step's own place of one that the text tells.
     """
     found: list[str | None] = []
     sent: set[tuple[str, str | None]] = set()
@@ -53,7 +67,7 @@ def host_calls(module: Module, origins: Origins) -> tuple[str | None, ...]:
             called = i.opcode == "custom-call" and _CALLBACK.search(i.rest) is not None
             if not called and not (i.opcode == "send" and "is_host_transfer=true" in i.rest):
                 continue
-            frame = origins.of_instruction(i).frame
+            frame = own(origins.of_instruction(i)).frame
             line = None if frame is None else f"line {frame.line}"
             if called or (op_name(i), line) not in sent:
                 found.append(line)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -75,7 +75,7 @@ def collectives(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Collective
     `hlo_text` is `compiled.as_text()`; `mesh_axes` are the mesh's axes and sizes, in its order. HLO numbers
     devices by their place in the mesh, so the mesh's device ids are not needed.
     """
-    return merge(moves(read(hlo_text), mesh_axes))
+    return merge((move, Cause()) for move in moves(read(hlo_text), mesh_axes))
 
 
 def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
@@ -97,14 +97,11 @@ def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
     return tuple(found)
 
 
-def merge(
-    found: Iterable[Move], cause: Callable[[Move], Cause] = lambda move: Cause()
-) -> tuple[Collective, ...]:
+def merge(found: Iterable[tuple[Move, Cause]]) -> tuple[Collective, ...]:
     """Merge moves that are alike in all but what they move by adding their counts."""
     counts: dict[_Alike, int] = {}
     moved: dict[_Alike, set[str]] = {}
-    for move in found:
-        why = cause(move)
+    for move, why in found:
         alike = _Alike(move.kind, move.axes, move.group_size, move.bytes, move.exact, why._replace(what=None))
         counts[alike] = counts.get(alike, 0) + move.count
         moved.setdefault(alike, set()).update({why.what} if why.what else ())

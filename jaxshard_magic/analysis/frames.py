@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..program.lines import is_ours, is_users
 
@@ -56,6 +57,13 @@ class Frames:
             chain += [place] if place else []
             number = row.get("parent_frame_id", 0) - self._shift
         return chain[::-1]
+
+
+def called(traceback: Any) -> tuple[Frame, ...]:
+    """The user's calls that led to an equation, from its jax traceback, as `Frames` has them of what it is compiled to;
+    none for None."""
+    chain = [Frame(f.file_name, f.function_name, f.line_num) for f in (traceback.frames if traceback else ())]
+    return tuple(f for f in _inside(chain[::-1]) if is_users(f.file))
 
 
 def _inside(chain: Sequence[Frame]) -> Sequence[Frame]:

@@ -1,6 +1,6 @@
 """A pipeline that ran, or was compiled -> the report's pipeline part."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from ..pipeline.record import Run
@@ -17,6 +17,7 @@ def measured(
     devices: Sequence[tuple[int, ...]],
     activation_bytes: Sequence[int | None],
     split: Sequence[float] | None = None,
+    alike: Sequence[Hashable] | None = None,
 ) -> Pipeline:
     """What `run` measured, beside what its costs predict and the ideal of even stages.
 
@@ -25,12 +26,12 @@ def measured(
         devices: of each rank, the ids of its devices.
         activation_bytes: of each rank, the bytes of the activations that it holds at its fullest, on one device.
         split: of each stage, the share of a whole backward pass that is its input gradient; see `Run.costs`.
+        alike: of each stage, what it shares with those that run the same programs; see `Run.costs`.
 
     Raises ShardError where the run was not timed to its end.
     """
-    made = predicted(
-        run.schedule, run.costs(split), holds=holds, devices=devices, activation_bytes=activation_bytes
-    )
+    costs = run.costs(split, alike)
+    made = predicted(run.schedule, costs, holds=holds, devices=devices, activation_bytes=activation_bytes)
     makespan = run.makespan
     ranks = tuple(
         replace(rank, bubble=1 - work / makespan if makespan else 0.0, peak_activations=peak, work=work)

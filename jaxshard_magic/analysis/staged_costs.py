@@ -1,22 +1,23 @@
 """What a pipeline's actions would take on a chip: the roofline of each stage's programs, and their collectives."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ..hardware import Chip
 from ..pipeline.executed import Pipeline
-from ..pipeline.programs import StageProgram
-from ..plan import Share
+from ..pipeline.jobs import Key
 from ..report import Leaf
 from ..schedule import Costs
 from ..targets import Target
 from ..wires import Wire
+from .collectives import merge
 from .roofline import roofline, seconds
-from .staged import Said, inside_of, sent_by
+from .staged_memory import piece_bytes
+from .staged_moves import Said, sent_by
+from .staged_works import flops, runs_of, works_of
 
 
 def roofline_costs(
-    pipeline: Pipeline, chip: Chip, target: Target | None, said: Mapping[Any, Said]
+    pipeline: Pipeline, chip: Chip, target: Target | None, said: Mapping[Key, Said]
 ) -> Costs | None:
     """Seconds of each stage's actions on `chip`, as if nothing overlapped; None where a figure is not known.
 
@@ -42,59 +43,50 @@ def roofline_costs(
 
 def flops_costs(pipeline: Pipeline) -> Costs:
     """Each stage's FLOPs of one microbatch, in units of the mean forward pass."""
-    found = []
-    for stage in pipeline.stages:
-        program = stage.program
-        top = {inner: e.index for e in program.whole.top.equations for inner in inside_of(e)}
-        mine = [0.0, 0.0, 0.0]
-        for work, _ in pipeline.insides.shares(program):
-            mine[_kind(program, top[work.equation])] += work.flops
-        found.append(mine)
+    found = [[flops(works) for works in works_of(pipeline, s).values()] for s in range(len(pipeline.stages))]
     mean = sum(f for f, _, _ in found) / len(found) or 1.0
     forward, input_grad, weight_grad = ([each[k] / mean for each in found] for k in range(3))
     return Costs(forward, input_grad, weight_grad)
 
 
-def _kind(program: StageProgram, at: int) -> int:
-    """Whether an equation of a stage's top level is of the forward pass (0), of the input gradient (1) or of the
-    weights' (2)."""
-    return 1 if at in program.input_equations else 2 if at in program.backward_equations else 0
-
-
 def update_seconds(pipeline: Pipeline, chip: Chip, leaves: Sequence[Leaf]) -> float:
-    """What the update takes on the rank with most: parameters and optimizer state are read and written once."""
-    found = [0.0] * len(pipeline.ranks)
-    for place, row in zip(pipeline.leaves, leaves, strict=True):
-        times = {"params": 3, "optimizer": 2}.get(row.role, 0)
-        for rank in set(place.readers):
-            found[rank] += times * row.bytes_per_device / chip.hbm_bandwidth
-    return max(found)
+    """What the update takes on the rank with most: parameters and optimizer state are read and written once, and the
+    gradients are read."""
+    times = [{"params": 3, "optimizer": 2}.get(row.role, 0) for row in leaves]
+    moved = (
+        sum(n * piece_bytes(pipeline, place, rank) for n, place in zip(times, pipeline.leaves, strict=True))
+        for rank in range(len(pipeline.ranks))
+    )
+    return max(moved) / chip.hbm_bandwidth
 
 
 def _own(pipeline: Pipeline, s: int, chip: Chip, target: Target | None) -> tuple[float, float, float] | None:
     """Seconds of the products of a stage's forward pass, of its input gradients and of its weight gradients."""
-    program = pipeline.stages[s].program
-    top = {inner: e.index for e in program.whole.top.equations for inner in inside_of(e)}
-    mine: tuple[list[Share], list[Share], list[Share]] = [], [], []
-    for work, share in pipeline.insides.shares(program):
-        mine[_kind(program, top[work.equation])].append(share)
     axes = pipeline.ranks.mesh.shape
-    found = [roofline(chip, axes, each, (), (), target).own for each in mine]
-    forward, input_grad, weight_grad = found
+    shares = ([share for _, share in works] for works in works_of(pipeline, s).values())
+    forward, input_grad, weight_grad = (roofline(chip, axes, each, (), (), target).own for each in shares)
     if forward is None or input_grad is None or weight_grad is None:
         return None
     return forward, input_grad, weight_grad
 
 
 def _sent(
-    pipeline: Pipeline, s: int, said: Mapping[Any, Said], wires: Mapping[str, Wire]
+    pipeline: Pipeline, s: int, said: Mapping[Key, Said], wires: Mapping[str, Wire]
 ) -> tuple[float, float, float] | None:
-    """Seconds of the collectives of the same three; those of a whole backward pass count as the weights'."""
-    found = []
-    for kinds in ("F", "I", "WB"):
-        rows = [row for kind in kinds if (kind, s) in said for row in said[kind, s].collectives]
-        found.append(_total(seconds(row, wires) for row in rows))
-    forward, input_grad, weight_grad = found
+    """Seconds of the collectives of the same three, the mean over microbatches; those of a whole backward pass count as
+    the weights'."""
+    runs, m = runs_of(pipeline), pipeline.split.schedule.microbatches
+
+    def each(kind: str) -> Iterable[float | None]:
+        one = said.get((kind, s), Said(()))
+        if one.moves is None:
+            return [None]
+        times = (seconds(row, wires) for row in merge(one.moves))
+        return [None if t is None else t * runs[kind, s] / m for t in times]
+
+    forward, input_grad, weight_grad = (
+        _total(t for kind in kinds for t in each(kind)) for kinds in ("F", "I", "WB")
+    )
     if forward is None or input_grad is None or weight_grad is None:
         return None
     return forward, input_grad, weight_grad

@@ -36,8 +36,10 @@ from .origin import Origins
 from .pipelined import measured, predicted
 from .roofline import Roofline, roofline, timing, with_seconds
 from .sources import SourceText, distinct_names, plain_name, sources
-from .staged import Staged, said_by, staged, staged_collectives, staged_leaves, staged_memory
+from .staged import Staged, staged, staged_leaves
 from .staged_costs import flops_costs, roofline_costs, update_seconds
+from .staged_memory import staged_memory
+from .staged_moves import said_by, staged_collectives
 
 if TYPE_CHECKING:
     from ..step import Entry, ShardedStep
@@ -155,7 +157,7 @@ def _piped(
     if entry not in _timed or _timed[entry][0] != key:
         held = {"holds": of.holds, "devices": of.devices, "activation_bytes": of.activation_bytes}
         if run is not None:
-            _timed[entry] = key, measured(run, **held, split=of.split)
+            _timed[entry] = key, measured(run, **held, split=of.split, alike=of.alike)
         else:
             unit = "" if costs is None else "s"
             _timed[entry] = (
@@ -256,7 +258,7 @@ def _facts_of_stages(entry: "Entry", pipeline: Pipeline) -> Facts:
         staged_collectives(pipeline, said),
         (),
         tuple(dict.fromkeys(call for one in said.values() for call in one.calls)),
-        (),
+        _complaints(entry, None),
         text,
         staged(pipeline, plan.leaves, said),
     )

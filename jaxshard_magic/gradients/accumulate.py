@@ -26,6 +26,11 @@ from .scaling import Scale
 _SHORT = (jnp.bfloat16, jnp.float16)
 
 
+def summed_in(dtype: Any) -> Any:
+    """The dtype in which what microbatches give is added up: float32 for shorter ones."""
+    return jnp.float32 if dtype in _SHORT else dtype
+
+
 @dataclass(frozen=True)
 class Cut:
     """How a batch of `examples` is taken in `microbatches`, each an equal part of what every of `shards` holds."""
@@ -115,7 +120,7 @@ class Accumulated:
             self.small.avals[v] for v, is_sum in zip(self.outputs.given, self.is_sum, strict=True) if is_sum
         ]
         wide = [*sums, *(self._call.loss.in_avals[k] for k in self._call.differentiated)]
-        return [jnp.zeros(a.shape, jnp.float32 if a.dtype in _SHORT else a.dtype) for a in wide]
+        return [jnp.zeros(a.shape, summed_in(a.dtype)) for a in wide]
 
     def values(self, sums: Sequence[Any], parts: Sequence[Any]) -> dict[Value, Any]:
         """The values of the whole batch, from the sums of the microbatches' and from those that were stacked."""

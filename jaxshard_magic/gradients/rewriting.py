@@ -46,7 +46,6 @@ class Rewriting:
         self._again: Again | None = again
         self._program = Program(captured.closed)
         self._coupled: dict[int, Accumulated] = {}
-        self.piped = False  # its microbatches are those of a pipeline
         self.carried = 0  # first constants of the rewritten step that come back as its last outputs
         self.needs_host_memory = False
         self.findings: list[Finding] = []
@@ -150,7 +149,9 @@ class Rewriting:
     def _rewritten(self, batch: Batch, roles: Roles, shards: int) -> Traced:
         passes = Passes(self.options)
         if self.options.microbatches > 1:
-            taking = _Accumulating(self._program, self._accumulations(batch, roles, shards, passes))
+            pads = self._mapped is None
+            made = self._accumulations(batch, roles, shards, passes, pads=pads)
+            taking = _Accumulating(self._program, made)
         else:
             taking = _Passing(self._program, passes)
         if self._mapped is not None:
@@ -167,17 +168,17 @@ class Rewriting:
         self.findings += [Finding("inside", "info", note) for note in passes.notes]
 
     def accumulated(self, batch: Batch, roles: Roles, shards: int) -> dict[int, Accumulated]:
-        """The gradient calls over microbatches, by the index of their equations, for somebody else to run."""
+        """The gradient calls over microbatches, by the index of their equations, for somebody else to run, who has no
+        use for rows that are added."""
         passes = Passes(self.options)
-        made = self._accumulations(batch, roles, shards, passes)
+        made = self._accumulations(batch, roles, shards, passes, pads=False)
         self._note(passes)
         return made
 
     def _accumulations(
-        self, batch: Batch, roles: Roles, shards: int, passes: Passes
+        self, batch: Batch, roles: Roles, shards: int, passes: Passes, *, pads: bool
     ) -> dict[int, Accumulated]:
         each = "" if self._mapped is None else " of each device"
-        pads = self._mapped is None and not self.piped
         cut = _cut(self.captured, batch, self.options.microbatches, shards, each, pads)
         small = self._at(batch, cut)
         outer = follow(small, self._program, {i: d for i, (d,) in batch.dims.items()})

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..plan import Plan
 from ..program.ir import Value
-from ..schedule.actions import parts
+from ..schedule.actions import KINDS, parts
 from .actors import Actor, together
 from .homes import Homes, Insides, Ranks
-from .jobs import Elsewhere, Job, Key, Made, made_elsewhere, make
+from .jobs import Elsewhere, Job, Key, Made, made_elsewhere, make, shape_of
 from .leaves import Leaf, Output
 from .rank import RankPlan, RankRun
 from .rank_jobs import Prepared, Settled, Whole, group_job
@@ -112,6 +112,15 @@ class Pipeline:
         runs = sorted(self._runs, key=lambda run: run.seconds)
         return runs[(len(runs) - 1) // 2] if runs else None
 
+    def rank_of(self, key: Key) -> int:
+        """Where a program runs."""
+        kind, number = key
+        if kind in KINDS:
+            return self.split.schedule.rank_of[number]
+        if kind == "group":
+            return self.split.placed.groups[number].place
+        return self.split.hub if kind == "finish" else number
+
     def owned(self, rank: int) -> list[int]:
         """The inputs of the loss whose gradients a rank adds up."""
         return self._settled[rank].owned
@@ -137,13 +146,13 @@ class Pipeline:
         """The results of the gradient call, on the rank that has the loss."""
         split, homes, whole = self.split, self.homes, self._whole
         m = split.schedule.microbatches
-        avals = [_aval(split.around.program.avals[v]) for v in whole.outs_read]
+        avals = [shape_of(split.around.program.avals[v]) for v in whole.outs_read]
         at = [homes.sharding(v, split.hub) for v in whole.outs_read]
         given, given_at = [], []
         for j in range(len(split.call.outputs.given)):
             s, k = self._giver(j)
             stage = self.stages[s]
-            given.append([_aval(split.loss.program.closed.out_avals[j])] * m)
+            given.append([shape_of(split.loss.program.closed.out_avals[j])] * m)
             given_at.append([homes.at(split.hub, stage.made[k].spec)] * m)
         outs = [homes.sharding(v, split.hub) for v in self._result_values()]
         return Job(whole.results, (avals, given), (at, given_at), outs)
@@ -161,19 +170,17 @@ class Pipeline:
         n = len(split.call.large.outputs)
         return [split.results[j].values[0] for j in range(n) if j not in split.call.outputs.carried]
 
-    def compile(self) -> dict[Any, Made]:
+    def compile(self) -> None:
         """Compile everything and start the actors."""
-        made = make(self.jobs())
-        self.programs = made
-        self._plans = [self._rank(rank, made) for rank in range(len(self.ranks))]
+        self.programs = make(self.jobs())
+        self._plans = [self._rank(rank, self.programs) for rank in range(len(self.ranks))]
         self._actors = [Actor(rank) for rank in range(len(self.ranks))]
-        return made
 
     def compile_elsewhere(self, compiler: Elsewhere, say: Callable[[str], None]) -> None:
         """Compile everything for devices that are not attached: it can't be called then."""
         self.programs = made_elsewhere(self.jobs(), compiler, say)
 
-    def _rank(self, rank: int, made: Mapping[Any, Made]) -> RankPlan:
+    def _rank(self, rank: int, made: Mapping[Key, Made]) -> RankPlan:
         split, homes, wants = self.split, self.homes, self.wants
         at = split.placed.at
         leaves = [v for i, part in enumerate(split.leaves) for v in part.values if at.get(v) == rank]
@@ -270,7 +277,3 @@ class Pipeline:
         )
         handovers = tuple(Handover(*h) for run in runs for h in run.handovers)
         return Run(self.split.schedule, tuple(events), handovers, self.peaks, seconds)
-
-
-def _aval(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

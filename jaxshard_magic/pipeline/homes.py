@@ -50,7 +50,7 @@ class Homes:
         self.split, self.plan, self.ranks = split, plan, ranks
         program = split.around.program
         self._kinds = Kinds(program)
-        for i, o in plan_pairs(plan):
+        for o, i in plan.state_pairs.items():
             self._join(split.leaves[i], split.outputs[o])
         self._of_kind: dict[Value, PartitionSpec] = {}
         self._own: dict[Value, PartitionSpec] = {}
@@ -115,11 +115,6 @@ class Homes:
         )
 
 
-def plan_pairs(plan: Plan) -> list[tuple[int, int]]:
-    """The inputs of the step that come back, and the outputs that they come back as."""
-    return [(i, o) for o, i in plan.state_pairs.items()]
-
-
 class Insides:
     """The layouts of a split step's stages on their sub-meshes."""
 
@@ -133,6 +128,8 @@ class Insides:
             for i, piece in enumerate(pieces)
             if (dim := 0 if piece.operand == 0 else call.batch.get(piece.operand - split.first)) is not None
         }
+        self._layouts: dict[int, Layout] = {}
+        self._shares: dict[int, list[tuple[Work, Share]]] = {}
         parameters = {i: self._parameter(i) for i in range(len(pieces)) if self._is_state(i)}
         self._loss = self._layout(split.loss.program, Inputs(parameters, examples))
 
@@ -154,6 +151,12 @@ class Insides:
 
     def layout(self, program: StageProgram) -> Layout:
         """The layout of a stage's program."""
+        s = program.stage.number
+        if s not in self._layouts:
+            self._layouts[s] = self._laid_out(program)
+        return self._layouts[s]
+
+    def _laid_out(self, program: StageProgram) -> Layout:
         stage, whole = program.stage, program.whole
         n = program.slots.parameters
         loss = self._split.loss.program
@@ -175,8 +178,11 @@ class Insides:
 
     def shares(self, program: StageProgram) -> list[tuple[Work, Share]]:
         """The products of a stage's program, each with what one device does of it."""
-        works = counted(program.whole, Flow(program.whole))
-        return list(zip(works, shares(self.layout(program), works), strict=True))
+        s = program.stage.number
+        if s not in self._shares:
+            works = counted(program.whole, Flow(program.whole))
+            self._shares[s] = list(zip(works, shares(self.layout(program), works), strict=True))
+        return self._shares[s]
 
     def _is_state(self, i: int) -> bool:
         """Is an input of the loss neither examples nor made of the whole batch?"""

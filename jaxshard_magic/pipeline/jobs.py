@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered
 
+from ..program.lines import lines_kept
 from ..program.strict import quick_call
 from .loaded import compiled_like, likeness
 
@@ -42,7 +43,8 @@ class Job:
     def lowered(self) -> Lowered:
         """The program before the compiler of its devices has seen it."""
         jitted = jax.jit(self.run, in_shardings=self.ins, out_shardings=self.outs, donate_argnums=self.donate)
-        return jitted.lower(*self.avals)
+        with lines_kept():
+            return jitted.lower(*self.avals)
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,8 @@ class Made:
     call: Callable[..., Any] | None = None
 
 
-Elsewhere = Callable[
-    ["Job"], tuple[Any, tuple[bool, ...]]
-]  # its program for other hardware, and what that reads
+# A job's program for other hardware, and whether it reads each of its flat arguments.
+Elsewhere = Callable[[Job], tuple[Any, tuple[bool, ...]]]
 
 
 def made_elsewhere(
@@ -87,14 +88,20 @@ def make(jobs: Mapping[Key, Job]) -> dict[Key, Made]:
             if like in first:
                 found[key] = pool.submit(_after, first[like], lowered, job.mesh)
             else:
-                found[key] = first[like] = pool.submit(lowered.compile)
+                found[key] = first[like] = pool.submit(_compiled, lowered)
         compiled = {key: each.result() for key, each in found.items()}
     return {key: Made(c, _reads(c), quick_call(c)) for key, c in compiled.items()}
 
 
+def _compiled(lowered: Lowered) -> Compiled:
+    with lines_kept():
+        return lowered.compile()
+
+
 def _after(first: Future[Compiled], lowered: Lowered, mesh: Mesh) -> Compiled:
     # the pool begins in order, so that what is waited for here has begun
-    return compiled_like(lowered, first.result(), mesh)
+    with lines_kept():
+        return compiled_like(lowered, first.result(), mesh)
 
 
 def _reads(compiled: Compiled) -> tuple[bool, ...]:

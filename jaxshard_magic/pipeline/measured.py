@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..schedule.actions import KINDS
 from .executed import Pipeline
 from .jobs import Job
 
@@ -17,7 +18,7 @@ def unit_seconds(pipeline: Pipeline) -> list[float]:
     programs take at best of three runs. Arrays are zeros: time does not depend on what numbers are."""
     found = []
     for s, units in enumerate(pipeline.split.loss.units):
-        kinds = [kind for kind, stage in pipeline.programs if kind in "FBIW" and stage == s]
+        kinds = [kind for kind, stage in pipeline.programs if kind in KINDS and stage == s]
         seconds = sum(_seconds(pipeline, kind, s) for kind in kinds)
         total = sum(unit.cost for unit in units)
         found += [seconds * (unit.cost / total if total else 1 / len(units)) for unit in units]

@@ -77,11 +77,11 @@ class Piped:
             return make(self.schedule, stages=stages, microbatches=microbatches, chunks=self.chunks)
         nearest = range(microbatches - 1, 1, -1), range(microbatches + 1, microbatches + 2 * stages + 1)
         found = (next((m for m in each if self.refused(stages, m) is None), None) for each in nearest)
-        near = [str(m) for m in found if m is not None]
+        near = [f"--microbatches {m}" for m in found if m is not None]
         raise ShardError(
             f"--schedule {self.schedule} --stages {stages} --microbatches {microbatches}: {why.partition(';')[0]}; use "
-            f"--microbatches {' or '.join(near)}",
-            fix=f"--microbatches {near[-1]}",
+            f"{' or '.join(near)}",
+            fix=near[-1],
         )
 
     def refused(self, stages: int, microbatches: int) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..gradients.accumulate import summed_in
 from ..gradients.part import Part, needed
 from ..gradients.rows import rows_of
 from ..gradients.rows import split as in_microbatches
@@ -71,7 +72,7 @@ class Whole:
 
 
 def _sum(xs: Sequence[Any]) -> Any:
-    wide = jnp.float32 if xs[0].dtype in (jnp.bfloat16, jnp.float16) else xs[0].dtype
+    wide = summed_in(xs[0].dtype)
     return sum((x.astype(wide) for x in xs[1:]), xs[0].astype(wide))
 
 

@@ -1,6 +1,6 @@
 """What was measured of one step in a pipeline, as plain data, and what its actions and transfers took."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_low
 
@@ -74,7 +74,7 @@ class Run:
         time = self.schedule.stages * self.makespan
         return max(0.0, 1 - sum(self.work) / time) if time else 0.0
 
-    def costs(self, split: Sequence[float] | None = None) -> Costs:
+    def costs(self, split: Sequence[float] | None = None, alike: Sequence[Hashable] | None = None) -> Costs:
         """What each stage's actions took, in seconds: medians over the microbatches, so that a slow one does not count.
 
         A transfer takes as long as the quickest one over that boundary, since a receiver may look late. Where a stage's
@@ -83,8 +83,10 @@ class Run:
         Args:
             split: of each stage, the share of a whole backward pass, 0 to 1, that is its input gradient; where the
                 stage runs the halves, they are measured. By default half, and none of the first stage's.
+            alike: of each stage, what it shares with those that run the same programs and no other: medians are over
+                the events of all of them. By default every stage is by itself.
 
-        Raises ShardError for a list of another length, and where a stage has no event of one of its passes.
+        Raises ShardError for lists of another length, and where a stage has no event of one of its passes.
         """
         stages = self.schedule.stages * self.schedule.chunks
         shares = [0.0] + [0.5] * (stages - 1) if split is None else list(split)
@@ -92,7 +94,11 @@ class Run:
             raise ShardError(
                 f"split has {len(shares)} shares for {stages} stages; write one per stage, or None"
             )
-        times = self._times()
+        if alike is not None and len(alike) != stages:
+            raise ShardError(
+                f"alike has {len(alike)} entries for {stages} stages; write one per stage, or None"
+            )
+        times = _together(self._times(), range(stages) if alike is None else alike)
         backward = [_backward(times, stage, share) for stage, share in enumerate(shares)]
         sent = [[t for (sender, _), t in self._quickest().items() if sender == s] for s in range(stages)]
         return Costs(
@@ -135,6 +141,14 @@ class Run:
 
 
 _Times = Mapping[tuple[int, str], Sequence[float]]
+
+
+def _together(times: _Times, alike: Sequence[Hashable]) -> _Times:
+    """For each stage that has some the times of all stages like it."""
+    groups: dict[tuple[Hashable, str], list[float]] = {}
+    for (stage, kind), each in times.items():
+        groups.setdefault((alike[stage], kind), []).extend(each)
+    return {(stage, kind): groups[alike[stage], kind] for stage, kind in times}
 
 
 def _median(times: _Times, stage: int, kind: str) -> float:

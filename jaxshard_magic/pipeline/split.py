@@ -69,6 +69,11 @@ class Split:
                 found[i].append(stage.number)
         return {i: tuple(stages) for i, stages in found.items()}
 
+    @cached_property
+    def leaf_of(self) -> dict[Value, int]:
+        """Of each value around the gradient call that is an input of the step, or a piece of one, which."""
+        return {v: i for i, part in enumerate(self.leaves) for v in part.values}
+
     @property
     def hub(self) -> int:
         """The rank of the last stage: the loss is there."""

@@ -10,13 +10,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..gradients.accumulate import summed_in
 from ..program.ir import Value
 from ..strategies.layout import Layout, partition_spec
 from .homes import Homes, spec_of
 from .jobs import Job, shape_of
 from .programs import End, Runner, Share, StageProgram
 
-_SHORT = (jnp.bfloat16, jnp.float16)
 _HASHED = 2**20  # bytes of a constant that is told by its numbers; a larger one is told by which array it is
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -105,8 +105,7 @@ class StageJobs:
         """In what the gradients of parameter k are added up."""
         parts = self.parts[k]
         first = () if parts is None or self._layout is None else (self._layout.count(parts[0]),)
-        wide = jnp.float32 if aval.dtype in _SHORT else aval.dtype
-        return jax.ShapeDtypeStruct((*first, *aval.shape), wide)
+        return jax.ShapeDtypeStruct((*first, *aval.shape), summed_in(aval.dtype))
 
     def summed(self, k: int, x: Any) -> Any:
         """The gradient of parameter k, from what its gradients were added up in."""

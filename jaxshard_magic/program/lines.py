@@ -4,16 +4,28 @@ import re
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
 
 _CELL = re.compile(r"^<ipython-input|ipykernel_\d+|^<stdin>|^<string>")
 _OURS = str(Path(__file__).resolve().parents[1])
 
-__all__ = ["Calls", "is_ours", "is_users", "place", "user_context"]
+__all__ = ["Calls", "is_ours", "is_users", "lines_kept", "place", "user_context"]
+
+
+@contextmanager
+def lines_kept() -> Iterator[None]:
+    """Programs that this thread lowers and compiles meanwhile tell the user's line of each operation: with all calls
+    that led to it, where jax keeps ten, and never from jax's cache on disk, which would give the lines of an earlier
+    text. jax has no public names for settings of one thread."""
+    with traceback_in_locations_limit(-1), compilation_cache_include_metadata_in_key(True):
+        yield
 
 
 class Calls:

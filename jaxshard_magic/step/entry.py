@@ -2,15 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import prod
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
@@ -18,6 +17,7 @@ from ..compiler_log import captured
 from ..errors import ShardError, one_of
 from ..gradients.options import Inside
 from ..plan import Plan
+from ..program.lines import lines_kept
 from ..program.padding import padded
 from ..program.peel import Peeled, Result, specs
 from ..program.strict import strict_call
@@ -241,7 +241,7 @@ def build_entry(
         and _hold_anything(peeled.tree, result.tree)
     )
     lowered = _lower_whole if whole else _lower_flat
-    with _own_mesh(mesh), _lines_kept(), nullcontext() if target is None else canonical():
+    with _own_mesh(mesh), lines_kept(), nullcontext() if target is None else canonical():
         lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
         if target is None:
             with captured() as log:
@@ -318,15 +318,6 @@ def _own_mesh(mesh: Mesh) -> AbstractContextManager[Any]:
     """Another mesh that the user has set would be taken for the step's."""
     current = jax.sharding.get_mesh()
     return nullcontext() if current.empty or current == mesh else jax.set_mesh(mesh)
-
-
-@contextmanager
-def _lines_kept() -> Iterator[None]:
-    """The compiled program tells the user's line of each operation: with all calls that led to it, where jax keeps ten,
-    and never from jax's cache on disk, which would give the lines of an earlier text. jax has no public names for
-    settings of one thread."""
-    with traceback_in_locations_limit(-1), compilation_cache_include_metadata_in_key(True):
-        yield
 
 
 def _hold_anything(*trees: Any) -> bool:

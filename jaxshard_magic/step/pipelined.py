@@ -37,23 +37,32 @@ from .tracing import traced_call
 
 @dataclass(eq=False)
 class PipedEntry(Entry):
-    """One pipeline of a step. Its `compiled` is the `Pipeline`, `plan` that of one rank's sub-mesh."""
+    """One pipeline of a step. Its `compiled` is the `Pipeline`, `plan` that of one rank's sub-mesh.
+
+    Every other call that is timed is watched action by action (`Pipeline.last`), the first one too. That makes ranks
+    wait for each action, so that such a call is none of `timings`.
+    """
+
+    _watch: bool = True
 
     def timed(self, inputs: tuple[Any, ...]) -> Any:
-        """A step of which every action is timed as well, in `compiled.last` from then on."""
+        self._watch = not self._watch
+        if self._watch:
+            return super().timed(inputs)
         jax.block_until_ready(inputs)
-        start = time.perf_counter()
-        outs = jax.block_until_ready(self.call(*inputs, timed=True))
-        self.timings.append(time.perf_counter() - start)
-        return outs
+        return jax.block_until_ready(self.call(*inputs, timed=True))
 
 
 class _Piping:
     """What a planner is given to rewrite the step with: it leaves the step as it is, and takes its gradient call over
-    as many microbatches as are asked for, or as suit the batch."""
+    as many microbatches as are asked for, or as suit the batch. What it has seen then: the call, its schedule, the
+    batch and the roles."""
+
+    call: Accumulated
+    batch: Batch
+    roles: Roles
 
     def __init__(self, rewriting: Rewriting, piped: Piped, stages: int, microbatches: int):
-        rewriting.piped = True
         self._rewriting, self._piped = rewriting, piped
         self._stages, self._microbatches = stages, microbatches
 
@@ -66,8 +75,6 @@ class _Piping:
         (self.call,) = rewriting.accumulated(batch, roles, shards).values()
         self.batch, self.roles = batch, roles
         return rewriting.plain
-
-    call: Accumulated
 
 
 def build_pipelined(

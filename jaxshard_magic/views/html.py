@@ -66,7 +66,7 @@ def _title(report: Report) -> str:
         f"{svg.axis_mark(name, mesh)} <code>{axis(name, mesh)}={size}</code>"
         for name, size in mesh.axes.items()
     )
-    given = words.options_text(report.options)
+    given = words.options_text(report)
     options = f" {code(given)}" if given else ""
     label = (
         f" &nbsp; <small>{text(report.name)}</small>"

@@ -100,7 +100,7 @@ def _title(report: Report) -> dict[str, str | None]:
     named = report.name and report.name != report.strategy
     return {
         "strategy": printable(report.strategy),
-        "options": printable(words.options_text(report.options)),
+        "options": printable(words.options_text(report)),
         "name": printable(report.name) if named else None,
     }
 

@@ -63,7 +63,7 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
 
 
 def _header(report: Report, width: int) -> list[str]:
-    first = [report.strategy, words.options_text(report.options)]
+    first = [report.strategy, words.options_text(report)]
     second = [words.mesh_text(report.mesh), words.devices_text(report.mesh, "x")]
     name = printable(report.name) if report.name != report.strategy else ""
     lines = [printable("   ".join(p for p in [*first, *second] if p))]

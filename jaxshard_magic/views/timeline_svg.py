@@ -126,14 +126,17 @@ def _axis(p: Pipeline, plan: Plan, bottom: float) -> Iterator[str]:
     for rank in range(len(p.ranks)):
         y = TOP + rank * plan.rank
         yield svg.rect(NAMES, y, width, plan.lane, f'fill="none" {_RULE}')
-    last = f"{p.source} {words.time_text(_end(p), p.unit)}"
-    yield _text(plan.x(_end(p)), bottom + 12, last, "end")
+    last, end = f"{p.source} {words.time_text(_end(p), p.unit)}", plan.x(_end(p))
     if plan.ideal:
         x = plan.x(p.makespan[0])
         dashed = 'stroke="currentColor" stroke-dasharray="3 2"'
         yield f'<path d="M{svg.number(x)} {TOP - 4}V{svg.number(bottom)}" {dashed}/>'
-        clear = plan.x(_end(p)) - LETTER * len(last) - 8
-        yield _text(min(x, clear), bottom + 12, f"ideal end {words.time_text(p.makespan[0], p.unit)}", "end")
+        label = f"ideal end {words.time_text(p.makespan[0], p.unit)}"
+        if x <= end - LETTER * len(last) - 8:
+            yield _text(x, bottom + 12, label, "end")
+        else:
+            last = f"{label}, {last}"
+    yield _text(end, bottom + 12, last, "end")
 
 
 def _end(p: Pipeline) -> float:

@@ -22,10 +22,12 @@ def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
     return f"{count_text(n)} {times} {info.device_kind}, {state}{processes}"
 
 
-def options_text(options: dict[str, Any]) -> str:
-    """The options that were given, as they are typed: `--rule "wte=P('model')" --precision bf16`."""
+def options_text(report: Report) -> str:
+    """The options that were given, as they are typed: `--rule "wte=P('model')" --precision bf16`; those of a pipeline
+    begin with its schedule, given or not."""
+    schedule: dict[str, Any] = {} if report.pipeline is None else {"schedule": report.pipeline.schedule}
     words: list[str] = []
-    for name, value in options.items():
+    for name, value in (schedule | report.options).items():
         flag = "--" + {"specs": "spec", "rules": "rule"}.get(name, name).replace("_", "-")
         if value is True:
             words.append(flag)

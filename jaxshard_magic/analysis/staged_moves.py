@@ -1,0 +1,195 @@
+"""What moves in a pipeline: the collectives inside of its programs, each with its own stage's line, and what stages
+send to each other."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..pipeline.executed import Pipeline
+from ..pipeline.jobs import Key
+from ..program.ir import Equation, Value
+from ..report import Collective, Leaf
+from ..schedule.actions import KINDS
+from .attribution import caused, host_calls, traced
+from .collectives import Cause, Move, merge, moves
+from .frames import Frame, called
+from .hlo import read
+from .origin import Origin, Origins
+from .sources import SourceText
+from .staged_memory import shard_bytes
+from .staged_works import first_alike, runs_of
+
+_BLANK = Leaf("a parameter", "params", (), "", (), 0, 0, "")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one program's text says: what moves when it runs once, None where the compiler gives no text; and the lines
+    that call Python."""
+
+    moves: tuple[tuple[Move, Cause], ...] | None
+    calls: tuple[str | None, ...] = ()
+
+
+def said_by(
+    pipeline: Pipeline, leaves: Sequence[Leaf], home: Sequence[str], text: SourceText
+) -> dict[Key, Said]:
+    """What each program of a pipeline says, by its key.
+
+    Alike stages share what jax traces of the first of them, whose lines the texts have: here they are told apart by
+    their own equations. Where one line of the first is several of another, the first of these stands for all. Alike
+    programs of the update, which simulated devices share too, keep the lines of the first.
+    """
+    shared: dict[int, list[Key]] = {}
+    for key, made in pipeline.programs.items():
+        shared.setdefault(id(made), []).append(key)
+    lines, found = _Lines(pipeline), {}
+    for keys in shared.values():
+        hlo = pipeline.programs[keys[0]].compiled.as_text()
+        if not hlo:
+            found.update(dict.fromkeys(keys, Said(None)))
+            continue
+        module = read(hlo)
+        origins = Origins(module, home, _places(pipeline, keys[0]))
+        from_text = traced(module, moves(module, pipeline.ranks.each[0].shape), origins)
+        for key in keys:
+            own = lines.of(key, origins)
+            here = [(move, own(origin)) for move, origin in from_text]
+            named = _named(pipeline, key, leaves)
+            found[key] = Said(caused(module, here, named, text), host_calls(module, origins, own))
+    return {key: found[key] for key in pipeline.programs}
+
+
+def _named(pipeline: Pipeline, key: Key, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+    """The leaves that a program's text may name."""
+    split, (kind, number) = pipeline.split, key
+    inputs: Sequence[int] = ()
+    if kind == "settle":
+        inputs = pipeline.owned(number)
+    elif kind in KINDS:
+        inputs = split.programs[number].stage.parameters
+    at = [split.leaf_of.get(split.input_of[i]) for i in inputs]
+    return [_BLANK if i is None else leaves[i] for i in at]
+
+
+def _places(pipeline: Pipeline, key: Key) -> Sequence[int]:
+    """Which of those leaves each parameter of a program is, or the gradient of which; other parameters are none."""
+    places = [i for i, is_read in enumerate(pipeline.programs[key].reads) if is_read]
+    kind, number = key
+    if kind == "settle":
+        owned = pipeline.owned(number)
+        sums = [owned.index(i) for i, _, _ in _sums(pipeline, number)]
+        return [sums[p] for p in places]
+    if kind in KINDS:
+        n = len(pipeline.split.programs[number].stage.parameters)
+        first = 1 + (n if kind in "BW" else 0)  # the sums and the number of the microbatch
+        return [p - first if 0 <= p - first < n else n for p in places]
+    return places
+
+
+def _sums(pipeline: Pipeline, rank: int) -> list[tuple[int, int, int]]:
+    """The sums of gradients that a rank's gradients are made of, in the order in which its program takes them: of which
+    input of the loss, in which stage, and of which of its parameters."""
+    split = pipeline.split
+    stages_of = split.schedule.stages_of
+    stages = [*stages_of[rank], *(s for r, each in enumerate(stages_of) if r != rank for s in each)]
+    every = ((i, s, k) for s in stages for k, i in enumerate(split.programs[s].stage.parameters))
+    return [(i, s, k) for i, s, k in every if split.owner(i) == rank]
+
+
+class _Lines:
+    """The lines of stages by their own equations, where the texts of their programs have those of a stage like them."""
+
+    def __init__(self, pipeline: Pipeline):
+        self._pipeline, self._first = pipeline, first_alike(pipeline)
+        self._calls: dict[int, tuple[Frame, ...]] = {}  # many equations share a traceback
+
+    def of(self, key: Key, origins: Origins) -> Callable[[Origin], Origin]:
+        """From where a program's text says that something comes from to where it comes from in the program of `key`."""
+        kind, s = key
+        if kind == "settle":
+            return self._of_gradients(s, origins)
+        if kind not in KINDS or self._first[s] == s:
+            return lambda origin: origin
+        theirs, mine = (self._pipeline.stages[n].program.whole.equations for n in (self._first[s], s))
+        places: dict[Origin, Origin] = {}
+        for a, b in zip(theirs, mine, strict=True):
+            places.setdefault(self._place(a, origins), self._place(b, origins))
+
+        def own(origin: Origin) -> Origin:
+            return _at(origin, places.get(Origin(origin.frame, origin.deeper), origin))
+
+        return own
+
+    def _of_gradients(self, rank: int, origins: Origins) -> Callable[[Origin], Origin]:
+        """A rank's gradients are summed for the equations that make them."""
+        owned, sums = self._pipeline.owned(rank), _sums(self._pipeline, rank)
+
+        def own(origin: Origin) -> Origin:
+            if origin.leaf is None:
+                return origin
+            makers = [self._maker(s, k) for i, s, k in sums if i == owned[origin.leaf]]
+            places = [self._place(e, origins) for e in makers if e is not None]
+            told = Origin(origin.frame, origin.deeper)
+            place = told if told in places or not places else places[0]
+            return replace(_at(origin, place), phase="backward", gradient=True)
+
+        return own
+
+    def _maker(self, s: int, k: int) -> Equation | None:
+        """The equation that makes the gradient of parameter k of a stage."""
+        program = self._pipeline.stages[s].program
+        return next((e for e in program.whole.top.equations if program.gradients[k] in e.outs), None)
+
+    def _place(self, e: Equation, origins: Origins) -> Origin:
+        traceback = e.eqn.source_info.traceback
+        if id(traceback) not in self._calls:
+            self._calls[id(traceback)] = called(traceback)
+        return origins.place(self._calls[id(traceback)])
+
+
+def _at(origin: Origin, place: Origin) -> Origin:
+    return replace(origin, frame=place.frame, deeper=place.deeper)
+
+
+def staged_collectives(pipeline: Pipeline, said: Mapping[Key, Said]) -> tuple[Collective, ...] | None:
+    """What moves in a step: how often in all stages together, and what a device sends, the mean over the stages, so
+    that rows add up. None where a program does not say."""
+    runs, ranks = runs_of(pipeline), len(pipeline.ranks)
+    found: list[tuple[Move, Cause]] = []
+    for key, one in said.items():
+        if one.moves is None:
+            return None
+        found += [(replace(move, count=move.count * runs.get(key, 1)), cause) for move, cause in one.moves]
+    rows = (*_between(pipeline), *merge(found))
+    mean = (replace(row, wire_bytes=row.wire_bytes // ranks) for row in rows)
+    return tuple(sorted(mean, key=lambda c: -c.wire_bytes))
+
+
+def sent_by(pipeline: Pipeline, s: int) -> tuple[int, int]:
+    """Bytes that one device of a stage sends of one microbatch to the next stage, and to the one before."""
+    stage, schedule = pipeline.stages[s], pipeline.split.schedule
+    program, found = stage.program, []
+    for to, ends, at in (
+        (s + 1, program.made[: len(program.stage.outs)], stage.made),
+        (s - 1, program.given_back, stage.given_back),
+    ):
+        there = 0 <= to < len(pipeline.stages) and schedule.rank_of[to] != schedule.rank_of[s]
+        values = [(v, a) for v, a in zip(ends, at, strict=False) if there and isinstance(v, Value)]
+        found.append(sum(shard_bytes(program.whole.avals[v], a) for v, a in values))
+    return found[0], found[1]
+
+
+def _between(pipeline: Pipeline) -> Iterator[Collective]:
+    """What the stages send to each other."""
+    m = pipeline.split.schedule.microbatches
+    each = [n for s in range(len(pipeline.stages)) for n in sent_by(pipeline, s) if n]
+    if each:
+        yield Collective(
+            kind="collective-permute",
+            axes=(pipeline.ranks.axis,),
+            group_size=len(pipeline.ranks),
+            count=len(each) * m,
+            bytes=max(each),
+            wire_bytes=sum(each) * m,
+            what="activations to the next stage, their gradients to the one before",
+        )
