@@ -58,9 +58,14 @@ def mean_loss(params, x, y):
     return per_example(logits(params, x), y).mean()
 
 
+def adam() -> optax.GradientTransformation:
+    """With the usual `eps` the rounding of a gradient near zero would become a whole step."""
+    return optax.adamw(1e-2, eps=1e-3)
+
+
 def trained(params, loss=mean_loss, optimizer=None, data=None) -> Made:
     """The step that everybody writes, for `loss(params, x, y)`."""
-    optimizer = optimizer or optax.adamw(1e-2)
+    optimizer = optimizer or adam()
 
     def step(params, state, x, y):
         value, grads = jax.value_and_grad(loss)(params, x, y)
@@ -105,7 +110,7 @@ def scanned(layers=8) -> Made:
 
 
 def tied(stacked=False) -> Made:
-    clipped = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
+    clipped = optax.chain(optax.clip_by_global_norm(0.1), adam())
     return trained(language_model(scanned=stacked, tied=True), optimizer=clipped)
 
 
@@ -320,7 +325,7 @@ def routed() -> Made:
 
 
 def unread() -> Made:
-    return trained(language_model() | {"spare": normal(30, 3, 5)}, optimizer=optax.adamw(1e-2))
+    return trained(language_model() | {"spare": normal(30, 3, 5)}, optimizer=adam())
 
 
 def average_of_layers() -> Made:

@@ -183,7 +183,7 @@ def _advice_on_pipeline(
         shards=of.shards,
         crossing=of.crossing,
         units=of.units,
-        balanced=step.piped.balance == "measured" or step.piped.cut is not None,
+        balanced=step.piped.balance == "measured" or pipeline.split.loss.chosen,
         transfers=() if pipeline.typical is None else pipeline.typical.transfers(),
     )
 

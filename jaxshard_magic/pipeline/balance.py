@@ -1,35 +1,12 @@
 """Stages of about the same work, with the layers of a scan in equal parts where that costs little."""
 
-import re
 from collections.abc import Collection, Mapping
 
-from ..errors import ShardError, one_of
-from ..gradients.named import Names
+from ..errors import ShardError
 from .cut import cut, largest
 from .units import Units, layers_of
 
 EVEN = 1.25  # how many times the largest stage of the best cut that of one with equal parts of a scan may be
-
-
-def named_starts(units: Units, pattern: str) -> list[int]:
-    """The units at which a module, a function or a scope begins whose name the regular expression `pattern` finds.
-
-    Raises ShardError, with the names that there are, where it finds none.
-    """
-    names = Names(units.loss)
-    spans = names.spans(units.loss.top, re.compile(pattern))
-    found = set()
-    for first, stop in spans:
-        inside = {e.index for e in units.loss.top.equations[first:stop]}
-        mine = [units.span[e.index][0] for e in units.main if e.index in inside]
-        found.update(mine[:1])
-    if not found:
-        there = one_of(names.nearest(pattern))
-        raise ShardError(
-            f"--cut {pattern!r} finds no module, function or scope that the loss calls"
-            + (f"; there are {there}" if there else "; it names none: leave --cut out")
-        )
-    return sorted(found)
 
 
 def stage_starts(
@@ -41,23 +18,16 @@ def stage_starts(
     Raises ShardError where there are fewer units than stages.
     """
     costs = [unit.cost for unit in units.units]
-    if among is not None:
-        starts = cut(
-            costs, units.crossing, stages, {u: False for u in range(1, len(costs)) if u not in among}
-        )
-        if starts is None:
-            n = len({*among} - {0}) + 1
-            raise ShardError(
-                f"--cut: there are {n} places for a stage to begin, {stages} stages are asked for; use --stages "
-                f"{max(n // chunks, 1)} or fewer, or an expression that finds more"
-            )
-        return starts
     _enough(len(units.units), stages, chunks)
-    best = cut(costs, units.crossing, stages)
-    assert best is not None
-    found, limit = best, EVEN * largest(costs, best)
     fixed: Mapping[int, bool] = {}
+    if among is not None:
+        fixed = {u: False for u in range(1, len(costs)) if u not in among}
+    best = cut(costs, units.crossing, stages, fixed)
+    assert best is not None, "allowed_starts refuses too few"
+    found, limit = best, EVEN * largest(costs, best)
     for first, layers in _scans(units):
+        if any(u in fixed for u in range(first + 1, first + layers)):
+            continue
         inside = sum(first < start < first + layers for start in found)
         options = [
             (largest(costs, starts), starts, more)

@@ -10,8 +10,9 @@ import jax
 
 from ..program.ir import Program, Value
 from ..program.primitives import scan_counts
-from .balance import named_starts, stage_starts
+from .balance import stage_starts
 from .layers import Cut, CutScans, Pieces
+from .starts import allowed_starts
 from .units import Units
 
 
@@ -38,12 +39,14 @@ class Uncut:
 class CutLoss:
     """`program`: the loss with its equations in the scopes of their stages, and of its inputs `pieces[i]` says which
     operand of the loss, or which layers of it, input i is. `units`: of each stage. `crossing`: the bytes that one
-    microbatch takes over the boundary after each stage but the last."""
+    microbatch takes over the boundary after each stage but the last. `chosen`: stages begin only where names or markers
+    let them."""
 
     program: Program
     pieces: tuple[Piece, ...]
     units: tuple[tuple[Uncut, ...], ...]
     crossing: tuple[int, ...]
+    chosen: bool
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def cut_loss(
     examples. Raises ShardError where it has fewer places for stages.
     """
     units = Units(loss, [loss.inputs[i] for i in parameters], [loss.inputs[i] for i in examples], wish.costs)
-    among = None if wish.names is None else named_starts(units, wish.names)
+    among = allowed_starts(units, stages, chunks, wish.names)
     bounds = stage_starts(units, stages, chunks, among)
     stage_at = [sum(u >= b for b in bounds) for u in range(len(units.units))]
     cuts, whole = {}, {}
@@ -90,7 +93,7 @@ def cut_loss(
         Uncut(tuple(sorted(of[v] for v in units.read[u])), x.layer, x.cost) for u, x in enumerate(units.units)
     ]
     parts = [tuple(told[a:b]) for a, b in pairwise([0, *bounds, len(told)])]
-    return CutLoss(program, pieces, tuple(parts), tuple(units.crossing[b] for b in bounds))
+    return CutLoss(program, pieces, tuple(parts), tuple(units.crossing[b] for b in bounds), among is not None)
 
 
 def _in_pieces(

@@ -90,6 +90,33 @@ class Piped:
         return named.refuses(Sizes(stages, microbatches, self.chunks or named.chunks or 1, Costs(), None))
 
 
+def asked_of(
+    names: Sequence[str],
+    *,
+    microbatches: int | None = None,
+    reduce: str = "each",
+    remat: int | str | None = None,
+    precision: str | None = None,
+    reduce_dtype: str | None = None,
+    pad: bool = False,
+    **pipeline: Any,
+) -> tuple[Inside, Piped | None]:
+    """What options of a line ask of the step's gradients, and of its pipeline, None where `names`, the parts of the
+    strategy, have none.
+
+    Raises `ShardError` for values that these do not take, and for options that do not go together.
+    """
+    inside = Inside(
+        1 if microbatches is None else microbatches,
+        reduce,
+        None if remat is None else str(remat),
+        precision,
+        pad,
+        reduce_dtype,
+    )
+    return inside, options_for(names, pipeline, inside, microbatches)
+
+
 def options_for(
     names: Sequence[str], given: Mapping[str, Any], inside: Inside, microbatches: int | None = None
 ) -> Piped | None:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ..program.flops import counted
 from ..program.flow import Flow
-from ..program.ir import Equation, Program, Value
+from ..program.ir import Equation, Program, Scope, Value
 from ..program.primitives import scan_counts
 from ..program.sizes import nbytes
 
@@ -117,10 +117,10 @@ def layers_of(e: Equation) -> int:
     return e.params["length"] if e.params["length"] > 1 else 0
 
 
-def reached(program: Program, start: Collection[Value]) -> set[Value]:
-    """`start` and all values of the top level that are made of one of them."""
+def reached(program: Program | Scope, start: Collection[Value]) -> set[Value]:
+    """`start` and all values of the top level, or of one scope, that are made of one of them."""
     found = set(start)
-    for e in program.top.equations:
+    for e in (program.top if isinstance(program, Program) else program).equations:
         if any(v in found for v in e.ins):
             found.update(e.outs)
     return found

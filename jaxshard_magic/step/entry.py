@@ -197,9 +197,10 @@ def build_entry(
     inside: Inside,
     say: Callable[[str], None],
     compile_limit: float = LIMIT_S,
+    beside: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Entry:
     """Trace, plan and compile one kind of call; for devices that aren't attached, by their own compiler within
-    `compile_limit` seconds.
+    `compile_limit` seconds. `beside()` is a context for while a compiler works, which needs nothing of Python's.
 
     Raises `ShardError` for a step that jax can't trace and whatever the planner raises; an exception of the
     user's own code passes through.
@@ -244,14 +245,15 @@ def build_entry(
     with _own_mesh(mesh), lines_kept(), nullcontext() if target is None else canonical():
         lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
         if target is None:
-            with captured() as log:
+            with beside(), captured() as log:
                 compiled = lowering.compile()
             complaints, read = log.messages, _kept(compiled)
             kept = [a for i, a in enumerate(avals) if i not in donated]
             weak = (bool(a.weak_type) for a in (*constants, *kept, *(avals[i] for i in donated)))
             call = strict_call(compiled, tuple(weak))
         else:
-            compiled = elsewhere(lowering, target, mesh, compile_limit)
+            with beside():
+                compiled = elsewhere(lowering, target, mesh, compile_limit)
             complaints, read, call = compiled.log, reads(lowering), None
     consts = list(jax.device_put(list(traced.consts), shardings[:n])) if target is None else []
     if carried and call is not None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,15 +40,15 @@ from .tracing import traced_call
 class PipedEntry(Entry):
     """One pipeline of a step. Its `compiled` is the `Pipeline`, `plan` that of one rank's sub-mesh.
 
-    Every other call that is timed is watched action by action (`Pipeline.last`), the first one too. That makes ranks
-    wait for each action, so that such a call is none of `timings`.
+    Of calls that are timed the first is watched action by action (`Pipeline.last`), and every third from then on. That
+    makes ranks wait for each action, so that such a call is none of `timings`.
     """
 
-    _watch: bool = True
+    _timed: int = 0
 
     def timed(self, inputs: tuple[Any, ...]) -> Any:
-        self._watch = not self._watch
-        if self._watch:
+        watched, self._timed = self._timed % 3 == 0, self._timed + 1
+        if not watched:
             return super().timed(inputs)
         jax.block_until_ready(inputs)
         return jax.block_until_ready(self.call(*inputs, timed=True))
@@ -91,8 +92,10 @@ def build_pipelined(
     piped: Piped,
     say: Callable[[str], None],
     compile_limit: float = LIMIT_S,
+    beside: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> PipedEntry:
-    """Trace, split and compile one kind of call, for a pipeline along `axis` of the mesh.
+    """Trace, split and compile one kind of call, for a pipeline along `axis` of the mesh. `beside()` is a context for
+    while its programs compile.
 
     Raises `ShardError` for a step that can't be split so, and whatever the planner raises; an exception of the user's
     own code passes through.
@@ -144,11 +147,11 @@ def build_pipelined(
     start = time.perf_counter()
     complaints: list[str] = []
     if target is None:
-        with captured() as log:
+        with beside(), captured() as log:
             pipeline.compile()
         complaints += log.messages
     else:
-        with canonical():
+        with beside(), canonical():
             pipeline.compile_elsewhere(
                 _Compiler(target, compile_limit, complaints),
                 lambda done: say(f"compiling for {target.name}: {done}"),

@@ -4,6 +4,7 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,10 @@ class ShardedStep:
         self.name = name or self._step.name
         self.on = on  # the chip that a report predicts for
         self.compile_limit = LIMIT_S  # seconds, for hardware that is not attached
+        self.beside: Callable[[], AbstractContextManager[None]] = nullcontext  # while a compiler works
+        self.reference: Callable[[Peeled], Any] | None = (
+            None  # what a check compares with; else the plain step
+        )
         self.progress: Callable[[str], None] | None = None
         self.watch: Callable[[Entry, Any], None] | None = None  # called with what each call gave
         self.examples_before: int | None = None  # of the batch of an earlier run of the same step
@@ -151,7 +156,7 @@ class ShardedStep:
         return self._current
 
     def repeat(self, n: int) -> None:
-        """Call the step `n` more times on the last call's arguments, for its timing; nothing is updated.
+        """Call the step on the last call's arguments until `n` more calls are timed; nothing is updated.
 
         Needs `keep_arguments` set before that call: arguments are not kept alive otherwise.
         """
@@ -161,7 +166,10 @@ class ShardedStep:
             )
         entry, inputs = self._kept
         consts = list(entry.consts)
-        for _ in range(n):
+        enough = len(entry.timings) + n
+        while (
+            len(entry.timings) < enough
+        ):  # calls of a pipeline that are watched action by action don't count
             entry.timed(entry.copies(inputs))
         entry.consts[:] = consts
 
@@ -244,7 +252,7 @@ class ShardedStep:
             return None
         from ..analysis.check import Plain
 
-        return Plain(peeled)
+        return (self.reference or Plain)(peeled)
 
     def _finish(self, entry: Entry, peeled: Peeled, placed: list[Any], outs: Any) -> Any:
         if entry.whole:
@@ -322,6 +330,7 @@ class ShardedStep:
                 piped=self.piped,
                 say=self._say,
                 compile_limit=self.compile_limit,
+                beside=self.beside,
             )
         return build_entry(
             peeled,
@@ -335,6 +344,7 @@ class ShardedStep:
             inside=inside,
             say=self._say,
             compile_limit=self.compile_limit,
+            beside=self.beside,
         )
 
     def _say(self, doing: str) -> None:

@@ -69,7 +69,7 @@ def pipeline_advice(
         crossing: bytes of one microbatch that go forward from each stage to the next; empty where they are not known.
         units: of each stage, in order, the name and the cost of what is never cut, in any unit; empty where they are
             not known.
-        balanced: whether the stages were cut by measured costs.
+        balanced: whether the stages were cut by measured costs, or where the user has said.
         transfers: time that a microbatch takes from each stage to the next, in the pipeline's unit (`Run.transfers`),
             None where it is not known; empty where none is.
     """
