@@ -8,14 +8,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from jaxshard_magic.api import doctor, mesh, shard
+    from jaxshard_magic.api import compare, doctor, mesh, shard
     from jaxshard_magic.errors import ShardError
+    from jaxshard_magic.pipeline.marker import cut
     from jaxshard_magic.report import Report
+    from jaxshard_magic.report.comparison import Comparison
     from jaxshard_magic.step import ShardedStep
 
-__all__ = ["Report", "ShardError", "ShardedStep", "doctor", "load_ipython_extension", "mesh", "shard"]
+__all__ = [
+    "Comparison",
+    "Report",
+    "ShardError",
+    "ShardedStep",
+    "compare",
+    "cut",
+    "doctor",
+    "load_ipython_extension",
+    "mesh",
+    "shard",
+]
 
 _HOMES = {
+    "Comparison": "report.comparison",
+    "compare": "api",
+    "cut": "pipeline.marker",
     "doctor": "api",
     "mesh": "api",
     "shard": "api",

@@ -1,17 +1,21 @@
-"""How a notebook shows what the magics return: a Report, a pipeline, a schedule as one, several compared."""
+"""How a notebook shows what the magics return: a Report, compared strategies, a pipeline, a schedule as one, compared
+schedules."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxshard_magic.report import Pipeline, Report
-    from jaxshard_magic.schedule import Comparison, Schedule
+    from jaxshard_magic.report.comparison import Comparison
+    from jaxshard_magic.schedule import Comparison as Schedules
+    from jaxshard_magic.schedule import Schedule
     from jaxshard_magic.session import ShardSession
 
 _REPORT = ("jaxshard_magic.report", "Report")
 _PIPELINE = ("jaxshard_magic.report.pipeline", "Pipeline")
 _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
-_COMPARISON = ("jaxshard_magic.schedule.compare", "Comparison")
+_SCHEDULES = ("jaxshard_magic.schedule.compare", "Comparison")
+_COMPARISON = ("jaxshard_magic.report.comparison", "Comparison")
 
 
 def register(shell: Any, session: "ShardSession") -> None:
@@ -20,13 +24,14 @@ def register(shell: Any, session: "ShardSession") -> None:
     displays.for_type_by_name(*_REPORT, partial(_report, session))
     displays.for_type_by_name(*_PIPELINE, partial(_pipeline, session))
     displays.for_type_by_name(*_SCHEDULE, partial(_schedule, session))
-    bundles.for_type_by_name(*_COMPARISON, partial(_comparison_bundle, session))
+    bundles.for_type_by_name(*_SCHEDULES, partial(_schedules_bundle, session))
+    displays.for_type_by_name(*_COMPARISON, partial(_comparison, session))
 
 
 def remove(shell: Any) -> None:
     """Take out what `register` put in."""
     for formatter in _formatters(shell):
-        for name in (_REPORT, _PIPELINE, _SCHEDULE, _COMPARISON):
+        for name in (_REPORT, _PIPELINE, _SCHEDULE, _SCHEDULES, _COMPARISON):
             formatter.pop(".".join(name), None)
 
 
@@ -54,8 +59,14 @@ def _schedule(session: "ShardSession", schedule: "Schedule") -> None:
     _pipeline(session, timeline(schedule))
 
 
-def _comparison_bundle(session: "ShardSession", comparison: "Comparison") -> dict[str, str]:
+def _schedules_bundle(session: "ShardSession", compared: "Schedules") -> dict[str, str]:
     from jaxshard_magic.views import schedules
 
-    text = {"text/plain": schedules.to_text(comparison)}
-    return text if session.view == "text" else text | {"text/html": schedules.to_html(comparison)}
+    text = {"text/plain": schedules.to_text(compared)}
+    return text if session.view == "text" else text | {"text/html": schedules.to_html(compared)}
+
+
+def _comparison(session: "ShardSession", comparison: "Comparison") -> None:
+    from jaxshard_magic.views.show import show_comparison
+
+    show_comparison(comparison, session.view)

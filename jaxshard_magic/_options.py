@@ -18,8 +18,8 @@ STRATEGIES = {
     "pmap": "steps written for one device, with jax.lax.pmean(x, 'batch'), as jax.pmap runs them",
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
 }
-COMMANDS = ("doctor", "abstract", "schedule")
-LATER_COMMANDS = ("compare", "explore", "code", "history")
+COMMANDS = ("doctor", "abstract", "schedule", "compare")
+LATER_COMMANDS = ("explore", "code", "history")
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,17 @@ FLAGS = (
         "chunks",
     ),
     Flag("--balance", "WHAT", "of pp: stages of the same flops, or of the same measured time", "balance"),
-    Flag("--cut", "REGEX", "of pp: stages begin at modules and scopes of that name", "cut"),
+    Flag(
+        "--cut", "REGEX", "of pp: stages begin at these modules and scopes; else at jaxshard_magic.cut", "cut"
+    ),
     Flag("--check", "", "compare with the plain step on the same inputs", "check"),
     Flag("--on", "CHIP", "predict the step's time on this chip: --on v5e, --on h100", "on"),
     Flag("--dry-run", "", "trace, plan and compile; run no step", "dry_run"),
     Flag("--repeat", "N", "call the step N more times on copies, for its timing", "repeat"),
+    Flag("--compare", "", "try several strategies, the usual ones unless said, side by side", "compare"),
+    Flag("--meshes", "AXES", 'compared on these: all, or "data=8; data=4 model=2"', "meshes"),
+    Flag("--vary", "NAME=A,B", "compared with each value: --vary microbatches=1,4,16", "vary"),
+    Flag("--keep-going", "", "compare the others where a strategy of the list is none", "keep_going"),
     Flag("--donate", "", "let the step reuse the memory of its own earlier results", "donate", True),
     Flag("--no-donate", "", "keep every array that the step was given", "donate", False),
     Flag("--name", "LABEL", "the Report's name", "name"),
@@ -88,7 +94,7 @@ SCHEDULE_FLAGS = (
     Flag("-o", "VAR", "keep what is returned under this name", "output"),
     Flag("--help", "", "this text", "help"),
 )
-_REPEATABLE = ("specs", "rules")
+_REPEATABLE = ("specs", "rules", "vary")
 _COUNTS = ("repeat", "microbatches", "stages", "chunks")
 
 
@@ -116,6 +122,10 @@ class Options:
     on: str | None = None
     dry_run: bool = False
     repeat: int = 0
+    compare: bool = False
+    meshes: str | None = None
+    vary: tuple[str, ...] = ()
+    keep_going: bool = False
     donate: bool | None = None
     name: str | None = None
     output: str | None = None
@@ -239,8 +249,29 @@ def _number(what: str, value: str) -> float:
     raise ShardError(f"{what} takes a number above 0, not {value!r}")
 
 
+def compares(options: Options) -> bool:
+    """Whether a `%%shard` line asks for several candidates side by side."""
+    several = any("," in word for word in options.words)
+    return several or options.compare or options.meshes is not None or bool(options.vary)
+
+
+def with_strategies(options: Options) -> tuple[Options, list[str]]:
+    """The options of a line that compares, and the strategies that it names. Raises ShardError for options that only
+    one step can have."""
+    for given, name in ((options.check, "--check"), (options.donate, "--donate")):
+        if given:
+            why = "each is checked anyway" if name == "--check" else "each runs on copies"
+            raise ShardError(f"{name}: in a comparison {why}; leave {name} out")
+    words = [word for text in options.words for word in text.split(",") if word]
+    return replace(options, words=(), strategy=",".join(words)), words
+
+
 def with_strategy(options: Options) -> Options:
     """The options of a `%%shard` line, which has one word, as they are with that word as the strategy."""
+    if options.keep_going:
+        raise ShardError(
+            "--keep-going is for a comparison: name several strategies, as in %%shard dp,fsdp,tp"
+        )
     if not options.words:
         raise ShardError(f"%%shard needs a strategy: {one_of(STRATEGIES)}, or a sum such as fsdp+tp")
     strategy, *rest = options.words
@@ -290,7 +321,9 @@ def _help() -> str:
     return f"""Run this cell's train step sharded over the mesh, with the same numbers, and return the Report.
 
     %%shard STRATEGY [options]     above a cell that defines the train step, or calls one
+    %%shard dp,fsdp,fsdp+tp        several, side by side: each compiled, run on copies and checked
     %shard                         the last report, with all calls since
+    %shard compare 3 5             reports of the past side by side, by their numbers; alone it lists them
     %shard doctor                  what is installed, which devices answer, whether they reach each other
     %shard abstract NAME...        make shapes of what the notebook holds under these names, and free it
     %shard schedule NAMES          a pipeline schedule in time, or several compared; --help has more

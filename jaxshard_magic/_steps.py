@@ -1,6 +1,5 @@
 """The step of a `%%shard` cell: made from its line, called on copies, compiled with what its report advises."""
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic import _cell, _options
@@ -45,17 +44,6 @@ def made(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> A
     step.keep_arguments = bool(options.repeat)
     step.read_ahead = True
     return step
-
-
-def copies(arguments: Any) -> Any:
-    """`arguments` in new containers and NNX objects, so that running the step changes none of the user's."""
-    import jax
-
-    if nnx := sys.modules.get("flax.nnx"):
-        nodes = jax.tree.leaves(arguments, is_leaf=nnx.graph.is_graph_node)
-        if any(map(nnx.graph.is_graph_node, nodes)):
-            return nnx.clone(arguments)
-    return jax.tree.map(lambda leaf: leaf, arguments)
 
 
 def tried(rehearsal: _cell.Rehearsal, report: "Report", progress: Progress) -> bool:

@@ -1,4 +1,4 @@
-"""`mesh()`, `shard()` and `doctor()`: the jobs of the magics, for scripts. The magics call nothing else."""
+"""`mesh()`, `shard()`, `compare()`, `doctor()`: the jobs of the magics, for scripts. The magics call nothing else."""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -7,11 +7,13 @@ import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from . import hardware
+from .comparing import USUAL, Candidate, Trying, candidates
 from .doctor import Doctor, examine
 from .errors import ShardError
 from .gradients.options import Inside
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
-from .pipeline.options import Piped, options_for
+from .pipeline.options import Piped, asked_of
+from .report.comparison import Comparison
 from .specs import parse_spec
 from .step import ShardedStep
 from .strategies import jobs_of, parse_strategy, part_axes, plan, spread_of
@@ -175,6 +177,78 @@ def shard(
     )
 
 
+def compare(
+    step: Callable[..., Any],
+    strategies: str | Sequence[str] = USUAL,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: Mesh | str | None = None,
+    meshes: str | Sequence[str] | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    run: bool = True,
+    check: bool = True,
+    repeat: int | None = None,
+    keep_going: bool = False,
+    name: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    show: Callable[[Comparison], None] = lambda _: None,
+    prepare: Callable[[ShardedStep], None] = lambda _: None,
+    **options: Any,
+) -> Comparison:
+    """Try `step(*args, **kwargs)` under several strategies on the same devices, and tell them side by side.
+
+    Each candidate is compiled, run on copies of the arguments and checked against the plain step; nothing of the
+    caller's is changed. One that can't be compiled or run is a row that says why. An interrupt ends it with what is
+    done. On hardware that is not attached, and with `run=False`, candidates are compiled only, and arguments may be
+    shapes.
+
+    Args:
+        step: any train step.
+        strategies: as `shard` takes them; one text, with commas between them.
+        mesh: its devices are those that all take; a strategy takes the mesh as it is where that has an axis for each of
+            its parts and none to spare.
+        meshes: "all", or the axes of each mesh to try every strategy on, such as `["data=8", "data=4 model=2"]`.
+        vary: values by the name of an option of `shard`: `{"microbatches": [1, 4], "remat": [None, "full"]}`.
+        run: False compiles only.
+        check: compare each with the plain step, which runs once.
+        repeat: timed calls of each candidate; None for three, or fewer where they take more than a second together.
+        keep_going: refuse strategies that are none alone, and try the others.
+        name: of the step, in what is shown.
+        say, show: are told what is being done, and given the comparison so far.
+        prepare: is given each step before it is compiled.
+        options: of `shard`, for all candidates; those of a pipeline for those that are one.
+
+    Raises `ShardError` at once for what no candidate could be, and what the step itself raises under all of them.
+    """
+    if isinstance(strategies, str):
+        strategies = [word.strip() for word in strategies.split(",") if word.strip()]
+    if mesh is None:
+        mesh = default_mesh("dp").mesh
+    elif isinstance(mesh, str):
+        mesh = build_mesh(mesh).mesh
+    mesh = _automatic(mesh)
+    same = {k: options.pop(k) for k in ("specs", "rules", "donate", "on") if k in options}
+    chosen = candidates(strategies, mesh, meshes=meshes, vary=vary, common=options, keep_going=keep_going)
+
+    def made(candidate: Candidate) -> ShardedStep:
+        found = shard(step, candidate.strategy, mesh=candidate.mesh, name=name, **same, **candidate.options)
+        prepare(found)
+        return found
+
+    trying = Trying(
+        name or getattr(step, "__name__", "step"),
+        chosen,
+        made,
+        run=run and target_of(mesh) is None,
+        check=check,
+        repeat=repeat,
+        say=say,
+        show=show,
+    )
+    return trying(args, dict(kwargs or {}))
+
+
 def options_of(
     strategy: str,
     *,
@@ -190,16 +264,17 @@ def options_of(
 
     Raises `ShardError` for values that these do not take, and for options that do not go together.
     """
-    inside = Inside(
-        1 if microbatches is None else microbatches,
-        reduce,
-        None if remat is None else str(remat),
-        precision,
-        pad,
-        reduce_dtype,
-    )
     names = [part.name for part in parse_strategy(strategy)]
-    return inside, options_for(names, pipeline, inside, microbatches)
+    return asked_of(
+        names,
+        microbatches=microbatches,
+        reduce=reduce,
+        remat=remat,
+        precision=precision,
+        reduce_dtype=reduce_dtype,
+        pad=pad,
+        **pipeline,
+    )
 
 
 def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

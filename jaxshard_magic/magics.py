@@ -13,10 +13,10 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from jaxshard_magic import _cell, _displays, _options
+from jaxshard_magic import _cell, _comparing, _displays, _options, _words
 from jaxshard_magic._progress import Progress, line_for
-from jaxshard_magic._steps import asked, compared, copies, made, tried
-from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic._steps import asked, compared, made, tried
+from jaxshard_magic.errors import ShardError
 from jaxshard_magic.session import ShardSession
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from jaxshard_magic.doctor import Doctor
     from jaxshard_magic.mesh import BuiltMesh
     from jaxshard_magic.report import Report
-    from jaxshard_magic.schedule import Comparison, Schedule
+    from jaxshard_magic.report.comparison import Comparison
+    from jaxshard_magic.schedule import Comparison as Schedules
+    from jaxshard_magic.schedule import Schedule
     from jaxshard_magic.step import Watch
     from jaxshard_magic.targets import Target
 
@@ -70,7 +72,7 @@ class ShardMagics(Magics):
                 self.session.mesh = self._built(text)
             built = self._current_mesh()
         except ShardError as error:
-            raise UsageError(_one_line(error)) from None
+            raise UsageError(_words.one_line(error)) from None
         if built is None:
             print("no mesh yet: %mesh data=4 model=2 makes one; without one, %%shard takes all devices")
         if built is None or quiet:
@@ -80,7 +82,9 @@ class ShardMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    def shard(self, line: str, cell: str | None = None) -> "Report | Doctor | Schedule | Comparison | None":
+    def shard(
+        self, line: str, cell: str | None = None
+    ) -> "Report | Doctor | Schedule | Schedules | Comparison | None":
         __tracebackhide__ = True
         text, quiet = _silenced(line)
         try:
@@ -92,10 +96,12 @@ class ShardMagics(Magics):
                 return None
             if cell is None:
                 report = self._last(options)
+            elif _options.compares(options):
+                report, quiet = self._compare(options, line, cell)
             else:
                 report, quiet = self._run(options, line, cell)
         except ShardError as error:
-            raise UsageError(_one_line(error)) from None
+            raise UsageError(_words.one_line(error)) from None
         except BaseException as error:
             error.__traceback__ = _cell.own_lines(error.__traceback__)
             raise
@@ -105,14 +111,20 @@ class ShardMagics(Magics):
 
     shard.__doc__ = _options.HELP
 
-    def _last(self, options: _options.Options) -> "Report | Doctor | None":
+    def _last(self, options: _options.Options) -> "Report | Doctor | Comparison | None":
         if options.words[:1] == ("doctor",):
             return self._examined(options)
         if options.words[:1] == ("abstract",):
             self._made_abstract(options)
             return None
+        if options.words[:1] == ("compare",):
+            numbers = options.words[1:]
+            _options.only(replace(options, words=("compare",)), "compare", "output")
+            return _comparing.of_the_past(self.session.history, numbers)
         for word in options.words:
-            raise _no_command(word)
+            raise _words.no_command(word)
+        if self.session.comparison is not None:
+            return self.session.comparison
         if self.session.step is None:
             raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
         return self.session.report()
@@ -131,7 +143,7 @@ class ShardMagics(Magics):
             built = None
         return api.doctor(built and built.mesh)
 
-    def _scheduled(self, text: str, quiet: bool) -> "Schedule | Comparison | None":
+    def _scheduled(self, text: str, quiet: bool) -> "Schedule | Schedules | None":
         from jaxshard_magic import _schedules
 
         built = self.session.mesh
@@ -188,6 +200,17 @@ class ShardMagics(Magics):
                     report = self.session.report()
         return report, cell.quiet
 
+    def _compare(self, options: _options.Options, line: str, source: str) -> "tuple[Comparison, bool]":
+        options, words = _options.with_strategies(options)
+        cell = _cell.parse(self.shell, source, f"%%shard {line.strip()}")
+        place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
+        mesh = self._devices_for(options)
+        if (target := _target_of(mesh)) is not None:
+            options = _options.compiled_only(options, target.name)
+        found = _comparing.compared(self.shell, self.session, options, words, cell, place, mesh)
+        self.session.compared(found)
+        return found, cell.quiet
+
     @contextmanager
     def _followed(self, progress: Progress, watch: "Watch | None") -> Iterator[_cell.Lengths | None]:
         """Meanwhile the line tells how far the loop has come that calls the watched step."""
@@ -228,6 +251,18 @@ class ShardMagics(Magics):
         part_axes(parts, mesh, options.stages)
         return mesh
 
+    def _devices_for(self, options: _options.Options) -> "Mesh":
+        """The mesh whose devices a comparison is on."""
+        if options.on is not None:
+            from jaxshard_magic.hardware import chip
+
+            chip(options.on)
+        if options.mesh:
+            return self._built(options.mesh).mesh
+        if current := self._current_mesh():
+            return current.mesh
+        return self._default_mesh(replace(options, strategy="dp", stages=None))
+
     def _default_mesh(self, options: _options.Options) -> "Mesh":
         from jaxshard_magic import api
 
@@ -260,6 +295,8 @@ class ShardMagics(Magics):
 
     def _exercise(self, options: _options.Options, binding: _cell.Binding) -> bool:
         """Run the step once when the cell did not, and as often again as asked; whether it has run."""
+        from jaxshard_magic.step.copies import copies
+
         step = binding.sharded
         if not binding.bound:
             raise ShardError(f"the cell ended without binding {binding.step.path}")
@@ -331,43 +368,6 @@ def _silenced(line: str) -> tuple[str, bool]:
     return text.rstrip("; "), text.endswith(";")
 
 
-def _one_line(error: ShardError) -> str:
-    message = " ".join(str(error).split())
-    return message if not error.fix or error.fix in message else f"{message} Fix: {error.fix}"
-
-
-def _no_command(word: str) -> ShardError:
-    if word in _options.LATER_COMMANDS:
-        return ShardError(f"%shard {word} comes later: this version has no such command yet")
-    if word.partition("+")[0].partition("@")[0] in _options.STRATEGIES:
-        return ShardError(
-            f"%shard {word} has no cell: write %%shard {word} as the first line of the step's cell"
-        )
-    return ShardError(
-        f"%shard has no command {word!r}; it has {one_of(_options.COMMANDS)}, and alone it shows the last report."
-        + did_you_mean(word, (*_options.COMMANDS, *_options.LATER_COMMANDS, *_options.STRATEGIES))
-    )
-
-
-def _completions(shell: "InteractiveShell", event: Any) -> list[str]:
-    """Words for the line: functions after --step, names after --schedule, the names and options of `%shard schedule`,
-    else strategies and options."""
-    before = event.text_until_cursor.removesuffix(event.symbol).split()
-    if before[:2] == ["%shard", "schedule"]:
-        from jaxshard_magic import _schedules
-
-        return [*_schedules.NAMES, _schedules.EVERY, *(flag.name for flag in _options.SCHEDULE_FLAGS)]
-    if before[-1:] == ["--step"]:
-        return [name for name, value in shell.user_ns.items() if callable(value) and not name.startswith("_")]
-    if before[-1:] == ["--schedule"]:
-        from jaxshard_magic.schedule import NAMES
-
-        return [*NAMES]
-    flags = [flag.name for flag in _options.FLAGS]
-    commands = _options.COMMANDS if before == ["%shard"] else ()
-    return flags if event.symbol.startswith("-") else [*commands, *_options.STRATEGIES, *flags]
-
-
 def load(shell: "InteractiveShell") -> None:
     """Register the magics, their completions, the session's traits for `%config`, and how results are shown."""
     if not glob(
@@ -379,7 +379,7 @@ def load(shell: "InteractiveShell") -> None:
     configurables: list[Any] = shell.configurables
     configurables.append(magics.session)
     for word in _COMPLETED:
-        shell.set_hook("complete_command", _completions, str_key=word)
+        shell.set_hook("complete_command", _words.completions, str_key=word)
     _displays.register(shell, magics.session)
 
 

@@ -257,6 +257,23 @@ def default_text(mesh: Mesh, jobs: Sequence[str], stages: int | None = None) -> 
     return str(spec) if target is None else f"{target.name} {spec}"
 
 
+def reshaped(mesh: Mesh, axes: Axes) -> Mesh:
+    """A mesh of the same devices with other axes, in the order that their links make best."""
+    target = targets.target_of(mesh)
+    devices = list(mesh.devices.flat) if target is None else targets.devices(target)
+    return _arranged(axes, sorted(devices, key=lambda d: d.id))[0]
+
+
+def text_of(mesh: Mesh, axes: Axes | None = None) -> str:
+    """The text of a mesh of the same devices as `mesh`, with its axes or others: "v5e:4x4 data=16"."""
+    axes = tuple(mesh.shape.items()) if axes is None else axes
+    target, platform = targets.target_of(mesh), mesh.devices.flat[0].platform
+    if target is not None:
+        return f"{target.name} {_text(axes)}"
+    beside = platform == "cpu" and jax.default_backend() != "cpu"
+    return f"cpu:{mesh.size} {_text(axes)}" if beside else _text(axes)
+
+
 def _built(axes: Axes, devices: Sequence[Any], unused: int = 0) -> BuiltMesh:
     mesh, notes = _arranged(axes, devices)
     if unused and devices[0].platform != "cpu":

@@ -31,6 +31,9 @@ class ShardSession(Configurable):
         None, allow_none=True, help="What %mesh built last: the mesh, and where its devices are from."
     )
     step = AnyTrait(None, allow_none=True, help="The ShardedStep of the last %%shard cell.")
+    comparison = AnyTrait(
+        None, allow_none=True, help="The Comparison of the last %%shard cell, if it was one."
+    )
     reported = Bool(False, help="Whether the last of the history is the last step's.")
     history = ListTrait(help="One Report for each %%shard cell, oldest first.")
 
@@ -40,7 +43,13 @@ class ShardSession(Configurable):
 
     def begin(self, step: Any) -> None:
         """Make `step` the last one."""
-        self.step, self.reported = step, False
+        self.step, self.reported, self.comparison = step, False, None
+
+    def compared(self, comparison: Any) -> None:
+        """Make `comparison` the last one; its reports go into the history."""
+        found = [trial.report for trial in comparison.trials if trial.report is not None]
+        self.history, self.reported = [*self.history, *found][-self.keep :], False
+        self.comparison = comparison
 
     def report(self) -> Any:
         """The last step's Report as of now, in its place in the history.

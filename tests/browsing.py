@@ -18,6 +18,8 @@ except ImportError:  # the tests that need it are skipped, and say so
     expect = sync_playwright = None
 
 from jaxshard_magic.report import Report
+from jaxshard_magic.report.comparison import Comparison
+from jaxshard_magic.views.comparison_payload import packed_comparison
 from jaxshard_magic.views.payload import packed
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
 STATIC = Path(__file__).parents[1] / "jaxshard_magic" / "static"
-MODULES = (STATIC / "report.js", STATIC / "loader.js", Path(__file__).parent / "stub_model.js")
+MODULES = (
+    *(STATIC / f"{name}.js" for name in ("report", "compare", "loader")),
+    Path(__file__).parent / "stub_model.js",
+)
 PAGE = "https://report.test/"  # never looked up: the page answers for itself
 BLANK = '<!doctype html><html lang="en"><title>A report</title><link rel="icon" href="data:,"><body></body></html>'
 
@@ -89,6 +94,11 @@ class Shown:
             "({leaf: model.get('leaf'), device: model.get('device'), tab: model.get('tab')})"
         )
 
+    def trait(self, name: str) -> Any:
+        """One that Python would read."""
+        self.page.wait_for_timeout(120)
+        return self.page.evaluate("name => model.get(name)", name)
+
     def saved(self) -> list[dict[str, Any]]:
         """Every message to Python, in order."""
         self.page.wait_for_timeout(120)
@@ -122,7 +132,7 @@ class Stage:
 
     def __call__(
         self,
-        report: Report | bytes,
+        report: Report | Comparison | bytes,
         only: Sequence[str] | None = None,
         width: int = 900,
         theme: str | None = "light",
@@ -130,7 +140,10 @@ class Stage:
     ) -> Shown:
         """Draw `report`, all of it or the views named in `only`; `theme` None leaves it to the system."""
         self.page.set_viewport_size({"width": width, "height": 900})
-        data = report if isinstance(report, bytes) else packed(report)
+        compared = isinstance(report, Comparison)
+        data = (
+            report if isinstance(report, bytes) else packed_comparison(report) if compared else packed(report)
+        )
         given = {
             "packed": base64.b64encode(data).decode(),
             "traits": traits,
@@ -138,7 +151,7 @@ class Stage:
             "width": width,
             "theme": theme,
         }
-        self.page.evaluate("given => stub.show(report, given)", given)
+        self.page.evaluate(f"given => stub.show({'compare' if compared else 'report'}, given)", given)
         return Shown(self.page, self.page.locator(".jsm"))
 
     @staticmethod
@@ -182,8 +195,8 @@ def stage(browser: "Browser") -> Iterator[Stage]:
     page.goto(PAGE)
     page.locator("body").all_inner_texts()  # here playwright adds its own listeners, before the stub counts
     page.evaluate(
-        "Promise.all([import('/report.js'), import('/stub_model.js')]).then(([report, stub]) => {"
-        " globalThis.report = report; globalThis.stub = stub; })"
+        "Promise.all(['report', 'compare', 'stub_model'].map(name => import(`/${name}.js`)))"
+        ".then(([report, compare, stub]) => Object.assign(globalThis, {report, compare, stub}))"
     )
     page.evaluate((files(axe_playwright_python) / "axe.min.js").read_text(encoding="utf-8"))
     yield made

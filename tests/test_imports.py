@@ -26,16 +26,23 @@ MAY_IMPORT = {
     "__init__": ("", ""),
     "_steps": (f"_cell _options _progress api views {BELOW_API}", "jax"),
     "_schedules": ("_options mesh schedule", ""),
+    "_comparing": (
+        f"_steps _cell _options _progress api comparing views {BELOW_API}",
+        "IPython jax",
+    ),
+    "_words": ("_options schedule _schedules", ""),
     "_displays": ("analysis views", ""),
     "magics": (
-        f"_abstract _schedules _displays _steps _cell _options _progress session api views {BELOW_API}",
+        "_abstract _comparing _schedules _displays _steps _words _cell _options _progress session api views "
+        f"{BELOW_API}",
         "IPython jax",
     ),
     "_cell": ("", "IPython psutil"),
     "_options": ("", ""),
     "_progress": ("views", "IPython"),
     "session": ("", "traitlets"),
-    "api": (f"views {BELOW_API}", "jax numpy"),
+    "api": (f"views comparing {BELOW_API}", "jax numpy"),
+    "comparing": (f"analysis report targets {DOING}", "jax"),
     "_abstract": ("program views", "jax numpy"),
     "mesh": ("simulate targets hardware", "jax numpy"),
     "simulate": ("", "jax numpy"),
@@ -61,7 +68,15 @@ MAY_IMPORT = {
 }
 
 # Modules and packages that are imported late as a whole, each by name inside a function.
-LATE_MODULES = {"program.nnx_calls", "views.widget", "views.timeline_widget", "views.figures", "views.show"}
+LATE_MODULES = {
+    "program.nnx_calls",
+    "views.comparison_widget",
+    "views.figures",
+    "views.live_view",
+    "views.show",
+    "views.timeline_widget",
+    "views.widget",
+}
 
 LATE = {
     "doctor": ("views", ""),  # Doctor.to_text, to_html

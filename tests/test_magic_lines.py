@@ -145,8 +145,8 @@ def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
     ("line", "says"),
     [
         ("", "no report yet: write %%shard fsdp above a cell with a train step"),
-        ("compare a b", "%shard compare comes later"),
-        ("compare dp fsdp", "%shard compare comes later"),
+        ("compare 1", "no report yet: write %%shard fsdp above a cell with a train step"),
+        ("explore", "%shard explore comes later"),
         ("fsdp", "%shard fsdp has no cell: write %%shard fsdp as the first line of the step's cell"),
         ("hstory", "Did you mean 'history'?"),
         ("--leavs", "%%shard has no option --leavs"),

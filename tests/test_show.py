@@ -126,7 +126,8 @@ def test_a_report_whose_widgets_were_closed_gets_a_new_one(kernel):
 
 
 def test_where_widgets_do_not_import_it_is_html_and_one_line_says_so(kernel, monkeypatch):
-    monkeypatch.delitem(sys.modules, "jaxshard_magic.views.widget", raising=False)
+    for name in ("live_view", "widget"):
+        monkeypatch.delitem(sys.modules, f"jaxshard_magic.views.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     found = shown(kernel, attached())
     (output,) = found.outputs

@@ -104,6 +104,29 @@ def test_an_interrupt_ends_the_compiler_for_good_and_the_next_compile_works(tmp_
     assert said(process) == ["True"]
 
 
+COMPARES = """
+import jax, jax.numpy as jnp, jaxshard_magic
+t.built()
+print(t.the_compiler().pid, flush=True)
+shapes = jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32)
+found = jaxshard_magic.compare(t.slow, "dp,fsdp,tp", shapes, mesh=MESH)
+print(len(found.trials), len(found.left), flush=True)
+print(len(t.built(width=128).text) > 0)
+"""
+
+
+def test_an_interrupt_ends_what_a_comparison_compiles_and_it_tells_what_is_left(tmp_path):
+    process = script(tmp_path, COMPARES.replace("MESH", repr("v5e:2x4 data=8")))
+    pid = int(process.stdout.readline())
+    time.sleep(4)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().strip() == "0 3"
+    assert time.monotonic() - start < 3
+    assert ends(pid)
+    assert said(process) == ["True"]
+
+
 def test_the_compiler_ends_with_a_process_that_is_killed(tmp_path):
     process = script(tmp_path, WAITS)
     pid = int(process.stdout.readline())

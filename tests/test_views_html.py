@@ -248,7 +248,7 @@ def test_one_set_of_colours_is_seen_on_white_and_on_black(colour: str, ground: s
 
 @pytest.mark.parametrize(("theme", "ground"), [(colours.LIGHT, "#ffffff"), (colours.DARK, "#111111")])
 def test_the_documents_coloured_text_is_legible(theme: dict[str, str], ground: str):
-    for name in ("ink", "ink-2", "a0", "a1", "a2", "a3", "warning", "error", "info"):
+    for name in ("ink", "ink-2", "a0", "a1", "a2", "a3", "warning", "error", "ok", "info"):
         assert contrast(theme[name], ground) >= 4.5, name
 
 

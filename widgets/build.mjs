@@ -21,7 +21,7 @@ async function sourceHash() {
   return hash.digest("hex").slice(0, 16);
 }
 
-/** Style sheets are imported as minified text; report/index.js puts them into the page. */
+/** Style sheets are imported as minified text; shared/page.js puts them into the page. */
 const styles = {
   name: "styles as text",
   setup(build) {
@@ -37,6 +37,7 @@ const options = {
   absWorkingDir: here,
   entryPoints: [
     { in: "report/index.js", out: "report" },
+    { in: "compare/index.js", out: "compare" },
     { in: "loader/index.js", out: "loader" },
   ],
   outdir: "../jaxshard_magic/static",

@@ -1,4 +1,4 @@
-"""A dry run: the step is prepared at its first call, and the cell ends there."""
+"""A cell that ends at the first call of its step: a dry run prepares it there, a comparison takes the arguments."""
 
 from typing import Any
 
@@ -20,5 +20,20 @@ class Rehearsal:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         self.sharded.prepare(*args, **kwargs)
+        self.arguments = args, kwargs
+        raise Stopped
+
+
+class Awaited:
+    """Stands in the step's place: keeps the arguments of its first call, and raises Stopped."""
+
+    def __init__(self, function: Any):
+        self.__wrapped__ = function
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         self.arguments = args, kwargs
         raise Stopped

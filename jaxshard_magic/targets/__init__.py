@@ -15,10 +15,10 @@ from ..hardware import Chip, chip
 from . import cache as kept
 from . import gpu, tpu
 from .built import Built
-from .compiler import LIMIT_S, Compiler
+from .compiler import LIMIT_S, Compiler, given_up
 from .worker import Failed, Job, load
 
-__all__ = ["LIMIT_S", "Built", "Target", "compiled", "compiler_of", "devices", "target_of"]
+__all__ = ["LIMIT_S", "Built", "Target", "compiled", "compiler_of", "devices", "given_up", "target_of"]
 
 ROOMY = "v5p"  # compiles what the smaller chips have no room for
 

@@ -9,8 +9,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +26,10 @@ _TICK_S = 0.1  # between looks whether the user has interrupted
 _START = "from jaxshard_magic.targets.worker import main; main()"  # as __main__, its classes would be others than ours
 _CHATTER = re.compile(r"[IW]\d{4} |WARNING: All log messages")
 _ROOT = str(Path(__file__).resolve().parents[2])
+
+
+# Whether what this thread has compiled is no longer wanted; looked at while it waits.
+given_up: ContextVar[Callable[[], bool]] = ContextVar("given_up", default=lambda: False)
 
 
 class Compiler:
@@ -58,9 +63,10 @@ class Compiler:
                 self._loading = True
 
     def compile(self, job: Job, limit_s: float = LIMIT_S) -> Built | Failed:
-        """What the compiler says of a program. An interrupt, or `limit_s` seconds, end the process for good.
+        """What the compiler says of a program. An interrupt, or `limit_s` seconds, end the process for good; so it is
+        once `given_up` says that nobody wants the answer.
 
-        Raises `ShardError` at the limit and where the process ends by itself.
+        Raises `ShardError` at the limit, where it is given up, and where the process ends by itself.
         """
         with self._lock:
             if not self._alive():
@@ -125,6 +131,8 @@ class Compiler:
         assert self._connection is not None
         until = time.monotonic() + limit_s
         while not self._connection.poll(_TICK_S):
+            if given_up.get()():
+                raise ShardError("the compiler was stopped: nobody waits for its answer any more")
             if time.monotonic() > until:
                 raise ShardError(
                     f"the compiler has not finished within {limit_s:g} s and was stopped. A step that scans over its "

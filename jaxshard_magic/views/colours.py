@@ -30,6 +30,7 @@ LIGHT = {
     "on-W": "#14171a",
     "warning": "#8f5a00",
     "error": "#b3261e",
+    "ok": "#0a7562",
     "info": "#2468b4",
 }
 DARK = {
@@ -56,6 +57,7 @@ DARK = {
     "on-W": "#14171a",
     "warning": "#e8b14c",
     "error": "#ff8a80",
+    "ok": "#5fd0b4",
     "info": "#82b6ff",
 }
 THEMES = {"light": LIGHT, "dark": DARK}

@@ -40,7 +40,7 @@ def cell(row: Row, k: int, width: int) -> str:
 
 
 def _row(a: Alternative, own: Alternative) -> Row:
-    values = byte_text(a.peak), _flops(a.flops), byte_text(a.sent)
+    values = byte_text(a.peak), flops_text(a.flops), byte_text(a.sent)
     pairs = ((a.peak, own.peak), (a.flops, own.flops), (a.sent, own.sent))
     shares = ("",) * 3 if a is own else tuple(_share(x, y) for x, y in pairs)
     return Row(a.change or AS_IT_IS, values, shares, a.why)
@@ -50,10 +50,10 @@ def _share(x: int | None, own: int | None) -> str:
     return "" if x is None or not own else share_text(x / own)
 
 
-def _flops(n: int | None) -> str:
+def flops_text(n: float | None) -> str:
     """`1.23 G`, with the prefixes of the SI.
 
-    >>> _flops(1_234_000_000)
+    >>> flops_text(1_234_000_000)
     '1.23 G'
     """
     if n is None:

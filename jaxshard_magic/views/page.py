@@ -33,7 +33,7 @@ def _colours() -> str:
         for i in range(4)
     )
     roles = "".join(f".jss-r-{r}{{fill:var(--{r})}}" for r in ROLES)
-    levels = "".join(f".jss-{level}{{color:var(--{level})}}" for level in ("warning", "error", "info"))
+    levels = "".join(f".jss-{level}{{color:var(--{level})}}" for level in ("warning", "error", "ok", "info"))
     return f"{axes}\n{roles}\n{levels}\n.jss-limit{{fill:var(--error)}}"
 
 

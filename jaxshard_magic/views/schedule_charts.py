@@ -10,6 +10,7 @@ from math import ceil, floor, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxshard_magic.views import words
+from jaxshard_magic.views.labels import Box, named
 from jaxshard_magic.views.svg import DASHES, drawing, number
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def bubbles(rows: Sequence["Row"], microbatches: int) -> str:
         path = [(plane.x(log2(at)), plane.y(bubble)) for at, bubble in curve]
         marks.append(_line(path, on_front, place))
         marks += [_dot(*path[i], on_front) for i, (at, _) in enumerate(curve) if at == microbatches]
-        ends.append((path[-1], _named(row.name for row in group), on_front))
+        ends.append((path[-1], named((row.name for row in group), MOST_LETTERS), on_front))
     marks += _beside(ends)
     names = ", ".join(row.name for group in curves.values() for row in group)
     return drawing(WIDTH, HEIGHT, f"bubble against microbatches: {names}", marks)
@@ -98,7 +99,7 @@ def memory(rows: Sequence["Row"], limit: float | None) -> str:
             marks.append(f'<path d="M{number(x)} {number(y)}V{low}m-4 0h8" {_INK} stroke-opacity=".6"/>')
         marks.append(_dot(x, y, point.on_front))
     marks += _labels(plane, points)
-    told = "; ".join(f"{_named(p.names, 99)} {words.percent_text(p.bubble)} at {p.held:g}" for p in points)
+    told = "; ".join(f"{named(p.names, 99)} {words.percent_text(p.bubble)} at {p.held:g}" for p in points)
     return drawing(WIDTH, HEIGHT, f"bubble against microbatches held: {told}", marks)
 
 
@@ -186,17 +187,6 @@ def _staircase(plane: _Plane, front: Sequence[Point]) -> str:
     return f'<path d="{d}H{WIDTH - RIGHT}" {_INK} stroke-opacity=".55"/>'
 
 
-def _named(names: Iterable[str], most: int = MOST_LETTERS) -> str:
-    """`gpipe, 1f1b`, or as many as there is room for: `gpipe, 1f1b +2`."""
-    names = list(names)
-    for shown in range(len(names), 0, -1):
-        rest = f" +{len(names) - shown}" if shown < len(names) else ""
-        text = ", ".join(names[:shown]) + rest
-        if len(text) <= most:
-            return text
-    return text
-
-
 def _bold(on_front: bool) -> str:
     return ' font-weight="600"' if on_front else ' fill-opacity=".8"'
 
@@ -218,35 +208,20 @@ def _beside(ends: Sequence[tuple[tuple[float, float], str, bool]]) -> Iterable[s
         yield _text(edge + 10, place + 4, name, _bold(on_front))
 
 
-class _Box(NamedTuple):
-    x: float
-    y: float
-    width: float
-    height: float
-
-    def meets(self, other: "_Box") -> bool:
-        return (
-            self.x < other.x + other.width
-            and other.x < self.x + self.width
-            and self.y < other.y + other.height
-            and other.y < self.y + self.height
-        )
-
-
 def _labels(plane: _Plane, points: Sequence[Point]) -> Iterable[str]:
     """Each point's name beside it, where it covers neither another name nor a point."""
-    dots = [_Box(plane.x(log2(p.held)) - 4, plane.y(p.bubble) - 4, 8, 8) for p in points]
-    taken: list[_Box] = []
+    dots = [Box(plane.x(log2(p.held)) - 4, plane.y(p.bubble) - 4, 8, 8) for p in points]
+    taken: list[Box] = []
     for point in sorted(points, key=lambda p: not p.on_front):
-        name = _named(point.names)
+        name = named(point.names, MOST_LETTERS)
         x, y, width = plane.x(log2(point.held)), plane.y(point.bubble), CHARACTER * len(name)
         right, left = x + 6, x - 6 - width
         tried = [
-            _Box(right, y - LINE - 1, width, LINE),
-            _Box(right, y + 2, width, LINE),
-            _Box(left, y - LINE - 1, width, LINE),
-            _Box(left, y + 2, width, LINE),
-            *(_Box(x + 14, y + LINE * i, width, LINE) for i in (-2.5, 1.5, -3.5, 2.5, -4.5, 3.5)),
+            Box(right, y - LINE - 1, width, LINE),
+            Box(right, y + 2, width, LINE),
+            Box(left, y - LINE - 1, width, LINE),
+            Box(left, y + 2, width, LINE),
+            *(Box(x + 14, y + LINE * i, width, LINE) for i in (-2.5, 1.5, -3.5, 2.5, -4.5, 3.5)),
         ]
         inside = [
             b for b in tried if b.x >= LEFT and b.x + width <= WIDTH and 0 <= b.y <= HEIGHT - BOTTOM - LINE

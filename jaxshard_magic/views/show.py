@@ -1,10 +1,11 @@
-"""How a notebook shows a report, or a pipeline alone: as a widget with its HTML twin, as HTML, or as text.
+"""How a notebook shows a report, a comparison or a pipeline: as a widget with its HTML twin, as HTML, or as text.
 
 The twin is a second output. The live widget hides it; where no widget runs (a reopened notebook, nbconvert,
 GitHub) it is what a reader sees.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from threading import Thread
@@ -15,11 +16,11 @@ from IPython.display import display
 
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.report import Pipeline, Report
+from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views import html, timeline
 
 if TYPE_CHECKING:
-    from jaxshard_magic.views.timeline_widget import PipelineView
-    from jaxshard_magic.views.widget import ReportView
+    from jaxshard_magic.views.live_view import LiveView
 
 VARIABLE = "JAXSHARD_VIEW"
 WAYS = ("auto", "widget", "html", "text")
@@ -47,17 +48,40 @@ def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
     Args:
         how: as for `show`.
     """
-    how, text = _wanted(how), pipeline.to_text()
+
+    def view() -> "LiveView":
+        from jaxshard_magic.views.timeline_widget import PipelineView
+
+        return PipelineView(pipeline)
+
+    _show_or_print(_wanted(how), pipeline.to_text(), lambda also: timeline.to_html(pipeline, also), view)
+
+
+def show_comparison(comparison: Comparison, how: str | None = None) -> None:
+    """Display `comparison`, or print it where there is no notebook.
+
+    Args:
+        how: as for `show`.
+    """
+
+    def static(also: str) -> str:
+        return f'<div class="{also}">\n{comparison.to_html()}</div>\n' if also else comparison.to_html()
+
+    _show_or_print(_wanted(how), comparison.to_text(), static, lambda: _open_view(comparison))
+
+
+def _show_or_print(how: str, text: str, static: Callable[[str], str], make: "Callable[[], LiveView]") -> None:
+    """`static(also)` is the HTML, of the class `also` as well."""
     if not _in_notebook(get_ipython()):
         print(text)
     elif how == "text":
         display({"text/plain": text}, raw=True)
     else:
-        view = None if how == "html" else _pipeline_view(pipeline)
+        view = None if how == "html" else _made(make)
         if view is None:
-            display({"text/plain": text, "text/html": pipeline.to_html()}, raw=True)
+            display({"text/plain": text, "text/html": static("")}, raw=True)
         else:
-            _display(view, text, timeline.to_html(pipeline, view.static_class), alone=how == "widget")
+            _display(view, text, static(view.static_class), alone=how == "widget")
 
 
 def _wanted(how: str | None) -> str:
@@ -67,14 +91,13 @@ def _wanted(how: str | None) -> str:
     return how
 
 
-def _pipeline_view(pipeline: Pipeline) -> "PipelineView | None":
+def _made(make: "Callable[[], LiveView]") -> "LiveView | None":
     """A new widget; where there can be none a line says so."""
     try:
-        from jaxshard_magic.views.timeline_widget import PipelineView
+        return make()
     except ImportError as error:
         print(_no_widgets(error))
         return None
-    return PipelineView(pipeline)
 
 
 def _no_widgets(error: ImportError) -> str:
@@ -107,7 +130,7 @@ def _show_widget(report: Report, *, alone: bool) -> None:
     _display(view, report.to_text(), html.fragment(report, view.static_class), alone=alone)
 
 
-def _display(view: "ReportView | PipelineView", text: str, static: str, *, alone: bool) -> None:
+def _display(view: "LiveView", text: str, static: str, *, alone: bool) -> None:
     """The widget, and after it its twin unless it stands alone."""
     bundle, metadata = view._repr_mimebundle_() or ({}, {})
     if alone:
@@ -117,14 +140,14 @@ def _display(view: "ReportView | PipelineView", text: str, static: str, *, alone
     display({"text/plain": text, "text/html": static + _in_place_of(view)}, raw=True)
 
 
-def _in_place_of(view: "ReportView | PipelineView") -> str:
+def _in_place_of(view: "LiveView") -> str:
     """JupyterLab and Notebook write "model not found" above the twin in a reopened notebook: a style against it."""
     above = f".jp-OutputArea-child:has(+ .jp-OutputArea-child .{view.static_class})"
     return f"<style>{above} > .jupyter-widgets:not(:has(*)){{display:none}}</style>\n"
 
 
-def _open_view(report: Report) -> "ReportView":
-    """The report's view, a new one where the old one was closed."""
-    if report.view.comm is None:
-        del report.__dict__["view"]
-    return report.view
+def _open_view(shown: Report | Comparison) -> "LiveView":
+    """The view of a report or a comparison, a new one where the old one was closed."""
+    if shown.view.comm is None:
+        del shown.__dict__["view"]
+    return shown.view

@@ -205,6 +205,22 @@ def whole_bar(parts: Sequence[tuple[int | None, float, float]], height: float = 
     return stretched(height, "", marks)
 
 
+def cell_bar(share: float, paint: str, tick: float | None = None, *, hollow: bool = False) -> str:
+    """A bar below the figure of a cell, over its width; `hollow` for what is predicted, `tick` a second value. Without
+    `paint` it is empty room, as high."""
+    marks = []
+    if paint:
+        marks.append(rect(0, 2, 1000, 5, 'fill="currentColor" fill-opacity=".07"'))
+        width = 1000 * min(1.0, share)
+        edge = 'fill="none" stroke="currentColor" stroke-opacity=".7" vector-effect="non-scaling-stroke"'
+        marks.append(rect(0, 2.5, width, 4, edge) if hollow else rect(0, 2, width, 5, paint))
+    if tick is not None:
+        line = 'stroke="currentColor" stroke-width="2" vector-effect="non-scaling-stroke"'
+        marks.append(f'<path d="M{number(min(995.0, 1000 * tick))} 0V9" {line}/>')
+    shape = 'width="100%" height="9" viewBox="0 0 1000 9" preserveAspectRatio="none" aria-hidden="true"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {shape} style="display:block">{"".join(marks)}</svg>'
+
+
 def range_mark(low: float, middle: float, high: float, width: float = 112) -> str:
     """The spread of a figure on a scale that starts at 0: a line from least to most, a dot at the median."""
     scale = (width - 6) / high if high else 0

@@ -20,6 +20,12 @@ def code(value: str) -> str:
     return f"<code>{text(value)}</code>"
 
 
+def unbroken(value: str) -> str:
+    """`value`, whose lines break between words alone, and not at a hyphen."""
+    words = (text(word) for word in value.split(" "))
+    return " ".join(f'<span style="white-space:nowrap">{w}</span>' if "-" in w else w for w in words)
+
+
 def axis(name: str, mesh: MeshInfo) -> str:
     return f'<b class="jss-a{svg.axis_index(name, mesh)}">{text(name)}</b>'
 

@@ -6,9 +6,11 @@ import plotly.graph_objects as go
 
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.report import Report
+from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.colours import THEMES
 from jaxshard_magic.views.figures.memory import memory
 from jaxshard_magic.views.figures.roofline import roofline
+from jaxshard_magic.views.figures.scatter import scatter
 from jaxshard_magic.views.figures.timeline import timeline
 
 _FIGURES: dict[str, Callable[[Report, Mapping[str, str]], go.Figure]] = {
@@ -26,7 +28,19 @@ def figure(report: Report, name: str, theme: str = "light") -> go.Figure:
     if name not in _FIGURES:
         allowed = one_of(_FIGURES)
         raise ShardError(f"no figure {name!r}; the figures are {allowed}.{did_you_mean(str(name), _FIGURES)}")
+    return _FIGURES[name](report, _colours(theme))
+
+
+def comparison(found: Comparison, theme: str = "light") -> go.Figure:
+    """Peak memory against step time of a comparison, on a "light" or "dark" ground.
+
+    Raises ShardError where no trial has both.
+    """
+    return scatter(found, _colours(theme))
+
+
+def _colours(theme: str) -> Mapping[str, str]:
     if theme not in THEMES:
         near = did_you_mean(str(theme), THEMES)
         raise ShardError(f"no theme {theme!r}; the themes are {one_of(THEMES)}.{near}")
-    return _FIGURES[name](report, THEMES[theme])
+    return THEMES[theme]

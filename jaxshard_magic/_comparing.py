@@ -1,0 +1,158 @@
+"""A `%%shard` cell that compares: its step, found as in any other, tried under several strategies on copies."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import display
+
+from jaxshard_magic import _cell, _options
+from jaxshard_magic._progress import Progress, line_for
+from jaxshard_magic._steps import asked
+from jaxshard_magic.errors import ShardError, one_of
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from jaxshard_magic.report import Report
+    from jaxshard_magic.report.comparison import Comparison, Trial
+    from jaxshard_magic.session import ShardSession
+    from jaxshard_magic.step import ShardedStep
+
+
+def compared(
+    shell: Any,
+    session: "ShardSession",
+    options: _options.Options,
+    words: Sequence[str],
+    cell: _cell.Cell,
+    place: _cell.Step,
+    mesh: "Mesh",
+) -> "Comparison":
+    """The cell's step tried as its line has it; the cell ends at the step's first call, of which the arguments are.
+
+    Raises ShardError for what the line alone tells, before the cell runs, and where the step has no arguments.
+    """
+    from jaxshard_magic import api
+    from jaxshard_magic.comparing import candidates
+    from jaxshard_magic.specs import parse_assignment
+    from jaxshard_magic.targets import target_of
+
+    asked_for, common = _chosen(options, words), _common(options)
+    candidates(mesh=mesh, **asked_for, common=common)
+    specs = dict(map(parse_assignment, options.specs))
+    rules = [parse_assignment(rule) for rule in options.rules]
+    room = nullcontext() if target_of(mesh) is None else _cell.Room()
+    binding = _cell.Binding(shell.user_ns, place, _cell.Awaited)
+    with binding, room:
+        _cell.run(shell, cell, binding)
+    binding.undo()
+    if binding.sharded is None:
+        raise ShardError(f"the cell ended without binding {place.path}")
+    function = binding.sharded.__wrapped__
+    args, kwargs = binding.sharded.arguments or _cell.from_namespace(function, shell.user_ns, place.path)
+    method = hasattr(function, "__self__")
+    if method and not options.dry_run:
+        print(f"{place.path} is a method, and to run it would change its object: it is only compiled")
+
+    def prepare(step: "ShardedStep") -> None:
+        step.compile_limit = session.compile_limit
+        step.cell, step.name_of = (cell.filename, cell.text), partial(_cell.name_of, shell)
+
+    growing = _Growing(session.progress and not cell.quiet and getattr(shell, "kernel", None) is not None)
+    with Progress(line_for(shell) if session.progress else None, of=place.path) as progress, growing:
+        return api.compare(
+            function,
+            args=args,
+            kwargs=kwargs,
+            mesh=mesh,
+            **asked_for,
+            **common,
+            specs=_cell.annotated_specs(function) | specs,
+            rules=rules,
+            donate=options.donate,
+            on=options.on,
+            run=not options.dry_run and not method,
+            repeat=options.repeat or None,
+            name=options.name or place.path,
+            say=progress,
+            show=growing,
+            prepare=prepare,
+        )
+
+
+def _chosen(options: _options.Options, words: Sequence[str]) -> dict[str, Any]:
+    """What a line compares, as `api.compare` takes it."""
+    from jaxshard_magic.comparing import EVERY, USUAL, varied
+
+    meshes = options.meshes
+    several = None if meshes is None else [text.strip() for text in meshes.split(";") if text.strip()]
+    return {
+        "strategies": list(words) or list(USUAL),
+        "meshes": EVERY if several == [EVERY] else several,
+        "vary": varied(options.vary),
+        "keep_going": options.keep_going,
+    }
+
+
+def _common(options: _options.Options) -> dict[str, Any]:
+    """Options that the line gives to all candidates."""
+    return {k: v for k, v in asked(options).items() if v != getattr(_options.Options, k)}
+
+
+class _Growing:
+    """A context in which the comparison so far is shown in the cell's output; at its end that is taken away."""
+
+    def __init__(self, wanted: bool):
+        self._wanted = wanted
+        self._handle: Any = None
+
+    def __call__(self, comparison: "Comparison") -> None:
+        if self._wanted:
+            self._put(comparison.to_text(), comparison.to_html())
+
+    def _put(self, text: str, html: str) -> None:
+        data = {"text/plain": text, "text/html": html}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+    def __enter__(self) -> "_Growing":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._put("", "")
+
+
+def of_the_past(history: "Sequence[Report]", words: Sequence[str]) -> "Comparison":
+    """Reports by their numbers in the history, from 1 on; all of them without any.
+
+    Raises ShardError for a number that no report has, and where there is none.
+    """
+    from jaxshard_magic.report.comparison import Comparison
+
+    if not history:
+        raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
+    numbers = []
+    for word in words:
+        if not word.isdecimal() or not 1 <= int(word) <= len(history):
+            raise ShardError(
+                f"%shard compare takes the numbers of reports, 1 to {len(history)}, not {word!r}; alone it lists them"
+            )
+        numbers.append(int(word))
+    chosen = list(dict.fromkeys(numbers)) or range(1, len(history) + 1)
+    names = one_of(dict.fromkeys(history[number - 1].name for number in chosen))
+    return Comparison(names, tuple(_trial(history[number - 1], number) for number in chosen))
+
+
+def _trial(report: "Report", number: int) -> "Trial":
+    from jaxshard_magic.comparing import VARIED, line_of
+    from jaxshard_magic.report.comparison import Trial
+
+    axes, options = dict(report.mesh.axes), dict(report.options)
+    own = {name: value for name, value in options.items() if name in VARIED}
+    line = line_of(report.strategy, " ".join(f"{axis}={size}" for axis, size in axes.items()), own)
+    return Trial(report.strategy, axes, options, line, report, number=number)

@@ -1,0 +1,17 @@
+"""One step under several strategies, meshes and options: what to try, and trying it side by side."""
+
+from .candidates import EVERY, USUAL, VARIED, Candidate, Refused, candidates, line_of, varied
+from .trials import REPEAT, Trying
+
+__all__ = [
+    "EVERY",
+    "REPEAT",
+    "USUAL",
+    "VARIED",
+    "Candidate",
+    "Refused",
+    "Trying",
+    "candidates",
+    "line_of",
+    "varied",
+]

@@ -1,0 +1,214 @@
+"""Candidates tried side by side: compiled several at a time, run one after the other, checked against one reference."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from ..analysis.check import Plain
+from ..errors import ShardError
+from ..report.comparison import Comparison, Trial
+from ..step.copies import copies
+from ..targets import given_up
+from .candidates import Candidate, Refused
+
+if TYPE_CHECKING:
+    from ..program.peel import Peeled
+    from ..report import Check
+    from ..step import ShardedStep
+
+REPEAT, ENOUGH = 3, 1.0  # timed calls of each candidate: so many, or as many as take so many seconds
+
+
+class Trying:
+    """A comparison as it is made. `make(candidate)` gives the step to try.
+
+    Python's own part of compiling (tracing, planning, reading what was compiled) is one candidate's at a time: user's
+    code and its objects are never in two threads at once. Compilers work beside it, as many at a time as there are
+    cores. Then steps run one after the other, so that none disturbs another's time, each on copies of the arguments;
+    what a step holds on the devices is let go of before the next one.
+
+    An interrupt ends it with what is done: what has compiled and has not run stays so, what has not compiled is left.
+
+    Args:
+        name: of the step.
+        chosen: what to try.
+        make: a candidate as a step; it may raise ShardError.
+        run: False compiles only.
+        check: compare each with the plain step on the same inputs, which is compiled and run once for all.
+        repeat: timed calls of each; None for three, or fewer where they take more than a second together.
+        say: is told what is being done, "" for nothing.
+        show: is given the comparison so far whenever a candidate has compiled or run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        chosen: Sequence[Candidate | Refused],
+        make: "Callable[[Candidate], ShardedStep]",
+        *,
+        run: bool = True,
+        check: bool = True,
+        repeat: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        show: Callable[[Comparison], None] = lambda _: None,
+    ):
+        self.name, self._chosen, self._make = name, chosen, make
+        self._run, self._repeat, self._say, self._show = run, repeat, say, show
+        self._reference = _Reference() if check and run else None
+        self._trials: dict[int, Trial] = {}
+        self._steps: dict[int, ShardedStep] = {}
+        self._failures: list[Exception] = []
+        self._python = threading.Lock()
+        self._stopped = False
+
+    @property
+    def comparison(self) -> Comparison:
+        """What is known so far."""
+        notes = () if self._reference is None else self._reference.notes
+        ran = sum(trial.measured is not None for trial in self._trials.values())
+        if self._stopped and self._run:
+            notes = (*notes, f"Interrupted: {ran} of {len(self._chosen)} have run.")
+        left = tuple(each.line for i, each in enumerate(self._chosen) if i not in self._trials)
+        return Comparison(self.name, tuple(trial for _, trial in sorted(self._trials.items())), left, notes)
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Comparison:
+        """Try all of them for a call with these arguments, which may be shapes where nothing is run.
+
+        Raises what the user's own code raises where it raises it under every candidate.
+        """
+        try:
+            self._compile(args, kwargs)
+            if len(self._failures) == len(self._chosen) and len(set(map(repr, self._failures))) == 1:
+                raise self._failures[0]
+            if self._run:
+                self._run_all(args, kwargs)
+        except KeyboardInterrupt:
+            self._stopped = True
+        finally:
+            self._say("")
+        return self.comparison
+
+    def _compile(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        waiting: dict[Future[None], int] = {}
+        with ThreadPoolExecutor(os.cpu_count(), "jaxshard compare") as pool:
+            try:
+                for i, each in enumerate(self._chosen):
+                    if isinstance(each, Refused):
+                        self._told(i, why=each.why, fix=each.fix)
+                    else:
+                        waiting[pool.submit(self._compiled, i, each, args, kwargs)] = i
+                for done in as_completed(waiting):
+                    done.result()
+                    self._say(f"compiling: {len(self._trials)} of {len(self._chosen)} done")
+                    self._show(self.comparison)
+            except BaseException:
+                self._stopped = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._say("ending the compilation that has begun")
+                raise
+
+    def _compiled(self, i: int, candidate: Candidate, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        given_up.set(lambda: self._stopped)
+        with self._python:
+            if self._stopped:
+                return
+            self._say(f"compiling {candidate.line}")
+            try:
+                step = self._make(candidate)
+                step.beside, step.read_ahead = self._beside, True
+                own_args, own_kwargs = copies((args, kwargs))
+                step.prepare(*own_args, **own_kwargs)
+                self._told(i, step)
+                self._steps[i] = step
+            except ShardError as error:
+                if not self._stopped:
+                    self._told(i, why=_one_line(error), fix=error.fix)
+            except Exception as error:  # another candidate may go where this one can't
+                self._failures.append(error)
+                self._told(i, why=_described(error))
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """While a compiler works, another candidate may have Python."""
+        self._python.release()
+        try:
+            yield
+        finally:
+            self._python.acquire()
+
+    def _run_all(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        waiting = sorted(self._steps)
+        for place, i in enumerate(waiting):
+            step = self._steps.pop(i)  # what it holds on the devices goes with it
+            self._say(f"running {self._chosen[i].line}, {place + 1} of {len(waiting)}")
+            step.keep_arguments = True
+            if self._reference is not None:
+                step.check, step.reference = True, self._reference
+            try:
+                own_args, own_kwargs = copies((args, kwargs))
+                step(*own_args, **own_kwargs)
+                self._time(step)
+                self._told(i, step)
+            except ShardError as error:
+                self._told(i, step, _one_line(error), error.fix)
+            except Exception as error:  # it ran out of memory, or a device refused: the others go on
+                self._told(i, step, _described(error))
+            self._show(self.comparison)
+
+    def _time(self, step: "ShardedStep") -> None:
+        if self._repeat is not None:
+            step.repeat(self._repeat)
+            return
+        start = time.perf_counter()
+        for _ in range(REPEAT):
+            step.repeat(1)
+            if time.perf_counter() - start > ENOUGH:
+                break
+
+    def _told(
+        self, i: int, step: "ShardedStep | None" = None, why: str | None = None, fix: str | None = None
+    ) -> None:
+        each = self._chosen[i]
+        axes = each.axes if isinstance(each, Refused) else each.mesh.shape
+        report = None if step is None else step.report()
+        options = dict(each.options) if report is None else report.options
+        self._trials[i] = Trial(each.strategy, dict(axes), options, each.line, report, why, fix)
+
+
+class _Reference:
+    """The plain step of one call, compiled and run once for all candidates. `notes`: why there is none."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Plain] = {}
+        self.notes: tuple[str, ...] = ()
+
+    def __call__(self, peeled: "Peeled") -> "_Reference":
+        if peeled.key not in self._known:
+            self._known[peeled.key] = Plain(peeled)
+        self._plain = self._known[peeled.key]
+        return self
+
+    def against(self, *given: Any) -> "Check | None":
+        """The check of `Plain`, None where the plain step can't run on one device."""
+        if self.notes:
+            return None
+        try:
+            return self._plain.against(*given)
+        except (jax.errors.JaxRuntimeError, MemoryError) as error:
+            self.notes = (f"Not checked: the plain step does not run on one device: {_described(error)}.",)
+            return None
+
+
+def _one_line(error: ShardError) -> str:
+    return " ".join(str(error).split())
+
+
+def _described(error: Exception) -> str:
+    said = " ".join(str(error).partition("\n")[0].split())
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

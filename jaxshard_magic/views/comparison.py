@@ -1,0 +1,165 @@
+"""A comparison of strategies as text for a terminal, and as HTML without script: its answers, a row for each trial with
+bars, the chart of peak memory against step time, and the line that runs each again."""
+
+import shutil
+from collections.abc import Sequence
+
+from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.views import comparison_chart as chart
+from jaxshard_magic.views import comparison_data as data
+from jaxshard_magic.views import comparison_table as tables
+from jaxshard_magic.views import words
+from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, limit_text, printable, seconds_text
+from jaxshard_magic.views.lines import cells, clip, plain, printed, table, wrap
+from jaxshard_magic.views.options import flops_text
+from jaxshard_magic.views.page import document
+from jaxshard_magic.views.tags import joined, text, unbroken
+
+LEFT_ROWS = 12
+_FRONT = "* on the Pareto front: no trial is both faster and smaller"
+_SEVERAL = "What goes over several axes at once, less than 0.1% of what a trial sends, is left out."
+
+
+def to_text(found: Comparison, width: int | None = None) -> str:
+    """The comparison in lines of at most `width` columns, the terminal's by default, held between 60 and 100; a line to
+    paste is never broken."""
+    room = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
+    lead = "".join(span.text for span in words.comparison_lead(found))
+    limit = data.limit_of(found)
+    about = words.comparison_about(found) + (f" Memory limit {limit_text(limit)}." if limit else "")
+    notes = [*words.comparison_notes(found), *_also(found)]
+    parts = [
+        [line for said in (lead, about) for line in _wrapped(said, room)],
+        *_figures(found, room),
+        _failures(found, room),
+        _again(found),
+        [line for note in notes for line in _wrapped(note, room)],
+    ]
+    return "\n\n".join(printed(part) for part in parts if part)
+
+
+def _wrapped(said: str, room: int, first: str = "", rest: str = "") -> list[str]:
+    return wrap(plain(printable(said)), room, first, rest)
+
+
+def _also(found: Comparison) -> list[str]:
+    """What the table leaves out."""
+    left = [_SEVERAL] if data.sent_of(found).left_out else []
+    if found.left:
+        names = "; ".join(found.left[:LEFT_ROWS])
+        more = f" and {count_text(len(found.left) - LEFT_ROWS)} more" if len(found.left) > LEFT_ROWS else ""
+        left.append(f"Not tried: {names}{more}.")
+    return left
+
+
+def _figures(found: Comparison, room: int) -> list[list[str]]:
+    """The figures of the trials that ran: side by side, or in as many tables below each other as it takes."""
+    shown = [trial for trial in data.in_order(found) if not data.failed(trial)]
+    if not shown:
+        return []
+    names, front = words.trial_names(found), {trial.key for trial in found.front}
+    marked = [f"{'*' if t.key in front else ' '} {names[t.key].text}" for t in shown]
+    first = {"  strategy": [clip(printable(name), room // 2) for name in marked]}
+    groups = [_answers(found, shown), _amounts(found, shown, room // 2 - 2)]
+    whole = first | groups[0] | groups[1]
+    if _width(whole) <= room:
+        lines = [_table(whole)]
+    elif all(_width(first | group) <= room for group in groups):
+        lines = [_table(first | group) for group in groups]
+    else:
+        lines, now = [], first
+        for head, column in (groups[0] | groups[1]).items():
+            if _width(now | {head: column}) > room and now is not first:
+                lines.append(_table(now))
+                now = first
+            now = now | {head: column}
+        lines.append(_table(now))
+    if front:
+        lines[-1].append(_FRONT)
+    return lines
+
+
+def _table(columns: dict[str, list[str]]) -> list[str]:
+    lefts = [head for head in columns if head.startswith(("  strategy", "mesh", "sent", "numbers"))]
+    return table(columns, lefts, "")
+
+
+def _width(columns: dict[str, list[str]]) -> int:
+    return cells(_table(columns)[0])
+
+
+def _answers(found: Comparison, shown: Sequence[Trial]) -> dict[str, list[str]]:
+    """Does it fit, how fast is it, and are the numbers the same."""
+    measured = found.source == "measured"
+    predicted = [words.predicted_text(t.report) if t.report else UNKNOWN for t in shown]
+    columns = {
+        "fits": [words.fits_answer(t).text for t in shown],
+        "peak": [byte_text(t.peak) for t in shown],
+        "step": [seconds_text(t.measured) for t in shown],
+        "predicted": predicted,
+        "numbers": [words.same_answer(t).text for t in shown],
+    }
+    known = {"step": measured, "predicted": any(told != UNKNOWN for told in predicted)}
+    return {head: list(map(plain, told)) for head, told in columns.items() if known.get(head, True)}
+
+
+def _amounts(found: Comparison, shown: Sequence[Trial], most: int) -> dict[str, list[str]]:
+    """The mesh, and what is sent, idle and computed, in at most so many columns each."""
+    sent, bubbles = data.sent_of(found), [words.percent_text(t.bubble) for t in shown]
+    columns = {
+        "mesh": [clip(printable(words.trial_mesh(t)), most) for t in shown],
+        f"sent, {sent.unit}": [clip(_sent(sent, t), most) for t in shown],
+        "bubble": bubbles,
+        "FLOPs": [flops_text(data.flops_of(t)) for t in shown],
+    }
+    known = {"bubble": any(told != UNKNOWN for told in bubbles)}
+    return {head: list(map(plain, told)) for head, told in columns.items() if known.get(head, True)}
+
+
+def _sent(sent: data.Sent, trial: Trial) -> str:
+    """`data 473 model 288`: what goes over each axis."""
+    if trial.sent is None:
+        return UNKNOWN
+    over = zip(sent.names, sent.of(trial), strict=True)
+    told = (f"{printable(data.over_text(name))} {sent.text(size)}" for name, size in over if size is not None)
+    return " ".join(told) or "nothing"
+
+
+def _failures(found: Comparison, room: int) -> list[str]:
+    """Those that could not run, each with its reason, and what would change that on a line to paste."""
+    names, lines = words.trial_names(found), list[str]()
+    for trial in data.in_order(found):
+        if data.failed(trial):
+            mesh = "" if names[trial.key].mesh else f" ({words.trial_mesh(trial)})"
+            said = f"{names[trial.key].text}{mesh}: {trial.why or 'no report'}"
+            lines += _wrapped(f"{said.rstrip('.')}. Fix:" if trial.fix else said, room, "x ", "  ")
+            lines += ["    " + printable(line) for line in (trial.fix or "").splitlines()]
+    return lines
+
+
+def _again(found: Comparison) -> list[str]:
+    lines = ["    " + printable(f"%%shard {t.line}") for t in data.in_order(found) if t.report is not None]
+    return ["Run one again as", *lines] if lines else []
+
+
+def to_html(found: Comparison) -> str:
+    """The comparison as a fragment to stand in a notebook or a page, without script."""
+    lead = "".join(
+        f"<b>{unbroken(span.text)}</b>" if span.kind == "strong" else unbroken(span.text)
+        for span in words.comparison_lead(found)
+    )
+    notes = [*words.comparison_notes(found), *_also(found)]
+    parts = [
+        f'<p class="jss-verdict">{lead}</p>',
+        f"<p><small>{text(words.comparison_about(found))}</small></p>",
+        tables.trials(found),
+        chart.scatter(found),
+        tables.again(found),
+        f"<p><small>{'<br>'.join(map(text, notes))}</small></p>" if notes else "",
+    ]
+    return f'<div class="jss">\n{joined(parts)}\n</div>\n'
+
+
+def page(found: Comparison) -> str:
+    """The comparison as a whole document that follows the reader's light or dark theme."""
+    return document(printable(f"{found.name or 'step'}, compared"), to_html(found))

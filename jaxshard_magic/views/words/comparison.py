@@ -1,0 +1,329 @@
+"""A comparison in words: what its trials are called, which is best, and what stands in a trial's cells."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.views.format import (
+    MINUS,
+    byte_text,
+    count_text,
+    difference_text,
+    rounded,
+    seconds_text,
+    share_text,
+)
+from jaxshard_magic.views.words.communication import predicted_text
+from jaxshard_magic.views.words.run import devices_text, largest_difference
+from jaxshard_magic.views.words.spans import Span, sentence_case, strong
+
+_NUMBERS = (
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
+_OPTION = re.compile(r'--([\w-]+)(?:[ =]("[^"]*"|(?!--)\S+))?')
+_TOLD_BY_VALUE = ("precision", "schedule")  # `bf16` and `zb-h1` say enough
+_NARROW = ("bf16", "fp16")
+NAMED = 2  # trials that a sentence names
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a trial is called: its strategy, the options that not all trials have, and its mesh where another trial is
+    called the same without."""
+
+    strategy: str
+    options: str
+    mesh: str = ""
+
+    @property
+    def text(self) -> str:
+        return " ".join(filter(None, (self.strategy, self.options, self.mesh)))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Yes or no, or neither: `sign` is ok, error or None. `more` qualifies `word`."""
+
+    sign: str | None
+    word: str
+    more: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.word} {self.more}".rstrip()
+
+
+def trial_mesh(trial: Trial) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in trial.mesh.items())
+
+
+def trial_names(found: Comparison) -> dict[str, Name]:
+    """What each trial is called, by its key."""
+    common = _common(found)
+    names = {
+        trial.key: Name(trial.strategy, " ".join((*_past(trial), *_own(trial, common))))
+        for trial in found.trials
+    }
+    many = Counter(name.text for name in names.values())
+    return {
+        trial.key: replace(name, mesh=trial_mesh(trial)) if many[name.text] > 1 else name
+        for trial in found.trials
+        for name in [names[trial.key]]
+    }
+
+
+def _past(trial: Trial) -> list[str]:
+    return [] if trial.number is None else [f"#{trial.number}"]
+
+
+def _own(trial: Trial, common: Sequence[tuple[str, str]]) -> list[str]:
+    return [_short(option) for option in _options(trial) if option not in common]
+
+
+def _options(trial: Trial) -> list[tuple[str, str]]:
+    """The options of a trial's line as (name, value), without its mesh."""
+    return [(name, value.strip('"')) for name, value in _OPTION.findall(trial.line) if name != "mesh"]
+
+
+def _short(option: tuple[str, str]) -> str:
+    name, value = option
+    return value if name in _TOLD_BY_VALUE and value else f"{name} {value}".rstrip()
+
+
+def _common(found: Comparison) -> list[tuple[str, str]]:
+    """The options that all of several trials have."""
+    first, *rest = map(_options, found.trials) if found.trials else [[]]
+    return [option for option in first if rest and all(option in each for each in rest)]
+
+
+def comparison_lead(found: Comparison) -> list[Span]:
+    """`Fastest: fsdp+tp bf16, 39.0 ms at 3.44 GiB. Least memory: pp+dp zb-h1, 3.12 GiB at 41.6 ms. One of six could not
+    run.`, the answers in bold."""
+    fastest, smallest = found.fastest, found.smallest
+    names, rest = trial_names(found), _fates(found)
+    if fastest is None and smallest is None:
+        unknown = "No step time and no peak is known." if found.trials else "Nothing has been tried."
+        first, *rest = rest if found.trials and not found.usable else [unknown, *rest]
+        spans = [strong(first)]
+    elif len(found.trials) == 1:
+        trial = found.trials[0]
+        spans = [strong(f"{names[trial.key].text}: {_both(found, trial)}.")]
+    elif fastest is smallest and fastest is not None:
+        told = f"{names[fastest.key].text}, {_both(found, fastest)}"
+        spans = [strong(f"Fastest, and least memory: {told}.")]
+    else:
+        spans = []
+        if fastest is not None:
+            told = f"Fastest: {names[fastest.key].text}, {_time(found, fastest)}"
+            at = "" if fastest.peak is None else f" at {byte_text(fastest.peak)}"
+            spans += [strong(told), Span(f"{at}.")]
+        if smallest is not None:
+            told = f"Least memory: {names[smallest.key].text}, {byte_text(smallest.peak)}"
+            at = "" if found.seconds(smallest) is None else f" at {seconds_text(found.seconds(smallest))}"
+            spans += [Span(" ")] * bool(spans) + [strong(told), Span(f"{at}.")]
+    return [*spans, *(Span(f" {sentence}") for sentence in rest)]
+
+
+def _fates(found: Comparison) -> list[str]:
+    """What became of those that are no answer, a sentence each."""
+    ran = [t for t in found.trials if t.report is not None]
+    ended = [t for t in ran if t.why is None]
+    large = sum(t.fits is False for t in ended)
+    wrong = sum(same_answer(t).sign == "error" for t in ended)
+    has, does = ("has" if wrong == 1 else "have"), ("does" if large == 1 else "do")
+    told = (
+        (len(found.trials) - len(ran), "could not run", "could run"),
+        (len(ran) - len(ended), "did not run to the end", "ran to the end"),
+        (large, f"{does} not fit", "fits"),
+        (wrong, f"{has} other numbers than the plain step", "has the numbers of the plain step"),
+    )
+    total, said = len(found.trials), list[str]()
+    for many, negative, positive in told:
+        if total == many == 1:
+            said.append(f"It {negative}.")
+        elif many == total:
+            said += [f"None of {_number(total)} {positive}."] * bool(total)
+        elif many:
+            said.append(sentence_case(f"{_number(many)} of {_number(total)} {negative}."))
+    left = len(found.left)
+    if left:
+        said.append(sentence_case(f"{_number(left)} {'was' if left == 1 else 'were'} not tried."))
+    return said
+
+
+def _number(many: int) -> str:
+    return _NUMBERS[many] if many < len(_NUMBERS) else count_text(many)
+
+
+def _both(found: Comparison, trial: Trial) -> str:
+    known = [_time(found, trial)] if found.seconds(trial) is not None else []
+    return ", ".join(known + ([byte_text(trial.peak)] if trial.peak is not None else []))
+
+
+def _time(found: Comparison, trial: Trial) -> str:
+    how = "" if found.source == "measured" and not on_cpu(found) else f" {source_text(found)}"
+    return f"{seconds_text(found.seconds(trial))}{how}"
+
+
+def on_cpu(found: Comparison) -> bool:
+    """Whether step times are those of simulated devices."""
+    return found.source == "measured" and all(
+        t.report is None or t.report.mesh.source == "simulated" for t in found.trials
+    )
+
+
+def source_text(found: Comparison) -> str:
+    """What step times are: `measured`, `predicted`, `on this CPU`; empty where none is known."""
+    return "on this CPU" if on_cpu(found) else found.source or ""
+
+
+def comparison_about(found: Comparison) -> str:
+    """`train_step on 8 × TPU v5 lite, attached; all with microbatches 8.`"""
+    on = list(dict.fromkeys(devices_text(t.report.mesh) for t in found.trials if t.report is not None))
+    where = f" on {on[0]}" if len(on) == 1 else ""
+    quoted = ((name, f'"{value}"' if " " in value else value) for name, value in _common(found))
+    common = " ".join(f"--{name} {value}".rstrip() for name, value in quoted)
+    return f"{found.name or 'step'}{where}" + (f"; all with {common}" if common else "") + "."
+
+
+def comparison_notes(found: Comparison) -> list[str]:
+    """What a reader must know of where the figures come from."""
+    lines = list(found.notes)
+    known = [t.report for t in found.trials if t.report is not None]
+    if not known:
+        return lines
+    computed = "Peak, bytes and FLOPs are of one device, computed from the compiled program"
+    if on_cpu(found):
+        lines.append(f"{computed}; step times are of this CPU and say nothing about an accelerator.")
+    elif found.source == "predicted":
+        chips = ", ".join(dict.fromkeys(r.timing.on for r in known if r.timing and r.timing.on))
+        at = f" for {chips}, at its published rates and with nothing overlapped" if chips else ""
+        lines.append(f"{computed}; step times are predicted{at}.")
+    else:
+        lines.append(f"{computed}; step times are the median of those measured.")
+    return lines
+
+
+def fits_answer(trial: Trial) -> Answer:
+    """Whether it fits; a trial that could not be compiled does not."""
+    if trial.report is None or trial.fits is False:
+        return Answer("error", "no")
+    if trial.fits:
+        return Answer("ok", "yes")
+    return Answer(None, "unknown" if trial.peak is None else "no limit")
+
+
+def same_answer(trial: Trial) -> Answer:
+    """Whether its numbers are those of the plain step: `yes 2e−7`, `to bf16 0.0031`, `no 4.3e−4`, `not checked`."""
+    check = None if trial.report is None else trial.report.check
+    if check is None:
+        return Answer(None, "not checked")
+    by = largest_difference(check)
+    more = "" if by is None else difference_text(by)
+    if not check.passed:
+        return Answer("error", "no", more)
+    narrow = str(trial.options.get("precision"))
+    return Answer("ok", f"to {narrow}" if narrow in _NARROW else "yes", more)
+
+
+def step_text(found: Comparison, trial: Trial) -> str:
+    """The step time that trials are compared by, or the predicted one where that is all there is."""
+    if trial.report is not None and (found.source == "predicted" or trial.measured is None):
+        return predicted_text(trial.report)
+    return seconds_text(trial.measured)
+
+
+def is_predicted(found: Comparison, trial: Trial) -> bool:
+    """Whether `step_text` is predicted where others are measured."""
+    return found.source == "measured" and trial.measured is None and trial.predicted is not None
+
+
+def prediction_text(found: Comparison, trial: Trial) -> str:
+    """`46.0 ms, −2.7%`: the predicted step beside the measured one; empty where there is nothing to compare."""
+    measured, predicted = trial.measured, tail(found, trial)
+    if not measured or predicted is None or trial.report is None:
+        return ""
+    off = predicted / measured - 1
+    sign = "+" if off >= 0 else MINUS
+    return f"{predicted_text(trial.report)}, {sign}{rounded(100 * abs(off), 1)}%"
+
+
+def tail(found: Comparison, trial: Trial) -> float | None:
+    """Seconds that were predicted for the chip that a trial ran on; None where it has no measured step of one."""
+    ran = trial.measured is not None and found.source == "measured"
+    attached = trial.report is not None and trial.report.mesh.source == "attached"
+    return trial.predicted if ran and attached else None
+
+
+def limit_share(trial: Trial) -> str:
+    """`32%` of the memory limit; empty where either is not known."""
+    return share_text(trial.peak / trial.limit) if trial.peak is not None and trial.limit else ""
+
+
+def front_text(found: Comparison, trial: Trial) -> str:
+    """Whether a trial is on the Pareto front: `on it`, `no: fsdp+tp bf16 and pp+dp zb-h1 are faster and smaller`."""
+    if trial.report is None:
+        return "no: it could not run"
+    if trial.why is not None:
+        return "no: it did not run to the end"
+    if trial.fits is False:
+        return "no: it does not fit"
+    if same_answer(trial).sign == "error":
+        return "no: its numbers are not the same"
+    seconds, peak = found.seconds(trial), trial.peak
+    if seconds is None or peak is None:
+        return "unknown: no peak is known" if seconds is not None else "unknown: no step time is known"
+    if any(each is trial for each in found.front):
+        return "on it"
+    better = [
+        (s, p, each.key)
+        for each in found.front
+        if (s := found.seconds(each)) is not None
+        and (p := each.peak) is not None
+        and s <= seconds
+        and p <= peak
+    ]
+    names = trial_names(found)
+    said = _joined([names[line].text for _, _, line in better])
+    return f"no: {said} {'is' if len(better) == 1 else 'are'} {_better(better, seconds, peak)}"
+
+
+def _better(better: Sequence[tuple[float, int, str]], seconds: float, peak: int) -> str:
+    """What those are that are at least as fast and as small, and one of it better."""
+    faster, smaller = all(s < seconds for s, _, _ in better), all(p < peak for _, p, _ in better)
+    if faster and smaller:
+        return "faster and smaller"
+    if faster and all(p == peak for _, p, _ in better):
+        return "faster and as small"
+    if smaller and all(s == seconds for s, _, _ in better):
+        return "smaller and as fast"
+    return "at least as fast and as small"
+
+
+def _joined(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and 3 more`."""
+    if len(names) > NAMED:
+        return f"{', '.join(names[:NAMED])} and {_number(len(names) - NAMED)} more"
+    return " and ".join(names)
+
+
+def not_run(trial: Trial) -> tuple[str, str]:
+    """Why a trial has no result, in a first part and what it says in brackets at its end: `12 heads do not divide by
+    model=8`, `(blocks.attn.qkv.kernel, dim 3)`."""
+    why = (trial.why or "").rstrip(".")
+    head, bracket, rest = why.partition(" (")
+    return (head, f"({rest}") if bracket and rest.endswith(")") else (why, "")

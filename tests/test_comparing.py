@@ -1,0 +1,320 @@
+"""A step compared under several strategies: what is tried, on which mesh, on copies, and what a failure leaves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+
+import jaxshard_magic
+from jaxshard_magic.analysis import check
+from jaxshard_magic.comparing import Candidate, Refused, Trying, candidates, varied
+from jaxshard_magic.errors import ShardError
+
+WIDTH = 16
+
+
+def step(params, batch):
+    def loss(params):
+        x = batch
+        for w in params:
+            x = x + jax.nn.gelu(x @ w)
+        return jnp.square(x).mean()
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return [w - 0.1 * g for w, g in zip(params, grads, strict=True)], value
+
+
+def arguments() -> tuple:
+    keys = jax.random.split(jax.random.key(0), 4)
+    return [0.1 * jax.random.normal(key, (WIDTH, WIDTH)) for key in keys], jnp.ones((16, WIDTH))
+
+
+def devices(text: str) -> Mesh:
+    return jaxshard_magic.mesh(f"cpu:8 {text}")
+
+
+def tried(mesh: str, *strategies: str, **given) -> dict[str, dict[str, int]]:
+    return {c.line: dict(c.mesh.shape) for c in candidates(strategies, devices(mesh), **given)}
+
+
+def test_a_strategy_takes_the_mesh_that_serves_it_and_else_one_of_the_same_devices_that_does():
+    assert tried("data=4 model=2", "fsdp+tp", "dp", "tp", "pp") == {
+        'fsdp+tp --mesh "data=4 model=2"': {"data": 4, "model": 2},
+        'dp --mesh "data=8"': {"data": 8},  # the model axis would be idle
+        'tp --mesh "data=4 model=2"': {"data": 4, "model": 2},  # the batch is divided over data
+        'pp --mesh "pipe=4 data=2"': {"pipe": 4, "data": 2},
+    }
+    assert tried("fsdp=8", "fsdp@fsdp") == {'fsdp@fsdp --mesh "fsdp=8"': {"fsdp": 8}}
+
+
+def test_all_meshes_are_every_way_to_divide_the_devices_over_the_axes_of_a_strategy():
+    found = candidates(["fsdp+tp", "dp", "pp+fsdp+tp"], devices("data=8"), meshes="all")
+    sizes = {}
+    for each in found:
+        assert isinstance(each, Candidate)
+        sizes.setdefault(each.strategy, []).append(tuple(each.mesh.shape.values()))
+    assert sizes == {"fsdp+tp": [(2, 4), (4, 2)], "dp": [(8,)], "pp+fsdp+tp": [(2, 2, 2)]}
+
+
+def test_options_vary_in_every_combination_and_those_of_a_pipeline_only_where_there_is_one():
+    found = tried("data=8", "dp", "pp", vary={"microbatches": [4, 8], "schedule": ["gpipe", "1f1b"]})
+    assert [
+        line.replace(' --mesh "data=8"', "").replace(' --mesh "pipe=4 data=2"', "") for line in found
+    ] == [
+        "dp --microbatches 4",
+        "dp --microbatches 8",
+        "pp --microbatches 4 --schedule gpipe",
+        "pp --microbatches 4 --schedule 1f1b",
+        "pp --microbatches 8 --schedule gpipe",
+        "pp --microbatches 8 --schedule 1f1b",
+    ]
+    assert varied(["remat=none,full", "reduce-dtype=bf16"]) == {
+        "remat": [None, "full"],
+        "reduce_dtype": ["bf16"],
+    }
+
+
+def test_what_every_candidate_is_given_is_in_its_line():
+    (line,) = tried("data=8", "fsdp", common={"precision": "bf16", "schedule": "1f1b", "remat": None})
+    assert line == 'fsdp --mesh "data=8" --precision bf16'
+
+
+def test_a_combination_that_can_not_be_is_refused_alone():
+    one, other = candidates(["pp"], devices("data=8"), vary={"microbatches": [1, 8]})
+    assert isinstance(one, Refused)
+    assert "one stage of the pipeline would work at a time" in one.why
+    assert isinstance(other, Candidate)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "given", "said"),
+    [
+        (["dp", "fsd"], {}, "Did you mean 'fsdp'?. --keep-going compares the others"),
+        (["dp"], {"vary": {"name": ["a"]}}, "what varies is one of microbatches, remat"),
+        (["dp"], {"meshes": ["data=4"]}, "takes 4 devices; this comparison is on 8"),
+        (["dp"], {"meshes": ["v5e:2x4 data=8"]}, "name them once"),
+        ([], {}, "nothing to compare"),
+        (
+            ["dp", "fsdp", "fsdp+tp"],
+            {"meshes": "all", "vary": {"microbatches": range(1, 31)}},
+            "120 candidates (3 strategies x every mesh of them x 30 of microbatches), and at most 64",
+        ),
+    ],
+)
+def test_what_can_not_be_compared_is_refused_before_anything_is_traced(strategies, given, said):
+    with pytest.raises(ShardError) as refused:
+        candidates(strategies, devices("data=8"), **given)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_with_keep_going_a_strategy_that_is_none_is_a_row():
+    one, other = candidates(["fsd", "dp"], devices("data=8"), keep_going=True)
+    assert isinstance(one, Refused)
+    assert isinstance(other, Candidate)
+
+
+def test_each_candidate_is_run_on_copies_checked_and_measured():
+    params, batch = arguments()
+    before = [np.asarray(w) for w in params]
+    found = jaxshard_magic.compare(step, "dp,fsdp,tp,pp", (params, batch), mesh="cpu:8 data=8", repeat=2)
+    assert [t.strategy for t in found.trials] == ["dp", "fsdp", "tp", "pp"]
+    for trial in found.trials:
+        assert trial.why is None
+        assert trial.report.check.passed
+        assert trial.report.timing.timed == 2
+        assert trial.measured > 0
+        assert trial.peak > 0
+    bytes_of_weights = 4 * WIDTH * WIDTH * 4
+    assert found["dp"].sent["data"] >= bytes_of_weights  # an all-reduce over 8 sends 14/8 of it
+    assert all(np.array_equal(w, x) for w, x in zip(params, before, strict=True))
+    assert not any(w.is_deleted() for w in params)
+
+
+def test_objects_of_the_user_are_not_changed():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.inner = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+            self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+
+        def __call__(self, x):
+            self.calls[...] += 1
+            return self.inner(x)
+
+    def train_step(model, batch):
+        loss, grads = nnx.value_and_grad(lambda m: jnp.square(m(batch)).mean())(model)
+        state = nnx.state(model, nnx.Param)
+        nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, state, nnx.state(grads, nnx.Param)))
+        return loss
+
+    model = Model(nnx.Rngs(0))
+    before = np.asarray(model.inner.kernel[...])
+    found = jaxshard_magic.compare(train_step, "dp,fsdp", (model, jnp.ones((8, WIDTH))), mesh="cpu:8 data=8")
+    assert [t.why for t in found.trials] == [None, None]
+    assert np.array_equal(model.inner.kernel[...], before)
+    assert int(model.calls[...]) == 0
+
+
+def test_the_plain_step_is_compiled_once_for_all(monkeypatch):
+    made = []
+    compiled = check.Plain._compiled
+    monkeypatch.setattr(
+        check.Plain, "_compiled", lambda self, *given: made.append(self) or compiled(self, *given)
+    )
+    found = jaxshard_magic.compare(step, "dp,fsdp,tp", arguments(), mesh="cpu:8 data=8", repeat=1)
+    assert all(trial.report.check.passed for trial in found.trials)
+    assert len(made) == 1
+
+
+def test_a_candidate_that_fails_is_a_row_with_its_reason_and_the_others_go_on():
+    params, _ = arguments()
+    found = jaxshard_magic.compare(
+        step, "dp,sp,tp", (params, jnp.ones((6, WIDTH))), mesh="cpu:8 data=8", repeat=1
+    )
+    uneven, positions, tensor = found.trials
+    assert "6" in uneven.why
+    assert uneven.report is None
+    assert uneven.measured is None
+    assert "positions" in positions.why
+    assert tensor.why is None
+    assert found.fastest is tensor
+
+
+def test_what_the_step_itself_raises_is_raised():
+    def broken(params, batch):
+        raise ValueError("no such layer")
+
+    with pytest.raises(ValueError, match="no such layer"):
+        jaxshard_magic.compare(broken, "dp,fsdp", arguments(), mesh="cpu:8 data=8")
+
+
+def test_without_a_run_shapes_are_enough():
+    shapes = jax.eval_shape(lambda: arguments())
+    found = jaxshard_magic.compare(step, "dp,fsdp", shapes, mesh="cpu:8 data=8", run=False, on="v5e")
+    assert [t.measured for t in found.trials] == [None, None]
+    assert found.source == "predicted"
+    assert all(t.predicted > 0 and t.peak > 0 for t in found.trials)
+
+
+def test_an_interrupt_keeps_what_is_done():
+    seen = []
+
+    def interrupt(comparison):
+        seen.append(comparison)
+        if any(trial.measured for trial in comparison.trials):
+            raise KeyboardInterrupt
+
+    found = jaxshard_magic.compare(step, "dp,fsdp,tp", arguments(), mesh="cpu:8 data=8", show=interrupt)
+    assert [trial.measured is not None for trial in found.trials] == [True, False, False]
+    assert all(trial.peak for trial in found.trials)
+    assert found.notes == ("Interrupted: 1 of 3 have run.",)
+    assert found.left == ()
+
+
+def test_an_interrupt_while_compiling_leaves_the_rest():
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    params, batch = arguments()
+    names = ["dp", "fsdp", "tp", "fsdp+tp", "pp", "pp+fsdp"]
+    found = jaxshard_magic.compare(step, names, (params, batch), mesh="cpu:8 data=8", show=interrupt)
+    assert 1 <= len(found.trials) < len(names)
+    assert len(found.trials) + len(found.left) == len(names)
+
+
+def test_where_the_plain_step_has_no_room_the_rest_is_told_without_a_check():
+    class Full:
+        def __init__(self, peeled):
+            pass
+
+        def against(self, *_):
+            raise MemoryError("Unable to allocate 80 GiB")
+
+    original, check_module = check.Plain, "jaxshard_magic.comparing.trials.Plain"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check_module, Full)
+        found = jaxshard_magic.compare(step, "dp,fsdp", arguments(), mesh="cpu:8 data=8", repeat=1)
+    assert check.Plain is original
+    assert [t.why for t in found.trials] == [None, None]
+    assert [t.report.check for t in found.trials] == [None, None]
+    assert "Not checked: the plain step does not run on one device: MemoryError" in found.notes[0]
+
+
+def test_comparisons_grow_while_they_are_made():
+    sizes = []
+    trying = Trying(
+        "step",
+        candidates(["dp", "fsdp"], devices("data=8")),
+        lambda c: jaxshard_magic.shard(step, c.strategy, mesh=c.mesh),
+        show=lambda c: sizes.append((len(c.trials), sum(t.measured is not None for t in c.trials))),
+        repeat=1,
+    )
+    trying(arguments(), {})
+    assert sizes[-2:] == [(2, 1), (2, 2)]
+    assert sizes[0][1] == 0
+
+
+def test_a_cell_with_several_strategies_compares_them_and_leaves_the_notebook_as_it_was(given, capsys):
+    given.run("""
+def train_step(state, batch):
+    loss, grads = jax.value_and_grad(loss_fn)(state, batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss
+""")
+    plain, state = given["train_step"], given["state"]
+    found = given.run(
+        "%%shard dp,fsdp --name mine\nfor _ in range(3):\n    state, loss = train_step(state, batch)"
+    )
+    assert [t.strategy for t in found.trials] == ["dp", "fsdp"]
+    assert found.name == "mine"
+    assert all(t.report.check.passed for t in found.trials)
+    assert given["train_step"] is plain
+    assert given["state"] is state
+    assert "loss" not in given.shell.user_ns
+    again = given.run("%shard")
+    assert again is found
+
+
+def test_a_cell_that_only_defines_the_step_is_compared_on_what_the_notebook_holds(given):
+    found = given.run("""%%shard fsdp --mesh "data=2" --vary microbatches=none,4 --dry-run
+def train_step(state, batch):
+    loss, grads = jax.value_and_grad(loss_fn)(state, batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss
+""")
+    assert [t.options.get("microbatches") for t in found.trials] == [None, 4]
+    assert all(t.measured is None and t.peak for t in found.trials)
+    assert type(given["train_step"]).__name__ == "function"
+
+
+def test_reports_of_the_past_are_compared_by_their_numbers(given):
+    cell = """%%shard {}
+def train_step(state, batch):
+    loss, grads = jax.value_and_grad(loss_fn)(state, batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss
+"""
+    one, other = given.run(cell.format("dp")), given.run(cell.format('fsdp --mesh "data=2" --microbatches 2'))
+    found = given.run("%shard compare 2 1")
+    assert [t.number for t in found.trials] == [2, 1]
+    assert [t.report for t in found.trials] == [other, one]
+    assert found.trials[0].line == 'fsdp --mesh "data=2" --microbatches 2'
+    assert [t.number for t in given.run("%shard compare").trials] == [1, 2]
+    assert "takes the numbers of reports, 1 to 2, not '7'" in str(given.fails("%shard compare 7"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("dp,fsdp --check", "each is checked anyway"),
+        ("dp,fsdp --donate", "each runs on copies"),
+        ("dp,fsd", "--keep-going compares the others"),
+        ("dp --vary microbatches", "--vary 'microbatches' has no '='"),
+        ("dp --vary microbatches=1,x", "microbatches takes whole numbers from 1 on"),
+        ("dp,fsdp --on v99", "v99"),
+        ("dp --keep-going", "--keep-going is for a comparison"),
+    ],
+)
+def test_a_line_that_can_not_be_compared_says_so_before_the_cell_runs(given, line, said):
+    error = given.fails(f"%%shard {line}\nran = True\ndef train_step(state, batch):\n    return state")
+    assert said in str(error)
+    assert "ran" not in given.shell.user_ns

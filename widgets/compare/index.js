@@ -1,0 +1,65 @@
+// A comparison in a notebook: the trials as a table and as points, the chosen one in words, and what differs in a pair.
+
+import { h } from "../shared/dom.js";
+import { drawn } from "../shared/page.js";
+import { copyable, spans } from "../shared/text.js";
+import { Choice, follow } from "./choice.js";
+import style from "./compare.css";
+import { Pair } from "./pair.js";
+import { Scatter } from "./scatter.js";
+import { Side } from "./side.js";
+import { Table } from "./table.js";
+
+const ALONE = 2; // points from which on there is a picture
+
+/** Draw the comparison of `model` in `el`; returns what takes it away again. */
+export const render = (context) =>
+  drawn(context, "comparison", [style], (root, data, ends) => {
+    const choice = new Choice();
+    ends.push(follow(choice, context.model, data.trials.length));
+    root.append(view(data, choice));
+  });
+
+function view(data, choice) {
+  const mesh = { names: data.axes };
+  const points = data.trials.filter((trial) => trial.point).length;
+  const scatter = points < ALONE ? null : new Scatter(data, choice);
+  const table = new Table(data, choice);
+  const side = new Side(data, choice, scatter !== null);
+  const pair = new Pair(data, choice);
+  const below = h("div", { class: scatter ? "jsm-cmp-below" : "jsm-cmp-only" }, scatter?.element, side.element);
+  const element = h(
+    "div",
+    { class: "jsm-cmp" },
+    h("p", { class: "jsm-lead" }, spans(data.lead, mesh)),
+    h("p", { class: "jsm-small jsm-quiet jsm-cmp-about" }, data.about),
+    table.element,
+    data.left.length ? left(data.left) : null,
+    below,
+    pair.element,
+    h("div", { class: "jsm-cmp-notes jsm-small jsm-quiet" }, data.notes.map((note) => h("p", {}, note))),
+  );
+  const parts = [table, scatter, side, pair].filter(Boolean);
+  const mark = (changed) => parts.forEach((part) => part.mark(changed));
+  choice.on(mark);
+  mark({ chosen: true, other: true, pointed: true });
+  followWidth(element, () => {
+    scatter?.draw();
+    table.reveal();
+  });
+  return element;
+}
+
+/** Candidates that an interrupt kept from being tried. */
+const left = (lines) =>
+  h("div", { class: "jsm-cmp-left jsm-small" }, h("span", { class: "jsm-quiet" }, "not tried"), lines.map(copyable));
+
+/** Call `fit` when the element has another width, first when it has any. */
+function followWidth(element, fit) {
+  let width = 0;
+  new ResizeObserver(([{ contentRect }]) => {
+    if (!contentRect.width || contentRect.width === width) return;
+    width = contentRect.width;
+    fit();
+  }).observe(element);
+}

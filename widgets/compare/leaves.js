@@ -1,0 +1,98 @@
+// The leaves that two trials lay out differently, those that differ most first.
+
+import { axisClass } from "../shared/axes.js";
+import { h } from "../shared/dom.js";
+import { UNKNOWN, bytes, count, counted } from "../shared/format.js";
+import { number } from "../shared/kinds.js";
+import { figure, letter } from "./cells.js";
+import { DIFFERENCE, NOT_KNOWN, difference } from "./parts.js";
+
+const NAME = "Leaves that lie differently";
+const ROWS = 12; // listed at first
+const LAID = "How the leaf is cut: the mesh axis of each dimension";
+const HELD = "Bytes of these leaves on the device that holds most of them";
+
+/** A sentence, the table of leaves, and a button for those that it leaves out. */
+export function leaves(known, pair, axes) {
+  const title = h("h3", {}, NAME);
+  const none = (why) => h("div", { class: "jsm-cmp-leaves" }, title, h("p", { class: "jsm-quiet" }, why));
+  if (pair.some((i) => known.layout[i] === null)) return none(NOT_KNOWN);
+  const rows = differing(known, pair);
+  if (!rows.length) return none("None: all lie alike.");
+  const many = rows.reduce((sum, row) => sum + row.count + row.follow, 0);
+  const follow = rows.reduce((sum, row) => sum + row.follow, 0);
+  const like = follow ? `, ${count(follow)} of them the optimizer's, which lie as the parameters below` : "";
+  const said = `${counted(many, "leaf", "leaves")}${like}`;
+  const made = rows.map((row) => drawn(row, known.layouts, axes));
+  const body = h("tbody", {}, made.slice(0, ROWS));
+  const head = (which) => [h("th", { scope: "col", title: LAID }, letter(which)), number("per device", HELD)];
+  return h(
+    "div",
+    { class: "jsm-cmp-leaves" },
+    title,
+    h("p", { class: "jsm-small jsm-quiet" }, said),
+    h(
+      "table",
+      { class: "jsm-table", "aria-label": NAME },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "leaf"), head("A"), head("B"), number(DIFFERENCE))),
+      body,
+    ),
+    made.length > ROWS ? rest(made.slice(ROWS), body) : null,
+  );
+}
+
+function differing({ path, count: members, follow, layout, held }, [a, b]) {
+  return path
+    .map((name, i) => ({
+      name,
+      count: members[i],
+      follow: follow[i],
+      layout: [layout[a][i], layout[b][i]],
+      held: [held[a][i], held[b][i]],
+    }))
+    .filter(({ layout: [one, two], held: [x, y] }) => one !== two || x !== y)
+    .sort((one, two) => gap(two) - gap(one));
+}
+
+const gap = ({ held: [a, b] }) => Math.abs((a ?? 0) - (b ?? 0));
+
+function drawn({ name, count: members, layout, held }, layouts, axes) {
+  const none = () => h("span", { class: "jsm-quieter" }, UNKNOWN);
+  const laid = (i) => [
+    h("td", {}, layout[i] === null ? none() : type(layouts[layout[i]], axes)),
+    h("td", { class: "jsm-num" }, figure(bytes(held[i]))),
+  ];
+  const times = members > 1 ? h("span", { class: "jsm-quiet" }, ` \u00d7${count(members)}`) : null;
+  return h(
+    "tr",
+    {},
+    h("th", { scope: "row", class: "jsm-mono", title: name }, breakable(name, "."), times),
+    laid(0),
+    laid(1),
+    h("td", { class: "jsm-num" }, difference(...held)),
+  );
+}
+
+/** `f32[768@data,3072]`, each axis in its hue; it may break behind a comma. */
+function type(parts, axes) {
+  const named = (axis) => h("span", { class: axisClass(axis) }, axes[axis]);
+  const nodes = parts.map(([text, axis]) => (axis === null ? breakable(text, ",") : named(axis)));
+  return h("span", { class: "jsm-mono" }, nodes);
+}
+
+const breakable = (text, mark) => text.split(mark).flatMap((part, i) => (i ? [mark, h("wbr"), part] : [part]));
+
+/** `39 more`, and a button that lists them. */
+function rest(rows, body) {
+  const button = h("button", { type: "button", class: "jsm-button", onclick: show }, "Show all");
+  const line = h("p", { class: "jsm-small jsm-quiet jsm-cmp-more" }, `${counted(rows.length, "more row", "more rows")} `, button);
+
+  function show() {
+    rows[0].tabIndex = -1; // the keyboard goes on where the button was
+    body.append(...rows);
+    rows[0].focus();
+    line.remove();
+  }
+
+  return line;
+}
