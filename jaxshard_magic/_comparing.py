@@ -1,6 +1,6 @@
 """A `%%shard` cell that compares: its step, found as in any other, tried under several strategies on copies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,8 @@ def compared(
         step.compile_limit = session.compile_limit
         step.cell, step.name_of = (cell.filename, cell.text), partial(_cell.name_of, shell)
 
-    growing = _Growing(session.progress and not cell.quiet and getattr(shell, "kernel", None) is not None)
+    wanted = session.progress and not cell.quiet and getattr(shell, "kernel", None) is not None
+    growing = _Growing(wanted, session.view)
     with Progress(line_for(shell) if session.progress else None, of=place.path) as progress, growing:
         return api.compare(
             function,
@@ -102,11 +103,13 @@ def _common(options: _options.Options) -> dict[str, Any]:
 
 
 class _Growing:
-    """A context in which the comparison so far is shown in the cell's output; at its end that is taken away."""
+    """A context in which the comparison so far is shown in the cell's output, with what stops it; at its end both are
+    taken away."""
 
-    def __init__(self, wanted: bool):
-        self._wanted = wanted
+    def __init__(self, wanted: bool, view: str):
+        self._wanted, self._view = wanted, view
         self._handle: Any = None
+        self._remove: Callable[[], None] | None = None
 
     def __call__(self, comparison: "Comparison") -> None:
         if self._wanted:
@@ -120,9 +123,15 @@ class _Growing:
             self._handle.update(data, raw=True)
 
     def __enter__(self) -> "_Growing":
+        from jaxshard_magic.views.show import show_stop
+
+        if self._wanted:
+            self._remove = show_stop(self._view)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._remove is not None:
+            self._remove()
         if self._handle is not None:
             self._put("", "")
 

@@ -243,17 +243,23 @@ def test_where_the_plain_step_has_no_room_the_rest_is_told_without_a_check():
 
 
 def test_comparisons_grow_while_they_are_made():
-    sizes = []
+    sizes, left = [], set()
+
+    def seen(comparison):
+        sizes.append((len(comparison.trials), sum(t.measured is not None for t in comparison.trials)))
+        left.add(comparison.left)
+
     trying = Trying(
         "step",
         candidates(["dp", "fsdp"], devices("data=8")),
         lambda c: jaxshard_magic.shard(step, c.strategy, mesh=c.mesh),
-        show=lambda c: sizes.append((len(c.trials), sum(t.measured is not None for t in c.trials))),
+        show=seen,
         repeat=1,
     )
     trying(arguments(), {})
     assert sizes[-2:] == [(2, 1), (2, 2)]
     assert sizes[0][1] == 0
+    assert left == {()}  # they are still to come
 
 
 def test_a_cell_with_several_strategies_compares_them_and_leaves_the_notebook_as_it_was(given, capsys):

@@ -74,6 +74,7 @@ LATE_MODULES = {
     "views.figures",
     "views.live_view",
     "views.show",
+    "views.stop_button",
     "views.timeline_widget",
     "views.widget",
 }

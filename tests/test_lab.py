@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Request, WebSocket
 
 NAME = "report.ipynb"
-START, SHARD, READ, AGAIN = range(4)
+START, SHARD, READ, AGAIN, COMPARE = range(5)
 CELLS = [
     """\
 %load_ext jaxshard_magic
@@ -34,6 +34,9 @@ def train_step(weights, batch):
     return jax.tree.map(lambda w, g: w - g, weights, grads), loss""",
     "print(report.view.tab, report.view.leaf, report.view.device)",
     "%shard",
+    """\
+%%shard dp,fsdp,tp,fsdp+tp --mesh data=8 --vary remat=none,full,dots --repeat 30000
+weights, loss = train_step(weights, batch)""",
 ]
 MODULE = b'"digest": "'  # only the shared module's state has it
 
@@ -152,6 +155,21 @@ def test_a_second_report_brings_no_second_module(notebook: Notebook):
     again, after = notebook.sent()
     assert (times, again) == (1, 1)
     assert after - before < 60_000
+
+
+def test_a_comparison_is_stopped_by_its_button_and_keeps_what_is_done(notebook: Notebook):
+    cell = notebook.page.locator(".jp-CodeCell").nth(COMPARE)
+    cell.locator(".jp-InputPrompt").click()
+    notebook.page.evaluate(
+        "() => void jupyterapp.commands.execute('notebook:run-cell')"
+    )  # that waits for the cell
+    stop = cell.get_by_role("button", name="Stop, and keep what is done")
+    expect(cell).to_contain_text("Least memory: ", timeout=60_000)  # the table grows meanwhile
+    stop.click()
+    until(lambda: re.fullmatch(r"\[\d+\]:", cell.locator(".jp-InputPrompt").inner_text()), "the cell to end")
+    expect(stop).to_have_count(0)
+    expect(cell.locator(".jsm")).to_contain_text(re.compile("Interrupted|were not tried"))
+    expect(cell).not_to_contain_text("Traceback")
 
 
 def test_nothing_is_fetched_from_elsewhere(notebook: Notebook):

@@ -74,8 +74,10 @@ class Trying:
         ran = sum(trial.measured is not None for trial in self._trials.values())
         if self._stopped and self._run:
             notes = (*notes, f"Interrupted: {ran} of {len(self._chosen)} have run.")
-        left = tuple(each.line for i, each in enumerate(self._chosen) if i not in self._trials)
-        return Comparison(self.name, tuple(trial for _, trial in sorted(self._trials.items())), left, notes)
+        left = [each.line for i, each in enumerate(self._chosen) if self._stopped and i not in self._trials]
+        return Comparison(
+            self.name, tuple(trial for _, trial in sorted(self._trials.items())), tuple(left), notes
+        )
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Comparison:
         """Try all of them for a call with these arguments, which may be shapes where nothing is run.

@@ -84,6 +84,29 @@ def _show_or_print(how: str, text: str, static: Callable[[str], str], make: "Cal
             _display(view, text, static(view.static_class), alone=how == "widget")
 
 
+def show_stop(how: str | None = None) -> Callable[[], None]:
+    """Display a button that interrupts the cell, or a line that says that it can be; what is returned takes it away.
+
+    Args:
+        how: as for `show`.
+    """
+    view = None
+    if _wanted(how) in ("auto", "widget"):
+        with suppress(ImportError):  # then the line says it
+            view = import_module("jaxshard_magic.views.stop_button").StopButton()
+    said = "Interrupt the kernel to stop: what is done is kept."
+    bundle, metadata = (None if view is None else view._repr_mimebundle_()) or ({}, {})
+    handle = display(bundle | {"text/plain": said}, metadata=metadata, raw=True, display_id=True)
+
+    def remove() -> None:
+        if handle is not None:
+            handle.update({"text/plain": "", "text/html": ""}, raw=True)
+        if view is not None:
+            view.close()
+
+    return remove
+
+
 def _wanted(how: str | None) -> str:
     how = how or os.environ.get(VARIABLE) or "auto"
     if how not in WAYS:
