@@ -175,7 +175,7 @@ slow = Slow()
 step = piped(with_fuse(slow, 1, "backward"), donate=True)
 state, _ = step(STATE, X)
 before = [np.array(w) for w in state]
-slow.seconds = 0.3
+slow.seconds = 2.0
 try:
     print("begun", flush=True)
     step(state, X)
@@ -206,7 +206,7 @@ def test_an_interrupt_ends_a_long_step_soon_and_the_next_step_works():
         start = time.monotonic()
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == "interrupted\n"
-        assert time.monotonic() - start < 1.0  # one backward pass takes 0.3 s, and all of them 1.2 s
+        assert time.monotonic() - start < 5  # one backward pass takes 2 s, and all of them 8
         out, err = child.communicate(timeout=60)
         assert out == "the next step works True\n", err
     finally:
