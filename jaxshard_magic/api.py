@@ -249,32 +249,12 @@ def compare(
     return trying(args, dict(kwargs or {}))
 
 
-def options_of(
-    strategy: str,
-    *,
-    microbatches: int | None = None,
-    reduce: str = "each",
-    remat: int | str | None = None,
-    precision: str | None = None,
-    reduce_dtype: str | None = None,
-    pad: bool = False,
-    **pipeline: Any,
-) -> tuple[Inside, Piped | None]:
+def options_of(strategy: str, **asked: Any) -> tuple[Inside, Piped | None]:
     """What the options of `shard` ask of the step's gradients, and of its pipeline under `strategy`, None without one.
 
     Raises `ShardError` for values that these do not take, and for options that do not go together.
     """
-    names = [part.name for part in parse_strategy(strategy)]
-    return asked_of(
-        names,
-        microbatches=microbatches,
-        reduce=reduce,
-        remat=remat,
-        precision=precision,
-        reduce_dtype=reduce_dtype,
-        pad=pad,
-        **pipeline,
-    )
+    return asked_of([part.name for part in parse_strategy(strategy)], **asked)
 
 
 def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -257,25 +257,8 @@ def default_text(mesh: Mesh, jobs: Sequence[str], stages: int | None = None) -> 
     return str(spec) if target is None else f"{target.name} {spec}"
 
 
-def reshaped(mesh: Mesh, axes: Axes) -> Mesh:
-    """A mesh of the same devices with other axes, in the order that their links make best."""
-    target = targets.target_of(mesh)
-    devices = list(mesh.devices.flat) if target is None else targets.devices(target)
-    return _arranged(axes, sorted(devices, key=lambda d: d.id))[0]
-
-
-def text_of(mesh: Mesh, axes: Axes | None = None) -> str:
-    """The text of a mesh of the same devices as `mesh`, with its axes or others: "v5e:4x4 data=16"."""
-    axes = tuple(mesh.shape.items()) if axes is None else axes
-    target, platform = targets.target_of(mesh), mesh.devices.flat[0].platform
-    if target is not None:
-        return f"{target.name} {_text(axes)}"
-    beside = platform == "cpu" and jax.default_backend() != "cpu"
-    return f"cpu:{mesh.size} {_text(axes)}" if beside else _text(axes)
-
-
 def _built(axes: Axes, devices: Sequence[Any], unused: int = 0) -> BuiltMesh:
-    mesh, notes = _arranged(axes, devices)
+    mesh, notes = arranged(axes, devices)
     if unused and devices[0].platform != "cpu":
         notes.insert(0, f"using the first {len(devices)} of {len(devices) + unused} devices")
     simulated = devices[0].platform == "cpu" and len(devices) > 1
@@ -284,7 +267,7 @@ def _built(axes: Axes, devices: Sequence[Any], unused: int = 0) -> BuiltMesh:
     return BuiltMesh(mesh, "simulated" if simulated else "attached", tuple(notes))
 
 
-def _arranged(axes: Axes, devices: Sequence[Any]) -> tuple[Mesh, list[str]]:
+def arranged(axes: Axes, devices: Sequence[Any]) -> tuple[Mesh, list[str]]:
     """The mesh, its devices in the order that their links make best where JAX knows it, and what to say of that."""
     sizes, names = tuple(n for _, n in axes), tuple(a for a, _ in axes)
     types = (AxisType.Auto,) * len(axes)
@@ -301,7 +284,7 @@ def _simulating(count: int) -> str:
 
 def _not_attached(spec: MeshSpec, target: Target) -> BuiltMesh:
     axes = spec.resolve(target.count)
-    mesh, notes = _arranged(axes, targets.devices(target))
+    mesh, notes = arranged(axes, targets.devices(target))
     doubtful = slices.note(target.chip, target.extent)
     return BuiltMesh(mesh, "topology", tuple(note for note in (doubtful, *notes) if note))
 

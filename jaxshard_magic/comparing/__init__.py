@@ -1,6 +1,7 @@
 """One step under several strategies, meshes and options: what to try, and trying it side by side."""
 
-from .candidates import EVERY, USUAL, VARIED, Candidate, Refused, candidates, line_of, varied
+from .candidates import USUAL, VARIED, Candidate, Refused, candidates, line_of, varied
+from .meshes import EVERY
 from .trials import REPEAT, Trying
 
 __all__ = [

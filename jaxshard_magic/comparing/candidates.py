@@ -8,13 +8,13 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ..errors import ShardError, one_of
-from ..mesh import Axes, MeshSpec, axes_for, default_spec, reshaped, text_of
+from ..mesh import Axes
 from ..pipeline.options import asked_of
-from ..strategies import Part, jobs_of, parse_strategy, part_axes
+from ..strategies import Part, parse_strategy, part_axes
+from .meshes import EVERY, reshaped, suited, text_of
 
 USUAL = ("dp", "fsdp", "tp", "fsdp+tp", "pp")  # what is compared where no strategy is named
 MOST = 64  # candidates of one comparison
-EVERY = "all"
 VARIED = (
     "microbatches",
     "remat",
@@ -118,7 +118,7 @@ def _of(
     for values in product(*(vary[name] for name in names)):
         varied = zip(names, values, strict=True)
         options = {name: value for name, value in (shared | dict(varied)).items() if value is not None}
-        for axes in _meshes(parts, mesh, meshes, options.get("stages")):
+        for axes in suited(parts, mesh, meshes, options.get("stages")):
             yield _candidate(strategy, parts, mesh, axes, options)
 
 
@@ -133,72 +133,6 @@ def _candidate(
     except ShardError as error:
         return Refused(strategy, dict(axes), options, line, str(error), error.fix)
     return Candidate(strategy, built, options, line)
-
-
-def _meshes(
-    parts: Sequence[Part], mesh: Mesh, meshes: str | Sequence[str] | None, stages: int | None
-) -> list[Axes]:
-    own = tuple(mesh.shape.items())
-    jobs = jobs_of(tuple(parts))
-    if not jobs or any(part.axis is not None for part in parts):
-        return [own]
-    if meshes == EVERY:
-        return factorisations(parts, mesh, stages) or [default_spec(jobs, mesh.size, "", stages).axes]
-    if meshes is not None:
-        return [_resolved(text, mesh) for text in ([meshes] if isinstance(meshes, str) else meshes)]
-    serves = _serves(parts, mesh) and (stages is None or stages in own_stages(mesh))
-    return [own if serves else default_spec(jobs, mesh.size, "", stages).axes]
-
-
-def own_stages(mesh: Mesh) -> list[int]:
-    """The sizes of the mesh's pipeline axes."""
-    return [mesh.shape[axis] for axis in axes_for(mesh, "pipeline")]
-
-
-def _serves(parts: Sequence[Part], mesh: Mesh) -> bool:
-    """Whether a mesh has an axis for every part, and no axis that none of them uses."""
-    try:
-        axes = part_axes(tuple(parts), mesh)
-    except ShardError:
-        return False
-    used = {axis for each in axes.values() for axis in each}
-    used |= {*axes_for(mesh, "data"), *axes_for(mesh, "fsdp")}  # the batch is divided over these in any case
-    return all(size == 1 or axis in used for axis, size in mesh.shape.items())
-
-
-def factorisations(parts: Sequence[Part], mesh: Mesh, stages: int | None = None) -> list[Axes]:
-    """Every way to divide the devices of `mesh` over the axes of a strategy, 2 or more along each."""
-    jobs = jobs_of(tuple(parts))
-    names = [name for name, _ in default_spec(jobs, 2 ** len(jobs), "").axes]
-    pipe = next((i for i, name in enumerate(names) if name == "pipe"), None)
-    return [
-        tuple(zip(names, sizes, strict=True))
-        for sizes in _divided(mesh.size, len(names))
-        if stages is None or pipe is None or sizes[pipe] == stages
-    ]
-
-
-def _divided(count: int, axes: int) -> Iterator[tuple[int, ...]]:
-    if axes == 1:
-        if count > 1:
-            yield (count,)
-        return
-    for first in range(2, count // 2 + 1):
-        if count % first == 0:
-            for rest in _divided(count // first, axes - 1):
-                yield (first, *rest)
-
-
-def _resolved(text: str, mesh: Mesh) -> Axes:
-    spec = MeshSpec.parse(text)
-    if spec.source != "attached":
-        raise ShardError(
-            f"--meshes {text}: all of a comparison are on the same devices; name them once, with %mesh or --mesh"
-        )
-    axes = spec.resolve(mesh.size)
-    if spec.size not in (None, mesh.size):
-        raise ShardError(f"--meshes {text} takes {spec.size} devices; this comparison is on {mesh.size}")
-    return axes
 
 
 def line_of(strategy: str, mesh: str, options: Mapping[str, Any]) -> str:
