@@ -1,5 +1,8 @@
 """A step compared under several strategies: what is tried, on which mesh, on copies, and what a failure leaves."""
 
+import sys
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,7 @@ import jaxshard_magic
 from jaxshard_magic.analysis import check
 from jaxshard_magic.comparing import Candidate, Refused, Trying, candidates, varied
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report.comparison import Trial
 
 WIDTH = 16
 
@@ -188,6 +192,32 @@ def test_what_the_step_itself_raises_is_raised():
 
     with pytest.raises(ValueError, match="no such layer"):
         jaxshard_magic.compare(broken, "dp,fsdp", arguments(), mesh="cpu:8 data=8")
+    with pytest.raises(ValueError, match="no such layer"):  # a word that is no strategy does not hide it
+        jaxshard_magic.compare(broken, "dp,fsd", arguments(), mesh="cpu:8 data=8", keep_going=True)
+
+
+def test_a_comparison_can_be_read_while_other_threads_add_to_it():
+    trying = Trying("step", [], lambda _: None)
+    ended = threading.Event()
+
+    def add() -> None:
+        while not ended.is_set():
+            trying._trials = {}
+            for i in range(300):
+                trying._trials[i] = Trial("dp", {}, {}, str(i))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=add)
+    thread.start()
+    try:
+        for _ in range(300):
+            lines = [int(trial.line) for trial in trying.comparison.trials]
+            assert lines == sorted(lines)
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(before)
 
 
 def test_without_a_run_shapes_are_enough():

@@ -70,14 +70,13 @@ class Trying:
     @property
     def comparison(self) -> Comparison:
         """What is known so far."""
+        known = dict(self._trials)  # other threads go on with theirs
         notes = () if self._reference is None else self._reference.notes
-        ran = sum(trial.measured is not None for trial in self._trials.values())
+        ran = sum(trial.measured is not None for trial in known.values())
         if self._stopped and self._run:
             notes = (*notes, f"Interrupted: {ran} of {len(self._chosen)} have run.")
-        left = [each.line for i, each in enumerate(self._chosen) if self._stopped and i not in self._trials]
-        return Comparison(
-            self.name, tuple(trial for _, trial in sorted(self._trials.items())), tuple(left), notes
-        )
+        left = [each.line for i, each in enumerate(self._chosen) if self._stopped and i not in known]
+        return Comparison(self.name, tuple(known[i] for i in sorted(known)), tuple(left), notes)
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Comparison:
         """Try all of them for a call with these arguments, which may be shapes where nothing is run.
@@ -86,7 +85,8 @@ class Trying:
         """
         try:
             self._compile(args, kwargs)
-            if len(self._failures) == len(self._chosen) and len(set(map(repr, self._failures))) == 1:
+            able = sum(isinstance(each, Candidate) for each in self._chosen)
+            if len(self._failures) == able and len(set(map(repr, self._failures))) == 1:
                 raise self._failures[0]
             if self._run:
                 self._run_all(args, kwargs)
