@@ -1,16 +1,12 @@
 """`Comparison`: one step under several strategies, meshes and options, as plain data with JSON there and back."""
 
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic.errors import ShardError, one_of
 from jaxshard_magic.report import Report
-from jaxshard_magic.report.plain import build, kind, plain
+from jaxshard_magic.report.written import Written
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -101,7 +97,7 @@ class Trial:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Written):
     """`trials` in the order in which they were asked for. `left`: the lines of candidates that an interrupt kept from
     being tried. `notes`: sentences on the comparison as a whole."""
 
@@ -110,6 +106,8 @@ class Comparison:
     left: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     schema: int = field(default=SCHEMA)
+
+    _what, _schema = "comparison", SCHEMA
 
     @property
     def source(self) -> str | None:
@@ -179,57 +177,10 @@ class Comparison:
         said = f"{len(found)} trials of {which!r}" if found else f"no trial {which!r}"
         raise ShardError(f"{said}; say which: {lines}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """The comparison as dicts, lists, strings and numbers, ready for `json.dumps`, its reports as theirs."""
-        return plain(self)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """The comparison as JSON text, from which `Comparison.from_json` makes an equal one."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Comparison":
-        """The comparison that `to_dict` wrote. Raises ShardError naming the field that is wrong."""
-        if not isinstance(data, Mapping):
-            raise ShardError(f"a comparison is an object with fields, not {kind(data)}")
-        if data.get("schema") != SCHEMA:
-            raise ShardError(
-                f"a comparison of schema {data.get('schema')!r}; this version reads schema {SCHEMA}"
-            )
-        return build(cls, data, "comparison")
-
-    @classmethod
-    def from_json(cls, text: str) -> "Comparison":
-        """The comparison in JSON `text`. Raises ShardError where the text is not JSON or no comparison."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ShardError(f"no comparison: {error.msg} at line {error.lineno} of the JSON") from None
-        return cls.from_dict(data)
-
-    def to_text(self, width: int | None = None) -> str:
-        """The comparison for a terminal, in `width` columns, held between 60 and 100; the terminal's by default."""
+    def _ways(self) -> tuple[Any, Any, Any]:
         from jaxshard_magic.views import comparison
 
-        return comparison.to_text(self, width)
-
-    @overload
-    def to_html(self, path: None = None) -> str: ...
-    @overload
-    def to_html(self, path: str | os.PathLike[str]) -> Path: ...
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str | Path:
-        """The comparison as HTML without script: a fragment to embed, or a whole document written to `path`.
-
-        Returns the fragment, or the path that was written.
-        """
-        from jaxshard_magic.views import comparison
-
-        if path is None:
-            return comparison.to_html(self)
-        written = Path(path)
-        written.write_text(comparison.page(self), encoding="utf-8")
-        return written
+        return comparison.to_text, comparison.to_html, comparison.page
 
     @cached_property
     def view(self) -> "ComparisonView":
@@ -253,9 +204,3 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.name}: {', '.join(trial.line for trial in self.trials)}>"
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self) if cycle else self.to_text())
