@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from jaxshard_magic.api import compare, doctor, mesh, shard
+    from jaxshard_magic.api import choose, compare, doctor, mesh, shard
     from jaxshard_magic.errors import ShardError
     from jaxshard_magic.pipeline.marker import cut
     from jaxshard_magic.report import Report
+    from jaxshard_magic.report.choice import Choice
     from jaxshard_magic.report.comparison import Comparison
     from jaxshard_magic.step import ShardedStep
 
 __all__ = [
+    "Choice",
     "Comparison",
     "Report",
     "ShardError",
     "ShardedStep",
+    "choose",
     "compare",
     "cut",
     "doctor",
@@ -29,7 +32,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Choice": "report.choice",
     "Comparison": "report.comparison",
+    "choose": "api",
     "compare": "api",
     "cut": "pipeline.marker",
     "doctor": "api",

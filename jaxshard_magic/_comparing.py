@@ -61,7 +61,7 @@ def compared(
         step.cell, step.name_of = (cell.filename, cell.text), partial(_cell.name_of, shell)
 
     wanted = session.progress and not cell.quiet and getattr(shell, "kernel", None) is not None
-    growing = _Growing(wanted, session.view)
+    growing = Growing(wanted, session.view)
     with Progress(line_for(shell) if session.progress else None, of=place.path) as progress, growing:
         return api.compare(
             function,
@@ -85,13 +85,11 @@ def compared(
 
 def _chosen(options: _options.Options, words: Sequence[str]) -> dict[str, Any]:
     """What a line compares, as `api.compare` takes it."""
-    from jaxshard_magic.comparing import EVERY, USUAL, varied
+    from jaxshard_magic.comparing import USUAL, meshes_of, varied
 
-    meshes = options.meshes
-    several = None if meshes is None else [text.strip() for text in meshes.split(";") if text.strip()]
     return {
         "strategies": list(words) or list(USUAL),
-        "meshes": EVERY if several == [EVERY] else several,
+        "meshes": meshes_of(options.meshes),
         "vary": varied(options.vary),
         "keep_going": options.keep_going,
     }
@@ -102,7 +100,7 @@ def _common(options: _options.Options) -> dict[str, Any]:
     return {k: v for k, v in asked(options).items() if v != getattr(_options.Options, k)}
 
 
-class _Growing:
+class Growing:
     """A context in which the comparison so far is shown in the cell's output, with what stops it; at its end both are
     taken away."""
 
@@ -122,7 +120,7 @@ class _Growing:
         else:
             self._handle.update(data, raw=True)
 
-    def __enter__(self) -> "_Growing":
+    def __enter__(self) -> "Growing":
         from jaxshard_magic.views.show import show_stop
 
         if self._wanted:

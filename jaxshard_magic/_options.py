@@ -17,6 +17,7 @@ STRATEGIES = {
     "pp": "pipeline parallel: the model's layers are cut into stages, which work on microbatches in turn",
     "pmap": "steps written for one device, with jax.lax.pmean(x, 'batch'), as jax.pmap runs them",
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
+    "auto": "search for the fastest of these that fits, on every mesh of these devices",
 }
 COMMANDS = ("doctor", "abstract", "schedule", "compare")
 LATER_COMMANDS = ("explore", "code", "history")
@@ -79,6 +80,9 @@ FLAGS = (
     Flag("--meshes", "AXES", 'compared on these: all, or "data=8; data=4 model=2"', "meshes"),
     Flag("--vary", "NAME=A,B", "compared with each value: --vary microbatches=1,4,16", "vary"),
     Flag("--keep-going", "", "compare the others where a strategy of the list is none", "keep_going"),
+    Flag("--budget", "SECONDS", "of auto: search no longer than this, 300 unless said", "budget"),
+    Flag("--among", "A,B", "of auto: search only these strategies", "among"),
+    Flag("--plan-only", "", "of auto: compile nothing, choose by what plans say", "plan_only"),
     Flag("--donate", "", "let the step reuse the memory of its own earlier results", "donate", True),
     Flag("--no-donate", "", "keep every array that the step was given", "donate", False),
     Flag("--name", "LABEL", "the Report's name", "name"),
@@ -126,6 +130,9 @@ class Options:
     meshes: str | None = None
     vary: tuple[str, ...] = ()
     keep_going: bool = False
+    budget: float = 300.0
+    among: str | None = None
+    plan_only: bool = False
     donate: bool | None = None
     name: str | None = None
     output: str | None = None
@@ -235,7 +242,7 @@ def _value(flag: Flag, value: str, options: Options | ScheduleOptions) -> Any:
         if not value.isdecimal() or int(value) < 1:
             raise ShardError(f"{flag.name} takes a whole number from 1 on, not {value!r}")
         return int(value)
-    if flag.into == "memory_limit":
+    if flag.into in ("memory_limit", "budget"):
         return _number(flag.name, value)
     if flag.into == "output" and not value.isidentifier():
         raise ShardError(f"-o takes the name of a variable, not {value!r}")
@@ -247,6 +254,26 @@ def _number(what: str, value: str) -> float:
         if 0 < float(value) < math.inf:
             return float(value)
     raise ShardError(f"{what} takes a number above 0, not {value!r}")
+
+
+def chooses(options: Options) -> bool:
+    """Whether a `%%shard` line asks for a search. Raises ShardError for its options on another line, and for those that
+    it has no place for."""
+    if options.words[:1] == ("auto",):
+        if options.words[1:]:
+            raise ShardError(f"%%shard auto takes options alone; unexpected: {' '.join(options.words[1:])}")
+        for given, name, why in (
+            (options.compare, "--compare", "what it compiles is compared in any case"),
+            (options.check, "--check", "what it runs is checked in any case"),
+            (options.keep_going, "--keep-going", "it goes on in any case"),
+        ):
+            if given:
+                raise ShardError(f"{name}: under auto {why}; leave {name} out")
+        return True
+    for name in ("budget", "among", "plan_only"):
+        if getattr(options, name) != getattr(Options, name):
+            raise ShardError(f"--{name.replace('_', '-')} is for a search: %%shard auto")
+    return False
 
 
 def compares(options: Options) -> bool:
@@ -322,6 +349,7 @@ def _help() -> str:
 
     %%shard STRATEGY [options]     above a cell that defines the train step, or calls one
     %%shard dp,fsdp,fsdp+tp        several, side by side: each compiled, run on copies and checked
+    %%shard auto                   the fastest that fits, with what ruled the others out
     %shard                         the last report, with all calls since
     %shard compare 3 5             reports of the past side by side, by their numbers; alone it lists them
     %shard doctor                  what is installed, which devices answer, whether they reach each other

@@ -7,12 +7,14 @@ import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from . import hardware
-from .comparing import USUAL, Candidate, Trying, candidates
+from .analysis.memory import room
+from .comparing import AMONG, BUDGET, USUAL, Candidate, Searching, Trying, candidates, space
 from .doctor import Doctor, examine
 from .errors import ShardError
 from .gradients.options import Inside
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
 from .pipeline.options import Piped, asked_of
+from .report.choice import Choice
 from .report.comparison import Comparison
 from .specs import parse_spec
 from .step import ShardedStep
@@ -20,6 +22,8 @@ from .strategies import jobs_of, parse_strategy, part_axes, plan, spread_of
 from .targets import compiler_of, target_of
 
 SpecLike = PartitionSpec | str
+STAND_IN = "v5e"  # the chip that a search predicts for where simulated devices are of none
+_OF_ALL = ("specs", "rules", "donate", "on")  # options that are no candidate's own
 
 
 def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Mesh:
@@ -221,14 +225,8 @@ def compare(
 
     Raises `ShardError` at once for what no candidate could be, and what the step itself raises under all of them.
     """
-    if isinstance(strategies, str):
-        strategies = [word.strip() for word in strategies.split(",") if word.strip()]
-    if mesh is None:
-        mesh = default_mesh("dp").mesh
-    elif isinstance(mesh, str):
-        mesh = build_mesh(mesh).mesh
-    mesh = _automatic(mesh)
-    same = {k: options.pop(k) for k in ("specs", "rules", "donate", "on") if k in options}
+    strategies, mesh = _words(strategies), _devices(mesh)
+    same = {k: options.pop(k) for k in _OF_ALL if k in options}
     chosen = candidates(strategies, mesh, meshes=meshes, vary=vary, common=options, keep_going=keep_going)
 
     def made(candidate: Candidate) -> ShardedStep:
@@ -247,6 +245,85 @@ def compare(
         show=show,
     )
     return trying(args, dict(kwargs or {}))
+
+
+def choose(
+    step: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: Mesh | str | None = None,
+    among: str | Sequence[str] = AMONG,
+    meshes: str | Sequence[str] | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    budget: float | None = BUDGET,
+    plan_only: bool = False,
+    run: bool = True,
+    check: bool = True,
+    repeat: int | None = None,
+    on: str | None = None,
+    name: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    show: Callable[[Comparison], None] = lambda _: None,
+    prepare: Callable[[ShardedStep], None] = lambda _: None,
+    **options: Any,
+) -> Choice:
+    """Search for the strategy under which `step(*args, **kwargs)` is fastest on these devices, of those that fit.
+
+    Every strategy is planned on every mesh of the devices. What each multiplies, must send and holds tells what it
+    takes at least on the chip; the best of them is compiled, then the next, until none that is left can be faster. One
+    that does not fit is tried with microbatches and remat. On an accelerator that is attached, those that fit are run
+    on copies of the arguments, and the measured times decide; else those that are predicted of the compiled programs.
+
+    Args:
+        step: any train step.
+        among: the strategies to search; one text, with commas between them.
+        meshes: "all", which is also the default, or the axes of each mesh to search: `["data=8", "data=4 model=2"]`.
+        vary: values by the name of an option of `shard`; microbatches and remat are tried where memory is short,
+            others with every strategy.
+        budget: seconds after which nothing more is tried; None for no limit.
+        plan_only: compile nothing, and choose by what the plans take at least.
+        run: False predicts on an attached accelerator, too.
+        on: the chip to predict for where the devices are simulated ones; a TPU v5e unless said.
+        mesh, check, repeat, name, say, show, prepare, options: as `compare` takes them.
+
+    Raises `ShardError` for a search of too many candidates and a budget that ends before anything has compiled; and
+    what the step itself raises.
+    """
+    among, mesh = _words(among), _devices(mesh)
+    target = target_of(mesh)
+    simulated = target is None and mesh.devices.flat[0].platform == "cpu"
+    if on is not None and not simulated:
+        named = mesh.devices.flat[0].device_kind if target is None else target.name
+        raise ShardError(f"on={on!r}: the mesh names the chip, {named}. Leave on out")
+    on = on or (STAND_IN if simulated else None)
+    chip, known = _chip_for(mesh, on)
+    same = {k: options.pop(k) for k in _OF_ALL if k in options} | {"on": on}
+    families = space(mesh, among, meshes=meshes, vary=vary, common=options)
+
+    def made(candidate: Candidate) -> ShardedStep:
+        found = shard(step, candidate.strategy, mesh=candidate.mesh, name=name, **same, **candidate.options)
+        prepare(found)
+        return found
+
+    searching = Searching(
+        name or getattr(step, "__name__", "step"),
+        families,
+        made,
+        chip=chip,
+        known=known,
+        limit=room(mesh, chip if simulated or target is not None else None),
+        vary=vary or {},
+        common=options,
+        budget=budget,
+        compile=not plan_only,
+        run=run and target is None and not simulated,
+        check=check,
+        repeat=repeat,
+        say=say,
+        show=show,
+    )
+    return searching(args, dict(kwargs or {}))
 
 
 def options_of(strategy: str, **asked: Any) -> tuple[Inside, Piped | None]:
@@ -288,6 +365,32 @@ def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[st
     if peaks:
         step.tried[fix] = max(peaks)
     return bool(peaks)
+
+
+def _words(strategies: str | Sequence[str]) -> Sequence[str]:
+    if isinstance(strategies, str):
+        return [word.strip() for word in strategies.split(",") if word.strip()]
+    return strategies
+
+
+def _devices(mesh: Mesh | str | None) -> Mesh:
+    """The mesh whose devices all candidates are on."""
+    if mesh is None:
+        mesh = default_mesh("dp").mesh
+    elif isinstance(mesh, str):
+        mesh = build_mesh(mesh).mesh
+    return _automatic(mesh)
+
+
+def _chip_for(mesh: Mesh, on: str | None) -> tuple[hardware.Chip, bool]:
+    """The chip whose figures a search goes by, and whether it is the one that runs the step."""
+    if on is not None:
+        return hardware.chip(on), True
+    if (target := target_of(mesh)) is not None:
+        return target.chip, True
+    device = mesh.devices.flat[0]
+    found = hardware.chip_of(device.device_kind)
+    return found or hardware.chip("h100" if device.platform == "gpu" else STAND_IN), found is not None
 
 
 def _automatic(mesh: Mesh) -> Mesh:

@@ -14,6 +14,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from jaxshard_magic import _cell, _comparing, _displays, _options, _words
+from jaxshard_magic._choosing import Choosing
 from jaxshard_magic._progress import Progress, line_for
 from jaxshard_magic._steps import asked, compared, made, tried
 from jaxshard_magic.errors import ShardError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from jaxshard_magic.doctor import Doctor
     from jaxshard_magic.mesh import BuiltMesh
     from jaxshard_magic.report import Report
+    from jaxshard_magic.report.choice import Choice
     from jaxshard_magic.report.comparison import Comparison
     from jaxshard_magic.schedule import Comparison as Schedules
     from jaxshard_magic.schedule import Schedule
@@ -96,6 +98,8 @@ class ShardMagics(Magics):
                 return None
             if cell is None:
                 report = self._last(options)
+            elif _options.chooses(options):
+                report, quiet = self._choose(options, line, cell)
             elif _options.compares(options):
                 report, quiet = self._compare(options, line, cell)
             else:
@@ -210,6 +214,46 @@ class ShardMagics(Magics):
         found = _comparing.compared(self.shell, self.session, options, words, cell, place, mesh)
         self.session.compared(found)
         return found, cell.quiet
+
+    def _choose(self, options: _options.Options, line: str, source: str) -> "tuple[Choice, bool]":
+        from jaxshard_magic.step import Watch
+
+        cell = _cell.parse(self.shell, source, f"%%shard {line.strip()}")
+        place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
+        mesh = self._devices_for(options)
+        if (target := _target_of(mesh)) is not None:
+            options = _options.compiled_only(options, target.name)
+        goes_on = not (options.dry_run or options.plan_only)
+        draw = line_for(self.shell) if self.session.progress else None
+        watch = Watch() if draw is not None and goes_on else None
+        with Progress(draw, of=place.path) as progress:
+            found = Choosing(
+                self.session,
+                options,
+                cell,
+                place,
+                mesh,
+                lambda line, over, plain: self._sharded(line, over, progress, watch, place.path, cell, plain),
+                name_of=partial(_cell.name_of, self.shell),
+                in_kernel=getattr(self.shell, "kernel", None) is not None,
+                goes_on=goes_on,
+                say=progress,
+            )
+            found.ready()
+            binding = _cell.Binding(self.shell.user_ns, place, found.standing_in)
+            with (
+                binding,
+                nullcontext() if target is None else _cell.Room(),
+                self._followed(progress, watch) as lengths,
+            ):
+                _cell.run(self.shell, cell, binding, lengths)
+            choice = found.settled(binding)
+        if found.step is None:
+            self.session.chose(choice)
+        else:
+            self.session.begin(found.step)
+            self.session.report()
+        return choice, cell.quiet
 
     @contextmanager
     def _followed(self, progress: Progress, watch: "Watch | None") -> Iterator[_cell.Lengths | None]:

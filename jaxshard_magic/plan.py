@@ -51,6 +51,19 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """A collective that a plan needs, told before anything is compiled: over which mesh axes, how many devices they
+    are, bytes on one device of the gathered (before: unreduced) array, and how often in a step, loop trips multiplied
+    in."""
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """`run(*arrays) -> list of arrays` is the step with its constraints, same numbers as the traced one: `traced` where
     that is not the step as it was given, but rewritten.

@@ -32,7 +32,7 @@ class ShardSession(Configurable):
     )
     step = AnyTrait(None, allow_none=True, help="The ShardedStep of the last %%shard cell.")
     comparison = AnyTrait(
-        None, allow_none=True, help="The Comparison of the last %%shard cell, if it was one."
+        None, allow_none=True, help="The Comparison, or the Choice, of the last %%shard cell, if it was one."
     )
     reported = Bool(False, help="Whether the last of the history is the last step's.")
     history = ListTrait(help="One Report for each %%shard cell, oldest first.")
@@ -50,6 +50,11 @@ class ShardSession(Configurable):
         found = [trial.report for trial in comparison.trials if trial.report is not None]
         self.history, self.reported = [*self.history, *found][-self.keep :], False
         self.comparison = comparison
+
+    def chose(self, choice: Any) -> None:
+        """Make `choice`, of which nothing has run, the last one; its reports go into the history."""
+        self.compared(choice.comparison)
+        self.comparison = choice
 
     def report(self) -> Any:
         """The last step's Report as of now, in its place in the history.

@@ -56,6 +56,12 @@ class Binding:
         else:
             delattr(self._reached(path), name)
 
+    def settle(self, step: Any) -> None:
+        """Put `step` in the place of the stand-in that decided on it."""
+        if self.bound and self._current() is self.sharded:
+            self._put(step)
+        self.sharded = step
+
     def __enter__(self) -> "Binding":
         return self
 

@@ -1,5 +1,7 @@
-"""A cell that ends at the first call of its step: a dry run prepares it there, a comparison takes the arguments."""
+"""A cell that ends at the first call of its step: a dry run prepares it there, a comparison takes the arguments. Or one
+that goes on with the step that its first call has decided on."""
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -37,3 +39,20 @@ class Awaited:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         self.arguments = args, kwargs
         raise Stopped
+
+
+class Deciding:
+    """Stands in the step's place: the arguments of the first call decide on the `step` that this and all later calls
+    are of. `decide(args, kwargs)` may raise Stopped."""
+
+    def __init__(self, function: Any, decide: Callable[[tuple[Any, ...], dict[str, Any]], Any]):
+        self.__wrapped__, self._decide = function, decide
+        self.step: Any = None
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.step is None:
+            self.step = self._decide(args, kwargs)
+        return self.step(*args, **kwargs)

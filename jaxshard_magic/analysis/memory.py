@@ -8,7 +8,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ..hardware import Chip
 from ..report import DeviceMemory, Leaf, Memory
+from ..targets import gpu
 
 _ROLES = ("params", "optimizer", "batch")
 
@@ -82,6 +84,16 @@ def with_measured(found: Memory, before: Sequence[int | None], after: Sequence[i
         replace(d, measured=b if a is not None and b is not None and b > a else None) for d, a, b in rows
     )
     return replace(found, per_device=tuple(measured))
+
+
+def usable(chip: Chip) -> int:
+    """Bytes that a program gets of a chip's memory."""
+    return (gpu.usable(chip) if chip.kind == "gpu" else chip.usable) or chip.hbm
+
+
+def room(mesh: Mesh, chip: Chip | None = None) -> int | None:
+    """Bytes that programs have on each device of `mesh`, or of a mesh of `chip`; None where it is not known."""
+    return device_limit(mesh.devices.flat[0]) if chip is None else usable(chip)
 
 
 def device_limit(device: Any) -> int | None:

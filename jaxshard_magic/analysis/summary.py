@@ -18,7 +18,7 @@ from ..program.phases import BACKWARD
 from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
 from ..report import Pipeline as PipelineReport
 from ..schedule import Costs, simulate
-from ..targets import Built, Target, gpu, slices, target_of
+from ..targets import Built, Target, slices, target_of
 from .advice import Case, advise, by_level
 from .advice.pipeline import pipeline_advice
 from .attribution import attributed, host_calls
@@ -30,7 +30,7 @@ from .garbage import uncollected
 from .hlo import read
 from .leaves import leaves
 from .live import renamed, with_live
-from .memory import device_limit, memory, peaks, with_limit, with_measured, with_temporaries
+from .memory import device_limit, memory, peaks, usable, with_limit, with_measured, with_temporaries
 from .mesh_info import mesh_info
 from .origin import Origins
 from .pipelined import measured, predicted
@@ -76,7 +76,7 @@ def summarize(step: "ShardedStep") -> Report:
         with_measured(found.memory, entry.peaks, peaks(entry.plan.mesh)),
     )
     if chip is not None and not attached:
-        memory = with_limit(memory, (gpu.usable(chip) if chip.kind == "gpu" else chip.usable) or chip.hbm)
+        memory = with_limit(memory, usable(chip))
     if chip is not None and found.staged is None:
         roof = roofline(chip, found.mesh.axes, entry.plan.shares, found.leaves, rows, target_of(step.mesh))
         rows = None if rows is None else with_seconds(rows, roof.wires)

@@ -48,6 +48,16 @@ def suited(
     return [own if serves else default_spec(jobs, mesh.size, "", stages).axes]
 
 
+def meshes_of(text: str | None) -> str | list[str] | None:
+    """What `--meshes "data=8; data=4 model=2"` says, as `candidates` takes it.
+
+    >>> meshes_of("data=8; data=4 model=2")
+    ['data=8', 'data=4 model=2']
+    """
+    several = None if text is None else [each.strip() for each in text.split(";") if each.strip()]
+    return EVERY if several == [EVERY] else several
+
+
 def _stages(mesh: Mesh) -> list[int]:
     return [mesh.shape[axis] for axis in axes_for(mesh, "pipeline")]
 

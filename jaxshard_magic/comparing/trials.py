@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..program.peel import Peeled
     from ..report import Check
     from ..step import ShardedStep
+    from ..step.planned import Traces
 
 REPEAT, ENOUGH = 3, 1.0  # timed calls of each candidate: so many, or as many as take so many seconds
 
@@ -58,13 +59,15 @@ class Trying:
         say: Callable[[str], None] = lambda _: None,
         show: Callable[[Comparison], None] = lambda _: None,
     ):
-        self.name, self._chosen, self._make = name, chosen, make
+        self.name, self._chosen, self._make = name, list(chosen), make
         self._run, self._repeat, self._say, self._show = run, repeat, say, show
         self._reference = _Reference() if check and run else None
         self._trials: dict[int, Trial] = {}
         self._steps: dict[int, ShardedStep] = {}
         self._failures: list[Exception] = []
-        self._python = threading.Lock()
+        self.python = threading.Lock()
+        self.traces: Traces = {}  # that all candidates share
+        self.over: Callable[[], bool] = lambda: False  # whether compilers are to give up
         self._stopped = False
 
     @property
@@ -83,30 +86,55 @@ class Trying:
 
         Raises what the user's own code raises where it raises it under every candidate.
         """
+        able = []
+        for i, each in enumerate(self._chosen):
+            if isinstance(each, Refused):
+                self._told(i, why=each.why, fix=each.fix)
+            else:
+                able.append(i)
+        feed = iter(able)
         try:
-            self._compile(args, kwargs)
-            able = sum(isinstance(each, Candidate) for each in self._chosen)
-            if len(self._failures) == able and len(set(map(repr, self._failures))) == 1:
-                raise self._failures[0]
+            self.compile(args, kwargs, lambda: next(feed, None))
             if self._run:
-                self._run_all(args, kwargs)
+                self.run_all(args, kwargs)
         except KeyboardInterrupt:
             self._stopped = True
         finally:
             self._say("")
         return self.comparison
 
-    def _compile(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        waiting: dict[Future[None], int] = {}
-        with ThreadPoolExecutor(os.cpu_count(), "jaxshard compare") as pool:
+    def add(self, candidate: Candidate) -> int:
+        """One more to try; its position."""
+        self._chosen.append(candidate)
+        return len(self._chosen) - 1
+
+    def trial(self, position: int) -> Trial | None:
+        """What came of a candidate so far."""
+        return self._trials.get(position)
+
+    def compile(
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        feed: Callable[[], int | None],
+    ) -> None:
+        """Compile the candidates whose positions `feed` gives, beside each other as many as there are cores. It is
+        asked for the next whenever there is room, and again after each that ends; None: none for now.
+
+        Raises what the user's own code raises where it raises it under every candidate.
+        """
+        workers = os.cpu_count() or 1
+        waiting: set[Future[None]] = set()
+        with ThreadPoolExecutor(workers, "jaxshard compare") as pool:
             try:
-                for i, each in enumerate(self._chosen):
-                    if isinstance(each, Refused):
-                        self._told(i, why=each.why, fix=each.fix)
-                    else:
-                        waiting[pool.submit(self._compiled, i, each, args, kwargs)] = i
-                for done in as_completed(waiting):
-                    done.result()
+                while True:
+                    while len(waiting) < workers and (i := feed()) is not None:
+                        waiting.add(pool.submit(self._compiled, i, args, kwargs))
+                    if not waiting:
+                        break
+                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    for each in done:
+                        each.result()
                     self._say(f"compiling: {len(self._trials)} of {len(self._chosen)} done")
                     self._show(self.comparison)
             except BaseException:
@@ -114,22 +142,27 @@ class Trying:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._say("ending the compilation that has begun")
                 raise
+        able = sum(isinstance(each, Candidate) for each in self._chosen)
+        if able and len(self._failures) == able and len(set(map(repr, self._failures))) == 1:
+            raise self._failures[0]
 
-    def _compiled(self, i: int, candidate: Candidate, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        given_up.set(lambda: self._stopped)
-        with self._python:
+    def _compiled(self, i: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        candidate = self._chosen[i]
+        assert isinstance(candidate, Candidate)
+        given_up.set(lambda: self._stopped or self.over())
+        with self.python:
             if self._stopped:
                 return
             self._say(f"compiling {candidate.line}")
             try:
                 step = self._make(candidate)
-                step.beside, step.read_ahead = self._beside, True
+                step.beside, step.read_ahead, step.traces = self._beside, True, self.traces
                 own_args, own_kwargs = copies((args, kwargs))
                 step.prepare(*own_args, **own_kwargs)
                 self._told(i, step)
                 self._steps[i] = step
             except ShardError as error:
-                if not self._stopped:
+                if not (self._stopped or self.over()):
                     self._told(i, why=_one_line(error), fix=error.fix)
             except Exception as error:  # another candidate may go where this one can't
                 self._failures.append(error)
@@ -138,15 +171,23 @@ class Trying:
     @contextmanager
     def _beside(self) -> Iterator[None]:
         """While a compiler works, another candidate may have Python."""
-        self._python.release()
+        self.python.release()
         try:
             yield
         finally:
-            self._python.acquire()
+            self.python.acquire()
 
-    def _run_all(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        waiting = sorted(self._steps)
+    def run_all(
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        which: Sequence[int] | None = None,
+    ) -> None:
+        """Run what has compiled, or `which` of it, each after the other, until it is `over`."""
+        waiting = sorted(self._steps) if which is None else which
         for place, i in enumerate(waiting):
+            if self.over():
+                break
             step = self._steps.pop(i)  # what it holds on the devices goes with it
             self._say(f"running {self._chosen[i].line}, {place + 1} of {len(waiting)}")
             step.keep_arguments = True

@@ -69,7 +69,7 @@ def counted(program: Program, flow: Flow) -> tuple[Work, ...]:
     >>> [(w.flops, w.dtype, w.bytes, w.phase) for w in counted(program, Flow(program))]
     [(128, 'float32', 224, 'forward')]
     """
-    used = flow.back(_results(program), by_anything)
+    used = flow.back(results(program), by_anything)
     return tuple(_inside(program.top, phases(program, flow), used.keys()))
 
 
@@ -132,7 +132,7 @@ def _inside(
     return found
 
 
-def _results(program: Program) -> list[Value | None]:
+def results(program: Program) -> list[Value | None]:
     """What a step is run for: its outputs, what decides on branches and trips, and operands of side effects."""
     found = list(program.outputs)
     for e in program.equations:

@@ -57,8 +57,9 @@ class Choice(Written):
 
     `comparison` has what was compiled, in that order; `candidates` all that was considered, the choice first. `path`:
     the usual decision path with this step's figures. `source`: what step times are compared by, "measured",
-    "predicted" (of the compiled programs, for the chip `on`) or "planned" (nothing was compiled). `budget` and
-    `seconds`: what the search might take, None for no limit, and what it took.
+    "predicted" (of the compiled programs, for the chip `on`) or "planned" (nothing was compiled). `limit`: bytes that a
+    device has room for, None where it is not known. `budget` and `seconds`: what the search might take, None for no
+    limit, and what it took.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Choice(Written):
     path: tuple[Question, ...]
     source: str
     on: str | None = None
+    limit: int | None = None
     budget: float | None = None
     seconds: float = 0.0
     notes: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -23,14 +23,13 @@ from ..program.peel import Peeled, Result, specs
 from ..program.strict import strict_call
 from ..program.trace import Traced
 from ..targets import LIMIT_S, target_of
-from .donation import Ours, own_copy, to_donate
+from .donation import Ours, own_copy
 from .elsewhere import canonical, elsewhere, reads
-from .tracing import Spread, traced_call
+from .planned import Planner, Traces, own_mesh, planned
+from .tracing import Spread
 
 if TYPE_CHECKING:
     from ..gradients.rewriting import Rewriting
-
-Planner = Callable[..., Plan]
 
 
 @dataclass(eq=False)
@@ -161,18 +160,6 @@ class Entry:
         return (*inputs[:2], tuple(given))
 
 
-def _grown(
-    avals: Sequence[jax.ShapeDtypeStruct], added: Mapping[int, tuple[int, int]]
-) -> list[jax.ShapeDtypeStruct]:
-    """The shapes of inputs with rows added to them."""
-    found = list(avals)
-    for i, (dim, more) in added.items():
-        shape = list(found[i].shape)
-        shape[dim] += more
-        found[i] = found[i].update(shape=tuple(shape))
-    return found
-
-
 def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """`xs -> tuple(xs[i] for i in places)`, in C."""
     if len(places) < 2:
@@ -198,6 +185,7 @@ def build_entry(
     say: Callable[[str], None],
     compile_limit: float = LIMIT_S,
     beside: Callable[[], AbstractContextManager[None]] = nullcontext,
+    traces: Traces | None = None,
 ) -> Entry:
     """Trace, plan and compile one kind of call; for devices that aren't attached, by their own compiler within
     `compile_limit` seconds. `beside()` is a context for while a compiler works, which needs nothing of Python's.
@@ -205,28 +193,27 @@ def build_entry(
     Raises `ShardError` for a step that jax can't trace and whatever the planner raises; an exception of the
     user's own code passes through.
     """
-    say("tracing")
-    start = time.perf_counter()
-    avals = specs(peeled.leaves)
-    with _own_mesh(mesh):
-        traced, result, rewriting = traced_call(peeled, avals, inside, spread, mesh, given, rules)
-        trace_s = time.perf_counter() - start
-        metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
-        say(f"planning {strategy}")
-        asked = {"specs": given, "rules": rules, "metadata": tuple(metadata)}
-        asked |= {"reduce": inside.reduce, "sum_dtype": inside.sum_dtype}
-        plan = planner(traced, mesh, strategy, **asked, rewrite=rewriting)
+    found = planned(
+        peeled,
+        strategy,
+        mesh,
+        planner=planner,
+        given=given,
+        rules=rules,
+        donate=donate,
+        inside=inside,
+        spread=spread,
+        say=say,
+        traces=traces,
+    )
+    traced, result, rewriting, plan = found.traced, found.result, found.rewriting, found.plan
+    avals, donated = found.avals, found.donated
     if rewriting is not None:
-        rewriting.forget()
         _has_host_memory(rewriting, mesh)
-        plan = replace(plan, findings=(*plan.findings, *rewriting.findings))
-        traced = plan.traced or traced
-        avals = _grown(avals, rewriting.added)
     target = target_of(mesh)
     say(f"compiling for {target.name if target else _devices(mesh.size)}")
     _has_sums(inside, plan)
     start = time.perf_counter()
-    donated = to_donate(peeled, traced, plan, donate)
     n = len(traced.consts)
     shardings = [NamedSharding(mesh, spec) for spec in plan.in_specs]
     outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
@@ -242,7 +229,7 @@ def build_entry(
         and _hold_anything(peeled.tree, result.tree)
     )
     lowered = _lower_whole if whole else _lower_flat
-    with _own_mesh(mesh), lines_kept(), nullcontext() if target is None else canonical():
+    with own_mesh(mesh), lines_kept(), nullcontext() if target is None else canonical():
         lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
         if target is None:
             with beside(), captured() as log:
@@ -269,7 +256,7 @@ def build_entry(
         consts,
         shardings[n:],
         donated,
-        trace_s,
+        found.trace_s,
         time.perf_counter() - start,
         read,
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
@@ -314,12 +301,6 @@ class _Carrying:
 
 def _devices(n: int) -> str:
     return f"{n} device{'s' * (n > 1)}"
-
-
-def _own_mesh(mesh: Mesh) -> AbstractContextManager[Any]:
-    """Another mesh that the user has set would be taken for the step's."""
-    current = jax.sharding.get_mesh()
-    return nullcontext() if current.empty or current == mesh else jax.set_mesh(mesh)
 
 
 def _hold_anything(*trees: Any) -> bool:

@@ -32,7 +32,8 @@ from ..program.trace import Traced
 from ..targets import LIMIT_S, Built, Target, target_of
 from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
-from .entry import Entry, Planner
+from .entry import Entry
+from .planned import Planner
 from .tracing import traced_call
 
 

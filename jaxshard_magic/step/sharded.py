@@ -20,8 +20,9 @@ from ..program.unwrap import NUMBERS, strip
 from ..targets import LIMIT_S, target_of
 from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
-from .entry import Entry, Planner, build_entry
+from .entry import Entry, build_entry
 from .gathered import gathered
+from .planned import Planned, Planner, Traces, planned
 from .tracing import Spread
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class ShardedStep:
         self.reference: Callable[[Peeled], Any] | None = (
             None  # what a check compares with; else the plain step
         )
+        self.traces: Traces | None = None  # that other steps of the same function share
         self.progress: Callable[[str], None] | None = None
         self.watch: Callable[[Entry, Any], None] | None = None  # called with what each call gave
         self.examples_before: int | None = None  # of the batch of an earlier run of the same step
@@ -154,6 +156,16 @@ class ShardedStep:
         """Trace, plan and compile for these arguments (arrays or `jax.ShapeDtypeStruct`) without running."""
         _, self._current = self._entry(args, kwargs)
         return self._current
+
+    def planned(self, *args: Any, **kwargs: Any) -> Planned:
+        """Trace and plan for these arguments (arrays or `jax.ShapeDtypeStruct`), and compile nothing; of a pipeline the
+        whole step on the mesh of one of its ranks. Raises `ShardError` for what can't be planned."""
+        peeled, mesh, inside = peel(self._step, args, kwargs), self.mesh, self.inside
+        if self._along is not None:
+            from ..pipeline.homes import Ranks
+
+            mesh, inside = Ranks(mesh, self._along).each[0], replace(inside, microbatches=1)
+        return planned(peeled, self.strategy, mesh, inside=inside, **self._asked)
 
     def repeat(self, n: int) -> None:
         """Call the step on the last call's arguments until `n` more calls are timed; nothing is updated.
@@ -336,16 +348,24 @@ class ShardedStep:
             peeled,
             self.strategy,
             self.mesh,
-            planner=self._planner,
-            spread=self._spread,
-            given=self.specs,
-            rules=self.rules,
-            donate=self.donate,
             inside=inside,
-            say=self._say,
             compile_limit=self.compile_limit,
             beside=self.beside,
+            **self._asked,
         )
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """What planning takes beside the strategy, the mesh and the options of the gradients."""
+        return {
+            "planner": self._planner,
+            "spread": self._spread,
+            "given": self.specs,
+            "rules": self.rules,
+            "donate": self.donate,
+            "say": self._say,
+            "traces": self.traces,
+        }
 
     def _say(self, doing: str) -> None:
         if self.progress is not None:

@@ -1,7 +1,7 @@
 """Strategies: a traced step and a mesh -> where every array goes, and why."""
 
 from .compose import STRATEGIES, plan
-from .names import LATER, Part, jobs_of, parse_strategy, part_axes
+from .names import AUTO, Part, jobs_of, parse_strategy, part_axes
 from .spread import spread_of
 
-__all__ = ["LATER", "STRATEGIES", "Part", "jobs_of", "parse_strategy", "part_axes", "plan", "spread_of"]
+__all__ = ["AUTO", "STRATEGIES", "Part", "jobs_of", "parse_strategy", "part_axes", "plan", "spread_of"]

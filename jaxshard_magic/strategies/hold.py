@@ -61,8 +61,8 @@ class Hold(Emitter):
         self._ahead = find_ahead(layout, parts.values) if reduce == "once-gathered" else Ahead()
         self.deferred = sum(s.gradient for s in self._loop_sums.values())
         self._readers = _readers(self.program.scopes(), handed_on)
-        self._sums = PartialSums(layout, self._readers)
-        self._cap = self._bytes_kept()
+        self.partial_sums = PartialSums(layout, self._readers)
+        self.cap = self._bytes_kept()  # bytes of gathered weights that straight-line code keeps
         self._weights: dict[Value, str | None] = {}
 
     def __call__(self, *args: Any) -> list:
@@ -80,6 +80,18 @@ class Hold(Emitter):
         values = (v for v in range(len(self.program.avals)) if not layout.batchy(v))
         shared = [v for v in values if any(batch.intersection(axes) for axes in layout.at_rest(v))]
         return find_deferred(layout, waiting, {*handed_on, *shared})
+
+    def gathers(self, weight: Value) -> Axes:
+        """The mesh axes over which a weight is gathered where an activation meets it."""
+        return self._gathered_axes(self._rest(weight))
+
+    def waits(self, e: Equation) -> bool:
+        """Whether the sum over the examples that `e` makes stays in parts until a loop ends."""
+        return e.index in self._makers
+
+    def summed_after(self, e: Equation, result: int) -> bool:
+        """Whether devices add up this result of the loop `e`, where it ends."""
+        return (e.index, result) in self._loop_sums
 
     def parts_spec(self, value: Value) -> Spec | None:
         """Where the parts of an output lie, along a dimension before its own; None where it comes summed."""
@@ -107,12 +119,12 @@ class Hold(Emitter):
             return [self._unreduced.made(e, values)]
         if not e.doors and any(v in self._parts for v in e.outs):
             return self._unreduced.passed_on(e, values)
-        if e.index not in self._sums.members:
+        if e.index not in self.partial_sums.members:
             return super().equation(e, values)
-        partial = self._sums.join(e, self.before(e, values))
-        if e.index not in self._sums.roots:
+        partial = self.partial_sums.join(e, self.before(e, values))
+        if e.index not in self.partial_sums.roots:
             return [partial]
-        return [self._pin(self._sums.reduce(e, partial), self.layout.active(e.outs[0]))]
+        return [self._pin(self.partial_sums.reduce(e, partial), self.layout.active(e.outs[0]))]
 
     def _scan(self, e: Equation, values: list, door: Door) -> list:
         """A carry in parts starts so, and is summed after the last trip unless the rest of the step waits as well."""
@@ -228,7 +240,7 @@ class Hold(Emitter):
         """One weight, gathered for use.
 
         In a body one layer lives at a time. In straight-line code a later use gathers again, behind a barrier
-        tied to an earlier activation, once more than `_cap` bytes are kept: else XLA merges it with the first gather
+        tied to an earlier activation, once more than `cap` bytes are kept: else XLA merges it with the first gather
         and every full weight stays alive from forward to backward.
         """
         layout, body, x = self.layout, self._bodies[-1], values[k]
@@ -246,7 +258,7 @@ class Hold(Emitter):
         if not body.is_loop and kind in body.fetched and tie is not None:
             x, _ = lax.optimization_barrier((self._pin(x, rest), tie))
         body.fetched.add(kind)
-        body.keep(source, self._gathered(x, v), nbytes(self.program.avals[v]), self._cap)
+        body.keep(source, self._gathered(x, v), nbytes(self.program.avals[v]), self.cap)
         return body.kept[id(source)].gathered
 
     def _gathered(self, x: Any, v: Value) -> Any:

@@ -18,7 +18,7 @@ JOBS = {
     "spmd": (),
 }
 ALONE = {"spmd": "uses only your own specs", "pmap": "runs the step as it is written for one device"}
-LATER = ("auto",)
+AUTO = "auto"  # no strategy, but a search for one
 _EXAMPLE = {"data": "data=8", "fsdp": "fsdp=8", "tensor": "model=8", "sequence": "seq=8"}
 
 
@@ -39,9 +39,11 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
     parts = []
     for word in text.replace(" ", "").split("+"):
         name, _, axis = word.partition("@")
-        if name in LATER:
+        if name == AUTO:
             raise ShardError(
-                f"strategy '{name}' comes in a later version; today: {one_of(JOBS)} and their sums"
+                f"'{text}': auto searches for a strategy and stands alone: %%shard auto above a cell, or "
+                "jaxshard_magic.choose(step, args)",
+                fix="%%shard auto",
             )
         if name not in JOBS:
             hint = did_you_mean(name, JOBS)

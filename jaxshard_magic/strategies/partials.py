@@ -60,7 +60,7 @@ class _Sum:
 
 class PartialSums:
     """`members`: equations that make up sums of two or more products contracting tensor parallel dimensions;
-    `roots`: the last of each, where the sum is emitted. Both by number."""
+    `roots`: the last of each, where the sum is emitted. Both by number. `axes`: the mesh axes of each root."""
 
     def __init__(self, layout: Layout, readers: dict[Value, list[str]]):
         self._layout = layout
@@ -73,8 +73,8 @@ class PartialSums:
                 continued.update(v for v in e.ins if v in sums)
         last = [s for v, s in sums.items() if v not in continued]
         whole = [w for s in last if (w := self._worth_a_sum(s)) is not None]
-        self._axes = {s.equations[-1].index: s.axes for s in whole}
-        self.roots = set(self._axes)
+        self.axes = {s.equations[-1].index: s.axes for s in whole}
+        self.roots = set(self.axes)
         self.members = {e.index for s in whole for e in s.equations}
 
     def _sum(self, e: Equation, sums: dict[Value, _Sum], readers: dict[Value, list[str]]) -> _Sum | None:
@@ -124,7 +124,7 @@ class PartialSums:
     def reduce(self, e: Equation, partial: Partial) -> Any:
         """The sum of `partial`, reduced once over the tensor axes, at its root equation `e`; scattered where positions
         lie on these axes."""
-        axes, terms, layout = self._axes[e.index], partial.terms, self._layout
+        axes, terms, layout = self.axes[e.index], partial.terms, self._layout
         d, simulated = scattered(layout, e.outs[0], axes), layout.simulated
 
         def local(*operands):

@@ -1,0 +1,139 @@
+"""A `%%shard auto` cell: at its step's first call a strategy is chosen, and the cell goes on with it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jaxshard_magic import _cell, _options
+from jaxshard_magic._comparing import Growing
+from jaxshard_magic._steps import asked
+from jaxshard_magic.errors import ShardError
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from jaxshard_magic.report.choice import Choice
+    from jaxshard_magic.session import ShardSession
+    from jaxshard_magic.step import ShardedStep
+
+Make = Callable[
+    [_options.Options, "Mesh", Any], Any
+]  # a line, a mesh and the user's function as a sharded step
+
+
+class Choosing:
+    """The choice of one cell. `make` gives the step of the choice; without `goes_on` the cell ends at the step's first
+    call, and nothing runs."""
+
+    def __init__(
+        self,
+        session: "ShardSession",
+        options: _options.Options,
+        cell: _cell.Cell,
+        place: _cell.Step,
+        mesh: "Mesh",
+        make: Make,
+        *,
+        name_of: Callable[[str], str | None],
+        in_kernel: bool,
+        goes_on: bool,
+        say: Callable[[str], None],
+    ):
+        self._session, self._options, self._cell, self._place = session, options, cell, place
+        self._mesh, self._make, self._name_of, self._goes_on = mesh, make, name_of, goes_on
+        self._wanted = session.progress and not cell.quiet and in_kernel
+        self._say = say
+        self._choice: Choice | None = None
+        self.step: ShardedStep | None = None  # that of the choice, where the cell goes on with it
+
+    def ready(self) -> None:
+        """Raise ShardError for what the line alone tells, before the cell runs."""
+        from jaxshard_magic.comparing import space
+        from jaxshard_magic.specs import parse_assignment
+
+        for text in (*self._options.specs, *self._options.rules):
+            parse_assignment(text)
+        found = self._searched()
+        space(self._mesh, found["among"], meshes=found["meshes"], vary=found["vary"], common=self._common())
+
+    def standing_in(self, function: Any) -> _cell.Deciding:
+        """What stands in the place of the cell's step until it is called."""
+        return _cell.Deciding(function, partial(self._decided, function))
+
+    def settled(self, binding: _cell.Binding) -> "Choice":
+        """What was chosen, after the cell: its step is bound then, or the plain one as before.
+
+        A cell that did not call its step has it called once, on copies of what the notebook holds. Raises ShardError
+        where there are no arguments for that.
+        """
+        from jaxshard_magic.step.copies import copies
+
+        if not binding.bound:
+            raise ShardError(f"the cell ended without binding {self._place.path}")
+        if self._choice is None:
+            stand_in = binding.sharded
+            with binding:
+                args, kwargs = _cell.from_namespace(stand_in.__wrapped__, binding.namespace, self._place.path)
+                stand_in(*copies(args), **copies(kwargs))
+        assert self._choice is not None
+        if self.step is not None:
+            binding.settle(self.step)
+        return self._choice
+
+    def _decided(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The step of the choice for a call with these arguments. Raises Stopped where the cell is to end."""
+        from jaxshard_magic import api
+        from jaxshard_magic.comparing import reshaped
+        from jaxshard_magic.specs import parse_assignment
+        from jaxshard_magic.step import ShardedStep
+
+        options, session = self._options, self._session
+        plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
+        method = hasattr(plain, "__self__")
+
+        def prepare(step: ShardedStep) -> None:
+            step.compile_limit = session.compile_limit
+            step.cell, step.name_of = (self._cell.filename, self._cell.text), self._name_of
+
+        with Growing(self._wanted, session.view) as growing:
+            self._choice = api.choose(
+                plain,
+                args,
+                kwargs,
+                mesh=self._mesh,
+                **self._searched(),
+                **self._common(),
+                budget=options.budget,
+                plan_only=options.plan_only,
+                specs=_cell.annotated_specs(plain) | dict(map(parse_assignment, options.specs)),
+                rules=[parse_assignment(rule) for rule in options.rules],
+                donate=options.donate,
+                on=options.on,
+                run=self._goes_on and not method,
+                repeat=options.repeat or None,
+                name=options.name or self._place.path,
+                say=self._say,
+                show=growing,
+                prepare=prepare,
+            )
+        chosen = self._choice.chosen
+        if chosen is None or not self._goes_on or method:
+            raise _cell.Stopped
+        line = replace(options, strategy=chosen.strategy, repeat=0, **chosen.options)
+        self.step = self._make(line, reshaped(self._mesh, tuple(chosen.mesh.items())), plain)
+        return self.step
+
+    def _searched(self) -> dict[str, Any]:
+        from jaxshard_magic.comparing import AMONG, meshes_of, varied
+
+        among = self._options.among
+        return {
+            "among": AMONG if among is None else [word.strip() for word in among.split(",") if word.strip()],
+            "meshes": meshes_of(self._options.meshes),
+            "vary": varied(self._options.vary),
+        }
+
+    def _common(self) -> dict[str, Any]:
+        """Options that the line gives to all candidates."""
+        return {k: v for k, v in asked(self._options).items() if v != getattr(_options.Options, k)}

@@ -1,0 +1,65 @@
+"""The usual decision path to a strategy, with the figures of one step: does it fit on each device, how fast are the
+links, is it a chain of layers?"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..hardware import GIB, Chip
+from ..report.choice import Question
+
+if TYPE_CHECKING:
+    from .search import Node
+    from .sketch import Sketch
+
+
+def path(
+    families: "Sequence[Node]", chip: Chip, limit: int | None, layers: int | None = None
+) -> tuple[Question, ...]:
+    """`families`: strategies on meshes as they were planned; `layers`: into how many stages the step can be cut, 0
+    where it can't, None where that was not looked at."""
+    return (_fits(families, limit), _links(families, chip), _chain(layers))
+
+
+def _fits(families: "Sequence[Node]", limit: int | None) -> Question:
+    asks = "Does all of it fit on each device, with only the batch divided?"
+    known = _best(families, "dp")
+    if known is None or known.needs is None or known.holds is None:
+        return Question(asks, None, "the batch does not divide over all devices", yes="dp")
+    because = f"arrays {_gib(known.holds)}, with all in between about {_gib(known.needs)}"
+    if limit is None:
+        return Question(asks, None, f"{because}; how much a device has is not known", yes="dp")
+    return Question(asks, known.needs <= limit, f"{because}, of {_gib(limit)}", yes="dp")
+
+
+def _links(families: "Sequence[Node]", chip: Chip) -> Question:
+    asks = "Are the links fast enough to gather the weights as they are used?"
+    known, leads = _best(families, "fsdp"), "fsdp"
+    if known is None:
+        known, leads = _best(families, "fsdp+tp"), "fsdp+tp"
+    if known is None or known.own is None or known.sent is None:
+        return Question(asks, None, f"no figures of {chip.name} tell", yes=leads)
+    because = f"{_ms(known.sent)} to send under {leads}, beside {_ms(known.own)} of products and update"
+    return Question(asks, known.sent <= known.own, because, yes=leads)
+
+
+def _chain(layers: int | None) -> Question:
+    asks = "Is it a chain of layers?"
+    if layers is None:
+        return Question(asks, None, "it was not tried to cut it into stages", yes="pp", no="tp")
+    if not layers:
+        return Question(asks, False, "it can't be cut into stages", yes="pp", no="tp")
+    return Question(asks, True, f"it can be cut into {layers} stages", yes="pp", no="tp")
+
+
+def _best(families: "Sequence[Node]", strategy: str) -> "Sketch | None":
+    """Of a strategy's meshes the one that takes least time as planned."""
+    known = [n for n in families if n.candidate.strategy == strategy and n.sketch is not None]
+    return min(known, key=lambda n: n.least).sketch if known else None
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,334 @@
+"""The fastest strategy that fits, searched best first: planned candidates wait by what they take at least, and the best
+of them is compiled until none that is left can be faster."""
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ShardError
+from ..hardware import Chip
+from ..report.choice import (
+    BOUND,
+    CHOSEN,
+    ESTIMATE,
+    LEFT,
+    REFUSED,
+    RUNNER_UP,
+    SLOWER,
+    TOO_LARGE,
+    Choice,
+    Considered,
+)
+from ..report.comparison import Comparison, Trial
+from .candidates import Candidate, Refused
+from .path import path
+from .sketch import Sketch, sketch
+from .space import saving
+from .trials import Trying
+
+if TYPE_CHECKING:
+    from ..step import ShardedStep
+
+FAR = 2.0  # times the memory there is: an estimate above is believed, and the candidate not compiled
+WIDER = 1.3  # where steps are measured: of the best prediction, what is still worth a run
+BUDGET = 300.0  # seconds
+
+
+@dataclass(eq=False)
+class Node:
+    """One candidate of the search. `least`: seconds that it takes at least, its own or those of the candidate that it
+    takes less memory than; `outcome` and `why` are said once they are known."""
+
+    candidate: Candidate | Refused
+    least: float = math.inf
+    sketch: Sketch | None = None
+    opened: bool = False
+    outcome: str = LEFT
+    why: str = ""
+    position: int | None = None
+    trial: Trial | None = None
+
+
+class Searching:
+    """A search as it is made. `make(candidate)` gives the step to try.
+
+    Args:
+        name: of the step.
+        families: strategies on meshes, as `space` gives them.
+        make: a candidate as a step; it may raise ShardError.
+        chip: whose figures tell what a step takes at least; `known`: whether it is the one that runs it.
+        limit: bytes that a device has room for; None where it is not known.
+        vary, common: the options that save memory, as `saving` takes them.
+        budget: seconds; None for no limit.
+        compile: False ends with what is planned.
+        run: run what has compiled, and choose by the measured times.
+        check, repeat, say, show: as `Trying` takes them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        families: Sequence[Candidate | Refused],
+        make: "Callable[[Candidate], ShardedStep]",
+        *,
+        chip: Chip,
+        known: bool,
+        limit: int | None,
+        vary: Mapping[str, Sequence[Any]],
+        common: Mapping[str, Any],
+        budget: float | None = BUDGET,
+        compile: bool = True,
+        run: bool = False,
+        check: bool = True,
+        repeat: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        show: Callable[[Comparison], None] = lambda _: None,
+    ):
+        self._make, self._chip, self._known, self._limit = make, chip, known, limit
+        self._vary, self._common, self._budget = vary, common, budget
+        self._compile, self._run, self._say = compile, run and compile, say
+        self._trying = Trying(name, [], make, run=run, check=check, repeat=repeat, say=say, show=show)
+        self._trying.over = self._over
+        self._nodes = [Node(each) for each in families]
+        self._families = list(self._nodes)
+        self._heap: list[tuple[bool, float, int, Node]] = []
+        self._order = itertools.count()
+        self._end = math.inf
+        self._interrupted = False
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Choice:
+        """Search for a call with these arguments, which may be shapes where nothing is run.
+
+        Raises `ShardError` where the budget ends before anything has compiled, and what the user's own code raises.
+        """
+        start = time.monotonic()
+        self._end = start + (math.inf if self._budget is None else self._budget)
+        try:
+            self._plan_all(args, kwargs)
+            if self._compile:
+                self._trying.compile(args, kwargs, lambda: self._feed(args, kwargs))
+                self._settle()
+                if self._run:
+                    self._run_best(args, kwargs)
+            else:
+                self._plan_only(args, kwargs)
+        except KeyboardInterrupt:
+            self._interrupted = True
+        finally:
+            self._say("")
+        self._settle()
+        seconds = time.monotonic() - start
+        self._has_something(seconds)
+        return self._choice(args, kwargs, seconds)
+
+    def _over(self) -> bool:
+        return self._interrupted or time.monotonic() >= self._end
+
+    def _plan_all(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        for at, node in enumerate(self._nodes):
+            if self._over():
+                return
+            if isinstance(node.candidate, Refused):
+                node.outcome, node.why = REFUSED, node.candidate.why
+                continue
+            self._say(f"planning {node.candidate.line}, {at + 1} of {len(self._nodes)}")
+            if self._sketched(node, args, kwargs):
+                self._put(node)
+
+    def _sketched(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Plan a candidate; whether it can be planned, and may fit."""
+        assert isinstance(node.candidate, Candidate)
+        try:
+            with self._trying.python:
+                step = self._make(node.candidate)
+                step.traces = self._trying.traces
+                node.sketch = sketch(step, node.candidate, args, kwargs, self._chip)
+        except ShardError as error:
+            node.outcome, node.why = REFUSED, " ".join(str(error).split())
+            return False
+        node.least = max(node.sketch.seconds or 0.0, 0.0 if node.least == math.inf else node.least)
+        return True
+
+    def _put(self, node: Node) -> None:
+        """Let a candidate wait for its turn; those that are likely to fit go first."""
+        heapq.heappush(self._heap, (not self._likely(node), node.least, next(self._order), node))
+
+    def _likely(self, node: Node) -> bool:
+        known = node.sketch
+        return known is None or known.needs is None or self._limit is None or known.needs <= self._limit
+
+    def _next(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Node | None:
+        """The candidate to try next; None where none is left that could be better, or none for now."""
+        while self._heap and not self._over():
+            node = heapq.heappop(self._heap)[-1]
+            if self._slower(node):
+                node.outcome = BOUND
+            elif node.sketch is None:
+                self._say(f"planning {node.candidate.line}")
+                if self._sketched(node, args, kwargs):
+                    self._put(node)
+            else:
+                if not self._likely(node):
+                    self._open(node)
+                if not self._too_large(node):
+                    return node
+        return None
+
+    def _feed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:
+        """The position of the next candidate to compile."""
+        self._settle()
+        node = self._next(args, kwargs)
+        if node is None:
+            return None
+        assert isinstance(node.candidate, Candidate)
+        node.position = self._trying.add(node.candidate)
+        return node.position
+
+    def _plan_only(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Take plans for what they say: none is known to be any better."""
+        while (node := self._next(args, kwargs)) is not None:
+            node.outcome = SLOWER if self._likely(node) else ESTIMATE
+            node.why = "" if self._likely(node) else "it needs more than a device has"
+
+    def _slower(self, node: Node) -> bool:
+        """Whether a candidate can't be faster than the best that is known to fit."""
+        return self._known and node.least >= self._best() * (WIDER if self._run else 1.0)
+
+    def _too_large(self, node: Node) -> bool:
+        known, limit = node.sketch, self._limit
+        if known is None or known.holds is None or known.needs is None or limit is None:
+            return False
+        if known.holds > limit:
+            node.outcome, node.why = ESTIMATE, "its arrays alone take more than a device has"
+            return True
+        if known.needs > FAR * limit:
+            node.outcome, node.why = ESTIMATE, "it needs far more than a device has"
+            return True
+        return False
+
+    def _open(self, node: Node) -> None:
+        """Let the same strategy wait with what takes less memory, where its arrays leave room for that."""
+        held = 0 if node.sketch is None else node.sketch.holds or 0
+        if node.opened or node not in self._families or (self._limit is not None and held > self._limit):
+            return
+        node.opened = True
+        assert isinstance(node.candidate, Candidate)
+        for candidate in saving(node.candidate, self._vary, self._common):
+            other = Node(candidate, least=node.least)
+            self._nodes.append(other)
+            self._put(other)
+
+    def _settle(self) -> None:
+        """Read what came of those that were compiled since; what does not fit waits with options that save memory."""
+        for node in [n for n in self._nodes if n.position is not None and n.outcome == LEFT]:
+            assert node.position is not None
+            node.trial = self._trying.trial(node.position)
+            if node.trial is None:
+                continue
+            if node.trial.fits is False:
+                node.outcome = TOO_LARGE
+                self._open(node)
+            elif node.trial.report is None:
+                node.outcome, node.why = REFUSED, node.trial.why or ""
+            else:
+                node.outcome = SLOWER
+
+    def _fitting(self) -> list[Node]:
+        """Those that are known to fit, the fastest first, as predicted of their programs, or planned."""
+        fit = [n for n in self._nodes if n.outcome == SLOWER]
+        return sorted(fit, key=lambda n: math.inf if (t := self._seconds(n)) is None else t)
+
+    def _seconds(self, node: Node) -> float | None:
+        if not self._compile:
+            return None if node.sketch is None else node.sketch.seconds
+        return None if node.trial is None else node.trial.predicted
+
+    def _best(self) -> float:
+        known = [t for n in self._fitting() if (t := self._seconds(n)) is not None]
+        best = 0 if self._compile else 1  # nothing is certain of a plan: the second is wanted as well
+        return known[best] if len(known) > best else math.inf
+
+    def _run_best(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Run those that fit, on copies, the best predictions first."""
+        order = [n.position for n in self._fitting() if n.position is not None]
+        self._trying.run_all(args, kwargs, order)
+        for node in self._nodes:
+            if node.position is not None and node.outcome == SLOWER:
+                node.trial = self._trying.trial(node.position)
+
+    def _has_something(self, seconds: float) -> None:
+        if not self._compile or self._interrupted or any(n.trial is not None for n in self._nodes):
+            return
+        if self._over():
+            told = f"--budget {self._budget:g}: nothing had compiled after {seconds:.0f} s"
+            raise ShardError(f"{told}; give it more, or --plan-only for what the plans alone say")
+        refused = {n.why for n in self._nodes if n.outcome == REFUSED}
+        if len(refused) == 1 and all(n.outcome == REFUSED for n in self._nodes):
+            raise ShardError(next(iter(refused)))
+
+    def _choice(self, args: Sequence[Any], kwargs: dict[str, Any], seconds: float) -> Choice:
+        comparison = self._trying.comparison
+        ranked = self._ranked(comparison)
+        for node in self._nodes:
+            if self._compile and node.outcome == SLOWER and node not in ranked:
+                said = None if node.trial is None else node.trial.why
+                node.outcome, node.why = REFUSED, said or "its numbers are not those of the plain step"
+        for node, outcome in zip(ranked, (CHOSEN, RUNNER_UP), strict=False):
+            node.outcome = outcome
+        first = [*ranked, *(n for n in self._nodes if n not in ranked)]
+        return Choice(
+            name=self._trying.name,
+            comparison=comparison,
+            candidates=tuple(map(_considered, first)),
+            path=path(self._families, self._chip, self._limit),
+            source=(comparison.source or "predicted") if self._compile else "planned",
+            on=self._chip.name if self._known else None,
+            limit=self._limit,
+            budget=self._budget,
+            seconds=seconds,
+            notes=self._notes(),
+        )
+
+    def _ranked(self, comparison: Comparison) -> list[Node]:
+        """Those that are an answer, the fastest first."""
+        if not self._compile:
+            return self._fitting()
+        usable = {t.line: t for t in comparison.usable}
+        fit = [n for n in self._fitting() if n.candidate.line in usable]
+
+        def seconds(node: Node) -> float:
+            found = comparison.seconds(usable[node.candidate.line])
+            return math.inf if found is None else found
+
+        return sorted(fit, key=seconds)
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self._interrupted:
+            notes.append("Interrupted: what had compiled is chosen from.")
+        if not self._known:
+            notes.append(
+                f"No figures of this hardware are known: candidates were tried in the order that a {self._chip.name} "
+                "gives them, and none was ruled out by what it takes at least."
+            )
+        return tuple(notes)
+
+
+def _considered(node: Node) -> Considered:
+    candidate, known = node.candidate, node.sketch or Sketch()
+    axes = candidate.axes if isinstance(candidate, Refused) else candidate.mesh.shape
+    return Considered(
+        candidate.strategy,
+        dict(axes),
+        dict(candidate.options),
+        candidate.line,
+        node.outcome,
+        node.why,
+        known.seconds,
+        known.needs,
+        known.holds,
+    )

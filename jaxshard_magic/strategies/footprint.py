@@ -1,0 +1,132 @@
+"""What a step needs of a device's memory under a layout: estimated from the traced step, before anything is compiled.
+
+Arrays at rest are exact. Of what lies in between, the compiler fuses what it computes element by element into what
+reads it, and keeps what products, lookups, sums and loops make until their last reader. It may do better by computing
+again, and worse by another order.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..program.flops import results
+from ..program.flow import by_anything
+from ..program.ir import Equation, Scope, Value
+from ..program.primitives import scan_counts
+from ..program.sizes import nbytes
+from .hold import Hold
+
+_KEPT = frozenset(
+    {
+        *(
+            "dot_general",
+            "conv_general_dilated",
+            "ragged_dot_general",
+            "gather",
+            "sort",
+            "cumsum",
+            "cumlogsumexp",
+        ),
+        *(
+            "concatenate",
+            "random_bits",
+            "threefry2x32",
+            "scan",
+            "while",
+            "cond",
+            "custom_call",
+            "pallas_call",
+        ),
+        *(
+            "reduce_window",
+            "reduce_window_sum",
+            "reduce_window_max",
+            "select_and_gather_add",
+            "dynamic_update_slice",
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on one device: `arrays`, all that go in, and come out without taking the place of one that went in;
+    `between`, the most that lies there meanwhile."""
+
+    arrays: int
+    between: int
+
+    @property
+    def peak(self) -> int:
+        return self.arrays + self.between
+
+
+def footprint(hold: Hold, donated: Collection[int] = ()) -> Footprint:
+    """`donated`: inputs, by number, whose memory an output takes over."""
+    return _Estimate(hold).whole(donated)
+
+
+class _Estimate:
+    def __init__(self, hold: Hold):
+        self._hold, self._layout, self._program = hold, hold.layout, hold.program
+        self._used = self._layout.flow.back(results(self._program), by_anything).keys()
+        self._kept: dict[int, bool] = {}
+
+    def whole(self, donated: Collection[int]) -> Footprint:
+        """What comes out takes the place of what it was made from: gradients wait for all of it, or it for them."""
+        program = self._program
+        outs = {v for v in program.outputs if v is not None} - {*program.inputs}
+        given = sum(self._bytes(program.inputs[i]) for i in donated)
+        made = max(0, sum(map(self._bytes, outs)) - given)
+        gathered = any(self._hold.gathers(program.inputs[i]) for i in self._layout.roles.stored)
+        between = self._peak(program.top, outs) + (self._hold.cap if gathered else 0)
+        return Footprint(sum(map(self._bytes, program.inputs)) + made, max(0, between - made))
+
+    def _peak(self, scope: Scope, outs: Collection[Value]) -> int:
+        """The most bytes that values of a scope take together, beside what goes in and comes out of it."""
+        roots: dict[Value, frozenset[Value]] = {}
+        last: dict[Value, int] = {}
+        kept = []
+        for e in scope.equations:
+            read = frozenset[Value]().union(*(roots.get(v, ()) for v in e.ins if v is not None))
+            if self._used.isdisjoint(e.outs) and not e.doors:
+                continue
+            if self._is_kept(e):
+                roots |= {v: frozenset([v]) for v in e.outs}
+                last |= dict.fromkeys(read, len(kept))
+                kept.append(e)
+            else:
+                roots |= dict.fromkeys(e.outs, read)
+        for v in outs:
+            last |= dict.fromkeys(roots.get(v, ()), len(kept))
+        ends: dict[int, list[Value]] = {}
+        now = most = 0
+        for at, e in enumerate(kept):
+            born = [v for v in e.outs if v in last and v not in outs]
+            now += sum(map(self._bytes, born))
+            most = max(most, now + max((self._trip(e, d.scope) for d in e.doors), default=0))
+            for v in born:
+                ends.setdefault(last[v], []).append(v)
+            now -= sum(map(self._bytes, ends.pop(at, ())))
+        return most
+
+    def _trip(self, e: Equation, scope: Scope) -> int:
+        """What one run of a body takes: its own values, and what goes from trip to trip once more."""
+        outs = {v for v in scope.outs if v is not None}
+        inside = self._peak(scope, outs)
+        if e.name != "scan":
+            return inside
+        n, _ = scan_counts(e.params)
+        slices = sum(map(self._bytes, scope.ins[n:]))
+        return inside + slices + sum(self._bytes(v) for v in scope.outs if v is not None)
+
+    def _is_kept(self, e: Equation) -> bool:
+        if e.index not in self._kept:
+            own = e.name in _KEPT or e.name.startswith(("scatter", "reduce_sum", "reduce_max", "arg"))
+            inner = (i for door in e.doors for i in door.scope.equations)
+            self._kept[e.index] = own or any(map(self._is_kept, inner))
+        return self._kept[e.index]
+
+    def _bytes(self, v: Value) -> int:
+        layout = self._layout
+        spec = layout.active(v) if layout.batchy(v) else layout.at_rest(v)
+        return nbytes(self._program.avals[v]) // layout.count(tuple(a for axes in spec for a in axes))

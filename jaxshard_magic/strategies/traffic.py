@@ -1,0 +1,205 @@
+"""What the devices must send each other under a layout: told from the traced step, before anything is compiled.
+
+Weights that rest divided are gathered where activations meet them (`Hold`), and what contracts a divided dimension is a
+sum that devices add up: activations under tensor parallelism, gradients over the examples. Compiled steps send this,
+and now and then a little more: scalars, what the compiler lays out anew.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from ..plan import Sent
+from ..program.flops import results
+from ..program.flow import by_anything
+from ..program.ir import Door, Equation, Scope, Value
+from ..program.primitives import REMAT
+from ..program.sizes import nbytes
+from .hold import Hold
+from .layout import Axes, Spec
+
+_REDUCES = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_or", "reduce_and"})
+
+
+def traffic(hold: Hold) -> tuple[Sent, ...]:
+    """The collectives of one step, in the order of the program; those of loops with all their trips."""
+    return tuple(_Traffic(hold).found())
+
+
+@dataclass
+class _Body:
+    """Weights that are whole in one body, by the value that they were gathered from, with their bytes."""
+
+    is_loop: bool
+    kept: dict[Value, int]
+
+
+class _Traffic:
+    def __init__(self, hold: Hold):
+        self._hold, self._layout = hold, hold.layout
+        self._program = hold.program
+        self._used = self._layout.flow.back(results(self._program), by_anything).keys()
+        self._gathered: set[tuple[Value, Axes]] = set()
+        self._partners = self._linked() if self._layout.sequence else {}
+
+    def found(self) -> Iterator[Sent]:
+        yield from self._inside(self._program.top, _Body(False, {}), {})
+
+    def _inside(self, scope: Scope, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
+        """`same`: what a value inside is outside of the bodies that are run in place."""
+        for e in scope.equations:
+            if e.doors:
+                for door in e.doors:
+                    yield from self._inside(door.scope, *self._entered(e, door, body, same))
+                yield from self._after_loop(e)
+            elif not self._used.isdisjoint(e.outs):
+                yield from self._weights(e, body, same)
+                yield from self._resharded(e)
+                yield from self._summed(e)
+
+    def _entered(
+        self, e: Equation, door: Door, body: _Body, same: dict[Value, Value]
+    ) -> tuple[_Body, dict[Value, Value]]:
+        again = e.name in REMAT and e.params.get("differentiated") and e.params.get("prevent_cse")
+        if again or e.name in ("scan", "while", "cond"):
+            return _Body(True, {}), {}
+        return body, {b: same.get(a, a) for a, b, _ in door.into if a is not None}
+
+    def _after_loop(self, e: Equation) -> Iterator[Sent]:
+        """Gradients that waited for the end of a loop; weights that were gathered before it."""
+        for i, v in enumerate(e.outs):
+            if self._hold.summed_after(e, i):
+                yield from self._gradient(v, self._layout.batch_axes, e.trips)
+
+    def _weights(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
+        """All-gathers of weights that `e` reads, as `Hold` keeps them for the next one that does."""
+        layout = self._layout
+        if not layout.storage.batchy_equation(e) or e.name.startswith("scatter"):
+            return
+        for v in e.ins:
+            if v is None or layout.batchy(v) or not self._program.shapes[v]:
+                continue
+            over = self._hold.gathers(v)
+            source = same.get(v, v)
+            if not over or source in body.kept:
+                continue
+            yield self._sent("all-gather", over, self._bytes(v, layout.in_use(v)), e.trips)
+            body.kept[source] = nbytes(self._program.avals[v])
+            while not body.is_loop and len(body.kept) > 1 and sum(body.kept.values()) > self._hold.cap:
+                body.kept.pop(next(iter(body.kept)))
+
+    def _summed(self, e: Equation) -> Iterator[Sent]:
+        sums, out = self._hold.partial_sums, e.outs[0]
+        if e.index in sums.members:
+            if e.index in sums.roots:
+                yield from self._activation(out, sums.axes[e.index], e.trips)
+            return
+        over = self._contracted(e)
+        if not over:
+            return
+        if not self._layout.batchy(out):
+            if not self._hold.waits(e):
+                yield from self._gradient(out, over, e.trips, whole=e.name.startswith("scatter"))
+            return
+        yield from self._activation(out, over, e.trips)
+
+    def _activation(self, v: Value, over: Axes, trips: int) -> Iterator[Sent]:
+        spec = self._layout.active(v)
+        lying = {a for axes in spec for a in axes}
+        into = tuple(a for a in over if a in lying)
+        size = self._bytes(v, [tuple(a for a in axes if a not in into) for axes in spec])
+        if self._layout.simulated and self._program.avals[v].dtype == jnp.bfloat16:
+            size *= 2  # the CPU adds them up in float32
+        yield self._sent("reduce-scatter" if into else "all-reduce", over, size, trips)
+
+    def _gradient(self, v: Value, over: Axes, trips: int, *, whole: bool = False) -> Iterator[Sent]:
+        """A sum over the examples goes to where its parameter rests: scattered over the axes that divide it, added up
+        over the others. A lookup's is added up as a whole."""
+        layout = self._layout
+        rest = [] if whole else layout.at_rest(v)
+        store = tuple(a for axes in rest for a in axes if a in over)
+        others = tuple(a for a in over if a not in store)
+        spec = layout.in_use(v)
+        size = self._bytes(v, spec)
+        if store:
+            yield self._sent("all-reduce" if layout.simulated else "reduce-scatter", store, size, trips)
+            size //= layout.count(store)
+        if others:
+            yield self._sent("all-reduce", others, size, trips)
+
+    def _contracted(self, e: Equation) -> Axes:
+        """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""
+        layout = self._layout
+        if e.name == "dot_general":
+            left, right = (self._spec(v) for v in e.ins[:2])
+            pairs = zip(*e.params["dimension_numbers"][0], strict=True)
+            return _unique(a for i, j in pairs for a in left[i] if a in right[j])
+        if e.name == "conv_general_dilated":
+            left, right = (self._spec(v) for v in e.ins[:2])
+            numbers = e.params["dimension_numbers"]
+            return _unique(a for a in left[numbers.lhs_spec[1]] if a in right[numbers.rhs_spec[1]])
+        if e.name in _REDUCES:
+            spec = self._spec(e.ins[0])
+            return _unique(a for d in e.params["axes"] for a in spec[d])
+        if e.name == "scatter-add" and not layout.batchy(e.ins[0]) and layout.batchy(e.ins[2]):
+            window = e.params["dimension_numbers"].update_window_dims
+            return _unique(a for d, axes in enumerate(self._spec(e.ins[2])) if d not in window for a in axes)
+        if e.name == "gather" and layout.batchy(e.outs[0]):
+            spec = self._spec(e.ins[0])
+            along = e.params["dimension_numbers"].start_index_map
+            return _unique(a for d in along for a in spec[d] if d < len(spec))
+        return ()
+
+    def _resharded(self, e: Equation) -> Iterator[Sent]:
+        """Activations whose positions `e` needs whole."""
+        layout = self._layout
+        if not layout.sequence:
+            return
+        into = self._partners.get(e.index, {})
+        for v in dict.fromkeys(e.ins):
+            if v is None or not layout.batchy(v):
+                continue
+            spec = layout.active(v)
+            nodes = self._program.nodes(v)
+            gone = _unique(
+                a
+                for n, axes in zip(nodes, spec, strict=True)
+                for a in axes
+                if a in layout.sequence_axes and n in into and a not in into[n]
+            )
+            if gone and (v, gone) not in self._gathered:
+                self._gathered.add((v, gone))
+                left = [tuple(a for a in axes if a not in gone) for axes in spec]
+                yield self._sent("all-gather", gone, self._bytes(v, left), e.trips)
+
+    def _linked(self) -> dict[int, dict[int, set[str]]]:
+        """By equation and by dimension of what it touches: the axes of the dimensions that are the same there."""
+        program, found = self._program, defaultdict[int, dict[int, set[str]]](dict)
+        value_of = [v for v in range(len(program.avals)) for _ in program.nodes(v)]
+        specs: dict[Value, Spec] = {}
+        for link in self._layout.dims.links.links:
+            if link.equation is None:
+                continue
+            for a, b in ((link.a, link.b), (link.b, link.a)):
+                v = value_of[b]
+                spec = specs.setdefault(v, self._spec(v))
+                found[link.equation].setdefault(a, set()).update(spec[b - program.first[v]])
+        return found
+
+    def _spec(self, v: Value | None) -> Spec:
+        layout = self._layout
+        if v is None:
+            return []
+        return layout.active(v) if layout.batchy(v) else layout.in_use(v)
+
+    def _bytes(self, v: Value, spec: Sequence[Axes]) -> int:
+        return nbytes(self._program.avals[v]) // self._layout.count(tuple(a for axes in spec for a in axes))
+
+    def _sent(self, kind: str, axes: Axes, size: int, count: int) -> Sent:
+        return Sent(kind, axes, self._layout.count(axes), size, count)
+
+
+def _unique(axes: Iterable[str]) -> Axes:
+    return tuple(dict.fromkeys(axes))

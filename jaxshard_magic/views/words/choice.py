@@ -1,0 +1,280 @@
+"""A search's choice in words: what it found, what ruled the others out, and whether the usual decision path leads to
+the same."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from jaxshard_magic.report.choice import (
+    BOUND,
+    CHOSEN,
+    ESTIMATE,
+    LEFT,
+    REFUSED,
+    RUNNER_UP,
+    SLOWER,
+    TOO_LARGE,
+    Choice,
+    Considered,
+    Question,
+)
+from jaxshard_magic.views.format import (
+    SPACE,
+    UNKNOWN,
+    byte_parts,
+    byte_text,
+    count_text,
+    limit_parts,
+    rounded,
+    seconds_text,
+    significant,
+)
+from jaxshard_magic.views.words.comparison import on_cpu
+from jaxshard_magic.views.words.spans import Span, strong
+
+_MESH = re.compile(r'\s*--mesh[= ]("[^"]*"|\S+)')
+_ORDER = (CHOSEN, RUNNER_UP, SLOWER, BOUND, TOO_LARGE, ESTIMATE, LEFT, REFUSED)
+
+
+def mesh_of(candidate: Considered) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in candidate.mesh.items())
+
+
+def options_of(candidate: Considered) -> str:
+    """The options as they are typed, without the mesh."""
+    return _MESH.sub("", candidate.line).removeprefix(candidate.strategy).strip()
+
+
+def place_of(candidate: Considered) -> str:
+    """` on data=64 model=4, --remat full`: what follows a strategy's name."""
+    mesh, options = mesh_of(candidate), options_of(candidate)
+    return (f" on {mesh}" if mesh else "") + (f", {options}" if options else "")
+
+
+def choice_lead(found: Choice) -> list[Span]:
+    """`fsdp+tp on data=64 model=4: 212 ms a step predicted for TPU v5e, 12.1 of 15.75 GiB a device; 8% faster than the
+    runner-up, fsdp on data=256 (229 ms).`, the strategy in bold."""
+    chosen = found.chosen
+    if chosen is None:
+        return list(_nothing(found))
+    figures = f"{_time(found, chosen)}, {_room(found, chosen) or 'peak memory not known'}"
+    bare = " Nothing was compiled." if found.source == "planned" else ""
+    return [strong(chosen.strategy), Span(f"{place_of(chosen)}: {figures}{_against(found, chosen)}.{bare}")]
+
+
+def _time(found: Choice, candidate: Considered) -> str:
+    seconds = found.time_of(candidate)
+    if seconds is None:
+        return "step time not known"
+    if found.source == "planned":
+        return f"at least {seconds_text(seconds)} a step by its plan"
+    if found.source == "measured":
+        return f"{seconds_text(seconds)} a step {'on this CPU' if on_cpu(found.comparison) else 'measured'}"
+    return f"{seconds_text(seconds)} a step predicted" + (f" for {found.on}" if found.on else "")
+
+
+def _room(found: Choice, candidate: Considered) -> str:
+    """`12.1 of 15.75 GiB a device`, `about 12.1 GiB a device` where it is estimated; empty where it is not known."""
+    peak, trial = found.peak_of(candidate), found.trial_of(candidate)
+    if peak is None:
+        return ""
+    about = "about " if trial is None or trial.peak is None else ""
+    known = [t.limit for t in (trial, *found.comparison.trials) if t is not None and t.limit is not None]
+    if not known:
+        return f"{about}{byte_text(peak)} a device"
+    (size, unit), (limit, limit_unit) = byte_parts(peak), limit_parts(known[0])
+    own = "" if unit == limit_unit else SPACE + unit
+    return f"{about}{size}{own} of {limit}{SPACE}{limit_unit} a device"
+
+
+def _against(found: Choice, chosen: Considered) -> str:
+    other = found.runner_up
+    if other is None:
+        return "; no other is known to fit" if len(found.candidates) > 1 else "; there was no other candidate"
+    name = f"{other.strategy}{place_of(other)}"
+    ours, theirs = found.time_of(chosen), found.time_of(other)
+    if ours is None or theirs is None:
+        return f"; the runner-up is {name}"
+    if found.source == "planned":
+        return f"; the runner-up, {name}, takes at least {seconds_text(theirs)}"
+    return f"; {speed_text(ours, theirs)} the runner-up, {name} ({seconds_text(theirs)})"
+
+
+def speed_text(ours: float, theirs: float) -> str:
+    """`8% faster than`, by how many steps are done in the same time: `theirs / ours - 1`."""
+    ratio = theirs / ours if ours else 1.0
+    if ratio >= 2:
+        return f"{significant(ratio, 2)} times as fast as"
+    if ratio >= 1.005:
+        return f"{rounded(100 * (ratio - 1), 0)}% faster than"
+    return "as fast as" if ratio > 0.995 else f"{rounded(100 * (1 - ratio), 0)}% slower than"
+
+
+def _nothing(found: Choice) -> Iterator[Span]:
+    """That nothing fits, and what came nearest; or why nothing could be tried."""
+    candidates = found.candidates
+    if not candidates:
+        yield strong("There was nothing to try.")
+        return
+    large = [
+        (peak, c) for c in candidates if c.outcome in (TOO_LARGE, ESTIMATE) for peak in [found.peak_of(c)]
+    ]
+    fits = "fits" if len(large) == len(candidates) else "is known to fit" if large else "could be run"
+    yield strong(f"None of {_candidates(len(candidates))} {fits}.")
+    known = [(peak, c) for peak, c in large if peak is not None]
+    if known:
+        _, nearest = min(known, key=lambda each: each[0])
+        yield Span(" The least memory is needed by ")
+        yield strong(nearest.strategy)
+        yield Span(f"{place_of(nearest)}: {_room(found, nearest)}.")
+    elif refused := [c for c in found.with_outcome(REFUSED) if c.why]:
+        yield Span(f" {refused[0].strategy}{place_of(refused[0])}: {refused[0].why.rstrip('.')}.")
+
+
+def choice_about(found: Choice) -> str:
+    """`train_step, planned for TPU v5e.`, of a choice that compiled nothing."""
+    return found.name + (f", planned for {found.on}" if found.on else "") + "."
+
+
+def choice_counts(found: Choice) -> str:
+    """`207 considered, 3 compiled. 120 can't be faster (...); 4 left when the budget of 60 s ended. 61.2 s used.`"""
+    compiled = sum(trial.report is not None for trial in found.comparison.trials)
+    large = len(found.with_outcome(TOO_LARGE))
+    told = f"{_candidates(len(found.candidates))} considered, {count_text(compiled) if compiled else 'none'} compiled"
+    fewer = f"of which {count_text(large)} {'does' if large == 1 else 'do'} not fit"
+    told += f", {'none of which fits' if large == compiled else fewer}." if large else "."
+    ruled = [
+        fate_text(found, outcome, len(group))
+        for outcome in (BOUND, ESTIMATE, REFUSED, LEFT)
+        if (group := found.with_outcome(outcome))
+    ]
+    limit = "no limit was set" if found.budget is None else f"of a budget of {found.budget:g}{SPACE}s"
+    used = (
+        f"{seconds_text(found.seconds)} used{',' * (found.budget is None)} {limit}." if found.seconds else ""
+    )
+    return " ".join(filter(None, (told, "; ".join(ruled) + "." * bool(ruled), used)))
+
+
+def _candidates(many: int) -> str:
+    return f"{count_text(many)} candidate{'s' * (many != 1)}"
+
+
+def fate_text(found: Choice, outcome: str, many: int) -> str:
+    """What became of `many` candidates with one outcome: `120 can't be faster (...)`."""
+    one, n = many == 1, count_text(many)
+    plans = " by its plan" if one else " by their plans"
+    ended = "" if found.budget is None else f" when the budget of {found.budget:g}{SPACE}s ended"
+    return {
+        CHOSEN: "The choice",
+        RUNNER_UP: "The runner-up",
+        SLOWER: f"{n} take{'s' * one} longer" + plans * (found.source == "planned"),
+        BOUND: f"{n} can't be faster: what {'it multiplies' if one else 'they multiply'} and must send already takes "
+        "longer",
+        TOO_LARGE: f"{n} {'does' if one else 'do'} not fit",
+        ESTIMATE: f"{n} need{'s' * one} more memory than there is",
+        LEFT: f"{n} {'was' if one else 'were'} left{ended}",
+        REFUSED: f"{n} can't be planned, compiled or run",
+    }[outcome]
+
+
+def not_compiled(found: Choice) -> list[tuple[str, list[Considered]]]:
+    """The candidates that the table of what was compiled has not, by outcome, what may be fastest first."""
+
+    def order(candidate: Considered) -> tuple[bool, float, bool, int]:
+        bound, needs = candidate.bound, found.peak_of(candidate)
+        return bound is None, bound or 0.0, needs is None, needs or 0
+
+    groups = (
+        (each, sorted((c for c in found.with_outcome(each) if found.trial_of(c) is None), key=order))
+        for each in _ORDER
+    )
+    return [(outcome, group) for outcome, group in groups if group]
+
+
+def bound_text(candidate: Considered) -> str:
+    return seconds_text(candidate.bound)
+
+
+def needs_text(candidate: Considered) -> tuple[str, str]:
+    """What the fullest device needs, and what of it are arrays; the second is empty where it is not known."""
+    needs, holds = byte_text(candidate.needs), byte_text(candidate.holds)
+    return needs, "" if candidate.holds is None else f"arrays {holds}"
+
+
+def estimates_note(found: Choice) -> str:
+    """What the figures of candidates are that were not compiled."""
+    at = f" at the published rates of {found.on}" if found.on else ""
+    return (
+        f"at least: what a step's products and the bytes that it must send take{at}, by its plan. "
+        f"needs about: memory of the fullest device, estimated from the traced step. {UNKNOWN}: not known."
+    )
+
+
+def because(question: Question) -> str:
+    """The figures below a question; that its answer is not known is said first."""
+    if question.answer is not None:
+        return question.because
+    return f"not known: {question.because}" if question.because else "not known"
+
+
+def steps(path: Sequence[Question]) -> Iterator[tuple[Question, bool | None]]:
+    """Each question with whether the way comes to it; None where an answer before it is not known."""
+    reached: bool | None = True
+    for question in path:
+        yield question, reached
+        ways = _ways(question)
+        if ways != {""}:
+            reached = (reached and None) if "" in ways else False
+
+
+def _ways(question: Question) -> set[str]:
+    """Where the question may lead, by what is known of its answer."""
+    if question.answer is None:
+        return {question.yes, question.no}
+    return {question.yes if question.answer else question.no}
+
+
+def leaf_of(path: Sequence[Question]) -> str | None:
+    """The usual answer that the path leads to; None where that is not known, "" where it has none."""
+    for question, reached in steps(path):
+        ways = _ways(question)
+        if reached is None or len(ways) > 1:
+            return None
+        if ways != {""}:
+            return ways.pop()
+    return ""
+
+
+def agreement(found: Choice) -> str:
+    """Whether the usual path leads to what the search found, and by how much that is faster where it does not."""
+    leaf, chosen = leaf_of(found.path), found.chosen
+    if not found.path:
+        return ""
+    if leaf is None:
+        return "Where the usual path leads is not known here."
+    if not leaf:
+        return "The usual path has no answer for this step."
+    if chosen is None:
+        return f"The usual path leads to {leaf}; the search found nothing that fits."
+    if _agrees(leaf, chosen.strategy):
+        return f"The usual path leads to {leaf}, and so does the search."
+    said = f"The usual path leads to {leaf}; the search found {chosen.strategy}"
+    ours, theirs = found.time_of(chosen), _best(found, leaf)
+    if ours is None or theirs is None:
+        return f"{said}."
+    return f"{said}, {speed_text(ours, theirs)} the best {leaf} that was compiled ({seconds_text(theirs)})."
+
+
+def _agrees(leaf: str, strategy: str) -> bool:
+    """Whether one of the words of a leaf is this sum of strategies, in any order."""
+    return any(set(word.strip(",;").split("+")) == set(strategy.split("+")) for word in leaf.split())
+
+
+def _best(found: Choice, leaf: str) -> float | None:
+    """The least step time of those that were compiled, fit, and are what the leaf says."""
+    usable = {trial.line for trial in found.comparison.usable}
+    known = [
+        seconds
+        for c in found.candidates
+        if c.line in usable and _agrees(leaf, c.strategy) and (seconds := found.time_of(c)) is not None
+    ]
+    return min(known, default=None)
