@@ -264,7 +264,6 @@ def chooses(options: Options) -> bool:
             raise ShardError(f"%%shard auto takes options alone; unexpected: {' '.join(options.words[1:])}")
         for given, name, why in (
             (options.compare, "--compare", "what it compiles is compared in any case"),
-            (options.check, "--check", "what it runs is checked in any case"),
             (options.keep_going, "--keep-going", "it goes on in any case"),
         ):
             if given:

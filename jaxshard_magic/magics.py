@@ -86,7 +86,7 @@ class ShardMagics(Magics):
     @line_cell_magic
     def shard(
         self, line: str, cell: str | None = None
-    ) -> "Report | Doctor | Schedule | Schedules | Comparison | None":
+    ) -> "Report | Doctor | Schedule | Schedules | Comparison | Choice | None":
         __tracebackhide__ = True
         text, quiet = _silenced(line)
         try:

@@ -41,13 +41,15 @@ class Finding:
 @dataclass(frozen=True)
 class Share:
     """What one device does of one product in a step, loop trips multiplied in: FLOPs, and bytes read and written.
-    `recomputed`: done a second time for the backward pass. `exact`: False where a loop's trips are not known."""
+    `recomputed`: done a second time for the backward pass. `exact`: False where a loop's trips are not known.
+    `weights`: of the bytes those that are the same however few examples there are."""
 
     flops: int
     bytes: int
     dtype: str
     recomputed: bool = False
     exact: bool = True
+    weights: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What a pipeline's actions would take on a chip: the roofline of each stage's programs, and their collectives."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..hardware import Chip
@@ -7,6 +8,7 @@ from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Key
 from ..report import Leaf
 from ..schedule import Costs
+from ..schedule.actions import KINDS
 from ..targets import Target
 from ..wires import Wire
 from .collectives import merge
@@ -58,6 +60,26 @@ def update_seconds(pipeline: Pipeline, chip: Chip, leaves: Sequence[Leaf]) -> fl
         for rank in range(len(pipeline.ranks))
     )
     return max(moved) / chip.hbm_bandwidth
+
+
+def around_seconds(
+    pipeline: Pipeline, chip: Chip, target: Target | None, said: Mapping[Key, Said]
+) -> float | None:
+    """What the collectives take that stages have before their first action and after their last, gradients added up
+    over the examples among them: of the rank with most, and those of the update. None where a figure is not known."""
+    wires = roofline(chip, pipeline.ranks.mesh.shape, None, (), (), target).wires
+    of_ranks, rest = defaultdict[int, float](float), 0.0
+    for (kind, number), one in said.items():
+        if kind in KINDS:
+            continue
+        total = None if one.moves is None else _total(seconds(row, wires) for row in merge(one.moves))
+        if total is None:
+            return None
+        if kind in ("prepare", "settle"):
+            of_ranks[number] += total
+        else:
+            rest += total
+    return max(of_ranks.values(), default=0.0) + rest
 
 
 def _own(pipeline: Pipeline, s: int, chip: Chip, target: Target | None) -> tuple[float, float, float] | None:

@@ -37,7 +37,7 @@ from .pipelined import measured, predicted
 from .roofline import Roofline, roofline, timing, with_seconds
 from .sources import SourceText, distinct_names, plain_name, sources
 from .staged import Staged, staged, staged_leaves
-from .staged_costs import flops_costs, roofline_costs, update_seconds
+from .staged_costs import around_seconds, flops_costs, roofline_costs, update_seconds
 from .staged_memory import staged_memory
 from .staged_moves import said_by, staged_collectives
 
@@ -149,9 +149,10 @@ def _piped(
     costs = None if chip is None else roofline_costs(pipeline, chip, target, of.said)
     seconds = None
     if chip is not None and costs is not None:
-        seconds = simulate(pipeline.split.schedule, costs).makespan + update_seconds(
-            pipeline, chip, found.leaves
-        )
+        update = update_seconds(pipeline, chip, found.leaves)
+        around = around_seconds(pipeline, chip, target, of.said)
+        makespan = simulate(pipeline.split.schedule, costs).makespan
+        seconds = None if around is None else makespan + update + around
     run = pipeline.typical
     key = run if run is not None else costs
     if entry not in _timed or _timed[entry][0] != key:

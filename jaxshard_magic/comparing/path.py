@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def path(
-    families: "Sequence[Node]", chip: Chip, limit: int | None, layers: int | None = None
+    families: "Sequence[Node]", chip: Chip, limit: int | None, cut: int | str | None
 ) -> tuple[Question, ...]:
-    """`families`: strategies on meshes as they were planned; `layers`: into how many stages the step can be cut, 0
-    where it can't, None where that was not looked at."""
-    return (_fits(families, limit), _links(families, chip), _chain(layers))
+    """`families`: strategies on meshes as they were planned; `cut`: into how many stages the step was cut, why it can't
+    be, None where that was not looked at."""
+    return (_fits(families, limit), _links(families, chip), _chain(cut))
 
 
 def _fits(families: "Sequence[Node]", limit: int | None) -> Question:
@@ -42,13 +42,15 @@ def _links(families: "Sequence[Node]", chip: Chip) -> Question:
     return Question(asks, known.sent <= known.own, because, yes=leads)
 
 
-def _chain(layers: int | None) -> Question:
+def _chain(cut: int | str | None) -> Question:
     asks = "Is it a chain of layers?"
-    if layers is None:
+    if cut is None:
         return Question(asks, None, "it was not tried to cut it into stages", yes="pp", no="tp")
-    if not layers:
-        return Question(asks, False, "it can't be cut into stages", yes="pp", no="tp")
-    return Question(asks, True, f"it can be cut into {layers} stages", yes="pp", no="tp")
+    if isinstance(cut, str):
+        return Question(
+            asks, False, f"it can't be cut into stages: {cut.partition('. ')[0]}", yes="pp", no="tp"
+        )
+    return Question(asks, True, f"it can be cut into {cut} stages", yes="pp", no="tp")
 
 
 def _best(families: "Sequence[Node]", strategy: str) -> "Sketch | None":

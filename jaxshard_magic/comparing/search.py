@@ -26,7 +26,7 @@ from ..report.choice import (
 from ..report.comparison import Comparison, Trial
 from .candidates import Candidate, Refused
 from .path import path
-from .sketch import Sketch, sketch
+from .sketch import Sketch, refined, sketch
 from .space import saving
 from .trials import Trying
 
@@ -146,7 +146,11 @@ class Searching:
             with self._trying.python:
                 step = self._make(node.candidate)
                 step.traces = self._trying.traces
-                node.sketch = sketch(step, node.candidate, args, kwargs, self._chip)
+                known = node.sketch
+                if known is not None and known.rough:
+                    node.sketch = refined(step, node.candidate, args, kwargs, self._chip, known)
+                else:
+                    node.sketch = sketch(step, node.candidate, args, kwargs, self._chip)
         except ShardError as error:
             node.outcome, node.why = REFUSED, " ".join(str(error).split())
             return False
@@ -167,7 +171,7 @@ class Searching:
             node = heapq.heappop(self._heap)[-1]
             if self._slower(node):
                 node.outcome = BOUND
-            elif node.sketch is None:
+            elif node.sketch is None or node.sketch.rough:
                 self._say(f"planning {node.candidate.line}")
                 if self._sketched(node, args, kwargs):
                     self._put(node)
@@ -264,8 +268,15 @@ class Searching:
         if not self._compile or self._interrupted or any(n.trial is not None for n in self._nodes):
             return
         if self._over():
-            told = f"--budget {self._budget:g}: nothing had compiled after {seconds:.0f} s"
-            raise ShardError(f"{told}; give it more, or --plan-only for what the plans alone say")
+            doing = (
+                "no compile was done"
+                if any(n.position is not None for n in self._nodes)
+                else "all was still being planned"
+            )
+            raise ShardError(
+                f"--budget {self._budget:g}: after {seconds:.2g} s {doing}; give it more, or --plan-only for what the "
+                "plans alone say"
+            )
         refused = {n.why for n in self._nodes if n.outcome == REFUSED}
         if len(refused) == 1 and all(n.outcome == REFUSED for n in self._nodes):
             raise ShardError(next(iter(refused)))
@@ -284,7 +295,7 @@ class Searching:
             name=self._trying.name,
             comparison=comparison,
             candidates=tuple(map(_considered, first)),
-            path=path(self._families, self._chip, self._limit),
+            path=path(self._families, self._chip, self._limit, self._cut(args, kwargs)),
             source=(comparison.source or "predicted") if self._compile else "planned",
             on=self._chip.name if self._known else None,
             limit=self._limit,
@@ -292,6 +303,24 @@ class Searching:
             seconds=seconds,
             notes=self._notes(),
         )
+
+    def _cut(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int | str | None:
+        """Into how many stages the most promising pipeline cuts the step, or why it does not; None without one."""
+        piped = [
+            n for n in self._families if n.sketch is not None and "pp" in n.candidate.strategy.split("+")
+        ]
+        if not piped or self._over():
+            return None
+        best = min(piped, key=lambda n: n.least).candidate
+        assert isinstance(best, Candidate)
+        self._say("looking where it can be cut")
+        try:
+            schedule = self._make(best).staged(*args, **kwargs).split.schedule
+            return schedule.stages * schedule.chunks
+        except ShardError as error:
+            return str(error)
+        finally:
+            self._say("")
 
     def _ranked(self, comparison: Comparison) -> list[Node]:
         """Those that are an answer, the fastest first."""

@@ -8,11 +8,14 @@ from typing import Any
 from ..analysis.collectives import wire_bytes
 from ..analysis.leaves import leaves
 from ..analysis.roofline import roofline
+from ..analysis.staged import staged_leaves
+from ..analysis.staged_costs import roofline_costs, update_seconds
 from ..hardware import Chip
 from ..pipeline.options import default_microbatches
-from ..plan import Sent
+from ..plan import Plan, Sent
 from ..report import Collective
-from ..schedule import simulate
+from ..report.held import held
+from ..schedule import Costs, simulate
 from ..step import ShardedStep
 from ..strategies import parse_strategy, part_axes
 from ..strategies.footprint import footprint
@@ -26,13 +29,15 @@ from .candidates import Candidate
 class Sketch:
     """`seconds`: of a step at least, of them `own` in products and the update and `sent` on the links; None where the
     chip's figures do not tell. `holds`: bytes of the arrays of the fullest device, `needs` with what lies in between.
-    Both None for a strategy whose layout the compiler chooses."""
+    All None for a strategy whose layout the compiler chooses. `rough`: of a pipeline that was not cut into its stages
+    yet, as if these were all alike."""
 
     seconds: float | None = None
     own: float | None = None
     sent: float | None = None
     holds: int | None = None
     needs: int | None = None
+    rough: bool = False
 
 
 def sketch(
@@ -40,46 +45,92 @@ def sketch(
 ) -> Sketch:
     """Plan `step`, made of `candidate`, and compile nothing. Raises `ShardError` for what can't be planned."""
     found = step.planned(*args, **kwargs)
-    plan, mesh, hold = found.plan, candidate.mesh, found.plan.run
-    if not isinstance(hold, Hold):
+    plan, mesh = found.plan, candidate.mesh
+    if not isinstance(plan.run, Hold):
         return Sketch()
-    moves = traffic(hold)
-    given = [len(found.traced.consts) + i for i in found.donated]
-    held = footprint(hold, given)
-    piped, alone = step.piped, (1.0, 1.0, 1.0)
-    if piped is not None:
-        stages = mesh.shape[part_axes(parse_strategy(candidate.strategy), mesh)["pp"][0]]
-        shards = prod(mesh.shape[axis] for axis in plan.batch_axes)
-        parts = step.inside.microbatches
-        if parts == 1:
-            parts = default_microbatches(plan.examples or 0, shards, stages, piped)
-        run = simulate(piped.scheduled(stages, parts))
-        held_at_once = max(run.peak_activations) / parts / (stages * run.schedule.chunks)
-        alone = 1 / stages / (1 - run.bubble), 1 / stages, held_at_once
-        moves = [_each(move, parts, plan.batch_axes) for move in moves]
-    busy, share, kept = alone
-    roof = roofline(
-        chip,
-        mesh.shape,
-        plan.shares,
-        leaves(plan.leaves, plan.mesh),
-        map(_collective, moves),
-        target_of(mesh),
-    )
-    arrays = int(share * held.arrays)
-    return Sketch(
-        seconds=None if roof.step is None else busy * roof.step,
-        own=None if roof.own is None else busy * roof.own,
-        sent=None if roof.communication is None else busy * roof.communication,
-        holds=arrays,
-        needs=arrays + int(kept * held.between),
-    )
+    memory = footprint(plan.run, [len(found.traced.consts) + i for i in found.donated])
+    if step.piped is not None:
+        return _of_stages(step, plan, candidate, memory.arrays, memory.between, chip)
+    moves = map(_collective, traffic(plan.run))
+    roof = roofline(chip, mesh.shape, plan.shares, leaves(plan.leaves, plan.mesh), moves, target_of(mesh))
+    return Sketch(roof.step, roof.own, roof.communication, memory.arrays, memory.peak)
 
 
-def _each(move: Sent, parts: int, batch_axes: Sequence[str]) -> Sent:
-    """In a pipeline weights that the batch's axes divide are gathered for each microbatch."""
-    gathers = move.kind == "all-gather" and not set(move.axes).isdisjoint(batch_axes)
-    return replace(move, count=move.count * parts) if gathers else move
+def _of_stages(
+    step: ShardedStep, plan: Plan, candidate: Candidate, arrays: int, between: int, chip: Chip
+) -> Sketch:
+    """A pipeline by the plan of the whole step on one rank: stages that are all alike."""
+    assert step.piped is not None
+    mesh, target = candidate.mesh, target_of(candidate.mesh)
+    stages = mesh.shape[part_axes(parse_strategy(candidate.strategy), mesh)["pp"][0]]
+    shards = prod(mesh.shape[axis] for axis in plan.batch_axes)
+    m = step.inside.microbatches
+    m = default_microbatches(plan.examples or 0, shards, stages, step.piped) if m == 1 else m
+    run = simulate(step.piped.scheduled(stages, m))
+    shares = plan.shares and [replace(s, bytes=s.bytes + (m - 1) * s.weights) for s in plan.shares]
+    products = roofline(chip, mesh.shape, shares, (), (), target).own
+    update = roofline(chip, mesh.shape, (), leaves(plan.leaves, plan.mesh), (), target).own
+    during, after = _sent(plan, m, chip, candidate)
+    busy, held_at_once = 1 / stages / (1 - run.bubble), max(run.peak_activations) / m / stages
+    memory = int(arrays / stages), int(arrays / stages + held_at_once / run.schedule.chunks * between)
+    if products is None or update is None or during is None or after is None:
+        return Sketch(None, None, None, *memory, rough=True)
+    own, sent = busy * products + update / stages, busy * during + after / stages
+    return Sketch(own + sent, own, sent, *memory, rough=True)
+
+
+def refined(
+    step: ShardedStep,
+    candidate: Candidate,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    chip: Chip,
+    rough: Sketch,
+) -> Sketch:
+    """A pipeline cut into its stages, each with its own products and arrays. Raises `ShardError` for a step that can't
+    be cut so."""
+    pipeline = step.staged(*args, **kwargs)
+    plan, schedule, target = pipeline.plan, pipeline.split.schedule, target_of(candidate.mesh)
+    costs = roofline_costs(pipeline, chip, target, {})
+    during, after = _sent(plan, schedule.microbatches, chip, candidate)
+    placed = staged_leaves(pipeline, plan.leaves)
+    holds = held(placed)
+    needs = None if rough.needs is None or rough.holds is None else holds + rough.needs - rough.holds
+    if costs is None or during is None or after is None:
+        return Sketch(None, None, None, holds, needs)
+    stages = schedule.stages * schedule.chunks
+    each = during / stages / schedule.microbatches / 2  # of a microbatch's two passes through a stage
+    every = costs.per_stage(stages)
+    sending = Costs(
+        [t + each for t in every.forward],
+        every.input_grad,
+        [t + each for t in every.weight_grad],
+        every.transfer,
+    )
+    alone = simulate(schedule, costs).makespan
+    own, sent = alone + update_seconds(pipeline, chip, placed), after / schedule.stages
+    sent += simulate(schedule, sending).makespan - alone
+    return Sketch(own + sent, own, sent, holds, needs)
+
+
+def _sent(plan: Plan, m: int, chip: Chip, candidate: Candidate) -> tuple[float | None, float | None]:
+    """Seconds on the links while a pipeline's microbatches are worked on, all stages together, and after them, when
+    gradients are added up. Weights that the batch's axes divide are gathered for each microbatch."""
+    assert isinstance(plan.run, Hold)
+    during, after = [], []
+    for move in traffic(plan.run):
+        over_batch = not set(move.axes).isdisjoint(plan.batch_axes)
+        if move.kind == "all-gather" and over_batch:
+            during.append(replace(move, count=move.count * m))
+        else:
+            (after if over_batch else during).append(move)
+    mesh = candidate.mesh
+    times = (
+        roofline(chip, mesh.shape, (), (), map(_collective, moves), target_of(mesh)).communication
+        for moves in (during, after)
+    )
+    first, last = times
+    return first, last
 
 
 def _collective(move: Sent) -> Collective:

@@ -37,6 +37,8 @@ def space(
     `vary`: options other than `SAVING` are searched like strategies. Arguments as `candidates` takes them. Raises
     `ShardError` for what that refuses, and for more than `most`, with what makes it less.
     """
+    for strategy in strategies:
+        parse_strategy(strategy)
     others = {name: values for name, values in (vary or {}).items() if name not in SAVING}
     found = candidates(
         strategies, mesh, meshes=meshes or EVERY, vary=others, common=common, keep_going=False, most=10**6

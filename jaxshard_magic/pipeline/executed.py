@@ -36,7 +36,7 @@ class Pipeline:
     """
 
     def __init__(self, split: Split, plan: Plan, ranks: Ranks, donated: Collection[int] = ()):
-        self.split, self.ranks = split, ranks
+        self.split, self.plan, self.ranks = split, plan, ranks
         self.homes = Homes(split, plan, ranks)
         self.insides, alike = Insides(split, self.homes), Alike()
         rank_of = split.schedule.rank_of

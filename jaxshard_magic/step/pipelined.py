@@ -26,7 +26,7 @@ from ..plan import Finding, Plan
 from ..program.batch import Batch
 from ..program.follow import told
 from ..program.ir import Program
-from ..program.peel import Peeled, specs
+from ..program.peel import Peeled, Result, specs
 from ..program.roles import Roles
 from ..program.trace import Traced
 from ..targets import LIMIT_S, Built, Target, target_of
@@ -79,7 +79,26 @@ class _Piping:
         return rewriting.plain
 
 
-def build_pipelined(
+@dataclass(frozen=True)
+class SplitCall:
+    """One kind of call, planned on one rank's sub-mesh and split into the stages of a pipeline. `again(wish)` splits it
+    otherwise."""
+
+    traced: Traced
+    result: Result
+    rewriting: Rewriting
+    plan: Plan
+    ranks: Ranks
+    split: Split
+    again: Callable[[Wish], Split]
+    trace_s: float
+
+    def pipeline(self, wish: Wish | None = None, taken: Sequence[int] = ()) -> Pipeline:
+        """The stages on their ranks, none of them compiled; `taken`: inputs whose memory it may take over."""
+        return Pipeline(self.split if wish is None else self.again(wish), self.plan, self.ranks, taken)
+
+
+def split_call(
     peeled: Peeled,
     strategy: str,
     mesh: Mesh,
@@ -88,15 +107,11 @@ def build_pipelined(
     planner: Planner,
     given: Mapping[str, PartitionSpec],
     rules: Sequence[tuple[str, PartitionSpec]],
-    donate: bool | None,
     inside: Inside,
     piped: Piped,
     say: Callable[[str], None],
-    compile_limit: float = LIMIT_S,
-    beside: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> PipedEntry:
-    """Trace, split and compile one kind of call, for a pipeline along `axis` of the mesh. `beside()` is a context for
-    while its programs compile.
+) -> SplitCall:
+    """Trace and split one kind of call, for a pipeline along `axis` of the mesh; nothing is compiled.
 
     Raises `ShardError` for a step that can't be split so, and whatever the planner raises; an exception of the user's
     own code passes through.
@@ -116,9 +131,8 @@ def build_pipelined(
     metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
     piping = _Piping(rewriting, piped, len(ranks), inside.microbatches)
     say(f"planning {strategy}")
-    sub = ranks.each[0]
     plan: Plan = planner(
-        traced, sub, strategy, specs=given, rules=rules, metadata=tuple(metadata), rewrite=piping
+        traced, ranks.each[0], strategy, specs=given, rules=rules, metadata=tuple(metadata), rewrite=piping
     )
     say(f"splitting into {len(ranks)} stages")
     state, batch = [(i, o) for o, i in piping.roles.state.items()], list(piping.batch.dims)
@@ -130,11 +144,32 @@ def build_pipelined(
     rewriting.forget()
     findings = (*rewriting.findings, *_left_out(step), *_left_out(piping.call.large))
     plan = replace(plan, findings=(*plan.findings, *findings))
-    traced = plan.traced or traced
+    return SplitCall(plan.traced or traced, result, rewriting, plan, ranks, split, split_at, trace_s)
+
+
+def build_pipelined(
+    peeled: Peeled,
+    strategy: str,
+    mesh: Mesh,
+    axis: str,
+    *,
+    donate: bool | None,
+    inside: Inside,
+    piped: Piped,
+    say: Callable[[str], None],
+    compile_limit: float = LIMIT_S,
+    beside: Callable[[], AbstractContextManager[None]] = nullcontext,
+    **asked: Any,
+) -> PipedEntry:
+    """Split and compile one kind of call, for a pipeline along `axis` of the mesh. `beside()` is a context for while
+    its programs compile; `asked`: what else `split_call` takes, and raises for.
+    """
+    found = split_call(peeled, strategy, mesh, axis, inside=inside, piped=piped, say=say, **asked)
+    traced, plan, rewriting = found.traced, found.plan, found.rewriting
     donated = to_donate(peeled, traced, plan, donate)
     n = len(traced.consts)
     taken = [n + i for i in donated]
-    pipeline = Pipeline(split, plan, ranks, taken)
+    pipeline = found.pipeline(taken=taken)
     target = target_of(mesh)
     if piped.balance == "measured":
         if target is not None:
@@ -143,8 +178,8 @@ def build_pipelined(
             )
         say("measuring the stages")
         pipeline.compile()
-        pipeline = Pipeline(split_at(Wish(piped.cut, unit_seconds(pipeline))), plan, ranks, taken)
-    say(f"compiling {len(pipeline.jobs())} programs for {len(ranks)} stages")
+        pipeline = found.pipeline(Wish(piped.cut, unit_seconds(pipeline)), taken)
+    say(f"compiling {len(pipeline.jobs())} programs for {len(found.ranks)} stages")
     start = time.perf_counter()
     complaints: list[str] = []
     if target is None:
@@ -162,14 +197,14 @@ def build_pipelined(
         traced,
         replace(plan, mesh=mesh, shares=None),  # those of a whole model on one rank
         pipeline,
-        result,
+        found.result,
         peeled.tree,
-        _Call(pipeline, donated, len(avals)) if target is None else None,
+        _Call(pipeline, donated, len(peeled.leaves)) if target is None else None,
         False,
         list(jax.device_put(list(traced.consts), shardings[:n])) if target is None else [],
         shardings[n:],
         donated,
-        trace_s,
+        found.trace_s,
         time.perf_counter() - start,
         (True,) * len(shardings),
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),

@@ -18,6 +18,7 @@ from ..program.mapped import PerDevice
 from ..program.peel import Peeled, nnx_calls, peel
 from ..program.unwrap import NUMBERS, strip
 from ..targets import LIMIT_S, target_of
+from .asked import asked_for
 from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
 from .entry import Entry, build_entry
@@ -26,6 +27,7 @@ from .planned import Planned, Planner, Traces, planned
 from .tracing import Spread
 
 if TYPE_CHECKING:
+    from ..pipeline.executed import Pipeline
     from ..pipeline.options import Piped
     from ..report import Alternative, Check, Report
 
@@ -85,7 +87,7 @@ class ShardedStep:
         self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.name_of: Callable[[str], str | None] = lambda file: None  # a notebook's name for a file
-        self.options = _options(specs or {}, rules, donate, check, on) | self.inside.asked
+        self.options = asked_for(specs or {}, rules, donate, check, on) | self.inside.asked
         if piped is not None:
             self.options |= piped.asked
         self._spread = spread
@@ -165,7 +167,18 @@ class ShardedStep:
             from ..pipeline.homes import Ranks
 
             mesh, inside = Ranks(mesh, self._along).each[0], replace(inside, microbatches=1)
-        return planned(peeled, self.strategy, mesh, inside=inside, **self._asked)
+        asked: dict[str, Any] = {"spread": self._spread, "donate": self.donate, "traces": self.traces}
+        return planned(peeled, self.strategy, mesh, inside=inside, **asked, **self._asked)
+
+    def staged(self, *args: Any, **kwargs: Any) -> "Pipeline":
+        """Cut a pipeline's step into stages for these arguments, and compile nothing. Raises `ShardError` for a step
+        that can't be cut so, and for one that is no pipeline."""
+        if self.piped is None or self._along is None:
+            raise ShardError(f"{self.strategy} is no pipeline; there is nothing to cut")
+        from .pipelined import split_call
+
+        peeled, asked = peel(self._step, args, kwargs), {"inside": self.inside, "piped": self.piped}
+        return split_call(peeled, self.strategy, self.mesh, self._along, **asked, **self._asked).pipeline()
 
     def repeat(self, n: int) -> None:
         """Call the step on the last call's arguments until `n` more calls are timed; nothing is updated.
@@ -334,38 +347,30 @@ class ShardedStep:
                 self.strategy,
                 self.mesh,
                 self._along,
-                planner=self._planner,
-                given=self.specs,
-                rules=self.rules,
                 donate=self.donate,
                 inside=inside,
                 piped=self.piped,
-                say=self._say,
                 compile_limit=self.compile_limit,
                 beside=self.beside,
+                **self._asked,
             )
         return build_entry(
             peeled,
             self.strategy,
             self.mesh,
+            spread=self._spread,
+            donate=self.donate,
             inside=inside,
             compile_limit=self.compile_limit,
             beside=self.beside,
+            traces=self.traces,
             **self._asked,
         )
 
     @property
     def _asked(self) -> dict[str, Any]:
         """What planning takes beside the strategy, the mesh and the options of the gradients."""
-        return {
-            "planner": self._planner,
-            "spread": self._spread,
-            "given": self.specs,
-            "rules": self.rules,
-            "donate": self.donate,
-            "say": self._say,
-            "traces": self.traces,
-        }
+        return {"planner": self._planner, "given": self.specs, "rules": self.rules, "say": self._say}
 
     def _say(self, doing: str) -> None:
         if self.progress is not None:
@@ -378,23 +383,3 @@ def _fast(entry: Entry, peeled: Peeled, ours: Ours) -> Any:
     if entry.result.update is None:
         return FlatCall(entry, peeled, ours)
     return GraphCall(entry, peeled, ours) if peeled.nodes is not None and GraphCall.possible(entry) else None
-
-
-def _options(
-    specs: Mapping[str, PartitionSpec],
-    rules: Sequence[tuple[str, PartitionSpec]],
-    donate: bool | None,
-    check: bool,
-    on: str | None,
-) -> dict[str, Any]:
-    """What was asked for beside the strategy, as plain data for the Report."""
-    asked: dict[str, Any] = {
-        "specs": {k: _text(v) for k, v in specs.items()},
-        "rules": {k: _text(v) for k, v in rules},
-    }
-    asked |= {"donate": donate, "check": check or None, "on": on}
-    return {k: v for k, v in asked.items() if v not in (None, {})}
-
-
-def _text(spec: PartitionSpec) -> str:
-    return f"P({', '.join(map(repr, spec))})"

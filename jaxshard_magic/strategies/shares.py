@@ -19,9 +19,16 @@ def shares(layout: Layout, works: Iterable[Work]) -> tuple[Share, ...]:
 def _share(layout: Layout, work: Work) -> Share:
     e = layout.program.equations[work.equation]
     tensors = [v for v in (*e.ins[:2], e.outs[0]) if v is not None]
-    held = sum(nbytes(layout.program.avals[v]) // _count(layout, _axes_of(layout, v)) for v in tensors)
+    held = {v: nbytes(layout.program.avals[v]) // _count(layout, _axes_of(layout, v)) for v in tensors}
     divided = parts(e, lambda v: _axes_of(layout, v), layout.mesh.shape)
-    return Share(work.flops // divided, e.trips * held, work.dtype, work.recomputed, work.exact)
+    return Share(
+        work.flops // divided,
+        e.trips * sum(held[v] for v in tensors),
+        work.dtype,
+        work.recomputed,
+        work.exact,
+        e.trips * sum(held[v] for v in tensors if not layout.batchy(v)),
+    )
 
 
 def _axes_of(layout: Layout, value: Value) -> Sequence[Axes]:
