@@ -22,7 +22,7 @@ from jaxshard_magic.report.choice import (
 )
 from jaxshard_magic.report.comparison import Comparison, Trial
 
-CHIP = "TPU v5e"
+CHIP, ROOM = "TPU v5e", round(15.75 * GIB)
 WIDE, BOTH = {"data": 256}, {"data": 64, "model": 4}
 
 ONE = Question(
@@ -159,6 +159,7 @@ def planned() -> Choice:
         PATH,
         "planned",
         CHIP,
+        ROOM,
         seconds=1.4,
     )
 
@@ -178,8 +179,48 @@ def nothing_fits() -> Choice:
         (ONE, replace(CUT, answer=False, because="about 16.9 GiB with temporaries"), ROWS, NARROW),
         "predicted",
         CHIP,
+        ROOM,
         budget=60.0,
         seconds=22.0,
+    )
+
+
+def without_positions(axis: str) -> str:
+    return (
+        "sp found no dimension of positions in batch (64 x 512): besides the examples none goes through most products"
+        f" with weights; say which it is, --spec \"batch=P(None, '{axis}')\", or use dp, fsdp or tp"
+    )
+
+
+def alike() -> Choice:
+    """Six refused for one reason, in which an axis has two names; three need too much, two of them for one reason."""
+    refused = [
+        considered(strategy, {first: n, second: 8 // n}, REFUSED, without_positions(second))
+        for strategy, first, second in (
+            ("dp+sp", "data", "seq"),
+            ("fsdp+sp", "data", "seq"),
+            ("fsdp+tp+sp", "data", "model"),
+        )
+        for n in (2, 4)
+    ]
+    fsdp, tp = {"data": 8}, {"model": 8}
+    return Choice(
+        "train_step",
+        Comparison("train_step", ()),
+        (
+            considered("pp", {"pipe": 8}, CHOSEN, "", 229.0, 6.3, 1.1),
+            considered("fsdp", fsdp, ESTIMATE, "it needs far more than a device has", 175.0, 52.0, 1.2),
+            considered(
+                "dp", fsdp, ESTIMATE, "its arrays alone take more than a device has", 181.0, 61.3, 22.4
+            ),
+            considered("tp", tp, ESTIMATE, "it needs far more than a device has", 290.0, 49.0, 1.2),
+            *refused,
+        ),
+        PATH,
+        "planned",
+        CHIP,
+        ROOM,
+        seconds=1.4,
     )
 
 
@@ -293,6 +334,7 @@ _MADE = (
     measured,
     planned,
     nothing_fits,
+    alike,
     all_refused,
     alone,
     untimed,

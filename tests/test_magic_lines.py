@@ -74,10 +74,10 @@ def test_nothing_is_left_patched(given):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "%%shard needs a strategy: dp, fsdp, tp, sp, pp, pmap, spmd"),
+        ("", "%%shard needs a strategy: dp, fsdp, tp, sp, pp, pmap, spmd, auto"),
         ("fdsp", "Did you mean 'fsdp'?"),
         ("fsdp+tq", "'tq' is no strategy"),
-        ("auto", "comes in a later version"),
+        ("auto+fsdp", "auto searches for a strategy and stands alone"),
         ("fsdp tp", "unexpected: tp"),
         ("fsdp --mesh data=4 model=2", 'quote the mesh: --mesh "data=4 model=2"'),
         ("fsdp --chek", "Did you mean '--check'?"),

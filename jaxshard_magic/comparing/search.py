@@ -27,7 +27,7 @@ from ..report.comparison import Comparison, Trial
 from .candidates import Candidate, Refused
 from .path import path
 from .sketch import Sketch, refined, sketch
-from .space import saving
+from .space import is_pipeline, saving
 from .trials import Trying
 
 if TYPE_CHECKING:
@@ -51,6 +51,14 @@ class Node:
     why: str = ""
     position: int | None = None
     trial: Trial | None = None
+
+
+@dataclass(eq=False)
+class Ladder:
+    """What takes less memory than `of`, in the order in which it is tried."""
+
+    of: Node
+    rungs: list[Candidate]
 
 
 class Searching:
@@ -95,7 +103,7 @@ class Searching:
         self._trying.over = self._over
         self._nodes = [Node(each) for each in families]
         self._families = list(self._nodes)
-        self._heap: list[tuple[bool, float, int, Node]] = []
+        self._heap: list[tuple[bool, float, int, Node | Ladder]] = []
         self._order = itertools.count()
         self._end = math.inf
         self._interrupted = False
@@ -137,7 +145,7 @@ class Searching:
                 continue
             self._say(f"planning {node.candidate.line}, {at + 1} of {len(self._nodes)}")
             if self._sketched(node, args, kwargs):
-                self._put(node)
+                self._put(node, node.least)
 
     def _sketched(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Plan a candidate; whether it can be planned, and may fit."""
@@ -157,9 +165,10 @@ class Searching:
         node.least = max(node.sketch.seconds or 0.0, 0.0 if node.least == math.inf else node.least)
         return True
 
-    def _put(self, node: Node) -> None:
-        """Let a candidate wait for its turn; those that are likely to fit go first."""
-        heapq.heappush(self._heap, (not self._likely(node), node.least, next(self._order), node))
+    def _put(self, waiting: Node | Ladder, least: float) -> None:
+        """Let a candidate, or more of them, wait for their turn; what is likely to fit goes first."""
+        late = isinstance(waiting, Node) and not self._likely(waiting)
+        heapq.heappush(self._heap, (late, least, next(self._order), waiting))
 
     def _likely(self, node: Node) -> bool:
         known = node.sketch
@@ -168,13 +177,15 @@ class Searching:
     def _next(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Node | None:
         """The candidate to try next; None where none is left that could be better, or none for now."""
         while self._heap and not self._over():
-            node = heapq.heappop(self._heap)[-1]
-            if self._slower(node):
+            _, least, _, node = heapq.heappop(self._heap)
+            if isinstance(node, Ladder):
+                self._climbed(node, least, args, kwargs)
+            elif self._slower(node.least):
                 node.outcome = BOUND
             elif node.sketch is None or node.sketch.rough:
                 self._say(f"planning {node.candidate.line}")
                 if self._sketched(node, args, kwargs):
-                    self._put(node)
+                    self._put(node, node.least)
             else:
                 if not self._likely(node):
                     self._open(node)
@@ -185,12 +196,24 @@ class Searching:
     def _feed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:
         """The position of the next candidate to compile."""
         self._settle()
-        node = self._next(args, kwargs)
+        node = self._next(args, kwargs) or self._smallest()
         if node is None:
             return None
         assert isinstance(node.candidate, Candidate)
-        node.position = self._trying.add(node.candidate)
+        node.position, node.outcome, node.why = self._trying.add(node.candidate), LEFT, ""
         return node.position
+
+    def _smallest(self) -> Node | None:
+        """Where estimates alone rule everything out, what needs least by them: the compiler has the last word."""
+        if self._over() or any(n.position is not None for n in self._nodes):
+            return None
+        room = [
+            (n.sketch.needs, k, n)
+            for k, n in enumerate(self._nodes)
+            if n.outcome == ESTIMATE and n.sketch is not None and n.sketch.needs is not None
+            if self._limit is None or (n.sketch.holds or 0) <= self._limit
+        ]
+        return min(room)[-1] if room else None
 
     def _plan_only(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Take plans for what they say: none is known to be any better."""
@@ -198,9 +221,23 @@ class Searching:
             node.outcome = SLOWER if self._likely(node) else ESTIMATE
             node.why = "" if self._likely(node) else "it needs more than a device has"
 
-    def _slower(self, node: Node) -> bool:
-        """Whether a candidate can't be faster than the best that is known to fit."""
-        return self._known and node.least >= self._best() * (WIDER if self._run else 1.0)
+    def _climbed(self, ladder: Ladder, least: float, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Plan the next rung, which waits for its turn like any other; the rest wait until one as fast is tried."""
+        node = Node(ladder.rungs.pop(0), least=ladder.of.least)
+        self._nodes.append(node)
+        if self._slower(least):
+            node.outcome = BOUND
+        else:
+            self._say(f"planning {node.candidate.line}")
+            if self._sketched(node, args, kwargs):
+                self._put(node, node.least)
+                least = max(least, node.least)
+        if ladder.rungs:
+            self._put(ladder, least)
+
+    def _slower(self, least: float) -> bool:
+        """Whether what takes so many seconds at least can't be faster than the best that is known to fit."""
+        return self._known and least >= self._best() * (WIDER if self._run else 1.0)
 
     def _too_large(self, node: Node) -> bool:
         known, limit = node.sketch, self._limit
@@ -221,10 +258,10 @@ class Searching:
             return
         node.opened = True
         assert isinstance(node.candidate, Candidate)
-        for candidate in saving(node.candidate, self._vary, self._common):
-            other = Node(candidate, least=node.least)
-            self._nodes.append(other)
-            self._put(other)
+        known = node.sketch or Sketch()
+        rungs = list(saving(node.candidate, known.own or 0.0, known.sent or 0.0, self._vary, self._common))
+        if rungs:
+            self._put(Ladder(node, rungs), node.least)
 
     def _settle(self) -> None:
         """Read what came of those that were compiled since; what does not fit waits with options that save memory."""
@@ -306,9 +343,7 @@ class Searching:
 
     def _cut(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int | str | None:
         """Into how many stages the most promising pipeline cuts the step, or why it does not; None without one."""
-        piped = [
-            n for n in self._families if n.sketch is not None and "pp" in n.candidate.strategy.split("+")
-        ]
+        piped = [n for n in self._families if n.sketch is not None and is_pipeline(n.candidate)]
         if not piped or self._over():
             return None
         best = min(piped, key=lambda n: n.least).candidate

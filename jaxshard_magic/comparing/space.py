@@ -54,24 +54,40 @@ def space(
     return found
 
 
+def is_pipeline(candidate: Candidate | Refused) -> bool:
+    return any(part.name == "pp" for part in parse_strategy(candidate.strategy))
+
+
 def _long(each: Candidate | Refused) -> bool:
     axes = each.axes if isinstance(each, Refused) else each.mesh.shape
     return axes.get("pipe", 1) > STAGES
 
 
 def saving(
-    of: Candidate, vary: Mapping[str, Sequence[Any]], common: Mapping[str, Any]
+    of: Candidate,
+    own: float,
+    sent: float,
+    vary: Mapping[str, Sequence[Any]],
+    common: Mapping[str, Any],
 ) -> Iterator[Candidate]:
-    """The same strategy and mesh with the options that take less memory, those that cost least first: `vary` says their
-    values, and what `common` has stays. A pipeline takes its microbatches as it does."""
-    piped = any(part.name == "pp" for part in parse_strategy(of.strategy))
+    """The same strategy and mesh with the options that take less memory, those first that are likely to cost least of a
+    step that takes `own` seconds in products and `sent` on the links.
+
+    `vary` says their values, and what `common` has stays. A pipeline takes its microbatches as it does.
+    """
     values = {
         name: (common[name],) if common.get(name) is not None else tuple(vary.get(name, usual))
         for name, usual in SAVING.items()
-        if not (piped and name == "microbatches" and name not in vary)
+        if not (is_pipeline(of) and name == "microbatches" and name not in vary)
     }
+
+    def cost(rung: Mapping[str, Any]) -> float:
+        """Each microbatch gathers weights and adds up gradients anew; a forward pass is a third of a step."""
+        again = {None: 0.0, "dots": 0.05}.get(rung.get("remat"), 0.33)
+        return own * (1 + again) + sent * (1 + 0.7 * ((rung.get("microbatches") or 1) - 1))
+
     rungs = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
-    for rung in sorted(rungs, key=lambda r: ((r.get("microbatches") or 1), str(r.get("remat") or ""))):
+    for rung in sorted(rungs, key=cost):
         options = {**of.options, **{name: value for name, value in rung.items() if value is not None}}
         if options != dict(of.options):
             line = line_of(of.strategy, text_of(of.mesh), options)

@@ -77,9 +77,21 @@ class _Estimate:
         outs = {v for v in program.outputs if v is not None} - {*program.inputs}
         given = sum(self._bytes(program.inputs[i]) for i in donated)
         made = max(0, sum(map(self._bytes, outs)) - given)
-        gathered = any(self._hold.gathers(program.inputs[i]) for i in self._layout.roles.stored)
-        between = self._peak(program.top, outs) + (self._hold.cap if gathered else 0)
+        between = (
+            self._peak(program.top, outs) + 2 * self._largest_gathered()
+        )  # one in use, the next on its way
         return Footprint(sum(map(self._bytes, program.inputs)) + made, max(0, between - made))
+
+    def _largest_gathered(self) -> int:
+        """Bytes of the largest weight as it lies where it is used, of those that are gathered for that."""
+        layout, most = self._layout, 0
+        for e in self._program.equations:
+            if not e.doors and layout.storage.batchy_equation(e):
+                for v in e.ins:
+                    if v is not None and not layout.batchy(v) and self._hold.gathers(v):
+                        axes = tuple(a for each in layout.in_use(v) for a in each)
+                        most = max(most, nbytes(self._program.avals[v]) // layout.count(axes))
+        return most
 
     def _peak(self, scope: Scope, outs: Collection[Value]) -> int:
         """The most bytes that values of a scope take together, beside what goes in and comes out of it."""
@@ -110,14 +122,14 @@ class _Estimate:
         return most
 
     def _trip(self, e: Equation, scope: Scope) -> int:
-        """What one run of a body takes: its own values, and what goes from trip to trip once more."""
+        """What one run of a body takes: its own values and, in a loop, its slices of what is stacked."""
         outs = {v for v in scope.outs if v is not None}
         inside = self._peak(scope, outs)
         if e.name != "scan":
             return inside
-        n, _ = scan_counts(e.params)
-        slices = sum(map(self._bytes, scope.ins[n:]))
-        return inside + slices + sum(self._bytes(v) for v in scope.outs if v is not None)
+        n, k = scan_counts(e.params)
+        slices = (*scope.ins[n + k :], *(v for v in scope.outs[k:] if v is not None))
+        return inside + sum(map(self._bytes, slices))
 
     def _is_kept(self, e: Equation) -> bool:
         if e.index not in self._kept:

@@ -4,6 +4,7 @@ The choice, the usual decision path with this step's figures, what was compiled,
 
 import shutil
 from collections.abc import Sequence
+from itertools import islice
 
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.choice import Choice, Considered
@@ -20,11 +21,10 @@ from jaxshard_magic.views.words import choice as said
 
 MOST_ROWS, MOST_LINES = 40, 12  # candidates that were not compiled, in HTML and in text
 _HEADS = (
-    ("strategy", "wrap", "26%"),
-    ("mesh", "wrap", "20%"),
-    ("at least", "right", "10%"),
-    ("needs about", "right", "12%"),
-    ("why", "wrap", "32%"),
+    ("strategy", "wrap", "44%"),
+    ("mesh", "wrap", "28%"),
+    ("at least", "right", "12%"),
+    ("needs about", "right", "16%"),
 )
 
 
@@ -38,8 +38,8 @@ def to_text(found: Choice, width: int | None = None) -> str:
         [line for one in (lead, _about(found), said.choice_counts(found)) for line in _wrapped(one, room)],
         path.lines(found.path, room),
         _wrapped(said.agreement(found), room) if found.path else [],
-        *comparison._figures(tried, room),
-        comparison._failures(tried, room),
+        *comparison.figures(tried, room),
+        comparison.failures(tried, room),
         *_others(found, room),
         _again(found),
         [line for note in _notes(found) for line in _wrapped(note, room)],
@@ -58,7 +58,7 @@ def _about(found: Choice) -> str:
 
 def _notes(found: Choice) -> list[str]:
     tried = found.comparison
-    notes = [*words.comparison_notes(tried), *comparison._also(tried)]
+    notes = [*words.comparison_notes(tried), *comparison.left_out(tried)]
     return [*found.notes, *notes, *([said.estimates_note(found)] if said.not_compiled(found) else [])]
 
 
@@ -71,11 +71,12 @@ def _shares(sizes: Sequence[int], most: int) -> list[int]:
 
 
 def _others(found: Choice, room: int) -> list[list[str]]:
-    """Those that were not compiled, each with its figures and, below, what ruled it out."""
+    """Those that were not compiled, each with its figures, and below those of one reason the reason."""
     groups = said.not_compiled(found)
     parts = []
     for (outcome, group), kept in zip(groups, _shares([len(g) for _, g in groups], MOST_LINES), strict=True):
-        shown = group[:kept]
+        alike = said.by_reason(group, kept)
+        shown = [each for candidates, _ in alike for each in candidates]
         names, options = _named(shown, room)
         columns = {
             "strategy": names,
@@ -87,11 +88,17 @@ def _others(found: Choice, room: int) -> list[list[str]]:
             {name: list(map(plain, told)) for name, told in columns.items()}, ("strategy", "mesh")
         )
         lines = [*_wrapped(f"{said.fate_text(found, outcome, len(group))}:", room), head]
-        for line, each, option in zip(rows, shown, options, strict=True):
-            below = ": ".join(filter(None, (option, each.why)))
-            lines += [line, *(_wrapped(below, room, "      ", "      ") if below else [])]
+        told = zip(rows, options, strict=True)
+        for candidates, why in alike:
+            for line, option in islice(told, len(candidates)):
+                lines += [line, *_below(option, room)]
+            lines += _below(why, room)
         parts.append(lines + [f"  and {count_text(len(group) - kept)} more"] * (kept < len(group)))
     return parts
+
+
+def _below(one: str, room: int) -> list[str]:
+    return _wrapped(one, room, "      ", "      ") if one else []
 
 
 def _columns_left(room: int) -> int:
@@ -154,7 +161,9 @@ def _others_table(found: Choice) -> str:
     mesh, rows = _axes_of(found), list[str]()
     for (outcome, group), kept in zip(groups, _shares([len(g) for _, g in groups], MOST_ROWS), strict=True):
         rows.append(_whole(f"<b>{text(said.fate_text(found, outcome, len(group)))}</b>"))
-        rows += [_row(candidate, mesh) for candidate in group[:kept]]
+        rows += [
+            each for candidates, why in said.by_reason(group, kept) for each in _rows(candidates, why, mesh)
+        ]
         if kept < len(group):
             rows.append(_whole(f"<small>and {count_text(len(group) - kept)} more</small>"))
     heads = row(cell(name, align, "th", f' width="{width}"') for name, align, width in _HEADS)
@@ -177,6 +186,14 @@ def _axes_of(found: Choice) -> MeshInfo:
     return MeshInfo(axes, "", "", "", (), 1)
 
 
+def _rows(candidates: Sequence[Considered], why: str, mesh: MeshInfo) -> list[str]:
+    """A row for each, and below all of them what ruled them out."""
+    return [
+        *(_row(each, mesh) for each in candidates),
+        *([_whole(f"<small>{path.typed(why)}</small>")] if why else []),
+    ]
+
+
 def _row(candidate: Considered, mesh: MeshInfo) -> str:
     needs, arrays = said.needs_text(candidate)
     options = said.options_of(candidate)
@@ -188,7 +205,6 @@ def _row(candidate: Considered, mesh: MeshInfo) -> str:
         f"<code>{on}</code>",
         said.bound_text(candidate),
         needs + more,
-        f"<small>{path.typed(candidate.why)}</small>",
     )
     top = ' valign="top"'
     return row(cell(told, align, more=top) for told, (_, align, _) in zip(columns, _HEADS, strict=True))

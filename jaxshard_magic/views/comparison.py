@@ -27,11 +27,11 @@ def to_text(found: Comparison, width: int | None = None) -> str:
     lead = "".join(span.text for span in words.comparison_lead(found))
     limit = data.limit_of(found)
     about = words.comparison_about(found) + (f" Memory limit {limit_text(limit)}." if limit else "")
-    notes = [*words.comparison_notes(found), *_also(found)]
+    notes = [*words.comparison_notes(found), *left_out(found)]
     parts = [
         [line for said in (lead, about) for line in _wrapped(said, room)],
-        *_figures(found, room),
-        _failures(found, room),
+        *figures(found, room),
+        failures(found, room),
         _again(found),
         [line for note in notes for line in _wrapped(note, room)],
     ]
@@ -42,7 +42,7 @@ def _wrapped(said: str, room: int, first: str = "", rest: str = "") -> list[str]
     return wrap(plain(printable(said)), room, first, rest)
 
 
-def _also(found: Comparison) -> list[str]:
+def left_out(found: Comparison) -> list[str]:
     """What the table leaves out."""
     left = [_SEVERAL] if data.sent_of(found).left_out else []
     if found.left:
@@ -52,7 +52,7 @@ def _also(found: Comparison) -> list[str]:
     return left
 
 
-def _figures(found: Comparison, room: int) -> list[list[str]]:
+def figures(found: Comparison, room: int) -> list[list[str]]:
     """The figures of the trials that ran: side by side, or in as many tables below each other as it takes."""
     shown = [trial for trial in data.in_order(found) if not data.failed(trial)]
     if not shown:
@@ -125,7 +125,7 @@ def _sent(sent: data.Sent, trial: Trial) -> str:
     return " ".join(told) or "nothing"
 
 
-def _failures(found: Comparison, room: int) -> list[str]:
+def failures(found: Comparison, room: int) -> list[str]:
     """Those that could not run, each with its reason, and what would change that on a line to paste."""
     names, lines = words.trial_names(found), list[str]()
     for trial in data.in_order(found):
@@ -148,7 +148,7 @@ def to_html(found: Comparison) -> str:
         f"<b>{unbroken(span.text)}</b>" if span.kind == "strong" else unbroken(span.text)
         for span in words.comparison_lead(found)
     )
-    notes = [*words.comparison_notes(found), *_also(found)]
+    notes = [*words.comparison_notes(found), *left_out(found)]
     parts = [
         f'<p class="jss-verdict">{lead}</p>',
         f"<p><small>{text(words.comparison_about(found))}</small></p>",

@@ -78,10 +78,10 @@ def _room(found: Choice, candidate: Considered) -> str:
     if peak is None:
         return ""
     about = "about " if trial is None or trial.peak is None else ""
-    known = [t.limit for t in (trial, *found.comparison.trials) if t is not None and t.limit is not None]
-    if not known:
+    room = found.limit if trial is None or trial.limit is None else trial.limit
+    if room is None:
         return f"{about}{byte_text(peak)} a device"
-    (size, unit), (limit, limit_unit) = byte_parts(peak), limit_parts(known[0])
+    (size, unit), (limit, limit_unit) = byte_parts(peak), limit_parts(room)
     own = "" if unit == limit_unit else SPACE + unit
     return f"{about}{size}{own} of {limit}{SPACE}{limit_unit} a device"
 
@@ -188,6 +188,50 @@ def not_compiled(found: Choice) -> list[tuple[str, list[Considered]]]:
         for each in _ORDER
     )
     return [(outcome, group) for outcome, group in groups if group]
+
+
+def by_reason(group: Sequence[Considered], most: int) -> list[tuple[list[Considered], str]]:
+    """At most so many candidates in their order, those of one reason together, each time with the reason; one that
+    differs in the names of mesh axes alone is the same, and those are told."""
+    found: dict[str, list[Considered]] = {}
+    for candidate in group:
+        found.setdefault(_unnamed(candidate), []).append(candidate)
+    told = []
+    for alike in found.values():
+        if shown := alike[:most]:
+            told.append((shown, _reason(shown)))
+        most -= len(shown)
+    return told
+
+
+def _named_axes(candidate: Considered) -> list[str]:
+    """The axes of its mesh that its reason names, in their order."""
+    named = re.findall(r"\w+", candidate.why)
+    return list(dict.fromkeys(name for name in named if name in candidate.mesh))
+
+
+def _unnamed(candidate: Considered) -> str:
+    """Its reason with the axes of its mesh numbered."""
+    numbers = {name: f"\0{i}" for i, name in enumerate(_named_axes(candidate))}
+    return re.sub(r"\w+", lambda word: numbers.get(word[0], word[0]), candidate.why)
+
+
+def _reason(alike: Sequence[Considered]) -> str:
+    """The reason of the first, for how many it is said, and for which strategies with the names of other axes."""
+    first = _named_axes(alike[0])
+    others: dict[str, list[str]] = {}
+    for candidate in alike:
+        swaps = [
+            f"{name} for {own}"
+            for own, name in zip(first, _named_axes(candidate), strict=True)
+            if name != own
+        ]
+        if swaps:
+            others.setdefault(" and ".join(swaps), []).append(candidate.strategy)
+    also = [f"{swaps} under {', '.join(dict.fromkeys(under))}" for swaps, under in others.items()]
+    why, many = alike[0].why, len(alike)
+    said = f"each of these {count_text(many)}: {why}" if why and many > 1 else why
+    return said + (f" ({'; '.join(also)})" if also else "")
 
 
 def bound_text(candidate: Considered) -> str:

@@ -1,0 +1,192 @@
+"""The search for a strategy: it finds the best that fits, with few compiles, and says what ruled the others out."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxshard_magic
+from jaxshard_magic import hardware
+from jaxshard_magic.comparing import AMONG, search, space
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report.choice import BOUND, ESTIMATE, LEFT, REFUSED, SLOWER, TOO_LARGE, Choice
+
+WIDTH, LAYERS = 256, 6
+
+
+def step(params, batch):
+    def loss(params):
+        x = batch
+        for w in params:
+            x = x + jax.nn.gelu(x @ w)
+        return jnp.square(x).mean()
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return [w - 0.1 * g for w, g in zip(params, grads, strict=True)], value
+
+
+def shapes(examples: int = 64, width: int = WIDTH) -> tuple:
+    weight = jax.ShapeDtypeStruct((width, width), jnp.float32)
+    return [weight] * LAYERS, jax.ShapeDtypeStruct((examples, width), jnp.float32)
+
+
+def chosen(*args, **options) -> Choice:
+    return jaxshard_magic.choose(
+        step, args or shapes(), **{"mesh": "cpu:8 data=8", "budget": None, **options}
+    )
+
+
+def outcomes(found: Choice) -> dict[str, str]:
+    return {c.line: c.outcome for c in found.candidates}
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Makes a TPU v5e of so many bytes."""
+
+    def of(size: int) -> None:
+        small = replace(hardware.chip("v5e"), hbm=size, usable=size)
+        names = {word: small if c.key == "v5e" else c for word, c in hardware._by_word().items()}
+        monkeypatch.setattr(hardware, "_by_word", lambda: names)
+
+    return of
+
+
+def test_the_choice_is_the_fastest_of_all_and_most_are_never_compiled():
+    found = chosen()
+    every = jaxshard_magic.compare(
+        step, AMONG, shapes(), mesh="cpu:8 data=8", meshes="all", run=False, on="v5e"
+    )
+    compiled = {t.line for t in found.comparison.trials if t.report is not None}
+    assert every.fastest is not None and found.chosen is not None
+    assert found.chosen.line == every.fastest.line
+    assert 3 * len(compiled) <= sum(t.report is not None for t in every.trials)
+    for candidate in found.candidates:
+        if candidate.outcome == BOUND:
+            trial = every[candidate.line]
+            assert candidate.line not in compiled
+            assert trial.predicted is not None and candidate.bound is not None
+            assert candidate.bound <= 1.0001 * trial.predicted  # it can't be faster than that
+
+
+def test_what_a_plan_takes_at_least_is_never_more_than_the_compiled_step_takes():
+    plans = {c.line: c.bound for c in chosen(plan_only=True).candidates}
+    every = jaxshard_magic.compare(
+        step, AMONG, shapes(), mesh="cpu:8 data=8", meshes="all", run=False, on="v5e"
+    )
+    known = [(plans[t.line], t.predicted) for t in every.trials if t.predicted is not None and plans[t.line]]
+    assert len(known) > 10
+    assert all(bound <= 1.0001 * predicted for bound, predicted in known)
+
+
+def test_what_does_not_fit_is_tried_with_microbatches_and_remat_and_what_then_fits_is_chosen(memory):
+    args = shapes(2**15, 64)  # activations take nearly all
+    whole = chosen(*args, among="dp")
+    assert whole.trial is not None and whole.trial.peak is not None
+    memory(int(0.6 * whole.trial.peak))
+    found = chosen(*args, among="dp")
+    assert found.chosen is not None and found.trial is not None
+    assert found.trial.fits is True
+    assert {"microbatches", "remat"} & found.chosen.options.keys()
+    assert outcomes(found)['dp --mesh "data=8"'] in (TOO_LARGE, ESTIMATE)
+
+
+def test_options_of_the_line_stay_and_only_the_others_are_varied(memory):
+    args = shapes(2**15, 64)
+    memory(6 * 2**20)
+    found = chosen(*args, among="dp", microbatches=4, vary={"remat": [None, "full"]})
+    assert {(c.options.get("microbatches"), c.options.get("remat")) for c in found.candidates} <= {
+        (4, None),
+        (4, "full"),
+    }
+
+
+def test_where_nothing_fits_none_is_chosen_and_the_arrays_that_are_too_large_are_not_compiled(memory):
+    memory(100_000)
+    found = chosen(among="dp,fsdp")
+    assert found.chosen is None and found.runner_up is None and found.report is None
+    assert outcomes(found)['dp --mesh "data=8"'] == ESTIMATE
+    assert found.comparison.trials == ()
+    assert "fits" in found.to_text(80)
+
+
+def test_plans_alone_choose_without_compiling_anything():
+    found = chosen(plan_only=True)
+    assert found.source == "planned" and found.comparison.trials == ()
+    assert found.chosen is not None and found.runner_up is not None
+    assert found.time_of(found.chosen) == found.chosen.bound
+    assert set(outcomes(found).values()) >= {BOUND}
+
+
+def test_a_budget_that_ends_before_the_first_compile_says_so():
+    with pytest.raises(ShardError, match=r"--budget 1e-06: .* give it more, or --plan-only"):
+        chosen(budget=1e-6)
+
+
+def test_when_the_budget_ends_what_has_compiled_is_chosen_from_and_the_others_are_left(monkeypatch):
+    ended = []
+    monkeypatch.setattr(search.time, "monotonic", lambda: 100.0 if ended else 0.0)
+    monkeypatch.setattr(search.Searching, "_slower", lambda *_: False)  # all would be compiled
+    found = chosen(budget=50.0, among="dp,fsdp,tp,dp+tp,fsdp+tp", show=ended.append)
+    compiled = {t.line for t in found.comparison.trials}
+    assert found.chosen is not None and found.chosen.line in compiled
+    assert outcomes(found).keys() - compiled == {c.line for c in found.with_outcome(LEFT)}
+    assert len(compiled) < len(found.candidates)
+
+
+def test_an_interrupt_keeps_what_has_compiled():
+    def interrupt(comparison):
+        raise KeyboardInterrupt
+
+    found = chosen(show=interrupt)
+    assert found.chosen is not None
+    assert any("Interrupted" in note for note in found.notes)
+
+
+def test_too_many_candidates_are_refused_with_what_makes_them_fewer():
+    mesh = jaxshard_magic.mesh("cpu:8 data=8")
+    with pytest.raises(ShardError, match=r"42 candidates to search .* at most 40 are; name fewer"):
+        space(mesh, AMONG, vary={"precision": [None, "bf16"]}, most=40)
+
+
+@pytest.mark.parametrize("among", ["dp,fspd", "auto"])
+def test_a_strategy_that_is_none_is_refused_first(among):
+    with pytest.raises(ShardError, match=r"fsdp|auto searches"):
+        chosen(among=among)
+
+
+def test_a_strategy_that_this_step_can_t_have_is_told_with_its_reason():
+    found = chosen(among="dp,dp+sp")
+    refused = [c for c in found.candidates if c.outcome == REFUSED]
+    assert refused and all("positions" in c.why for c in refused)
+    assert found.chosen is not None
+
+
+def test_a_step_that_raises_under_all_strategies_raises_as_it_does():
+    def broken(params, batch):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        jaxshard_magic.choose(broken, shapes(), mesh="cpu:8 data=8")
+
+
+def test_the_decision_path_has_this_steps_figures(memory):
+    fits = chosen(plan_only=True).path
+    assert [q.answer for q in fits] == [True, False, True]
+    assert "8 stages" in fits[2].because or "stages" in fits[2].because
+    memory(100_000)
+    assert chosen(plan_only=True).path[0].answer is False
+
+
+def test_a_chip_is_named_once():
+    with pytest.raises(ShardError, match="the mesh names the chip"):
+        jaxshard_magic.choose(step, shapes(), mesh="v5e:2x2 data=4", on="v5e")
+    assert chosen(plan_only=True, on="h100", among="dp,fsdp").on == "H100"
+
+
+def test_a_slice_that_is_not_attached_is_searched_with_its_own_compiler():
+    found = jaxshard_magic.choose(step, shapes(), mesh="v5e:2x2 data=4", among="dp,fsdp,tp")
+    assert found.source == "predicted" and found.trial is not None and found.report is not None
+    assert found.report.mesh.source == "topology" and found.trial.fits is True
+    assert set(outcomes(found).values()) <= {"chosen", "runner-up", SLOWER, BOUND}
