@@ -30,10 +30,11 @@ MAY_IMPORT = {
         f"_steps _cell _options _progress api comparing views {BELOW_API}",
         "IPython jax",
     ),
+    "_choosing": (f"_comparing _steps _cell _options api comparing views {BELOW_API}", "jax"),
     "_words": ("_options schedule _schedules", ""),
     "_displays": ("analysis views", ""),
     "magics": (
-        "_abstract _comparing _schedules _displays _steps _words _cell _options _progress session api views "
+        "_abstract _comparing _choosing _schedules _displays _steps _words _cell _options _progress session api views "
         f"{BELOW_API}",
         "IPython jax",
     ),
@@ -42,7 +43,7 @@ MAY_IMPORT = {
     "_progress": ("views", "IPython"),
     "session": ("", "traitlets"),
     "api": (f"views comparing {BELOW_API}", "jax numpy"),
-    "comparing": (f"analysis report targets {DOING}", "jax"),
+    "comparing": (f"analysis report targets hardware {DOING}", "jax"),
     "_abstract": ("program views", "jax numpy"),
     "mesh": ("simulate targets hardware", "jax numpy"),
     "simulate": ("", "jax numpy"),

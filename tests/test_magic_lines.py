@@ -9,7 +9,7 @@ from IPython.core.completer import provisionalcompleter
 
 from jaxshard_magic import _options
 from jaxshard_magic.step import ShardedStep
-from jaxshard_magic.strategies.names import JOBS
+from jaxshard_magic.strategies.names import AUTO, JOBS
 
 
 def test_an_exception_in_the_cell_is_the_users_own_with_their_lines(given):
@@ -157,7 +157,7 @@ def test_a_line_that_can_not_be_answered(notebook, capsys, line, says):
 
 
 def test_every_strategy_of_the_help_is_one():
-    assert set(_options.STRATEGIES) == set(JOBS)
+    assert set(_options.STRATEGIES) == {*JOBS, AUTO}
 
 
 def test_strategies_options_and_functions_are_completed(given):
