@@ -7,6 +7,8 @@ import pipelined_steps as steps
 import pytest
 from pipelines import captured
 
+import jaxshard_magic
+from jaxshard_magic.analysis.staged_moves import sent_by
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.pipeline.around import flat, gradient_call
 from jaxshard_magic.program.trace import path_name
@@ -154,3 +156,26 @@ def test_a_condition_around_the_update_is_opened():
     for i, want in ((-1, (2, 1)), (1, (4, 2)), (7, (2, 3))):
         made = jax.core.eval_jaxpr(opened.closed.jaxpr, opened.closed.consts, jnp.int32(i), 2.0)
         assert tuple(map(float, made)) == want
+
+
+def test_weights_that_a_loop_gives_back_and_nothing_reads_do_not_travel():
+    """As nnx.scan does: what it returns has every layer's variables in it."""
+    width, layers, examples = 16, 4, 8
+
+    def step(weights, batch):
+        def loss(weights):
+            def layer(x, w):
+                return x + jnp.tanh(x @ w), w
+
+            x, _ = jax.lax.scan(layer, batch, weights)
+            return jnp.square(x).mean()
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        return weights - 0.1 * grads, value
+
+    mesh = jaxshard_magic.mesh("cpu:2 pipe=2")
+    sharded = jaxshard_magic.shard(step, "pp", mesh=mesh, microbatches=4)
+    pipeline = sharded.staged(jnp.ones((layers, width, width)), jnp.ones((examples, width)))
+    activation = examples // 4 * width * 4  # float32, of one microbatch
+    assert sent_by(pipeline, 0) == (activation, 0)
+    assert sent_by(pipeline, 1) == (0, activation)

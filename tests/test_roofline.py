@@ -138,3 +138,31 @@ def test_the_share_of_the_peak_is_of_the_useful_flops_alone():
     got = timing(measured, entry.plan, found, attached=True)
     assert (got.flops, got.recomputed) == (6 * one, one)  # two forward, three backward, the first one again
     assert got.mfu == pytest.approx(5 * one / 8 / 197e12 / 2e-3)
+
+
+def test_a_pipeline_is_predicted_with_the_sums_of_its_gradients():
+    """Two stages of two alike layers, each on two devices that halve the examples: beside the stages' own time and the
+    update each device adds up the gradients of its two weights, 2 (n - 1) / n of their bytes."""
+    width = 128
+
+    def step(weights, batch):
+        def loss(weights):
+            x = batch
+            for w in weights:
+                x = x @ w
+            return jnp.square(x).mean()
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
+
+    args = [jnp.ones((width, width))] * 4, jnp.ones((16, width))
+    sharded = jaxshard_magic.shard(step, "pp+dp", mesh=jaxshard_magic.mesh("cpu:4 pipe=2 data=2"), on="v5e")
+    sharded.prepare(*args)
+    report = sharded.report()
+    weights = 2 * width * width * 4  # bytes of a stage
+    links = axis_bandwidths(V5E, {"pipe": 2, "data": 2})["data"].bandwidth
+    assert report.pipeline is not None and report.timing is not None and links is not None
+    stages = max(event.end for event in report.pipeline.events)
+    update = 3 * weights / V5E.hbm_bandwidth
+    sums = 2 * (2 - 1) / 2 * weights / links
+    assert report.timing.predicted_step_s == pytest.approx(stages + update + sums, rel=1e-3)

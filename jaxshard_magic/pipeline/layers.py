@@ -42,6 +42,8 @@ class CutScans(Replay):
     def __init__(self, program: Program, cuts: Mapping[int, Cut], stages: Mapping[int, int]):
         super().__init__(program, {i: stage_name(s) for i, s in stages.items()})
         self._cuts = cuts
+        self._read = {v for scope in program.scopes() for v in scope.outs}
+        self._read |= {v for e in program.equations for v in e.ins}
         self.joined: set[int] = set()
 
     def equation(self, e: Equation, values: list) -> list:
@@ -67,10 +69,11 @@ class CutScans(Replay):
         fixed = [self._joined(x) for x in values[:consts]]
         carry = [self._joined(x) for x in values[consts : consts + carried]]
         scope, made = e.doors[0].scope, []
+        stacked = [i for i, v in enumerate(e.outs) if i >= carried and v in self._read]
 
         def trip(carry, x):
             outs = self.body(scope, [*fixed, *carry, *x])
-            return tuple(outs[:carried]), tuple(outs[carried:])
+            return tuple(outs[:carried]), tuple(outs[i] for i in stacked)
 
         carry = tuple(jnp.asarray(x) for x in carry)
         for k, stage in enumerate(cut.stages):
@@ -80,7 +83,9 @@ class CutScans(Replay):
                 carry, ys = lax.scan(trip, carry, xs, length=end - first, unroll=e.params["unroll"])
                 made.append(ys)
         with jax.named_scope(stage_name(cut.stages[-1])):
-            return [*carry, *(jnp.concatenate(parts) for parts in zip(*made, strict=True))]
+            whole = {i: jnp.concatenate(parts) for i, *parts in zip(stacked, *made, strict=True)}
+        # What nothing reads would go from stage to stage all the same: nnx.scan gives back every weight.
+        return [*carry, *(whole.get(i) for i in range(carried, len(e.outs)))]
 
     def _layers(self, x: Any, cut: Cut, part: int) -> Any:
         if isinstance(x, Pieces) and x.bounds == cut.bounds:
