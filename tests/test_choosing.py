@@ -171,6 +171,28 @@ def test_a_step_that_raises_under_all_strategies_raises_as_it_does():
         jaxshard_magic.choose(broken, shapes(), mesh="cpu:8 data=8")
 
 
+def test_a_strategy_that_raises_alone_is_told_and_the_others_are_searched(monkeypatch):
+    from jaxshard_magic.strategies import compose
+
+    def broken(layout, axes):
+        raise RuntimeError("no such layout")
+
+    monkeypatch.setitem(compose.STRATEGIES, "tp", broken)
+    found = chosen(among="dp,tp,fsdp")
+    assert outcomes(found)['tp --mesh "model=8"'] == REFUSED
+    assert [c.why for c in found.with_outcome(REFUSED)] == ["RuntimeError: no such layout"]
+    assert found.chosen is not None and found.chosen.strategy in ("dp", "fsdp")
+
+
+def test_an_interrupt_before_anything_has_compiled_ends_the_search(monkeypatch):
+    def interrupt(doing):
+        if "planning" in doing:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chosen(say=interrupt)
+
+
 def test_the_decision_path_has_this_steps_figures(memory):
     fits = chosen(plan_only=True).path
     assert [q.answer for q in fits] == [True, False, True]

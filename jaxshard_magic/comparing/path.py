@@ -8,7 +8,7 @@ from ..hardware import GIB, Chip
 from ..report.choice import Question
 
 if TYPE_CHECKING:
-    from .search import Node
+    from .nodes import Node
     from .sketch import Sketch
 
 

@@ -6,7 +6,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
@@ -21,14 +20,14 @@ from ..report.choice import (
     SLOWER,
     TOO_LARGE,
     Choice,
-    Considered,
 )
-from ..report.comparison import Comparison, Trial
+from ..report.comparison import Comparison
 from .candidates import Candidate, Refused
+from .nodes import Ladder, Node, considered
 from .path import path
 from .sketch import Sketch, refined, sketch
 from .space import is_pipeline, saving
-from .trials import Trying
+from .trials import Trying, described
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -36,29 +35,6 @@ if TYPE_CHECKING:
 FAR = 2.0  # times the memory there is: an estimate above is believed, and the candidate not compiled
 WIDER = 1.3  # where steps are measured: of the best prediction, what is still worth a run
 BUDGET = 300.0  # seconds
-
-
-@dataclass(eq=False)
-class Node:
-    """One candidate of the search. `least`: seconds that it takes at least, its own or those of the candidate that it
-    takes less memory than; `outcome` and `why` are said once they are known."""
-
-    candidate: Candidate | Refused
-    least: float = math.inf
-    sketch: Sketch | None = None
-    opened: bool = False
-    outcome: str = LEFT
-    why: str = ""
-    position: int | None = None
-    trial: Trial | None = None
-
-
-@dataclass(eq=False)
-class Ladder:
-    """What takes less memory than `of`, in the order in which it is tried."""
-
-    of: Node
-    rungs: list[Candidate]
 
 
 class Searching:
@@ -107,6 +83,7 @@ class Searching:
         self._order = itertools.count()
         self._end = math.inf
         self._interrupted = False
+        self._failures: list[Exception] = []
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Choice:
         """Search for a call with these arguments, which may be shapes where nothing is run.
@@ -125,6 +102,8 @@ class Searching:
             else:
                 self._plan_only(args, kwargs)
         except KeyboardInterrupt:
+            if self._compile and not self._trying.comparison.trials:
+                raise
             self._interrupted = True
         finally:
             self._say("")
@@ -161,6 +140,12 @@ class Searching:
                     node.sketch = sketch(step, node.candidate, args, kwargs, self._chip)
         except ShardError as error:
             node.outcome, node.why = REFUSED, " ".join(str(error).split())
+            return False
+        except Exception as error:  # another candidate may go where this one can't
+            node.outcome, node.why = REFUSED, described(error)
+            self._failures.append(error)
+            if len(self._failures) > 1 and not self._heap and len(set(map(repr, self._failures))) == 1:
+                raise self._failures[0] from None
             return False
         node.least = max(node.sketch.seconds or 0.0, 0.0 if node.least == math.inf else node.least)
         return True
@@ -331,7 +316,7 @@ class Searching:
         return Choice(
             name=self._trying.name,
             comparison=comparison,
-            candidates=tuple(map(_considered, first)),
+            candidates=tuple(map(considered, first)),
             path=path(self._families, self._chip, self._limit, self._cut(args, kwargs)),
             source=(comparison.source or "predicted") if self._compile else "planned",
             on=self._chip.name if self._known else None,
@@ -380,19 +365,3 @@ class Searching:
                 "gives them, and none was ruled out by what it takes at least."
             )
         return tuple(notes)
-
-
-def _considered(node: Node) -> Considered:
-    candidate, known = node.candidate, node.sketch or Sketch()
-    axes = candidate.axes if isinstance(candidate, Refused) else candidate.mesh.shape
-    return Considered(
-        candidate.strategy,
-        dict(axes),
-        dict(candidate.options),
-        candidate.line,
-        node.outcome,
-        node.why,
-        known.seconds,
-        known.needs,
-        known.holds,
-    )

@@ -166,7 +166,7 @@ class Trying:
                     self._told(i, why=_one_line(error), fix=error.fix)
             except Exception as error:  # another candidate may go where this one can't
                 self._failures.append(error)
-                self._told(i, why=_described(error))
+                self._told(i, why=described(error))
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -201,7 +201,7 @@ class Trying:
             except ShardError as error:
                 self._told(i, step, _one_line(error), error.fix)
             except Exception as error:  # it ran out of memory, or a device refused: the others go on
-                self._told(i, step, _described(error))
+                self._told(i, step, described(error))
             self._show(self.comparison)
 
     def _time(self, step: "ShardedStep") -> None:
@@ -244,7 +244,7 @@ class _Reference:
         try:
             return self._plain.against(*given)
         except (jax.errors.JaxRuntimeError, MemoryError) as error:
-            self.notes = (f"Not checked: the plain step does not run on one device: {_described(error)}.",)
+            self.notes = (f"Not checked: the plain step does not run on one device: {described(error)}.",)
             return None
 
 
@@ -252,6 +252,7 @@ def _one_line(error: ShardError) -> str:
     return " ".join(str(error).split())
 
 
-def _described(error: Exception) -> str:
+def described(error: Exception) -> str:
+    """An exception of somebody else's in one line."""
     said = " ".join(str(error).partition("\n")[0].split())
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

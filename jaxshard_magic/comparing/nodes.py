@@ -1,0 +1,49 @@
+"""The candidates of a search, with what is known of them so far."""
+
+import math
+from dataclasses import dataclass
+
+from ..report.choice import LEFT, Considered
+from ..report.comparison import Trial
+from .candidates import Candidate, Refused
+from .sketch import Sketch
+
+
+@dataclass(eq=False)
+class Node:
+    """One candidate of the search. `least`: seconds that it takes at least, its own or those of the candidate that it
+    takes less memory than; `outcome` and `why` are said once they are known."""
+
+    candidate: Candidate | Refused
+    least: float = math.inf
+    sketch: Sketch | None = None
+    opened: bool = False
+    outcome: str = LEFT
+    why: str = ""
+    position: int | None = None
+    trial: Trial | None = None
+
+
+@dataclass(eq=False)
+class Ladder:
+    """What takes less memory than `of`, in the order in which it is tried."""
+
+    of: Node
+    rungs: list[Candidate]
+
+
+def considered(node: Node) -> Considered:
+    """A candidate as a choice tells it."""
+    candidate, known = node.candidate, node.sketch or Sketch()
+    axes = candidate.axes if isinstance(candidate, Refused) else candidate.mesh.shape
+    return Considered(
+        candidate.strategy,
+        dict(axes),
+        dict(candidate.options),
+        candidate.line,
+        node.outcome,
+        node.why,
+        known.seconds,
+        known.needs,
+        known.holds,
+    )
