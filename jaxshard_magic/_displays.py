@@ -1,11 +1,12 @@
-"""How a notebook shows what the magics return: a Report, compared strategies, a pipeline, a schedule as one, compared
-schedules."""
+"""How a notebook shows what the magics return: a Report, compared strategies, a choice, a pipeline, a schedule as one,
+compared schedules."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxshard_magic.report import Pipeline, Report
+    from jaxshard_magic.report.choice import Choice
     from jaxshard_magic.report.comparison import Comparison
     from jaxshard_magic.schedule import Comparison as Schedules
     from jaxshard_magic.schedule import Schedule
@@ -16,6 +17,7 @@ _PIPELINE = ("jaxshard_magic.report.pipeline", "Pipeline")
 _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
 _SCHEDULES = ("jaxshard_magic.schedule.compare", "Comparison")
 _COMPARISON = ("jaxshard_magic.report.comparison", "Comparison")
+_CHOICE = ("jaxshard_magic.report.choice", "Choice")
 
 
 def register(shell: Any, session: "ShardSession") -> None:
@@ -26,12 +28,13 @@ def register(shell: Any, session: "ShardSession") -> None:
     displays.for_type_by_name(*_SCHEDULE, partial(_schedule, session))
     bundles.for_type_by_name(*_SCHEDULES, partial(_schedules_bundle, session))
     displays.for_type_by_name(*_COMPARISON, partial(_comparison, session))
+    bundles.for_type_by_name(*_CHOICE, partial(_choice_bundle, session))
 
 
 def remove(shell: Any) -> None:
     """Take out what `register` put in."""
     for formatter in _formatters(shell):
-        for name in (_REPORT, _PIPELINE, _SCHEDULE, _SCHEDULES, _COMPARISON):
+        for name in (_REPORT, _PIPELINE, _SCHEDULE, _SCHEDULES, _COMPARISON, _CHOICE):
             formatter.pop(".".join(name), None)
 
 
@@ -70,3 +73,8 @@ def _comparison(session: "ShardSession", comparison: "Comparison") -> None:
     from jaxshard_magic.views.show import show_comparison
 
     show_comparison(comparison, session.view)
+
+
+def _choice_bundle(session: "ShardSession", choice: "Choice") -> dict[str, str]:
+    text = {"text/plain": choice.to_text()}
+    return text if session.view == "text" else text | {"text/html": choice.to_html()}

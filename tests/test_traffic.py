@@ -82,6 +82,17 @@ def test_microbatches_gather_weights_and_add_up_gradients_at_every_trip():
     assert waiting["all-reduce", ("data",), WEIGHT] == 2  # those of a whole step
 
 
+def test_for_a_tpu_weights_are_gathered_as_it_multiplies_them():
+    step = jaxshard_magic.shard(layers, "fsdp", mesh=jaxshard_magic.mesh("v5e:2x4 data=8"))
+    entry = step.prepare(*arguments())
+    assert isinstance(entry.plan.run, Hold)
+    told = sum(wire_bytes(m.kind, m.group_size, m.bytes * m.count) for m in traffic(entry.plan.run))
+    measured = sum(c.wire_bytes for c in step.report().collectives or ())
+    assert told == measured
+    gathers = [m.bytes for m in traffic(entry.plan.run) if m.kind == "all-gather"]
+    assert set(gathers) == {WEIGHT // 2}  # of float32, in bfloat16
+
+
 def held(strategy: str, mesh: str, donated: tuple[int, ...] = (), **options) -> Footprint:
     return footprint(planned(layers, arguments(), strategy, mesh, **options).plan.run, donated)
 

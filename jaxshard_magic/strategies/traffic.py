@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+from jax import lax
 
 from ..plan import Sent
 from ..program.flops import results
@@ -20,6 +21,7 @@ from ..program.sizes import nbytes
 from .hold import Hold
 from .layout import Axes, Spec
 
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _REDUCES = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_or", "reduce_and"})
 
 
@@ -85,10 +87,18 @@ class _Traffic:
             source = same.get(v, v)
             if not over or source in body.kept:
                 continue
-            yield self._sent("all-gather", over, self._bytes(v, layout.in_use(v)), e.trips)
+            size = self._bytes(v, layout.in_use(v))
+            yield self._sent("all-gather", over, size // 2 if self._narrowed(e, v) else size, e.trips)
             body.kept[source] = nbytes(self._program.avals[v])
             while not body.is_loop and len(body.kept) > 1 and sum(body.kept.values()) > self._hold.cap:
                 body.kept.pop(next(iter(body.kept)))
+
+    def _narrowed(self, e: Equation, v: Value) -> bool:
+        """Whether a weight is gathered in bfloat16, as which a TPU multiplies float32 at its default precision."""
+        precision = e.params.get("precision")
+        given = precision if isinstance(precision, tuple) else (precision,)
+        default = e.name in _PRODUCTS and all(p in (None, lax.Precision.DEFAULT) for p in given)
+        return default and self._layout.platform == "tpu" and self._program.avals[v].dtype == jnp.float32
 
     def _summed(self, e: Equation) -> Iterator[Sent]:
         sums, out = self._hold.partial_sums, e.outs[0]
@@ -101,7 +111,7 @@ class _Traffic:
             return
         if not self._layout.batchy(out):
             if not self._hold.waits(e):
-                yield from self._gradient(out, over, e.trips, whole=e.name.startswith("scatter"))
+                yield from self._gradient(out, over, e.trips, whole=self._added_up_whole(e))
             return
         yield from self._activation(out, over, e.trips)
 
@@ -116,7 +126,7 @@ class _Traffic:
 
     def _gradient(self, v: Value, over: Axes, trips: int, *, whole: bool = False) -> Iterator[Sent]:
         """A sum over the examples goes to where its parameter rests: scattered over the axes that divide it, added up
-        over the others. A lookup's is added up as a whole."""
+        over the others, or added up as a `whole`."""
         layout = self._layout
         rest = [] if whole else layout.at_rest(v)
         store = tuple(a for axes in rest for a in axes if a in over)
@@ -128,6 +138,10 @@ class _Traffic:
             size //= layout.count(store)
         if others:
             yield self._sent("all-reduce", others, size, trips)
+
+    def _added_up_whole(self, e: Equation) -> bool:
+        """A lookup's gradient; of a TPU it is not certain that it is not scattered after all."""
+        return e.name.startswith("scatter") and self._layout.platform != "tpu"
 
     def _contracted(self, e: Equation) -> Axes:
         """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""
