@@ -8,7 +8,7 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import hardware
-from jaxshard_magic.comparing import AMONG, search, space
+from jaxshard_magic.comparing import AMONG, Searching, search, space
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.choice import BOUND, ESTIMATE, LEFT, REFUSED, SLOWER, TOO_LARGE, Choice
 
@@ -212,3 +212,28 @@ def test_a_slice_that_is_not_attached_is_searched_with_its_own_compiler():
     assert found.source == "predicted" and found.trial is not None and found.report is not None
     assert found.report.mesh.source == "topology" and found.trial.fits is True
     assert set(outcomes(found).values()) <= {"chosen", "runner-up", SLOWER, BOUND}
+
+
+def test_what_is_attached_is_run_on_copies_and_the_measured_times_decide():
+    """Hardware that no figures are known of: nothing is ruled out by a plan, everything that fits runs."""
+    mesh = jaxshard_magic.mesh("cpu:8 data=8")
+    params, batch = [jnp.ones((64, 64))] * 3, jnp.ones((16, 64))
+    searching = Searching(
+        "step",
+        space(mesh, ["dp", "fsdp", "tp"]),
+        lambda c: jaxshard_magic.shard(step, c.strategy, mesh=c.mesh, **c.options),
+        chip=hardware.chip("v5e"),
+        known=False,
+        limit=None,
+        vary={},
+        common={},
+        run=True,
+    )
+    found = searching((params, batch), {})
+    times = {t.line: t.measured for t in found.comparison.trials}
+    assert found.source == "measured" and found.on is None
+    assert len(times) == 3 and all(times.values())
+    assert found.chosen is not None and found.chosen.line == min(times, key=lambda line: times[line] or 0)
+    checks = [t.report.check for t in found.comparison.trials if t.report is not None]
+    assert len(checks) == 3 and all(check is not None and check.passed for check in checks)
+    assert any("No figures of this hardware" in note for note in found.notes)

@@ -17,16 +17,16 @@ from jaxshard_magic.strategies.traffic import traffic
 F32, WIDTH, HIDDEN, EXAMPLES = 4, 64, 256, 32
 
 
-def planned(step, args, strategy: str, mesh: str, **options):
+def planned(step, args, strategy: str, mesh: str, **options) -> Hold:
     found = jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(mesh), **options).planned(*args)
     assert isinstance(found.plan.run, Hold)
-    return found
+    return found.plan.run
 
 
-def sent(found) -> Counter:
+def sent(plan: Hold) -> Counter:
     """Without sums of a single number, which compilers merge."""
     moves = Counter()
-    for move in traffic(found.plan.run):
+    for move in traffic(plan):
         if move.bytes > F32:
             moves[move.kind, move.axes, move.bytes] += move.count
     return moves
@@ -48,7 +48,7 @@ def test_a_plan_tells_every_collective_that_theory_asks_for_before_anything_is_c
 def test_with_divided_positions_a_plan_sends_no_more_than_the_compiled_step(strategy, axes):
     call = STEPS["transformer"]()
     args, mesh = (call.state, call.batch), f"cpu:8 {axes}"
-    moves = traffic(planned(call.step, args, strategy, mesh).plan.run)
+    moves = traffic(planned(call.step, args, strategy, mesh))
     told = sum(wire_bytes(m.kind, m.group_size, m.bytes * m.count) for m in moves)
     step = jaxshard_magic.shard(call.step, strategy, mesh=jaxshard_magic.mesh(mesh))
     step.prepare(*args)
@@ -94,7 +94,7 @@ def test_for_a_tpu_weights_are_gathered_as_it_multiplies_them():
 
 
 def held(strategy: str, mesh: str, donated: tuple[int, ...] = (), **options) -> Footprint:
-    return footprint(planned(layers, arguments(), strategy, mesh, **options).plan.run, donated)
+    return footprint(planned(layers, arguments(), strategy, mesh, **options), donated)
 
 
 def test_arrays_are_counted_as_they_lie_and_new_ones_beside_the_old_unless_these_are_donated():
