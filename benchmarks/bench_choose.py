@@ -72,7 +72,7 @@ SMALL: dict[str, Callable[[], Small]] = {
     "scanned-v6e": lambda: zoo("transformer, scanned", on="v6e"),
     "tied-slice": lambda: zoo("transformer, tied", mesh="v5e:2x4 data=8", on=None),
     "state-v5e": lambda: decoder(2048, 12, 16, 512, on="v5e"),
-    "activations-v5e": lambda: decoder(1024, 8, 128, 2048, on="v5e"),
+    "activations-v5e": lambda: decoder(1024, 8, 512, 2048, on="v5e"),
     "wide-h100": lambda: decoder(4096, 12, 16, 1024, on="h100"),
 }
 LARGE = {
