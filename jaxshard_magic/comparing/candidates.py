@@ -89,7 +89,10 @@ def candidates(
         except ShardError as error:
             if not keep_going:
                 more = " --keep-going compares the others" if len(strategies) > 1 else ""
-                raise ShardError(f"{str(error).rstrip('.')}.{more}", fix=error.fix) from None
+                said = str(error)
+                raise ShardError(
+                    f"{said}{'' if said.endswith(('.', '?')) else '.'}{more}", fix=error.fix
+                ) from None
             found.append(Refused(strategy, {}, {}, strategy, str(error), error.fix))
             continue
         found += _of(strategy, parts, mesh, meshes, vary, common)

@@ -28,7 +28,7 @@ def _fits(families: "Sequence[Node]", limit: int | None) -> Question:
     because = f"arrays {_gib(known.holds)}, with all in between about {_gib(known.needs)}"
     if limit is None:
         return Question(asks, None, f"{because}; how much a device has is not known", yes="dp")
-    return Question(asks, known.needs <= limit, f"{because}, of {_gib(limit)}", yes="dp")
+    return Question(asks, known.needs <= limit, f"{because}, of {limit / GIB:.4g} GiB", yes="dp")
 
 
 def _links(families: "Sequence[Node]", chip: Chip) -> Question:

@@ -165,17 +165,18 @@ class Searching:
             _, least, _, node = heapq.heappop(self._heap)
             if isinstance(node, Ladder):
                 self._climbed(node, least, args, kwargs)
+            elif self._too_large(node):
+                self._open(node)
             elif self._slower(node.least):
                 node.outcome = BOUND
             elif node.sketch is None or node.sketch.rough:
                 self._say(f"planning {node.candidate.line}")
                 if self._sketched(node, args, kwargs):
                     self._put(node, node.least)
+            elif not self._likely(node) and self._open(node):
+                self._put(node, node.least)  # after those that save memory
             else:
-                if not self._likely(node):
-                    self._open(node)
-                if not self._too_large(node):
-                    return node
+                return node
         return None
 
     def _feed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:
@@ -236,17 +237,19 @@ class Searching:
             return True
         return False
 
-    def _open(self, node: Node) -> None:
-        """Let the same strategy wait with what takes less memory, where its arrays leave room for that."""
+    def _open(self, node: Node) -> bool:
+        """Let the same strategy wait with what takes less memory, where its arrays leave room for that; whether there
+        is any that did not wait before."""
         held = 0 if node.sketch is None else node.sketch.holds or 0
         if node.opened or node not in self._families or (self._limit is not None and held > self._limit):
-            return
+            return False
         node.opened = True
         assert isinstance(node.candidate, Candidate)
         known = node.sketch or Sketch()
         rungs = list(saving(node.candidate, known.own or 0.0, known.sent or 0.0, self._vary, self._common))
         if rungs:
             self._put(Ladder(node, rungs), node.least)
+        return bool(rungs)
 
     def _settle(self) -> None:
         """Read what came of those that were compiled since; what does not fit waits with options that save memory."""
@@ -307,6 +310,8 @@ class Searching:
         comparison = self._trying.comparison
         ranked = self._ranked(comparison)
         for node in self._nodes:
+            if node.outcome == LEFT and node.position is None and self._slower(node.least):
+                node.outcome = BOUND
             if self._compile and node.outcome == SLOWER and node not in ranked:
                 said = None if node.trial is None else node.trial.why
                 node.outcome, node.why = REFUSED, said or "its numbers are not those of the plain step"
