@@ -177,7 +177,7 @@ def test_a_candidate_that_cannot_run_is_a_row_with_its_reason(here):
 def test_the_plan_of_the_large_model_is_what_the_prose_says(on_slice):
     said, told = line(output(on_slice, "plan")), prose(on_slice, "plan-text")
     assert output(on_slice, "big").startswith("1.08 billion parameters")
-    assert "arrays 24.0 GiB" in said and "of 15.8 GiB" in said and "arrays of 24 GiB" in told
+    assert "arrays 24.0 GiB" in said and "of 15.75 GiB" in said and "arrays of 24 GiB" in told
     gathers, products = re.findall(r"([\d.]+) ms to send under fsdp, beside ([\d.]+) ms of products", said)[0]
     assert float(gathers) < float(products)
     assert "The usual path leads to fsdp, and so does the search." in said
@@ -195,8 +195,8 @@ def test_the_choice_for_the_slice_fits_and_the_others_are_ruled_out(on_slice):
     )[0]
     assert int(predicted) > least == 232 and float(needs) < 15.75
     assert f"{least} ms" in prose(on_slice, "budget-text")
-    assert "6 candidates considered, 2 compiled. 3 can't be faster" in said
-    assert "1 needs more memory than there is: strategy mesh at least needs about dp" in said
+    assert "6 candidates considered, 2 compiled. 2 can't be faster" in said
+    assert "2 need more memory than there is: strategy mesh at least needs about dp" in said
     assert "its arrays alone take more than a device has" in said
 
 

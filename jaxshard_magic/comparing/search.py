@@ -84,6 +84,7 @@ class Searching:
         self._end = math.inf
         self._interrupted = False
         self._failures: list[Exception] = []
+        self._stages: int | str | None = None
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Choice:
         """Search for a call with these arguments, which may be shapes where nothing is run.
@@ -94,6 +95,7 @@ class Searching:
         self._end = start + (math.inf if self._budget is None else self._budget)
         try:
             self._plan_all(args, kwargs)
+            self._stages = self._cut(args, kwargs)
             if self._compile:
                 self._trying.compile(args, kwargs, lambda: self._feed(args, kwargs))
                 self._settle()
@@ -110,7 +112,7 @@ class Searching:
         self._settle()
         seconds = time.monotonic() - start
         self._has_something(seconds)
-        return self._choice(args, kwargs, seconds)
+        return self._choice(seconds)
 
     def _over(self) -> bool:
         return self._interrupted or time.monotonic() >= self._end
@@ -208,16 +210,16 @@ class Searching:
             node.why = "" if self._likely(node) else "it needs more than a device has"
 
     def _climbed(self, ladder: Ladder, least: float, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Plan the next rung, which waits for its turn like any other; the rest wait until one as fast is tried."""
+        """Plan the next rung, which waits for its turn like any other; the rest wait until one as fast is tried. None
+        is planned where the candidate itself is too slow."""
+        if self._slower(least):
+            return
         node = Node(ladder.rungs.pop(0), least=ladder.of.least)
         self._nodes.append(node)
-        if self._slower(least):
-            node.outcome = BOUND
-        else:
-            self._say(f"planning {node.candidate.line}")
-            if self._sketched(node, args, kwargs):
-                self._put(node, node.least)
-                least = max(least, node.least)
+        self._say(f"planning {node.candidate.line}")
+        if self._sketched(node, args, kwargs):
+            self._put(node, node.least)
+            least = max(least, node.least)
         if ladder.rungs:
             self._put(ladder, least)
 
@@ -306,7 +308,7 @@ class Searching:
         if len(refused) == 1 and all(n.outcome == REFUSED for n in self._nodes):
             raise ShardError(next(iter(refused)))
 
-    def _choice(self, args: Sequence[Any], kwargs: dict[str, Any], seconds: float) -> Choice:
+    def _choice(self, seconds: float) -> Choice:
         comparison = self._trying.comparison
         ranked = self._ranked(comparison)
         for node in self._nodes:
@@ -322,7 +324,7 @@ class Searching:
             name=self._trying.name,
             comparison=comparison,
             candidates=tuple(map(considered, first)),
-            path=path(self._families, self._chip, self._limit, self._cut(args, kwargs)),
+            path=path(self._families, self._chip, self._limit, self._stages),
             source=(comparison.source or "predicted") if self._compile else "planned",
             on=self._chip.name if self._known else None,
             limit=self._limit,
@@ -344,8 +346,6 @@ class Searching:
             return schedule.stages * schedule.chunks
         except ShardError as error:
             return str(error)
-        finally:
-            self._say("")
 
     def _ranked(self, comparison: Comparison) -> list[Node]:
         """Those that are an answer, the fastest first."""
