@@ -89,7 +89,11 @@ def _room(found: Choice, candidate: Considered) -> str:
 def _against(found: Choice, chosen: Considered) -> str:
     other = found.runner_up
     if other is None:
-        return "; no other that was tried fits" if len(found.candidates) > 1 else "; there was no other candidate"
+        return (
+            "; no other that was tried fits"
+            if len(found.candidates) > 1
+            else "; there was no other candidate"
+        )
     name = f"{other.strategy}{place_of(other)}"
     ours, theirs = found.time_of(chosen), found.time_of(other)
     if ours is None or theirs is None:
