@@ -1,10 +1,11 @@
 """How a notebook shows what the magics return: a Report, compared strategies, a choice, a pipeline, a schedule as one,
-compared schedules."""
+compared schedules, the history."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxshard_magic.history import History
     from jaxshard_magic.report import Pipeline, Report
     from jaxshard_magic.report.choice import Choice
     from jaxshard_magic.report.comparison import Comparison
@@ -18,6 +19,7 @@ _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
 _SCHEDULES = ("jaxshard_magic.schedule.compare", "Comparison")
 _COMPARISON = ("jaxshard_magic.report.comparison", "Comparison")
 _CHOICE = ("jaxshard_magic.report.choice", "Choice")
+_HISTORY = ("jaxshard_magic.history.listed", "History")
 
 
 def register(shell: Any, session: "ShardSession") -> None:
@@ -28,13 +30,14 @@ def register(shell: Any, session: "ShardSession") -> None:
     displays.for_type_by_name(*_SCHEDULE, partial(_schedule, session))
     bundles.for_type_by_name(*_SCHEDULES, partial(_schedules_bundle, session))
     displays.for_type_by_name(*_COMPARISON, partial(_comparison, session))
-    bundles.for_type_by_name(*_CHOICE, partial(_choice_bundle, session))
+    for written in (_CHOICE, _HISTORY):
+        bundles.for_type_by_name(*written, partial(_bundle, session))
 
 
 def remove(shell: Any) -> None:
     """Take out what `register` put in."""
     for formatter in _formatters(shell):
-        for name in (_REPORT, _PIPELINE, _SCHEDULE, _SCHEDULES, _COMPARISON, _CHOICE):
+        for name in (_REPORT, _PIPELINE, _SCHEDULE, _SCHEDULES, _COMPARISON, _CHOICE, _HISTORY):
             formatter.pop(".".join(name), None)
 
 
@@ -75,6 +78,7 @@ def _comparison(session: "ShardSession", comparison: "Comparison") -> None:
     show_comparison(comparison, session.view)
 
 
-def _choice_bundle(session: "ShardSession", choice: "Choice") -> dict[str, str]:
-    text = {"text/plain": choice.to_text()}
-    return text if session.view == "text" else text | {"text/html": choice.to_html()}
+def _bundle(session: "ShardSession", shown: "Choice | History") -> dict[str, str]:
+    """Of what has no widget."""
+    text = {"text/plain": shown.to_text()}
+    return text if session.view == "text" else text | {"text/html": shown.to_html()}

@@ -19,8 +19,8 @@ STRATEGIES = {
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
     "auto": "search for the fastest of these that fits, on every mesh of these devices",
 }
-COMMANDS = ("doctor", "abstract", "schedule", "compare")
-LATER_COMMANDS = ("explore", "code", "history")
+COMMANDS = ("doctor", "abstract", "schedule", "compare", "history")
+LATER_COMMANDS = ("explore", "code")
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,17 @@ SCHEDULE_FLAGS = (
     Flag("-o", "VAR", "keep what is returned under this name", "output"),
     Flag("--help", "", "this text", "help"),
 )
+HISTORY_FLAGS = (
+    Flag("--strategy", "NAME", "those of this strategy: --strategy fsdp+tp", "strategy"),
+    Flag("--name", "NAME", "those of the step, or the label, of this name", "name"),
+    Flag("--since", "WHEN", "from then on: 3h, 7d, 2w, or a day, 2026-11-01", "since"),
+    Flag("--limit", "N", "show so many of the newest, 50 unless said", "limit"),
+    Flag("--json", "FILE", "write them with their reports in full", "json"),
+    Flag("-o", "VAR", "keep what is returned under this name", "output"),
+    Flag("--help", "", "this text", "help"),
+)
 _REPEATABLE = ("specs", "rules", "vary")
-_COUNTS = ("repeat", "microbatches", "stages", "chunks")
+_COUNTS = ("repeat", "microbatches", "stages", "chunks", "limit")
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,21 @@ class ScheduleOptions:
     words: tuple[str, ...] = ()
 
 
-Line = TypeVar("Line", Options, ScheduleOptions)
+@dataclass(frozen=True)
+class HistoryOptions:
+    """A parsed `%shard history` line; what it does not say is None."""
+
+    strategy: str | None = None
+    name: str | None = None
+    since: str | None = None
+    limit: int | None = None
+    json: str | None = None
+    output: str | None = None
+    help: bool = False
+    words: tuple[str, ...] = ()
+
+
+Line = TypeVar("Line", Options, ScheduleOptions, HistoryOptions)
 
 
 def parse(line: str) -> Options:
@@ -168,6 +191,12 @@ def parse(line: str) -> Options:
 def parse_schedule(line: str) -> ScheduleOptions:
     """`schedule 1f1b --stages 4` as ScheduleOptions; `words` are those after the command. Raises as `parse` does."""
     options = _parsed(line, "%shard schedule", SCHEDULE_FLAGS, ScheduleOptions())
+    return replace(options, words=options.words[1:])
+
+
+def parse_history(line: str) -> HistoryOptions:
+    """`history fsdp --since 7d` as HistoryOptions; `words` are those after the command. Raises as `parse` does."""
+    options = _parsed(line, "%shard history", HISTORY_FLAGS, HistoryOptions())
     return replace(options, words=options.words[1:])
 
 
@@ -233,7 +262,7 @@ def _flag(name: str, command: str, by_name: Mapping[str, Flag]) -> Flag:
     raise ShardError(f"{command} has no option {name}; it has {names}.{did_you_mean(name, by_name)}")
 
 
-def _value(flag: Flag, value: str, options: Options | ScheduleOptions) -> Any:
+def _value(flag: Flag, value: str, options: Options | ScheduleOptions | HistoryOptions) -> Any:
     if flag.into in _REPEATABLE:
         if "=" not in value:
             raise ShardError(f"{flag.name} {value!r} has no '='; write {flag.name} \"{flag.metavar}\"")
@@ -351,6 +380,7 @@ def _help() -> str:
     %%shard auto                   the fastest that fits, with what ruled the others out
     %shard                         the last report, with all calls since
     %shard compare 3 5             reports of the past side by side, by their numbers; alone it lists them
+    %shard history WORDS           the reports of all notebooks so far; --help has more
     %shard doctor                  what is installed, which devices answer, whether they reach each other
     %shard abstract NAME...        make shapes of what the notebook holds under these names, and free it
     %shard schedule NAMES          a pipeline schedule in time, or several compared; --help has more

@@ -1,5 +1,6 @@
 """The step of a `%%shard` cell: made from its line, called on copies, compiled with what its report advises."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic import _cell, _options
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jaxshard_magic.report import Report
+    from jaxshard_magic.step import ShardedStep
 
 
 # Options of the line that `api.shard` takes by the same names.
@@ -48,18 +50,52 @@ def made(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> A
 
 def tried(rehearsal: _cell.Rehearsal, report: "Report", progress: Progress) -> bool:
     """The first thing that would make a step fit is compiled as well; whether that told anything."""
-    from jaxshard_magic import api
-
     fix = next((a.fix for a in report.advice if a.code == "does-not-fit"), None)
     if fix is None or rehearsal.arguments is None:
         return False
     progress(f"does not fit; trying {fix}")
     try:
-        return api.tried(rehearsal.sharded, fix, *rehearsal.arguments)
+        return compiled_with(rehearsal.sharded, fix, *rehearsal.arguments)
     except ShardError:  # what is advised is for the user's own step, and need not be possible on it
         return False
     finally:
         progress("")
+
+
+def compiled_with(step: "ShardedStep", fix: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Compile `step` as a fix of its report has it, for the same arguments; its reports then tell what that needs.
+
+    False for a fix that is none of strategy (`%%shard fsdp`), mesh (`%mesh v5e:8x8 data=64`), `--donate`,
+    `--microbatches N` and `--remat POLICY`. Raises `ShardError` where the changed step can't be planned or compiled.
+    """
+    from jaxshard_magic import api
+    from jaxshard_magic.strategies import parse_strategy
+
+    strategy, mesh, donate, inside = step.strategy, step.mesh, step.donate, step.inside.asked
+    match fix.split(maxsplit=1):
+        case ["%%shard", text]:
+            strategy = text
+        case ["%mesh", text]:
+            mesh = api.build_mesh(text).mesh
+        case ["--donate"]:
+            donate = True
+        case ["--microbatches", number]:
+            inside |= {"microbatches": int(number)}
+        case ["--remat", what]:
+            inside |= {"remat": what}
+        case _:
+            return False
+    if step.piped is not None and "pp" in [part.name for part in parse_strategy(strategy)]:
+        inside |= step.piped.asked
+    same = {"specs": step.specs, "rules": step.rules, "donate": donate, **inside}
+    other = api.shard(step.__wrapped__, strategy, mesh=mesh, **same)
+    other.progress, other.compile_limit = step.progress, step.compile_limit
+    other.prepare(*args, **kwargs)
+    memory = other.report().memory
+    peaks = [d.peak for d in memory.per_device if d.peak is not None] if memory else []
+    if peaks:
+        step.tried[fix] = max(peaks)
+    return bool(peaks)
 
 
 def compared(step: Any, progress: Progress, limit_s: float) -> None:

@@ -8,7 +8,18 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from . import hardware
 from .analysis.memory import room
-from .comparing import AMONG, BUDGET, USUAL, Candidate, Searching, Trying, candidates, space
+from .comparing import (
+    AMONG,
+    BUDGET,
+    STAND_IN,
+    USUAL,
+    Candidate,
+    Searching,
+    Trying,
+    candidates,
+    chip_for,
+    space,
+)
 from .doctor import Doctor, examine
 from .errors import ShardError
 from .gradients.options import Inside
@@ -22,7 +33,6 @@ from .strategies import jobs_of, parse_strategy, part_axes, plan, spread_of
 from .targets import compiler_of, target_of
 
 SpecLike = PartitionSpec | str
-STAND_IN = "v5e"  # the chip that a search predicts for where simulated devices are of none
 _OF_ALL = ("specs", "rules", "donate", "on")  # options that are no candidate's own
 
 
@@ -229,15 +239,10 @@ def compare(
     same = {k: options.pop(k) for k in _OF_ALL if k in options}
     chosen = candidates(strategies, mesh, meshes=meshes, vary=vary, common=options, keep_going=keep_going)
 
-    def made(candidate: Candidate) -> ShardedStep:
-        found = shard(step, candidate.strategy, mesh=candidate.mesh, name=name, **same, **candidate.options)
-        prepare(found)
-        return found
-
     trying = Trying(
         name or getattr(step, "__name__", "step"),
         chosen,
-        made,
+        _maker(step, prepare, name=name, **same),
         run=run and target_of(mesh) is None,
         check=check,
         repeat=repeat,
@@ -297,19 +302,14 @@ def choose(
         named = mesh.devices.flat[0].device_kind if target is None else target.name
         raise ShardError(f"on={on!r}: the mesh names the chip, {named}. Leave on out")
     on = on or (STAND_IN if simulated else None)
-    chip, known = _chip_for(mesh, on)
+    chip, known = chip_for(mesh, on)
     same = {k: options.pop(k) for k in _OF_ALL if k in options} | {"on": on}
     families = space(mesh, among, meshes=meshes, vary=vary, common=options)
-
-    def made(candidate: Candidate) -> ShardedStep:
-        found = shard(step, candidate.strategy, mesh=candidate.mesh, name=name, **same, **candidate.options)
-        prepare(found)
-        return found
 
     searching = Searching(
         name or getattr(step, "__name__", "step"),
         families,
-        made,
+        _maker(step, prepare, name=name, **same),
         chip=chip,
         known=known,
         limit=room(mesh, chip if simulated or target is not None else None),
@@ -334,37 +334,17 @@ def options_of(strategy: str, **asked: Any) -> tuple[Inside, Piped | None]:
     return asked_of([part.name for part in parse_strategy(strategy)], **asked)
 
 
-def tried(step: ShardedStep, fix: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Compile `step` as a fix of its report has it, for the same arguments; its reports then tell what that needs.
+def _maker(
+    step: Callable[..., Any], prepare: Callable[[ShardedStep], None], **same: Any
+) -> Callable[[Candidate], ShardedStep]:
+    """A candidate as a step, with the options that all have the `same`."""
 
-    False for a fix that is none of strategy (`%%shard fsdp`), mesh (`%mesh v5e:8x8 data=64`), `--donate`,
-    `--microbatches N` and `--remat POLICY`. Raises `ShardError` where the changed step can't be planned or compiled.
-    """
-    strategy, mesh, donate, inside = step.strategy, step.mesh, step.donate, step.inside.asked
-    match fix.split(maxsplit=1):
-        case ["%%shard", text]:
-            strategy = text
-        case ["%mesh", text]:
-            mesh = build_mesh(text).mesh
-        case ["--donate"]:
-            donate = True
-        case ["--microbatches", number]:
-            inside |= {"microbatches": int(number)}
-        case ["--remat", what]:
-            inside |= {"remat": what}
-        case _:
-            return False
-    if step.piped is not None and "pp" in [part.name for part in parse_strategy(strategy)]:
-        inside |= step.piped.asked
-    same = {"specs": step.specs, "rules": step.rules, "donate": donate, **inside}
-    other = shard(step.__wrapped__, strategy, mesh=mesh, **same)
-    other.progress, other.compile_limit = step.progress, step.compile_limit
-    other.prepare(*args, **kwargs)
-    memory = other.report().memory
-    peaks = [d.peak for d in memory.per_device if d.peak is not None] if memory else []
-    if peaks:
-        step.tried[fix] = max(peaks)
-    return bool(peaks)
+    def made(candidate: Candidate) -> ShardedStep:
+        found = shard(step, candidate.strategy, mesh=candidate.mesh, **same, **candidate.options)
+        prepare(found)
+        return found
+
+    return made
 
 
 def _words(strategies: str | Sequence[str]) -> Sequence[str]:
@@ -380,17 +360,6 @@ def _devices(mesh: Mesh | str | None) -> Mesh:
     elif isinstance(mesh, str):
         mesh = build_mesh(mesh).mesh
     return _automatic(mesh)
-
-
-def _chip_for(mesh: Mesh, on: str | None) -> tuple[hardware.Chip, bool]:
-    """The chip whose figures a search goes by, and whether it is the one that runs the step."""
-    if on is not None:
-        return hardware.chip(on), True
-    if (target := target_of(mesh)) is not None:
-        return target.chip, True
-    device = mesh.devices.flat[0]
-    found = hardware.chip_of(device.device_kind)
-    return found or hardware.chip("h100" if device.platform == "gpu" else STAND_IN), found is not None
 
 
 def _automatic(mesh: Mesh) -> Mesh:

@@ -1,22 +1,21 @@
 """`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from glob import glob
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
-from IPython.display import display
 
-from jaxshard_magic import _cell, _comparing, _displays, _options, _words
+from jaxshard_magic import _cell, _comparing, _meshes, _options, _words
 from jaxshard_magic._choosing import Choosing
+from jaxshard_magic._history import Keeping
+from jaxshard_magic._meshes import Meshes
 from jaxshard_magic._progress import Progress, line_for
-from jaxshard_magic._steps import asked, compared, made, tried
+from jaxshard_magic._steps import compared, made, tried
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.session import ShardSession
 
@@ -25,16 +24,13 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jaxshard_magic.doctor import Doctor
-    from jaxshard_magic.mesh import BuiltMesh
+    from jaxshard_magic.history import History
     from jaxshard_magic.report import Report
     from jaxshard_magic.report.choice import Choice
     from jaxshard_magic.report.comparison import Comparison
     from jaxshard_magic.schedule import Comparison as Schedules
     from jaxshard_magic.schedule import Schedule
     from jaxshard_magic.step import Watch
-    from jaxshard_magic.targets import Target
-
-_COMPLETED = ("%shard", "%%shard", "shard")
 
 
 @magics_class
@@ -47,6 +43,8 @@ class ShardMagics(Magics):
         super().__init__(shell)
         self.session = ShardSession(parent=shell)
         self._lengths = _cell.Lengths()
+        self._meshes = Meshes(shell, self.session)
+        self._keeping = Keeping(shell)
 
     @no_var_expand
     @line_magic
@@ -68,30 +66,32 @@ class ShardMagics(Magics):
                 print(getdoc(self.mesh))
                 return None
             if text == "--list":
-                print(_listing())
+                print(_meshes.listing())
                 return None
             if text:
-                self.session.mesh = self._built(text)
-            built = self._current_mesh()
+                self.session.mesh = self._meshes.built(text)
+            built = self._meshes.current()
         except ShardError as error:
             raise UsageError(_words.one_line(error)) from None
         if built is None:
             print("no mesh yet: %mesh data=4 model=2 makes one; without one, %%shard takes all devices")
         if built is None or quiet:
             return None
-        _show(built)
+        _meshes.show(built)
         return built.mesh
 
     @no_var_expand
     @line_cell_magic
     def shard(
         self, line: str, cell: str | None = None
-    ) -> "Report | Doctor | Schedule | Schedules | Comparison | Choice | None":
+    ) -> "Report | Doctor | Schedule | Schedules | Comparison | Choice | History | None":
         __tracebackhide__ = True
         text, quiet = _silenced(line)
         try:
             if cell is None and text.split()[:1] == ["schedule"]:
                 return self._scheduled(text, quiet)
+            if cell is None and text.split()[:1] == ["history"]:
+                return self._from_history(text, quiet)
             options = _options.parse(text)
             if options.help:
                 print(_options.HELP)
@@ -131,7 +131,9 @@ class ShardMagics(Magics):
             return self.session.comparison
         if self.session.step is None:
             raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
-        return self.session.report()
+        report = self.session.report()
+        self._keep(report, step=self.session.step)
+        return report
 
     def _examined(self, options: _options.Options) -> "Doctor":
         from jaxshard_magic.doctor import examine, jax_error
@@ -142,7 +144,7 @@ class ShardMagics(Magics):
         from jaxshard_magic import api
 
         try:
-            built = self._built(options.mesh) if options.mesh else self._current_mesh()
+            built = self._meshes.built(options.mesh) if options.mesh else self._meshes.current()
         except RuntimeError:  # a backend does not start, which the examination tells
             built = None
         return api.doctor(built and built.mesh)
@@ -155,6 +157,18 @@ class ShardMagics(Magics):
         if name:
             self.shell.user_ns[name] = found
         return None if quiet else found
+
+    def _from_history(self, text: str, quiet: bool) -> "History | Report | None":
+        from jaxshard_magic import _history
+
+        found, name = _history.asked(text, self._keeping.store)
+        if name:
+            self.shell.user_ns[name] = found
+        return None if quiet else found
+
+    def _keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
+        if self.session.remember:
+            self._keeping.keep(report, cell, step)
 
     def _made_abstract(self, options: _options.Options) -> None:
         from jaxshard_magic._abstract import abstract_names
@@ -178,8 +192,8 @@ class ShardMagics(Magics):
         make_ready(self.session.view)
         cell = _cell.parse(self.shell, source, f"%%shard {line.strip()}")
         place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
-        mesh = self._mesh_for(options)
-        if (target := _target_of(mesh)) is not None:
+        mesh = self._meshes.wanted(options)
+        if (target := _meshes.target(mesh)) is not None:
             options = _options.compiled_only(options, target.name)
         room = nullcontext() if target is None else _cell.Room()
         known, report = True, None
@@ -202,17 +216,20 @@ class ShardMagics(Magics):
                     report = self.session.report()
                 if target is not None and report is not None and tried(binding.sharded, report, progress):
                     report = self.session.report()
+        if report is not None:
+            self._keep(report, cell.text, binding.sharded)
         return report, cell.quiet
 
     def _compare(self, options: _options.Options, line: str, source: str) -> "tuple[Comparison, bool]":
         options, words = _options.with_strategies(options)
         cell = _cell.parse(self.shell, source, f"%%shard {line.strip()}")
         place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
-        mesh = self._devices_for(options)
-        if (target := _target_of(mesh)) is not None:
+        mesh = self._meshes.devices(options)
+        if (target := _meshes.target(mesh)) is not None:
             options = _options.compiled_only(options, target.name)
         found = _comparing.compared(self.shell, self.session, options, words, cell, place, mesh)
         self.session.compared(found)
+        self._keep_trials(found, cell)
         return found, cell.quiet
 
     def _choose(self, options: _options.Options, line: str, source: str) -> "tuple[Choice, bool]":
@@ -220,8 +237,8 @@ class ShardMagics(Magics):
 
         cell = _cell.parse(self.shell, source, f"%%shard {line.strip()}")
         place = _cell.find_step(cell.tree, self.shell.user_ns, options.step)
-        mesh = self._devices_for(options)
-        if (target := _target_of(mesh)) is not None:
+        mesh = self._meshes.devices(options)
+        if (target := _meshes.target(mesh)) is not None:
             options = _options.compiled_only(options, target.name)
         goes_on = not (options.dry_run or options.plan_only)
         draw = line_for(self.shell) if self.session.progress else None
@@ -250,10 +267,16 @@ class ShardMagics(Magics):
             choice = found.settled(binding)
         if found.step is None:
             self.session.chose(choice)
+            self._keep_trials(choice.comparison, cell)
         else:
             self.session.begin(found.step)
-            self.session.report()
+            self._keep(self.session.report(), cell.text, found.step)
         return choice, cell.quiet
+
+    def _keep_trials(self, found: "Comparison", cell: _cell.Cell) -> None:
+        for trial in found.trials:
+            if trial.report is not None:
+                self._keep(trial.report, cell.text)
 
     @contextmanager
     def _followed(self, progress: Progress, watch: "Watch | None") -> Iterator[_cell.Lengths | None]:
@@ -269,73 +292,6 @@ class ShardMagics(Magics):
                 yield self._lengths
             finally:
                 watch.leave()
-
-    def _mesh_for(self, options: _options.Options) -> "Mesh":
-        """The line's mesh, else the notebook's, else one of all devices.
-
-        Raises ShardError for what the line alone tells, before the cell runs.
-        """
-        from jaxshard_magic import api
-        from jaxshard_magic.hardware import chip
-        from jaxshard_magic.specs import parse_assignment
-        from jaxshard_magic.strategies import parse_strategy, part_axes
-
-        parts = parse_strategy(options.strategy)
-        for text in (*options.specs, *options.rules):
-            parse_assignment(text)
-        api.options_of(options.strategy, **asked(options))
-        if options.on is not None:
-            chip(options.on)
-        if options.mesh:
-            mesh = self._built(options.mesh).mesh
-        elif current := self._current_mesh():
-            mesh = current.mesh
-        else:
-            mesh = self._default_mesh(options)
-        part_axes(parts, mesh, options.stages)
-        return mesh
-
-    def _devices_for(self, options: _options.Options) -> "Mesh":
-        """The mesh whose devices a comparison is on."""
-        if options.on is not None:
-            from jaxshard_magic.hardware import chip
-
-            chip(options.on)
-        if options.mesh:
-            return self._built(options.mesh).mesh
-        if current := self._current_mesh():
-            return current.mesh
-        return self._default_mesh(replace(options, strategy="dp", stages=None))
-
-    def _default_mesh(self, options: _options.Options) -> "Mesh":
-        from jaxshard_magic import api
-
-        built = api.default_mesh(options.strategy, stages=options.stages, namespaces=[self.shell.user_ns])
-        axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
-        print("; ".join((f"no %mesh yet, taking {axes}", *built.notes)))
-        return built.mesh
-
-    def _built(self, text: str) -> "BuiltMesh":
-        from jaxshard_magic import api
-
-        built = api.build_mesh(text, namespaces=[self.shell.user_ns])
-        for note in built.notes:
-            print(note)
-        api.get_ready(built.mesh)
-        return built
-
-    def _current_mesh(self) -> "BuiltMesh | None":
-        """The mesh of `%mesh`; made anew where a later one restarted the CPU backend under it."""
-        import jax
-
-        built = self.session.mesh
-        if built is None or built.source == "topology":
-            return built
-        first = built.mesh.devices.flat[0]
-        if first not in jax.devices(first.platform):
-            axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
-            self.session.mesh = self._built(f"cpu:{built.mesh.size} {axes}")
-        return self.session.mesh
 
     def _exercise(self, options: _options.Options, binding: _cell.Binding) -> bool:
         """Run the step once when the cell did not, and as often again as asked; whether it has run."""
@@ -386,56 +342,7 @@ class ShardMagics(Magics):
         return _cell.Rehearsal(step) if options.dry_run else step
 
 
-def _show(built: "BuiltMesh") -> None:
-    from jaxshard_magic.analysis.mesh_info import mesh_info
-    from jaxshard_magic.views.meshgrid import mesh_html, mesh_text
-
-    info = mesh_info(built.mesh, built.source)
-    display({"text/plain": mesh_text(info), "text/html": mesh_html(info)}, raw=True)
-
-
-def _listing() -> str:
-    from jaxshard_magic.targets.slices import listing
-
-    return listing()
-
-
-def _target_of(mesh: "Mesh") -> "Target | None":
-    from jaxshard_magic.targets import target_of
-
-    return target_of(mesh)
-
-
 def _silenced(line: str) -> tuple[str, bool]:
     """The line without its closing semicolon, and whether it had one."""
     text = line.strip()
     return text.rstrip("; "), text.endswith(";")
-
-
-def load(shell: "InteractiveShell") -> None:
-    """Register the magics, their completions, the session's traits for `%config`, and how results are shown."""
-    if not glob(
-        "/dev/nvidia*"
-    ):  # else jax prints a traceback where its CUDA plugin is there to compile and no more
-        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    magics = ShardMagics(shell)
-    shell.register_magics(magics)
-    configurables: list[Any] = shell.configurables
-    configurables.append(magics.session)
-    for word in _COMPLETED:
-        shell.set_hook("complete_command", _words.completions, str_key=word)
-    _displays.register(shell, magics.session)
-
-
-def unload(shell: "InteractiveShell") -> None:
-    """Take out what `load` put in."""
-    manager: Any = shell.magics_manager
-    magics = manager.registry.pop(ShardMagics.__name__)
-    configurables: list[Any] = shell.configurables
-    configurables.remove(magics.session)
-    for kind, names in magics.magics.items():
-        for name in names:
-            manager.magics[kind].pop(name, None)
-    for word in _COMPLETED:
-        shell.strdispatchers["complete_command"].strs.pop(word, None)
-    _displays.remove(shell)

@@ -25,7 +25,10 @@ class ShardSession(Configurable):
     options_limit = Float(
         60.0, min=0.0, help="Seconds of compiling that showing what each option of a line changes may take."
     ).tag(config=True)
-    keep = Int(100, min=1, help="How many Reports the history keeps.").tag(config=True)
+    remember = Bool(True, help="Keep every Report in the history of all notebooks, %shard history.").tag(
+        config=True
+    )
+    keep = Int(100, min=1, help="How many Reports of this session are held.").tag(config=True)
 
     mesh = AnyTrait(
         None, allow_none=True, help="What %mesh built last: the mesh, and where its devices are from."

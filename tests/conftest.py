@@ -18,6 +18,7 @@ SETTINGS = {
     "JAX_NUM_CPU_DEVICES": "8",
     "JAX_COMPILATION_CACHE_DIR": str(CACHE),
     "XDG_CACHE_HOME": str(CACHE / "home"),  # what compilers of hardware that isn't attached said
+    "JAXSHARD_HISTORY": str(CACHE / f"history-{os.getpid()}.sqlite3"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     # Most of the tests' time is LLVM optimising programs that run once.

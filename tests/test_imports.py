@@ -33,9 +33,12 @@ MAY_IMPORT = {
     "_choosing": (f"_comparing _steps _cell _options api comparing views {BELOW_API}", "jax"),
     "_words": ("_options schedule _schedules", ""),
     "_displays": ("analysis views", ""),
+    "_load": ("magics _displays _words", "IPython"),
+    "_meshes": (f"_steps _options session api views {BELOW_API}", "IPython jax"),
+    "_history": ("_options history packages report", ""),
     "magics": (
-        "_abstract _comparing _choosing _schedules _displays _steps _words _cell _options _progress session api views "
-        f"{BELOW_API}",
+        "_abstract _comparing _choosing _history _meshes _schedules _steps _words _cell _options _progress session api "
+        f"history views {BELOW_API}",
         "IPython jax",
     ),
     "_cell": ("", "IPython psutil"),
@@ -57,6 +60,7 @@ MAY_IMPORT = {
     "pipeline": ("schedule program gradients strategies plan", "jax numpy"),
     "analysis": ("program gradients plan report hardware wires targets schedule pipeline", "jax numpy"),
     "report": ("", ""),
+    "history": ("report", "platformdirs psutil"),
     "views": ("report", ""),
     "doctor": ("packages targets", "jax numpy"),
     "targets": ("hardware packages compiler_log", "jax diskcache platformdirs"),
@@ -82,6 +86,7 @@ LATE_MODULES = {
 
 LATE = {
     "doctor": ("views", ""),  # Doctor.to_text, to_html
+    "history": ("views", ""),  # what a row tells of a report, and History.to_text, to_html
     "report": ("views", ""),  # Report.to_html and the notebook's display hooks
     "views": ("", "IPython plotly anywidget ipywidgets traitlets"),  # the modules that are late as a whole
     "step": ("analysis report", ""),  # ShardedStep.report

@@ -3,7 +3,7 @@
 from .candidates import USUAL, VARIED, Candidate, Refused, candidates, line_of, varied
 from .meshes import EVERY, meshes_of, reshaped
 from .search import BUDGET, Searching
-from .space import AMONG, SAVING, space
+from .space import AMONG, SAVING, STAND_IN, chip_for, space
 from .trials import REPEAT, Trying
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "EVERY",
     "REPEAT",
     "SAVING",
+    "STAND_IN",
     "USUAL",
     "VARIED",
     "Candidate",
@@ -19,6 +20,7 @@ __all__ = [
     "Searching",
     "Trying",
     "candidates",
+    "chip_for",
     "line_of",
     "meshes_of",
     "reshaped",

@@ -7,7 +7,9 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ..errors import ShardError
+from ..hardware import Chip, chip, chip_of
 from ..strategies import parse_strategy
+from ..targets import target_of
 from .candidates import Candidate, Refused, candidates, line_of
 from .meshes import EVERY, text_of
 
@@ -15,6 +17,7 @@ AMONG = (
     *("dp", "fsdp", "tp", "dp+fsdp", "dp+tp", "fsdp+tp", "dp+sp", "fsdp+sp", "fsdp+tp+sp"),
     *("pp", "pp+dp", "pp+fsdp", "pp+fsdp+tp"),
 )
+STAND_IN = "v5e"  # the chip that a search predicts for where simulated devices are of none
 MOST = 256  # strategies on meshes of one search
 STAGES = 32  # of a pipeline at most: few models have more layers than two to a stage
 SAVING: dict[str, tuple[Any, ...]] = {
@@ -52,6 +55,17 @@ def space(
             f'strategies (--among {named}), or meshes (--meshes "{text_of(mesh)}")'
         )
     return found
+
+
+def chip_for(mesh: Mesh, on: str | None) -> tuple[Chip, bool]:
+    """The chip whose figures a search goes by, and whether it is the one that runs the step."""
+    if on is not None:
+        return chip(on), True
+    if (target := target_of(mesh)) is not None:
+        return target.chip, True
+    device = mesh.devices.flat[0]
+    found = chip_of(device.device_kind)
+    return found or chip("h100" if device.platform == "gpu" else STAND_IN), found is not None
 
 
 def is_pipeline(candidate: Candidate | Refused) -> bool:

@@ -1,0 +1,106 @@
+"""What was found in the history: its rows, shown as a table, and the reports behind them."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, overload
+
+from ..errors import ShardError
+from ..report import Report
+from .row import COLUMNS, Row
+from .store import Store
+
+SHOWN = 50
+SCHEMA = 1  # of the JSON
+
+
+@dataclass(frozen=True, repr=False)
+class History:
+    """Rows of the history, newest first; `history[12]` is report 12 in full.
+
+    `asked`: what was searched for, as it was typed; empty for all. `shown`: so many rows at most stand in the table.
+    """
+
+    rows: tuple[Row, ...]
+    store: Store
+    asked: str = ""
+    shown: int = SHOWN
+
+    def __getitem__(self, number: int) -> Report:
+        """The report of a number. Raises ShardError where there is none."""
+        return self.store.report(number)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to_text(self, width: int | None = None) -> str:
+        """For a terminal, in `width` columns, held between 60 and 100; the terminal's by default."""
+        from ..views import history
+
+        return history.to_text(self, width)
+
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+    @overload
+    def to_html(self, path: str | os.PathLike[str]) -> Path: ...
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str | Path:
+        """As HTML without script: a fragment to embed, or a whole document written to `path`.
+
+        Returns the fragment, or the path that was written.
+        """
+        from ..views import history
+
+        return history.to_html(self) if path is None else _written(path, history.page(self))
+
+    def to_pandas(self) -> Any:
+        """The rows as a DataFrame, by number. Raises ShardError where pandas is not installed."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            line = "pip install pandas"
+            raise ShardError(f"to_pandas needs pandas, which is not installed: {line}", fix=line) from None
+        return pandas.DataFrame([vars(row) for row in self.rows], columns=COLUMNS).set_index("id")
+
+    @overload
+    def to_json(self, path: None = None) -> str: ...
+    @overload
+    def to_json(self, path: str | os.PathLike[str]) -> Path: ...
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str | Path:
+        """The rows with their reports and cells in full, as JSON text or written to `path`; null for a report that has
+        been removed since.
+
+        Returns the text, or the path that was written. `Report.from_dict(json.loads(text)["rows"][0]["report"])` is an
+        equal report.
+        """
+        contents = self.store.contents([row.id for row in self.rows])
+        rows = [_plain(row, *contents.get(row.id, (None, None))) for row in self.rows]
+        text = json.dumps({"schema": SCHEMA, "rows": rows}, allow_nan=False)
+        return text if path is None else _written(path, text)
+
+    def __repr__(self) -> str:
+        return f"<History: {len(self.rows)} reports>"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self) if cycle else self.to_text())
+
+
+def _plain(row: Row, report: str | None, cell: str | None) -> dict[str, Any]:
+    known = None if report is None else json.loads(report)
+    return asdict(row) | {"at": row.at.isoformat(), "report": known, "cell": cell}
+
+
+def _written(path: str | os.PathLike[str], text: str) -> Path:
+    written = Path(path)
+    written.write_text(text, encoding="utf-8")
+    return written

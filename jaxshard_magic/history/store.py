@@ -1,0 +1,258 @@
+"""Reports in and out of the history, the oldest dropped when there are too many."""
+
+import json
+import os
+import sqlite3
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import platformdirs
+
+from ..errors import ShardError, one_of
+from ..report import Report
+from .database import Database, Unkept
+from .row import COLUMNS, Row, facts, folded, row_of, searched, stored
+
+MOST = 20_000  # reports
+MOST_BYTES = 256 * 2**20  # of them and their cells, compressed
+WAIT = 10.0  # seconds, for another process that writes
+LEVEL = 1  # of compression: higher ones save a few percent of a large report, and take six times as long
+
+_SELECT = "SELECT " + ", ".join(f'report."{name}"' for name in COLUMNS) + " FROM report"
+_NEAR = 3
+
+T = TypeVar("T")
+
+
+class Store:
+    """The history in one file. Nothing is opened or made before it is needed, and nothing stays open: any thread, any
+    process and any number of notebooks may use the same file at once.
+
+    Its methods raise Unkept, and nothing else, where the file can't be read or written; one that is damaged is moved
+    aside and a new one begun, and `tell` is called with a line that says so.
+
+    Args:
+        path: the file; by default what the variable JAXSHARD_HISTORY says, or one in the user's data folder.
+        wait: seconds to wait for another process that writes.
+        tell: `warnings.warn` by default.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        wait: float = WAIT,
+        tell: Callable[[str], object] = warnings.warn,
+    ):
+        self.path = default_path() if path is None else Path(path)
+        self._database = Database(self.path, wait, tell)
+        self._writer = uuid4().hex
+
+    def __repr__(self) -> str:
+        return f"<Store {str(self.path)!r}>"
+
+    def add(
+        self, report: Report, *, cell: str | None, notebook: str | None, versions: Mapping[str, str]
+    ) -> int:
+        """Keep a report with the cell that made it, and return its number.
+
+        Args:
+            cell: the source of the cell.
+            notebook: its name or path.
+            versions: those of the packages that ran it.
+
+        Raises Unkept.
+        """
+        known = {"notebook": notebook, "versions": dict(versions), "has_cell": cell is not None}
+        columns = facts(report) | known | {"at": time.time(), "writer": self._writer}
+        content = _content(columns, cell, report)
+
+        def insert(connection: sqlite3.Connection) -> int:
+            number = _insert(connection, "report", stored(columns) | {"size": _size(content)})
+            _insert(connection, "content", content | {"id": number})
+            _drop_oldest(connection)
+            return number
+
+        return self._database.write(insert)
+
+    def replace(self, number: int, report: Report) -> None:
+        """The same run, reported again: number, cell and time stay. For reports that this Store added.
+
+        Raises Unkept, also where the report is no longer there.
+        """
+        columns = facts(report)
+
+        def update(connection: sqlite3.Connection) -> None:
+            found = connection.execute(
+                "SELECT notebook, cell FROM report JOIN content USING (id) WHERE id = ? AND writer = ?",
+                (number, self._writer),
+            ).fetchone()
+            if found is None:
+                raise Unkept(f"report {number} is no longer in the history {self.path}: run its cell again")
+            notebook, cell = found[0], None if found[1] is None else _text(found[1])
+            content = _content(columns | {"notebook": notebook}, cell, report)
+            _update(connection, "report", number, stored(columns) | {"size": _size(content)})
+            _update(connection, "content", number, content)
+            _drop_oldest(connection)
+
+        self._database.write(update)
+
+    def rows(
+        self,
+        words: Sequence[str] = (),
+        *,
+        strategy: str | None = None,
+        name: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+    ) -> list[Row]:
+        """What is in the history, newest first.
+
+        Args:
+            words: each must occur in the name, strategy, mesh, options, device, notebook or the cell; upper and lower
+                case are alike.
+            strategy, name: exactly so.
+            since, until: from the first on, before the second; without a time zone in the local one.
+            limit: of the newest so many.
+
+        Raises Unkept.
+        """
+        asked: dict[str, Any] = {
+            "strategy = ?": strategy,
+            "name = ?": name,
+            "at >= ?": None if since is None else since.timestamp(),
+            "at < ?": None if until is None else until.timestamp(),
+        }
+        asked = {clause: value for clause, value in asked.items() if value is not None}
+        clauses = [*asked, *["instr(searched, ?)"] * len(words)]
+        sql = _SELECT + " JOIN content USING (id)" * bool(words)
+        sql += f" WHERE {' AND '.join(clauses)}" * bool(clauses) + " ORDER BY report.id DESC LIMIT ?"
+        values = [*asked.values(), *map(folded, words), -1 if limit is None else limit]
+        return self._database.read(lambda c: [row_of(found) for found in c.execute(sql, values)], [])
+
+    def report(self, number: int) -> Report:
+        """The report of a number, in full. Raises ShardError where there is none, or this one is damaged."""
+        return Report.from_json(self._content_of(number)[0])
+
+    def cell(self, number: int) -> str | None:
+        """The source of the cell that made a report; None where it had none. Raises ShardError where there is no such
+        report, or this one is damaged."""
+        return self._content_of(number)[1]
+
+    def contents(self, numbers: Iterable[int]) -> dict[int, tuple[str, str | None]]:
+        """Of each number the report as JSON text, and its cell; those that are not there are left out. Raises
+        ShardError where one is damaged."""
+        chosen = list(numbers)
+
+        def select(connection: sqlite3.Connection) -> list[tuple[int, bytes, bytes | None]]:
+            sql = "SELECT id, report, cell FROM content WHERE id = ?"
+            return [found for number in chosen for found in connection.execute(sql, (number,))]
+
+        read = dict[int, tuple[str, str | None]]()
+        for number, report, cell in self._database.read(select, []):
+            try:
+                read[number] = _text(report), None if cell is None else _text(cell)
+            except (zlib.error, UnicodeDecodeError):
+                raise ShardError(
+                    f"report {number} of the history {self.path} is damaged: remove it"
+                ) from None
+        return read
+
+    def _content_of(self, number: int) -> tuple[str, str | None]:
+        found = self.contents([number]).get(number)
+        if found is None:
+            raise self._database.read(lambda connection: _no_report(connection, number), _none_yet(number))
+        return found
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Take reports out. Raises ShardError where one of them is not there: then all of them stay."""
+        chosen = list(dict.fromkeys(numbers))
+
+        def delete(connection: sqlite3.Connection) -> None:
+            for number in chosen:
+                if not connection.execute("DELETE FROM report WHERE id = ?", (number,)).rowcount:
+                    raise _no_report(connection, number)
+
+        self._database.write(delete)
+
+    def clear(self) -> None:
+        """Take all reports out; numbers go on from where they are."""
+        self._database.write(lambda connection: connection.execute("DELETE FROM report"))
+
+
+def default_path() -> Path:
+    """What the variable JAXSHARD_HISTORY says, or a file in the user's data folder."""
+    given = os.environ.get("JAXSHARD_HISTORY")
+    if given:
+        return Path(given).expanduser()
+    return platformdirs.user_data_path("jaxshard_magic", appauthor=False) / "history.sqlite3"
+
+
+def _content(columns: Mapping[str, Any], cell: str | None, report: Report) -> dict[str, Any]:
+    content = {
+        "searched": searched(columns, cell),
+        "cell": None if cell is None else _packed(cell),
+        "report": _packed(json.dumps(report.to_dict(), allow_nan=False)),
+    }
+    if _size(content) > MOST_BYTES:
+        raise Unkept(
+            f"this report is larger than the {MOST_BYTES:,} bytes that the history keeps: report.to_json() writes it"
+        )
+    return content
+
+
+def _packed(text: str) -> bytes:
+    return zlib.compress(text.encode("utf-8", "surrogatepass"), LEVEL)
+
+
+def _text(packed: bytes) -> str:
+    return zlib.decompress(packed).decode("utf-8", "surrogatepass")
+
+
+def _size(content: Mapping[str, Any]) -> int:
+    """Bytes that the values take."""
+    return sum(len(v.encode() if isinstance(v, str) else v) for v in content.values() if v is not None)
+
+
+def _insert(connection: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> int:
+    names, places = ", ".join(f'"{name}"' for name in values), ", ".join(f":{name}" for name in values)
+    return connection.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", values).lastrowid or 0
+
+
+def _update(connection: sqlite3.Connection, table: str, number: int, values: Mapping[str, Any]) -> None:
+    pairs = ", ".join(f'"{name}" = :{name}' for name in values)
+    connection.execute(f"UPDATE {table} SET {pairs} WHERE id = :id", {**values, "id": number})
+
+
+def _drop_oldest(connection: sqlite3.Connection) -> None:
+    """Until there are at most so many, and so many bytes."""
+    ((count, size),) = connection.execute("SELECT count(*), total(size) FROM report")
+    if count > MOST or size > MOST_BYTES:
+        connection.execute(
+            "DELETE FROM report WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER newest AS nth,"
+            " sum(size) OVER newest AS held FROM report WINDOW newest AS (ORDER BY id DESC))"
+            " WHERE nth > ? OR held > ?)",
+            (MOST, MOST_BYTES),
+        )
+
+
+def _no_report(connection: sqlite3.Connection, number: int) -> ShardError:
+    ordered = "SELECT id FROM report ORDER BY abs(id - ?), id DESC LIMIT ?"
+    near = [found for (found,) in connection.execute(ordered, (number, _NEAR))]
+    ((latest,),) = connection.execute("SELECT max(id) FROM report")
+    if latest is None:
+        return _none_yet(number)
+    return ShardError(
+        f"no report {number} in the history; the nearest are {one_of(sorted(near))}, the latest is {latest}"
+    )
+
+
+def _none_yet(number: int) -> ShardError:
+    return ShardError(f"no report {number}: the history is empty")

@@ -1,0 +1,104 @@
+"""`%shard history` on a real shell: what ran is found again, and nothing that runs is held up by it."""
+
+import json
+
+import pytest
+from cells import LOOP, STEP
+
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.history import History, Store
+from jaxshard_magic.report import Report
+
+
+@pytest.fixture
+def own(given, tmp_path, monkeypatch):
+    """A notebook whose history is its own."""
+    monkeypatch.setenv("JAXSHARD_HISTORY", str(tmp_path / "history.sqlite3"))
+    return given
+
+
+def test_a_report_is_found_again_with_its_cell_and_the_versions_that_ran_it(own):
+    report = own.run("%%shard fsdp --name mine" + STEP + LOOP)
+    found = own.run("%shard history")
+    assert isinstance(found, History)
+    (row,) = found.rows
+    assert (row.name, row.strategy, row.mesh) == ("mine", "fsdp", "data=8")
+    assert {"python", "jax"} <= row.versions.keys()
+    assert "def train_step" in (Store().cell(row.id) or "")
+    again = own.run(f"%shard history {row.id}")
+    assert isinstance(again, Report)
+    assert Report.from_json(again.to_json()) == Report.from_json(report.to_json())
+
+
+def test_the_same_run_told_again_takes_its_own_place(own):
+    own.run("%%shard fsdp" + STEP + LOOP)
+    own.run(LOOP)
+    own.run("%shard")
+    (row,) = own.run("%shard history").rows
+    assert own.run(f"%shard history {row.id}").timing.calls == 6
+    own.run("%%shard dp" + STEP + LOOP)
+    assert [r.strategy for r in own.run("%shard history").rows] == ["dp", "fsdp"]
+
+
+def test_every_trial_of_a_comparison_and_the_run_of_a_choice_are_kept(own):
+    own.run("%%shard dp,fsdp" + STEP + LOOP)
+    assert {r.strategy for r in own.run("%shard history").rows} == {"dp", "fsdp"}
+    choice = own.run("%%shard auto --among dp,fsdp" + STEP + LOOP)
+    newest = own.run("%shard history --limit 1").rows[0]
+    assert newest.strategy == choice.chosen.strategy
+    assert own.run(f"%shard history {newest.id}").timing.calls == 3
+
+
+def test_words_and_options_narrow_it_and_it_is_written_as_json(own, tmp_path, capsys):
+    own.run("%%shard dp" + STEP + LOOP)
+    own.run("%%shard fsdp --remat full --name small" + STEP + LOOP)
+    assert [r.strategy for r in own.run("%shard history REMAT").rows] == ["fsdp"]
+    assert [r.strategy for r in own.run("%shard history --strategy dp").rows] == ["dp"]
+    assert own.run("%shard history --name small --since 1h -o kept") is own["kept"]
+    assert len(own["kept"]) == 1
+    assert len(own.run("%shard history --since 2020-01-01")) == 2
+    own.run(f"%shard history small --json {tmp_path / 'kept.json'}")
+    (row,) = json.loads((tmp_path / "kept.json").read_text())["rows"]
+    assert row["report"]["name"] == "small"
+    assert own.run("%shard history;") is None
+
+
+def test_nothing_is_kept_where_the_notebook_says_so(own):
+    own.run("%config ShardSession.remember = False")
+    own.run("%%shard dp" + STEP + LOOP)
+    assert own.run("%shard history").rows == ()
+
+
+def test_a_history_that_can_t_be_written_is_told_once_and_the_step_runs(own, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JAXSHARD_HISTORY", str(tmp_path / "file" / "history.sqlite3"))
+    capsys.readouterr()
+    assert own.run("%%shard dp" + STEP + LOOP).timing.calls == 3
+    assert capsys.readouterr().out.count("not kept: the history") == 1
+    assert own.run("%%shard fsdp" + STEP + LOOP).timing.calls == 3
+    assert "not kept" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("history 7", "no report 7: the history is empty"),
+        ("history --since soon", "--since takes 3h, 7d, 2w, or a day"),
+        ("history --limit none", "--limit takes a whole number from 1 on"),
+        ("history --stratgy dp", "Did you mean '--strategy'?"),
+    ],
+)
+def test_a_line_that_can_not_be_answered_says_so(own, line, says):
+    assert says in str(own.fails(f"%shard {line}"))
+
+
+def test_the_help_is_printed(own, capsys):
+    assert own.run("%shard history --help") is None
+    assert "--since WHEN" in capsys.readouterr().out
+
+
+def test_a_number_that_is_gone_names_the_nearest(own):
+    own.run("%%shard dp" + STEP + LOOP)
+    number = own.run("%shard history").rows[0].id
+    with pytest.raises(ShardError, match=f"the latest is {number}"):
+        Store().report(number + 5)
