@@ -102,7 +102,7 @@ def test_a_long_list_shows_fifty_and_says_how_to_see_more(kept: Store):
         (History(many, kept, shown=200), 200, "and 1,100 more: %shard history --limit 1300"),
         (History(many[:50], kept), 50, "spmd"),
     ):
-        assert said in found.to_text().splitlines()[-1] or said == "spmd"
+        assert said in " ".join(found.to_text().split()) or said == "spmd"
         assert found.to_text().count("spmd") == found.to_html().count("spmd") == count
         assert (said in Reader(found.to_html()).text) and ("more:" in found.to_text()) == (said != "spmd")
 
