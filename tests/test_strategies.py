@@ -173,7 +173,7 @@ def test_a_leaf_that_cannot_be_cut_says_what_that_costs():
         ("fsdq", "data=8", {}, "'fsdq' is no strategy; they are dp, fsdp, tp, sp, pp, pmap, spmd"),
         ("fsdp+fsdp", "data=8", {}, "twice"),
         ("spmd+tp", "data=8", {}, "alone"),
-        ("auto", "data=8", {}, "later"),
+        ("auto", "data=8", {}, "stands alone"),
         ("tp", "data=8", {}, "tp needs a mesh axis for it (model); the mesh has data=8"),
         ("fsdp@dta", "data=8", {}, "Did you mean 'data'?"),
         ("dp", "data=8", {"specs": {"bath": "P('data')"}}, "Did you mean 'batch'?"),
