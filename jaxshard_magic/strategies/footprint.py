@@ -12,37 +12,14 @@ from ..program.flops import results
 from ..program.flow import by_anything
 from ..program.ir import Equation, Scope, Value
 from ..program.primitives import scan_counts
-from ..program.sizes import nbytes
 from .hold import Hold
 
 _KEPT = frozenset(
     {
-        *(
-            "dot_general",
-            "conv_general_dilated",
-            "ragged_dot_general",
-            "gather",
-            "sort",
-            "cumsum",
-            "cumlogsumexp",
-        ),
-        *(
-            "concatenate",
-            "random_bits",
-            "threefry2x32",
-            "scan",
-            "while",
-            "cond",
-            "custom_call",
-            "pallas_call",
-        ),
-        *(
-            "reduce_window",
-            "reduce_window_sum",
-            "reduce_window_max",
-            "select_and_gather_add",
-            "dynamic_update_slice",
-        ),
+        *("dot_general", "conv_general_dilated", "ragged_dot_general", "gather", "sort", "cumsum"),
+        *("cumlogsumexp", "concatenate", "random_bits", "threefry2x32", "scan", "while", "cond"),
+        *("custom_call", "pallas_call", "reduce_window", "reduce_window_sum", "reduce_window_max"),
+        *("select_and_gather_add", "dynamic_update_slice"),
     }
 )
 
@@ -89,8 +66,7 @@ class _Estimate:
             if not e.doors and layout.storage.batchy_equation(e):
                 for v in e.ins:
                     if v is not None and not layout.batchy(v) and self._hold.gathers(v):
-                        axes = tuple(a for each in layout.in_use(v) for a in each)
-                        most = max(most, nbytes(self._program.avals[v]) // layout.count(axes))
+                        most = max(most, layout.bytes_of(v, layout.in_use(v)))
         return most
 
     def _peak(self, scope: Scope, outs: Collection[Value]) -> int:
@@ -140,5 +116,4 @@ class _Estimate:
 
     def _bytes(self, v: Value) -> int:
         layout = self._layout
-        spec = layout.active(v) if layout.batchy(v) else layout.at_rest(v)
-        return nbytes(self._program.avals[v]) // layout.count(tuple(a for axes in spec for a in axes))
+        return layout.bytes_of(v, layout.active(v) if layout.batchy(v) else layout.at_rest(v))

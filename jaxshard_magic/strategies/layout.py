@@ -13,6 +13,7 @@ from ..program.dimensions import Dimensions, Storage
 from ..program.flow import Flow
 from ..program.ir import Program, Value
 from ..program.roles import Roles
+from ..program.sizes import nbytes
 
 Axes = tuple[str, ...]
 Spec = list[Axes]  # the mesh axes of every dimension
@@ -90,6 +91,16 @@ class Layout:
         shape = self.program.shapes[value]
         found = [self.tensor.get(c, ()) for c in self.dims.of(value)]
         return [a if a and shape[d] % self.count(a) == 0 else () for d, a in enumerate(found)]
+
+    def used(self, value: Value | None) -> Spec:
+        """A value where it is worked with: an activation, or a weight where one meets it."""
+        if value is None:
+            return []
+        return self.active(value) if self.batchy(value) else self.in_use(value)
+
+    def bytes_of(self, value: Value, spec: Spec) -> int:
+        """What one device holds of a value that lies so."""
+        return nbytes(self.program.avals[value]) // math.prod(map(self.count, spec))
 
     def fixed_by(self, value: Value) -> str | None:
         """Who gave the placement of `value`, or of a parameter that it follows."""

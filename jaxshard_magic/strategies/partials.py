@@ -108,9 +108,7 @@ class PartialSums:
         return next((a[i] for i, j in pairs if a[i] and a[i] == b[j]), ())
 
     def _manual(self, value: Value, among: Collection[str]) -> Spec:
-        layout = self._layout
-        spec = layout.active(value) if layout.batchy(value) else layout.in_use(value)
-        return [tuple(x for x in axes if x in among) for axes in spec]
+        return [tuple(x for x in axes if x in among) for axes in self._layout.used(value)]
 
     def join(self, e: Equation, values: list) -> Partial:
         """The sum so far; `values` are the operands of `e`, a product's as they are used."""

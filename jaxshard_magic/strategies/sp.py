@@ -58,7 +58,7 @@ def operand_specs(layout: Layout, product: Equation, out: Spec, axes: Axes) -> l
         for d in range(len(spec)):
             if d not in gone and d not in shared:
                 spec[d], at = out[at], at + 1
-        used = layout.active(v) if layout.batchy(v) else layout.in_use(v)
+        used = layout.used(v)
         for d in gone:
             spec[d] = axes if tuple(a for a in used[d] if a in axes) == axes else ()
         specs.append(spec)
@@ -93,7 +93,7 @@ def _looked_up(layout: Layout, e: Equation) -> Axes:
     along = numbers.start_index_map if gather else numbers.scatter_dims_to_operand_dims
     if table is None:
         return ()
-    spec = layout.active(table) if layout.batchy(table) else layout.in_use(table)
+    spec = layout.used(table)
     return tuple(a for d in along for a in spec[d] if a in layout.sequence_axes)
 
 

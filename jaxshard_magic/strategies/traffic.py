@@ -6,7 +6,7 @@ and now and then a little more: scalars, what the compiler lays out anew.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -87,7 +87,7 @@ class _Traffic:
             source = same.get(v, v)
             if not over or source in body.kept:
                 continue
-            size = self._bytes(v, layout.in_use(v))
+            size = self._layout.bytes_of(v, layout.in_use(v))
             yield self._sent("all-gather", over, size // 2 if self._narrowed(e, v) else size, e.trips)
             body.kept[source] = nbytes(self._program.avals[v])
             while not body.is_loop and len(body.kept) > 1 and sum(body.kept.values()) > self._hold.cap:
@@ -119,7 +119,7 @@ class _Traffic:
         spec = self._layout.active(v)
         lying = {a for axes in spec for a in axes}
         into = tuple(a for a in over if a in lying)
-        size = self._bytes(v, [tuple(a for a in axes if a not in into) for axes in spec])
+        size = self._layout.bytes_of(v, [tuple(a for a in axes if a not in into) for axes in spec])
         if self._layout.simulated and self._program.avals[v].dtype == jnp.bfloat16:
             size *= 2  # the CPU adds them up in float32
         yield self._sent("reduce-scatter" if into else "all-reduce", over, size, trips)
@@ -131,8 +131,7 @@ class _Traffic:
         rest = [] if whole else layout.at_rest(v)
         store = tuple(a for axes in rest for a in axes if a in over)
         others = tuple(a for a in over if a not in store)
-        spec = layout.in_use(v)
-        size = self._bytes(v, spec)
+        size = layout.bytes_of(v, layout.in_use(v))
         if store:
             yield self._sent("all-reduce" if layout.simulated else "reduce-scatter", store, size, trips)
             size //= layout.count(store)
@@ -147,21 +146,23 @@ class _Traffic:
         """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""
         layout = self._layout
         if e.name == "dot_general":
-            left, right = (self._spec(v) for v in e.ins[:2])
+            left, right = (self._layout.used(v) for v in e.ins[:2])
             pairs = zip(*e.params["dimension_numbers"][0], strict=True)
             return _unique(a for i, j in pairs for a in left[i] if a in right[j])
         if e.name == "conv_general_dilated":
-            left, right = (self._spec(v) for v in e.ins[:2])
+            left, right = (self._layout.used(v) for v in e.ins[:2])
             numbers = e.params["dimension_numbers"]
             return _unique(a for a in left[numbers.lhs_spec[1]] if a in right[numbers.rhs_spec[1]])
         if e.name in _REDUCES:
-            spec = self._spec(e.ins[0])
+            spec = self._layout.used(e.ins[0])
             return _unique(a for d in e.params["axes"] for a in spec[d])
         if e.name == "scatter-add" and not layout.batchy(e.ins[0]) and layout.batchy(e.ins[2]):
             window = e.params["dimension_numbers"].update_window_dims
-            return _unique(a for d, axes in enumerate(self._spec(e.ins[2])) if d not in window for a in axes)
+            return _unique(
+                a for d, axes in enumerate(self._layout.used(e.ins[2])) if d not in window for a in axes
+            )
         if e.name == "gather" and layout.batchy(e.outs[0]):
-            spec = self._spec(e.ins[0])
+            spec = self._layout.used(e.ins[0])
             along = e.params["dimension_numbers"].start_index_map
             return _unique(a for d in along for a in spec[d] if d < len(spec))
         return ()
@@ -186,7 +187,7 @@ class _Traffic:
             if gone and (v, gone) not in self._gathered:
                 self._gathered.add((v, gone))
                 left = [tuple(a for a in axes if a not in gone) for axes in spec]
-                yield self._sent("all-gather", gone, self._bytes(v, left), e.trips)
+                yield self._sent("all-gather", gone, self._layout.bytes_of(v, left), e.trips)
 
     def _linked(self) -> dict[int, dict[int, set[str]]]:
         """By equation and by dimension of what it touches: the axes of the dimensions that are the same there."""
@@ -198,18 +199,9 @@ class _Traffic:
                 continue
             for a, b in ((link.a, link.b), (link.b, link.a)):
                 v = value_of[b]
-                spec = specs.setdefault(v, self._spec(v))
+                spec = specs.setdefault(v, self._layout.used(v))
                 found[link.equation].setdefault(a, set()).update(spec[b - program.first[v]])
         return found
-
-    def _spec(self, v: Value | None) -> Spec:
-        layout = self._layout
-        if v is None:
-            return []
-        return layout.active(v) if layout.batchy(v) else layout.in_use(v)
-
-    def _bytes(self, v: Value, spec: Sequence[Axes]) -> int:
-        return nbytes(self._program.avals[v]) // self._layout.count(tuple(a for axes in spec for a in axes))
 
     def _sent(self, kind: str, axes: Axes, size: int, count: int) -> Sent:
         return Sent(kind, axes, self._layout.count(axes), size, count)
