@@ -1,13 +1,12 @@
 """A `%%shard auto` cell: at its step's first call a strategy is chosen, and the cell goes on with it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic import _cell, _options
 from jaxshard_magic._comparing import Growing
-from jaxshard_magic._steps import asked
+from jaxshard_magic._steps import common, preparing
 from jaxshard_magic.errors import ShardError
 
 if TYPE_CHECKING:
@@ -17,14 +16,10 @@ if TYPE_CHECKING:
     from jaxshard_magic.session import ShardSession
     from jaxshard_magic.step import ShardedStep
 
-Make = Callable[
-    [_options.Options, "Mesh", Any], Any
-]  # a line, a mesh and the user's function as a sharded step
-
 
 class Choosing:
-    """The choice of one cell. `make` gives the step of the choice; without `goes_on` the cell ends at the step's first
-    call, and nothing runs."""
+    """The choice of one cell. `lead` is given its step, to follow it; without `goes_on` the cell ends at the step's
+    first call, and nothing runs."""
 
     def __init__(
         self,
@@ -33,7 +28,7 @@ class Choosing:
         cell: _cell.Cell,
         place: _cell.Step,
         mesh: "Mesh",
-        make: Make,
+        lead: "Callable[[ShardedStep], None]",
         *,
         name_of: Callable[[str], str | None],
         in_kernel: bool,
@@ -41,7 +36,7 @@ class Choosing:
         say: Callable[[str], None],
     ):
         self._session, self._options, self._cell, self._place = session, options, cell, place
-        self._mesh, self._make, self._name_of, self._goes_on = mesh, make, name_of, goes_on
+        self._mesh, self._lead, self._name_of, self._goes_on = mesh, lead, name_of, goes_on
         self._wanted = session.progress and not cell.quiet and in_kernel
         self._say = say
         self._choice: Choice | None = None
@@ -55,7 +50,13 @@ class Choosing:
         for text in (*self._options.specs, *self._options.rules):
             parse_assignment(text)
         found = self._searched()
-        space(self._mesh, found["among"], meshes=found["meshes"], vary=found["vary"], common=self._common())
+        space(
+            self._mesh,
+            found["among"],
+            meshes=found["meshes"],
+            vary=found["vary"],
+            common=common(self._options),
+        )
 
     def standing_in(self, function: Any) -> _cell.Deciding:
         """What stands in the place of the cell's step until it is called."""
@@ -84,7 +85,7 @@ class Choosing:
     def _decided(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The step of the choice for a call with these arguments. Raises Stopped where the cell is to end."""
         from jaxshard_magic import api
-        from jaxshard_magic.comparing import reshaped
+        from jaxshard_magic.comparing import BUDGET
         from jaxshard_magic.specs import parse_assignment
         from jaxshard_magic.step import ShardedStep
 
@@ -92,10 +93,7 @@ class Choosing:
         plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
         method = hasattr(plain, "__self__")
 
-        def prepare(step: ShardedStep) -> None:
-            step.compile_limit = session.compile_limit
-            step.cell, step.name_of = (self._cell.filename, self._cell.text), self._name_of
-
+        taken: list[ShardedStep] = []
         with Growing(self._wanted, session.view) as growing:
             self._choice = api.choose(
                 plain,
@@ -103,8 +101,8 @@ class Choosing:
                 kwargs,
                 mesh=self._mesh,
                 **self._searched(),
-                **self._common(),
-                budget=options.budget,
+                **common(self._options),
+                budget=BUDGET if options.budget is None else options.budget,
                 plan_only=options.plan_only,
                 specs=_cell.annotated_specs(plain) | dict(map(parse_assignment, options.specs)),
                 rules=[parse_assignment(rule) for rule in options.rules],
@@ -115,13 +113,15 @@ class Choosing:
                 name=options.name or self._place.path,
                 say=self._say,
                 show=growing,
-                prepare=prepare,
+                prepare=preparing(session, self._cell, self._name_of),
+                take=taken.append,
             )
-        chosen = self._choice.chosen
-        if chosen is None or not self._goes_on or method:
+        if not taken or not self._goes_on or method:
             raise _cell.Stopped
-        line = replace(options, strategy=chosen.strategy, repeat=0, **chosen.options)
-        self.step = self._make(line, reshaped(self._mesh, tuple(chosen.mesh.items())), plain)
+        (self.step,) = taken
+        if options.check:
+            self.step.check, self.step.options = True, self.step.options | {"check": True}
+        self._lead(self.step)
         return self.step
 
     def _searched(self) -> dict[str, Any]:
@@ -133,7 +133,3 @@ class Choosing:
             "meshes": meshes_of(self._options.meshes),
             "vary": varied(self._options.vary),
         }
-
-    def _common(self) -> dict[str, Any]:
-        """Options that the line gives to all candidates."""
-        return {k: v for k, v in asked(self._options).items() if v != getattr(_options.Options, k)}

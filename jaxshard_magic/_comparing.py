@@ -9,7 +9,7 @@ from IPython.display import display
 
 from jaxshard_magic import _cell, _options
 from jaxshard_magic._progress import Progress, line_for
-from jaxshard_magic._steps import asked
+from jaxshard_magic._steps import common, preparing
 from jaxshard_magic.errors import ShardError, one_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jaxshard_magic.report import Report
     from jaxshard_magic.report.comparison import Comparison, Trial
     from jaxshard_magic.session import ShardSession
-    from jaxshard_magic.step import ShardedStep
 
 
 def compared(
@@ -39,8 +38,8 @@ def compared(
     from jaxshard_magic.specs import parse_assignment
     from jaxshard_magic.targets import target_of
 
-    asked_for, common = _chosen(options, words), _common(options)
-    candidates(mesh=mesh, **asked_for, common=common)
+    asked_for, shared = _chosen(options, words), common(options)
+    candidates(mesh=mesh, **asked_for, common=shared)
     specs = dict(map(parse_assignment, options.specs))
     rules = [parse_assignment(rule) for rule in options.rules]
     room = nullcontext() if target_of(mesh) is None else _cell.Room()
@@ -56,10 +55,6 @@ def compared(
     if method and not options.dry_run:
         print(f"{place.path} is a method, and to run it would change its object: it is only compiled")
 
-    def prepare(step: "ShardedStep") -> None:
-        step.compile_limit = session.compile_limit
-        step.cell, step.name_of = (cell.filename, cell.text), partial(_cell.name_of, shell)
-
     wanted = session.progress and not cell.quiet and getattr(shell, "kernel", None) is not None
     growing = Growing(wanted, session.view)
     with Progress(line_for(shell) if session.progress else None, of=place.path) as progress, growing:
@@ -69,7 +64,7 @@ def compared(
             kwargs=kwargs,
             mesh=mesh,
             **asked_for,
-            **common,
+            **shared,
             specs=_cell.annotated_specs(function) | specs,
             rules=rules,
             donate=options.donate,
@@ -79,7 +74,7 @@ def compared(
             name=options.name or place.path,
             say=progress,
             show=growing,
-            prepare=prepare,
+            prepare=preparing(session, cell, partial(_cell.name_of, shell)),
         )
 
 
@@ -93,11 +88,6 @@ def _chosen(options: _options.Options, words: Sequence[str]) -> dict[str, Any]:
         "vary": varied(options.vary),
         "keep_going": options.keep_going,
     }
-
-
-def _common(options: _options.Options) -> dict[str, Any]:
-    """Options that the line gives to all candidates."""
-    return {k: v for k, v in asked(options).items() if v != getattr(_options.Options, k)}
 
 
 class Growing:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic import _options
@@ -19,12 +20,13 @@ _AGO = {"h": "hours", "d": "days", "w": "weeks"}
 
 
 class Keeping:
-    """Puts the reports of a notebook into the user's history. What keeps it from that is told once, and nothing that
-    runs is held up by it."""
+    """Puts the reports of a notebook into the user's history: behind their cell, whose output does not wait for it.
+    What keeps it from that is told once."""
 
     def __init__(self, shell: Any, tell: Callable[[str], None] = print):
         self._shell, self._tell = shell, tell
         self._store: Store | None = None
+        self._waiting: list[tuple[Report, str | None, Any]] = []
         self._last: tuple[Any, int] | None = None  # a step, and the number that its report has
         self._told: set[str] = set()
 
@@ -38,6 +40,15 @@ class Keeping:
 
     def keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
         """Keep a report with the cell that made it; that of the same `step` takes the place of its earlier one."""
+        self._waiting.append((report, cell, step))
+
+    def write(self, *_: object) -> None:
+        """Write what waits. IPython calls it when a cell has ended, and shown what it gave."""
+        waiting, self._waiting = self._waiting, []
+        for report, cell, step in waiting:
+            self._write(report, cell, step)
+
+    def _write(self, report: "Report", cell: str | None, step: Any) -> None:
         from jaxshard_magic.history import Unkept
 
         try:
@@ -114,6 +125,7 @@ They lie in a database in your data folder, with their cells and the versions th
 does. %config ShardSession.remember = False keeps none."""
 
 
+@cache
 def _versions() -> dict[str, str]:
     from jaxshard_magic.packages import installed
 

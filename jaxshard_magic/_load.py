@@ -25,6 +25,7 @@ def load(shell: "InteractiveShell") -> None:
     configurables.append(magics.session)
     for word in _COMPLETED:
         shell.set_hook("complete_command", _words.completions, str_key=word)
+    shell.events.register("post_run_cell", magics.keeping.write)
     _displays.register(shell, magics.session)
 
 
@@ -32,6 +33,8 @@ def unload(shell: "InteractiveShell") -> None:
     """Take out what `load` put in."""
     manager: Any = shell.magics_manager
     magics = manager.registry.pop(ShardMagics.__name__)
+    shell.events.unregister("post_run_cell", magics.keeping.write)
+    magics.keeping.write()
     configurables: list[Any] = shell.configurables
     configurables.remove(magics.session)
     for kind, names in magics.magics.items():

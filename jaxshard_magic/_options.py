@@ -139,7 +139,7 @@ class Options:
     meshes: str | None = None
     vary: tuple[str, ...] = ()
     keep_going: bool = False
-    budget: float = 300.0
+    budget: float | None = None
     among: str | None = None
     plan_only: bool = False
     donate: bool | None = None

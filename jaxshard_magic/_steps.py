@@ -1,6 +1,6 @@
 """The step of a `%%shard` cell: made from its line, called on copies, compiled with what its report advises."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic import _cell, _options
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jaxshard_magic.report import Report
+    from jaxshard_magic.session import ShardSession
     from jaxshard_magic.step import ShardedStep
 
 
@@ -22,6 +23,23 @@ _PIPELINE = ("stages", "schedule", "chunks", "balance", "cut")
 def asked(options: _options.Options) -> dict[str, Any]:
     """What a line asks of the step's gradients and of its pipeline, as `api.options_of` and `api.shard` take it."""
     return {name: getattr(options, name) for name in (*_GRADIENTS, *_PIPELINE)}
+
+
+def common(options: _options.Options) -> dict[str, Any]:
+    """Of these what a line says itself: the options of all that it compares or searches."""
+    return {k: v for k, v in asked(options).items() if v != getattr(_options.Options, k)}
+
+
+def preparing(
+    session: "ShardSession", cell: _cell.Cell, name_of: Callable[[str], str | None]
+) -> "Callable[[ShardedStep], None]":
+    """Makes a step of a cell tell where it is from, and compile no longer than the session lets it."""
+
+    def prepare(step: "ShardedStep") -> None:
+        step.compile_limit = session.compile_limit
+        step.cell, step.name_of = (cell.filename, cell.text), name_of
+
+    return prepare
 
 
 def made(options: _options.Options, mesh: "Mesh", path: str, function: Any) -> Any:

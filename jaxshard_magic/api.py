@@ -271,6 +271,7 @@ def choose(
     say: Callable[[str], None] = lambda _: None,
     show: Callable[[Comparison], None] = lambda _: None,
     prepare: Callable[[ShardedStep], None] = lambda _: None,
+    take: Callable[[ShardedStep], None] = lambda _: None,
     **options: Any,
 ) -> Choice:
     """Search for the strategy under which `step(*args, **kwargs)` is fastest on these devices, of those that fit.
@@ -289,6 +290,7 @@ def choose(
         budget: seconds after which nothing more is tried; None for no limit.
         plan_only: compile nothing, and choose by what the plans take at least.
         run: False predicts on an attached accelerator, too.
+        take: is given the step of the choice, as it was compiled, to go on with.
         on: the chip to predict for where the devices are simulated ones; a TPU v5e unless said.
         mesh, check, repeat, name, say, show, prepare, options: as `compare` takes them.
 
@@ -323,7 +325,10 @@ def choose(
         say=say,
         show=show,
     )
-    return searching(args, dict(kwargs or {}))
+    found = searching(args, dict(kwargs or {}))
+    if (chosen := searching.step) is not None:
+        take(chosen)
+    return found
 
 
 def options_of(strategy: str, **asked: Any) -> tuple[Inside, Piped | None]:

@@ -15,7 +15,7 @@ from jaxshard_magic._choosing import Choosing
 from jaxshard_magic._history import Keeping
 from jaxshard_magic._meshes import Meshes
 from jaxshard_magic._progress import Progress, line_for
-from jaxshard_magic._steps import compared, made, tried
+from jaxshard_magic._steps import compared, made, preparing, tried
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.session import ShardSession
 
@@ -44,7 +44,7 @@ class ShardMagics(Magics):
         self.session = ShardSession(parent=shell)
         self._lengths = _cell.Lengths()
         self._meshes = Meshes(shell, self.session)
-        self._keeping = Keeping(shell)
+        self.keeping = Keeping(shell)
 
     @no_var_expand
     @line_magic
@@ -161,14 +161,15 @@ class ShardMagics(Magics):
     def _from_history(self, text: str, quiet: bool) -> "History | Report | None":
         from jaxshard_magic import _history
 
-        found, name = _history.asked(text, self._keeping.store)
+        self.keeping.write()
+        found, name = _history.asked(text, self.keeping.store)
         if name:
             self.shell.user_ns[name] = found
         return None if quiet else found
 
     def _keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
         if self.session.remember:
-            self._keeping.keep(report, cell, step)
+            self.keeping.keep(report, cell, step)
 
     def _made_abstract(self, options: _options.Options) -> None:
         from jaxshard_magic._abstract import abstract_names
@@ -250,7 +251,7 @@ class ShardMagics(Magics):
                 cell,
                 place,
                 mesh,
-                lambda line, over, plain: self._sharded(line, over, progress, watch, place.path, cell, plain),
+                partial(self._led, progress, watch),
                 name_of=partial(_cell.name_of, self.shell),
                 in_kernel=getattr(self.shell, "kernel", None) is not None,
                 goes_on=goes_on,
@@ -333,13 +334,17 @@ class ShardMagics(Magics):
     ) -> Any:
         """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
         step = made(options, mesh, path, function)
-        step.progress, step.compile_limit = progress, self.session.compile_limit
+        preparing(self.session, cell, partial(_cell.name_of, self.shell))(step)
+        self._led(progress, watch, step)
+        return _cell.Rehearsal(step) if options.dry_run else step
+
+    def _led(self, progress: Progress, watch: "Watch | None", step: Any) -> None:
+        """Have the line tell of a step, and its report of the batch of the last one."""
+        step.progress = progress
         if isinstance(self.session.step, type(step)) and self.session.step.name == step.name:
             step.examples_before = self.session.step.examples
-        step.cell, step.name_of = (cell.filename, cell.text), partial(_cell.name_of, self.shell)
         if watch is not None:
             watch.follow(step)
-        return _cell.Rehearsal(step) if options.dry_run else step
 
 
 def _silenced(line: str) -> tuple[str, bool]:

@@ -20,6 +20,24 @@ def test_a_cell_goes_on_with_the_choice_and_has_the_numbers_of_the_plain_step(gi
     assert given.run("%shard").strategy == found.chosen.strategy  # the report of the run
 
 
+def test_the_choice_is_not_compiled_again_and_its_trial_is_none_of_its_calls(given, monkeypatch):
+    from jaxshard_magic.step import sharded
+
+    built = []
+
+    def counted(*args, **how):
+        built.append(build(*args, **how))
+        return built[-1]
+
+    build = sharded.build_entry
+    monkeypatch.setattr(sharded, "build_entry", counted)
+    found = given.run("%%shard auto --among dp,fsdp" + STEP + LOOP)
+    assert len(built) == len(found.comparison.trials)
+    assert given["train_step"].entry in built
+    report = given.run("%shard")
+    assert (report.timing.calls, report.timing.timed) == (3, 2)
+
+
 def test_a_cell_that_only_defines_the_step_chooses_on_copies_of_what_the_notebook_holds(given):
     before = given["state"]
     found = given.run("%%shard auto --among dp,fsdp -o kept" + STEP)

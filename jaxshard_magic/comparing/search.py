@@ -76,7 +76,7 @@ class Searching:
         self._vary, self._common, self._budget = vary, common, budget
         self._compile, self._run, self._say = compile, run and compile, say
         self._trying = Trying(name, [], make, run=run, check=check, repeat=repeat, say=say, show=show)
-        self._trying.over = self._over
+        self._trying.over, self._trying.keeps = self._over, True
         self._nodes = [Node(each) for each in families]
         self._families = list(self._nodes)
         self._heap: list[tuple[bool, float, int, Node | Ladder]] = []
@@ -113,6 +113,16 @@ class Searching:
         seconds = time.monotonic() - start
         self._has_something(seconds)
         return self._choice(seconds)
+
+    @property
+    def step(self) -> "ShardedStep | None":
+        """The step of the choice, as it was compiled and without the calls that were its trial; None without one."""
+        found = (n.position for n in self._nodes if n.outcome == CHOSEN and n.position is not None)
+        position = next(found, None)
+        step = None if position is None else self._trying.step(position)
+        if step is not None:
+            step.restart()
+        return step
 
     def _over(self) -> bool:
         return self._interrupted or time.monotonic() >= self._end

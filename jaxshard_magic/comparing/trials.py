@@ -68,6 +68,7 @@ class Trying:
         self.python = threading.Lock()
         self.traces: Traces = {}  # that all candidates share
         self.over: Callable[[], bool] = lambda: False  # whether compilers are to give up
+        self.keeps = False  # hold on to steps that have run
         self._stopped = False
 
     @property
@@ -111,6 +112,10 @@ class Trying:
     def trial(self, position: int) -> Trial | None:
         """What came of a candidate so far."""
         return self._trials.get(position)
+
+    def step(self, position: int) -> "ShardedStep | None":
+        """The step of a candidate as it was compiled; None where it is not held."""
+        return self._steps.get(position)
 
     def compile(
         self,
@@ -188,7 +193,9 @@ class Trying:
         for place, i in enumerate(waiting):
             if self.over():
                 break
-            step = self._steps.pop(i)  # what it holds on the devices goes with it
+            step = (
+                self._steps[i] if self.keeps else self._steps.pop(i)
+            )  # what it holds on the devices goes with it
             self._say(f"running {self._chosen[i].line}, {place + 1} of {len(waiting)}")
             step.keep_arguments = True
             if self._reference is not None:
@@ -202,6 +209,7 @@ class Trying:
                 self._told(i, step, _one_line(error), error.fix)
             except Exception as error:  # it ran out of memory, or a device refused: the others go on
                 self._told(i, step, described(error))
+            step.keep_arguments = False
             self._show(self.comparison)
 
     def _time(self, step: "ShardedStep") -> None:

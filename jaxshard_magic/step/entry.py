@@ -79,6 +79,11 @@ class Entry:
         flat = range(len(self.shardings)) if self.whole else (*self.kept, *self.donated)
         return [*range(n), *(n + i for i in flat)]
 
+    def restart(self) -> None:
+        """Count and time calls anew."""
+        self.calls, self._sample_at = 0, 2
+        self.timings.clear()
+
     def run(self, inputs: tuple[Any, ...]) -> Any:
         n = self.calls + 1
         if n < self._sample_at:

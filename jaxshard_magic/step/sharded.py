@@ -198,6 +198,12 @@ class ShardedStep:
             entry.timed(entry.copies(inputs))
         entry.consts[:] = consts
 
+    def restart(self) -> None:
+        """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
+        self.check, self.reference, self.traces, self.keep_arguments = False, None, None, False
+        for entry in self._entries.values():
+            entry.restart()
+
     def gather(self, *state: Any, to: Any = None) -> Any:
         """What the step gave back with every array whole in one place, for evaluation or a checkpoint: on `to`, a
         device or a Sharding, else on the mesh's first device. NNX objects are changed in place.
