@@ -300,7 +300,7 @@ def test_a_session_that_shows_text_gets_no_html(notebook):
 
 def test_a_terminal_prints_the_table(notebook, capsys):
     notebook.run("%shard schedule 1f1b,gpipe --stages 2 --microbatches 2")
-    assert views.to_text(notebook["_"]) in capsys.readouterr().out
+    assert views.to_text(notebook["Out"][1]) in capsys.readouterr().out
 
 
 def test_a_kernel_sends_the_comparison_once(notebook):

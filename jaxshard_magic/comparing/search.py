@@ -156,8 +156,13 @@ class Searching:
         except Exception as error:  # another candidate may go where this one can't
             node.outcome, node.why = REFUSED, described(error)
             self._failures.append(error)
-            if len(self._failures) > 1 and not self._heap and len(set(map(repr, self._failures))) == 1:
-                raise self._failures[0] from None
+            able = sum(isinstance(each.candidate, Candidate) for each in self._families)
+            if (
+                len(self._failures) == min(2, able)
+                and not self._heap
+                and len(set(map(repr, self._failures))) == 1
+            ):
+                raise self._failures[0] from None  # the step's own
             return False
         node.least = max(node.sketch.seconds or 0.0, 0.0 if node.least == math.inf else node.least)
         return True

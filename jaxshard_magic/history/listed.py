@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from ..errors import ShardError
 from ..report import Report
+from ..report.written import Shown, saved
 from .row import COLUMNS, Row
 from .store import Store
 
@@ -18,7 +19,7 @@ SCHEMA = 1  # of the JSON
 
 
 @dataclass(frozen=True, repr=False)
-class History:
+class History(Shown):
     """Rows of the history, newest first; `history[12]` is report 12 in full.
 
     `asked`: what was searched for, as it was typed; empty for all. `shown`: so many rows at most stand in the table.
@@ -39,25 +40,10 @@ class History:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def to_text(self, width: int | None = None) -> str:
-        """For a terminal, in `width` columns, held between 60 and 100; the terminal's by default."""
+    def _ways(self) -> tuple[Any, Any, Any]:
         from ..views import history
 
-        return history.to_text(self, width)
-
-    @overload
-    def to_html(self, path: None = None) -> str: ...
-    @overload
-    def to_html(self, path: str | os.PathLike[str]) -> Path: ...
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str | Path:
-        """As HTML without script: a fragment to embed, or a whole document written to `path`.
-
-        Returns the fragment, or the path that was written.
-        """
-        from ..views import history
-
-        return history.to_html(self) if path is None else _written(path, history.page(self))
+        return history.to_text, history.to_html, history.page
 
     def to_pandas(self) -> Any:
         """The rows as a DataFrame, by number. Raises ShardError where pandas is not installed."""
@@ -83,24 +69,12 @@ class History:
         contents = self.store.contents([row.id for row in self.rows])
         rows = [_plain(row, *contents.get(row.id, (None, None))) for row in self.rows]
         text = json.dumps({"schema": SCHEMA, "rows": rows}, allow_nan=False)
-        return text if path is None else _written(path, text)
+        return text if path is None else saved(path, text)
 
-    def __repr__(self) -> str:
+    def _short(self) -> str:
         return f"<History: {len(self.rows)} reports>"
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self) if cycle else self.to_text())
 
 
 def _plain(row: Row, report: str | None, cell: str | None) -> dict[str, Any]:
     known = None if report is None else json.loads(report)
     return asdict(row) | {"at": row.at.isoformat(), "report": known, "cell": cell}
-
-
-def _written(path: str | os.PathLike[str], text: str) -> Path:
-    written = Path(path)
-    written.write_text(text, encoding="utf-8")
-    return written

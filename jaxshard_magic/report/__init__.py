@@ -3,15 +3,10 @@
 No jax arrays and no widgets: a Report outlives the kernel that made it.
 """
 
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.parts import Advice as Advice
 from jaxshard_magic.report.parts import Alternative as Alternative
 from jaxshard_magic.report.parts import Buffer as Buffer
@@ -32,7 +27,7 @@ from jaxshard_magic.report.pipeline import PipelineEvent as PipelineEvent
 from jaxshard_magic.report.pipeline import Rank as Rank
 from jaxshard_magic.report.pipeline import Refused as Refused
 from jaxshard_magic.report.pipeline import WhatIf as WhatIf
-from jaxshard_magic.report.plain import build, kind, plain
+from jaxshard_magic.report.written import Written
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -43,7 +38,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Written):
     """All that is known of one strategy on one step. A part that does not apply is None."""
 
     name: str
@@ -61,36 +56,7 @@ class Report:
     alternatives: tuple[Alternative, ...] = ()
     schema: int = SCHEMA
 
-    def to_dict(self) -> dict[str, Any]:
-        """The report as dicts, lists, strings and numbers, ready for `json.dumps`.
-
-        Figures that are not finite become the strings `NaN`, `Infinity` and `-Infinity`; option values
-        that are not plain data become their text.
-        """
-        return plain(self)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """The report as JSON text, from which `Report.from_json` makes an equal one."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Report":
-        """The report that `to_dict` wrote. Raises ShardError naming the field that is wrong."""
-        if not isinstance(data, Mapping):
-            raise ShardError(f"a report is an object with fields, not {kind(data)}")
-        schema = data.get("schema")
-        if schema != SCHEMA:
-            raise _schema_error(schema)
-        return build(cls, data, "report")
-
-    @classmethod
-    def from_json(cls, text: str) -> "Report":
-        """The report in JSON `text`. Raises ShardError where the text is not JSON or not a report."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ShardError(f"not a report: {error.msg} at line {error.lineno} of the JSON") from None
-        return cls.from_dict(data)
+    _what, _schema = "report", SCHEMA
 
     def to_text(self, width: int | None = None, leaves: str | int = 8) -> str:
         """The report for a terminal.
@@ -103,23 +69,10 @@ class Report:
 
         return text.render(self, width, leaves)
 
-    @overload
-    def to_html(self, path: None = None) -> str: ...
-    @overload
-    def to_html(self, path: str | os.PathLike[str]) -> Path: ...
+    def _ways(self) -> tuple[Any, Any, Any]:
+        from jaxshard_magic.views import html, text
 
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str | Path:
-        """The report as HTML without script: a fragment to embed, or a whole document written to `path`.
-
-        Returns the fragment, or the path that was written.
-        """
-        from jaxshard_magic.views import html
-
-        if path is None:
-            return html.fragment(self)
-        written = Path(path)
-        written.write_text(html.page(self), encoding="utf-8")
-        return written
+        return text.render, html.fragment, html.page
 
     @cached_property
     def view(self) -> "ReportView":
@@ -147,7 +100,7 @@ class Report:
         """A widget belongs to one kernel: copies and pickles go without it."""
         return {name: value for name, value in self.__dict__.items() if name != "view"}
 
-    def __repr__(self) -> str:
+    def _short(self) -> str:
         axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.axes.items())
         return f"<Report {self.name!r}: {self.strategy} on {axes}, {len(self.leaves)} leaves>"
 
@@ -155,20 +108,3 @@ class Report:
         from jaxshard_magic.views.show import show
 
         show(self)
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self) if cycle else self.to_text())
-
-
-def _schema_error(schema: Any) -> ShardError:
-    if isinstance(schema, int) and schema > SCHEMA:
-        return ShardError(
-            f"this report has schema {schema}; this version of jaxshard_magic reads schema {SCHEMA}."
-            " A newer jaxshard_magic reads it",
-            fix="pip install --upgrade jaxshard_magic",
-        )
-    given = "no schema" if schema is None else f"schema {schema!r}"
-    return ShardError(f"this is no report: it has {given}, a report has schema {SCHEMA}")

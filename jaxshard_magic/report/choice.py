@@ -125,6 +125,6 @@ class Choice(Written):
 
         return choice.to_text, choice.to_html, choice.page
 
-    def __repr__(self) -> str:
+    def _short(self) -> str:
         said = "nothing fits" if self.chosen is None else self.chosen.line
         return f"<Choice for {self.name}: {said}, of {len(self.candidates)} candidates>"

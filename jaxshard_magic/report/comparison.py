@@ -202,5 +202,5 @@ class Comparison(Written):
 
         return figures.comparison(self, theme)
 
-    def __repr__(self) -> str:
+    def _short(self) -> str:
         return f"<Comparison of {self.name}: {', '.join(trial.line for trial in self.trials)}>"

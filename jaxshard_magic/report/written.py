@@ -1,7 +1,8 @@
-"""What frozen plain data has in common that is written as JSON, text and HTML."""
+"""What plain data has in common that is shown as text and HTML, and written as JSON."""
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, overload
@@ -10,43 +11,16 @@ from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.plain import build, kind, plain
 
 
-class Written:
-    """A dataclass with a field `schema`. A class of it says what it is, as in "a comparison", which schema it reads,
-    and how it is written: as text of a width, as a fragment of HTML, and as a whole page."""
+class Shown(ABC):
+    """A class of it says how it is shown."""
 
-    _what: ClassVar[str]
-    _schema: ClassVar[int]
-
+    @abstractmethod
     def _ways(self) -> tuple[Callable[..., str], Callable[..., str], Callable[..., str]]:
-        raise NotImplementedError
+        """As text of a width, as a fragment of HTML, and as a whole page."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as dicts, lists, strings and numbers, ready for `json.dumps`."""
-        return plain(self)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """All of it as JSON text, from which `from_json` makes an equal one."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_dict` wrote. Raises ShardError naming the field that is wrong."""
-        if not isinstance(data, Mapping):
-            raise ShardError(f"a {cls._what} is an object with fields, not {kind(data)}")
-        if data.get("schema") != cls._schema:
-            raise ShardError(
-                f"a {cls._what} of schema {data.get('schema')!r}; this version reads schema {cls._schema}"
-            )
-        return build(cls, data, cls._what)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """What `to_json` wrote. Raises ShardError where the text is not JSON, or of something else."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ShardError(f"no {cls._what}: {error.msg} at line {error.lineno} of the JSON") from None
-        return cls.from_dict(data)
+    @abstractmethod
+    def _short(self) -> str:
+        """In one line, in angle brackets."""
 
     def to_text(self, width: int | None = None) -> str:
         """For a terminal, in `width` columns, held between 60 and 100; the terminal's by default."""
@@ -63,14 +37,70 @@ class Written:
         Returns the fragment, or the path that was written.
         """
         _, fragment, page = self._ways()
-        if path is None:
-            return fragment(self)
-        written = Path(path)
-        written.write_text(page(self), encoding="utf-8")
-        return written
+        return fragment(self) if path is None else saved(path, page(self))
+
+    def __repr__(self) -> str:  # beside `_repr_pretty_`: IPython takes that of the class which has either
+        return self._short()
 
     def _repr_html_(self) -> str:
         return self.to_html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self) if cycle else self.to_text())
+
+
+class Written(Shown):
+    """A frozen dataclass with a field `schema`. A class of it says what it is, as in "a comparison", and which schema
+    it reads."""
+
+    _what: ClassVar[str]
+    _schema: ClassVar[int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as dicts, lists, strings and numbers, ready for `json.dumps`.
+
+        Figures that are not finite become the strings `NaN`, `Infinity` and `-Infinity`; option values
+        that are not plain data become their text.
+        """
+        return plain(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All of it as JSON text, from which `from_json` makes an equal one."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_dict` wrote. Raises ShardError naming the field that is wrong."""
+        if not isinstance(data, Mapping):
+            raise ShardError(f"a {cls._what} is an object with fields, not {kind(data)}")
+        schema = data.get("schema")
+        if schema != cls._schema:
+            raise cls._other(schema)
+        return build(cls, data, cls._what)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` wrote. Raises ShardError where the text is not JSON, or of something else."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ShardError(f"not a {cls._what}: {error.msg} at line {error.lineno} of the JSON") from None
+        return cls.from_dict(data)
+
+    @classmethod
+    def _other(cls, schema: Any) -> ShardError:
+        if isinstance(schema, int) and schema > cls._schema:
+            return ShardError(
+                f"this {cls._what} has schema {schema}; this version of jaxshard_magic reads schema {cls._schema}."
+                " A newer jaxshard_magic reads it",
+                fix="pip install --upgrade jaxshard_magic",
+            )
+        given = "no schema" if schema is None else f"schema {schema!r}"
+        return ShardError(f"this is no {cls._what}: it has {given}, a {cls._what} has schema {cls._schema}")
+
+
+def saved(path: str | os.PathLike[str], text: str) -> Path:
+    """`text` in a file of its own; the path."""
+    written = Path(path)
+    written.write_text(text, encoding="utf-8")
+    return written

@@ -172,5 +172,5 @@ def _in_place_of(view: "LiveView") -> str:
 def _open_view(shown: Report | Comparison) -> "LiveView":
     """The view of a report or a comparison, a new one where the old one was closed."""
     if shown.view.comm is None:
-        del shown.__dict__["view"]
+        vars(shown).pop("view")
     return shown.view
