@@ -3,7 +3,7 @@
 import re
 
 from sample_choices import alike, considered, without_positions
-from test_views_html import Reader, without_svg
+from markup import Reader, without_svg
 
 from jaxshard_magic.report.choice import REFUSED
 from jaxshard_magic.views.words import choice as words

@@ -19,7 +19,7 @@ from sample_reports import (
     too_big,
     wrong,
 )
-from test_views_html import Reader
+from markup import Reader
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.history import History, Store, row

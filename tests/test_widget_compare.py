@@ -1,12 +1,11 @@
-"""A comparison in a real browser: sorted, chosen from by pointer and keys, two trials side by side, told to Python."""
+"""A comparison in a real browser: its table sorted, chosen from by pointer and keys, told to Python; drawn whole."""
 
-import re
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
 from browsing import Shown, Stage, expect
-from sample_comparisons import COMPARISONS, many, measured_trials, none_ran, one_too_big, predicted, simulated
+from comparison_page import BF16, DP, FSDP, STAGED, names, pair, point, row, rows, side, traits
+from sample_comparisons import COMPARISONS, many, measured_trials, none_ran, predicted
 from sample_reports import attached
 
 from jaxshard_magic.views.format import SPACE
@@ -14,53 +13,11 @@ from jaxshard_magic.views.format import SPACE
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
-# Positions of the sample's trials.
-WHOLE, BF16, DP, FSDP, STAGED, HEADS = range(6)
 BY_STEP = ["fsdp+tp bf16", "dp", "pp+dp zb-h1", "fsdp+tp", "fsdp", "tp"]
-
-
-def rows(shown: Shown) -> "Locator":
-    return shown.root.get_by_role("grid").locator("tbody tr")
-
-
-def row(shown: Shown, name: str) -> "Locator":
-    """The row of the trial with this name."""
-    return rows(shown).filter(
-        has=shown.page.locator(".jsm-cmp-name > :first-child").get_by_text(name, exact=True)
-    )
-
-
-def names(shown: Shown) -> list[str]:
-    """The trials as they stand in the table."""
-    return rows(shown).locator(".jsm-cmp-name > :first-child").all_inner_texts()
 
 
 def head(shown: Shown, name: str) -> "Locator":
     return shown.root.get_by_role("columnheader", name=name)
-
-
-def point(shown: Shown, name: str) -> "Locator":
-    return shown.root.get_by_role("option", name=re.compile(f"^{re.escape(name)}: "))
-
-
-def side(shown: Shown) -> "Locator":
-    return shown.root.get_by_role("group", name="The chosen trial")
-
-
-def pair(shown: Shown) -> "Locator":
-    return shown.root.get_by_role("region", name="What differs")
-
-
-def figures(shown: Shown, table: str) -> dict[str, list[str]]:
-    """The cells of each row of a table of the pair, by what its row is called."""
-    found = pair(shown).get_by_role("table", name=table).locator("tbody tr").all()
-    cells = (each.get_by_role("cell").all_inner_texts() for each in found)
-    heads = (each.get_by_role("rowheader").inner_text() for each in found)
-    return {name: [text.strip() for text in texts] for name, texts in zip(heads, cells, strict=True)}
-
-
-def traits(shown: Shown) -> list[int | None]:
-    return [shown.trait("chosen"), shown.trait("other")]
 
 
 def test_trials_stand_by_step_time_and_the_failed_one_last(show: Stage):
@@ -136,135 +93,6 @@ def test_keys_move_among_the_rows_and_choose_one_and_another(show: Stage):
     expect(row(shown, "fsdp+tp bf16")).to_be_focused()
 
 
-def test_keys_move_among_the_points_by_time_and_by_memory(show: Stage):
-    shown = show(measured_trials(), chosen=DP)
-    keys = shown.page.keyboard
-    point(shown, "dp").focus()
-    for key, name in (
-        ("ArrowRight", "pp+dp zb-h1"),  # 40.4 ms, then 41.6
-        ("End", "fsdp"),  # 53.6
-        ("ArrowUp", "fsdp+tp"),  # 4.18 GiB, then 5.09
-        ("ArrowDown", "fsdp"),
-        ("Home", "fsdp+tp bf16"),
-        ("ArrowLeft", "fsdp+tp bf16"),
-    ):
-        keys.press(key)
-        expect(point(shown, name)).to_be_focused()
-        expect(shown.root.locator(".jsm-cmp-tip")).to_contain_text(name)
-    keys.press("Enter")
-    point(shown, "fsdp").press("Shift+Enter")
-    assert traits(shown) == [BF16, FSDP]
-
-
-def test_a_point_under_the_pointer_is_told_and_moves_nothing(show: Stage):
-    shown = show(measured_trials(), chosen=BF16)
-    height = shown.root.evaluate("root => root.scrollHeight")
-    point(shown, "dp").hover()
-    expect(shown.root.locator(".jsm-cmp-tip")).to_contain_text(f"5.66{SPACE}GiB, 36% of the limit")
-    expect(row(shown, "dp")).to_have_class(re.compile("jsm-pointed"))
-    assert shown.root.evaluate("root => root.scrollHeight") == height
-    shown.page.mouse.move(5, 5)
-    expect(shown.root.locator(".jsm-cmp-tip")).to_be_hidden()
-    assert shown.saved() == []
-
-
-def test_points_of_the_front_are_told_and_those_above_the_limit(show: Stage):
-    shown = show(predicted())
-    assert point(shown, "pp+dp").get_attribute("aria-label") == (
-        f"pp+dp: 39.2{SPACE}ms, 3.12{SPACE}GiB, on the Pareto front"
-    )
-    assert "does not fit" in (point(shown, "dp").get_attribute("aria-label") or "")
-    expect(shown.root.locator(".jsm-cmp-limit")).to_have_count(1)
-
-
-def test_a_second_trial_shows_what_differs(show: Stage):
-    shown = show(measured_trials(), chosen=BF16)
-    expect(pair(shown)).to_be_hidden()
-    row(shown, "fsdp").click(modifiers=["Shift"])
-    said = pair(shown).inner_text().replace(SPACE, " ")
-    # 53.6 - 39.0 ms, of 53.6; 4.18 - 3.44 GiB, of 4.18
-    assert (
-        "fsdp+tp bf16 takes 14.6 ms (27%) less than fsdp, and holds 758 MiB (18%) less at its peak." in said
-    )
-    sent = figures(shown, "Sent per device and step")
-    assert sent["all-reduce data"] == ["473MiB", "1.22GiB", "\u2212772MiB"]
-    assert sent["all-reduce model"] == ["288MiB", "\u2013", "+288MiB"]
-    held = figures(shown, "Memory of the fullest device")
-    assert held["batch"] == ["32.0KiB", "16.0KiB", "+16.0KiB"]  # 128 KiB over 4 and 8
-    assert held["other"][2] == "same"
-    assert held["peak"] == ["3.44GiB", "4.18GiB", "\u2212758MiB"]
-    expect(rows(shown).get_by_text("A", exact=True)).to_have_count(1)
-    expect(row(shown, "fsdp").get_by_text("B", exact=True)).to_have_count(1)
-
-
-def test_leaves_are_listed_that_lie_differently_and_no_others(show: Stage):
-    shown = show(measured_trials(), chosen=BF16, other=FSDP)
-    told = figures(shown, "Leaves that lie differently")
-    # 147 MiB over 4 and 8; what is cut over data=4 and model=2 has as many bytes as over data=8
-    layout = "f32[50257,768@data]"
-    assert told["wte.embedding"] == [layout, "36.8MiB", layout, "18.4MiB", "+18.4MiB"]
-    assert list(told) == [
-        "wte.embedding",
-        "wpe.embedding",
-        "blocks.mlp.up.bias",
-        "blocks.attn.qkv.bias",
-        "batch.tokens",
-    ]
-    assert "13 leaves, 8 of them the optimizer's" in pair(shown).inner_text()
-
-
-def test_repeated_layers_are_one_row_and_a_long_list_is_cut(show: Stage):
-    shown = show(measured_trials(), chosen=BF16, other=STAGED)
-    told = figures(shown, "Leaves that lie differently")
-    assert len(told) == 12
-    more = pair(shown).get_by_role("button", name="Show all")
-    more.click()
-    told = figures(shown, "Leaves that lie differently")
-    layer = next(cells for name, cells in told.items() if name == "blocks.0-11.mlp.up \u00d712")
-    assert layer[0] == "\u2013" and "on one of pipe=0-3" in layer[2]
-    assert len(told) > 12
-    expect(pair(shown).get_by_role("row").nth(-len(told) + 12)).to_be_focused()
-
-
-def test_trials_that_lie_alike_say_so(show: Stage):
-    shown = show(simulated(), chosen=1, other=2)
-    expect(pair(shown)).to_contain_text("None: all lie alike.")
-
-
-def test_a_trial_is_set_beside_another_by_a_control_as_well(show: Stage):
-    shown = show(measured_trials(), chosen=BF16)
-    control = side(shown).get_by_label("compare with")
-    control.select_option("fsdp")
-    expect(pair(shown)).to_be_visible()
-    assert traits(shown) == [BF16, FSDP]
-    assert control.locator("option").all_inner_texts() == [
-        "\u2013",
-        "fsdp+tp",
-        "dp",
-        "fsdp",
-        "pp+dp zb-h1",
-        "tp",
-    ]
-    control.select_option("\u2013")
-    expect(pair(shown)).to_be_hidden()
-    assert traits(shown) == [BF16, None]
-
-
-def test_choosing_the_second_of_a_pair_makes_it_the_first(show: Stage):
-    shown = show(measured_trials(), chosen=BF16, other=FSDP)
-    row(shown, "fsdp").click()
-    assert traits(shown) == [FSDP, BF16]
-    expect(pair(shown)).to_contain_text("fsdp takes 14.6\u202fms (37%) more")  # of 39.0
-    row(shown, "fsdp+tp bf16").click(modifiers=["Shift"])
-    assert traits(shown) == [FSDP, None]
-
-
-def test_one_that_could_not_be_compiled_has_nothing_to_lay_beside(show: Stage):
-    shown = show(measured_trials(), chosen=BF16, other=HEADS)
-    expect(pair(shown)).to_contain_text("No figure is known of both.")
-    expect(pair(shown).get_by_role("table")).to_have_count(0)
-
-
 def test_python_moves_the_picture(show: Stage):
     shown = show(measured_trials())
     expect(side(shown)).to_contain_text("Choose a trial")
@@ -304,33 +132,6 @@ def test_predictions_are_called_so_and_have_no_tails(show: Stage):
     assert show(measured_trials()).root.locator(".jsm-cmp-tail").count() == 5
 
 
-def test_one_that_has_no_measured_time_is_no_point_beside_those_that_have(show: Stage):
-    shown = show(one_too_big())
-    assert sorted(
-        shown.root.get_by_role("option").evaluate_all("all => all.map(n => n.ariaLabel.split(':')[0])")
-    ) == [
-        "fsdp",
-        "fsdp+tp",
-    ]
-    assert names(shown)[-1] == "dp"
-
-
-def boxes(shown: Shown, selector: str) -> list[list[float]]:
-    read = "all => all.map(n => n.getBoundingClientRect()).map(b => [b.left, b.top, b.right, b.bottom])"
-    return shown.root.locator(selector).evaluate_all(read)
-
-
-@pytest.mark.parametrize("width", [900, 620])
-def test_names_of_forty_points_lie_on_no_other(width: int, show: Stage):
-    shown = show(many(), None, width)
-    found = boxes(shown, ".jsm-cmp-label")
-    assert 6 < len(found) < 40
-    for a, b in combinations(found, 2):
-        across, down = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-        assert across <= 1 or down <= 3, "a line is higher than its letters"
-    assert shown.overflowing() == []
-
-
 def test_forty_trials_are_all_reached_and_the_chosen_row_is_seen(show: Stage):
     shown = show(many())
     rows(shown).first.focus()
@@ -344,18 +145,6 @@ def test_forty_trials_are_all_reached_and_the_chosen_row_is_seen(show: Stage):
     assert table and chosen
     assert table["y"] <= chosen["y"] <= table["y"] + table["height"] - chosen["height"]
     assert shown.page.evaluate("scrollY") == where, "the page stays where it is"
-
-
-def test_trials_at_one_place_are_chosen_one_after_the_other(show: Stage):
-    shown = show(many())
-    at = shown.root.get_by_role("option", name=f"70.0{SPACE}ms, 3.10{SPACE}GiB")
-    expect(at).to_have_count(2)
-    seen = set()
-    for _ in range(2):
-        at.last.click(force=True)
-        seen.add(shown.trait("chosen"))
-    assert len(seen) == 2
-    expect(shown.root.locator(".jsm-cmp-tip")).to_contain_text("also here: ")
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
