@@ -8,6 +8,8 @@ from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+_LINES = {"history": _options.HISTORY_FLAGS, "explore": _options.EXPLORE_FLAGS, "code": _options.CODE_FLAGS}
+
 
 def one_line(error: ShardError) -> str:
     """The error's message with its fix, where that is not in it already."""
@@ -17,15 +19,13 @@ def one_line(error: ShardError) -> str:
 
 def no_command(word: str) -> ShardError:
     """What `%shard word` is told that is none of its commands."""
-    if word in _options.LATER_COMMANDS:
-        return ShardError(f"%shard {word} comes later: this version has no such command yet")
     if word.partition("+")[0].partition("@")[0] in _options.STRATEGIES:
         return ShardError(
             f"%shard {word} has no cell: write %%shard {word} as the first line of the step's cell"
         )
     return ShardError(
         f"%shard has no command {word!r}; it has {one_of(_options.COMMANDS)}, and alone it shows the last report."
-        + did_you_mean(word, (*_options.COMMANDS, *_options.LATER_COMMANDS, *_options.STRATEGIES))
+        + did_you_mean(word, (*_options.COMMANDS, *_options.STRATEGIES))
     )
 
 
@@ -37,6 +37,9 @@ def completions(shell: "InteractiveShell", event: Any) -> list[str]:
         from jaxshard_magic import _schedules
 
         return [*_schedules.NAMES, _schedules.EVERY, *(flag.name for flag in _options.SCHEDULE_FLAGS)]
+    for command, flags in _LINES.items():
+        if before[:2] == ["%shard", command]:
+            return [flag.name for flag in flags]
     if before[-1:] == ["--step"]:
         return [name for name, value in shell.user_ns.items() if callable(value) and not name.startswith("_")]
     if before[-1:] == ["--schedule"]:

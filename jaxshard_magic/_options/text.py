@@ -1,0 +1,34 @@
+"""The help text of `%%shard`."""
+
+from .flags import FLAGS, STRATEGIES, flags_text
+
+
+def _help() -> str:
+    strategies = "\n".join(f"    {name:<21}{text}" for name, text in STRATEGIES.items())
+    flags = flags_text(FLAGS)
+    return f"""Run this cell's train step sharded over the mesh, with the same numbers, and return the Report.
+
+    %%shard STRATEGY [options]     above a cell that defines the train step, or calls one
+    %%shard dp,fsdp,fsdp+tp        several, side by side: each compiled, run on copies and checked
+    %%shard auto                   the fastest that fits, with what ruled the others out
+    %shard                         the last report, with all calls since
+    %shard compare 3 5             reports of the past side by side, by their numbers; alone it lists them
+    %shard history WORDS           the reports of all notebooks so far; --help has more
+    %shard doctor                  what is installed, which devices answer, whether they reach each other
+    %shard abstract NAME...        make shapes of what the notebook holds under these names, and free it
+    %shard schedule NAMES          a pipeline schedule in time, or several compared; --help has more
+    %shard explore                 try meshes and PartitionSpecs on the arrays of the last step; --help has more
+    %shard code                    the last step as plain JAX, to take home; --help has more
+
+Strategies, or a sum of them such as fsdp+tp; fsdp@data says which mesh axis:
+{strategies}
+
+Options:
+{flags}
+
+A PartitionSpec may also annotate the step's argument: def train_step(state, batch: P('data')).
+A cell that only defines the step runs it once, on copies of what the notebook holds under its
+parameters' names; the next cells then train with the sharded step."""
+
+
+HELP = _help()
