@@ -17,9 +17,11 @@ try:
 except ImportError:  # the tests that need it are skipped, and say so
     expect = sync_playwright = None
 
+from jaxshard_magic.explorer import Explorer
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.comparison_payload import packed_comparison
+from jaxshard_magic.views.explorer_payload import packed_explorer, state
 from jaxshard_magic.views.payload import packed
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
 STATIC = Path(__file__).parents[1] / "jaxshard_magic" / "static"
 MODULES = (
-    *(STATIC / f"{name}.js" for name in ("report", "compare", "loader")),
+    *(STATIC / f"{name}.js" for name in ("report", "compare", "explore", "loader")),
     Path(__file__).parent / "stub_model.js",
 )
 PAGE = "https://report.test/"  # never looked up: the page answers for itself
@@ -132,7 +134,7 @@ class Stage:
 
     def __call__(
         self,
-        report: Report | Comparison | bytes,
+        report: Report | Comparison | Explorer | bytes,
         only: Sequence[str] | None = None,
         width: int = 900,
         theme: str | None = "light",
@@ -140,10 +142,12 @@ class Stage:
     ) -> Shown:
         """Draw `report`, all of it or the views named in `only`; `theme` None leaves it to the system."""
         self.page.set_viewport_size({"width": width, "height": 900})
-        compared = isinstance(report, Comparison)
-        data = (
-            report if isinstance(report, bytes) else packed_comparison(report) if compared else packed(report)
-        )
+        if isinstance(report, Explorer):
+            bundle, data, traits = "explore", packed_explorer(report), state(report) | traits
+        elif isinstance(report, Comparison):
+            bundle, data = "compare", packed_comparison(report)
+        else:
+            bundle, data = "report", report if isinstance(report, bytes) else packed(report)
         given = {
             "packed": base64.b64encode(data).decode(),
             "traits": traits,
@@ -151,7 +155,7 @@ class Stage:
             "width": width,
             "theme": theme,
         }
-        self.page.evaluate(f"given => stub.show({'compare' if compared else 'report'}, given)", given)
+        self.page.evaluate(f"given => stub.show({bundle}, given)", given)
         return Shown(self.page, self.page.locator(".jsm"))
 
     @staticmethod
@@ -195,8 +199,8 @@ def stage(browser: "Browser") -> Iterator[Stage]:
     page.goto(PAGE)
     page.locator("body").all_inner_texts()  # here playwright adds its own listeners, before the stub counts
     page.evaluate(
-        "Promise.all(['report', 'compare', 'stub_model'].map(name => import(`/${name}.js`)))"
-        ".then(([report, compare, stub]) => Object.assign(globalThis, {report, compare, stub}))"
+        "Promise.all(['report', 'compare', 'explore', 'stub_model'].map(name => import(`/${name}.js`)))"
+        ".then(([report, compare, explore, stub]) => Object.assign(globalThis, {report, compare, explore, stub}))"
     )
     page.evaluate((files(axe_playwright_python) / "axe.min.js").read_text(encoding="utf-8"))
     yield made

@@ -1,7 +1,7 @@
 """Pictures of a view for its author: `python tests/look.py layout`, `python tests/look.py memory large unknown`.
 
-The timeline and the comparison stand alone: `python tests/look.py pipeline measured large`, `... compare many`; the
-comparison's document without script is `... static many`.
+The timeline, the comparison and the explorer stand alone: `python tests/look.py pipeline measured large`,
+`... compare many`, `... explore edited`; the comparison's document without script is `... static many`.
 """
 
 import sys
@@ -12,17 +12,23 @@ from typing import Literal
 
 from browsing import chromium, stage
 from sample_comparisons import COMPARISONS
+from sample_explorers import EXPLORERS
 from sample_pipelines import PIPELINES
 from sample_reports import SAMPLES
 
 from jaxshard_magic.views.timeline_payload import packed_pipeline
 
 WHOLE = "report"
-ALONE = {"pipeline": (PIPELINES, "measured"), "compare": (COMPARISONS, "measured_trials")}
+ALONE = {
+    "pipeline": (PIPELINES, "measured"),
+    "compare": (COMPARISONS, "measured_trials"),
+    "explore": (EXPLORERS, "edited"),
+}
 STATIC = "static"
 VIEWS = (WHOLE, "header", "layout", "memory", "communication", *ALONE, STATIC)
 SIZES: tuple[tuple[int, Literal["light", "dark"]], ...] = (
     (900, "light"),
+    (868, "light"),
     (620, "light"),
     (900, "dark"),
     (620, "dark"),

@@ -38,6 +38,7 @@ const options = {
   entryPoints: [
     { in: "report/index.js", out: "report" },
     { in: "compare/index.js", out: "compare" },
+    { in: "explore/index.js", out: "explore" },
     { in: "stop/index.js", out: "stop" },
     { in: "loader/index.js", out: "loader" },
   ],

@@ -51,7 +51,7 @@ def sketch(
     memory = footprint(plan.run, [len(found.traced.consts) + i for i in found.donated])
     if step.piped is not None:
         return _of_stages(step, plan, candidate, memory.arrays, memory.between, chip)
-    moves = map(_collective, traffic(plan.run))
+    moves = map(collective, traffic(plan.run))
     roof = roofline(chip, mesh.shape, plan.shares, leaves(plan.leaves, plan.mesh), moves, target_of(mesh))
     return Sketch(roof.step, roof.own, roof.communication, memory.arrays, memory.peak)
 
@@ -126,14 +126,14 @@ def _sent(plan: Plan, m: int, chip: Chip, candidate: Candidate) -> tuple[float |
             (after if over_batch else during).append(move)
     mesh = candidate.mesh
     times = (
-        roofline(chip, mesh.shape, (), (), map(_collective, moves), target_of(mesh)).communication
+        roofline(chip, mesh.shape, (), (), map(collective, moves), target_of(mesh)).communication
         for moves in (during, after)
     )
     first, last = times
     return first, last
 
 
-def _collective(move: Sent) -> Collective:
+def collective(move: Sent) -> Collective:
     n = move.group_size
     sent = wire_bytes(move.kind, n, move.count * move.bytes)
     return Collective(move.kind, move.axes, n, move.count, move.bytes, sent)

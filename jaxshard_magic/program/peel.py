@@ -130,8 +130,10 @@ class Peeled:
         return outs, paths, Result(jax.tree.structure(result, is_leaf=is_node), tuple(leaves), update)
 
     def as_shapes(self) -> "Peeled":
-        """The same call with shapes in the place of its arrays, of which it keeps none alive."""
-        made = replace(self, leaves=specs(self.leaves), arguments=((), {}))
+        """The same call with shapes in the place of its arrays. It keeps none of them alive, and none of its NNX
+        objects: it can be traced, and not be run."""
+        nodes = None if self.nodes is None else nnx_calls().without_objects(self.nodes)
+        made = replace(self, leaves=specs(self.leaves), arguments=((), {}), nodes=nodes)
         made.__dict__["inputs"] = self.inputs  # they are read off the arguments
         return made
 

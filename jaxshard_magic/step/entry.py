@@ -57,9 +57,7 @@ class Entry:
     reads: tuple[bool, ...]  # whether the program reads each of its arguments: jax drops the others
     home: str | None = None  # the file that defines the step, as Python knows it
     complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
-    call_of: Peeled | None = (
-        None  # of a step with options: the call that it was made for, with shapes for arrays
-    )
+    call_of: Peeled | None = None  # the call that it was made for, with shapes for arrays
     rewriting: "Rewriting | None" = None  # how its gradient calls were rewritten
     peaks: tuple[int | None, ...] = ()  # bytes that the devices had held at most before it first ran
     calls: int = 0
@@ -266,7 +264,7 @@ def build_entry(
         read,
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
         complaints,
-        peeled.as_shapes() if inside.asked else None,
+        peeled.as_shapes(),
         rewriting,
     )
 

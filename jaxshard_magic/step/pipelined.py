@@ -209,7 +209,7 @@ def build_pipelined(
         (True,) * len(shardings),
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
         tuple(dict.fromkeys(complaints)),
-        peeled.as_shapes() if inside.asked else None,
+        peeled.as_shapes(),
         rewriting,
     )
 

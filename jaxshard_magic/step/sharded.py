@@ -86,6 +86,7 @@ class ShardedStep:
         self.alternatives: tuple[Alternative, ...] = ()  # other options, as compiled
         self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
+        self.path: str | None = None  # what the cell calls the step
         self.name_of: Callable[[str], str | None] = lambda file: None  # a notebook's name for a file
         self.options = asked_for(specs or {}, rules, donate, check, on) | self.inside.asked
         if piped is not None:
@@ -159,16 +160,26 @@ class ShardedStep:
         _, self._current = self._entry(args, kwargs)
         return self._current
 
+    def prepare_for(self, call: Peeled) -> Entry:
+        """As `prepare`, for the call of another program of the same function: its `call_of`."""
+        with self._lock:
+            self._current = self._entries[call.key] = self._build(call)
+        return self._current
+
     def planned(self, *args: Any, **kwargs: Any) -> Planned:
         """Trace and plan for these arguments (arrays or `jax.ShapeDtypeStruct`), and compile nothing; of a pipeline the
         whole step on the mesh of one of its ranks. Raises `ShardError` for what can't be planned."""
-        peeled, mesh, inside = peel(self._step, args, kwargs), self.mesh, self.inside
+        return self.planned_for(peel(self._step, args, kwargs))
+
+    def planned_for(self, call: Peeled) -> Planned:
+        """As `planned`, for the call of another program of the same function: its `call_of`."""
+        mesh, inside = self.mesh, self.inside
         if self._along is not None:
             from ..pipeline.homes import Ranks
 
             mesh, inside = Ranks(mesh, self._along).each[0], replace(inside, microbatches=1)
         asked: dict[str, Any] = {"spread": self._spread, "donate": self.donate, "traces": self.traces}
-        return planned(peeled, self.strategy, mesh, inside=inside, **asked, **self._asked)
+        return planned(call, self.strategy, mesh, inside=inside, **asked, **self._asked)
 
     def staged(self, *args: Any, **kwargs: Any) -> "Pipeline":
         """Cut a pipeline's step into stages for these arguments, and compile nothing. Raises `ShardError` for a step
@@ -256,7 +267,7 @@ class ShardedStep:
             from ..analysis.memory import peaks
 
             entry.peaks = peaks(self.mesh)
-            self._say("first run")
+            self.say("first run")
         if self.keep_arguments:
             self._kept = entry, entry.copies(inputs)
         outs = entry.run(inputs)
@@ -266,7 +277,7 @@ class ShardedStep:
             self.watch(entry, outs)
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:
-            self._say("checking against the plain step")
+            self.say("checking against the plain step")
             by_hand = entry.rewriting.reference if entry.rewriting is not None else None
             flat = jax.tree.leaves(outs) if entry.whole else outs
             if by_hand is not None and isinstance(entry.traced, PerDevice):
@@ -274,7 +285,7 @@ class ShardedStep:
             self.checked = plain.against(
                 entry.traced, flat, by_hand, None if entry.added else self.inside.narrow
             )
-        self._say("")  # nothing more to wait for
+        self.say("")  # nothing more to wait for
         self._remember(entry, peeled)
         return result
 
@@ -335,12 +346,10 @@ class ShardedStep:
 
     def _build(self, peeled: Peeled) -> Entry:
         entry = self._built(peeled, self.inside)
-        if peeled.nodes is not None and not self.read_ahead:
-            entry.call_of = None  # it holds the user's NNX objects, and no report will ask for it
         if self.read_ahead:
             from ..analysis.summary import facts_of
 
-            self._say("reading the compiled program")
+            self.say("reading the compiled program")
             facts_of(entry)
         return entry
 
@@ -376,9 +385,9 @@ class ShardedStep:
     @property
     def _asked(self) -> dict[str, Any]:
         """What planning takes beside the strategy, the mesh and the options of the gradients."""
-        return {"planner": self._planner, "given": self.specs, "rules": self.rules, "say": self._say}
+        return {"planner": self._planner, "given": self.specs, "rules": self.rules, "say": self.say}
 
-    def _say(self, doing: str) -> None:
+    def say(self, doing: str) -> None:
         if self.progress is not None:
             self.progress(doing)
 

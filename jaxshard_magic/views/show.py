@@ -20,6 +20,7 @@ from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views import html, timeline
 
 if TYPE_CHECKING:
+    from jaxshard_magic.explorer import Explorer
     from jaxshard_magic.views.live_view import LiveView
 
 VARIABLE = "JAXSHARD_VIEW"
@@ -68,6 +69,19 @@ def show_comparison(comparison: Comparison, how: str | None = None) -> None:
         return f'<div class="{also}">\n{comparison.to_html()}</div>\n' if also else comparison.to_html()
 
     _show_or_print(_wanted(how), comparison.to_text(), static, lambda: _open_view(comparison))
+
+
+def show_explorer(explorer: "Explorer", how: str | None = None) -> None:
+    """Display `explorer`, or print it where there is no notebook.
+
+    Args:
+        how: as for `show`.
+    """
+
+    def static(also: str) -> str:
+        return f'<div class="{also}">\n{explorer.to_html()}</div>\n' if also else explorer.to_html()
+
+    _show_or_print(_wanted(how), explorer.to_text(), static, lambda: _open_view(explorer))
 
 
 def _show_or_print(how: str, text: str, static: Callable[[str], str], make: "Callable[[], LiveView]") -> None:
@@ -169,8 +183,8 @@ def _in_place_of(view: "LiveView") -> str:
     return f"<style>{above} > .jupyter-widgets:not(:has(*)){{display:none}}</style>\n"
 
 
-def _open_view(shown: Report | Comparison) -> "LiveView":
-    """The view of a report or a comparison, a new one where the old one was closed."""
+def _open_view(shown: "Report | Comparison | Explorer") -> "LiveView":
+    """The view of a report, a comparison or an explorer, a new one where the old one was closed."""
     if shown.view.comm is None:
         vars(shown).pop("view")
     return shown.view

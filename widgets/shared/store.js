@@ -31,8 +31,9 @@ export class Store {
 }
 
 /**
- * Keep `store` and the widget's model the same, both ways; returns what ends that. `read[name]()` gives a value as the
- * model has it, `told[name]()` one of the store as the model writes it.
+ * Keep `store` and the widget's model the same, both ways; returns what ends that, whose `flush()` tells Python what it
+ * was not told yet. `read[name]()` gives a value as the model has it, `told[name]()` one of the store as the model
+ * writes it; what is in `read` alone is Python's to say.
  */
 export function synced(store, model, read, told) {
   const pending = new Set();
@@ -55,12 +56,15 @@ export function synced(store, model, read, told) {
     clearTimeout(timer);
     timer = setTimeout(tell, SETTLE);
   });
-  return () => {
+  const flush = () => {
+    if (timer === null) return;
+    clearTimeout(timer);
+    tell();
+  };
+  const end = () => {
     off();
-    if (timer !== null) {
-      clearTimeout(timer);
-      tell();
-    }
+    flush();
     for (const name in heard) model.off(`change:${name}`, heard[name]);
   };
+  return Object.assign(end, { flush });
 }

@@ -1,0 +1,137 @@
+"""Arrays to explore without a step: those that a notebook holds, and types such as `f32[50257,768]`."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import GetAttrKey
+
+from ..errors import ShardError, did_you_mean
+from ..program.peel import aval, nnx_calls
+from ..program.sizes import array_bytes
+from ..program.trace import path_name
+from .array import Array, unlinked
+
+_TYPE = re.compile(r"(?:(?P<name>[A-Za-z_][\w.]*)=)?(?P<dtype>[A-Za-z]\w*)\[(?P<shape>[\d,\s]*)\]")
+_SHORT = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
+_EXAMPLE = "f32[50257,768]"
+
+
+def arrays_of(words: Sequence[str], namespace: Mapping[str, Any]) -> tuple[Array, ...]:
+    """The arrays under these names, attributes and keys of them (`state.params`), and types; each with its path.
+
+    Raises `ShardError` for a name that is not there, and for a value without arrays.
+    """
+    found: list[tuple[str, Any]] = []
+    for word in words:
+        if (named := typed(word)) is not None:
+            taken = {path for path, _ in found}
+            name = named[0] or next(n for n in _names() if n not in taken)
+            found.append((name, named[1]))
+        else:
+            found += _leaves(word, _value(word, namespace))
+    classes = unlinked([len(aval(x)[0]) for _, x in found])
+    return tuple(_array(path, x, own) for (path, x), own in zip(found, classes, strict=True))
+
+
+def typed(word: str) -> tuple[str, jax.ShapeDtypeStruct] | None:
+    """`wte=f32[50257,768]` as its name, empty where it has none, and its shape; None for a word that is no type.
+
+    >>> typed("bf16[4096,4096]")
+    ('', ShapeDtypeStruct(shape=(4096, 4096), dtype=bfloat16))
+
+    Raises `ShardError` for an element type that is none.
+    """
+    if (match := _TYPE.fullmatch(word)) is None:
+        return None
+    short = re.fullmatch(r"(bf|f|i|u|c)(\d.*)", match["dtype"])
+    name = _SHORT[short[1]] + short[2] if short else match["dtype"]
+    try:
+        dtype = jnp.dtype(name)
+    except TypeError:
+        raise ShardError(
+            f"{word}: {match['dtype']} is no type of elements; write bf16, f32, i32, ..., as in {_EXAMPLE}"
+        ) from None
+    shape = tuple(int(size) for size in match["shape"].split(",") if size.strip())
+    return match["name"] or "", jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _names() -> Any:
+    yield "x"
+    n = 1
+    while True:
+        n += 1
+        yield f"x{n}"
+
+
+def _value(word: str, namespace: Mapping[str, Any]) -> Any:
+    root, *path = word.split(".")
+    if root not in namespace:
+        near = did_you_mean(root, [name for name in namespace if not name.startswith("_")])
+        raise ShardError(
+            f"the notebook has no name '{root}'; name what holds arrays, or write a type: {_EXAMPLE}.{near}"
+        )
+    value = namespace[root]
+    for at, name in enumerate(path):
+        inner = _inner(value, name)
+        if inner is _inner:
+            above = ".".join([root, *path[:at]])
+            raise ShardError(f"'{above}' has no '{name}'.{did_you_mean(name, _known(value))}")
+        value = inner
+    return value
+
+
+def _inner(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(name, _inner)
+    if isinstance(value, Sequence) and name.isdecimal():
+        return value[int(name)] if int(name) < len(value) else _inner
+    return getattr(value, name, _inner)
+
+
+def _known(value: Any) -> list[str]:
+    names = map(str, value) if isinstance(value, Mapping) else dir(value)
+    return [name for name in names if not name.startswith("_")]
+
+
+def _leaves(word: str, value: Any) -> list[tuple[str, Any]]:
+    """The arrays and shapes in a value, each with its path; what is no array is left out."""
+    found: list[tuple[str, Any]] = []
+    flat, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_node)
+    for path, x in flat:
+        above = (GetAttrKey(word), *path)
+        if _is_node(x):
+            nodes = nnx_calls().open_nodes([x], [above])
+            rows = nnx_calls().described(nodes, [False])
+            found += [
+                (path_name(inner), leaf) for (inner, _, _), leaf in zip(rows, nodes.leaves(), strict=True)
+            ]
+        elif isinstance(x, (jax.Array, jax.ShapeDtypeStruct, np.generic)) or _numeric(x):
+            found.append((path_name(above), x))
+    if not found:
+        raise ShardError(
+            f"'{word}' is a {type(value).__name__} and holds no arrays; name what does, or write {_EXAMPLE}"
+        )
+    return found
+
+
+def _is_node(x: Any) -> bool:
+    return "flax.nnx" in sys.modules and nnx_calls().is_node(x)
+
+
+def _numeric(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind not in "OSUMm"
+
+
+def _array(path: str, x: Any, classes: tuple[int, ...]) -> Array:
+    shape, dtype, _ = aval(x)
+    return Array(path, "other", tuple(shape), str(dtype), bits_of(dtype), classes)
+
+
+def bits_of(dtype: Any) -> int:
+    """Of one element as XLA stores it."""
+    return array_bytes((8,), dtype)

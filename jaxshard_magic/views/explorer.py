@@ -1,0 +1,137 @@
+"""An explorer as text for a terminal, and as HTML without script: its mesh, what each device holds, and the line."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from jaxshard_magic.report import Leaf
+from jaxshard_magic.views import layout, svg, words
+from jaxshard_magic.views.format import byte_text, count_text, printable, type_parts, type_text
+from jaxshard_magic.views.lines import cells, plain, printed, shorten, wrap
+from jaxshard_magic.views.lines import table as columns_of
+from jaxshard_magic.views.page import document
+from jaxshard_magic.views.tags import axis, code, joined, table, text
+
+if TYPE_CHECKING:
+    from jaxshard_magic.explorer import Explorer
+
+SHOWN = 12  # arrays beside those that are set by hand
+
+
+def lead(ex: "Explorer") -> str:
+    """What a device holds of all arrays; `All 53 arrays: 1.86 GiB on each device, now 1.91 GiB.`"""
+    n, total, now = len(ex.arrays), ex.bytes_per_device, ex.bytes_now
+    what = "One array" if n == 1 else f"All {count_text(n)} arrays"
+    before = "" if now is None or now == total else f", now {byte_text(now)}"
+    return f"{what}: {byte_text(total)} on each device{before}."
+
+
+def devices_text(ex: "Explorer") -> str:
+    """`8 of 8 devices`; without what is there where nobody knows."""
+    n, there = ex.devices, ex.place.count
+    return (
+        f"{count_text(n)} of {count_text(there)} devices" if there is not None else f"{count_text(n)} devices"
+    )
+
+
+def sets_text(ex: "Explorer") -> str:
+    """How many arrays lie otherwise than the strategy alone would have them."""
+    n = len(ex.changed)
+    if not n:
+        return "the strategy's own layout" if ex.stepped is not None else "nothing is cut yet"
+    by_hand = sum(ex.arrays[i].path in ex.wishes for i in ex.changed)
+    more = f": {count_text(by_hand)} by hand, {count_text(n - by_hand)} that follow" if n > by_hand else ""
+    moved = f"; {count_text(len(ex.moved))} more lie otherwise because of it" if ex.moved else ""
+    return f"sets {words.leaves_text(n)}{more}{moved}"
+
+
+def to_text(ex: "Explorer", width: int | None = None) -> str:
+    """Lines of at most `width` columns, the terminal's by default, held between 60 and 100; the line for the cell is
+    never broken."""
+    room = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
+    head = "   ".join([printable(ex.strategy), printable(ex.mesh), devices_text(ex)])
+    head = [head] if cells(head) <= room else wrap(head, room, "", "  ")
+    said = wrap(plain(lead(ex)), room)
+    note = wrap(plain(printable(ex.note)), room, "! ", "  ") if ex.note else []
+    line = [f"The line for your cell, {sets_text(ex)}:", f"    {printable(ex.line)}"]
+    return "\n\n".join(printed(part) for part in ([*head, *said, *note], _lines(ex, room), line))
+
+
+def _lines(ex: "Explorer", room: int) -> list[str]:
+    rows, left = _shown(ex)
+    names = [printable(leaf.path) for leaf, _ in rows]
+    kinds = [printable(type_text(leaf)) for leaf, _ in rows]
+    columns = {
+        "array": names,
+        "type": kinds,
+        "copies": [count_text(layout.copies(leaf, ex.mesh_info)) for leaf, _ in rows],
+        "per device": [byte_text(leaf.bytes_per_device) for leaf, _ in rows],
+    }
+    if ex.held_now is not None:
+        columns["now"] = [byte_text(now) for _, now in rows]
+    below = max(map(cells, names)) + _others(columns) > room  # then types stand on lines of their own
+    if below:
+        columns.pop("type")
+    columns["array"] = [shorten(name, room - _others(columns)) for name in names]
+    head, *lines = columns_of(columns, ("array", "type"), "")
+    if below:
+        pairs = zip(lines, kinds, strict=True)
+        lines = [part for line, kind in pairs for part in (line, *wrap(kind, room, "  ", "    "))]
+    return [head, *lines, *([left] if left else [])]
+
+
+def _others(columns: Mapping[str, list[str]]) -> int:
+    """Columns of the terminal that all but the arrays' names take."""
+    told = {name: values if name != "array" else [""] * len(values) for name, values in columns.items()}
+    return cells(columns_of(told, ("array", "type"), "")[0]) - cells("array")
+
+
+def _shown(ex: "Explorer") -> tuple[list[tuple[Leaf, int | None]], str]:
+    """Those that are set by hand, then the largest, each with its bytes in the last run; and how many are left."""
+    leaves, changed, now = ex.leaves, set(ex.changed), ex.held_now
+    order = sorted(range(len(leaves)), key=lambda i: (i not in changed, -leaves[i].bytes_per_device))
+    chosen = order[: max(SHOWN, min(len(changed), 3 * SHOWN))]
+    left = len(leaves) - len(chosen)
+    told = f"and {count_text(left)} more" if left else ""
+    return [(leaves[i], None if now is None else now[i]) for i in chosen], told
+
+
+def to_html(ex: "Explorer") -> str:
+    """A fragment to stand in a notebook or a page."""
+    info = ex.mesh_info
+    axes = " &nbsp;".join(
+        f"{svg.axis_mark(name, info)} <code>{axis(name, info)}={size}</code>"
+        for name, size in ex.axes.items()
+    )
+    head = f"<p><code><b>{text(ex.strategy)}</b></code> &nbsp; {axes} &nbsp; {text(devices_text(ex))}</p>"
+    note = f"<p><small>{text(ex.note)}</small></p>" if ex.note else ""
+    line = f"<p>The line for your cell, {text(sets_text(ex))}:<br>{code(ex.line)}</p>"
+    said = f'<p class="jss-verdict">{text(lead(ex))}</p>'
+    return f'<div class="jss">\n{joined([said, head, note, line, _table(ex)])}\n</div>\n'
+
+
+def _table(ex: "Explorer") -> str:
+    rows, left = _shown(ex)
+    head: list[tuple[str, str]] = [("", "left"), ("array", "wrap"), ("type", "left"), ("copies", "right")]
+    head += [("per device", "right"), *([("now", "right")] if ex.held_now is not None else [])]
+    body: Sequence[Sequence[str]] = [_cells(ex, leaf, now) for leaf, now in rows]
+    return table(head, body) + (f"<p><small>{text(left)}.</small></p>" if left else "")
+
+
+def _cells(ex: "Explorer", leaf: Leaf, now: int | None) -> list[str]:
+    info = ex.mesh_info
+    kind = "".join(axis(name, info) if name else text(piece) for piece, name in type_parts(leaf))
+    why = f"<br><small>{text(leaf.why)}</small>" if leaf.why else ""
+    found = [
+        svg.leaf_blocks(leaf, info),
+        f"{code(leaf.path)}{why}",
+        f"<code>{kind}</code>",
+        count_text(layout.copies(leaf, info)),
+        byte_text(leaf.bytes_per_device),
+    ]
+    return found if ex.held_now is None else [*found, byte_text(now)]
+
+
+def page(ex: "Explorer") -> str:
+    """A whole document that follows the reader's light or dark theme."""
+    return document(printable(f"{ex.strategy} {ex.mesh}"), to_html(ex))

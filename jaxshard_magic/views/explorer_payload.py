@@ -1,0 +1,158 @@
+"""An explorer as its widget reads it: arrays by shape, the strategy's layout, what the compiler made of a line."""
+
+import json
+import zlib
+from typing import TYPE_CHECKING, Any, cast
+
+from jaxshard_magic.report import Collective, Report
+from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views import words
+from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, dtype_text, printable
+from jaxshard_magic.views.payload import ROLES
+
+if TYPE_CHECKING:
+    from jaxshard_magic.explorer import Explorer
+    from jaxshard_magic.explorer.stepped import Compiled, Refused
+
+VERSION = 1
+STRATEGIES = ("dp", "fsdp", "tp", "sp", "dp+tp", "fsdp+tp", "fsdp+sp", "tp+sp", "fsdp+tp+sp", "spmd")
+
+
+def packed_explorer(ex: "Explorer") -> bytes:
+    """The payload as compact JSON in UTF-8, compressed with zlib."""
+    text = json.dumps(payload(ex), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return zlib.compress(text.encode(), 6)
+
+
+def payload(ex: "Explorer") -> dict[str, Any]:
+    """What stays the same of an explorer while it is edited. Names are plain text, never markup."""
+    roles = [a.role if a.role in ROLES else "other" for a in ex.arrays]
+    order = sorted(range(len(ex.arrays)), key=lambda i: ROLES.index(roles[i]))
+    return {
+        "v": VERSION,
+        "step": ex.stepped is not None,
+        "leaves": {
+            "path": shown_paths(ex),
+            "role": roles,
+            "dtype": [printable(dtype_text(a.dtype)) for a in ex.arrays],
+            "shape": [list(a.shape) for a in ex.arrays],
+            "bits": [a.bits for a in ex.arrays],
+            "bytes": [a.bytes for a in ex.arrays],
+            "classes": [list(a.classes) for a in ex.arrays],
+        },
+        "rows": [[roles[i], printable(ex.arrays[i].path), [i]] for i in order],
+        "now": ex.held_now,
+        "strategies": list(STRATEGIES) if ex.stepped is not None else [],
+        "line": {
+            "home": ex.text_of.home,
+            "kept": list(map(printable, ex.text_of.kept)),
+            "rules": list(map(printable, ex.text_of.rules)),
+        },
+        "cell": None if ex.stepped is None else ex.stepped.cell,
+    }
+
+
+def shown_paths(ex: "Explorer") -> list[str]:
+    """The paths as the front end writes them."""
+    return [printable(a.path) for a in ex.arrays]
+
+
+def state(ex: "Explorer") -> dict[str, Any]:
+    """What changes of it, by the names of the widget's traits."""
+    return {
+        "axes": [[axis, size] for axis, size in ex.axes.items()],
+        "strategy": ex.strategy,
+        "wishes": _wishes(ex),
+        "laid": laid(ex),
+        # numbered, for a browser takes an answer that is the same as before for none
+        "compiled": None if ex.compiled is None else {**compiled(ex.compiled), "answer": ex.answers},
+    }
+
+
+def laid(ex: "Explorer") -> dict[str, Any]:
+    """How the strategy lays the arrays out on the mesh that was asked for, or why that can't be told."""
+    whys: dict[str, int] = {}
+    found = ex.laid
+    return {
+        "strategy": ex.strategy,
+        "mesh": [[axis, size] for axis, size in ex.axes.items()],
+        "cuts": [[list(axes) for axes in cut] for cut in found.cuts],
+        "why": [whys.setdefault(printable(why), len(whys)) for why in found.whys],
+        "whys": list(whys),
+        "settled": _settled(ex),
+        "given": [i for i, why in enumerate(found.whys) if why.startswith("given ")],
+        "note": printable(ex.note),
+        "count": ex.place.count,
+        "made_of": ex.place.made_of,
+    }
+
+
+def _settled(ex: "Explorer") -> dict[str, Any] | None:
+    """The layout with what is set by hand, and what that was."""
+    if ex.settled is None:
+        return None
+    cuts = [[list(axes) for axes in cut] for cut in ex.settled.cuts]
+    return {"wishes": _wishes(ex), "cuts": cuts}
+
+
+def _wishes(ex: "Explorer") -> dict[str, list[list[str]]]:
+    return {printable(path): [list(axes) for axes in cut] for path, cut in ex.wishes.items()}
+
+
+def compiled(found: "Compiled | Refused") -> dict[str, Any]:
+    """A line's figures on the fullest device, as they were predicted and as they are; or why it has none."""
+    why = getattr(found, "why", None)
+    said = {"line": printable(found.line), "error": None, "axes": [], "verdict": [], "rows": []}
+    if why is not None:
+        return {**said, "error": printable(why)}
+    made = cast("Compiled", found)
+    spans = words.verdict(made.report).spans
+    return {
+        **said,
+        "axes": [printable(axis) for axis in made.report.mesh.axes],
+        "verdict": [[printable(span.text), span.kind] for span in spans],
+        "rows": [*_memory_rows(made), *_sent_rows(made)],
+    }
+
+
+def _memory_rows(found: "Compiled") -> list[list[Any]]:
+    predicted, top = found.predicted, _fullest(found.report)
+    arrays = None if top is None else mem.arrays(top)
+    return [
+        ["arrays", None, byte_text(predicted and predicted.arrays), byte_text(arrays)],
+        ["at the peak", None, byte_text(predicted and predicted.peak), byte_text(top and top.peak)],
+    ]
+
+
+def _fullest(report: Report) -> Any:
+    if report.memory is None or not report.memory.per_device:
+        return None
+    return mem.groups(report.memory)[0].most
+
+
+def _sent_rows(found: "Compiled") -> list[list[Any]]:
+    """All that is sent, then by kind of collective and axes: how many, and bytes."""
+    told = None if found.predicted is None else found.predicted.collectives
+    real = found.report.collectives
+    rows: list[list[Any]] = [["sent in a step", None, _sent(told), _sent(real)]]
+    keys = dict.fromkeys((c.kind, c.axes) for c in (*(real or ()), *(told or ())))
+    for kind, axes in keys:
+        alike = [
+            None if some is None else [c for c in some if (c.kind, c.axes) == (kind, axes)]
+            for some in (told, real)
+        ]
+        over = None if axes is None else [printable(axis) for axis in axes]
+        rows.append(
+            [f"{printable(kind)}s over" if over else f"other {printable(kind)}s", over, *map(_counted, alike)]
+        )
+    return rows
+
+
+def _sent(collectives: "tuple[Collective, ...] | None") -> str:
+    return UNKNOWN if collectives is None else words.sent_text(collectives) if collectives else "nothing"
+
+
+def _counted(collectives: list[Collective] | None) -> str:
+    if not collectives:
+        return UNKNOWN if collectives is None else "none"
+    return f"{words.sent_text(collectives)} in {count_text(sum(c.count for c in collectives))}"

@@ -1,0 +1,109 @@
+// The array to look at: its path to type a part of, and the list of all arrays below it while that is open.
+
+import { h, replace, uniqueId } from "../shared/dom.js";
+import { counted, count } from "../shared/format.js";
+import { OWN_KEYS } from "../shared/keyboard.js";
+import { Selection } from "../shared/selection.js";
+import { searcher } from "../layout/search.js";
+import { tree } from "../layout/tree.js";
+
+/** `{element, draw(work, leaf)}`. */
+export function picker(trial) {
+  const id = uniqueId("arrays");
+  const list = h("div", { class: "jsm-ex-list", id, hidden: true });
+  const input = h("input", {
+    class: "jsm-filter jsm-mono",
+    spellcheck: "false",
+    autocomplete: "off",
+    role: "combobox",
+    "aria-label": "array: type a part of its path, type or role",
+    "aria-expanded": "false",
+    "aria-controls": id,
+    title: "Type a part of a path, 3072, bf16, @model or params; arrow keys walk through what is found",
+    "data-k": "array",
+    ...OWN_KEYS,
+    onclick: () => open(""),
+    oninput: () => open(input.value),
+    onkeydown: key,
+  });
+  const element = h("div", { class: "jsm-ex-picker", onfocusout: left }, input, list);
+  let [work, leaf] = [null, 0];
+  let leaves = null; // the list while it is open
+  let found = null;
+  let query = "";
+
+  function draw(now, shown) {
+    [work, leaf] = [now, shown];
+    if (leaves && query) return;
+    input.value = work.view.leaves.path[leaf];
+    input.style.width = `${Math.min(46, Math.max(18, input.value.length + 2.5))}ch`;
+  }
+
+  function open(typed) {
+    query = typed;
+    if (!leaves) {
+      if (!query) input.select();
+      const shown = new Selection({ leaf });
+      shown.on((changed) => changed.leaf && trial.select({ leaf: shown.leaf }));
+      const told = h("span", { class: "jsm-small jsm-quiet", role: "status" });
+      const listing = (which) => {
+        found = which;
+        const all = counted(work.view.leaves.path.length, "array");
+        replace(told, which === null ? all : `${count(which.size)} of ${all}`);
+      };
+      list.hidden = false;
+      const find = searcher(work.view, work.mesh);
+      leaves = tree(work.view, work.mesh, shown, { find, cleared: () => {}, listing });
+      leaves.element.addEventListener("keydown", chosen, true);
+      leaves.element.addEventListener("click", (event) => event.target.closest(".jsm-tree-leaf") && close());
+      replace(list, leaves.element, told);
+      input.setAttribute("aria-expanded", "true");
+    }
+    leaves.show({ query });
+  }
+
+  function shut() {
+    if (!leaves) return;
+    leaves = found = null;
+    list.hidden = true;
+    replace(list);
+    input.setAttribute("aria-expanded", "false");
+    draw(work, leaf);
+  }
+
+  function close() {
+    input.focus(); // before the list goes, or the focus would be lost with it
+    shut();
+  }
+
+  /** Enter takes the first that was found. */
+  function key(event) {
+    if (event.key === "ArrowDown") {
+      if (!leaves) open("");
+      leaves.focus();
+    } else if (event.key === "Enter" && leaves) {
+      const first = work.view.rows.map(([, , [each]]) => each).find((each) => found?.has(each));
+      if (first !== undefined) trial.select({ leaf: first });
+      close();
+    } else if (event.key === "Escape" && leaves) close();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /** In the list: Escape closes it, and Enter on an array, which the arrow keys chose already. */
+  function chosen(event) {
+    const active = list.querySelector(`#${CSS.escape(leaves.element.getAttribute("aria-activedescendant") ?? "none")}`);
+    const opens = active?.hasAttribute("aria-expanded");
+    if (event.key !== "Escape" && !(event.key === "Enter" && !opens)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    close();
+  }
+
+  function left({ relatedTarget }) {
+    if (!relatedTarget || !element.contains(relatedTarget)) shut();
+  }
+
+  return { element, draw };
+}

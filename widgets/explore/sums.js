@@ -1,0 +1,40 @@
+// What one device holds of the array, how often each slice is there, and what that changes.
+
+import { h, replace } from "../shared/dom.js";
+import { SPACE, count } from "../shared/format.js";
+import { bytesNodes } from "../shared/text.js";
+import { difference, nowText, totalText } from "./words.js";
+
+/** `{element, draw(work, leaf)}`. */
+export function sums(data) {
+  const element = h("div", { class: "jsm-ex-sums" });
+
+  function draw(work, leaf) {
+    const copies = work.copies(leaf);
+    const more = difference(data, work, leaf);
+    const [number, unit] = more.value.split(SPACE);
+    const total = totalText(data, work);
+    replace(
+      element,
+      h(
+        "div",
+        { class: "jsm-ex-figures" },
+        figure("per device", bytesNodes(work.held[leaf]), nowText(data, work, leaf)),
+        figure("copies of each slice", count(copies), copies === 1 ? "nothing kept twice" : `${count(copies)} devices hold the same`),
+        figure(more.label, [number, unit ? h("span", { class: "jsm-u" }, unit) : null], more.note),
+      ),
+      total ? h("div", { class: "jsm-small jsm-quiet jsm-ex-total" }, total) : null,
+    );
+  }
+
+  return { element, draw };
+}
+
+const figure = (label, value, note) =>
+  h(
+    "div",
+    {},
+    h("div", { class: "jsm-small jsm-quiet" }, label),
+    h("div", { class: "jsm-ex-value" }, value),
+    h("div", { class: "jsm-small jsm-quiet" }, note),
+  );
