@@ -113,7 +113,7 @@ class Choosing:
                 name=options.name or self._place.path,
                 say=self._say,
                 show=growing,
-                prepare=preparing(session, self._cell, self._name_of),
+                prepare=preparing(session, self._cell, self._place.path, self._name_of),
                 take=taken.append,
             )
         if not taken or not self._goes_on or method:

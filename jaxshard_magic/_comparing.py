@@ -74,7 +74,7 @@ def compared(
             name=options.name or place.path,
             say=progress,
             show=growing,
-            prepare=preparing(session, cell, partial(_cell.name_of, shell)),
+            prepare=preparing(session, cell, place.path, partial(_cell.name_of, shell)),
         )
 
 

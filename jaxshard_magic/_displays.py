@@ -1,10 +1,12 @@
 """How a notebook shows what the magics return: a Report, compared strategies, a choice, a pipeline, a schedule as one,
-compared schedules, the history."""
+compared schedules, an explorer, the history, a program to take home."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxshard_magic.codegen import Code
+    from jaxshard_magic.explorer import Explorer
     from jaxshard_magic.history import History
     from jaxshard_magic.report import Pipeline, Report
     from jaxshard_magic.report.choice import Choice
@@ -19,31 +21,39 @@ _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
 _SCHEDULES = ("jaxshard_magic.schedule.compare", "Comparison")
 _COMPARISON = ("jaxshard_magic.report.comparison", "Comparison")
 _CHOICE = ("jaxshard_magic.report.choice", "Choice")
+_EXPLORER = ("jaxshard_magic.explorer.explorer", "Explorer")
 _HISTORY = ("jaxshard_magic.history.listed", "History")
+_CODE = ("jaxshard_magic.codegen.code", "Code")
+_WITHOUT_WIDGET = (_CHOICE, _HISTORY, _CODE)
 
 
 def register(shell: Any, session: "ShardSession") -> None:
     """From here on the notebook shows each of them as the session's `view` says, those made by hand as well."""
-    displays, bundles = _formatters(shell)
+    displays, bundles, pages = _formatters(shell)
     displays.for_type_by_name(*_REPORT, partial(_report, session))
     displays.for_type_by_name(*_PIPELINE, partial(_pipeline, session))
     displays.for_type_by_name(*_SCHEDULE, partial(_schedule, session))
     bundles.for_type_by_name(*_SCHEDULES, partial(_schedules_bundle, session))
     displays.for_type_by_name(*_COMPARISON, partial(_comparison, session))
-    for written in (_CHOICE, _HISTORY):
-        bundles.for_type_by_name(*written, partial(_bundle, session))
+    displays.for_type_by_name(*_EXPLORER, partial(_explorer, session))
+    for name in _WITHOUT_WIDGET:
+        pages.for_type_by_name(*name, partial(_html, session))
 
 
 def remove(shell: Any) -> None:
     """Take out what `register` put in."""
     for formatter in _formatters(shell):
-        for name in (_REPORT, _PIPELINE, _SCHEDULE, _SCHEDULES, _COMPARISON, _CHOICE, _HISTORY):
+        for name in (_REPORT, _PIPELINE, _SCHEDULE, _SCHEDULES, _COMPARISON, _EXPLORER, *_WITHOUT_WIDGET):
             formatter.pop(".".join(name), None)
 
 
-def _formatters(shell: Any) -> tuple[Any, Any]:
+def _formatters(shell: Any) -> tuple[Any, Any, Any]:
     formatter = shell.display_formatter
-    return formatter.ipython_display_formatter, formatter.mimebundle_formatter
+    return (
+        formatter.ipython_display_formatter,
+        formatter.mimebundle_formatter,
+        formatter.formatters["text/html"],
+    )
 
 
 def _report(session: "ShardSession", report: "Report") -> None:
@@ -78,7 +88,12 @@ def _comparison(session: "ShardSession", comparison: "Comparison") -> None:
     show_comparison(comparison, session.view)
 
 
-def _bundle(session: "ShardSession", shown: "Choice | History") -> dict[str, str]:
-    """Of what has no widget."""
-    text = {"text/plain": shown.to_text()}
-    return text if session.view == "text" else text | {"text/html": shown.to_html()}
+def _explorer(session: "ShardSession", explorer: "Explorer") -> None:
+    from jaxshard_magic.views.show import show_explorer
+
+    show_explorer(explorer, session.view)
+
+
+def _html(session: "ShardSession", shown: "Choice | History | Code") -> str | None:
+    """Of what has no widget; IPython has the text of it."""
+    return None if session.view == "text" else shown.to_html()

@@ -31,13 +31,14 @@ def common(options: _options.Options) -> dict[str, Any]:
 
 
 def preparing(
-    session: "ShardSession", cell: _cell.Cell, name_of: Callable[[str], str | None]
+    session: "ShardSession", cell: _cell.Cell, path: str, name_of: Callable[[str], str | None]
 ) -> "Callable[[ShardedStep], None]":
-    """Makes a step of a cell tell where it is from, and compile no longer than the session lets it."""
+    """Makes a step of a cell tell where it is from, and what it is called there; it compiles no longer than the session
+    lets it."""
 
     def prepare(step: "ShardedStep") -> None:
         step.compile_limit = session.compile_limit
-        step.cell, step.name_of = (cell.filename, cell.text), name_of
+        step.cell, step.path, step.name_of = (cell.filename, cell.text), path, name_of
 
     return prepare
 
@@ -127,6 +128,4 @@ def compared(step: Any, progress: Progress, limit_s: float) -> None:
         step.alternatives = alternatives(step, limit_s)
     finally:
         step.progress = say
-        if step.entry is not None:
-            step.entry.call_of = None  # it would keep the user's NNX objects alive
         progress("")

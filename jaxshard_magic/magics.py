@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from jax.sharding import Mesh
 
+    from jaxshard_magic.codegen import Code
     from jaxshard_magic.doctor import Doctor
+    from jaxshard_magic.explorer import Explorer
     from jaxshard_magic.history import History
     from jaxshard_magic.report import Report
     from jaxshard_magic.report.choice import Choice
@@ -45,6 +47,12 @@ class ShardMagics(Magics):
         self._lengths = _cell.Lengths()
         self._meshes = Meshes(shell, self.session)
         self.keeping = Keeping(shell)
+        self._commands = {  # with lines of their own
+            "schedule": self._scheduled,
+            "history": self._from_history,
+            "explore": self._explored,
+            "code": self._coded,
+        }
 
     @no_var_expand
     @line_magic
@@ -84,14 +92,15 @@ class ShardMagics(Magics):
     @line_cell_magic
     def shard(
         self, line: str, cell: str | None = None
-    ) -> "Report | Doctor | Schedule | Schedules | Comparison | Choice | History | None":
+    ) -> "Report | Doctor | Schedule | Schedules | Comparison | Choice | History | Explorer | Code | None":
         __tracebackhide__ = True
         text, quiet = _silenced(line)
         try:
-            if cell is None and text.split()[:1] == ["schedule"]:
-                return self._scheduled(text, quiet)
-            if cell is None and text.split()[:1] == ["history"]:
-                return self._from_history(text, quiet)
+            if cell is None and text.split()[:1] and text.split()[0] in self._commands:
+                found, name = self._commands[text.split()[0]](text)
+                if name:
+                    self.shell.user_ns[name] = found
+                return None if quiet else found
             options = _options.parse(text)
             if options.help:
                 print(_options.HELP)
@@ -149,23 +158,27 @@ class ShardMagics(Magics):
             built = None
         return api.doctor(built and built.mesh)
 
-    def _scheduled(self, text: str, quiet: bool) -> "Schedule | Schedules | None":
+    def _scheduled(self, text: str) -> "tuple[Schedule | Schedules | None, str | None]":
         from jaxshard_magic import _schedules
 
         built = self.session.mesh
-        found, name = _schedules.scheduled(text, {} if built is None else built.mesh.shape)
-        if name:
-            self.shell.user_ns[name] = found
-        return None if quiet else found
+        return _schedules.scheduled(text, {} if built is None else built.mesh.shape)
 
-    def _from_history(self, text: str, quiet: bool) -> "History | Report | None":
+    def _from_history(self, text: str) -> "tuple[History | Report | None, str | None]":
         from jaxshard_magic import _history
 
         self.keeping.write()
-        found, name = _history.asked(text, self.keeping.store)
-        if name:
-            self.shell.user_ns[name] = found
-        return None if quiet else found
+        return _history.asked(text, self.keeping.store)
+
+    def _explored(self, text: str) -> "tuple[Explorer | None, str | None]":
+        from jaxshard_magic import _explore
+
+        return _explore.asked(text, self.shell, self.session, self._meshes)
+
+    def _coded(self, text: str) -> "tuple[Code | None, str | None]":
+        from jaxshard_magic import _code
+
+        return _code.asked(text, self.shell, self.session)
 
     def _keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
         if self.session.remember:
@@ -334,7 +347,7 @@ class ShardMagics(Magics):
     ) -> Any:
         """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
         step = made(options, mesh, path, function)
-        preparing(self.session, cell, partial(_cell.name_of, self.shell))(step)
+        preparing(self.session, cell, path, partial(_cell.name_of, self.shell))(step)
         self._led(progress, watch, step)
         return _cell.Rehearsal(step) if options.dry_run else step
 

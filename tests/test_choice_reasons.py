@@ -2,8 +2,8 @@
 
 import re
 
-from sample_choices import alike, considered, without_positions
 from markup import Reader, without_svg
+from sample_choices import alike, considered, without_positions
 
 from jaxshard_magic.report.choice import REFUSED
 from jaxshard_magic.views.words import choice as words

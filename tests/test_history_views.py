@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from histories import CELL, add, kept, one_line, path
+from markup import Reader
 from sample_reports import (
     SAMPLES,
     attached,
@@ -19,7 +20,6 @@ from sample_reports import (
     too_big,
     wrong,
 )
-from markup import Reader
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.history import History, Store, row

@@ -35,10 +35,12 @@ MAY_IMPORT = {
     "_displays": ("analysis views", ""),
     "_load": ("magics _displays _words", "IPython"),
     "_meshes": (f"_steps _options session api views {BELOW_API}", "IPython jax"),
+    "_explore": (f"_steps _cell _options explorer {BELOW_API}", ""),
     "_history": ("_options history packages report", ""),
+    "_code": ("_cell _options _progress codegen", ""),
     "magics": (
-        "_abstract _comparing _choosing _history _meshes _schedules _steps _words _cell _options _progress session api "
-        f"history views {BELOW_API}",
+        "_abstract _code _comparing _choosing _explore _history _meshes _schedules _steps _words _cell _options "
+        f"_progress session api history views {BELOW_API}",
         "IPython jax",
     ),
     "_cell": ("", "IPython psutil"),
@@ -46,7 +48,9 @@ MAY_IMPORT = {
     "_progress": ("views", "IPython"),
     "session": ("", "traitlets"),
     "api": (f"views comparing {BELOW_API}", "jax numpy"),
+    "explorer": (f"comparing report targets {DOING}", "jax numpy"),
     "comparing": (f"analysis report targets hardware {DOING}", "jax"),
+    "codegen": ("program gradients strategies step analysis report targets compiler_log", "jax numpy"),
     "_abstract": ("program views", "jax numpy"),
     "mesh": ("simulate targets hardware", "jax numpy"),
     "simulate": ("", "jax numpy"),
@@ -61,7 +65,7 @@ MAY_IMPORT = {
     "analysis": ("program gradients plan report hardware wires targets schedule pipeline", "jax numpy"),
     "report": ("", ""),
     "history": ("report", "platformdirs psutil"),
-    "views": ("report", ""),
+    "views": ("report", "pygments"),
     "doctor": ("packages targets", "jax numpy"),
     "targets": ("hardware packages compiler_log", "jax diskcache platformdirs"),
     "packages": ("", ""),
@@ -76,6 +80,7 @@ MAY_IMPORT = {
 LATE_MODULES = {
     "program.nnx_calls",
     "views.comparison_widget",
+    "views.explorer_widget",
     "views.figures",
     "views.live_view",
     "views.show",
@@ -85,7 +90,9 @@ LATE_MODULES = {
 }
 
 LATE = {
+    "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html
+    "explorer": ("views", ""),  # Explorer.to_text, to_html, view
     "history": ("views", ""),  # what a row tells of a report, and History.to_text, to_html
     "report": ("views", ""),  # Report.to_html and the notebook's display hooks
     "views": ("", "IPython plotly anywidget ipywidgets traitlets"),  # the modules that are late as a whole

@@ -146,7 +146,7 @@ def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
     [
         ("", "no report yet: write %%shard fsdp above a cell with a train step"),
         ("compare 1", "no report yet: write %%shard fsdp above a cell with a train step"),
-        ("explore", "%shard explore comes later"),
+        ("explore", "nothing to explore yet: run a %%shard cell first"),
         ("fsdp", "%shard fsdp has no cell: write %%shard fsdp as the first line of the step's cell"),
         ("hstory", "Did you mean 'history'?"),
         ("--leavs", "%%shard has no option --leavs"),

@@ -12,8 +12,13 @@ from jaxshard_magic._cell.find import Step as Step
 from jaxshard_magic._cell.find import find_step as find_step
 from jaxshard_magic._cell.lengths import Lengths as Lengths
 from jaxshard_magic._cell.lines import own_lines as own_lines
+from jaxshard_magic._cell.needed import as_text as as_text
+from jaxshard_magic._cell.needed import needed as needed
 from jaxshard_magic._cell.rehearsal import Awaited as Awaited
 from jaxshard_magic._cell.rehearsal import Deciding as Deciding
 from jaxshard_magic._cell.rehearsal import Rehearsal as Rehearsal
 from jaxshard_magic._cell.rehearsal import Stopped as Stopped
 from jaxshard_magic._cell.room import Room as Room
+from jaxshard_magic._cell.statements import Statement as Statement
+from jaxshard_magic._cell.statements import Unit as Unit
+from jaxshard_magic._cell.statements import below_magic as below_magic

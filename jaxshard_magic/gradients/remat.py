@@ -23,7 +23,7 @@ _MOST_BLOCKS = 64  # that a policy cuts straight-line code into
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_dot"})
 _ALLOWED = "allowed are a number of segments, full, dots, nothing, offload, or a regular expression"
 _NOTHING = jax.checkpoint_policies.nothing_saveable
-_POLICIES: dict[str, Policy] = {
+POLICIES: dict[str, Policy] = {
     "full": _NOTHING,
     "nothing": _NOTHING,
     "dots": jax.checkpoint_policies.dots_saveable,
@@ -84,7 +84,7 @@ def remat(closed: ClosedJaxpr, how: str) -> Rematted:
     program = Program(retraced(Replay(program, jit_labels(program))))
     if re.fullmatch(r"[+-]?\d+", how):
         blocks, note = _by_number(program, int(how))
-    elif how in _POLICIES:
+    elif how in POLICIES:
         blocks, note = _by_policy(program, how)
     else:
         blocks, note = _by_name(program, how)
@@ -156,7 +156,7 @@ def _in_loops(top: Scope, shares: dict[int, int], count: int) -> tuple[Blocks, s
 
 
 def _by_policy(program: Program, how: str) -> tuple[Blocks, str]:
-    top, policy = program.top, _POLICIES[how]
+    top, policy = program.top, POLICIES[how]
     found = costs(program, top)
     loops = {
         e.doors[0].scope: policy
@@ -215,7 +215,7 @@ def _by_name(program: Program, how: str) -> tuple[Blocks, str]:
         if blocks:
             ranges[scope] = blocks
     if not ranges:
-        there, hint = one_of(names.nearest(how)), did_you_mean(how, _POLICIES)
+        there, hint = one_of(names.nearest(how)), did_you_mean(how, POLICIES)
         raise ShardError(
             f"--remat {how}: nothing in the loss has such a name, there are {there}; {_ALLOWED}.{hint}"
         )

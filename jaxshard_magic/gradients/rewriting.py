@@ -46,6 +46,7 @@ class Rewriting:
         self._again: Again | None = again
         self._program = Program(captured.closed)
         self._coupled: dict[int, Accumulated] = {}
+        self.calls: dict[int, Accumulated] = {}  # the gradient calls over microbatches, by their equations
         self.carried = 0  # first constants of the rewritten step that come back as its last outputs
         self.needs_host_memory = False
         self.findings: list[Finding] = []
@@ -150,8 +151,8 @@ class Rewriting:
         passes = Passes(self.options)
         if self.options.microbatches > 1:
             pads = self._mapped is None
-            made = self._accumulations(batch, roles, shards, passes, pads=pads)
-            taking = _Accumulating(self._program, made)
+            self.calls = self._accumulations(batch, roles, shards, passes, pads=pads)
+            taking = _Accumulating(self._program, self.calls)
         else:
             taking = _Passing(self._program, passes)
         if self._mapped is not None:

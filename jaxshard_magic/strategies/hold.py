@@ -29,7 +29,7 @@ from .sp import made_as, read_whole
 from .sum_types import OWN_TYPES, SumTypes, summed_as
 from .unreduced import Unreduced
 
-_MAKES_ACTIVATIONS = frozenset({"dot_general", "conv_general_dilated", "gather", "concatenate", "pad"})
+MAKES_ACTIVATIONS = frozenset({"dot_general", "conv_general_dilated", "gather", "concatenate", "pad"})
 _KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may keep without gathering again
 
 
@@ -211,7 +211,7 @@ class Hold(Emitter):
             if not self.program.shapes[v]:
                 continue
             if layout.batchy(v):
-                if e.name in _MAKES_ACTIVATIONS:
+                if e.name in MAKES_ACTIVATIONS:
                     for spec in made_as(layout, e, v):
                         outs[k] = self._pin(outs[k], spec)
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:

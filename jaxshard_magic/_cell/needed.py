@@ -1,0 +1,129 @@
+"""What a cell needs of those that ran before it, statement by statement."""
+
+import builtins
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from types import ModuleType, NoneType
+from typing import Any
+
+from jaxshard_magic._cell.statements import Statement, Unit, root_of
+
+# What changes all that runs after it, and, of modules that are read, the attributes that do.
+_SETTINGS = ("jax.config", "os.environ", "numpy.random.seed", "random.seed")
+_SETTERS = frozenset({"config", "environ", "seed", "manual_seed", "set_seed", "set_random_seed", "update"})
+
+
+def needed(units: Sequence[Unit], names: set[str], path: str) -> tuple[list[Statement], set[str]]:
+    """All statements of the last cell, and those of the earlier ones that give the names, and what these statements
+    read, the values they had before it; in the order they ran. Also the names that nothing gives a value before they
+    are read. What a function reads in its body has to have its value when the function is called.
+
+    Earlier calls of the step, which goes by the name `path`, are left out: its arguments are as they were before any.
+    """
+    notebook, known = _Notebook(units, path), set(units[-1].statements)
+    while True:
+        found, missing = _back(notebook, names, _Bodies(known))
+        if known.issuperset(found):
+            return found, missing - {*dir(builtins)}
+        known.update(found)
+
+
+def as_text(name: str, value: Any) -> str | None:
+    """Python that gives a name what it has in the notebook: an import, or a plain number or text. None for what has no
+    such form."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    if type(value) in {bool, int, str, NoneType} or (type(value) is float and math.isfinite(value)):
+        return f"{name} = {value!r}"
+    module, own = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    if (
+        own is None
+        or module in (None, "__main__", "builtins")
+        or getattr(sys.modules.get(module), own, None) is not value
+    ):
+        return None
+    return f"from {module} import {own} as {name}"
+
+
+class _Bodies:
+    """What the functions of these statements read when they are called."""
+
+    def __init__(self, statements: Iterable[Statement]):
+        self.read: dict[str, set[str]] = defaultdict(set)
+        self.made_of: dict[str, set[str]] = defaultdict(set)
+        for s in statements:
+            for name in s.binds | set(map(root_of, s.sets + s.does)):
+                self.read[name] |= s.reads_later
+                self.made_of[name] |= s.reads_later | s.reads
+
+    def of(self, names: set[str]) -> set[str]:
+        """What may be read where these names are used: by a function itself, by those that it calls, and by those
+        that a value was made of."""
+        seen, todo = set(names), list(names)
+        while todo:
+            more = self.made_of.get(todo.pop(), set()) - seen
+            seen |= more
+            todo += more
+        return set().union(*(self.read.get(name, set()) for name in seen))
+
+
+class _Notebook:
+    """Which statements change what is asked for. `imports`: what imported names stand for; `own`: the others that
+    have a value."""
+
+    def __init__(self, units: Sequence[Unit], path: str):
+        self.units, self.path = units, path
+        every = [s for unit in units for s in unit.statements]
+        self.imports = {name: full for s in every for name, full in s.imports.items()}
+        self.own = set().union(*(s.binds for s in every)) - self.imports.keys()
+        self.bodies = _Bodies(every)
+
+    def wants(self, s: Statement, names: set[str]) -> bool:
+        """Does it give one of the names a value, or change what has it: an attribute, an element, by a method, or as a
+        function's argument? Does it set what all code depends on?"""
+        return (
+            bool(s.binds & names or names & set(map(root_of, s.sets)))
+            or "*" in s.binds
+            or any(map(self._is_setting, s.sets + s.does))
+            or any(self._changes(called, names) for called in s.does)
+            or any(given & names and self._may_fill(function) for function, given in s.hands)
+        )
+
+    def _is_setting(self, path: str) -> bool:
+        root, dot, rest = path.partition(".")
+        full = self.imports.get(root, root) + dot + rest
+        return root in self.imports and any(f"{full}.".startswith(f"{setting}.") for setting in _SETTINGS)
+
+    def _changes(self, called: str, names: set[str]) -> bool:
+        root, *attributes = called.split(".")
+        return root in names and bool(_SETTERS & {*attributes} if root in self.imports else attributes)
+
+    def _may_fill(self, function: str) -> bool:
+        """The user's functions may change their arguments; those that train are earlier calls of the step."""
+        return function in self.own and root_of(self.path) not in self.bodies.of({function})
+
+
+def _back(notebook: _Notebook, names: set[str], bodies: _Bodies) -> tuple[list[Statement], set[str]]:
+    """The statements that are needed, from the last to the first, and the names that are missing."""
+    last, found = notebook.units[-1], []
+    wanted = names | bodies.of(names.union(*(s.binds for s in last.statements)))
+    missing = set(names)
+    for unit in reversed(notebook.units):
+        for s in reversed(unit.statements):
+            left_out = unit is not last and (s.calls(notebook.path) or not notebook.wants(s, wanted))
+            if not (left_out or s.is_magic):
+                found.append(s)
+                wanted = (wanted - s.gives) | s.reads | bodies.of(s.reads)
+                missing = missing - s.binds - _starred(s) | s.reads
+    later = set().union(*(s.reads_later for s in found))
+    given = set().union(*(s.binds | _starred(s) for s in found))
+    return found[::-1], missing | (later - given)
+
+
+def _starred(s: Statement) -> set[str]:
+    """What `from ... import *` gives."""
+    module = sys.modules.get(s.imports.get("*", "").removesuffix(".*"))
+    public = (name for name in vars(module) if not name.startswith("_")) if module else ()
+    return set(getattr(module, "__all__", public))

@@ -1,0 +1,116 @@
+"""`%shard code`: the last step as plain JAX, from the cells that it was defined in."""
+
+import inspect
+import linecache
+from typing import TYPE_CHECKING, Any
+
+from jaxshard_magic import _cell, _options
+from jaxshard_magic._progress import Progress, line_for
+from jaxshard_magic.errors import ShardError
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from jaxshard_magic.codegen import Code
+    from jaxshard_magic.session import ShardSession
+
+ELSEWHERE = "my_step"  # the module that a program imports a step from whose text can't be had
+
+
+def asked(text: str, shell: "InteractiveShell", session: "ShardSession") -> "tuple[Code | None, str | None]":
+    """What a `%shard code` line returns, and the name to keep it under. Raises ShardError for a line that it can't
+    be, and before there is a step."""
+    options = _options.parse_code(text)
+    if options.help:
+        print(help_text())
+        return None, None
+    if options.words:
+        raise ShardError(f"%shard code takes no words; unexpected: {' '.join(options.words)}")
+    step: Any = session.step
+    if isinstance(step, _cell.Rehearsal):
+        step = step.sharded
+    write = "write %%shard fsdp above a cell with a train step, then %shard code"
+    if session.comparison is not None:
+        raise ShardError(f"the last cell compared strategies, and none of them goes on: {write}")
+    if step is None:
+        raise ShardError(f"there is no step yet: {write}")
+    draw = line_for(shell) if session.progress else None
+    with Progress(draw, of=step.path) as progress:
+        say, step.progress = step.progress, progress
+        try:
+            found = _written(shell, step)
+        finally:
+            step.progress = say
+    if options.file is not None:
+        print(f"written to {found.save(options.file)}")
+    return found, options.output
+
+
+def _written(shell: "InteractiveShell", step: Any) -> "Code":
+    """The step's program, from what its cell needs of those before it."""
+    from jaxshard_magic.codegen import Piece, code_of
+
+    units, path = _units(shell, step), step.path
+    root, parameters = path.partition(".")[0], list(inspect.signature(step.__wrapped__).parameters)
+    calls = any(s.calls(path) for s in units[-1].statements)
+    found, missing = _cell.needed(units, {root} if calls else {root, *parameters}, path)
+    known = {
+        name: _cell.as_text(name, shell.user_ns[name]) for name in sorted(missing & shell.user_ns.keys())
+    }
+    given = {name: text for name, text in known.items() if text is not None}
+    if root not in given and root in missing:
+        given[root] = f"from {ELSEWHERE} import {root}"
+    pieces = [Piece(text, "", 1, "", imports="import " in text) for text in given.values()] + [
+        Piece(
+            s.text,
+            s.unit.file or "",
+            s.first + s.unit.shift,
+            s.unit.title,
+            s.before,
+            imports=s.is_import,
+            calls=s.calls(path),
+            makes=root in s.binds,
+        )
+        for s in found
+    ]
+    return code_of(
+        step,
+        pieces,
+        path,
+        missing=missing - given.keys(),
+        elsewhere=ELSEWHERE if given.get(root, "").startswith(f"from {ELSEWHERE} ") else None,
+        call=None if calls else f"results = {path}({', '.join(parameters)})",
+    )
+
+
+def _units(shell: "InteractiveShell", step: Any) -> "list[_cell.Unit]":
+    """The cells that ran up to the step's own, in order."""
+    raw = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
+    _, last = step.cell
+    own = max((i for i, cell in enumerate(raw) if cell.strip().endswith(last.strip())), default=len(raw) - 1)
+    known = {}
+    for file, entry in linecache.cache.items():
+        if len(entry) == 4 and (file.startswith("<ipython-input") or shell.compile.format_code_name(file)):
+            text = "".join(entry[2])
+            known[text.strip("\n")] = file, _blank(text)
+    units = []
+    for number, cell in enumerate(raw[: own + 1]):
+        python = shell.transform_cell(_cell.below_magic(cell))
+        file, lead = known.get(python.strip("\n"), (None, 0))
+        units.append(_cell.Unit(f"cell {number}", python, file, lead - _blank(python) if file else 0))
+    return units
+
+
+def _blank(text: str) -> int:
+    return len(text) - len(text.lstrip("\n"))
+
+
+def help_text() -> str:
+    return f"""The last step as a program of plain JAX: your own cells, a mesh, where every array lies, and the plan's
+constraints at your own lines. It runs without jaxshard_magic.
+
+    %shard code                    the program of the last %%shard cell's step
+
+{_options.flags_text(_options.CODE_FLAGS)}
+
+What it moves between devices is read from the program as compiled, and stands at its beginning beside the plan's."""

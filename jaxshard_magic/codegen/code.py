@@ -1,0 +1,176 @@
+"""`Code`: a step under its plan as a program of plain JAX."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..analysis.summary import facts_of
+from ..errors import ShardError
+from ..report import Collective
+from ..report.written import Shown, saved
+from ..targets import target_of
+from .batches import LOOP
+from .left_out import left_out
+from .pieces import Piece
+from .program import Program, axes_of, specs_of, wrapper_of
+from .trying import INSIDE, Moves, Way, best_way, counted
+
+if TYPE_CHECKING:
+    from ..step import ShardedStep
+
+
+@dataclass(frozen=True, repr=False)
+class Code(Shown):
+    """A step under its plan as a program that needs neither this package nor a notebook.
+
+    `text` is the program. `planned`: the collectives of the plan as compiled, `sent`: those of the program, as compiled
+    on the same devices; None where the compiler gives no text to read them from. `notes`: what the program says of
+    itself at its beginning.
+    """
+
+    name: str
+    strategy: str
+    mesh: Mapping[str, int]
+    text: str
+    planned: tuple[Collective, ...] | None
+    sent: tuple[Collective, ...] | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def same(self) -> bool | None:
+        """Does the program move what the plan moves: collectives of the same kinds over the same mesh axes, as many, of
+        as many bytes? None where that is not known."""
+        if self.planned is None or self.sent is None:
+            return None
+        return counted(self.planned) == counted(self.sent)
+
+    @property
+    def moves(self) -> Moves | None:
+        """How often the program has each collective, by kind, mesh axes and bytes."""
+        return None if self.sent is None else counted(self.sent)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """The program in a file of its own; its path."""
+        return saved(path, self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _ways(self) -> tuple[Any, Any, Any]:
+        from ..views import code
+
+        return code.to_text, code.to_html, code.page
+
+    def _short(self) -> str:
+        axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.items())
+        return f"<Code of {self.name}: {self.strategy} on {axes}, {self.text.count(chr(10))} lines>"
+
+
+def code_of(
+    step: "ShardedStep",
+    pieces: Sequence[Piece],
+    path: str,
+    *,
+    missing: Iterable[str] = (),
+    call: str | None = None,
+    elsewhere: str | None = None,
+) -> Code:
+    """The last kind of call of `step` as plain JAX, made of the user's own text.
+
+    `path`: what the step goes by in it; `missing`: names that nothing in the text gives a value; `call`: how it is
+    called, where nothing in the text does; `elsewhere`: the module that it is imported from, where its text can't be
+    had.
+
+    Raises ShardError before the step has run or was compiled, and for one whose batch was padded.
+    """
+    entry = step.entry
+    if entry is None or entry.call_of is None:
+        raise ShardError(f"{step.name} has neither run nor been compiled; call it, then write its code")
+    if entry.added:
+        raise ShardError(
+            f"--pad added rows to the batch of {step.name}, and plain JAX divides no batch that does not divide: run "
+            "the step on a batch that does, without --pad, then write its code"
+        )
+    facts = facts_of(entry)
+    axes = {axes_of(entry)[axis]: size for axis, size in step.mesh.shape.items()}
+    draft = Program(pieces, path, axes, *specs_of(entry), (), {})
+    way = best_way(step, pieces, facts.collectives or (), draft.name)
+    notes = tuple(_notes(step, facts.collectives, way, missing, elsewhere))
+    program = replace(
+        draft,
+        functions=(
+            *(f for f in INSIDE if _uses(way, draft.name(f.__name__))),
+            *wrapper_of(entry.call_of, entry.traced),
+        ),
+        edits=way.edits,
+        notes=notes,
+        devices=step.mesh.size if facts.mesh.source == "simulated" else None,
+        call=call,
+        examples=entry.plan.batch_axes,
+        unwrapped=entry.call_of.step.pmap is not None,
+    )
+    sizes = dict(step.mesh.shape)
+    return Code(step.name, step.strategy, sizes, program.text(), facts.collectives, way.collectives, notes)
+
+
+def _done(step: "ShardedStep", way: Way) -> set[str]:
+    """The options of the step's gradients that a program has."""
+    edits = [e for found in way.edits.values() for e in found]
+    found = {"microbatches"} if any(f"{LOOP}(" in e.after for e in edits) else set()
+    checkpoint = (".checkpoint(", ".remat(", ".filter_checkpoint(")
+    return found | ({"remat"} if any(e.before.endswith(checkpoint) for e in edits) else set())
+
+
+def _uses(way: Way, name: str) -> bool:
+    return any(f"{name}(" in e.before + e.after for edits in way.edits.values() for e in edits)
+
+
+def _notes(
+    step: "ShardedStep",
+    planned: Sequence[Collective] | None,
+    way: Way,
+    missing: Iterable[str],
+    elsewhere: str | None,
+) -> Iterator[str]:
+    axes = " ".join(f"{axis}={size}" for axis, size in step.mesh.shape.items())
+    yield f"{step.name} under {step.strategy} on {axes}, in plain JAX."
+    yield f"Written by jaxshard_magic {version('jaxshard_magic')}, without which it runs, and jax {version('jax')}."
+    if planned is None or way.collectives is None:
+        yield "What it moves between devices is not known: the compiler gave no text to read that from."
+    else:
+        yield "\n".join(_moves(planned, way.collectives))
+    yield from left_out(step, _done(step, way))
+    if (target := target_of(step.mesh)) is not None:
+        yield f"{target.name} was not attached where this was written: it was compiled for it, and has not run."
+    if elsewhere is not None:
+        yield (
+            f"The text of {step.name} can't be had: no cell defines it. The program imports it from {elsewhere}, a\n"
+            "module that you write; constraints inside of it stand nowhere."
+        )
+    if lacking := sorted(missing):
+        yield f"No cell gives {', '.join(lacking)} a value: give them one above where they are used."
+
+
+def _moves(planned: Sequence[Collective], sent: Sequence[Collective]) -> Iterator[str]:
+    """The collectives of the program; where they are others than the plan's, both."""
+    here, there = counted(sent), counted(planned)
+    same = here == there
+    if same:
+        yield "In a step every device takes part in these collectives, the same as under %%shard:"
+    else:
+        yield "In a step every device takes part in these collectives; in brackets those under %%shard:"
+    if not here | there:
+        yield "    none"
+    for key in sorted(here | there, key=lambda k: (-k[2] * (here | there)[k], k[0])):
+        kind, over, size = key
+        said = f"    {here[key]} x {kind} over {'+'.join(over or ('?',))} of {size:,} bytes"
+        yield said if here[key] == there[key] else f"{said} ({there[key]})"
+    if same:
+        return
+    more = sum(c.wire_bytes for c in sent) - sum(c.wire_bytes for c in planned)
+    how = f"{abs(more):,} bytes {'more' if more > 0 else 'less'}" if more else "as many bytes"
+    yield f"It sends {how} per device and step. Constraints stand at the lines of these cells alone:"
+    yield "what the plan holds inside of imported functions, and in what jax makes of these, is the compiler's choice."

@@ -1,0 +1,109 @@
+"""The user's expressions told apart in the traced step: each names the arrays that it gives."""
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.core import Tracer
+
+SEEN = "jaxshard_seen"  # what an expression's value is given to, by its number
+_MARK = "jaxshard:seen."
+_COMPUTE = (ast.BinOp, ast.Call, ast.Subscript)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an expression stands in its file: lines from 1, columns in bytes of UTF-8."""
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+@dataclass
+class Marks:
+    """`places[k]` is where expression k stands; `ranks[k]`: of how many dimensions the arrays were that it gave;
+    `tables[k]`: where that stands which it looks up in, for those that may be lookups."""
+
+    places: list[Place] = field(default_factory=list)
+    tables: dict[int, Place] = field(default_factory=dict)
+    ranks: dict[int, set[int]] = field(default_factory=dict)
+
+    def seen(self, k: int, x: Any) -> Any:
+        """The value of expression k; of floats that are traced, by its name."""
+        if not isinstance(x, Tracer) or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        self.ranks.setdefault(k, set()).add(x.ndim)
+        return checkpoint_name(x, f"{_MARK}{k}")
+
+    def tree(self, tree: ast.Module, file: str, lines: set[int]) -> ast.Module:
+        """A file with every expression marked that computes in a function on these lines."""
+        for node in [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]:
+            if node.lineno in lines:
+                node.body = [_Marking(self, file).visit(s) for s in node.body]
+        return tree
+
+
+def marked(name: str) -> int | None:
+    """The number of the expression that a name is of, None for other names."""
+    return int(name.removeprefix(_MARK)) if name.startswith(_MARK) else None
+
+
+def place_of(node: ast.expr, file: str) -> Place:
+    end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+    return Place(file, node.lineno, node.col_offset, *end)
+
+
+def _table(node: ast.AST) -> ast.expr | None:
+    """What `table[ids]` or `jnp.take(table, ids)` looks up in."""
+    if isinstance(node, ast.Subscript):
+        return _unmarked(node.value)
+    if (
+        isinstance(node, ast.Call)
+        and node.args
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "take"
+    ):
+        return _unmarked(node.args[0])
+    return None
+
+
+def _unmarked(node: ast.expr) -> ast.expr:
+    """The expression itself, where it is marked."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == SEEN:
+        return node.args[1]
+    return node
+
+
+class _Marking(ast.NodeTransformer):
+    def __init__(self, marks: Marks, file: str):
+        self.marks, self.file = marks, file
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        return node  # it has its own turn
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if node.value is not None:
+            node.value = self.visit(node.value)
+        return node
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        super().generic_visit(node)
+        if not isinstance(node, _COMPUTE) or isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
+            return node
+        k = len(self.marks.places)
+        self.marks.places.append(place_of(node, self.file))
+        if (looked_up := _table(node)) is not None:
+            self.marks.tables[k] = place_of(looked_up, self.file)
+        call = ast.Call(ast.Name(SEEN, ast.Load()), [ast.Constant(k), node], [])
+        return ast.copy_location(call, node)

@@ -1,0 +1,109 @@
+"""Where in the user's text the plan holds arrays in place: the expressions that make activations, and their specs."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..program.ir import Equation, Value
+from ..strategies.hold import MAKES_ACTIVATIONS, Hold
+from ..strategies.layout import Spec, partition_spec
+from ..strategies.sp import made_as
+from .marks import Marks, Place, marked
+
+
+@dataclass(frozen=True)
+class Pin:
+    """An expression whose value is held as `specs` say, one after the other, in the notation of PartitionSpec.
+    `mapped`: it is one example's, under `jax.vmap`, and so are its specs; `table`: it is looked up in."""
+
+    place: Place
+    specs: tuple[str, ...]
+    mapped: bool = False
+    table: bool = False
+
+
+def pins(hold: Hold, marks: Marks) -> list[Pin]:
+    """The expressions of a marked program at which activations are made that the plan holds, and how they lie there.
+
+    Left out are those that give arrays which lie differently from call to call, and those under `jax.vmap` over more
+    than the examples of the batch.
+    """
+    program = hold.program
+    made_by = {v: e for e in program.equations for v in e.outs}
+    values: dict[int, list[Value]] = defaultdict(list)
+    for e in program.equations:
+        k = _expression(e)
+        if k is not None:
+            values[k].append(e.outs[0])
+    over: dict[int | None, int | None] = {k: _over(hold, vs, marks.ranks[k]) for k, vs in values.items()}
+    over[None] = None  # of names that are none of ours
+
+    def within(v: Value, _w: Value, name: str) -> bool:
+        """Does an expression's value come from what this equation reads, within the expression?"""
+        return name not in MAKES_ACTIVATIONS and (name != "name" or over[_expression(made_by[v])] is None)
+
+    found = []
+    for k in values:
+        outer = over[k]
+        back = {v: list(hold.layout.flow.back([made_by[v].ins[0]], within)) for v in values[k]}
+        specs = {
+            tuple(_specs(hold, v, makers, outer))
+            for v, ws in back.items()
+            for makers in [_makers(ws, made_by)]
+        }
+        made = any(_makers(ws, made_by) for ws in back.values())
+        if outer is not None and made and len(specs) == 1 and () not in specs:
+            found.append(Pin(marks.places[k], *specs, mapped=bool(outer)))
+            tables = {_used(hold, e) for ws in back.values() for e in _makers(ws, made_by)}
+            if k in marks.tables and not outer and len(tables) == 1 and None not in tables:
+                found.append(Pin(marks.tables[k], (str(tables.pop()),), table=True))
+    return found
+
+
+def _used(hold: Hold, e: Equation) -> str | None:
+    """Where the table of a lookup lies while it is looked up in; None for what is no lookup in a weight."""
+    table = e.ins[0]
+    if e.name != "gather" or table is None or hold.layout.batchy(table):
+        return None
+    return spec_text(hold.layout.in_use(table))
+
+
+def _over(hold: Hold, values: Iterable[Value], ranks: set[int]) -> int | None:
+    """How many dimensions of its values an expression does not see: the examples, or none; None for others."""
+    layout, found = hold.layout, set()
+    for v in values:
+        more = len(layout.program.shapes[v]) - max(ranks)
+        examples = more == 1 and layout.dims.of(v)[0] in layout.batch.classes
+        found.add(more if more == 0 or examples else None)
+    return found.pop() if len(found) == len(ranks) == 1 else None
+
+
+def _expression(e: Equation) -> int | None:
+    return marked(e.params["name"]) if e.name == "name" else None
+
+
+def _makers(values: Iterable[Value], made_by: Mapping[Value, Equation]) -> list[Equation]:
+    return [made_by[v] for v in values if v in made_by and made_by[v].name in MAKES_ACTIVATIONS]
+
+
+def _specs(hold: Hold, value: Value, makers: Iterable[Equation], outer: int | None) -> Iterable[str]:
+    layout = hold.layout
+    if not layout.batchy(value):
+        return
+    before = [s for e in makers if e.name == "gather" for s in made_as(layout, e, e.outs[0])[:-1]]
+    for spec in (*(s for s in before if len(s) == len(layout.program.shapes[value])), layout.active(value)):
+        yield spec_text(spec[outer or 0 :])
+
+
+def spec_text(spec: Spec) -> str:
+    """`P("data", None, ("a", "b"))` for a spec, without what it ends in of None."""
+    entries = list(partition_spec(spec))
+    while entries and entries[-1] is None:
+        entries.pop()
+    return f"P({', '.join(map(_entry, entries))})"
+
+
+def _entry(entry: str | tuple[str, ...] | None) -> str:
+    if isinstance(entry, tuple):
+        return f"({', '.join(map(_entry, entry))})"
+    return "None" if entry is None else f'"{entry}"'

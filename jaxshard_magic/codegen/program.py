@@ -1,0 +1,205 @@
+"""A program of plain JAX put together from the user's own text, tables of where arrays lie, and a few functions."""
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jax.sharding import PartitionSpec
+
+from ..errors import ShardError
+from ..program.mapped import PerDevice
+from ..program.trace import Traced, path_name
+from . import parts
+from .edits import Edit, of_piece
+from .pieces import Piece
+from .tables import table
+
+if TYPE_CHECKING:
+    from ..program.peel import Peeled
+    from ..step.entry import Entry
+
+WIDTH = 100  # columns of a program
+_OWN = (
+    "P",
+    "mesh",
+    "hold",
+    "again",
+    "in_microbatches",
+    "EXAMPLES",
+    "where",
+    "sharded",
+    "apart",
+    "together",
+    "ARGUMENTS",
+    "RESULTS",
+)
+_MODULES = {
+    "jax": "import jax",
+    "functools": "import functools",
+    "math": "import math",
+    "jnp": "import jax.numpy as jnp",
+    "inspect": "import inspect",
+    "fnmatchcase": "from fnmatch import fnmatchcase",
+    "np": "import numpy as np",
+    "nnx": "from flax import nnx",
+    "AxisType": "from jax.sharding import AxisType",
+    "NamedSharding": "from jax.sharding import NamedSharding",
+    "P": "from jax.sharding import PartitionSpec as P",
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a program is put together from.
+
+    `path`: what its step goes by; `functions`: those of `parts` that it has; `notes`: what its reader has to know, by
+    paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's. `call`: how its last
+    line calls the step, where no piece does. `examples`: the mesh axes that divide them. `unwrapped`: the step stands
+    under a `jax.pmap` of its own, which is left out.
+    """
+
+    pieces: Sequence[Piece]
+    path: str
+    axes: Mapping[str, int]
+    arguments: Mapping[str, PartitionSpec]
+    results: Mapping[str, PartitionSpec]
+    functions: tuple[Callable[..., Any], ...]
+    edits: Mapping[str, list[Edit]]
+    notes: Sequence[str] = ()
+    devices: int | None = None
+    call: str | None = None
+    examples: tuple[str, ...] = ()
+    unwrapped: bool = False
+
+    def text(self) -> str:
+        """The program, as ruff formats it."""
+        imports = [p for p in self.pieces if p.imports]
+        rest = [p for p in self.pieces if not p.imports]
+        own = "\n\n\n".join(self._own())
+        made = [i for i, p in enumerate(rest) if p.makes]
+        at = made[-1] + 1 if made else next((i for i, p in enumerate(rest) if p.calls), len(rest))
+        inner = f"{self.path}.__wrapped__" if self.unwrapped else self.path
+        sharded = f"{self.path} = {self.name('sharded')}({inner})"
+        body = [*(self._piece(p) for p in rest[:at]), sharded, *(self._piece(p) for p in rest[at:])]
+        head = [*self._imports(own), *(self._piece(p) for p in imports)]
+        parts_ = [
+            self._docstring(),
+            "\n".join(head),
+            self._devices(),
+            own,
+            "\n\n".join(body),
+            self.call or "",
+        ]
+        return formatted("\n\n".join(filter(None, parts_)) + "\n")
+
+    def name(self, own: str) -> str:
+        """What the program calls a thing of its own: no name of the user's."""
+        if own == "P" and any("PartitionSpec as P" in p.text for p in self.pieces if p.imports):
+            return own
+        return f"sharding_{own}" if own in self._used else own
+
+    @property
+    def _used(self) -> set[str]:
+        return set(re.findall(r"[A-Za-z_]\w*", "\n".join(piece.text for piece in self.pieces)))
+
+    def _own(self) -> list[str]:
+        sizes, names = tuple(self.axes.values()), tuple(self.axes)
+        types = f"axis_types=(AxisType.Auto,) * {len(names)}"
+        if parts.in_microbatches in self.functions:
+            said = "# The mesh axes that the examples are divided over."
+            examples = [f"{said}\n{self.name('EXAMPLES')} = {self.examples!r}"]
+        else:
+            examples = []
+        tables = [*examples, self._table("ARGUMENTS", self.arguments), self._table("RESULTS", self.results)]
+        functions = [self._renamed(text_of(f)) for f in self.functions]
+        return [self._renamed(f"mesh = jax.make_mesh({sizes}, {names}, {types})"), *tables, *functions]
+
+    def _table(self, name: str, specs: Mapping[str, PartitionSpec]) -> str:
+        said = {"ARGUMENTS": "Where the step's arguments lie", "RESULTS": "Where its results lie"}[name]
+        rows = [f"    {pattern!r}: {self._renamed(spec)}," for pattern, spec in table(specs).items()]
+        head = f"# {said}, by their paths; arrays that no pattern matches have a copy on every device."
+        return "\n".join([head, f"{self.name(name)} = {{", *rows, "}"])
+
+    def _piece(self, piece: Piece) -> str:
+        return of_piece(piece, self.edits)
+
+    def _imports(self, own: str) -> list[str]:
+        used = set(re.findall(r"[A-Za-z_]\w*", own)) | {"P"}
+        return [self._renamed(line) for name, line in _MODULES.items() if name in used]
+
+    def _devices(self) -> str:
+        if self.devices is None:
+            return ""
+        return (
+            f"# {self.devices} CPU devices stand in for accelerators; take these two lines out where there are some.\n"
+            f'jax.config.update("jax_platforms", "cpu")\njax.config.update("jax_num_cpu_devices", {self.devices})'
+        )
+
+    def _docstring(self) -> str:
+        return '"""' + "\n\n".join(self.notes).replace('"""', "'''").replace("\\", "\\\\") + '\n"""'
+
+    def _renamed(self, text: str) -> str:
+        for own in _OWN:
+            text = re.sub(rf"(?<![\w.\"]){own}\b", self.name(own), text)
+        return text
+
+
+def axes_of(entry: "Entry") -> dict[str, str]:
+    """What a program calls the mesh axes: as a step written for one device has them in its collectives."""
+    names = {axis: axis for axis in entry.plan.mesh.axis_names}
+    if isinstance(entry.traced, PerDevice):
+        names |= {axis: str(name) for name, (axis, *_) in entry.traced.mapped.axes.items()}
+    return names
+
+
+def renamed(spec: PartitionSpec, names: Mapping[str, str]) -> PartitionSpec:
+    """The spec with other names for the mesh axes."""
+    return PartitionSpec(
+        *(tuple(names[a] for a in e) if isinstance(e, tuple) else e and names[e] for e in spec)
+    )
+
+
+def specs_of(entry: "Entry") -> tuple[dict[str, PartitionSpec], dict[str, PartitionSpec]]:
+    """Where arguments and results lie, by their paths, in the program's names of the mesh axes; arrays that the step
+    closes over are neither."""
+    traced, plan, names = entry.traced, entry.plan, axes_of(entry)
+    inputs = [(p, renamed(s, names)) for p, s in zip(traced.in_paths, plan.in_specs, strict=True)][
+        len(traced.consts) :
+    ]
+    outputs = [
+        (path_name(p), renamed(s, names)) for p, s in zip(traced.out_paths, plan.out_specs, strict=True)
+    ]
+    results = {name.partition(".")[2]: s for name, s in outputs if name.partition(".")[0] == "return"}
+    return {path_name(p): s for p, s in inputs}, results
+
+
+def wrapper_of(call: "Peeled", traced: Traced) -> tuple[Callable[..., Any], ...]:
+    """The functions of `parts` that call a step of this kind."""
+    if isinstance(traced, PerDevice):
+        return parts.where, parts.sharded_places if traced.mapped.device_axis else parts.sharded_parts
+    if call.nodes is not None:
+        return parts.where, parts.sharded_objects
+    if call.held or call.statics:
+        return parts.where, parts.apart, parts.together, parts.sharded_arrays
+    return parts.where, parts.sharded
+
+
+def text_of(function: Callable[..., Any]) -> str:
+    """A function of `parts` as a program has it."""
+    return re.sub(r"\bdef sharded_\w+\(", "def sharded(", inspect.getsource(function)).rstrip()
+
+
+def formatted(text: str) -> str:
+    """The text with its imports in order and as ruff formats it. Raises ShardError where it is not Python."""
+    sort = ["check", "--select=I001", "--fix-only", "--quiet", "--config=lint.isort.combine-as-imports=true"]
+    for how in (sort, ["format", f"--line-length={WIDTH}"]):
+        command = [sys.executable, "-m", "ruff", *how, "--isolated", "-"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ShardError(f"ruff can't format the program: {done.stderr.strip().splitlines()[-1]}")
+        text = done.stdout
+    return text

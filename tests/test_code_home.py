@@ -1,0 +1,97 @@
+"""`%shard code`: the program runs in a bare process, gives the step's own numbers, and moves what it says it moves."""
+
+import numpy as np
+import pytest
+from taken_home import FIVE, MESHES, POSITIONS, Home, bare, code, plain
+
+full = pytest.mark.full
+
+# Strategies under which a program can't do all that the plan does: sums of partial products joined before devices add
+# them up, sums scattered, the last weight that was gathered kept, lookups inside of library modules.
+OTHERS = {
+    *(("transformer_scanned", s) for s in ("tp", "fsdp+tp", "dp+fsdp+tp", "sp", "dp+tp+sp", "fsdp+tp+sp")),
+    *(
+        ("nnx_transformer", s)
+        for s in ("fsdp", "tp", "fsdp+tp", "dp+fsdp", "dp+fsdp+tp", "sp", "dp+tp+sp", "fsdp+tp+sp")
+    ),
+}
+
+
+def rows():
+    for home in FIVE:
+        for strategy, mesh in [*MESHES, *(POSITIONS if home.positions else ())]:
+            quick = (home.name, strategy) in QUICK
+            yield pytest.param(
+                home, strategy, mesh, id=f"{home.name}-{strategy}", marks=[] if quick else [full]
+            )
+
+
+QUICK = {
+    ("dict_of_arrays", "fsdp"),
+    ("linen_train_state", "fsdp+tp"),
+    ("transformer_scanned", "fsdp"),
+    ("nnx_transformer", "dp"),
+    ("equinox_filter_jit", "fsdp"),
+}
+
+
+def assert_the_same_numbers(numbers, home: Home) -> None:
+    """As the plain step has them, to the rounding that the zoo allows."""
+    expected = plain(home)
+    assert numbers.keys() == expected.keys()
+    for name, x in expected.items():
+        if name not in home.step.noise and x.size:
+            atol = home.step.tolerance * np.abs(x.astype(np.float64)).max()
+            np.testing.assert_allclose(numbers[name], x, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(("home", "strategy", "mesh"), rows())
+def test_the_program_gives_the_same_numbers_and_moves_what_it_says(
+    notebook, tmp_path, home: Home, strategy, mesh
+):
+    program = code(notebook, home, strategy, mesh)
+    run = bare(program, tmp_path)
+    assert_the_same_numbers(run.numbers, home)
+    assert run.moves == program.moves
+    assert program.same is ((home.name, strategy) not in OTHERS)
+    assert (
+        program.same
+        or " more per device and step" in program.text
+        or " less per device and step" in program.text
+    )
+
+
+def test_constraints_stand_at_the_cells_own_lines(notebook):
+    program = code(notebook, FIVE[0], "fsdp", "data=8")
+    assert 'x = jax.nn.gelu(hold(x @ layer["w"], P("data")) + layer["b"])' in program.text
+    assert 'return hold(x @ last["w"], P("data")) + last["b"]' in program.text
+
+
+OPTIONS = [
+    ("fsdp --microbatches 4", "data=4"),
+    ("fsdp --remat full", "data=4"),
+    ("dp --remat dots --microbatches 2", "data=4"),
+]
+# The draws of dropout are one after the other, and the last weight that was gathered is kept.
+OTHER_OPTIONS = {"nnx_transformer"}
+
+
+def option_rows():
+    for home in FIVE:
+        for line, mesh in OPTIONS:
+            quick = home.name == "linen_train_state" and "microbatches 4" in line
+            yield pytest.param(home, line, mesh, id=f"{home.name}-{line}", marks=[] if quick else [full])
+
+
+@pytest.mark.parametrize(("home", "line", "mesh"), option_rows())
+def test_with_microbatches_and_remat_the_numbers_and_the_moves_are_the_same(
+    notebook, tmp_path, home: Home, line, mesh
+):
+    program = code(notebook, home, line, mesh)
+    run = bare(program, tmp_path)
+    assert_the_same_numbers(run.numbers, home)
+    assert run.moves == program.moves
+    assert program.same is (home.name not in OTHER_OPTIONS)
+    if home.name not in OTHER_OPTIONS:
+        assert ("in_microbatches(microbatch," in program.text) is ("microbatches" in line)
+        assert "Without --" not in program.text

@@ -1,0 +1,203 @@
+"""`%shard code` in a shell: what it takes from which cells, what it says of what it lacks, and its errors."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from IPython.core.error import UsageError
+
+MODEL = """import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+SIZE = 16
+
+
+# squares, summed
+def loss_of(w, x):
+    return jnp.mean((x @ w) ** 2)
+"""
+ARGUMENTS = "w, x = jnp.ones((SIZE, SIZE)), jnp.ones((8, SIZE))"
+STEP = """def train_step(w, x):
+    loss, grad = jax.value_and_grad(loss_of)(w, x)
+    return w - 0.1 * grad, loss
+"""
+CALL = "w, loss = train_step(w, x)"
+
+
+@pytest.fixture
+def prepared(notebook):
+    notebook.run("%mesh data=8;")
+    notebook.run(MODEL)
+    notebook.run(ARGUMENTS)
+    return notebook
+
+
+def in_a_process(text: str, more: str = "") -> str:
+    """What a program prints that runs in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", text + more], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_program_has_what_its_cell_needs_and_nothing_else(prepared):
+    prepared.run("unused = 1")
+    prepared.run(f"%%shard fsdp;\n{STEP}\n{CALL}")
+    text = prepared.run("%shard code").text
+    assert "# squares, summed\ndef loss_of(w, x):" in text
+    assert "unused" not in text and "get_ipython" not in text and "%" + "mesh" not in text
+
+
+def test_a_step_that_trained_before_begins_with_its_first_state(prepared):
+    prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
+    prepared.run("w, loss = train_step(w, x)")
+    prepared.run(f"%%shard fsdp;\n{STEP}\n{CALL}")
+    text = prepared.run("%shard code").text
+    assert text.count("train_step(w, x)") == 2  # its definition and one call
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(16.0**2)
+
+
+def test_a_cell_that_only_defines_its_step_gets_a_call(prepared):
+    prepared.run(f"%%shard fsdp;\n{STEP}")
+    text = prepared.run("%shard code").text
+    assert text.endswith("results = train_step(w, x)\n")
+    assert float(in_a_process(text, "\nprint(results[1])")) == pytest.approx(256.0)
+
+
+def test_the_users_own_names_stay_theirs(prepared):
+    prepared.run("mesh, hold, where, P, sharded = 1.0, 2.0, 3.0, 4.0, 5.0")
+    prepared.run(
+        "%%shard fsdp;\ndef train_step(w, x):\n    def loss(w):\n"
+        "        return loss_of(w, x) * mesh * hold * where * P * sharded / 120\n"
+        f"    loss, grad = jax.value_and_grad(loss)(w)\n    return w - 0.1 * grad, loss\n{CALL}"
+    )
+    text = prepared.run("%shard code").text
+    assert "sharding_mesh = jax.make_mesh(" in text and '"x": sharding_P("data"),' in text
+    assert (
+        "train_step = sharding_sharded(train_step)" in text
+        and "\nmesh, hold, where, P, sharded = 1.0" in text
+    )
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+
+
+def test_an_imported_step_stands_in_its_own_module(prepared, tmp_path, monkeypatch):
+    (tmp_path / "their_step.py").write_text(MODEL + STEP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    prepared.run("from their_step import train_step")
+    prepared.run(f"%%shard dp;\n{CALL}")
+    text = prepared.run("%shard code").text
+    assert "from their_step import train_step" in text
+    assert text.index("train_step = sharded(train_step)") < text.index("w, loss = train_step(w, x)")
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    assert float(in_a_process(path + text, "\nprint(loss)")) == pytest.approx(256.0)
+
+
+def test_a_step_without_a_text_is_imported_and_the_program_says_so(prepared):
+    prepared.run("import builtins; namespace = globals(); builtins.exec('''" + STEP + "''', namespace)")
+    prepared.run(f"%%shard dp;\n{CALL}")
+    text = prepared.run("%shard code").text
+    assert "from my_step import train_step" in text
+    assert "The text of train_step can't be had: no cell defines it." in text
+
+
+def test_plain_values_and_functions_that_no_cell_binds_are_written_down(prepared):
+    prepared.shell.user_ns["rate"] = 0.25
+    prepared.run(f"%%shard dp;\n{STEP.replace('0.1', 'rate')}\n{CALL}")
+    text = prepared.run("%shard code").text
+    assert "rate = 0.25" in text and "No cell gives" not in text
+
+
+def test_what_can_t_be_written_down_is_named(prepared):
+    prepared.shell.user_ns["scale"] = prepared["w"][0, 0]
+    prepared.run(f"%%shard dp;\n{STEP.replace('0.1', 'scale')}\n{CALL}")
+    assert "No cell gives scale a value" in prepared.run("%shard code").text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            "dp --precision bf16",
+            "Without --precision bf16: products run in the types that the cells give them",
+        ),
+        ("dp --remat 2", "Without --remat 2: the numbers are the same"),
+        ("dp --microbatches 2 --reduce once", "Without --reduce once"),
+        ("dp --donate", "Without --donate"),
+    ],
+)
+def test_an_option_that_is_left_out_is_said(prepared, options, said):
+    prepared.run(f"%%shard {options} --mesh data=4;\n{STEP}\n{CALL}")
+    assert said in prepared.run("%shard code").text
+
+
+def test_a_pipeline_is_left_out_and_the_numbers_stay(notebook):
+    notebook.run(MODEL)
+    notebook.run("w, x = [jnp.ones((SIZE, SIZE)) / SIZE] * 4, jnp.ones((8, SIZE))")
+    step = """def train_step(w, x):
+    def loss(w):
+        h = x
+        for v in w:
+            h = jnp.tanh(h @ v)
+        return jnp.mean(h)
+
+    loss, grads = jax.value_and_grad(loss)(w)
+    return [v - g for v, g in zip(w, grads)], loss
+"""
+    notebook.run(f"%%shard pp --stages 2 --microbatches 2 --mesh pipe=2;\n{step}\n{CALL}")
+    text = notebook.run("%shard code").text
+    assert "Without the pipeline: plain JAX runs no schedule of stages" in text
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(notebook["loss"]), rel=1e-5)
+
+
+def test_a_padded_batch_has_no_plain_form(prepared):
+    prepared.run("x = jnp.ones((6, SIZE))")
+    prepared.run(f"%%shard dp --pad;\n{STEP}\n{CALL}")
+    assert "run the step on a batch that does, without --pad" in str(prepared.fails("%shard code"))
+
+
+def test_a_file_and_a_name_for_it(prepared, tmp_path, capsys):
+    prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
+    prepared.run(f"%shard code --file {tmp_path / 'train.py'} -o kept;")
+    assert (tmp_path / "train.py").read_text() == prepared["kept"].text
+    assert "written to" in capsys.readouterr().out
+
+
+def test_its_help_and_its_errors_are_one_line(notebook, capsys):
+    notebook.run("%shard code --help")
+    assert "--file FILE" in capsys.readouterr().out
+    for line, said in (
+        (
+            "%shard code",
+            "there is no step yet: write %%shard fsdp above a cell with a train step, then %shard code",
+        ),
+        ("%shard code fsdp", "%shard code takes no words; unexpected: fsdp"),
+        (
+            "%shard code --fiel x",
+            "%shard code has no option --fiel; it has --file, -o, --help. Did you mean '--file'?",
+        ),
+    ):
+        error = notebook.fails(line)
+        assert isinstance(error, UsageError) and str(error) == said
+
+
+def test_after_a_comparison_there_is_no_step_to_write(prepared):
+    prepared.run(f"%%shard dp,fsdp;\n{STEP}\n{CALL}")
+    assert "the last cell compared strategies" in str(prepared.fails("%shard code"))
+
+
+def test_functions_are_what_they_were_after_it(prepared):
+    prepared.run(f"%%shard fsdp;\n{STEP}\n{CALL}")
+    before = prepared["loss_of"].__code__
+    prepared.run("%shard code")
+    assert prepared["loss_of"].__code__ is before
+    prepared.run("w, loss = train_step(w, x)")
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
+def test_a_program_for_a_slice_is_compiled_by_the_slices_own_compiler(prepared):
+    prepared.run("%mesh v5e:2x4 data=8;")
+    prepared.run(f"%%shard fsdp;\n{STEP}\n{CALL}")
+    program = prepared.run("%shard code")
+    assert program.sent is not None and program.same is not None
+    assert "v5e:2x4 was not attached where this was written" in program.text
+    assert "jax_num_cpu_devices" not in program.text
