@@ -8,12 +8,10 @@ full = pytest.mark.full
 
 # Strategies under which a program can't do all that the plan does: sums of partial products joined before devices add
 # them up, sums scattered, the last weight that was gathered kept, lookups inside of library modules.
+TENSOR = ("tp", "dp+tp", "fsdp+tp", "dp+fsdp+tp", "sp", "dp+tp+sp", "fsdp+tp+sp")
 OTHERS = {
-    *(("transformer_scanned", s) for s in ("tp", "fsdp+tp", "dp+fsdp+tp", "sp", "dp+tp+sp", "fsdp+tp+sp")),
-    *(
-        ("nnx_transformer", s)
-        for s in ("fsdp", "tp", "fsdp+tp", "dp+fsdp", "dp+fsdp+tp", "sp", "dp+tp+sp", "fsdp+tp+sp")
-    ),
+    *(("transformer_scanned", strategy) for strategy in TENSOR),
+    *(("nnx_transformer", strategy) for strategy in ("fsdp", "dp+fsdp", *TENSOR)),
 }
 
 
