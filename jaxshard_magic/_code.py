@@ -52,7 +52,7 @@ def _written(shell: "InteractiveShell", step: Any) -> "Code":
 
     units, path = _units(shell, step), step.path
     root, parameters = path.partition(".")[0], list(inspect.signature(step.__wrapped__).parameters)
-    calls = any(s.calls(path) for s in units[-1].statements)
+    calls = any(s.mentions_a_call(path) for s in units[-1].statements)
     found, missing = _cell.needed(units, {root} if calls else {root, *parameters}, path)
     known = {
         name: _cell.as_text(name, shell.user_ns[name]) for name in sorted(missing & shell.user_ns.keys())
@@ -95,8 +95,9 @@ def _units(shell: "InteractiveShell", step: Any) -> "list[_cell.Unit]":
             known[text.strip("\n")] = file, _blank(text)
     units = []
     for number, cell in enumerate(raw[: own + 1]):
-        python = shell.transform_cell(_cell.below_magic(cell))
-        file, lead = known.get(python.strip("\n"), (None, 0))
+        body = _cell.below_magic(cell)
+        ran, python = (shell.transform_cell(text) for text in (body, _cell.untimed(body)))
+        file, lead = known.get(ran.strip("\n"), (None, 0))
         units.append(_cell.Unit(f"cell {number}", python, file, lead - _blank(python) if file else 0))
     return units
 

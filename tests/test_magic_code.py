@@ -201,3 +201,40 @@ def test_a_program_for_a_slice_is_compiled_by_the_slices_own_compiler(prepared):
     assert program.sent is not None and program.same is not None
     assert "v5e:2x4 was not attached where this was written" in program.text
     assert "jax_num_cpu_devices" not in program.text
+
+
+def test_modules_that_the_cells_call_by_our_names_stay_theirs(prepared):
+    prepared.run("import jax.numpy as np\nfrom math import sqrt as inspect")
+    prepared.run(f"%%shard dp;\n{STEP.replace('w - 0.1', 'np.abs(w) - inspect(0.01)')}\n{CALL}")
+    text = prepared.run("%shard code").text
+    assert "import inspect as sharding_inspect" in text and "sharding_inspect.signature(step)" in text
+    assert "import jax.numpy as np" in text and "import numpy" not in text
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+
+
+def test_a_timed_line_is_in_the_program_without_its_magic(prepared):
+    prepared.run("%time scale = 0.5")
+    prepared.run(f"%%shard dp;\n{STEP.replace('0.1', 'scale')}\n%time {CALL}")
+    text = prepared.run("%shard code").text
+    assert "scale = 0.5" in text and text.endswith("w, loss = train_step(w, x)\n")
+
+
+def test_a_step_called_by_a_function_of_its_cell_gets_no_call_of_its_own(notebook):
+    notebook.run(MODEL)
+    main = f"def main():\n    {ARGUMENTS}\n    return train_step(w, x)\n"
+    notebook.run(f"%%shard dp --mesh data=8;\n{STEP}\n{main}\nw, loss = main()")
+    text = notebook.run("%shard code").text
+    assert text.endswith("w, loss = main()\n")
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+
+
+def test_attributes_that_a_class_is_given_later_are_kept(prepared):
+    prepared.run(
+        "class Trainer:\n    rate = 0.1\n\n    def step(self, w, x):\n        " + STEP.split("\n")[1].strip()
+    )
+    prepared.run("Trainer.rate = 0.25")
+    prepared.run(
+        "def stepped(w, x, by=Trainer):\n    return w - by.rate * jax.grad(loss_of)(w, x), loss_of(w, x)"
+    )
+    prepared.run("%%shard dp --step stepped;\nw, loss = stepped(w, x)")
+    assert "Trainer.rate = 0.25" in prepared.run("%shard code").text

@@ -22,3 +22,4 @@ from jaxshard_magic._cell.room import Room as Room
 from jaxshard_magic._cell.statements import Statement as Statement
 from jaxshard_magic._cell.statements import Unit as Unit
 from jaxshard_magic._cell.statements import below_magic as below_magic
+from jaxshard_magic._cell.statements import untimed as untimed

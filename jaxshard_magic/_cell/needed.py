@@ -24,6 +24,7 @@ def needed(units: Sequence[Unit], names: set[str], path: str) -> tuple[list[Stat
     """
     notebook, known = _Notebook(units, path), set(units[-1].statements)
     while True:
+        notebook.changeable = set().union(*(s.binds for s in known if s.defines))
         found, missing = _back(notebook, names, _Bodies(known))
         if known.issuperset(found):
             return found, missing - {*dir(builtins)}
@@ -71,7 +72,7 @@ class _Bodies:
 
 class _Notebook:
     """Which statements change what is asked for. `imports`: what imported names stand for; `own`: the others that
-    have a value."""
+    have a value. `changeable`: functions and classes that are needed, whose attributes count wherever they are set."""
 
     def __init__(self, units: Sequence[Unit], path: str):
         self.units, self.path = units, path
@@ -79,12 +80,13 @@ class _Notebook:
         self.imports = {name: full for s in every for name, full in s.imports.items()}
         self.own = set().union(*(s.binds for s in every)) - self.imports.keys()
         self.bodies = _Bodies(every)
+        self.changeable: set[str] = set()
 
     def wants(self, s: Statement, names: set[str]) -> bool:
         """Does it give one of the names a value, or change what has it: an attribute, an element, by a method, or as a
         function's argument? Does it set what all code depends on?"""
         return (
-            bool(s.binds & names or names & set(map(root_of, s.sets)))
+            bool(s.binds & names or (names | self.changeable) & set(map(root_of, s.sets)))
             or "*" in s.binds
             or any(map(self._is_setting, s.sets + s.does))
             or any(self._changes(called, names) for called in s.does)

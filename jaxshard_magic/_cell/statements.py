@@ -12,6 +12,7 @@ from typing import Any
 from jaxshard_magic._cell.names import bound, in_scope
 
 _PYTHON_MAGICS = frozenset({"%%shard", "%%time", "%%timeit", "%%capture", "%%prun"})
+_TIME = re.compile(r"^([ \t]*)%time[ \t]+", re.MULTILINE)
 _MAGIC = re.compile(r"(?:\s*\n)?(%%\S*).*\n?")
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -115,9 +116,18 @@ class Statement:
     def is_magic(self) -> bool:
         return "get_ipython" in self.reads | self.reads_later
 
+    @property
+    def defines(self) -> bool:
+        """Is it a function or a class?"""
+        return isinstance(self.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+
     def calls(self, path: str) -> bool:
         """Does it call the function of this name when it runs?"""
         return any(isinstance(n, ast.Call) and ast.unparse(n.func) == path for n in in_scope(self.node))
+
+    def mentions_a_call(self, path: str) -> bool:
+        """Does it call the function of this name, or one of its own functions when that runs?"""
+        return any(isinstance(n, ast.Call) and ast.unparse(n.func) == path for n in ast.walk(self.node))
 
     @cached_property
     def sets(self) -> list[str]:
@@ -167,6 +177,11 @@ def below_magic(cell: str) -> str:
     while first := _MAGIC.match(cell):
         cell = cell[first.end() :] if first[1] in _PYTHON_MAGICS else ""
     return cell
+
+
+def untimed(cell: str) -> str:
+    """The cell with what stands behind `%time` as a line of its own: it runs as others do."""
+    return _TIME.sub(r"\1", cell)
 
 
 def root_of(path: str) -> str:

@@ -1,11 +1,14 @@
 """A program of plain JAX put together from the user's own text, tables of where arrays lie, and a few functions."""
 
+import ast
 import inspect
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import PartitionSpec
@@ -14,7 +17,7 @@ from ..errors import ShardError
 from ..program.mapped import PerDevice
 from ..program.trace import Traced, path_name
 from . import parts
-from .edits import Edit, of_piece
+from .edits import Edit, imported, of_piece
 from .pieces import Piece
 from .tables import table
 
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # columns of a program
 _OWN = (
-    "P",
     "mesh",
     "hold",
     "again",
@@ -50,6 +52,7 @@ _MODULES = {
     "NamedSharding": "from jax.sharding import NamedSharding",
     "P": "from jax.sharding import PartitionSpec as P",
 }
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,32 @@ class Program:
 
     def name(self, own: str) -> str:
         """What the program calls a thing of its own: no name of the user's."""
-        if own == "P" and any("PartitionSpec as P" in p.text for p in self.pieces if p.imports):
+        theirs = self._imported.get(own)
+        if own in _MODULES and theirs == _full(_MODULES[own]):
             return own
-        return f"sharding_{own}" if own in self._used else own
+        module = (
+            own in _MODULES and own != "P"
+        )  # what stands in functions of the user's may not be hidden there either
+        taken = theirs is not None or own in self._bound if module else own in self._used
+        return f"sharding_{own}" if taken else own
 
-    @property
+    @cached_property
+    def _trees(self) -> list[ast.Module]:
+        return [ast.parse(textwrap.dedent(self._piece(p))) for p in self.pieces]
+
+    @cached_property
+    def _imported(self) -> dict[str, str]:
+        return imported(*self._trees)
+
+    @cached_property
+    def _bound(self) -> set[str]:
+        """The names that pieces give a value at their top, not by importing."""
+        statements = [s for tree in self._trees for s in tree.body]
+        defined = {s.name for s in statements if isinstance(s, _DEFINITIONS)}
+        rest = (n for s in statements if not isinstance(s, _DEFINITIONS) for n in ast.walk(s))
+        return defined | {n.id for n in rest if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+    @cached_property
     def _used(self) -> set[str]:
         return set(re.findall(r"[A-Za-z_]\w*", "\n".join(piece.text for piece in self.pieces)))
 
@@ -128,8 +152,12 @@ class Program:
         return of_piece(piece, self.edits)
 
     def _imports(self, own: str) -> list[str]:
-        used = set(re.findall(r"[A-Za-z_]\w*", own)) | {"P"}
-        return [self._renamed(line) for name, line in _MODULES.items() if name in used]
+        used = {name.removeprefix("sharding_") for name in re.findall(r"[A-Za-z_]\w*", own)} | {"P", "jax"}
+        return [self._import(name) for name in _MODULES if name in used]
+
+    def _import(self, name: str) -> str:
+        line, own = _MODULES[name], self.name(name)
+        return line if own == name else f"{line.removesuffix(f' as {name}')} as {own}"
 
     def _devices(self) -> str:
         if self.devices is None:
@@ -143,7 +171,7 @@ class Program:
         return '"""' + "\n\n".join(self.notes).replace('"""', "'''").replace("\\", "\\\\") + '\n"""'
 
     def _renamed(self, text: str) -> str:
-        for own in _OWN:
+        for own in (*_OWN, *_MODULES):
             text = re.sub(rf"(?<![\w.\"]){own}\b", self.name(own), text)
         return text
 
@@ -188,6 +216,12 @@ def wrapper_of(call: "Peeled", traced: Traced) -> tuple[Callable[..., Any], ...]
     return parts.where, parts.sharded
 
 
+def _full(line: str) -> str:
+    """What a name stands for that this line imports."""
+    (full,) = imported(ast.parse(line)).values()
+    return full
+
+
 def text_of(function: Callable[..., Any]) -> str:
     """A function of `parts` as a program has it."""
     return re.sub(r"\bdef sharded_\w+\(", "def sharded(", inspect.getsource(function)).rstrip()
@@ -195,7 +229,13 @@ def text_of(function: Callable[..., Any]) -> str:
 
 def formatted(text: str) -> str:
     """The text with its imports in order and as ruff formats it. Raises ShardError where it is not Python."""
-    sort = ["check", "--select=I001", "--fix-only", "--quiet", "--config=lint.isort.combine-as-imports=true"]
+    sort = [
+        "check",
+        "--select=I001,F811",
+        "--fix-only",
+        "--quiet",
+        "--config=lint.isort.combine-as-imports=true",
+    ]
     for how in (sort, ["format", f"--line-length={WIDTH}"]):
         command = [sys.executable, "-m", "ruff", *how, "--isolated", "-"]
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
