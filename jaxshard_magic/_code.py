@@ -53,11 +53,14 @@ def _written(shell: "InteractiveShell", step: Any) -> "Code":
     units, path = _units(shell, step), step.path
     root, parameters = path.partition(".")[0], list(inspect.signature(step.__wrapped__).parameters)
     calls = any(s.mentions_a_call(path) for s in units[-1].statements)
-    found, missing = _cell.needed(units, {root} if calls else {root, *parameters}, path)
+    drawing = {name for name, value in shell.user_ns.items() if _is_drawn_from(value)}
+    found, missing = _cell.needed(units, {root} if calls else {root, *parameters}, path, drawing)
     known = {
         name: _cell.as_text(name, shell.user_ns[name]) for name in sorted(missing & shell.user_ns.keys())
     }
     given = {name: text for name, text in known.items() if text is not None}
+    if any("display" in s.reads | s.reads_later for s in found):
+        given["display"] = "display = print"  # in the place of the notebook's
     if root not in given and root in missing:
         given[root] = f"from {ELSEWHERE} import {root}"
     pieces = [Piece(text, "", 1, "", imports="import " in text) for text in given.values()] + [
@@ -80,6 +83,16 @@ def _written(shell: "InteractiveShell", step: Any) -> "Code":
         missing=missing - given.keys(),
         elsewhere=ELSEWHERE if given.get(root, "").startswith(f"from {ELSEWHERE} ") else None,
         call=None if calls else f"results = {path}({', '.join(parameters)})",
+    )
+
+
+def _is_drawn_from(value: Any) -> bool:
+    """Does an object give something else at each time: a generator of random numbers or keys, an iterator?"""
+    return hasattr(value, "__next__") or type(value).__name__ in (
+        "Rngs",
+        "Generator",
+        "RandomState",
+        "Random",
     )
 
 

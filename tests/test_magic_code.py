@@ -238,3 +238,18 @@ def test_attributes_that_a_class_is_given_later_are_kept(prepared):
     )
     prepared.run("%%shard dp --step stepped;\nw, loss = stepped(w, x)")
     assert "Trainer.rate = 0.25" in prepared.run("%shard code").text
+
+
+def test_what_a_cell_displays_a_program_prints(prepared):
+    prepared.run(f"%%shard dp;\n{STEP}\n{CALL}\ndisplay('the loss', float(loss))")
+    assert in_a_process(prepared.run("%shard code").text) == "the loss 256.0\n"
+
+
+def test_what_else_was_drawn_from_a_generator_is_drawn_again(prepared):
+    prepared.run("import numpy as np\nrng = np.random.default_rng(0)")
+    prepared.run("other = rng.normal(size=3)")
+    prepared.run("x = jnp.asarray(rng.normal(size=(8, SIZE)), jnp.float32)")
+    prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
+    text = prepared.run("%shard code").text
+    assert "other = rng.normal(size=3)" in text
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(prepared["loss"]), rel=1e-5)

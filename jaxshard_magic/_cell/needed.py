@@ -4,7 +4,7 @@ import builtins
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import ModuleType, NoneType
 from typing import Any
 
@@ -15,14 +15,17 @@ _SETTINGS = ("jax.config", "os.environ", "numpy.random.seed", "random.seed")
 _SETTERS = frozenset({"config", "environ", "seed", "manual_seed", "set_seed", "set_random_seed", "update"})
 
 
-def needed(units: Sequence[Unit], names: set[str], path: str) -> tuple[list[Statement], set[str]]:
+def needed(
+    units: Sequence[Unit], names: set[str], path: str, drawn_from: Collection[str] = ()
+) -> tuple[list[Statement], set[str]]:
     """All statements of the last cell, and those of the earlier ones that give the names, and what these statements
     read, the values they had before it; in the order they ran. Also the names that nothing gives a value before they
     are read. What a function reads in its body has to have its value when the function is called.
 
     Earlier calls of the step, which goes by the name `path`, are left out: its arguments are as they were before any.
+    What reads one of the names `drawn_from` changes it: a generator, an iterator.
     """
-    notebook, known = _Notebook(units, path), set(units[-1].statements)
+    notebook, known = _Notebook(units, path, {*drawn_from}), set(units[-1].statements)
     while True:
         notebook.changeable = set().union(*(s.binds for s in known if s.defines))
         found, missing = _back(notebook, names, _Bodies(known))
@@ -74,8 +77,8 @@ class _Notebook:
     """Which statements change what is asked for. `imports`: what imported names stand for; `own`: the others that
     have a value. `changeable`: functions and classes that are needed, whose attributes count wherever they are set."""
 
-    def __init__(self, units: Sequence[Unit], path: str):
-        self.units, self.path = units, path
+    def __init__(self, units: Sequence[Unit], path: str, drawn_from: set[str]):
+        self.units, self.path, self.drawn_from = units, path, drawn_from
         every = [s for unit in units for s in unit.statements]
         self.imports = {name: full for s in every for name, full in s.imports.items()}
         self.own = set().union(*(s.binds for s in every)) - self.imports.keys()
@@ -88,6 +91,7 @@ class _Notebook:
         return (
             bool(s.binds & names or (names | self.changeable) & set(map(root_of, s.sets)))
             or "*" in s.binds
+            or bool(s.reads & names & self.drawn_from)
             or any(map(self._is_setting, s.sets + s.does))
             or any(self._changes(called, names) for called in s.does)
             or any(given & names and self._may_fill(function) for function, given in s.hands)
