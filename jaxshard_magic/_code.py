@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 ELSEWHERE = "my_step"  # the module that a program imports a step from whose text can't be had
 
 
-def asked(text: str, shell: "InteractiveShell", session: "ShardSession") -> "tuple[Code | None, str | None]":
+def asked(
+    text: str, shell: "InteractiveShell", session: "ShardSession", failed: "_cell.Failed"
+) -> "tuple[Code | None, str | None]":
     """What a `%shard code` line returns, and the name to keep it under. Raises ShardError for a line that it can't
     be, and before there is a step."""
     options = _options.parse_code(text)
@@ -38,7 +40,7 @@ def asked(text: str, shell: "InteractiveShell", session: "ShardSession") -> "tup
     with Progress(draw, of=step.path) as progress:
         say, step.progress = step.progress, progress
         try:
-            found = _written(shell, step)
+            found = _written(shell, step, failed)
         finally:
             step.progress = say
     if options.file is not None:
@@ -46,11 +48,11 @@ def asked(text: str, shell: "InteractiveShell", session: "ShardSession") -> "tup
     return found, options.output
 
 
-def _written(shell: "InteractiveShell", step: Any) -> "Code":
+def _written(shell: "InteractiveShell", step: Any, failed: "_cell.Failed") -> "Code":
     """The step's program, from what its cell needs of those before it."""
     from jaxshard_magic.codegen import Piece, code_of
 
-    units, path = _units(shell, step), step.path
+    units, path = _units(shell, step, failed), step.path
     root, parameters = path.partition(".")[0], list(inspect.signature(step.__wrapped__).parameters)
     calls = any(s.mentions_a_call(path) for s in units[-1].statements)
     drawing = {name for name, value in shell.user_ns.items() if _is_drawn_from(value)}
@@ -72,7 +74,10 @@ def _written(shell: "InteractiveShell", step: Any) -> "Code":
             s.before,
             imports=s.is_import,
             calls=s.calls(path),
-            makes=root in s.binds,
+            makes=root in s.binds or any(f"{path}.".startswith(f"{name}.") for name in s.sets),
+            early=any(
+                name.split(".")[:2] in (["os", "environ"], ["sys", "path"]) for name in (*s.sets, *s.does)
+            ),
         )
         for s in found
     ]
@@ -96,7 +101,7 @@ def _is_drawn_from(value: Any) -> bool:
     )
 
 
-def _units(shell: "InteractiveShell", step: Any) -> "list[_cell.Unit]":
+def _units(shell: "InteractiveShell", step: Any, failed: "_cell.Failed") -> "list[_cell.Unit]":
     """The cells that ran up to the step's own, in order."""
     raw = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
     _, last = step.cell
@@ -111,7 +116,8 @@ def _units(shell: "InteractiveShell", step: Any) -> "list[_cell.Unit]":
         body = _cell.below_magic(cell)
         ran, python = (shell.transform_cell(text) for text in (body, _cell.untimed(body)))
         file, lead = known.get(ran.strip("\n"), (None, 0))
-        units.append(_cell.Unit(f"cell {number}", python, file, lead - _blank(python) if file else 0))
+        shift = lead - _blank(python) if file else 0
+        units.append(_cell.Unit(f"cell {number}", python, file, shift, failed.lines.get(number)))
     return units
 
 

@@ -26,6 +26,7 @@ def load(shell: "InteractiveShell") -> None:
     for word in _COMPLETED:
         shell.set_hook("complete_command", _words.completions, str_key=word)
     shell.events.register("post_run_cell", magics.keeping.write)
+    shell.events.register("post_run_cell", magics.failed.note)
     _displays.register(shell, magics.session)
 
 
@@ -34,6 +35,7 @@ def unload(shell: "InteractiveShell") -> None:
     manager: Any = shell.magics_manager
     magics = manager.registry.pop(ShardMagics.__name__)
     shell.events.unregister("post_run_cell", magics.keeping.write)
+    shell.events.unregister("post_run_cell", magics.failed.note)
     magics.keeping.write()
     configurables: list[Any] = shell.configurables
     configurables.remove(magics.session)

@@ -47,6 +47,7 @@ class ShardMagics(Magics):
         self._lengths = _cell.Lengths()
         self._meshes = Meshes(shell, self.session)
         self.keeping = Keeping(shell)
+        self.failed = _cell.Failed(shell)
         self._commands = {  # with lines of their own
             "schedule": self._scheduled,
             "history": self._from_history,
@@ -178,7 +179,7 @@ class ShardMagics(Magics):
     def _coded(self, text: str) -> "tuple[Code | None, str | None]":
         from jaxshard_magic import _code
 
-        return _code.asked(text, self.shell, self.session)
+        return _code.asked(text, self.shell, self.session, self.failed)
 
     def _keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
         if self.session.remember:

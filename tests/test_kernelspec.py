@@ -82,7 +82,13 @@ def test_the_kernel_has_a_name_that_tells_what_it_is_and_a_logo(installed: Path)
 
 def test_the_bundles_are_in_the_wheel(installed: Path):
     static = packages(installed) / "jaxshard_magic" / "static"
-    assert {path.name for path in static.iterdir()} == {"report.js", "compare.js", "stop.js", "loader.js"}
+    assert {path.name for path in static.iterdir()} == {
+        "report.js",
+        "compare.js",
+        "explore.js",
+        "stop.js",
+        "loader.js",
+    }
 
 
 def test_the_sdist_has_the_sources_of_all_that(tmp_path: Path):

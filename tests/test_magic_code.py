@@ -253,3 +253,75 @@ def test_what_else_was_drawn_from_a_generator_is_drawn_again(prepared):
     text = prepared.run("%shard code").text
     assert "other = rng.normal(size=3)" in text
     assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(prepared["loss"]), rel=1e-5)
+
+
+def test_a_leaf_named_value_lies_where_the_plan_has_it(prepared):
+    prepared.run('w, x = {"key": jnp.ones((256, 256)), "value": jnp.ones((256, 256))}, jnp.ones((8, 256))')
+    prepared.run(
+        "%%shard fsdp;\ndef train_step(w, x):\n    def loss(w):\n        return loss_of(w['key'] @ w['value'], x)\n"
+        f"    value, grad = jax.value_and_grad(loss)(w)\n    return jax.tree.map(jnp.subtract, w, grad), value\n{CALL}"
+    )
+    text = prepared.run("%shard code").text
+    out = in_a_process(text, "\nprint([w[k].addressable_shards[0].data.shape for k in ('key', 'value')])")
+    assert out == str([prepared["w"][k].addressable_shards[0].data.shape for k in ("key", "value")]) + "\n"
+    assert "(256, 256)" not in out
+
+
+def test_a_change_of_what_something_else_holds_is_kept(prepared):
+    prepared.run("from types import SimpleNamespace\ncfg = SimpleNamespace(rate=0.1)")
+    step = STEP.replace("0.1", "cfg.rate").replace("\n", "\n    ")
+    prepared.run(f"def made(cfg):\n    {step}\n    return train_step")
+    prepared.run("train_step = made(cfg)\ncfg.rate = 0.5")
+    prepared.run(f"%%shard dp;\n{CALL}")
+    assert "cfg.rate = 0.5" in prepared.run("%shard code").text
+
+
+def test_what_is_drawn_without_a_generator_of_its_own_is_drawn_in_order(prepared):
+    prepared.run("import numpy as np\ndef seed_all(n):\n    np.random.seed(n)")
+    prepared.run("seed_all(3)\nunread = np.random.rand(3)")
+    prepared.run("x = jnp.asarray(np.random.rand(8, SIZE), jnp.float32)")
+    prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
+    text = prepared.run("%shard code").text
+    assert "seed_all(3)" in text and "unread = np.random.rand(3)" in text
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(prepared["loss"]), rel=1e-5)
+
+
+def test_texts_in_quotes_stay_as_they_are_in_microbatches(prepared):
+    prepared.run(
+        "%%shard dp --microbatches 2 --mesh data=4;\ndef train_step(w, x):\n    def loss(w):\n"
+        '        text = """a\nb"""\n        return loss_of(w, x) * len(text)\n'
+        f"    value, grad = jax.value_and_grad(loss)(w)\n    return w - grad, value\n{CALL}"
+    )
+    text = prepared.run("%shard code").text
+    assert "in_microbatches(microbatch, 2, x)" in text
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(3 * 256.0)
+
+
+def test_arguments_that_are_no_arrays_and_new_numbers_are_the_steps(prepared):
+    prepared.run(
+        "from dataclasses import dataclass\n@dataclass\nclass Config:\n    rate: float = 0.1\n\ncfg = Config()"
+    )
+    prepared.run(
+        "%%shard dp;\ntraced = []\n@jax.jit\ndef inner(w, x, rate):\n    traced.append(0)\n"
+        "    return w - rate * jax.grad(loss_of)(w, x), loss_of(w, x)\n"
+        "def train_step(w, x, rate, /, *, how):\n    return inner(w, x, rate * (2 if how == 'fast' else 1))\n"
+        "w, loss = train_step(w, x, 0.1, how='fast')"
+    )
+    text = prepared.run("%shard code").text
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+
+
+def test_a_step_with_star_arguments_is_refused_in_one_line(prepared):
+    prepared.run(
+        "%%shard dp;\ndef train_step(*args):\n    return jax.grad(loss_of)(*args)\ngrad = train_step(w, x)"
+    )
+    assert "takes * or ** arguments" in str(prepared.fails("%shard code"))
+
+
+def test_what_a_failed_cell_did_not_run_is_left_out(prepared):
+    prepared.run("rate = 0.1")
+    prepared.fails("kept = 1\nrate = boom(3)\nrate = 7")
+    prepared.fails("rate = = 3")
+    prepared.run(f"%%shard dp;\n{STEP.replace('0.1', 'rate * kept')}\n{CALL}")
+    text = prepared.run("%shard code").text
+    assert "rate = 0.1" in text and "kept = 1" in text and "boom" not in text and "rate = 7" not in text

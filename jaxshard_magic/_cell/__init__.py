@@ -8,6 +8,7 @@ from jaxshard_magic._cell.code import Cell as Cell
 from jaxshard_magic._cell.code import name_of as name_of
 from jaxshard_magic._cell.code import parse as parse
 from jaxshard_magic._cell.code import run as run
+from jaxshard_magic._cell.failed import Failed as Failed
 from jaxshard_magic._cell.find import Step as Step
 from jaxshard_magic._cell.find import find_step as find_step
 from jaxshard_magic._cell.lengths import Lengths as Lengths

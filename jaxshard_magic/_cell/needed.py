@@ -11,7 +11,8 @@ from typing import Any
 from jaxshard_magic._cell.statements import Statement, Unit, root_of
 
 # What changes all that runs after it, and, of modules that are read, the attributes that do.
-_SETTINGS = ("jax.config", "os.environ", "numpy.random.seed", "random.seed")
+_SETTINGS = ("jax.config", "os.environ", "sys.path", "numpy.random.seed", "random.seed")
+_SEEDS = frozenset({"seed", "manual_seed", "set_seed", "set_random_seed"})
 _SETTERS = frozenset({"config", "environ", "seed", "manual_seed", "set_seed", "set_random_seed", "update"})
 
 
@@ -28,6 +29,7 @@ def needed(
     notebook, known = _Notebook(units, path, {*drawn_from}), set(units[-1].statements)
     while True:
         notebook.changeable = set().union(*(s.binds for s in known if s.defines))
+        notebook.draws = any(map(notebook.is_draw, known))
         found, missing = _back(notebook, names, _Bodies(known))
         if known.issuperset(found):
             return found, missing - {*dir(builtins)}
@@ -65,17 +67,23 @@ class _Bodies:
     def of(self, names: set[str]) -> set[str]:
         """What may be read where these names are used: by a function itself, by those that it calls, and by those
         that a value was made of."""
+        return set().union(*(self.read.get(name, set()) for name in self.behind(names)))
+
+    def behind(self, names: set[str]) -> set[str]:
+        """These names, and those that what they stand for was made of."""
         seen, todo = set(names), list(names)
         while todo:
             more = self.made_of.get(todo.pop(), set()) - seen
             seen |= more
             todo += more
-        return set().union(*(self.read.get(name, set()) for name in seen))
+        return seen
 
 
 class _Notebook:
     """Which statements change what is asked for. `imports`: what imported names stand for; `own`: the others that
-    have a value. `changeable`: functions and classes that are needed, whose attributes count wherever they are set."""
+    have a value. `changeable`: functions and classes that are needed, whose attributes count wherever they are set.
+    `draws`: does something needed draw from numpy's or Python's own generator, so that all draws before count?
+    `seeding`: functions that seed one."""
 
     def __init__(self, units: Sequence[Unit], path: str, drawn_from: set[str]):
         self.units, self.path, self.drawn_from = units, path, drawn_from
@@ -84,18 +92,27 @@ class _Notebook:
         self.own = set().union(*(s.binds for s in every)) - self.imports.keys()
         self.bodies = _Bodies(every)
         self.changeable: set[str] = set()
+        self.draws = False
+        self.seeding = set().union(*(s.binds for s in every if s.defines and s.called & _SEEDS))
 
     def wants(self, s: Statement, names: set[str]) -> bool:
         """Does it give one of the names a value, or change what has it: an attribute, an element, by a method, or as a
         function's argument? Does it set what all code depends on?"""
+        held = names | self.bodies.behind(names) - self.imports.keys()
         return (
-            bool(s.binds & names or (names | self.changeable) & set(map(root_of, s.sets)))
+            bool(s.binds & names or (held | self.changeable) & set(map(root_of, s.sets)))
             or "*" in s.binds
             or bool(s.reads & names & self.drawn_from)
             or any(map(self._is_setting, s.sets + s.does))
-            or any(self._changes(called, names) for called in s.does)
-            or any(given & names and self._may_fill(function) for function, given in s.hands)
+            or any(self._changes(called, held) or root_of(called) in self.seeding for called in s.does)
+            or (self.draws and self.is_draw(s))
+            or any(given & held and self._may_fill(function) for function, given in s.hands)
         )
+
+    def is_draw(self, s: Statement) -> bool:
+        """Does it draw from numpy's or Python's own generator when it runs?"""
+        full = (self.imports.get(root_of(c), "") + c[len(root_of(c)) :] for c in s.ran)
+        return any(c.startswith(("numpy.random.", "random.")) for c in full)
 
     def _is_setting(self, path: str) -> bool:
         root, dot, rest = path.partition(".")

@@ -23,12 +23,14 @@ _CERTAIN = (ast.Assign, ast.AnnAssign, ast.ImportFrom, ast.With, ast.AsyncWith, 
 @dataclass(frozen=True)
 class Unit:
     """One cell that ran. `text`: Python, as IPython makes it of the cell; `file`: what Python calls it, None where it
-    is not known; `title`: as a reader knows it; `shift`: by how many lines Python's numbers are ahead of the text's."""
+    is not known; `title`: as a reader knows it; `shift`: by how many lines Python's numbers are ahead of the text's;
+    `failed`: at which of Python's lines it raised."""
 
     title: str
     text: str
     file: str | None = None
     shift: int = 0
+    failed: int | None = None
 
     @cached_property
     def statements(self) -> list["Statement"]:
@@ -37,7 +39,11 @@ class Unit:
             symtable.symtable(self.text, self.title, "exec")
         except (SyntaxError, ValueError):  # it did not run either
             return []
-        return [Statement(self, node) for node in body]
+        return [Statement(self, node) for node in body if self.ran(node)]
+
+    def ran(self, node: ast.stmt) -> bool:
+        """Did a statement run to its end?"""
+        return self.failed is None or (node.end_lineno or node.lineno) + self.shift < self.failed
 
     @cached_property
     def lines(self) -> list[str]:
@@ -115,6 +121,21 @@ class Statement:
     @property
     def is_magic(self) -> bool:
         return "get_ipython" in self.reads | self.reads_later
+
+    @cached_property
+    def ran(self) -> list[str]:
+        """What it calls when it runs, as `np.random.rand`."""
+        return self._paths(n.func for n in in_scope(self.node) if isinstance(n, ast.Call))
+
+    @cached_property
+    def called(self) -> set[str]:
+        """The last names of what it calls, or a function in it."""
+        calls = (n.func for n in ast.walk(self.node) if isinstance(n, ast.Call))
+        return {
+            f.attr if isinstance(f, ast.Attribute) else f.id
+            for f in calls
+            if isinstance(f, (ast.Attribute, ast.Name))
+        }
 
     @property
     def defines(self) -> bool:

@@ -1,7 +1,7 @@
 """`--microbatches` in the user's text: the gradient call of the step as a function of one part of the batch."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -37,13 +37,13 @@ def microbatched(
     step: "ShardedStep",
     trees: Mapping[str, ast.Module],
     lines: Mapping[str, set[int]],
-    loop: str,
+    name: Callable[[str], str],
     imports: Mapping[str, str],
 ) -> list[Edit]:
     """The edits that take the step's gradient over microbatches; none where its text, or what it gives, has no such
-    form: then the program leaves the option out. `loop`: what the program calls `parts.in_microbatches`; `imports`:
-    what imported names stand for."""
-    mean = _is_mean(step)
+    form: then the program leaves the option out. `name` gives what the program calls its own things;
+    `imports`: what imported names stand for."""
+    mean, loop, part = _is_mean(step), name(LOOP), name(PART)
     names = _batch_names(step)
     regions = [r for file, tree in trees.items() for r in _regions(tree, file, lines[file], names, imports)]
     if mean is None or len(regions) != 1:
@@ -58,17 +58,27 @@ def microbatched(
     first = min([region.first.lineno, *(d.lineno for d in getattr(region.first, "decorator_list", ()))])
     targets = ast.unparse(ast.Assign(region.last.targets, ast.Constant(0), lineno=0))[:-1]
     parts = f"{step.inside.microbatches}, {args}" + ("" if mean else ", mean=False")
+    inner = {n for part in ast.walk(trees[region.file]) for n in _inside_text(part)}
     made = Place(region.file, region.last.lineno, region.last.col_offset, value.lineno, value.col_offset)
     inside = Place(region.file, first, 0, *end)
     return [
-        *(Edit(Place(region.file, n, 0, n, 0), "    ") for n in range(first, end[0] + 1)),
+        *(Edit(Place(region.file, n, 0, n, 0), "    ") for n in range(first, end[0] + 1) if n not in inner),
         Edit(made, "return ", gone=True),
         Edit(
             inside,
-            "".join([f"{indent}def {PART}({given}):\n", *copies]),
-            f"\n\n{indent}{targets}{loop}({PART}, {parts})",
+            "".join([f"{indent}def {part}({given}):\n", *copies]),
+            f"\n\n{indent}{targets}{loop}({part}, {parts})",
         ),
     ]
+
+
+def _inside_text(node: ast.AST) -> range:
+    """The lines that begin inside of a text in quotes."""
+    if isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
+    ):
+        return range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
+    return range(0)
 
 
 def _is_mean(step: "ShardedStep") -> bool | None:

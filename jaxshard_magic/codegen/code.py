@@ -1,5 +1,6 @@
 """`Code`: a step under its plan as a program of plain JAX."""
 
+import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,12 @@ def code_of(
             f"--pad added rows to the batch of {step.name}, and plain JAX divides no batch that does not divide: run "
             "the step on a batch that does, without --pad, then write its code"
         )
+    kinds = {p.kind for p in inspect.signature(step.__wrapped__).parameters.values()}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        raise ShardError(
+            f"{step.name} takes * or ** arguments, which have no names of their own to say where they lie: name its "
+            "arguments, then write its code"
+        )
     facts = facts_of(entry)
     axes = {axes_of(entry)[axis]: size for axis, size in step.mesh.shape.items()}
     draft = Program(pieces, path, axes, *specs_of(entry), (), {})
@@ -110,10 +117,19 @@ def code_of(
         devices=step.mesh.size if facts.mesh.source == "simulated" else None,
         call=call,
         examples=entry.plan.batch_axes,
+        numbers=tuple(sorted(t.__name__ for t in entry.call_of.step.numbers if t is not bool)),
+        static=_static(step),
         unwrapped=entry.call_of.step.pmap is not None,
     )
     sizes = dict(step.mesh.shape)
     return Code(step.name, step.strategy, sizes, program.text(), facts.collectives, way.collectives, notes)
+
+
+def _static(step: "ShardedStep") -> tuple[str, ...]:
+    """The names of the arguments that the user's own jit holds."""
+    assert step.entry is not None and step.entry.call_of is not None
+    names = list(inspect.signature(step.__wrapped__).parameters)
+    return tuple(names[k] if isinstance(k, int) else k for k in step.entry.call_of.statics)
 
 
 def _done(step: "ShardedStep", way: Way) -> set[str]:

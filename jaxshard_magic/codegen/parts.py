@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 mesh: Any = None  # a program's own, as what follows is
 ARGUMENTS: dict[str, P] = {}
 RESULTS: dict[str, P] = {}
+NUMBERS: tuple[type, ...] = ()  # that are arrays to the step
+STATIC: tuple[str, ...] = ()  # its arguments that never are
 EXAMPLES: tuple[str, ...] = ()  # the mesh axes that the batch is divided over
 
 
@@ -35,22 +37,35 @@ def where(tree, table):
     """Where each array of a tree lies: by the first pattern that its path matches, else a copy on every device."""
 
     def one(path, _):
-        name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
-        return NamedSharding(mesh, next((s for p, s in table.items() if fnmatchcase(name, p)), P()))
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        names = name, name.removesuffix(".value")  # an NNX Variable's
+        found = (spec for n in names for pattern, spec in table.items() if fnmatchcase(n, pattern))
+        return NamedSharding(mesh, next(found, P()))
 
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
+def arguments(signature, args, kwargs):
+    """The arguments of a call by their names."""
+    return dict(signature.bind(*args, **kwargs).arguments)
+
+
+def called(step, signature, given):
+    """What a step gives for arguments by their names."""
+    bound = inspect.BoundArguments(signature, given)
+    return step(*bound.args, **bound.kwargs)
+
+
 def sharded(step):
     """`step` compiled for the mesh: its arguments and results lie where ARGUMENTS and RESULTS say."""
-    names, programs = list(inspect.signature(step).parameters), {}
+    signature, programs = inspect.signature(step), {}
 
     def program(given):
-        return step(**given)
+        return called(step, signature, given)
 
     @functools.wraps(step)
     def run(*args, **kwargs):
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = arguments(signature, args, kwargs)
         given = jax.device_put(given, where(given, ARGUMENTS))
         form = jax.tree.structure(given)
         if form not in programs:
@@ -66,16 +81,16 @@ def sharded_objects(step):
 
     NNX objects among the arguments are changed in place.
     """
-    names, programs = list(inspect.signature(step).parameters), {}
+    signature, programs = inspect.signature(step), {}
 
     @functools.wraps(step)
     def run(*args, **kwargs):
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = arguments(signature, args, kwargs)
         graph, *state = nnx.split(given, nnx.Variable, ...)
 
         def program(variables, arrays):
             given = nnx.merge(graph, variables, arrays)
-            results = step(**given)
+            results = called(step, signature, given)
             return nnx.split(given, nnx.Variable, ...)[1], results
 
         state = jax.device_put(state, [where(s, ARGUMENTS) for s in state])
@@ -95,28 +110,34 @@ def sharded_arrays(step):
 
     What is no array among them stays what it is; with other such arguments the step is compiled anew.
     """
-    names, programs, others = list(inspect.signature(step).parameters), {}, {}
+    signature, programs = (
+        inspect.signature(step),
+        [],
+    )  # what is no array; the program; what is none in its results
 
     @functools.wraps(step)
     def run(*args, **kwargs):
-        arrays, rest = apart(dict(zip(names, args, strict=False)) | kwargs)
-
-        def program(arrays):
-            results, others[rest] = apart(step(**together(rest, arrays)))
-            return results
-
+        arrays, rest = apart(arguments(signature, args, kwargs))
         arrays = jax.device_put(arrays, where(arrays, ARGUMENTS))
-        if rest not in programs:
+        if not any(rest == known for known, *_ in programs):
+            others = []
+
+            def program(arrays):
+                results, other = apart(called(step, signature, together(rest, arrays)))
+                others[:] = [other]
+                return results
+
             results = jax.eval_shape(program, arrays)
-            programs[rest] = jax.jit(program, out_shardings=where(results, RESULTS))
-        return together(others[rest], programs[rest](arrays))
+            programs.append((rest, jax.jit(program, out_shardings=where(results, RESULTS)), others))
+        program, (other,) = next(made for known, *made in programs if rest == known)
+        return together(other, program(arrays))
 
     return run
 
 
 def sharded_parts(step):
     """`step`, written for one device, run by all of the mesh, on parts that ARGUMENTS and RESULTS cut."""
-    names = list(inspect.signature(step).parameters)
+    signature = inspect.signature(step)
 
     @jax.jit
     def program(given):
@@ -125,14 +146,14 @@ def sharded_parts(step):
             one = functools.partial(
                 jax.shard_map, mesh=mesh, in_specs=(ins,), out_specs=results, check_vma=False
             )
-            return one(lambda given: step(**given))
+            return one(lambda given: called(step, signature, given))
 
         results = where(jax.eval_shape(spread(P()), given), RESULTS)
         return spread(jax.tree.map(lambda s: s.spec, results))(given)
 
     @functools.wraps(step)
     def run(*args, **kwargs):
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = arguments(signature, args, kwargs)
         return program(jax.device_put(given, where(given, ARGUMENTS)))
 
     return run
@@ -143,7 +164,7 @@ def sharded_places(step):
 
     Each has its place along the dimension that ARGUMENTS and RESULTS cut, which the step does not see.
     """
-    names = list(inspect.signature(step).parameters)
+    signature = inspect.signature(step)
 
     def along(x, sharding, change):
         dims = [d for d, axes in enumerate(sharding.spec) if axes is not None]
@@ -156,7 +177,7 @@ def sharded_places(step):
         def spread(results, specs):
             def one(given):
                 mine = jax.tree.map(lambda x, s: along(x, s, jax.lax.squeeze), given, places)
-                made = step(**mine)
+                made = called(step, signature, mine)
                 return jax.tree.map(lambda x, s: along(x, s, jax.lax.expand_dims), made, results(made))
 
             ins = jax.tree.map(lambda s: s.spec, places)
@@ -170,7 +191,7 @@ def sharded_places(step):
 
     @functools.wraps(step)
     def run(*args, **kwargs):
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = arguments(signature, args, kwargs)
         return program(jax.device_put(given, where(given, ARGUMENTS)))
 
     return run
@@ -180,7 +201,8 @@ def apart(tree):
     """The arrays of a tree by their paths, and all else."""
     leaves, form = jax.tree_util.tree_flatten_with_path(tree)
     named = [(jax.tree_util.keystr(path, simple=True, separator="."), x) for path, x in leaves]
-    arrays = {name: x for name, x in named if isinstance(x, (jax.Array, np.ndarray))}
+    arrays = {name: x for name, x in named if type(x) in NUMBERS or isinstance(x, (jax.Array, np.ndarray))}
+    arrays = {name: x for name, x in arrays.items() if name not in STATIC}
     return arrays, (form, tuple((name, None if name in arrays else x) for name, x in named))
 
 

@@ -9,7 +9,8 @@ class Piece:
 
     `file` is what Python calls its cell, and `line` its first line there; `before`: how many bytes of that line are
     another statement's; `title`: the cell as a reader knows it. `imports`: does it import; `calls`: does it call the
-    step when it runs; `makes`: does it give the step its name.
+    step when it runs; `makes`: does it give the step its name; `early`: it comes before imports, as it
+    changes what they find.
     """
 
     text: str
@@ -20,6 +21,7 @@ class Piece:
     imports: bool = False
     calls: bool = False
     makes: bool = False
+    early: bool = False
 
     @property
     def lines(self) -> range:

@@ -34,6 +34,11 @@ _OWN = (
     "EXAMPLES",
     "where",
     "sharded",
+    "arguments",
+    "called",
+    "microbatch",
+    "NUMBERS",
+    "STATIC",
     "apart",
     "together",
     "ARGUMENTS",
@@ -62,7 +67,8 @@ class Program:
     `path`: what its step goes by; `functions`: those of `parts` that it has; `notes`: what its reader has to know, by
     paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's. `call`: how its last
     line calls the step, where no piece does. `examples`: the mesh axes that divide them. `unwrapped`: the step stands
-    under a `jax.pmap` of its own, which is left out.
+    under a `jax.pmap` of its own, which is left out. `numbers`: the types of numbers that are arrays to it,
+    `static`: its arguments that never are.
     """
 
     pieces: Sequence[Piece]
@@ -77,11 +83,14 @@ class Program:
     call: str | None = None
     examples: tuple[str, ...] = ()
     unwrapped: bool = False
+    numbers: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The program, as ruff formats it."""
+        early = [p for p in self.pieces if p.early]
         imports = [p for p in self.pieces if p.imports]
-        rest = [p for p in self.pieces if not p.imports]
+        rest = [p for p in self.pieces if not (p.imports or p.early)]
         own = "\n\n\n".join(self._own())
         made = [i for i, p in enumerate(rest) if p.makes]
         at = made[-1] + 1 if made else next((i for i, p in enumerate(rest) if p.calls), len(rest))
@@ -91,6 +100,7 @@ class Program:
         head = [*self._imports(own), *(self._piece(p) for p in imports)]
         parts_ = [
             self._docstring(),
+            "\n".join([*(["import os, sys"] if early else []), *(self._piece(p) for p in early)]),
             "\n".join(head),
             self._devices(),
             own,
@@ -138,6 +148,12 @@ class Program:
             examples = [f"{said}\n{self.name('EXAMPLES')} = {self.examples!r}"]
         else:
             examples = []
+        if parts.apart in self.functions:
+            examples.append(
+                f"# Numbers of these types are arrays to the step, but for these arguments.\n"
+                f"{self.name('NUMBERS')} = ({''.join(f'{n}, ' for n in self.numbers)})\n"
+                f"{self.name('STATIC')} = {self.static!r}"
+            )
         tables = [*examples, self._table("ARGUMENTS", self.arguments), self._table("RESULTS", self.results)]
         functions = [self._renamed(text_of(f)) for f in self.functions]
         return [self._renamed(f"mesh = jax.make_mesh({sizes}, {names}, {types})"), *tables, *functions]
@@ -207,13 +223,14 @@ def specs_of(entry: "Entry") -> tuple[dict[str, PartitionSpec], dict[str, Partit
 
 def wrapper_of(call: "Peeled", traced: Traced) -> tuple[Callable[..., Any], ...]:
     """The functions of `parts` that call a step of this kind."""
+    usual = parts.where, parts.arguments, parts.called
     if isinstance(traced, PerDevice):
-        return parts.where, parts.sharded_places if traced.mapped.device_axis else parts.sharded_parts
+        return *usual, parts.sharded_places if traced.mapped.device_axis else parts.sharded_parts
     if call.nodes is not None:
-        return parts.where, parts.sharded_objects
+        return *usual, parts.sharded_objects
     if call.held or call.statics:
-        return parts.where, parts.apart, parts.together, parts.sharded_arrays
-    return parts.where, parts.sharded
+        return *usual, parts.apart, parts.together, parts.sharded_arrays
+    return *usual, parts.sharded
 
 
 def _full(line: str) -> str:

@@ -25,7 +25,7 @@ from ..step.planned import own_mesh
 from ..strategies.hold import Hold
 from ..targets import target_of
 from . import parts
-from .batches import LOOP, microbatched
+from .batches import microbatched
 from .edits import Edit, checkpointed, edited, held, imported, mapped, rematted
 from .marks import SEEN, Marks
 from .pieces import Piece
@@ -96,7 +96,7 @@ def best_way(
         found += [e for file, tree in trees.items() for e in mapped(tree, file, lines[file], axes, imports)]
     again = name("again")
     twice = [e for file, tree in trees.items() for e in checkpointed(tree, file, lines[file], again, imports)]
-    base = microbatched(step, trees, lines, name(LOOP), imports)
+    base = microbatched(step, trees, lines, name, imports)
     if (policy := policy_of(step)) is not None:
         how = policy or None
         base += [e for file, tree in trees.items() for e in rematted(tree, file, lines[file], how, imports)]
