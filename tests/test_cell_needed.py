@@ -378,3 +378,10 @@ def test_a_function_that_its_module_no_longer_has_is_not_written():
 
     dedent.__module__, dedent.__qualname__ = "textwrap", "dedent"
     assert _cell.as_text("x", dedent) is None
+
+
+def test_what_is_printed_together_is_not_needed_together():
+    kept = needed(
+        "rate = 1\nother = 2", "other = 3\nprint(rate, other)", STEP, "p = 0\np = train_step(p)\nprint(p)"
+    )
+    assert kept == ["rate = 1", STEP]

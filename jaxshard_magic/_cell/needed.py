@@ -59,8 +59,10 @@ class _Bodies:
     def __init__(self, statements: Iterable[Statement]):
         self.read: dict[str, set[str]] = defaultdict(set)
         self.made_of: dict[str, set[str]] = defaultdict(set)
+        statements = list(statements)
+        own = set().union(*(s.binds for s in statements if not s.is_import))
         for s in statements:
-            for name in s.binds | set(map(root_of, s.sets + s.does)):
+            for name in s.binds | set(map(root_of, s.sets)) | (own & set(map(root_of, s.does))):
                 self.read[name] |= s.reads_later
                 self.made_of[name] |= s.reads_later | s.reads
 
