@@ -325,3 +325,21 @@ def test_what_a_failed_cell_did_not_run_is_left_out(prepared):
     prepared.run(f"%%shard dp;\n{STEP.replace('0.1', 'rate * kept')}\n{CALL}")
     text = prepared.run("%shard code").text
     assert "rate = 0.1" in text and "kept = 1" in text and "boom" not in text and "rate = 7" not in text
+
+
+def test_a_way_that_the_cells_do_not_bear_is_left_out_with_what_they_raised(notebook):
+    notebook.run("import jax, jax.numpy as jnp\nw, x = [jnp.ones((256, 256)) / 256] * 4, jnp.ones((16, 256))")
+    step = """def train_step(w, x):
+    def loss(w):
+        y = x
+        for v in w:
+            y = jnp.tanh(y @ v)
+        return jnp.mean(y), "a text, which jax.checkpoint does not give back"
+
+    (value, _), grads = jax.value_and_grad(loss, has_aux=True)(w)
+    return [v - g for v, g in zip(w, grads)], value
+"""
+    notebook.run(f"%%shard fsdp --mesh data=8;\n{step}\n{CALL}")
+    text = notebook.run("%shard code").text
+    assert "is left out: they raise under it\n    TypeError: " in text and "again(" not in text
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(notebook["loss"]), rel=1e-5)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from saved_notebooks import assert_as_it_ran
 
 from jaxshard_magic.targets import tpu
 
@@ -209,16 +210,7 @@ def test_from_python_it_is_the_same_choice(on_slice):
 
 
 def test_it_is_saved_as_it_ran_and_holds_nothing_of_the_machine():
-    notebook = saved()
-    nbformat.validate(notebook)
-    assert SCRIPT["machine_paths"](notebook) == []
-    assert notebook == SCRIPT["tidied"](saved())
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
-    failed = [
-        cell.id for cell in code if [o for o in cell.outputs if o.get("name") == "stderr" or "ename" in o]
-    ]
-    assert failed == ["wrong"]
+    assert_as_it_ran(PATH, failed=["wrong"])
 
 
 def test_what_is_shown_is_text_and_html_without_script():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from saved_notebooks import assert_as_it_ran
 
 PATH = Path(__file__).parents[1] / "notebooks/06_explore.ipynb"
 SCRIPT = runpy.run_path(str(PATH.parent / "execute.py"))
@@ -117,13 +118,7 @@ def test_the_line_gives_the_same_loss_and_the_bytes_that_were_told(here):
 
 
 def test_it_is_saved_as_it_ran_and_holds_nothing_of_the_machine():
-    notebook = saved()
-    nbformat.validate(notebook)
-    assert SCRIPT["machine_paths"](notebook) == []
-    assert notebook == SCRIPT["tidied"](saved())
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
-    assert [c.id for c in code for o in c.outputs if o.get("name") == "stderr" or "ename" in o] == []
+    assert_as_it_ran(PATH)
 
 
 def test_what_is_shown_is_text_and_html_without_script():

@@ -4,7 +4,8 @@ import builtins
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from types import ModuleType, NoneType
 from typing import Any
 
@@ -59,6 +60,7 @@ class _Bodies:
     def __init__(self, statements: Iterable[Statement]):
         self.read: dict[str, set[str]] = defaultdict(set)
         self.made_of: dict[str, set[str]] = defaultdict(set)
+        self._ahead: dict[str, set[str]] = {}
         statements = list(statements)
         own = set().union(*(s.binds for s in statements if not s.is_import))
         for s in statements:
@@ -71,14 +73,32 @@ class _Bodies:
         that a value was made of."""
         return set().union(*(self.read.get(name, set()) for name in self.behind(names)))
 
+    @cached_property
+    def _makes(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        for name, parts in self.made_of.items():
+            for part in parts:
+                found[part].add(name)
+        return found
+
     def behind(self, names: set[str]) -> set[str]:
         """These names, and those that what they stand for was made of."""
-        seen, todo = set(names), list(names)
-        while todo:
-            more = self.made_of.get(todo.pop(), set()) - seen
-            seen |= more
-            todo += more
-        return seen
+        return _reached(names, self.made_of)
+
+    def ahead(self, name: str) -> set[str]:
+        """This name, and those that what it stands for is a part of: the other way round than `behind`."""
+        if name not in self._ahead:
+            self._ahead[name] = _reached({name}, self._makes)
+        return self._ahead[name]
+
+
+def _reached(names: set[str], links: Mapping[str, set[str]]) -> set[str]:
+    seen, todo = set(names), list(names)
+    while todo:
+        more = links.get(todo.pop(), set()) - seen
+        seen |= more
+        todo += more
+    return seen
 
 
 class _Notebook:
@@ -100,15 +120,18 @@ class _Notebook:
     def wants(self, s: Statement, names: set[str]) -> bool:
         """Does it give one of the names a value, or change what has it: an attribute, an element, by a method, or as a
         function's argument? Does it set what all code depends on?"""
-        held = names | self.bodies.behind(names) - self.imports.keys()
         return (
-            bool(s.binds & names or (held | self.changeable) & set(map(root_of, s.sets)))
+            bool(s.binds & names)
+            or any(root in self.changeable or self._held(root, names) for root in map(root_of, s.sets))
             or "*" in s.binds
             or bool(s.reads & names & self.drawn_from)
             or any(map(self._is_setting, s.sets + s.does))
-            or any(self._changes(called, held) or root_of(called) in self.seeding for called in s.does)
+            or any(self._changes(called, names) or root_of(called) in self.seeding for called in s.does)
             or (self.draws and self.is_draw(s))
-            or any(given & held and self._may_fill(function) for function, given in s.hands)
+            or any(
+                any(self._held(name, names) for name in given) and self._may_fill(function)
+                for function, given in s.hands
+            )
         )
 
     def is_draw(self, s: Statement) -> bool:
@@ -123,7 +146,13 @@ class _Notebook:
 
     def _changes(self, called: str, names: set[str]) -> bool:
         root, *attributes = called.split(".")
-        return root in names and bool(_SETTERS & {*attributes} if root in self.imports else attributes)
+        return self._held(root, names) and bool(
+            _SETTERS & {*attributes} if root in self.imports else attributes
+        )
+
+    def _held(self, name: str, names: set[str]) -> bool:
+        """Is it one of the names, or a part of what one of them stands for?"""
+        return name in names or (name not in self.imports and not names.isdisjoint(self.bodies.ahead(name)))
 
     def _may_fill(self, function: str) -> bool:
         """The user's functions may change their arguments; those that train are earlier calls of the step."""

@@ -144,7 +144,11 @@ class Statement:
 
     def calls(self, path: str) -> bool:
         """Does it call the function of this name when it runs?"""
-        return any(isinstance(n, ast.Call) and ast.unparse(n.func) == path for n in in_scope(self.node))
+        return path in self._callees
+
+    @cached_property
+    def _callees(self) -> set[str]:
+        return {ast.unparse(n.func) for n in in_scope(self.node) if isinstance(n, ast.Call)}
 
     def mentions_a_call(self, path: str) -> bool:
         """Does it call the function of this name, or one of its own functions when that runs?"""

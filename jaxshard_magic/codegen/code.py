@@ -159,6 +159,8 @@ def _notes(
     else:
         yield "\n".join(_moves(planned, way.collectives))
     yield from left_out(step, _done(step, way))
+    for raised in way.refused:
+        yield f"A way to write more of the plan into these cells is left out: they raise under it\n    {raised}"
     if (target := target_of(step.mesh)) is not None:
         yield f"{target.name} was not attached where this was written: it was compiled for it, and has not run."
     if elsewhere is not None:

@@ -6,7 +6,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -43,10 +43,12 @@ Moves = Counter[tuple[str, tuple[str, ...] | None, int]]  # how often, by kind, 
 
 @dataclass(frozen=True)
 class Way:
-    """Edits by file, and the collectives of the program that they make; None where it has no text to read them from."""
+    """Edits by file, and the collectives of the program that they make; None where it has no text to read them from.
+    `refused`: what the user's functions raised under other ways."""
 
     edits: Mapping[str, list[Edit]]
     collectives: tuple[Collective, ...] | None
+    refused: tuple[str, ...] = ()
 
     @property
     def moves(self) -> Moves:
@@ -101,6 +103,7 @@ def best_way(
         how = policy or None
         base += [e for file, tree in trees.items() for e in rematted(tree, file, lines[file], how, imports)]
         twice = []
+    refused: list[str] = []
 
     def nearest(base: list[Edit]) -> Way | None:
         best: Way | None = None
@@ -113,9 +116,10 @@ def best_way(
             step.say(f"compiling its program, way {len(tried)} of at most 5")
             try:
                 way = _way(step, files, trees, edits, name)
-            except Exception:  # of the user's own functions, with something around them
+            except Exception as error:  # of the user's own functions, with something around them
                 if not edits:
                     raise
+                refused.append(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
                 continue
             best = way if best is None or way.distance(wanted) < best.distance(wanted) else best
             if counted(wanted) == best.moves:
@@ -124,7 +128,7 @@ def best_way(
 
     best = (nearest(base) if base else None) or nearest([])
     assert best is not None
-    return best
+    return replace(best, refused=tuple(dict.fromkeys(refused)))
 
 
 def _pins(step: "ShardedStep", trees: Mapping[str, ast.Module], lines: Mapping[str, set[int]]) -> list[Pin]:
