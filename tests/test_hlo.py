@@ -105,6 +105,35 @@ def test_text_without_percent_signs_and_with_typed_operands_reads_the_same():
     assert module.entry.instructions["a"].operands == ("p", "p")
 
 
+def test_elements_that_are_named_in_place_are_those_that_would_be_taken_out():
+    module = read(
+        "HloModule m, num_partitions=8\n"
+        + SUM
+        + """
+ENTRY %e (p: (f32[8], (s32[], f32[4,2]))) -> f32[4,2] {
+  %p = (f32[8]{0}, (s32[], /*index=1*/f32[4,2]{1,0})) parameter(0)
+  %first = (f32[8]{0}, f32[4,2]{1,0}) all-reduce(%p#0, f32[4,2]{1,0} %p#1#1), replica_groups=[4,2]<=[8], \
+use_global_device_ids=true, channel_id=1, to_apply=%sum
+  %both = (f32[4,2]{1,0}, f32[8]{0}) all-reduce(%first#1, %first#0), replica_groups=[2,4]<=[4,2]T(1,0), \
+use_global_device_ids=true, channel_id=2, to_apply=%sum
+  ROOT %y = f32[4,2]{1,0} copy(%both#0), metadata={op_name="y#0/p#7"}
+}
+"""
+    )
+    entry = module.entry.instructions
+    assert entry["first"].operands == ("p#0", "p#1#1")
+    taken = entry["p#1#1"]
+    assert (taken.opcode, taken.operands, taken.attribute("index")) == ("get-tuple-element", ("p#1",), "1")
+    assert taken.shapes == (Shape("f32", (4, 2)),)
+    moved = [(m.axes, m.bytes, m.operand) for m in moves(module, {"data": 4, "model": 2})]
+    assert moved == [
+        (("model",), 32, "p#0"),
+        (("model",), 32, "p#1#1"),
+        (("data",), 32, "first#1"),
+        (("data",), 32, "first#0"),
+    ]
+
+
 def test_the_source_tables_before_the_program_are_kept():
     header = (
         'HloModule m\n\nFileNames\n1 "cell.py"\n\nStackFrames\n1 {file_location_id=1 parent_frame_id=1}\n'

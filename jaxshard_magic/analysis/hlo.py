@@ -18,7 +18,8 @@ _INSTRUCTION = re.compile(
 )
 _CALLED = re.compile(r"%?([\w.\-]+)")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
-_OPERAND = re.compile(r"%?([A-Za-z_][\w.\-]*)\s*(?:,|$)")
+_OPERAND = re.compile(r"%?([A-Za-z_][\w.\-]*(?:#\d+)*)\s*(?:,|$)")
+_PART = re.compile(r"%?([A-Za-z_][\w.\-]*)#(\d+(?:#\d+)*)")
 _NESTING = re.compile(r'"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,')
 _PLAIN = re.compile(r'[^"\[\](){},]*(?=,|$)')
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -108,12 +109,17 @@ class Computation:
 
     @cached_property
     def instructions(self) -> dict[str, Instruction]:
-        """By name, in the order of the text."""
-        found = (line.groups() for line in _INSTRUCTION.finditer(self.text))
-        return {
-            name: Instruction(name, opcode, result, rest, bool(root))
-            for root, name, result, opcode, rest in found
-        }
+        """By name, in the order of the text. An element that the text names `%x#1` has a get-tuple-element behind `%x`."""
+        parts: dict[str, set[str]] = {}
+        if "#" in self.text:
+            for name, index in _PART.findall(self.text):
+                parts.setdefault(name, set()).add(index)
+        found: dict[str, Instruction] = {}
+        for root, name, result, opcode, rest in (line.groups() for line in _INSTRUCTION.finditer(self.text)):
+            found[name] = made = Instruction(name, opcode, result, rest, bool(root))
+            for index in sorted(parts.get(name, ())):
+                found.update(_parts_of(made, index))
+        return found
 
     @property
     def root(self) -> Instruction | None:
@@ -294,6 +300,31 @@ def _source(computation: Computation, name: str) -> Instruction | None:
     found = computation.instructions.get(name)
     while found and found.opcode in ("copy", "bitcast", "convert"):
         found = computation.instructions.get(found.operands[0])
+    return found
+
+
+def _parts_of(whole: Instruction, index: str) -> Iterator[tuple[str, Instruction]]:
+    """What takes element 1, then its element 0, out of a tuple, for the index `1#0`; nothing that it has not."""
+    for k in map(int, index.split("#")):
+        types = _elements(whole.result)
+        if k >= len(types):
+            return
+        name = f"{whole.name}#{k}"
+        whole = Instruction(name, "get-tuple-element", types[k], f"%{whole.name}), index={k}", False)
+        yield name, whole
+
+
+def _elements(result: str) -> list[str]:
+    """The types in a tuple's type; none of another's.
+
+    >>> _elements("(s32[], (f32[4,8]{1,0}, pred[]), /*index=2*/token[])")
+    ['s32[]', '(f32[4,8]{1,0}, pred[])', 'token[]']
+    """
+    text, at, found = _COMMENT.sub("", result).strip(), 1, []
+    while text.startswith("(") and text[at : at + 1] not in (")", ""):
+        end = _balanced(text, at)
+        found.append(text[at:end].strip())
+        at = end + (text[end : end + 1] == ",")
     return found
 
 
