@@ -43,7 +43,7 @@ def assert_the_same_numbers(numbers, home: Home) -> None:
             np.testing.assert_allclose(numbers[name], x, rtol=0, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize(("home", "strategy", "mesh"), rows())
+@pytest.mark.parametrize(("home", "strategy", "mesh"), list(rows()))
 def test_the_program_gives_the_same_numbers_and_moves_what_it_says(
     notebook, tmp_path, home: Home, strategy, mesh
 ):
