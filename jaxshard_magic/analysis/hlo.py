@@ -109,7 +109,7 @@ class Computation:
 
     @cached_property
     def instructions(self) -> dict[str, Instruction]:
-        """By name, in the order of the text. An element that the text names `%x#1` has a get-tuple-element behind `%x`."""
+        """By name, in the order of the text; behind `%x`, a get-tuple-element for each that the text names `%x#1`."""
         parts: dict[str, set[str]] = {}
         if "#" in self.text:
             for name, index in _PART.findall(self.text):

@@ -1,7 +1,7 @@
 """`--microbatches` in the user's text: the gradient call of the step as a function of one part of the batch."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -11,7 +11,8 @@ from ..program.examples import Joined, Summed
 from ..program.flow import Flow
 from ..program.roles import BATCH
 from ..program.trace import path_name
-from .edits import Edit, is_gradient
+from .cells import Cells
+from .edits import Asked, Edit, is_gradient
 from .marks import Place
 
 if TYPE_CHECKING:
@@ -33,21 +34,16 @@ class _Region:
     read: frozenset[str]
 
 
-def microbatched(
-    step: "ShardedStep",
-    trees: Mapping[str, ast.Module],
-    lines: Mapping[str, set[int]],
-    name: Callable[[str], str],
-    imports: Mapping[str, str],
-) -> list[Edit]:
+def microbatched(step: "ShardedStep", cells: Cells) -> Asked:
     """The edits that take the step's gradient over microbatches; none where its text, or what it gives, has no such
-    form: then the program leaves the option out. `name` gives what the program calls its own things;
-    `imports`: what imported names stand for."""
-    mean, loop, part = _is_mean(step), name(LOOP), name(PART)
+    form: then the program leaves the option out."""
+    mean, loop, part = _is_mean(step), cells.name(LOOP), cells.name(PART)
     names = _batch_names(step)
-    regions = [r for file, tree in trees.items() for r in _regions(tree, file, lines[file], names, imports)]
+    regions = [
+        r for f, tree in cells.trees.items() for r in _regions(tree, f, cells.lines[f], names, cells.imports)
+    ]
     if mean is None or len(regions) != 1:
-        return []
+        return Asked()
     (region,) = regions
     value, indent = region.last.value, " " * region.first.col_offset
     end = value.end_lineno or value.lineno, value.end_col_offset or value.col_offset
@@ -58,10 +54,10 @@ def microbatched(
     first = min([region.first.lineno, *(d.lineno for d in getattr(region.first, "decorator_list", ()))])
     targets = ast.unparse(ast.Assign(region.last.targets, ast.Constant(0), lineno=0))[:-1]
     parts = f"{step.inside.microbatches}, {args}" + ("" if mean else ", mean=False")
-    inner = {n for part in ast.walk(trees[region.file]) for n in _inside_text(part)}
+    inner = {n for part in ast.walk(cells.trees[region.file]) for n in _inside_text(part)}
     made = Place(region.file, region.last.lineno, region.last.col_offset, value.lineno, value.col_offset)
     inside = Place(region.file, first, 0, *end)
-    return [
+    edits = (
         *(Edit(Place(region.file, n, 0, n, 0), "    ") for n in range(first, end[0] + 1) if n not in inner),
         Edit(made, "return ", gone=True),
         Edit(
@@ -69,7 +65,8 @@ def microbatched(
             "".join([f"{indent}def {part}({given}):\n", *copies]),
             f"\n\n{indent}{targets}{loop}({part}, {parts})",
         ),
-    ]
+    )
+    return Asked(edits, frozenset({"microbatches"}))
 
 
 def _inside_text(node: ast.AST) -> range:

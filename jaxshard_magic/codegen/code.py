@@ -13,11 +13,12 @@ from ..errors import ShardError
 from ..report import Collective
 from ..report.written import Shown, saved
 from ..targets import target_of
-from .batches import LOOP
+from . import parts
+from .cells import cells_of
 from .left_out import left_out
 from .pieces import Piece
 from .program import Program, axes_of, specs_of, wrapper_of
-from .trying import INSIDE, Moves, Way, best_way, counted
+from .trying import Moves, Way, best_way, counted
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -104,12 +105,12 @@ def code_of(
     facts = facts_of(entry)
     axes = {axes_of(entry)[axis]: size for axis, size in step.mesh.shape.items()}
     draft = Program(pieces, path, axes, *specs_of(entry), (), {})
-    way = best_way(step, pieces, facts.collectives or (), draft.name)
+    way = best_way(step, cells_of(pieces, draft.name), facts.collectives or ())
     notes = tuple(_notes(step, facts.collectives, way, missing, elsewhere))
     program = replace(
         draft,
         functions=(
-            *(f for f in INSIDE if _uses(way, draft.name(f.__name__))),
+            *(f for f in parts.INSIDE if _uses(way, draft.name(f.__name__))),
             *wrapper_of(entry.call_of, entry.traced),
         ),
         edits=way.edits,
@@ -132,14 +133,6 @@ def _static(step: "ShardedStep") -> tuple[str, ...]:
     return tuple(names[k] if isinstance(k, int) else k for k in step.entry.call_of.statics)
 
 
-def _done(step: "ShardedStep", way: Way) -> set[str]:
-    """The options of the step's gradients that a program has."""
-    edits = [e for found in way.edits.values() for e in found]
-    found = {"microbatches"} if any(f"{LOOP}(" in e.after for e in edits) else set()
-    checkpoint = (".checkpoint(", ".remat(", ".filter_checkpoint(")
-    return found | ({"remat"} if any(e.before.endswith(checkpoint) for e in edits) else set())
-
-
 def _uses(way: Way, name: str) -> bool:
     return any(f"{name}(" in e.before + e.after for edits in way.edits.values() for e in edits)
 
@@ -158,7 +151,7 @@ def _notes(
         yield "What it moves between devices is not known: the compiler gave no text to read that from."
     else:
         yield "\n".join(_moves(planned, way.collectives))
-    yield from left_out(step, _done(step, way))
+    yield from left_out(step, way.done)
     for raised in way.refused:
         yield f"A way to write more of the plan into these cells is left out: they raise under it\n    {raised}"
     if (target := target_of(step.mesh)) is not None:

@@ -26,6 +26,17 @@ class Edit:
     gone: bool = False
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Edits, and the options of the line that they bring."""
+
+    edits: tuple[Edit, ...] = ()
+    done: frozenset[str] = frozenset()
+
+    def __add__(self, other: "Asked") -> "Asked":
+        return Asked(self.edits + other.edits, self.done | other.done)
+
+
 def held(pins: Iterable[Pin], hold: str, spec: str) -> list[Edit]:
     """`hold(..., P("data"))` around expressions; `spec`: what the program calls PartitionSpec."""
     return [Edit(pin.place, f"{hold}(", f", {spec}{how[1:]})") for pin in pins for how in pin.specs]

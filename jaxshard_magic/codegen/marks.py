@@ -2,11 +2,14 @@
 
 import ast
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
+
+if TYPE_CHECKING:
+    from .cells import Cells
 
 SEEN = "jaxshard_seen"  # what an expression's value is given to, by its number
 _MARK = "jaxshard:seen."
@@ -40,8 +43,14 @@ class Marks:
         self.ranks.setdefault(k, set()).add(x.ndim)
         return checkpoint_name(x, f"{_MARK}{k}")
 
-    def tree(self, tree: ast.Module, file: str, lines: set[int]) -> ast.Module:
-        """A file with every expression marked that computes in a function on these lines."""
+    def both(self, cells: "Cells") -> dict[str, tuple[ast.Module, ast.Module]]:
+        """The tree of each cell, and one with every expression marked that computes in a function of its pieces."""
+        return {
+            file: (tree, self._tree(ast.parse("".join(cells.files[file])), file, cells.lines[file]))
+            for file, tree in cells.trees.items()
+        }
+
+    def _tree(self, tree: ast.Module, file: str, lines: set[int]) -> ast.Module:
         for node in [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]:
             if node.lineno in lines:
                 node.body = [_Marking(self, file).visit(s) for s in node.body]

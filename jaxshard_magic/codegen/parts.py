@@ -245,3 +245,6 @@ def in_microbatches(gradients, parts, *batch, mean=True):
     return form.unflatten(
         [found[i].astype(x.dtype) if i in found else joined(next(rest)) for i, x in enumerate(whole)]
     )
+
+
+INSIDE = (hold, again, in_microbatches)  # what stands inside of a step

@@ -1,7 +1,6 @@
 """Ways to write the plan's constraints into the user's text, each compiled, and what moves between devices under it."""
 
 import ast
-import linecache
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..analysis.collectives import collectives
 from ..compiler_log import captured
-from ..gradients.remat import POLICIES
 from ..program.lines import lines_kept
 from ..program.mapped import PerDevice
 from ..program.peel import specs
@@ -25,10 +23,10 @@ from ..step.planned import own_mesh
 from ..strategies.hold import Hold
 from ..targets import target_of
 from . import parts
-from .batches import microbatched
-from .edits import Edit, checkpointed, edited, held, imported, mapped, rematted
+from .asked import asked_of
+from .cells import Cells
+from .edits import Asked, Edit, checkpointed, edited, held, mapped
 from .marks import SEEN, Marks
-from .pieces import Piece
 from .pins import Pin, pins
 from .program import axes_of, renamed
 from .swap import swapped
@@ -36,18 +34,18 @@ from .swap import swapped
 if TYPE_CHECKING:
     from ..step import ShardedStep
 
-INSIDE = (parts.hold, parts.again, parts.in_microbatches)
-Files = dict[str, list[str]]  # the lines of each
 Moves = Counter[tuple[str, tuple[str, ...] | None, int]]  # how often, by kind, mesh axes and bytes
 
 
 @dataclass(frozen=True)
 class Way:
     """Edits by file, and the collectives of the program that they make; None where it has no text to read them from.
-    `refused`: what the user's functions raised under other ways."""
+    `done`: the options of the line that the edits bring. `refused`: what the user's functions raised under other
+    ways."""
 
     edits: Mapping[str, list[Edit]]
     collectives: tuple[Collective, ...] | None
+    done: frozenset[str] = frozenset()
     refused: tuple[str, ...] = ()
 
     @property
@@ -63,16 +61,6 @@ class Way:
         return sum(map(abs, sent.values()))
 
 
-def policy_of(step: "ShardedStep") -> str | None:
-    """The policy of the step's remat as Python, empty for jax's own; None where it has none, or another way."""
-    names = {"full": "", "nothing": "", "nothing_saveable": "", "dots": "dots_saveable"}
-    how = step.inside.remat
-    if how not in POLICIES or how == "offload":
-        return None
-    own = names.get(how, how)
-    return own and f"jax.checkpoint_policies.{own}"
-
-
 def counted(found: Iterable[Collective]) -> Moves:
     moves: Moves = Counter()
     for c in found:
@@ -80,42 +68,24 @@ def counted(found: Iterable[Collective]) -> Moves:
     return moves
 
 
-def best_way(
-    step: "ShardedStep", pieces: Sequence[Piece], wanted: Sequence[Collective], name: Callable[[str], str]
-) -> Way:
-    """The way to write the plan's constraints into the pieces that moves most nearly what the plan moves: with no
+def best_way(step: "ShardedStep", cells: Cells, wanted: Sequence[Collective]) -> Way:
+    """The way to write the plan's constraints into the cells that moves most nearly what the plan moves: with no
     constraint but where arrays begin and end, with activations held, with tables as well that are looked up in, or with
-    weights gathered again. Of equals the simplest. `name` gives what a program calls `hold` and `again`."""
-    files = {piece.file: linecache.getlines(piece.file) for piece in pieces}
-    trees = {file: ast.parse("".join(lines)) for file, lines in files.items() if lines}
-    lines = {file: {n for p in pieces if p.file == file for n in p.lines} for file in trees}
-    imports = imported(*trees.values(), *(ast.parse(p.text) for p in pieces if p.imports))
-    pinned = _pins(step, trees, lines)
-    found = held([pin for pin in pinned if not pin.table], name("hold"), name("P"))
-    tables = held([pin for pin in pinned if pin.table], name("hold"), name("P"))
-    if any(pin.mapped for pin in pinned):
-        axes = step.entry.plan.batch_axes if step.entry is not None else ()
-        found += [e for file, tree in trees.items() for e in mapped(tree, file, lines[file], axes, imports)]
-    again = name("again")
-    twice = [e for file, tree in trees.items() for e in checkpointed(tree, file, lines[file], again, imports)]
-    base = microbatched(step, trees, lines, name, imports)
-    if (policy := policy_of(step)) is not None:
-        how = policy or None
-        base += [e for file, tree in trees.items() for e in rematted(tree, file, lines[file], how, imports)]
-        twice = []
+    weights gathered again; each with as many options of the line as the cells bear. Of equals the simplest."""
+    held_back = _constraints(step, cells)
     refused: list[str] = []
 
-    def nearest(base: list[Edit]) -> Way | None:
+    def nearest(asked: Asked) -> Way | None:
         best: Way | None = None
         tried: list[list[Edit]] = []
-        also = (), tables, twice, [*tables, *twice]
-        for edits in (base, *([*base, *found, *more] for more in also)):
+        for more in ([], *held_back(asked)):
+            edits = [*asked.edits, *more]
             if edits in tried:
                 continue
             tried.append(edits)
             step.say(f"compiling its program, way {len(tried)} of at most 5")
             try:
-                way = _way(step, files, trees, edits, name)
+                way = replace(_way(step, cells, edits), done=asked.done)
             except Exception as error:  # of the user's own functions, with something around them
                 if not edits:
                     raise
@@ -126,42 +96,54 @@ def best_way(
                 break
         return best
 
-    best = (nearest(base) if base else None) or nearest([])
-    assert best is not None
-    return replace(best, refused=tuple(dict.fromkeys(refused)))
+    found = (way for asked in asked_of(step, cells) if (way := nearest(asked)) is not None)
+    return replace(next(found), refused=tuple(dict.fromkeys(refused)))
 
 
-def _pins(step: "ShardedStep", trees: Mapping[str, ast.Module], lines: Mapping[str, set[int]]) -> list[Pin]:
+def _constraints(step: "ShardedStep", cells: Cells) -> Callable[[Asked], list[list[Edit]]]:
+    """The edits that hold arrays as the plan does, from the fewest to the most, beside those of options."""
+    name, files = cells.name, cells.trees.items()
+    pinned = _pins(step, cells)
+    found = held([pin for pin in pinned if not pin.table], name("hold"), name("P"))
+    tables = held([pin for pin in pinned if pin.table], name("hold"), name("P"))
+    if any(pin.mapped for pin in pinned):
+        axes = step.entry.plan.batch_axes if step.entry is not None else ()
+        found += [e for f, tree in files for e in mapped(tree, f, cells.lines[f], axes, cells.imports)]
+    again = name("again")
+    twice = [e for f, tree in files for e in checkpointed(tree, f, cells.lines[f], again, cells.imports)]
+
+    def beside(asked: Asked) -> list[list[Edit]]:
+        more = [] if "remat" in asked.done else twice
+        return [found, [*found, *tables], [*found, *more], [*found, *tables, *more]]
+
+    return beside
+
+
+def _pins(step: "ShardedStep", cells: Cells) -> list[Pin]:
     """Of a program that holds no array in place there are none."""
     assert step.entry is not None
     run, call = step.entry.plan.run, step.entry.call_of
     if not isinstance(run, Hold) or call is None:
         return []
     marks = Marks()
-    both = {
-        file: (tree, marks.tree(ast.parse("".join(linecache.getlines(file))), file, lines[file]))
-        for file, tree in trees.items()
-    }
-    with swapped(both, {SEEN: marks.seen}):
+    with swapped(marks.both(cells), {SEEN: marks.seen}):
         planned = step.planned_for(call)
     return pins(planned.plan.run, marks) if isinstance(planned.plan.run, Hold) else []
 
 
-def _way(
-    step: "ShardedStep",
-    files: Files,
-    trees: Mapping[str, ast.Module],
-    edits: Sequence[Edit],
-    name: Callable[[str], str],
-) -> Way:
+def _way(step: "ShardedStep", cells: Cells, edits: Sequence[Edit]) -> Way:
     """What a program with these edits moves: compiled, not run."""
     by_file: dict[str, list[Edit]] = {}
     for e in edits:
         by_file.setdefault(e.place.file, []).append(e)
     both = {
-        file: (trees[file], ast.parse("".join(edited(files[file], 1, its)))) for file, its in by_file.items()
+        file: (cells.trees[file], ast.parse("".join(edited(cells.files[file], 1, its))))
+        for file, its in by_file.items()
     }
-    given = {name(f.__name__): f for f in _functions(step)} | {name("P"): PartitionSpec, "jax": jax}
+    given = {cells.name(f.__name__): f for f in _functions(step)} | {
+        cells.name("P"): PartitionSpec,
+        "jax": jax,
+    }
     with swapped(both, {k: v for k, v in given.items() if edits}):
         compiled = _compiled(step)
     text = compiled.as_text()
@@ -173,7 +155,7 @@ def _functions(step: "ShardedStep") -> list[types.FunctionType]:
     assert step.entry is not None
     namespace = {**vars(parts), "mesh": step.mesh, "EXAMPLES": step.entry.plan.batch_axes}
     found = []
-    for f in INSIDE:
+    for f in parts.INSIDE:
         found.append(types.FunctionType(f.__code__, namespace, f.__name__, f.__defaults__))
         found[-1].__kwdefaults__ = f.__kwdefaults__
     return found
