@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from narrowed import BF16, F32, ROUNDING, Loss, decoder, model, off, pictures, types_of
 from zoo.transformers import Form
 
+from jaxshard_magic.gradients.precision import precision
 from jaxshard_magic.gradients.recomputed import recomputed
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.primitives import REMAT
@@ -118,3 +120,19 @@ def test_remat_of_the_users_own_is_left_alone():
     ]
     nested = [e for b in bodies for e in b.doors[0].scope.equations if e.name in ("checkpoint", "remat2")]
     assert bodies and not nested
+
+
+def test_a_value_that_has_names_is_squared_and_summed_up_as_one_without():
+    def loss(w, x):
+        h = x @ w
+        square = checkpoint_name(h, "a") * checkpoint_name(h, "b")
+
+        def add(total, row):
+            return checkpoint_name(checkpoint_name(total, "c") + row @ w, "d"), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros(8), square @ w)
+        return (total @ w).sum()
+
+    cast = precision(jax.make_jaxpr(loss)(jnp.ones((8, 8)), jnp.ones((4, 8))), "bf16").closed
+    assert types_of(cast, "mul") == [F32]
+    assert types_of(cast, "scan") == [F32]

@@ -1,25 +1,27 @@
-"""`--microbatches` in the user's text: the gradient call of the step as a function of one part of the batch."""
+"""`--microbatches`, `--reduce` and `--reduce-dtype` in the user's text: the gradient call of the step as a function of
+one part of the batch."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ..gradients.accumulate import Accumulated
-from ..program.examples import Joined, Summed
-from ..program.flow import Flow
-from ..program.roles import BATCH
-from ..program.trace import path_name
 from .cells import Cells
 from .edits import Asked, Edit, is_gradient
-from .marks import Place
+from .marks import Place, place_of
+from .means import batch_names, calls_of, convolves, is_mean, objects
+from .shards import gathered_before, sums_of
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
 
-LOOP = "in_microbatches"  # the function of `parts` that takes them
-PART = "microbatch"  # what the program calls the function of one
+LOOP, EACH, AHEAD = "in_microbatches", "in_shards", "gathered"  # functions of `parts`
+PART, SHARD = "microbatch", "shard"  # what the program calls the function of one
+_CONVOLVES = (
+    "XLA does not divide the gradients of convolutions by device, so that no device has its own to add up."
+)
+_OPTIONS = {"microbatches", "reduce", "reduce_dtype"}
 
 
 @dataclass(frozen=True)
@@ -35,38 +37,100 @@ class _Region:
 
 
 def microbatched(step: "ShardedStep", cells: Cells) -> Asked:
-    """The edits that take the step's gradient over microbatches; none where its text, or what it gives, has no such
-    form: then the program leaves the option out."""
-    mean, loop, part = _is_mean(step), cells.name(LOOP), cells.name(PART)
-    names = _batch_names(step)
+    """The edits that take the step's gradient over microbatches, and have devices add it up as the line asks; none
+    where its text, or what it gives, has no such form: then the program leaves the options out."""
+    asked, names = _OPTIONS & {*step.inside.asked}, batch_names(step)
     regions = [
         r for f, tree in cells.trees.items() for r in _regions(tree, f, cells.lines[f], names, cells.imports)
     ]
-    if mean is None or len(regions) != 1:
+    n, calls = calls_of(step) if asked and len(regions) == 1 else (1, ())
+    mean = is_mean(step, n, calls)
+    if mean is None:
         return Asked()
     (region,) = regions
-    value, indent = region.last.value, " " * region.first.col_offset
-    end = value.end_lineno or value.lineno, value.end_col_offset or value.col_offset
-    args = ", ".join(region.batch)
-    copied = [name for name in _objects(step) if name in region.read]
-    given = ", ".join([*region.batch, *(f"{name}={name}" for name in copied)])
-    copies = [f"{indent}    {name} = nnx.clone({name})\n" for name in copied]
-    first = min([region.first.lineno, *(d.lineno for d in getattr(region.first, "decorator_list", ()))])
-    targets = ast.unparse(ast.Assign(region.last.targets, ast.Constant(0), lineno=0))[:-1]
-    parts = f"{step.inside.microbatches}, {args}" + ("" if mean else ", mean=False")
-    inner = {n for part in ast.walk(cells.trees[region.file]) for n in _inside_text(part)}
-    made = Place(region.file, region.last.lineno, region.last.col_offset, value.lineno, value.col_offset)
-    inside = Place(region.file, first, 0, *end)
-    edits = (
-        *(Edit(Place(region.file, n, 0, n, 0), "    ") for n in range(first, end[0] + 1) if n not in inner),
-        Edit(made, "return ", gone=True),
-        Edit(
-            inside,
-            "".join([f"{indent}def {part}({given}):\n", *copies]),
-            f"\n\n{indent}{targets}{loop}({part}, {parts})",
-        ),
+    taken = _Taken(step, cells, region, "" if mean else ", mean=False")
+    loops = frozenset(asked & {"microbatches"})
+    plain = Asked(taken.edits(taken.in_microbatches()), loops) if loops else Asked()
+    if loops == asked:
+        return plain
+    return _in_shards(taken, asked, plain, convolves(calls))
+
+
+def _in_shards(taken: "_Taken", asked: set[str], plain: Asked, convolved: bool) -> Asked:
+    """`plain`: the region without options of how devices add up what it gives."""
+    step, region = taken.step, taken.region
+    assert step.entry is not None
+    sums = sums_of(step, taken.cells, place_of(region.last.value, region.file))
+    changes = {"reduce": sums.late, "reduce_dtype": sums.rounded}
+    plain = replace(
+        plain, done=plain.done | {option for option, found in changes.items() if not found} & asked
     )
-    return Asked(edits, frozenset({"microbatches"}))
+    if asked != plain.done and convolved:
+        return replace(plain, told=(_CONVOLVES,))
+    ahead = {}
+    if step.inside.reduce == "once-gathered" and "reduce" not in plain.done:
+        ahead = gathered_before(step, region.read)
+    if asked == plain.done or ahead is None:
+        return plain
+    edits = taken.edits(taken.in_shards(sums.text()), ahead)
+    return Asked(edits, frozenset(asked), alone=step.entry.plan.batch_axes, less=plain)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A region as a function of the batch; `said`: the argument that says whether it gives means."""
+
+    step: "ShardedStep"
+    cells: Cells
+    region: _Region
+    said: str
+
+    @property
+    def args(self) -> str:
+        return ", ".join(self.region.batch)
+
+    @property
+    def part(self) -> str:
+        return self.cells.name(PART if self.step.inside.microbatches > 1 else SHARD)
+
+    def in_microbatches(self, gradients: str | None = None) -> str:
+        """A call of the function, or of other `gradients`, over microbatches."""
+        called = gradients or self.part
+        return f"{self.cells.name(LOOP)}({called}, {self.step.inside.microbatches}, {self.args}{self.said})"
+
+    def in_shards(self, how: str) -> str:
+        """A call of the function by every device for its own examples; `how`: the further arguments."""
+        inside, name = self.step.inside, self.cells.name(EACH)
+        each = inside.reduce == "each" and inside.microbatches > 1
+        parts = 1 if each else inside.microbatches
+        call = f"{name}({self.part}, {parts}, {self.args}{self.said}{how})"
+        return self.in_microbatches(f"lambda {self.args}: {call}") if each else call
+
+    def edits(self, call: str, ahead: Mapping[str, str] = MappingProxyType({})) -> tuple[Edit, ...]:
+        """The region as that function, and `call` in its place; `ahead`: arguments that are gathered before, with where
+        their arrays lie then."""
+        region = self.region
+        value, indent = region.last.value, " " * region.first.col_offset
+        end = value.end_lineno or value.lineno, value.end_col_offset or value.col_offset
+        copied = [name for name in objects(self.step) if name in region.read]
+        kept = {name: name for name in copied}
+        kept |= {name: f"{self.cells.name(AHEAD)}({name}, {lie})" for name, lie in ahead.items()}
+        given = ", ".join([*region.batch, *(f"{name}={made}" for name, made in kept.items())])
+        copies = [f"{indent}    {name} = nnx.clone({name})\n" for name in copied]
+        first = min([region.first.lineno, *(d.lineno for d in getattr(region.first, "decorator_list", ()))])
+        targets = ast.unparse(ast.Assign(region.last.targets, ast.Constant(0), lineno=0))[:-1]
+        inner = {n for part in ast.walk(self.cells.trees[region.file]) for n in _inside_text(part)}
+        made = Place(region.file, region.last.lineno, region.last.col_offset, value.lineno, value.col_offset)
+        begun = "".join([f"{indent}def {self.part}({given}):\n", *copies])
+        return (
+            *(
+                Edit(Place(region.file, n, 0, n, 0), "    ")
+                for n in range(first, end[0] + 1)
+                if n not in inner
+            ),
+            Edit(made, "return ", gone=True),
+            Edit(Place(region.file, first, 0, *end), begun, f"\n\n{indent}{targets}{call}"),
+        )
 
 
 def _inside_text(node: ast.AST) -> range:
@@ -76,47 +140,6 @@ def _inside_text(node: ast.AST) -> range:
     ):
         return range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
     return range(0)
-
-
-def _is_mean(step: "ShardedStep") -> bool | None:
-    """Is all that the gradient call gives a mean over examples, or one for each? False: sums. None: neither, or with
-    draws that depend on what is drawn before."""
-    assert step.entry is not None
-    rewriting, n = step.entry.rewriting, step.inside.microbatches
-    calls = list(rewriting.calls.values()) if rewriting is not None else []
-    if len(calls) != 1 or not _plain(calls[0]):
-        return None
-    scales = {how.scale for how in calls[0].outputs.how.values() if isinstance(how, Summed)}
-    return {Fraction(1, n): True, Fraction(1): False}.get(scales.pop()) if len(scales) == 1 else None
-
-
-def _plain(call: Accumulated) -> bool:
-    outputs, small = call.outputs, call.small
-    joined = [how for how in outputs.how.values() if isinstance(how, Joined)]
-    return (
-        outputs.exact
-        and not (outputs.guessed or outputs.carried or call.followed.norms or Flow(small).random)
-        and {*outputs.how} <= {*small.outputs}
-        and all(how.dim == 0 and how.scale == 1 for how in joined)
-        and set(call.batch.values()) <= {0}
-    )
-
-
-def _objects(step: "ShardedStep") -> list[str]:
-    """The step's arguments that are NNX objects: a loop's body may only read copies of its own."""
-    call = step.entry.call_of if step.entry is not None else None
-    return (
-        [] if call is None or call.nodes is None else [path_name(path[:1]) for path in call.nodes.root_paths]
-    )
-
-
-def _batch_names(step: "ShardedStep") -> set[str]:
-    """The step's arguments that are examples as a whole."""
-    assert step.entry is not None
-    roles: dict[str, set[str]] = {}
-    for leaf in step.entry.plan.leaves:
-        roles.setdefault(leaf.path.partition(".")[0], set()).add(leaf.role)
-    return {name for name, found in roles.items() if found == {BATCH}}
 
 
 def _regions(

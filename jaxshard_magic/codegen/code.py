@@ -2,10 +2,11 @@
 
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.summary import facts_of
@@ -17,7 +18,7 @@ from . import parts
 from .cells import cells_of
 from .left_out import left_out
 from .pieces import Piece
-from .program import Program, axes_of, specs_of, wrapper_of
+from .program import Program, axes_of, donated_of, specs_of, wrapper_of
 from .trying import Moves, Way, best_way, counted
 
 if TYPE_CHECKING:
@@ -106,12 +107,14 @@ def code_of(
     axes = {axes_of(entry)[axis]: size for axis, size in step.mesh.shape.items()}
     draft = Program(pieces, path, axes, *specs_of(entry), (), {})
     way = best_way(step, cells_of(pieces, draft.name), facts.collectives or ())
+    donated = donated_of(entry) if step.donate else ()
+    way = replace(way, done=way.done | ({"donate"} if donated else set()))
     notes = tuple(_notes(step, facts.collectives, way, missing, elsewhere))
     program = replace(
         draft,
         functions=(
-            *(f for f in parts.INSIDE if _uses(way, draft.name(f.__name__))),
-            *wrapper_of(entry.call_of, entry.traced),
+            *_inside(way, draft.name),
+            *wrapper_of(entry.call_of, entry.traced, donates=bool(donated)),
         ),
         edits=way.edits,
         notes=notes,
@@ -120,6 +123,7 @@ def code_of(
         examples=entry.plan.batch_axes,
         numbers=tuple(sorted(t.__name__ for t in entry.call_of.step.numbers if t is not bool)),
         static=_static(step),
+        donated=donated,
         unwrapped=entry.call_of.step.pmap is not None,
     )
     sizes = dict(step.mesh.shape)
@@ -133,8 +137,18 @@ def _static(step: "ShardedStep") -> tuple[str, ...]:
     return tuple(names[k] if isinstance(k, int) else k for k in step.entry.call_of.statics)
 
 
-def _uses(way: Way, name: str) -> bool:
-    return any(f"{name}(" in e.before + e.after for edits in way.edits.values() for e in edits)
+def _inside(way: Way, name: Callable[[str], str]) -> list[Callable[..., Any]]:
+    """The functions of `parts` that a way's edits call, and those that these call."""
+    texts = [e.before + e.after for edits in way.edits.values() for e in edits]
+    found = {f for f in parts.INSIDE if any(f"{name(f.__name__)}(" in text for text in texts)}
+    for f in reversed(parts.INSIDE):  # they call those before them
+        found |= {g for g in parts.INSIDE if f in found and g.__name__ in _names(f.__code__)}
+    return [f for f in parts.INSIDE if f in found]
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, CodeType))
+    return {*code.co_names}.union(*map(_names, inner))
 
 
 def _notes(
@@ -152,6 +166,7 @@ def _notes(
     else:
         yield "\n".join(_moves(planned, way.collectives))
     yield from left_out(step, way.done)
+    yield from way.told
     for raised in way.refused:
         yield f"A way to write more of the plan into these cells is left out: they raise under it\n    {raised}"
     if (target := target_of(step.mesh)) is not None:

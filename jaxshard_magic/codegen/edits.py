@@ -28,13 +28,20 @@ class Edit:
 
 @dataclass(frozen=True)
 class Asked:
-    """Edits, and the options of the line that they bring."""
+    """Edits, and the options of the line that they bring; `told`: what of these they do not bring, in sentences.
+    `alone`: the mesh axes along which the losses are each device's own, so that nothing is held divided over them
+    there. `less`: what else to try: the user's functions may raise with these edits, or move more."""
 
     edits: tuple[Edit, ...] = ()
     done: frozenset[str] = frozenset()
+    told: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    less: "Asked | None" = None
 
     def __add__(self, other: "Asked") -> "Asked":
-        return Asked(self.edits + other.edits, self.done | other.done)
+        edits, told = self.edits + other.edits, self.told + other.told
+        less = (self.less or self) + (other.less or other) if self.less or other.less else None
+        return Asked(edits, self.done | other.done, told, self.alone + other.alone, less)
 
 
 def held(pins: Iterable[Pin], hold: str, spec: str) -> list[Edit]:
@@ -56,7 +63,7 @@ def imported(*trees: ast.Module) -> dict[str, str]:
 
 def is_gradient(node: ast.AST, names: Mapping[str, str]) -> bool:
     """Does an expression make the gradient of a function by jax, nnx or equinox? `names`: what is `imported`."""
-    return isinstance(node, ast.Call) and _called(node, names) in _DIFFERENTIATE
+    return isinstance(node, ast.Call) and called(node, names) in _DIFFERENTIATE
 
 
 def checkpointed(
@@ -76,10 +83,13 @@ def rematted(
     lines: set[int],
     policy: str | None,
     names: Mapping[str, str] | None = None,
+    *,
+    loops: bool = True,
 ) -> list[Edit]:
-    """`jax.checkpoint(..., policy=...)` around each function that is scanned over on these lines; where none is, around
-    each that is differentiated. None is jax's own policy: nothing is kept. `names` as for `checkpointed`."""
-    scans = _calls(tree, lines, {"jax.lax.scan"}, names or imported(tree))
+    """`jax.checkpoint(..., policy=...)` around each function that is scanned over on these lines; where none is, or
+    without `loops`, around each that is differentiated. None is jax's own policy: nothing is kept. `names` as for
+    `checkpointed`."""
+    scans = _calls(tree, lines, {"jax.lax.scan"} if loops else (), names or imported(tree))
     scanned = [(place_of(node.args[0], file), None) for node in scans]
     kept = "" if policy is None else f", policy={policy}"
     found = scanned or list(_differentiated(tree, file, lines, names))
@@ -93,7 +103,7 @@ def _differentiated(
     those are left out for whose module the text has no name."""
     names = names or imported(tree)
     for node in _calls(tree, lines, _DIFFERENTIATE, names):
-        owner = _called(node, names).rpartition(".")[0]
+        owner = called(node, names).rpartition(".")[0]
         own = _CHECKPOINT.get(owner)
         module = _module(node.func, owner, names) if own else ""
         if module is not None:
@@ -115,12 +125,12 @@ def _calls(
             isinstance(node, ast.Call)
             and node.args
             and node.lineno in lines
-            and _called(node, names) in functions
+            and called(node, names) in functions
         ):
             yield node
 
 
-def _called(node: ast.Call, names: Mapping[str, str]) -> str:
+def called(node: ast.Call, names: Mapping[str, str]) -> str:
     """The function's full name, as `jax.lax.scan`; empty for what is neither imported nor a module's usual name."""
     root, dot, rest = ast.unparse(node.func).partition(".")
     full = names.get(root) or _USUAL.get(root)
@@ -140,17 +150,24 @@ def mapped(
     given = f"spmd_axis_name={tuple(axes)!r}"
     found = []
     for node in _calls(tree, lines, {"jax.vmap"}, names or imported(tree)):
-        last = place_of(node.args[-1], file)
-        starred = any(isinstance(a, ast.Starred) for a in node.args)
-        if starred or len(node.args) > 5 or any(k.arg in (None, "spmd_axis_name") for k in node.keywords):
-            continue
-        if node.keywords:
-            k = node.keywords[0]
-            found.append(Edit(Place(file, k.lineno, k.col_offset, k.lineno, k.col_offset), f"{given}, "))
-        elif (last.end_line, last.end_column + 1) == (node.end_lineno, node.end_col_offset):
-            end = last.end_line, last.end_column
-            found.append(Edit(Place(file, *end, *end), "", f", {given}"))
+        if len(node.args) <= 5 and not any(k.arg in (None, "spmd_axis_name") for k in node.keywords):
+            e = given_by_name(node, file, given)
+            found += [] if e is None else [e]
     return found
+
+
+def given_by_name(node: ast.Call, file: str, given: str) -> Edit | None:
+    """An argument by its name in a call; None where its positional arguments alone leave no place for it."""
+    if node.keywords:
+        k = node.keywords[0]
+        return Edit(Place(file, k.lineno, k.col_offset, k.lineno, k.col_offset), f"{given}, ")
+    if not node.args or any(isinstance(a, ast.Starred) for a in node.args):
+        return None
+    last = place_of(node.args[-1], file)
+    if (last.end_line, last.end_column + 1) != (node.end_lineno, node.end_col_offset):
+        return None
+    end = last.end_line, last.end_column
+    return Edit(Place(file, *end, *end), "", f", {given}")
 
 
 def edited(lines: list[str], first: int, edits: Iterable[Edit]) -> list[str]:

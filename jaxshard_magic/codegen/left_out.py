@@ -8,8 +8,11 @@ if TYPE_CHECKING:
 
 _CHANGES = {
     "microbatches": "the batch is taken whole, which gives the numbers of one pass and holds more activations",
-    "reduce": "there are no microbatches whose gradients could wait",
-    "remat": "the numbers are the same, and the backward pass keeps what it would have computed again",
+    "reduce": "devices add gradients up where they are made, at every trip of a loop; the numbers are the same",
+    "remat": (
+        "the numbers are the same, and the backward pass keeps more: nothing around calls, loops or statements of "
+        "these cells does it"
+    ),
     "precision": "products run in the types that the cells give them, so that the numbers are others",
     "reduce_dtype": "gradients are added up in the type that they are computed in",
     "pad": "a batch that does not divide over the devices is refused",
@@ -23,8 +26,8 @@ def left_out(step: "ShardedStep", done: Collection[str]) -> Iterator[str]:
             continue
         said = f"--{option.replace('_', '-')}" + ("" if value is True else f" {value}")
         yield f"Without {said}: {_CHANGES[option]}."
-    if step.donate:
-        yield "Without --donate: the old state stays until the new one is made; donate_argnums of jax.jit gives it up."
+    if step.donate and "donate" not in done:
+        yield "Without --donate: the old state stays until the new one is made."
     held = (
         [leaf.path for leaf in step.entry.plan.leaves if leaf.path.startswith("closure.")]
         if step.entry

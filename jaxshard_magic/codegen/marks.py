@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 SEEN = "jaxshard_seen"  # what an expression's value is given to, by its number
 _MARK = "jaxshard:seen."
+_CHANGED = (ast.Name, ast.Attribute, ast.Subscript)
 _COMPUTE = (ast.BinOp, ast.Call, ast.Subscript)
 
 
@@ -29,12 +30,16 @@ class Place:
 
 @dataclass
 class Marks:
-    """`places[k]` is where expression k stands; `ranks[k]`: of how many dimensions the arrays were that it gave;
-    `tables[k]`: where that stands which it looks up in, for those that may be lookups."""
+    """`nodes[k]` is expression k, and `places[k]` where it stands; `ranks[k]`: of how many dimensions the arrays were
+    that it gave; `tables[k]`: where that stands which it looks up in, for those that may be lookups. `within[k]`: the
+    expression that k is the next part of. With `names`, names and attributes are expressions as well."""
 
+    names: bool = False
+    nodes: list[ast.expr] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     tables: dict[int, Place] = field(default_factory=dict)
     ranks: dict[int, set[int]] = field(default_factory=dict)
+    within: dict[int, int] = field(default_factory=dict)
 
     def seen(self, k: int, x: Any) -> Any:
         """The value of expression k; of floats that are traced, by its name."""
@@ -44,7 +49,7 @@ class Marks:
         return checkpoint_name(x, f"{_MARK}{k}")
 
     def both(self, cells: "Cells") -> dict[str, tuple[ast.Module, ast.Module]]:
-        """The tree of each cell, and one with every expression marked that computes in a function of its pieces."""
+        """The tree of each cell, and one with every expression marked that stands in a function of its pieces."""
         return {
             file: (tree, self._tree(ast.parse("".join(cells.files[file])), file, cells.lines[file]))
             for file, tree in cells.trees.items()
@@ -91,6 +96,8 @@ def _unmarked(node: ast.expr) -> ast.expr:
 class _Marking(ast.NodeTransformer):
     def __init__(self, marks: Marks, file: str):
         self.marks, self.file = marks, file
+        self._kinds = (*_COMPUTE, ast.Name, ast.Attribute) if marks.names else _COMPUTE
+        self._parts: list[list[int]] = [[]]  # of the expressions that are open, those next to them
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         return node  # it has its own turn
@@ -101,18 +108,41 @@ class _Marking(ast.NodeTransformer):
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
         return node
 
+    def visit_MatchValue(self, node: ast.MatchValue) -> Any:
+        return node
+
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is not None:
             node.value = self.visit(node.value)
         return node
 
-    def generic_visit(self, node: ast.AST) -> Any:
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        self._parts.append([])  # what it computes is no part of where it stands
         super().generic_visit(node)
-        if not isinstance(node, _COMPUTE) or isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
-            return node
-        k = len(self.marks.places)
+        self._parts.pop()
+        return node
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)) and isinstance(node, _CHANGED):
+            return node  # what is changed in place stays the very object
+        if not isinstance(node, self._kinds):
+            return super().generic_visit(node)
+        self._parts.append([])
+        if not _is_chain(node):
+            super().generic_visit(node)
+        parts, k = self._parts.pop(), len(self.marks.places)
+        self._parts[-1].append(k)
+        self.marks.within.update(dict.fromkeys(parts, k))
+        self.marks.nodes.append(node)
         self.marks.places.append(place_of(node, self.file))
         if (looked_up := _table(node)) is not None:
             self.marks.tables[k] = place_of(looked_up, self.file)
         call = ast.Call(ast.Name(SEEN, ast.Load()), [ast.Constant(k), node], [])
         return ast.copy_location(call, node)
+
+
+def _is_chain(node: ast.AST) -> bool:
+    """A name, or an attribute of one: `self.dense`."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)

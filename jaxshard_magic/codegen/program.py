@@ -30,13 +30,24 @@ _OWN = (
     "mesh",
     "hold",
     "again",
+    "in_type",
+    "DONATED",
+    "donating",
     "in_microbatches",
+    "in_shards",
+    "added_up",
+    "gathered",
+    "recomputed",
+    "recomputed_method",
+    "recomputing",
+    "scan_in_segments",
     "EXAMPLES",
     "where",
     "sharded",
     "arguments",
     "called",
     "microbatch",
+    "shard",
     "NUMBERS",
     "STATIC",
     "apart",
@@ -57,6 +68,7 @@ _MODULES = {
     "NamedSharding": "from jax.sharding import NamedSharding",
     "P": "from jax.sharding import PartitionSpec as P",
 }
+_COMPILED = "jax.jit(program, "  # in the functions that call a step
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -68,7 +80,7 @@ class Program:
     paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's. `call`: how its last
     line calls the step, where no piece does. `examples`: the mesh axes that divide them. `unwrapped`: the step stands
     under a `jax.pmap` of its own, which is left out. `numbers`: the types of numbers that are arrays to it,
-    `static`: its arguments that never are.
+    `static`: its arguments that never are; `donated`: those whose memory the results take.
     """
 
     pieces: Sequence[Piece]
@@ -85,6 +97,7 @@ class Program:
     unwrapped: bool = False
     numbers: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
+    donated: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The program, as ruff formats it."""
@@ -143,7 +156,7 @@ class Program:
     def _own(self) -> list[str]:
         sizes, names = tuple(self.axes.values()), tuple(self.axes)
         types = f"axis_types=(AxisType.Auto,) * {len(names)}"
-        if parts.in_microbatches in self.functions:
+        if {parts.in_microbatches, parts.in_shards} & {*self.functions}:
             said = "# The mesh axes that the examples are divided over."
             examples = [f"{said}\n{self.name('EXAMPLES')} = {self.examples!r}"]
         else:
@@ -154,9 +167,20 @@ class Program:
                 f"{self.name('NUMBERS')} = ({''.join(f'{n}, ' for n in self.numbers)})\n"
                 f"{self.name('STATIC')} = {self.static!r}"
             )
+        if self.donated:
+            said = "# Arguments whose memory the step's results take."
+            examples.append(f"{said}\n{self.name('DONATED')} = {self.donated!r}")
         tables = [*examples, self._table("ARGUMENTS", self.arguments), self._table("RESULTS", self.results)]
-        functions = [self._renamed(text_of(f)) for f in self.functions]
+        functions = [self._renamed(self._function(f)) for f in self.functions]
         return [self._renamed(f"mesh = jax.make_mesh({sizes}, {names}, {types})"), *tables, *functions]
+
+    def _function(self, f: Callable[..., Any]) -> str:
+        text = text_of(f)
+        return (
+            text.replace(_COMPILED, "donating(program, ")
+            if self.donated and text.startswith("def sharded(")
+            else text
+        )
 
     def _table(self, name: str, specs: Mapping[str, PartitionSpec]) -> str:
         said = {"ARGUMENTS": "Where the step's arguments lie", "RESULTS": "Where its results lie"}[name]
@@ -221,9 +245,23 @@ def specs_of(entry: "Entry") -> tuple[dict[str, PartitionSpec], dict[str, Partit
     return {path_name(p): s for p, s in inputs}, results
 
 
-def wrapper_of(call: "Peeled", traced: Traced) -> tuple[Callable[..., Any], ...]:
+def donated_of(entry: "Entry") -> tuple[str, ...]:
+    """The arguments whose arrays the step takes over, all but single numbers."""
+    n, found = len(entry.traced.consts), dict[str, bool]()
+    if isinstance(entry.traced, PerDevice):
+        return ()
+    for i, (path, aval) in enumerate(
+        zip(entry.traced.in_paths[n:], entry.traced.closed.in_avals[n:], strict=True)
+    ):
+        if aval.shape:
+            root = path_name(path[:1])
+            found[root] = found.get(root, True) and i in entry.donated
+    return tuple(root for root, whole in found.items() if whole)
+
+
+def wrapper_of(call: "Peeled", traced: Traced, *, donates: bool = False) -> tuple[Callable[..., Any], ...]:
     """The functions of `parts` that call a step of this kind."""
-    usual = parts.where, parts.arguments, parts.called
+    usual = (parts.where, parts.arguments, parts.called, *([parts.donating] if donates else []))
     if isinstance(traced, PerDevice):
         return *usual, parts.sharded_places if traced.mapped.device_axis else parts.sharded_parts
     if call.nodes is not None:

@@ -29,6 +29,7 @@ from .edits import Asked, Edit, checkpointed, edited, held, mapped
 from .marks import SEEN, Marks
 from .pins import Pin, pins
 from .program import axes_of, renamed
+from .shards import alone
 from .swap import swapped
 
 if TYPE_CHECKING:
@@ -40,17 +41,23 @@ Moves = Counter[tuple[str, tuple[str, ...] | None, int]]  # how often, by kind, 
 @dataclass(frozen=True)
 class Way:
     """Edits by file, and the collectives of the program that they make; None where it has no text to read them from.
-    `done`: the options of the line that the edits bring. `refused`: what the user's functions raised under other
-    ways."""
+    `done`: the options of the line that the edits bring, `told`: what of these they do not. `refused`: what the user's
+    functions raised under other ways."""
 
     edits: Mapping[str, list[Edit]]
     collectives: tuple[Collective, ...] | None
     done: frozenset[str] = frozenset()
+    told: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
 
     @property
     def moves(self) -> Moves:
         return counted(self.collectives or ())
+
+    @property
+    def sent(self) -> int:
+        """The bytes that a device sends in a step."""
+        return sum(c.wire_bytes for c in self.collectives or ())
 
     def distance(self, wanted: Sequence[Collective]) -> int:
         """The bytes that a device sends in a step for collectives which only one of the two has."""
@@ -71,7 +78,8 @@ def counted(found: Iterable[Collective]) -> Moves:
 def best_way(step: "ShardedStep", cells: Cells, wanted: Sequence[Collective]) -> Way:
     """The way to write the plan's constraints into the cells that moves most nearly what the plan moves: with no
     constraint but where arrays begin and end, with activations held, with tables as well that are looked up in, or with
-    weights gathered again; each with as many options of the line as the cells bear. Of equals the simplest."""
+    weights gathered again; each with as many options of the line as the cells bear, but those with which it sends more.
+    Of equals the simplest."""
     held_back = _constraints(step, cells)
     refused: list[str] = []
 
@@ -85,7 +93,7 @@ def best_way(step: "ShardedStep", cells: Cells, wanted: Sequence[Collective]) ->
             tried.append(edits)
             step.say(f"compiling its program, way {len(tried)} of at most 5")
             try:
-                way = replace(_way(step, cells, edits), done=asked.done)
+                way = replace(_way(step, cells, edits), done=asked.done, told=asked.told)
             except Exception as error:  # of the user's own functions, with something around them
                 if not edits:
                     raise
@@ -96,7 +104,18 @@ def best_way(step: "ShardedStep", cells: Cells, wanted: Sequence[Collective]) ->
                 break
         return best
 
-    found = (way for asked in asked_of(step, cells) if (way := nearest(asked)) is not None)
+    def chosen(asked: Asked) -> Way | None:
+        way = nearest(asked)
+        if way is None or asked.less is None or counted(wanted) == way.moves:
+            return way
+        less = nearest(asked.less)
+        if less is None or way.sent <= less.sent:
+            return way
+        extra = way.sent - less.sent
+        more = f"With what it leaves out it would send {extra:,} bytes more per device and step."
+        return replace(less, told=(*less.told, more))
+
+    found = (way for asked in asked_of(step, cells) if (way := chosen(asked)) is not None)
     return replace(next(found), refused=tuple(dict.fromkeys(refused)))
 
 
@@ -104,15 +123,17 @@ def _constraints(step: "ShardedStep", cells: Cells) -> Callable[[Asked], list[li
     """The edits that hold arrays as the plan does, from the fewest to the most, beside those of options."""
     name, files = cells.name, cells.trees.items()
     pinned = _pins(step, cells)
-    found = held([pin for pin in pinned if not pin.table], name("hold"), name("P"))
     tables = held([pin for pin in pinned if pin.table], name("hold"), name("P"))
+    in_vmap = []
     if any(pin.mapped for pin in pinned):
         axes = step.entry.plan.batch_axes if step.entry is not None else ()
-        found += [e for f, tree in files for e in mapped(tree, f, cells.lines[f], axes, cells.imports)]
+        in_vmap = [e for f, tree in files for e in mapped(tree, f, cells.lines[f], axes, cells.imports)]
     again = name("again")
     twice = [e for f, tree in files for e in checkpointed(tree, f, cells.lines[f], again, cells.imports)]
 
     def beside(asked: Asked) -> list[list[Edit]]:
+        mine = alone((pin for pin in pinned if not pin.table), asked.alone)
+        found = [*held(mine, name("hold"), name("P")), *([] if asked.alone else in_vmap)]
         more = [] if "remat" in asked.done else twice
         return [found, [*found, *tables], [*found, *more], [*found, *tables, *more]]
 
@@ -154,11 +175,10 @@ def _functions(step: "ShardedStep") -> list[types.FunctionType]:
     """Those of `parts` that stand inside of a step, on its mesh."""
     assert step.entry is not None
     namespace = {**vars(parts), "mesh": step.mesh, "EXAMPLES": step.entry.plan.batch_axes}
-    found = []
-    for f in parts.INSIDE:
-        found.append(types.FunctionType(f.__code__, namespace, f.__name__, f.__defaults__))
-        found[-1].__kwdefaults__ = f.__kwdefaults__
-    return found
+    for f in (parts.where, *parts.INSIDE):
+        own = namespace[f.__name__] = types.FunctionType(f.__code__, namespace, f.__name__, f.__defaults__)
+        own.__kwdefaults__ = f.__kwdefaults__
+    return [namespace[f.__name__] for f in parts.INSIDE]
 
 
 def _compiled(step: "ShardedStep") -> Any:
@@ -167,7 +187,8 @@ def _compiled(step: "ShardedStep") -> Any:
     assert entry is not None and entry.call_of is not None
     call, plan, n = entry.call_of, entry.plan, len(entry.traced.consts)
     ins = [NamedSharding(mesh, spec) for spec in plan.in_specs[n:]]
-    outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
+    carried = 0 if entry.rewriting is None else entry.rewriting.carried
+    outs = [NamedSharding(mesh, spec) for spec in plan.out_specs[: len(plan.out_specs) - carried]]
     run = _spread(step) if isinstance(entry.traced, PerDevice) else lambda *leaves: call.fun(*leaves)[0]
     jitted = jax.jit(run, in_shardings=ins, out_shardings=outs)
     target = target_of(mesh)

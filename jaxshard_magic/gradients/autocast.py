@@ -143,6 +143,10 @@ class _Graph:
         self.rule: dict[Value, str] = {}
         self.sources: dict[Value, list[Value]] = {}
         self.widened: list[Value] = []
+        self.unnamed: dict[Value, Value] = {}  # what a name was given to
+        for e in equations:
+            if e.name == "name" and (v := e.ins[0]) is not None:
+                self.unnamed[e.outs[0]] = self.unnamed.get(v, v)
         flow = Flow(program)
         inner = [v for e in program.equations if RULES.get(e.name) == PRODUCT for v in e.ins]
         self.ahead = flow.back(inner, by_anything)  # what leads to a product
@@ -157,7 +161,7 @@ class _Graph:
         held = [_constant(e, k, constants) for k in range(len(e.ins))]
         if e.name in _SPREAD and held[0] is not None:
             constants[e.outs[0]] = held[0]
-        follows = _is_cheap(e) if e.name in CUSTOM else RULES.get(e.name) == FOLLOW and not _is_square(e)
+        follows = _is_cheap(e) if e.name in CUSTOM else RULES.get(e.name) == FOLLOW and not self._is_square(e)
         if follows and not all(_fits(x, compute) for x in held if x is not None):
             follows = False
         if e.name == "convert_element_type" and _is(e.eqn.invars[0].aval, NARROW):
@@ -177,7 +181,7 @@ class _Graph:
             for b, a in into.items():
                 self._made(b, _CARRIED, [a])
             for last, first in door.loop:
-                self._made(first, FLOAT if _adds_up(door.scope, first, last) else _CARRIED, [last])
+                self._made(first, FLOAT if self._adds_up(door.scope, first, last) else _CARRIED, [last])
             for inside, outside, _ in door.out:
                 self._made(outside, _CARRIED, [inside])
         ends = {a: b for b, a, _ in e.doors[0].out if b is not None}
@@ -190,6 +194,24 @@ class _Graph:
             starts = [b for _, b in body.loop]
             for start, (_, asked) in zip(starts, test.loop, strict=True):
                 self.sources[asked] = [start] if self.wide[start] else []
+
+    def _is_square(self, e: Equation) -> bool:
+        a, *b = (self._unnamed(v) for v in e.ins)
+        return e.name == "mul" and a is not None and [a] == b
+
+    def _adds_up(self, scope: Scope, first: Value, last: Value | None) -> bool:
+        """Is a carried value a running sum: read once a trip, by the addition that makes its next value?"""
+        readers = [
+            e for e in scope.equations if e.name != "name" and first in (self._unnamed(v) for v in e.ins)
+        ]
+        if len(readers) != 1 or first in map(self._unnamed, scope.outs):
+            return False
+        e = readers[0]
+        once = [self._unnamed(v) for v in e.ins].count(first) == 1
+        return e.name in ("add", "sub", "add_any") and e.outs[0] == self._unnamed(last) and once
+
+    def _unnamed(self, v: Value | None) -> Value | None:
+        return None if v is None else self.unnamed.get(v, v)
 
     def low(self) -> list[bool]:
         """Which values are held in the compute type: the most that are, so that loops carry it where they can."""
@@ -238,10 +260,6 @@ def _fits(x: Any, dtype: Any) -> bool:
     return size in (0, math.inf) or float(info.smallest_normal) <= size <= float(info.max)
 
 
-def _is_square(e: Equation) -> bool:
-    return e.name == "mul" and e.ins[0] is not None and e.ins[0] == e.ins[1]
-
-
 def _is_cheap(e: Equation) -> bool:
     """Does a function with a derivative rule of its own hold nothing that rounding or range would hurt?"""
     inner = [i for door in e.doors for i in _all(door.scope)]
@@ -253,12 +271,3 @@ def _all(scope: Scope) -> Iterator[Equation]:
         yield e
         for door in e.doors:
             yield from _all(door.scope)
-
-
-def _adds_up(scope: Scope, first: Value, last: Value | None) -> bool:
-    """Is a carried value a running sum: read once a trip, by the addition that makes its next value?"""
-    readers = [e for e in scope.equations if first in e.ins]
-    if len(readers) != 1 or first in scope.outs:
-        return False
-    e = readers[0]
-    return e.name in ("add", "sub", "add_any") and e.outs[0] == last and e.ins.count(first) == 1

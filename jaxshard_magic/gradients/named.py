@@ -32,7 +32,7 @@ class Names:
     def __init__(self, program: Program):
         self.scopes = list(_open_scopes(program.top))
         equations = [e for scope in self.scopes for e in scope.equations]
-        self._frames = {e.index: _frames(e) for e in equations}
+        self._frames = {e.index: frames(e) for e in equations}
         self._shared = _shared([found for found in self._frames.values() if found])
         self.values = {e.index: e.params["name"] for e in equations if e.name == "name"}
         self.values = {k: name for k, name in self.values.items() if not name.startswith(_OWN)}
@@ -62,13 +62,20 @@ class Names:
             :MOST_NAMES
         ]
 
+    def callers(self, e: Equation, pattern: re.Pattern) -> tuple[Frame, ...] | None:
+        """The calls that led to the outermost one that matches, outermost first; None where none does."""
+        found = self._frames[e.index]
+        for k in range(self._shared, len(found)):
+            name = _name(found[k])
+            if name and pattern.search(name):
+                return found[:k]
+        return None
+
     def _key(self, e: Equation, pattern: re.Pattern) -> tuple | None:
         """What tells the outermost call or scope that matches from others; None where nothing does."""
-        frames = self._frames[e.index]
-        for k in range(self._shared, len(frames)):
-            name = _name(frames[k])
-            if name and pattern.search(name):
-                return (*frames[:k], frames[k][0])
+        callers = self.callers(e, pattern)
+        if callers is not None:
+            return (*callers, self._frames[e.index][len(callers)][0])
         path = _path(e)
         parts = path.split("/")
         for k, part in enumerate(parts):
@@ -95,7 +102,7 @@ def _open_scopes(scope: Scope) -> Iterator[Scope]:
                 yield from _open_scopes(door.scope)
 
 
-def _frames(e: Equation) -> tuple[Frame, ...]:
+def frames(e: Equation) -> tuple[Frame, ...]:
     """The calls that led to an equation, outermost first."""
     found = e.eqn.source_info.traceback
     return tuple(zip(*found.raw_frames(), strict=True))[::-1] if found else ()

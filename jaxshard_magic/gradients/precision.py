@@ -43,15 +43,29 @@ def precision(closed: ClosedJaxpr, how: str) -> Cast:
     >>> precision(loss, "bf16").note
     '1 of 1 product in bfloat16; the loss and 1 reduction in float32'
     """
-    if how not in TYPES:
-        raise ShardError(f"--precision takes {one_of(TYPES)}, not {how!r}.{did_you_mean(how, TYPES)}")
-    flat = Program(replayed(closed, Replay))
-    dtype = TYPES[how]
-    types = lowered(flat, dtype) if dtype in NARROW else raised(flat)
-    note = _note(flat, types, dtype)
+    flat, types = typed(closed, how)
+    note = _note(flat, types, TYPES[how])
     if not types.runs:
         return Cast(closed, note, 0)
     return Cast(retraced(_Cast(flat, types)), note, types.changed)
+
+
+def typed(closed: ClosedJaxpr, how: str) -> tuple[Program, Types]:
+    """A loss without its jits, and the types that its values are held in and its equations run in. Raises ShardError as
+    `precision` does."""
+    if how not in TYPES:
+        raise ShardError(f"--precision takes {one_of(TYPES)}, not {how!r}.{did_you_mean(how, TYPES)}")
+    flat, dtype = Program(replayed(closed, Replay)), TYPES[how]
+    return flat, lowered(flat, dtype) if dtype in NARROW else raised(flat)
+
+
+def wanted(e: Equation, types: Types) -> list:
+    """The types that an equation is to see its operands in; None for what is no float."""
+    if e.doors and e.name not in CUSTOM:
+        inside = {k: types.of[b] for door in e.doors for k, b in _entered(e, door)}
+        return [inside.get(k) for k in range(len(e.ins))]
+    dtype, traced = types.runs.get(e.index), [getattr(v.aval, "dtype", None) for v in e.eqn.invars]
+    return traced if dtype is None else [dtype if is_float(t) else t for t in traced]
 
 
 class _Cast(Replay):
@@ -81,18 +95,10 @@ class _Cast(Replay):
 
     def equation(self, e: Equation, values: list) -> list:
         dtype = self.types.runs.get(e.index)
-        wanted = self._wanted(e, dtype)
-        values = [self._operand(v, x, t) for v, x, t in zip(e.ins, values, wanted, strict=True)]
+        seen_in = wanted(e, self.types)
+        values = [self._operand(v, x, t) for v, x, t in zip(e.ins, values, seen_in, strict=True)]
         outs = super().equation(e, values) if dtype is None else bind_as(e.eqn, values, dtype)
         return [_as(x, self.types.of[v]) for v, x in zip(e.outs, outs, strict=True)]
-
-    def _wanted(self, e: Equation, dtype: Any) -> list:
-        """The types that an equation is to see its operands in."""
-        if e.doors and e.name not in CUSTOM:
-            inside = {k: self.types.of[b] for door in e.doors for k, b in _entered(e, door)}
-            return [inside.get(k) for k in range(len(e.ins))]
-        traced = [getattr(v.aval, "dtype", None) for v in e.eqn.invars]
-        return traced if dtype is None else [dtype if is_float(t) else t for t in traced]
 
     def _operand(self, v: Value | None, x: Any, dtype: Any) -> Any:
         """An operand in another type, cast once for all that read it.

@@ -1,6 +1,7 @@
 """Blocks in which values that the user named are computed again, and nothing else is."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,6 +10,19 @@ from ..program.flow import ALIASES
 from ..program.ir import Equation, Scope, Value
 from ..program.primitives import REMAT
 from .blocks import Block
+
+
+@dataclass(frozen=True)
+class AllBut:
+    """A policy that keeps all but values with one of `names`, and what `primitives` make."""
+
+    names: frozenset[str]
+    primitives: frozenset[str]
+
+    def __call__(self, primitive: Any, *_: Any, **params: Any) -> bool:
+        if primitive.name == "name":
+            return params["name"] not in self.names
+        return primitive.name not in self.primitives
 
 
 def regions(scope: Scope, names: Collection[str]) -> tuple[list[Block], set[int]]:
@@ -42,13 +56,7 @@ def regions(scope: Scope, names: Collection[str]) -> tuple[list[Block], set[int]
 def _policy(primitives: Collection[str], names: Collection[str], inside: list[Equation]) -> Any:
     if any(e.name in REMAT for e in inside):  # a policy that keeps things would keep those as well
         return jax.checkpoint_policies.nothing_saveable
-
-    def policy(primitive: Any, *_: Any, **params: Any) -> bool:
-        if primitive.name == "name":
-            return params["name"] not in names
-        return primitive.name not in primitives
-
-    return policy
+    return AllBut(frozenset(names), frozenset(primitives))
 
 
 def _made_by(scope: Scope, k: int) -> set[int]:

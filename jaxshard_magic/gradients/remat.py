@@ -39,14 +39,20 @@ POLICIES: dict[str, Policy] = {
 class Rematted:
     """A loss with `jax.checkpoint` in it.
 
-    `note`: what is done again, in words. `blocks`: in how many parts; all trips of a loop are one. `needs_host_memory`:
-    what is kept goes to memory of the kind `pinned_host`, which not every backend has.
+    `note`: what is done again, in words. `program`: the loss without, and `again`: what of it is done again.
+    `needs_host_memory`: what is kept goes to memory of the kind `pinned_host`, which not every backend has.
     """
 
     closed: ClosedJaxpr
     note: str
-    blocks: int
+    program: Program
+    again: Blocks
     needs_host_memory: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """In how many parts it is done again; all trips of a loop are one."""
+        return self.again.count
 
 
 def remat(closed: ClosedJaxpr, how: str) -> Rematted:
@@ -88,7 +94,7 @@ def remat(closed: ClosedJaxpr, how: str) -> Rematted:
         blocks, note = _by_policy(program, how)
     else:
         blocks, note = _by_name(program, how)
-    return Rematted(retraced(Checkpointed(program, blocks)), note, blocks.count, how == "offload")
+    return Rematted(retraced(Checkpointed(program, blocks)), note, program, blocks, how == "offload")
 
 
 def _by_number(program: Program, count: int) -> tuple[Blocks, str]:

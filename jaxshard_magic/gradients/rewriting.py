@@ -28,6 +28,7 @@ from .by_hand import ByHand
 from .options import Inside
 from .padded import with_rows
 from .passes import Passes
+from .remat import Rematted
 from .scaled import CARRIED, taken_scaled, with_scaled_gradients
 from .scaling import all_finite
 
@@ -49,6 +50,7 @@ class Rewriting:
         self.calls: dict[int, Accumulated] = {}  # the gradient calls over microbatches, by their equations
         self.carried = 0  # first constants of the rewritten step that come back as its last outputs
         self.needs_host_memory = False
+        self.rematted: list[Rematted] = []  # what --remat makes of the losses
         self.findings: list[Finding] = []
         self.added: dict[
             int, tuple[int, int]
@@ -165,7 +167,7 @@ class Rewriting:
         return traced
 
     def _note(self, passes: Passes) -> None:
-        self.needs_host_memory = passes.needs_host_memory
+        self.needs_host_memory, self.rematted = passes.needs_host_memory, passes.rematted
         self.findings += [Finding("inside", "info", note) for note in passes.notes]
 
     def accumulated(self, batch: Batch, roles: Roles, shards: int) -> dict[int, Accumulated]:

@@ -1,0 +1,162 @@
+"""`--reduce` and `--reduce-dtype` in the user's text: what each device has of its own examples, added up over devices.
+
+Where sums lie, which of them wait for the end of a loop and which are rounded before devices add them up, is read off
+the plan of the step with what its gradient call gives named.
+"""
+
+import ast
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from ..program.ir import Equation, Value
+from ..program.phases import phases
+from ..program.roles import PARAMS
+from ..strategies.deferred import find_deferred
+from ..strategies.hold import Hold
+from ..strategies.layout import Spec, partition_spec
+from ..strategies.loop_sums import loop_sums
+from ..strategies.sum_types import sum_types
+from .cells import Cells
+from .edits import Edit, edited
+from .marks import Place
+from .pins import Pin, spec_text
+from .swap import swapped
+from .tables import table
+
+if TYPE_CHECKING:
+    from ..step import ShardedStep
+
+_GIVEN = "jaxshard_sums"  # what the gradient call's results are given to
+_MARK = "jaxshard:sum."
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a gradient call gives, by its paths. `places`: where sums lie once devices have added them up; `late`: those
+    that the plan adds up after a loop; `rounded`: those that are added up in `dtype`, and not in their own."""
+
+    places: Mapping[str, PartitionSpec] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
+    rounded: frozenset[str] = frozenset()
+    dtype: Any = None
+
+    def text(self) -> str:
+        """The arguments that say so, each after a comma."""
+        lie = table(self.places)
+        said = [f"lie={_dict(lie)}"] if lie else []
+        if self.rounded:
+            said += [f"rounded={list(_patterns(self.rounded, self.places))!r}", f"dtype={str(self.dtype)!r}"]
+        return "".join(f", {s}" for s in said)
+
+
+def sums_of(step: "ShardedStep", cells: Cells, call: Place) -> Sums:
+    """How the plan adds up what the gradient call at a place gives."""
+    tree, lines = cells.trees[call.file], cells.files[call.file]
+    named = ast.parse("".join(edited(lines, 1, [Edit(call, f"{_GIVEN}(", ")")])))
+    assert step.entry is not None and step.entry.call_of is not None
+    with swapped({call.file: (tree, named)}, {_GIVEN: _named}):
+        run = step.planned_for(step.entry.call_of).plan.run
+    return (
+        _sums(run, step.inside.reduce != "each", step.inside.sum_dtype) if isinstance(run, Hold) else Sums()
+    )
+
+
+def _named(found: Any) -> Any:
+    """What a gradient call gives, each float by its path."""
+
+    def one(path: Any, x: Any) -> Any:
+        floats = isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating)
+        name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
+        return checkpoint_name(x, _MARK + name) if floats else x
+
+    return jax.tree_util.tree_map_with_path(one, found)
+
+
+def _sums(run: Hold, waits: bool, dtype: Any) -> Sums:
+    layout, program, flow = run.layout, run.program, run.layout.flow
+    types = sum_types(layout, dtype, phases(program, flow))
+    made = {program.equations[i].outs[0] for i in types.made}
+    loops = loop_sums(layout, find_deferred(layout), {}) if waits else {}
+    late = {program.equations[i].outs[k]: found for (i, k), found in loops.items()}
+
+    def within(v: Value, w: Value, _name: str) -> bool:
+        return v not in late and not layout.batchy(w)
+
+    def rounds(v: Value) -> bool:
+        own = program.avals[v].dtype
+        return v in made or (v in late and types.of(own, gradient=late[v].gradient) != own)
+
+    places, waiting, rounded = {}, set(), set()
+    for e, path in _names(program.equations):
+        v = e.outs[0]
+        met = flow.back([v], within)
+        waiting |= {path} if late.keys() & met.keys() else set()
+        rounded |= {path} if any(map(rounds, met)) else set()
+        spec = layout.at_rest(v)
+        places[path] = partition_spec(spec if path in waiting else _without(spec, layout.batch_axes))
+    return Sums(places, frozenset(waiting), frozenset(rounded), dtype)
+
+
+def _names(equations: Iterable[Equation]) -> Iterable[tuple[Equation, str]]:
+    names = ((e, e.params["name"]) for e in equations if e.name == "name")
+    return ((e, name.removeprefix(_MARK)) for e, name in names if name.startswith(_MARK))
+
+
+def _without(spec: Iterable[Iterable[str]], axes: Collection[str]) -> Spec:
+    return [tuple(a for a in entry if a not in axes) for entry in spec]
+
+
+def _patterns(chosen: Collection[str], paths: Collection[str]) -> Iterable[str]:
+    """Patterns for some of all paths: one for all below the same first name, where they are."""
+    below = {_root(p) for p in chosen}
+    if all(p in chosen and "." in p for p in paths if _root(p) in below):
+        return [f"{first}.*" for first in sorted(below)]
+    return table({p: PartitionSpec("chosen" if p in chosen else None) for p in paths})
+
+
+def gathered_before(step: "ShardedStep", names: Collection[str]) -> dict[str, str] | None:
+    """The arguments that have weights divided over the examples' mesh axes, with a table of where their arrays lie
+    without these; None where one is not among `names`."""
+    assert step.entry is not None
+    plan, found = step.entry.plan, {}
+    divided = [p for p in plan.leaves if p.role == PARAMS and _over(p.spec) & {*plan.batch_axes}]
+    for name in dict.fromkeys(_root(p.path) for p in divided):
+        mine = {p.path.partition(".")[2]: p.spec for p in plan.leaves if _root(p.path) == name}
+        kept = {
+            path: partition_spec(_without(_entries(spec), plan.batch_axes)) for path, spec in mine.items()
+        }
+        found[name] = _dict(table(kept))
+    return found if found.keys() <= {*names} else None
+
+
+def _root(path: str) -> str:
+    return path.partition(".")[0]
+
+
+def _entries(spec: PartitionSpec) -> Spec:
+    return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
+
+
+def _over(spec: PartitionSpec) -> set[str]:
+    return {axis for entry in _entries(spec) for axis in entry}
+
+
+def _dict(specs: Mapping[str, str]) -> str:
+    return f"{{{', '.join(f'{path!r}: {spec}' for path, spec in specs.items())}}}"
+
+
+def alone(pins: Iterable[Pin], axes: Collection[str]) -> list[Pin]:
+    """The pins of arrays that are one device's along some mesh axes, which divide nothing of them."""
+
+    def one(text: str) -> str:
+        spec = ast.literal_eval(f"[{text[2:-1]}]")
+        return spec_text(_without(_entries(PartitionSpec(*spec)), axes))
+
+    return [replace(pin, specs=tuple(map(one, pin.specs))) for pin in pins]
