@@ -16,7 +16,7 @@ from .shards import gathered_before, sums_of
 if TYPE_CHECKING:
     from ..step import ShardedStep
 
-LOOP, EACH, AHEAD = "in_microbatches", "in_shards", "gathered"  # functions of `parts`
+LOOP, EACH, AHEAD = "in_microbatches", "in_shards", "gathered"  # functions of `inside`
 PART, SHARD = "microbatch", "shard"  # what the program calls the function of one
 _CONVOLVES = (
     "XLA does not divide the gradients of convolutions by device, so that no device has its own to add up."

@@ -22,8 +22,8 @@ from ..program.ir import Equation, Program, Value
 from ..program.primitives import CUSTOM, is_float
 from .cells import Cells
 from .edits import Asked, Edit, given_by_name
+from .inside import in_type
 from .marks import SEEN, Marks, marked, place_of
-from .parts import in_type
 from .swap import swapped
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from ..errors import ShardError
 from ..report import Collective
 from ..report.written import Shown, saved
 from ..targets import target_of
-from . import parts
 from .cells import cells_of
+from .inside import INSIDE
 from .left_out import left_out
 from .pieces import Piece
 from .program import Program, axes_of, donated_of, specs_of, wrapper_of
@@ -138,12 +138,12 @@ def _static(step: "ShardedStep") -> tuple[str, ...]:
 
 
 def _inside(way: Way, name: Callable[[str], str]) -> list[Callable[..., Any]]:
-    """The functions of `parts` that a way's edits call, and those that these call."""
+    """Those of INSIDE that a way's edits call, and those that these call."""
     texts = [e.before + e.after for edits in way.edits.values() for e in edits]
-    found = {f for f in parts.INSIDE if any(f"{name(f.__name__)}(" in text for text in texts)}
-    for f in reversed(parts.INSIDE):  # they call those before them
-        found |= {g for g in parts.INSIDE if f in found and g.__name__ in _names(f.__code__)}
-    return [f for f in parts.INSIDE if f in found]
+    found = {f for f in INSIDE if any(f"{name(f.__name__)}(" in text for text in texts)}
+    for f in reversed(INSIDE):  # they call those before them
+        found |= {g for g in INSIDE if f in found and g.__name__ in _names(f.__code__)}
+    return [f for f in INSIDE if f in found]
 
 
 def _names(code: CodeType) -> set[str]:

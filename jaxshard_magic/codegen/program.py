@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from ..errors import ShardError
 from ..program.mapped import PerDevice
 from ..program.trace import Traced, path_name
-from . import parts
+from . import inside, parts
 from .edits import Edit, imported, of_piece
 from .pieces import Piece
 from .tables import table
@@ -76,8 +76,8 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 class Program:
     """What a program is put together from.
 
-    `path`: what its step goes by; `functions`: those of `parts` that it has; `notes`: what its reader has to know, by
-    paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's. `call`: how its last
+    `path`: what its step goes by; `functions`: those of `parts` and `inside` that it has; `notes`: what its reader
+    has to know, by paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's. `call`: how its last
     line calls the step, where no piece does. `examples`: the mesh axes that divide them. `unwrapped`: the step stands
     under a `jax.pmap` of its own, which is left out. `numbers`: the types of numbers that are arrays to it,
     `static`: its arguments that never are; `donated`: those whose memory the results take.
@@ -156,7 +156,7 @@ class Program:
     def _own(self) -> list[str]:
         sizes, names = tuple(self.axes.values()), tuple(self.axes)
         types = f"axis_types=(AxisType.Auto,) * {len(names)}"
-        if {parts.in_microbatches, parts.in_shards} & {*self.functions}:
+        if {inside.in_microbatches, inside.in_shards} & {*self.functions}:
             said = "# The mesh axes that the examples are divided over."
             examples = [f"{said}\n{self.name('EXAMPLES')} = {self.examples!r}"]
         else:
@@ -278,7 +278,7 @@ def _full(line: str) -> str:
 
 
 def text_of(function: Callable[..., Any]) -> str:
-    """A function of `parts` as a program has it."""
+    """A function of `parts` or `inside` as a program has it."""
     return re.sub(r"\bdef sharded_\w+\(", "def sharded(", inspect.getsource(function)).rstrip()
 
 

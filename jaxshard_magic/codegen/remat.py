@@ -17,7 +17,7 @@ from ..program.ir import Equation, Program
 from ..program.mapped import PerDevice, on_a_device
 from ..program.peel import specs
 from ..step.planned import own_mesh
-from . import parts
+from . import inside
 from .cells import Cells
 from .edits import Asked, Edit, called, edited, rematted
 from .marks import place_of
@@ -36,7 +36,7 @@ _LOOPS = {
     "jax.lax.map": 0,
     "jax.lax.fori_loop": 2,
 }  # where they have the function of a trip
-_FUNCTIONS = parts.recomputed, parts.recomputed_method, parts.recomputing, parts.scan_in_segments
+_FUNCTIONS = inside.recomputed, inside.recomputed_method, inside.recomputing, inside.scan_in_segments
 
 
 def recomputed(step: "ShardedStep", cells: Cells) -> Asked:

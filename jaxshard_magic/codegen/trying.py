@@ -22,7 +22,7 @@ from ..step.elsewhere import canonical, elsewhere
 from ..step.planned import own_mesh
 from ..strategies.hold import Hold
 from ..targets import target_of
-from . import parts
+from . import inside
 from .asked import asked_of
 from .cells import Cells
 from .edits import Asked, Edit, checkpointed, edited, held, mapped
@@ -172,13 +172,13 @@ def _way(step: "ShardedStep", cells: Cells, edits: Sequence[Edit]) -> Way:
 
 
 def _functions(step: "ShardedStep") -> list[types.FunctionType]:
-    """Those of `parts` that stand inside of a step, on its mesh."""
+    """Those that stand inside of a step, on its mesh."""
     assert step.entry is not None
-    namespace = {**vars(parts), "mesh": step.mesh, "EXAMPLES": step.entry.plan.batch_axes}
-    for f in (parts.where, *parts.INSIDE):
+    namespace = {**vars(inside), "mesh": step.mesh, "EXAMPLES": step.entry.plan.batch_axes}
+    for f in (inside.where, *inside.INSIDE):
         own = namespace[f.__name__] = types.FunctionType(f.__code__, namespace, f.__name__, f.__defaults__)
         own.__kwdefaults__ = f.__kwdefaults__
-    return [namespace[f.__name__] for f in parts.INSIDE]
+    return [namespace[f.__name__] for f in inside.INSIDE]
 
 
 def _compiled(step: "ShardedStep") -> Any:
