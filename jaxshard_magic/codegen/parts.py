@@ -1,4 +1,4 @@
-"""Functions that call the step of a written program: it takes their text as it stands here. They need nothing of ours."""
+"""Functions that call a written program's step: it takes their text as it stands here. They need nothing of ours."""
 
 import functools
 import inspect

@@ -77,10 +77,10 @@ class Program:
     """What a program is put together from.
 
     `path`: what its step goes by; `functions`: those of `parts` and `inside` that it has; `notes`: what its reader
-    has to know, by paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's. `call`: how its last
-    line calls the step, where no piece does. `examples`: the mesh axes that divide them. `unwrapped`: the step stands
-    under a `jax.pmap` of its own, which is left out. `numbers`: the types of numbers that are arrays to it,
-    `static`: its arguments that never are; `donated`: those whose memory the results take.
+    has to know, by paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's.
+    `call`: how its last line calls the step, where no piece does. `examples`: the mesh axes that divide them.
+    `unwrapped`: the step stands under a `jax.pmap` of its own, which is left out. `numbers`: the types of numbers
+    that are arrays to it, `static`: its arguments that never are; `donated`: those whose memory the results take.
     """
 
     pieces: Sequence[Piece]
