@@ -129,6 +129,28 @@ def test_an_option_that_is_left_out_is_said(prepared, options, said):
     assert said in prepared.run("%shard code").text
 
 
+def test_a_step_that_gives_back_the_gradients_of_an_nnx_model_has_a_program(notebook):
+    notebook.run(
+        """
+        import jax.numpy as jnp
+        from flax import nnx
+
+        model, x = nnx.Linear(32, 16, rngs=nnx.Rngs(0)), jnp.ones((8, 32))
+        """
+    )
+    notebook.run(
+        """
+        %%shard fsdp --mesh data=4;
+        @nnx.jit
+        def train_step(model, x):
+            return nnx.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
+
+        loss, grads = train_step(model, x)
+        """
+    )
+    assert notebook.run("%shard code").same
+
+
 def test_a_pipeline_is_left_out_and_the_numbers_stay(notebook):
     notebook.run(MODEL)
     notebook.run("w, x = [jnp.ones((SIZE, SIZE)) / SIZE] * 4, jnp.ones((8, SIZE))")

@@ -34,6 +34,7 @@ from .swap import swapped
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
+    from ..step.entry import Entry
 
 Moves = Counter[tuple[str, tuple[str, ...] | None, int]]  # how often, by kind, mesh axes and bytes
 
@@ -187,18 +188,34 @@ def _compiled(step: "ShardedStep") -> Any:
     assert entry is not None and entry.call_of is not None
     call, plan, n = entry.call_of, entry.plan, len(entry.traced.consts)
     ins = [NamedSharding(mesh, spec) for spec in plan.in_specs[n:]]
-    carried = 0 if entry.rewriting is None else entry.rewriting.carried
-    outs = [NamedSharding(mesh, spec) for spec in plan.out_specs[: len(plan.out_specs) - carried]]
     run = _spread(step) if isinstance(entry.traced, PerDevice) else lambda *leaves: call.fun(*leaves)[0]
-    jitted = jax.jit(run, in_shardings=ins, out_shardings=outs)
     target = target_of(mesh)
     fresh = jax.make_user_context(None)  # jits inside the step are traced anew
     with own_mesh(mesh), lines_kept(), fresh(object()), nullcontext() if target is None else canonical():
-        lowered = jitted.lower(*specs(call.leaves))
+        outs = [NamedSharding(mesh, spec) for spec in _out_specs(entry)]
+        lowered = jax.jit(run, in_shardings=ins, out_shardings=outs).lower(*specs(call.leaves))
         if target is not None:
             return elsewhere(lowered, target, mesh, step.compile_limit)
         with captured():  # what the compiler complains of is in the step's own report
             return lowered.compile()
+
+
+def _out_specs(entry: "Entry") -> list[PartitionSpec]:
+    """Where the user's step is to have its results. Of NNX objects it gives back what it changes: a step whose gradient
+    the plan looks into changes all that it differentiates."""
+    call, traced = entry.call_of, entry.traced
+    assert call is not None
+    places = dict(zip(traced.out_paths, entry.plan.out_specs, strict=True))
+    carried = 0 if entry.rewriting is None else entry.rewriting.carried
+    paths = list(traced.out_paths[: len(traced.out_paths) - carried])
+    if call.nodes is not None and not isinstance(traced, PerDevice):
+
+        def named(*leaves: Any) -> list[Any]:
+            outs, paths[:], _ = call.fun(*leaves)
+            return outs
+
+        jax.eval_shape(named, *specs(call.leaves))
+    return [places[path] for path in paths]
 
 
 def _spread(step: "ShardedStep") -> Callable[..., Any]:
