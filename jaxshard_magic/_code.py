@@ -92,8 +92,10 @@ def _written(shell: "InteractiveShell", step: Any, failed: "_cell.Failed") -> "C
 
 
 def _is_drawn_from(value: Any) -> bool:
-    """Does an object give something else at each time: a generator of random numbers or keys, an iterator?"""
-    return hasattr(value, "__next__") or type(value).__name__ in (
+    """Does an object give something else at each time: a generator of random numbers or keys or a method of one, an
+    iterator?"""
+    owner = getattr(value, "__self__", value)
+    return hasattr(owner, "__next__") or type(owner).__name__ in (
         "Rngs",
         "Generator",
         "RandomState",

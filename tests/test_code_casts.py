@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,22 @@ def test_each_operand_is_cast_where_a_product_reads_it_and_sums_stay_in_float32(
     assert 'x.astype(jnp.bfloat16)@layer["w"].astype(jnp.bfloat16)' in text
     assert '+layer["b"].astype(jnp.bfloat16)).astype(jnp.float32))' in text  # read by gelu
     assert '(x.astype(jnp.bfloat16)@last["w"].astype(jnp.bfloat16)).astype(jnp.float32)+last["b"]' in text
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
+def test_a_slice_adds_gradients_up_in_bfloat16_unless_the_line_asks_for_float32(
+    notebook, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    as_they_come, wide = (
+        code(notebook, FIVE[0], f"dp --precision bf16{more}", "v5e:2x4 data=8")
+        for more in ("", " --reduce-dtype f32")
+    )
+    assert "with\n--reduce-dtype f32 on its line" in as_they_come.text
+    assert as_they_come.moves is not None and wide.moves is not None
+    assert as_they_come.moves["all-reduce", ("data",), 2 * 256 * 32] == 1
+    assert wide.same and "on its line" not in wide.text
+    assert wide.moves["all-reduce", ("data",), 4 * 256 * 32] == 1
 
 
 CELL = """

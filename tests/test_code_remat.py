@@ -1,5 +1,4 @@
-"""`--remat` by a number or a name in the program of `%shard code`: at which calls it stands, what the program computes
-again and keeps, and when it is left out."""
+"""`--remat` by a number or a name in programs of `%shard code`: where it stands, and what it does again and keeps."""
 
 import json
 import subprocess
@@ -14,7 +13,6 @@ MODEL = f"""import functools
 import jax, jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-
 ROWS, WIDTH, LAYERS = {ROWS}, {WIDTH}, {LAYERS}
 """
 GIVEN = """

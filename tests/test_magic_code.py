@@ -1,7 +1,9 @@
 """`%shard code` in a shell: what it takes from which cells, what it says of what it lacks, and its errors."""
 
+import re
 import subprocess
 import sys
+import textwrap
 from importlib.util import find_spec
 
 import pytest
@@ -121,12 +123,30 @@ def test_what_can_t_be_written_down_is_named(prepared):
             "Without --precision fp16: products run in the types that the cells give them",
         ),
         ("dp --remat 2", "Without --remat 2: the numbers are the same"),
-        ("dp --remat offload", "Without --remat offload"),
     ],
 )
 def test_an_option_that_is_left_out_is_said(prepared, options, said):
     prepared.run(f"%%shard {options} --mesh data=4;\n{STEP}\n{CALL}")
     assert said in prepared.run("%shard code").text
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
+def test_what_a_loop_keeps_goes_to_the_host_s_memory_in_a_program_for_a_slice(
+    prepared, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    step = """
+        def train_step(w, x):
+            def loss(w):
+                return loss_of(w, jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=4)[0])
+            value, grad = jax.value_and_grad(loss)(w)
+            return w - grad, value
+        """
+    prepared.run(f'%%shard dp --remat offload --mesh "v5e:2x4 data=8";\n{textwrap.dedent(step)}\n{CALL}')
+    text = re.sub(r"\s+", "", prepared.run("%shard code").text)
+    assert "Without" not in text
+    kept = 'policy=jax.checkpoint_policies.offload_dot_with_no_batch_dims("device","pinned_host")'
+    assert f"scan(jax.checkpoint(lambdah,_:(jnp.tanh(h@w),None),{kept}" in text
 
 
 def test_a_step_that_gives_back_the_gradients_of_an_nnx_model_has_a_program(notebook):
@@ -266,13 +286,17 @@ def test_what_a_cell_displays_a_program_prints(prepared):
     assert in_a_process(prepared.run("%shard code").text) == "the loss 256.0\n"
 
 
-def test_what_else_was_drawn_from_a_generator_is_drawn_again(prepared):
-    prepared.run("import numpy as np\nrng = np.random.default_rng(0)")
-    prepared.run("other = rng.normal(size=3)")
-    prepared.run("x = jnp.asarray(rng.normal(size=(8, SIZE)), jnp.float32)")
+@pytest.mark.parametrize(
+    ("made", "draw"),
+    [("rng = np.random.default_rng(0)", "rng.normal"), ("draw = np.random.default_rng(0).normal", "draw")],
+)
+def test_what_else_was_drawn_from_a_generator_is_drawn_again(prepared, made, draw):
+    prepared.run(f"import numpy as np\n{made}")
+    prepared.run(f"other = {draw}(size=3)")
+    prepared.run(f"x = jnp.asarray({draw}(size=(8, SIZE)), jnp.float32)")
     prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
     text = prepared.run("%shard code").text
-    assert "other = rng.normal(size=3)" in text
+    assert f"other = {draw}(size=3)" in text
     assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(prepared["loss"]), rel=1e-5)
 
 

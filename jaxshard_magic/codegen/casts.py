@@ -5,6 +5,7 @@ held and read; the step is traced once more with its values in these types, and 
 """
 
 import ast
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 _HOW = "bf16"  # float16 needs a loss scale that goes on from step to step; float32 other text than casts
 _LINEN = "flax.linen"
+_SUMS = (
+    "Devices may add up gradients of products in bfloat16, as these come. The plan adds them up in float32: with\n"
+    "--reduce-dtype f32 on its line the program does as well."
+)
 _ADDS = frozenset({"add", "add_any"})
 _PLAIN = (dict, list)  # whose parts are expressions of their own
 _MOVES = frozenset(
@@ -139,12 +144,23 @@ def narrowed(step: "ShardedStep", cells: Cells) -> Asked:
     if left == asked:
         return Asked()
     told = (
-        (f"{left} of {asked} products run in their own type: they stand in imported functions.",)
+        [f"{left} of {asked} products run in their own type: they stand in imported functions."]
         if left
-        else ()
+        else []
     )
+    if step.inside.reduce_dtype is None and _shards(step) > 1:
+        told.append(_SUMS)
     edits = [e for k in sorted({*cast.made, *built}) if (e := _edit(cast, k, plain, cells)) is not None]
-    return Asked(tuple(edits), frozenset({"precision"}), told)
+    return Asked(tuple(edits), frozenset({"precision"}), tuple(told))
+
+
+def _shards(step: "ShardedStep") -> int:
+    """In how many parts the batch is divided over devices."""
+    return (
+        math.prod(step.mesh.shape[axis] for axis in step.entry.plan.batch_axes)
+        if step.entry is not None
+        else 1
+    )
 
 
 def _with(

@@ -52,20 +52,17 @@ def recomputed(step: "ShardedStep", cells: Cells) -> Asked:
 
 
 def _by_policy(step: "ShardedStep", cells: Cells) -> list[Edit]:
-    policy = _policy(step)
-    if policy is None:
-        return []
-    files, how = cells.trees.items(), policy or None
-    return [e for f, tree in files for e in rematted(tree, f, cells.lines[f], how, cells.imports)]
+    how = _policy(str(step.inside.remat)) or None
+    return [
+        e for f, tree in cells.trees.items() for e in rematted(tree, f, cells.lines[f], how, cells.imports)
+    ]
 
 
-def _policy(step: "ShardedStep") -> str | None:
-    """The policy of the step's remat as Python, empty for jax's own; None where it has another way."""
+def _policy(how: str) -> str:
+    """A policy of `--remat` as Python, empty for jax's own."""
     names = {"full": "", "nothing": "", "nothing_saveable": "", "dots": "dots_saveable"}
-    how = step.inside.remat
-    if how == "offload":
-        return None
-    own = names.get(how or "", how)
+    names["offload"] = 'offload_dot_with_no_batch_dims("device", "pinned_host")'
+    own = names.get(how, how)
     return own and f"jax.checkpoint_policies.{own}"
 
 
