@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from taken_home import FIVE, Home, bare, code, plain
 
+from jaxshard_magic.analysis.hlo import read
+
 ROUNDING = 2.0**-8  # of bfloat16
 QUICK = ("dict_of_arrays", "linen_train_state")
 LEFT = {"nnx_transformer": "1 of 17 products run in their own type"}  # nnx.Embed has a type of its own
@@ -42,11 +44,13 @@ def planned(notebook) -> dict[str, np.ndarray]:
 def dots(folder) -> list[set[str]]:
     """The types of the operands of each product, before anything is compiled."""
     (text,) = (p.read_text() for p in folder.glob("hlo/*jit_program*before_optimizations.txt"))
-    types = dict(re.findall(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\w+)\[", text, re.M))
-    found = []
-    for operands in re.findall(r" dot\(([^)]*)\)", text):
-        found.append({types[name.split()[-1].lstrip("%")] for name in operands.split(", ")})
-    return found
+    products = [
+        (e, computation.instructions)
+        for computation in read(text).computations.values()
+        for e in computation.instructions.values()
+        if e.opcode == "dot"
+    ]
+    return [{made[name].shapes[0].dtype for name in e.operands} for e, made in products]
 
 
 @pytest.mark.parametrize("home", rows())

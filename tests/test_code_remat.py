@@ -275,10 +275,6 @@ LEFT_OUT = {  # a model; how it is named
         "def layer(x, w):\n    with jax.named_scope('mixing'):\n        return jnp.sin(x @ w)\n" + CHAIN,
         "mixing",
     ),
-    "a function whose result is no array": (
-        "def layer(x, w):\n    return jnp.sin(x @ w), 'sine'\n" + CHAIN.replace("w[i])", "w[i])[0]"),
-        "layer",
-    ),
     "one of two that go through the same call": (
         "def sine(x, w):\n    return jnp.sin(x @ w)\ndef cosine(x, w):\n    return jnp.cos(x @ w)\n"
         "def loss_of(w, x):\n    for f in (sine, cosine):\n        x = f(x, w[0])\n    return x.sum()\n",
