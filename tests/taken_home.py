@@ -126,6 +126,25 @@ def plain(home: Home) -> dict[str, np.ndarray]:
     return dict(zip(zoo.names(call, result), zoo.snapshot(call, result), strict=True))
 
 
+def proved(notebook: Notebook, folder: Path, home: Home, line: str, mesh: str) -> Code:
+    """What `%shard code` gives, once it has run alone with the plain step's numbers and moved what it says it moves."""
+    program = code(notebook, home, line, mesh)
+    run = bare(program, folder)
+    assert_the_same_numbers(run.numbers, home)
+    assert run.moves == program.moves
+    return program
+
+
+def assert_the_same_numbers(numbers: Mapping[str, np.ndarray], home: Home) -> None:
+    """As the plain step has them, to the rounding that the zoo allows."""
+    expected = plain(home)
+    assert numbers.keys() == expected.keys()
+    for name, x in expected.items():
+        if name not in home.step.noise and x.size:
+            atol = home.step.tolerance * np.abs(x.astype(np.float64)).max()
+            np.testing.assert_allclose(numbers[name], x, rtol=0, atol=atol, err_msg=name)
+
+
 def _text(module: ModuleType) -> str:
     """A module of the zoo without what registers its steps, and without imports from its neighbours."""
     text = inspect.getsource(module)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from conftest import Notebook
 from jax.sharding import PartitionSpec as P
-from taken_home import FIVE, Home, bare, code
-from test_code_home import assert_the_same_numbers
+from taken_home import FIVE, Home, bare, code, proved
 
 from jaxshard_magic.codegen.marks import Place
 from jaxshard_magic.codegen.pins import Pin
@@ -112,10 +111,7 @@ def rows():
 def test_gradients_that_wait_for_the_last_microbatch_move_as_planned(
     notebook, tmp_path, home: Home, line, mesh
 ):
-    program = code(notebook, home, line, mesh)
-    run = bare(program, tmp_path)
-    assert_the_same_numbers(run.numbers, home)
-    assert run.moves == program.moves
+    program = proved(notebook, tmp_path, home, line, mesh)
     if home.name in DRAWS:
         assert f"Without --reduce {line.split()[-1]}: " in program.text
         return

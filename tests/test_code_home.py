@@ -1,8 +1,7 @@
 """`%shard code`: the program runs in a bare process, gives the step's own numbers, and moves what it says it moves."""
 
-import numpy as np
 import pytest
-from taken_home import FIVE, MESHES, POSITIONS, Home, bare, code, plain
+from taken_home import FIVE, MESHES, POSITIONS, Home, code, proved
 
 full = pytest.mark.full
 
@@ -33,24 +32,11 @@ QUICK = {
 }
 
 
-def assert_the_same_numbers(numbers, home: Home) -> None:
-    """As the plain step has them, to the rounding that the zoo allows."""
-    expected = plain(home)
-    assert numbers.keys() == expected.keys()
-    for name, x in expected.items():
-        if name not in home.step.noise and x.size:
-            atol = home.step.tolerance * np.abs(x.astype(np.float64)).max()
-            np.testing.assert_allclose(numbers[name], x, rtol=0, atol=atol, err_msg=name)
-
-
 @pytest.mark.parametrize(("home", "strategy", "mesh"), list(rows()))
 def test_the_program_gives_the_same_numbers_and_moves_what_it_says(
     notebook, tmp_path, home: Home, strategy, mesh
 ):
-    program = code(notebook, home, strategy, mesh)
-    run = bare(program, tmp_path)
-    assert_the_same_numbers(run.numbers, home)
-    assert run.moves == program.moves
+    program = proved(notebook, tmp_path, home, strategy, mesh)
     assert program.same is ((home.name, strategy) not in OTHERS)
     assert (
         program.same
@@ -85,10 +71,7 @@ def option_rows():
 def test_with_microbatches_and_remat_the_numbers_and_the_moves_are_the_same(
     notebook, tmp_path, home: Home, line, mesh
 ):
-    program = code(notebook, home, line, mesh)
-    run = bare(program, tmp_path)
-    assert_the_same_numbers(run.numbers, home)
-    assert run.moves == program.moves
+    program = proved(notebook, tmp_path, home, line, mesh)
     assert program.same is (home.name not in OTHER_OPTIONS)
     if home.name not in OTHER_OPTIONS:
         assert ("in_microbatches(microbatch," in program.text) is ("microbatches" in line)
