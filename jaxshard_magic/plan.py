@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh, PartitionSpec
@@ -95,3 +96,8 @@ class Plan:
     shares: tuple[Share, ...] | None = None
     unseen: tuple[str, ...] = ()
     traced: "Traced | None" = None
+
+    @property
+    def shards(self) -> int:
+        """In how many parts the batch is divided over devices."""
+        return prod(self.mesh.shape[axis] for axis in self.batch_axes)

@@ -5,7 +5,6 @@ held and read; the step is traced once more with its values in these types, and 
 """
 
 import ast
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -125,12 +124,12 @@ def narrowed(step: "ShardedStep", cells: Cells) -> Asked:
     if how != _HOW:
         return Asked()
     dtype, plain = TYPES[how], _Cast()
-    found = [typed(loss, how) for loss in _losses(step, cells, plain)]
-    asked = sum(types.changed for _, types in found)
-    if not asked:
-        return Asked(done=frozenset({"precision"}))  # the plan has no product to run in it either
-    casts, built = _casts(plain, found, dtype)
     try:
+        found = [typed(loss, how) for loss in _losses(step, cells, plain)]
+        asked = sum(types.changed for _, types in found)
+        if not asked:
+            return Asked(done=frozenset({"precision"}))  # the plan has no product to run in it either
+        casts, built = _casts(plain, found, dtype)
         cast, losses = _with(step, cells, casts, built, dtype)
         if useless := {k for k in cast.trees & cast.made if not _helps(cast, k, losses)}:
             casts = {k: to for k, to in casts.items() if k not in useless}
@@ -148,19 +147,10 @@ def narrowed(step: "ShardedStep", cells: Cells) -> Asked:
         if left
         else []
     )
-    if step.inside.reduce_dtype is None and _shards(step) > 1:
+    if step.inside.reduce_dtype is None and step.entry is not None and step.entry.plan.shards > 1:
         told.append(_SUMS)
     edits = [e for k in sorted({*cast.made, *built}) if (e := _edit(cast, k, plain, cells)) is not None]
     return Asked(tuple(edits), frozenset({"precision"}), tuple(told))
-
-
-def _shards(step: "ShardedStep") -> int:
-    """In how many parts the batch is divided over devices."""
-    return (
-        math.prod(step.mesh.shape[axis] for axis in step.entry.plan.batch_axes)
-        if step.entry is not None
-        else 1
-    )
 
 
 def _with(
@@ -208,15 +198,20 @@ def _casts(
     for k, own in held.items():
         if found := read.get(k) or (own if len(own) == 1 else ()):
             casts[k] = max(found, key=lambda t: t.itemsize)
-    typed_ = set()
+    built = set()
     for k, found in hidden.items():
         called = marks.called(k)
         if called is not None and found == {dtype}:
             if called in marks.trees:
                 casts[called] = dtype
-            elif called in marks.built and isinstance(marks.nodes[called], ast.Call):
-                typed_.add(called)
-    return casts, frozenset(typed_)
+            elif called in marks.built and _takes_a_type(marks.nodes[called]):
+                built.add(called)
+    return casts, frozenset(built)
+
+
+def _takes_a_type(node: ast.expr) -> bool:
+    """Is it a call with a place for one more argument by its name?"""
+    return isinstance(node, ast.Call) and given_by_name(node, "", "") is not None
 
 
 class _Reading:

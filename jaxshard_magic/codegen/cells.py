@@ -2,10 +2,10 @@
 
 import ast
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .edits import imported
+from .edits import Edit, edited, imported
 from .pieces import Piece
 
 
@@ -21,6 +21,16 @@ class Cells:
     lines: Mapping[str, set[int]]
     imports: Mapping[str, str]
     name: Callable[[str], str]
+
+    def edited(self, edits: Iterable[Edit]) -> dict[str, tuple[ast.Module, ast.Module]]:
+        """The tree of each cell that has some of the edits, and that with them in its text."""
+        by_file: dict[str, list[Edit]] = {}
+        for e in edits:
+            by_file.setdefault(e.place.file, []).append(e)
+        return {
+            file: (self.trees[file], ast.parse("".join(edited(self.files[file], 1, its))))
+            for file, its in by_file.items()
+        }
 
 
 def cells_of(pieces: Sequence[Piece], name: Callable[[str], str]) -> Cells:

@@ -1,7 +1,6 @@
 """What a step's gradient call gives of a part of the batch: is it a mean or a sum over examples?"""
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -64,7 +63,7 @@ def calls_of(step: "ShardedStep") -> tuple[int, Sequence[Accumulated]]:
     assert entry is not None and entry.call_of is not None
     rewriting, plan = entry.rewriting, entry.plan
     if n == 1:
-        each = (plan.examples or 0) // math.prod(plan.mesh.shape[a] for a in plan.batch_axes)
+        each = (plan.examples or 0) // plan.shards
         n = next((k for k in range(2, each + 1) if each % k == 0), 1)
         other = copy.copy(step)
         other.inside = Inside(microbatches=n)

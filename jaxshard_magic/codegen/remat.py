@@ -19,7 +19,7 @@ from ..program.peel import specs
 from ..step.planned import own_mesh
 from . import inside
 from .cells import Cells
-from .edits import Asked, Edit, called, edited, rematted
+from .edits import Asked, Edit, called, rematted
 from .marks import place_of
 from .sites import ARRAYS, METHOD, OBJECTS, OTHERS, Site, Sites
 from .stretches import Stretch, stretch
@@ -220,9 +220,7 @@ def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edi
     avals = specs(call.leaves) if mapped is None else mapped.parts(specs(call.leaves))
     both, given = {}, {}
     if cells is not None:
-        for file in {e.place.file for e in edits}:
-            text = edited(cells.files[file], 1, [e for e in edits if e.place.file == file])
-            both[file] = cells.trees[file], ast.parse("".join(text))
+        both = cells.edited(edits)
         given = {cells.name(f.__name__): f for f in _FUNCTIONS} | {"jax": jax}
     fresh = jax.make_user_context(None)  # jits inside the step are traced anew
     with swapped(both, given), own_mesh(step.mesh), on_a_device(mapped), fresh(object()):

@@ -24,7 +24,7 @@ from ..strategies.layout import Spec, partition_spec
 from ..strategies.loop_sums import loop_sums
 from ..strategies.sum_types import sum_types
 from .cells import Cells
-from .edits import Edit, edited
+from .edits import Edit
 from .marks import Place
 from .pins import Pin, spec_text
 from .swap import swapped
@@ -58,10 +58,9 @@ class Sums:
 
 def sums_of(step: "ShardedStep", cells: Cells, call: Place) -> Sums:
     """How the plan adds up what the gradient call at a place gives."""
-    tree, lines = cells.trees[call.file], cells.files[call.file]
-    named = ast.parse("".join(edited(lines, 1, [Edit(call, f"{_GIVEN}(", ")")])))
+    named = cells.edited([Edit(call, f"{_GIVEN}(", ")")])
     assert step.entry is not None and step.entry.call_of is not None
-    with swapped({call.file: (tree, named)}, {_GIVEN: _named}):
+    with swapped(named, {_GIVEN: _named}):
         run = step.planned_for(step.entry.call_of).plan.run
     return (
         _sums(run, step.inside.reduce != "each", step.inside.sum_dtype) if isinstance(run, Hold) else Sums()

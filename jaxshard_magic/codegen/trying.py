@@ -1,6 +1,5 @@
 """Ways to write the plan's constraints into the user's text, each compiled, and what moves between devices under it."""
 
-import ast
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from ..targets import target_of
 from . import inside
 from .asked import asked_of
 from .cells import Cells
-from .edits import Asked, Edit, checkpointed, edited, held, mapped
+from .edits import Asked, Edit, checkpointed, held, mapped
 from .marks import SEEN, Marks
 from .pins import Pin, pins
 from .program import axes_of, renamed
@@ -155,20 +154,14 @@ def _pins(step: "ShardedStep", cells: Cells) -> list[Pin]:
 
 def _way(step: "ShardedStep", cells: Cells, edits: Sequence[Edit]) -> Way:
     """What a program with these edits moves: compiled, not run."""
-    by_file: dict[str, list[Edit]] = {}
-    for e in edits:
-        by_file.setdefault(e.place.file, []).append(e)
-    both = {
-        file: (cells.trees[file], ast.parse("".join(edited(cells.files[file], 1, its))))
-        for file, its in by_file.items()
-    }
     given = {cells.name(f.__name__): f for f in _functions(step)} | {
         cells.name("P"): PartitionSpec,
         "jax": jax,
     }
-    with swapped(both, {k: v for k, v in given.items() if edits}):
+    with swapped(cells.edited(edits), {k: v for k, v in given.items() if edits}):
         compiled = _compiled(step)
     text = compiled.as_text()
+    by_file = {file: [e for e in edits if e.place.file == file] for file in {e.place.file for e in edits}}
     return Way(by_file, collectives(text, step.mesh.shape) if text else None)
 
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from math import prod
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -271,7 +270,7 @@ def build_entry(
 
 def _has_sums(inside: Inside, plan: Plan) -> None:
     """Refuse a type to add gradients up in where the plan has devices add up none."""
-    if inside.reduce_dtype is not None and prod(plan.mesh.shape[a] for a in plan.batch_axes) < 2:
+    if inside.reduce_dtype is not None and plan.shards < 2:
         raise ShardError(
             f"--reduce-dtype {inside.reduce_dtype}: {plan.strategy} on this mesh divides no batch, so that no "
             "gradients are added up over devices; leave it out"
