@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic import _cell, _options
 from jaxshard_magic._progress import Progress, line_for
+from jaxshard_magic.cell_files import is_cells
 from jaxshard_magic.errors import ShardError
 
 if TYPE_CHECKING:
@@ -108,18 +109,20 @@ def _units(shell: "InteractiveShell", step: Any, failed: "_cell.Failed") -> "lis
     raw = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
     _, last = step.cell
     own = max((i for i, cell in enumerate(raw) if cell.strip().endswith(last.strip())), default=len(raw) - 1)
-    known = {}
+    known: dict[str, dict[str | None, tuple[str, int]]] = {}  # of one text by the cells that have it
     for file, entry in linecache.cache.items():
-        if len(entry) == 4 and (file.startswith("<ipython-input") or shell.compile.format_code_name(file)):
+        cell = _cell.name_of(shell, file)
+        if len(entry) == 4 and (cell or is_cells(file)):
             text = "".join(entry[2])
-            known[text.strip("\n")] = file, _blank(text)
+            known.setdefault(text.strip("\n"), {})[cell] = file, _blank(text)
     units = []
     for number, cell in enumerate(raw[: own + 1]):
-        body = _cell.below_magic(cell)
+        body, title = _cell.below_magic(cell), f"cell {number}"
         ran, python = (shell.transform_cell(text) for text in (body, _cell.untimed(body)))
-        file, lead = known.get(ran.strip("\n"), (None, 0))
+        files = known.get(ran.strip("\n"), {})
+        file, lead = files.get(title) or next(reversed(files.values()), (None, 0))
         shift = lead - _blank(python) if file else 0
-        units.append(_cell.Unit(f"cell {number}", python, file, shift, failed.lines.get(number)))
+        units.append(_cell.Unit(title, python, file, shift, failed.lines.get(number)))
     return units
 
 

@@ -1,5 +1,7 @@
 """`%shard code`: the program runs in a bare process, gives the step's own numbers, and moves what it says it moves."""
 
+import linecache
+
 import pytest
 from taken_home import FIVE, MESHES, POSITIONS, Home, code, proved
 
@@ -45,10 +47,40 @@ def test_the_program_gives_the_same_numbers_and_moves_what_it_says(
     )
 
 
+HELD = 'x = jax.nn.gelu(hold(x @ layer["w"], P("data")) + layer["b"])'
+
+
 def test_constraints_stand_at_the_cells_own_lines(notebook):
     program = code(notebook, FIVE[0], "fsdp", "data=8")
-    assert 'x = jax.nn.gelu(hold(x @ layer["w"], P("data")) + layer["b"])' in program.text
+    assert HELD in program.text
     assert 'return hold(x @ last["w"], P("data")) + last["b"]' in program.text
+
+
+def test_they_stand_there_where_the_cell_of_the_step_ran_once_more(notebook):
+    net = """def train_step(w, x):
+    def loss_of(w):
+        return jnp.mean((jax.nn.gelu(x @ w["in"]) @ w["out"]) ** 2)
+
+    loss, grad = jax.value_and_grad(loss_of)(w)
+    return jax.tree.map(lambda w, g: w - g, w, grad), loss
+"""
+    weights = 'w, x = {"in": jnp.ones((64, 256)), "out": jnp.ones((256, 32))}, jnp.ones((16, 64))'
+    imports = "import jax, jax.numpy as jnp"
+    run = "%%shard fsdp\nw, loss = kept(w, x)"
+    for cell in ("%mesh data=8;", imports, weights, net, "kept = train_step", net, run):
+        notebook.run(cell)
+    program = notebook.run("%shard code")
+    assert 'hold(x @ w["in"], P("data"))' in program.text
+    assert program.same
+
+
+def test_they_stand_there_where_another_shell_of_the_process_ran_the_same_cell(notebook, monkeypatch):
+    definitions, made, run = FIVE[0].cells("fsdp")
+    for cell in ("%mesh data=8;", definitions, made, run):
+        notebook.run(cell)
+    file = notebook["mlp"].__code__.co_filename
+    monkeypatch.setitem(linecache.cache, file.replace("-input-2-", "-input-30-"), linecache.cache[file])
+    assert HELD in notebook.run("%shard code").text
 
 
 OPTIONS = [

@@ -1,5 +1,7 @@
 """`%%shard auto` on a real shell: the cell goes on with the choice, and nothing of the user's is lost."""
 
+from importlib.util import find_spec
+
 import pytest
 from cells import LOOP, STEP, close
 
@@ -84,6 +86,7 @@ def test_a_method_is_planned_and_compiled_and_not_called(given):
     assert found.chosen is not None and found.name == "trainer.train_step"
 
 
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 def test_a_slice_that_is_not_attached_is_compiled_for_and_the_plain_step_stays(given):
     found = given.run('%%shard auto --among dp,fsdp --mesh "v5e:2x4 data=8"' + STEP + LOOP)
     assert found.report.mesh.source == "topology"

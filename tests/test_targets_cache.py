@@ -123,6 +123,7 @@ def cell_of():
     [
         ("/tmp/ipykernel_111/2718281828.py", "/tmp/ipykernel_222/2718281828.py"),
         ("<ipython-input-3-0123456789ab>", "<ipython-input-7-0123456789ab>"),
+        ("/tmp/ipython-input-3-2718281828.py", "/tmp/ipython-input-7-2718281828.py"),
     ],
 )
 def test_the_same_cell_in_another_session_is_not_compiled_again_and_has_that_sessions_name(

@@ -5,6 +5,7 @@ import io
 import tokenize
 import types
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
@@ -13,10 +14,14 @@ from jaxshard_magic._cell.binding import Binding
 from jaxshard_magic._cell.lengths import Lengths
 from jaxshard_magic._cell.loops import follow_loops
 from jaxshard_magic._cell.names import in_scope
+from jaxshard_magic.cell_files import number_in
 from jaxshard_magic.errors import ShardError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+
+_below_magics: dict[str, int] = {}  # the numbers of cells that a magic ran, by what Python calls them
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ def parse(shell: "InteractiveShell", source: str, magic: str = "") -> Cell:
     # IPython drops leading blank lines; with them and the magic's own, lines count as the editor's do.
     text = "\n" * (1 + blank) + shell.transform_cell(source)
     filename = shell.compile.cache(text, shell.displayhook.prompt_count)
+    _below_magics[filename] = shell.displayhook.prompt_count
     tree = shell.compile.ast_parse(text, filename)
     for node in in_scope(tree):
         if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
@@ -51,9 +57,23 @@ def parse(shell: "InteractiveShell", source: str, magic: str = "") -> Cell:
 
 def name_of(shell: "InteractiveShell", file: str) -> str | None:
     """`cell 7` for the file that Python knows a cell by; None for what is no cell."""
-    known = shell.compile.format_code_name(file)
-    number = known[1].removeprefix("In[").removesuffix("]") if known else None
+    if hasattr(shell.compile, "format_code_name"):
+        known = shell.compile.format_code_name(file)
+        number = known[1].removeprefix("In[").removesuffix("]") if known else None
+    else:  # IPython 7, which Colab has
+        number = number_in(file) or _below_magics.get(file) or _numbers(shell).get(file)
     return f"cell {number}" if number else None
+
+
+def _numbers(shell: "InteractiveShell") -> dict[str, int]:
+    """The numbers of the cells that ran, by what Python calls them."""
+    ran = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
+    return {_file(shell, cell, number): number for number, cell in enumerate(ran)}
+
+
+@lru_cache(maxsize=10_000)
+def _file(shell: "InteractiveShell", cell: str, number: int) -> str:
+    return shell.compile.get_code_name(cell, shell.transform_cell(cell), number)
 
 
 def _ends_with_semicolon(text: str) -> bool:

@@ -3,6 +3,9 @@
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from jaxshard_magic._cell.code import name_of
+from jaxshard_magic.cell_files import is_cells
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -25,7 +28,7 @@ class Failed:
         """The line of the outermost frame that is a cell's."""
         while traceback is not None:
             file = traceback.tb_frame.f_code.co_filename
-            if file.startswith("<ipython-input") or self._shell.compile.format_code_name(file):
+            if is_cells(file) or name_of(self._shell, file):
                 return traceback.tb_lineno
             traceback = traceback.tb_next
         return 0

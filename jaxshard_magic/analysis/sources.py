@@ -2,17 +2,16 @@
 
 import ast
 import linecache
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from ..cell_files import is_cells, number_in
 from ..report import Source
 from .frames import Frame
 
 MOST_LINES = 2000  # of a cell
 AROUND = 3  # lines of a file on either side of one that matters
-_CELL = re.compile(r"<ipython-input-(\d+)-\w+>")
 CHANGED = "this file has changed since the step was traced"
 GONE = "the text of this code can't be read any more"
 
@@ -85,13 +84,13 @@ def _source(
 
 def is_cell(file: str) -> bool:
     """Was the code typed into a notebook or a terminal? IPython keeps no such file, or one that is in no folder."""
-    return bool(_CELL.fullmatch(file)) or (file.startswith("<") or not Path(file).exists())
+    return is_cells(file) or file.startswith("<") or not Path(file).exists()
 
 
 def plain_name(file: str) -> str:
-    """`cell 7` for a terminal's cell, else the file's own name."""
-    cell = _CELL.fullmatch(file)
-    return f"cell {cell[1]}" if cell else Path(file).name if not file.startswith("<") else file
+    """`cell 7` for a cell whose file tells its number, else the file's own name."""
+    number = number_in(file)
+    return f"cell {number}" if number is not None else Path(file).name if not file.startswith("<") else file
 
 
 def distinct_names(files: Iterable[str], name_of: Callable[[str], str]) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Whose line an equation comes from: the calls that led to it, also through the bodies that jax traces apart."""
 
-import re
 import site
 import sys
 import sysconfig
@@ -13,7 +12,8 @@ from typing import Any
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
 
-_CELL = re.compile(r"^<ipython-input|ipykernel_\d+|^<stdin>|^<string>")
+from ..cell_files import is_cells
+
 _OURS = str(Path(__file__).resolve().parents[1])
 
 __all__ = ["Calls", "is_ours", "is_users", "lines_kept", "place", "user_context"]
@@ -60,7 +60,8 @@ def place(file: str, number: int) -> str:
     >>> place("/home/me/models/gpt.py", 12), place("<ipython-input-3-0a1b>", 4)
     ('line 12 of gpt.py', 'line 4')
     """
-    return f"line {number}" if _CELL.search(file) else f"line {number} of {Path(file).name}"
+    typed = is_cells(file) or file in ("<stdin>", "<string>")
+    return f"line {number}" if typed else f"line {number} of {Path(file).name}"
 
 
 def is_ours(file: str) -> bool:

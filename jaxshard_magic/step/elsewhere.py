@@ -13,6 +13,7 @@ from jax._src.config import hlo_source_file_canonicalization_regex
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
+from ..cell_files import OF_ONE_SESSION
 from ..errors import ShardError
 from ..program.lines import is_users
 from ..targets import Built, Target, compiled
@@ -24,9 +25,6 @@ _CALLS = {
     "pure_callback": "jax.pure_callback",
     "io_callback": "jax.experimental.io_callback",
 }
-# What a kernel's number, or a cell's, puts into the name of a cell's file: without it, the same cell is the same
-# program in every session.
-_OF_ONE_SESSION = r"(?<=/)ipykernel_\d+/|(?<=<ipython-input-)\d+-"
 
 
 def elsewhere(lowering: Lowered, target: Target, mesh: Mesh, limit_s: float) -> Built:
@@ -40,7 +38,7 @@ def elsewhere(lowering: Lowered, target: Target, mesh: Mesh, limit_s: float) -> 
     )
     text = built.text
     for file in reversed(list(linecache.cache)):  # of several runs of one cell, the last has defined the step
-        if (name := re.sub(_OF_ONE_SESSION, "", file)) != file:
+        if (name := re.sub(OF_ONE_SESSION, "", file)) != file:
             text = text.replace(f'"{name}"', f'"{file}"')
     return replace(built, text=text)
 
@@ -50,7 +48,7 @@ def canonical() -> Iterator[None]:
     """Steps that are lowered meanwhile name their cells' files without what is of one session; what jax can't lower
     without the hardware is a `ShardError`. jax has no public name for a setting of one thread."""
     try:
-        with hlo_source_file_canonicalization_regex(_OF_ONE_SESSION):
+        with hlo_source_file_canonicalization_regex(OF_ONE_SESSION):
             yield
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise _refusal(error) from error
