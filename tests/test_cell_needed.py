@@ -55,6 +55,16 @@ def test_what_functions_bodies_read_is_kept():
     assert needed(*cells, last) == ["width = 4", "rate = 0.1", cells[1]]
 
 
+def test_a_name_that_only_an_earlier_call_gives_is_kept_with_that_call():
+    cells = (
+        f"rate, p = 0.1, 1\n{STEP}",
+        "for i in range(3):\n    p = train_step(p)\n    last = p",
+        "p = train_step(p)",
+    )
+    assert needed(*cells, f"{CALL}\nprint(last)") == ["rate, p = 0.1, 1", STEP, cells[1]]
+    assert needed(*cells, f"last = 0\n{CALL}\nprint(last)") == ["rate, p = 0.1, 1", STEP]
+
+
 def test_only_the_last_of_several_definitions_is_kept():
     assert needed("rate = 0.1\nrate = 0.2", "rate = 0.3", f"{STEP}\np = 1\n{CALL}") == ["rate = 0.3"]
 

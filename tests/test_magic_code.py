@@ -59,6 +59,14 @@ def test_a_step_that_trained_before_begins_with_its_first_state(prepared):
     assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(16.0**2)
 
 
+def test_what_only_an_earlier_training_loop_gives_is_trained_in_the_program(prepared):
+    prepared.run(STEP)
+    prepared.run("for _ in range(2):\n    w, first = train_step(w, x)")
+    prepared.run("%%shard fsdp;\nw, loss = train_step(w, x)\ngain = first - loss")
+    text = prepared.run("%shard code").text
+    assert float(in_a_process(text, "\nprint(gain)")) == pytest.approx(float(prepared["gain"]), rel=1e-4)
+
+
 def test_a_cell_that_only_defines_its_step_gets_a_call(prepared):
     prepared.run(f"%%shard fsdp;\n{STEP}")
     text = prepared.run("%shard code").text

@@ -25,6 +25,7 @@ def needed(
     are read. What a function reads in its body has to have its value when the function is called.
 
     Earlier calls of the step, which goes by the name `path`, are left out: its arguments are as they were before any.
+    But for those that alone give a name its value: then these calls have been made.
     What reads one of the names `drawn_from` changes it: a generator, an iterator.
     """
     notebook, known = _Notebook(units, path, {*drawn_from}), set(units[-1].statements)
@@ -32,7 +33,9 @@ def needed(
         notebook.changeable = set().union(*(s.binds for s in known if s.defines))
         notebook.draws = any(map(notebook.is_draw, known))
         found, missing = _back(notebook, names, _Bodies(known))
-        if known.issuperset(found):
+        trained = (missing & notebook.by_calls) - notebook.kept
+        notebook.kept |= trained
+        if known.issuperset(found) and not trained:
             return found, missing - {*dir(builtins)}
         known.update(found)
 
@@ -105,7 +108,8 @@ class _Notebook:
     """Which statements change what is asked for. `imports`: what imported names stand for; `own`: the others that
     have a value. `changeable`: functions and classes that are needed, whose attributes count wherever they are set.
     `draws`: does something needed draw from numpy's or Python's own generator, so that all draws before count?
-    `seeding`: functions that seed one."""
+    `seeding`: functions that seed one. `by_calls`: names that statements bind which call the step; those that are
+    `kept` are given by these."""
 
     def __init__(self, units: Sequence[Unit], path: str, drawn_from: set[str]):
         self.units, self.path, self.drawn_from = units, path, drawn_from
@@ -113,9 +117,15 @@ class _Notebook:
         self.imports = {name: full for s in every for name, full in s.imports.items()}
         self.own = set().union(*(s.binds for s in every)) - self.imports.keys()
         self.bodies = _Bodies(every)
+        self.by_calls = set().union(*(s.binds for s in every if s.calls(path)))
+        self.kept: set[str] = set()
         self.changeable: set[str] = set()
         self.draws = False
         self.seeding = set().union(*(s.binds for s in every if s.defines and s.called & _SEEDS))
+
+    def leaves_out(self, s: Statement) -> bool:
+        """Is it an earlier call of the step that gives nothing which has no other value?"""
+        return s.calls(self.path) and s.binds.isdisjoint(self.kept)
 
     def wants(self, s: Statement, names: set[str]) -> bool:
         """Does it give one of the names a value, or change what has it: an attribute, an element, by a method, or as a
@@ -166,7 +176,7 @@ def _back(notebook: _Notebook, names: set[str], bodies: _Bodies) -> tuple[list[S
     missing = set(names)
     for unit in reversed(notebook.units):
         for s in reversed(unit.statements):
-            left_out = unit is not last and (s.calls(notebook.path) or not notebook.wants(s, wanted))
+            left_out = unit is not last and (notebook.leaves_out(s) or not notebook.wants(s, wanted))
             if not (left_out or s.is_magic):
                 found.append(s)
                 wanted = (wanted - s.gives) | s.reads | bodies.of(s.reads)
