@@ -4,7 +4,7 @@ import ast
 import builtins
 import gc
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,8 +20,9 @@ def swapped(trees: Mapping[str, tuple[ast.Module, ast.Module]], given: Mapping[s
     with ExitStack() as stack:
         for name, value in given.items():
             stack.enter_context(_builtin(name, value))
+        functions = _functions_of(trees)
         for file, (tree, other) in trees.items():
-            for function, code in _others(file, _named(tree, file), _named(other, file)):
+            for function, code in _others(functions[file], _named(tree, file), _named(other, file)):
                 stack.enter_context(_running(function, code))
         yield
 
@@ -39,11 +40,19 @@ def _named(tree: ast.Module, file: str) -> Names:
     return found
 
 
-def _others(file: str, was: Names, now: Names) -> Iterator[tuple[types.FunctionType, types.CodeType]]:
-    """Each function of a file that there is, with what it is to run."""
-    functions = [
-        f for f in gc.get_objects() if isinstance(f, types.FunctionType) and f.__code__.co_filename == file
-    ]
+def _functions_of(files: Collection[str]) -> dict[str, list[types.FunctionType]]:
+    """The functions that there are of each of these files, in one walk over all objects."""
+    found: dict[str, list[types.FunctionType]] = {file: [] for file in files}
+    for f in gc.get_objects():
+        if isinstance(f, types.FunctionType) and f.__code__.co_filename in found:
+            found[f.__code__.co_filename].append(f)
+    return found
+
+
+def _others(
+    functions: Iterable[types.FunctionType], was: Names, now: Names
+) -> Iterator[tuple[types.FunctionType, types.CodeType]]:
+    """Each of a file's functions, with what it is to run."""
     for function in functions:
         code = function.__code__
         same = was.get(code.co_qualname, [])
