@@ -111,10 +111,10 @@ def _units(shell: "InteractiveShell", step: Any, failed: "_cell.Failed") -> "lis
     own = max((i for i, cell in enumerate(raw) if cell.strip().endswith(last.strip())), default=len(raw) - 1)
     known: dict[str, dict[str | None, tuple[str, int]]] = {}  # of one text by the cells that have it
     for file, entry in linecache.cache.items():
-        cell = _cell.name_of(shell, file)
-        if len(entry) == 4 and (cell or is_cells(file)):
+        title = _cell.name_of(shell, file)
+        if len(entry) == 4 and (title or is_cells(file)):
             text = "".join(entry[2])
-            known.setdefault(text.strip("\n"), {})[cell] = file, _blank(text)
+            known.setdefault(text.strip("\n"), {})[title] = file, _blank(text)
     units = []
     for number, cell in enumerate(raw[: own + 1]):
         body, title = _cell.below_magic(cell), f"cell {number}"
