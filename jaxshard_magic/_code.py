@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic import _cell, _options
 from jaxshard_magic._progress import Progress, line_for
-from jaxshard_magic.cell_files import is_cells
+from jaxshard_magic.cell_files import is_cell_file
 from jaxshard_magic.errors import ShardError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _units(shell: "InteractiveShell", step: Any, failed: "_cell.Failed") -> "lis
     known: dict[str, dict[str | None, tuple[str, int]]] = {}  # of one text by the cells that have it
     for file, entry in linecache.cache.items():
         title = _cell.name_of(shell, file)
-        if len(entry) == 4 and (title or is_cells(file)):
+        if len(entry) == 4 and (title or is_cell_file(file)):
             text = "".join(entry[2])
             known.setdefault(text.strip("\n"), {})[title] = file, _blank(text)
     units = []

@@ -12,10 +12,10 @@ _CELL = re.compile(
 OF_ONE_SESSION = r"(?<=/)ipykernel_\d+/|(?<=[</]ipython-input-)\d+-"
 
 
-def is_cells(file: str) -> bool:
+def is_cell_file(file: str) -> bool:
     """Is this the name of a cell's file?
 
-    >>> is_cells("<ipython-input-3-0a1b>"), is_cells("/tmp/ipykernel_81/2938.py"), is_cells("/home/me/gpt.py")
+    >>> is_cell_file("<ipython-input-3-0a1b>"), is_cell_file("/tmp/ipykernel_81/2938.py"), is_cell_file("/tmp/gpt.py")
     (True, True, False)
     """
     return _CELL.fullmatch(file) is not None

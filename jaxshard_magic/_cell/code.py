@@ -2,6 +2,7 @@
 
 import ast
 import io
+import linecache
 import tokenize
 import types
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from jaxshard_magic._cell.binding import Binding
 from jaxshard_magic._cell.lengths import Lengths
 from jaxshard_magic._cell.loops import follow_loops
 from jaxshard_magic._cell.names import in_scope
-from jaxshard_magic.cell_files import number_in
+from jaxshard_magic.cell_files import is_cell_file, number_in
 from jaxshard_magic.errors import ShardError
 
 if TYPE_CHECKING:
@@ -60,20 +61,23 @@ def name_of(shell: "InteractiveShell", file: str) -> str | None:
     if hasattr(shell.compile, "format_code_name"):
         known = shell.compile.format_code_name(file)
         number = known[1].removeprefix("In[").removesuffix("]") if known else None
-    else:  # IPython 7, which Colab has
-        number = number_in(file) or _below_magics.get(file) or _numbers(shell).get(file)
+    else:  # IPython 7, which Colab has, keeps no numbers
+        number = number_in(file) or _below_magics.get(file) or _number_by_text(shell, file)
     return f"cell {number}" if number else None
 
 
-def _numbers(shell: "InteractiveShell") -> dict[str, int]:
-    """The numbers of the cells that ran, by what Python calls them."""
-    ran = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
-    return {_file(shell, cell, number): number for number, cell in enumerate(ran)}
+def _number_by_text(shell: "InteractiveShell", file: str) -> int | None:
+    """The number of the last cell that ran with the text of a cell's file."""
+    if not is_cell_file(file) or shell.history_manager is None:
+        return None
+    text = "".join(linecache.getlines(file)).strip("\n")
+    ran = enumerate(shell.history_manager.input_hist_raw)
+    return max((n for n, cell in ran if _python(shell, cell).strip("\n") == text), default=None)
 
 
 @lru_cache(maxsize=10_000)
-def _file(shell: "InteractiveShell", cell: str, number: int) -> str:
-    return shell.compile.get_code_name(cell, shell.transform_cell(cell), number)
+def _python(shell: "InteractiveShell", cell: str) -> str:
+    return shell.transform_cell(cell)
 
 
 def _ends_with_semicolon(text: str) -> bool:

@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic._cell.code import name_of
-from jaxshard_magic.cell_files import is_cells
+from jaxshard_magic.cell_files import is_cell_file
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -28,7 +28,7 @@ class Failed:
         """The line of the outermost frame that is a cell's."""
         while traceback is not None:
             file = traceback.tb_frame.f_code.co_filename
-            if is_cells(file) or name_of(self._shell, file):
+            if is_cell_file(file) or name_of(self._shell, file):
                 return traceback.tb_lineno
             traceback = traceback.tb_next
         return 0

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from ..cell_files import is_cells, number_in
+from ..cell_files import is_cell_file, number_in
 from ..report import Source
 from .frames import Frame
 
@@ -84,7 +84,7 @@ def _source(
 
 def is_cell(file: str) -> bool:
     """Was the code typed into a notebook or a terminal? IPython keeps no such file, or one that is in no folder."""
-    return is_cells(file) or file.startswith("<") or not Path(file).exists()
+    return is_cell_file(file) or file.startswith("<") or not Path(file).exists()
 
 
 def plain_name(file: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
 
-from ..cell_files import is_cells
+from ..cell_files import is_cell_file
 
 _OURS = str(Path(__file__).resolve().parents[1])
 
@@ -60,7 +60,7 @@ def place(file: str, number: int) -> str:
     >>> place("/home/me/models/gpt.py", 12), place("<ipython-input-3-0a1b>", 4)
     ('line 12 of gpt.py', 'line 4')
     """
-    typed = is_cells(file) or file in ("<stdin>", "<string>")
+    typed = is_cell_file(file) or file in ("<stdin>", "<string>")
     return f"line {number}" if typed else f"line {number} of {Path(file).name}"
 
 
