@@ -1,5 +1,6 @@
 """Settings that must stand before jax starts, and a notebook to run cells in."""
 
+import atexit
 import os
 import sys
 import tempfile
@@ -28,6 +29,7 @@ SETTINGS = {
 }
 os.environ.update(SETTINGS)
 
+import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from browsing import Stage, chromium, stage  # noqa: E402
@@ -63,6 +65,14 @@ class Notebook:
         return self.shell.user_ns[name]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> Iterator[None]:
+    """What a module's tests traced and compiled goes with them. JAX keeps it: each program has mappings of memory, of
+    which Linux lets a process have 65,530, and each object makes the collections of garbage longer."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def bare_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """A fresh IPython shell, nothing loaded; its own home folder and no history file."""
@@ -70,7 +80,11 @@ def bare_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inte
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     InteractiveShell.clear_instance()
     config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
-    yield InteractiveShell.instance(config=config)
+    shell = InteractiveShell.instance(config=config)
+    yield shell
+    atexit.unregister(
+        shell.atexit_operations
+    )  # else it lives, with all of the notebook, as long as the process
     InteractiveShell.clear_instance()
 
 

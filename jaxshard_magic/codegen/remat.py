@@ -16,6 +16,7 @@ from ..program.flow import ALIASES, Flow
 from ..program.ir import Equation, Program
 from ..program.mapped import PerDevice, on_a_device
 from ..program.peel import specs
+from ..program.trace import anew
 from ..step.planned import own_mesh
 from . import inside
 from .cells import Cells
@@ -222,8 +223,7 @@ def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edi
     if cells is not None:
         both = cells.edited(edits)
         given = {cells.name(f.__name__): f for f in _FUNCTIONS} | {"jax": jax}
-    fresh = jax.make_user_context(None)  # jits inside the step are traced anew
-    with swapped(both, given), own_mesh(step.mesh), on_a_device(mapped), fresh(object()):
+    with swapped(both, given), own_mesh(step.mesh), on_a_device(mapped), anew():
         return Program(jax.make_jaxpr(lambda *leaves: call.fun(*leaves)[0])(*avals))
 
 

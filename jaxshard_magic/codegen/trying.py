@@ -16,6 +16,7 @@ from ..compiler_log import captured
 from ..program.lines import lines_kept
 from ..program.mapped import PerDevice
 from ..program.peel import specs
+from ..program.trace import anew
 from ..report import Collective
 from ..step.elsewhere import canonical, elsewhere
 from ..step.planned import own_mesh
@@ -183,8 +184,7 @@ def _compiled(step: "ShardedStep") -> Any:
     ins = [NamedSharding(mesh, spec) for spec in plan.in_specs[n:]]
     run = _spread(step) if isinstance(entry.traced, PerDevice) else lambda *leaves: call.fun(*leaves)[0]
     target = target_of(mesh)
-    fresh = jax.make_user_context(None)  # jits inside the step are traced anew
-    with own_mesh(mesh), lines_kept(), fresh(object()), nullcontext() if target is None else canonical():
+    with own_mesh(mesh), lines_kept(), anew(), nullcontext() if target is None else canonical():
         outs = [NamedSharding(mesh, spec) for spec in _out_specs(entry)]
         lowered = jax.jit(run, in_shardings=ins, out_shardings=outs).lower(*specs(call.leaves))
         if target is not None:

@@ -103,12 +103,18 @@ def marking(inner: Vjp) -> Vjp:
     return vjp
 
 
+def anew() -> contextlib.AbstractContextManager[None]:
+    """Inside, jits that already ran are traced anew.
+
+    One context of JAX serves all: each that is made becomes part of the keys of its caches, so what the session
+    compiled before would be compiled again.
+    """
+    return _tracing(next(_epoch))
+
+
 @contextlib.contextmanager
 def gradients_by(seen: Callable[[Vjp], Vjp]) -> Iterator[None]:
-    """While this thread traces, its gradient calls are made with `seen(jax.vjp)`.
-
-    A fresh user context makes jits that already ran inside the step trace anew, with their gradients seen.
-    """
+    """While this thread traces, its gradient calls, in jits that already ran too, are made with `seen(jax.vjp)`."""
     inner, public, thread = _api.vjp, jax.vjp, threading.get_ident()
     other = seen(inner)
 
@@ -117,7 +123,7 @@ def gradients_by(seen: Callable[[Vjp], Vjp]) -> Iterator[None]:
 
     _api.vjp = jax.vjp = vjp
     try:
-        with _tracing(next(_epoch)):
+        with anew():
             yield
     finally:
         _api.vjp, jax.vjp = inner, public
