@@ -1,10 +1,12 @@
 """Settings that must stand before jax starts, and a notebook to run cells in."""
 
 import atexit
+import itertools
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,25 +69,37 @@ class Notebook:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> Iterator[None]:
-    """What a module's tests traced and compiled goes with them. JAX keeps it: each program has mappings of memory, of
-    which Linux lets a process have 65,530, and each object makes the collections of garbage longer."""
+    """What a module's tests traced and compiled goes with them, and that of every 16 notebooks. JAX keeps it: each
+    program has mappings of memory, of which Linux lets a process have 65,530, and each object makes the collections of
+    garbage longer."""
     yield
     jax.clear_caches()
 
 
+_shells = itertools.count(1)
+
+
+@contextmanager
+def shell() -> Iterator[InteractiveShell]:
+    """A fresh IPython shell, nothing loaded, no history file. After it nothing holds its notebook."""
+    InteractiveShell.clear_instance()
+    main = sys.modules["__main__"]
+    config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
+    opened = InteractiveShell.instance(config=config)
+    yield opened
+    atexit.unregister(opened.atexit_operations)  # else it lives as long as the process
+    InteractiveShell.clear_instance()
+    sys.modules["__main__"] = main
+    if next(_shells) % 16 == 0:
+        jax.clear_caches()
+
+
 @pytest.fixture
 def bare_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """A fresh IPython shell, nothing loaded; its own home folder and no history file."""
+    """A fresh IPython shell, nothing loaded, in its own home folder."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    InteractiveShell.clear_instance()
-    config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
-    shell = InteractiveShell.instance(config=config)
-    yield shell
-    atexit.unregister(
-        shell.atexit_operations
-    )  # else it lives, with all of the notebook, as long as the process
-    InteractiveShell.clear_instance()
+    with shell() as opened:
+        yield opened
 
 
 @pytest.fixture
