@@ -110,6 +110,12 @@ def notebook(bare_shell: InteractiveShell) -> Notebook:
 
 
 @pytest.fixture
+def as_asked(notebook: Notebook) -> None:
+    """Steps are compiled as their lines say alone, and not also without each option, for their reports."""
+    notebook.run("%config ShardSession.options_limit = 0")
+
+
+@pytest.fixture
 def given(notebook: Notebook) -> Notebook:
     """A notebook with a state, a batch, a loss and a mesh of 8 devices; no step yet."""
     notebook.run(GIVEN)

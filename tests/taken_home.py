@@ -106,7 +106,10 @@ def bare(program: Code, folder: Path) -> Run:
     script, saved, dumped = folder / "program.py", folder / "numbers.npz", folder / "hlo"
     script.write_text(program.text + SAVED)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA", "PYTHON"))}
-    flags = f"--xla_dump_to={dumped} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=jit_program"
+    flags = (  # LLVM's optimising of what runs once is most of the time
+        "--xla_backend_optimization_level=0 "
+        f"--xla_dump_to={dumped} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=jit_program"
+    )
     done = subprocess.run(
         [sys.executable, str(script), str(saved)],
         env=kept | {"XLA_FLAGS": flags, "JAX_COMPILATION_CACHE_DIR": ""},

@@ -14,6 +14,7 @@ from jaxshard_magic.codegen.marks import Place
 from jaxshard_magic.codegen.pins import Pin
 from jaxshard_magic.codegen.shards import Sums, alone
 
+pytestmark = pytest.mark.usefixtures("as_asked")
 full = pytest.mark.full
 
 LINES = [

@@ -15,6 +15,7 @@ from taken_home import FIVE, Home, bare, code, plain
 
 from jaxshard_magic.analysis.hlo import read
 
+pytestmark = pytest.mark.usefixtures("as_asked")
 ROUNDING = 2.0**-8  # of bfloat16
 QUICK = ("dict_of_arrays", "linen_train_state")
 LEFT = {"nnx_transformer": "1 of 17 products run in their own type"}  # nnx.Embed has a type of its own

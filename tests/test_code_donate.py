@@ -7,6 +7,7 @@ import sys
 import pytest
 from taken_home import FIVE, bare, code
 
+pytestmark = pytest.mark.usefixtures("as_asked")
 STATE = {
     "dict_of_arrays": ("params",),
     "transformer_scanned": ("params", "opt_state"),

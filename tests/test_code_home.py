@@ -5,6 +5,7 @@ import linecache
 import pytest
 from taken_home import FIVE, MESHES, POSITIONS, Home, code, proved
 
+pytestmark = pytest.mark.usefixtures("as_asked")
 full = pytest.mark.full
 
 # Strategies under which a program can't do all that the plan does: sums of partial products joined before devices add

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("as_asked")
 ROWS, WIDTH, LAYERS = 512, 64, 8
 ARRAY = 4 * ROWS * WIDTH  # bytes of one layer's activations
 MODEL = f"""import functools
