@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import IPython
 import jax
 import pytest
 from cells import GIVEN, STEP
@@ -58,6 +59,7 @@ def step_of_a_notebook() -> weakref.ref:
         return weakref.ref(notebook["train_step"])
 
 
+@pytest.mark.skipif(IPython.version_info[0] < 8, reason="IPython 7 keeps every shell of a process itself")
 def test_a_notebook_of_the_tests_is_gone_after_its_test():
     """Thousands of them in one process would slow it down, and the memory mappings of their programs abort it."""
     step_of_a_notebook()  # IPython keeps something of the first that a process has
