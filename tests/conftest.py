@@ -86,12 +86,14 @@ def shell() -> Iterator[InteractiveShell]:
     main = sys.modules["__main__"]
     config = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}})
     opened = InteractiveShell.instance(config=config)
-    yield opened
-    atexit.unregister(opened.atexit_operations)  # else it lives as long as the process
-    InteractiveShell.clear_instance()
-    sys.modules["__main__"] = main
-    if next(_shells) % 16 == 0:
-        jax.clear_caches()
+    try:
+        yield opened
+    finally:
+        atexit.unregister(opened.atexit_operations)  # else it lives as long as the process
+        InteractiveShell.clear_instance()
+        sys.modules["__main__"] = main
+        if next(_shells) % 16 == 0:
+            jax.clear_caches()
 
 
 @pytest.fixture
