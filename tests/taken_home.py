@@ -106,7 +106,7 @@ def bare(program: Code, folder: Path) -> Run:
     script, saved, dumped = folder / "program.py", folder / "numbers.npz", folder / "hlo"
     script.write_text(program.text + SAVED)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA", "PYTHON"))}
-    flags = (  # LLVM's optimising of what runs once is most of the time
+    flags = (  # what runs once is not worth LLVM's optimising
         "--xla_backend_optimization_level=0 "
         f"--xla_dump_to={dumped} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=jit_program"
     )
