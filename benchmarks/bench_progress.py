@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxshard_magic
-from jaxshard_magic._progress import Progress, line_for, training
+from jaxshard_magic.notebook.progress import Progress, line_for, training
 from jaxshard_magic.step import ShardedStep, Watch
 
 LIMIT = 1.01

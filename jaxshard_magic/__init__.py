@@ -71,9 +71,9 @@ sys.modules[__name__].__class__ = _Package
 
 def load_ipython_extension(shell: "InteractiveShell") -> None:
     """`%load_ext jaxshard_magic`: adds `%mesh`, `%shard` and `%%shard` to the shell."""
-    import_module(f"{__name__}._load").load(shell)
+    import_module(f"{__name__}.notebook.load").load(shell)
 
 
 def unload_ipython_extension(shell: "InteractiveShell") -> None:
     """`%unload_ext jaxshard_magic`: takes the magics and their completions out again."""
-    import_module(f"{__name__}._load").unload(shell)
+    import_module(f"{__name__}.notebook.load").unload(shell)

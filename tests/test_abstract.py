@@ -18,9 +18,9 @@ from flax import nnx
 from zoo import equinox_steps, linen_steps, nnx_steps
 
 import jaxshard_magic
-from jaxshard_magic import _abstract
-from jaxshard_magic._abstract import abstract, abstract_names
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.notebook import abstract_line as _abstract
+from jaxshard_magic.notebook.abstract_line import abstract, abstract_names
 
 Shape = jax.ShapeDtypeStruct
 KIB = "\u202fKiB"

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic._options import parse, with_strategy
 from jaxshard_magic.analysis.advice import Case, advise
 from jaxshard_magic.analysis.roofline import roofline, with_seconds
 from jaxshard_magic.hardware import chip
+from jaxshard_magic.notebook.options import parse, with_strategy
 from jaxshard_magic.plan import Share
 from jaxshard_magic.report import Collective, DeviceMemory, Leaf, Memory, MeshInfo
 

@@ -8,8 +8,8 @@ import textwrap
 import IPython
 import pytest
 
-from jaxshard_magic import _cell
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.notebook import cells
 
 PLAIN_STEP = """
 def update(params, batch):
@@ -18,8 +18,8 @@ def update(params, batch):
 """
 
 
-def found(source: str, name: str | None = None, **namespace) -> _cell.Step:
-    return _cell.find_step(ast.parse(textwrap.dedent(source)), namespace, name)
+def found(source: str, name: str | None = None, **namespace) -> cells.Step:
+    return cells.find_step(ast.parse(textwrap.dedent(source)), namespace, name)
 
 
 def error(source: str, name: str | None = None, **namespace) -> str:
@@ -38,7 +38,7 @@ def made(source: str, **globals_):
 
 def test_the_default_name_wins_over_everything_else():
     source = PLAIN_STEP + "def train_step(x):\n    return x\n"
-    assert found(source) == _cell.Step("train_step", here=True)
+    assert found(source) == cells.Step("train_step", here=True)
 
 
 @pytest.mark.parametrize(
@@ -53,24 +53,24 @@ def test_the_default_name_wins_over_everything_else():
     ],
 )
 def test_every_way_to_bind_the_name_counts_as_bound_here(binding):
-    assert found(binding) == _cell.Step("train_step", here=True)
+    assert found(binding) == cells.Step("train_step", here=True)
 
 
 def test_a_step_of_an_earlier_cell_is_found_where_this_cell_calls_it():
     namespace = made("def train_step(s, b): return s")
-    assert found("for b in batches:\n    s = train_step(s, b)", **namespace) == _cell.Step(
+    assert found("for b in batches:\n    s = train_step(s, b)", **namespace) == cells.Step(
         "train_step", False
     )
 
 
 def test_a_step_of_an_earlier_cell_is_found_through_the_function_that_calls_it():
     namespace = made("def train_step(s): return s\ndef fit(s):\n    for _ in range(3): s = train_step(s)")
-    assert found("fit(state)", **namespace) == _cell.Step("train_step", here=False)
+    assert found("fit(state)", **namespace) == cells.Step("train_step", here=False)
 
 
 def test_the_default_name_is_not_taken_when_the_cell_has_nothing_to_do_with_it():
     namespace = made("def train_step(s): return s")
-    assert found(PLAIN_STEP, **namespace) == _cell.Step("update", here=True)
+    assert found(PLAIN_STEP, **namespace) == cells.Step("update", here=True)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def epoch(s, b): return jax.lax.scan(body, s, b)""",
 )
 def test_an_epoch_that_traces_the_step_inside_is_the_step(head):
     source = "def train_step(s, b): return s, b\n" + head
-    assert found(source + "\ns = epoch(s, b)") == _cell.Step("epoch", here=True)
-    assert found(source + "\ns = epoch(s, b)\ns = train_step(s, b)") == _cell.Step("train_step", here=True)
-    assert found(source) == _cell.Step("train_step", here=True)
+    assert found(source + "\ns = epoch(s, b)") == cells.Step("epoch", here=True)
+    assert found(source + "\ns = epoch(s, b)\ns = train_step(s, b)") == cells.Step("train_step", here=True)
+    assert found(source) == cells.Step("train_step", here=True)
 
 
 def test_the_only_function_is_the_step():
-    assert found("def forward(params, x):\n    return x @ params") == _cell.Step("forward", here=True)
+    assert found("def forward(params, x):\n    return x @ params") == cells.Step("forward", here=True)
 
 
 def test_the_function_that_takes_gradients_is_the_step_not_the_loss_nor_the_loop():
@@ -106,7 +106,7 @@ def fit(params):
     return params
 params = fit(params)
 """
-    assert found(source) == _cell.Step("update", here=True)
+    assert found(source) == cells.Step("update", here=True)
 
 
 def test_gradients_taken_in_a_helper_count_for_the_step_that_updates():
@@ -120,11 +120,11 @@ def one_step(params, opt_state, batch):
 for batch in batches:
     params, opt_state = one_step(params, opt_state, batch)
 """
-    assert found(source) == _cell.Step("one_step", here=True)
+    assert found(source) == cells.Step("one_step", here=True)
 
 
 def test_the_jitted_name_is_the_step_not_the_function_it_wraps():
-    assert found(PLAIN_STEP + "fast_update = nnx.jit(update)") == _cell.Step("fast_update", here=True)
+    assert found(PLAIN_STEP + "fast_update = nnx.jit(update)") == cells.Step("fast_update", here=True)
 
 
 def test_a_function_made_by_a_factory_is_the_step_and_the_factory_is_not():
@@ -138,24 +138,24 @@ def make_step(tx):
 step = make_step(tx)
 params = step(params, batch)
 """
-    assert found(source) == _cell.Step("step", here=True)
+    assert found(source) == cells.Step("step", here=True)
 
 
 def test_an_imported_function_without_the_usual_name_is_found_by_the_call_that_replaces_its_argument():
     namespace = made("def improve(s, b): return s\ndef batches(): return []")
     source = "for b in batches():\n    s = improve(s, b)"
-    assert found(source, **namespace) == _cell.Step("improve", here=False)
+    assert found(source, **namespace) == cells.Step("improve", here=False)
 
 
 def test_functions_of_installed_packages_are_no_candidates():
     namespace = made("from numpy import copy\nfrom textwrap import dedent\ndef improve(s): return s")
     source = "s = copy(s)\nt = dedent(t)\ns = improve(s)"
-    assert found(source, **namespace) == _cell.Step("improve", here=False)
+    assert found(source, **namespace) == cells.Step("improve", here=False)
 
 
 def test_models_and_optimizers_made_in_the_cell_are_no_candidates():
     source = "model = Model(rngs=rngs)\nlogits = model(x)\n" + PLAIN_STEP
-    assert found(source) == _cell.Step("update", here=True)
+    assert found(source) == cells.Step("update", here=True)
 
 
 def test_a_step_that_needs_choosing_is_named_with_its_rivals():
@@ -163,7 +163,7 @@ def test_a_step_that_needs_choosing_is_named_with_its_rivals():
     assert error(source) == (
         "this cell has 2 functions that may be the train step: d_step, g_step; say which: --step d_step"
     )
-    assert found(source, "g_step") == _cell.Step("g_step", here=True)
+    assert found(source, "g_step") == cells.Step("g_step", here=True)
 
 
 def test_a_cell_without_a_function_says_so():
@@ -203,10 +203,10 @@ def run(bare_shell):
     """Runs a cell as the magic does, around a step that marks what it returns; gives the namespace."""
 
     def run(source: str, name: str | None = None, make=shard):
-        cell = _cell.parse(bare_shell, textwrap.dedent(source))
-        step = _cell.find_step(cell.tree, bare_shell.user_ns, name)
-        with _cell.Binding(bare_shell.user_ns, step, make) as binding:
-            _cell.run(bare_shell, cell, binding)
+        cell = cells.parse(bare_shell, textwrap.dedent(source))
+        step = cells.find_step(cell.tree, bare_shell.user_ns, name)
+        with cells.Binding(bare_shell.user_ns, step, make) as binding:
+            cells.run(bare_shell, cell, binding)
         assert binding.bound
         return bare_shell.user_ns
 
@@ -330,17 +330,17 @@ def test_what_ipython_transforms_is_transformed(run, capsys):
 @pytest.mark.parametrize("source", ["await x", "async with x: pass", "if x:\n    async for y in z: pass"])
 def test_await_outside_a_function_is_refused_with_its_line(bare_shell, source):
     with pytest.raises(ShardError, match=r"^line \d: a %%shard cell can't await at its top level"):
-        _cell.parse(bare_shell, "\n" + source)
+        cells.parse(bare_shell, "\n" + source)
 
 
 def test_await_inside_a_function_is_fine(bare_shell):
-    _cell.parse(bare_shell, "async def f():\n    await x\n")
+    cells.parse(bare_shell, "async def f():\n    await x\n")
 
 
 def test_a_traceback_has_no_frames_of_ours_above_the_users(run):
     with pytest.raises(ZeroDivisionError) as raised:
         run("def train_step(x): return 1 / x\ntrain_step(0)")
-    names, trace = [], _cell.own_lines(raised.value.__traceback__)
+    names, trace = [], cells.own_lines(raised.value.__traceback__)
     while trace is not None:
         names.append(trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
@@ -353,12 +353,12 @@ def test_arguments_are_taken_by_name_and_defaults_fill_in():
         pass
 
     given = {"state": 1, "batch": 2, "flag": 3, "scale": 4, "other": 5}
-    assert _cell.from_namespace(train_step, given, "train_step") == ((1, 2, 0.1), {"flag": 3, "scale": 4})
+    assert cells.from_namespace(train_step, given, "train_step") == ((1, 2, 0.1), {"flag": 3, "scale": 4})
 
 
 def test_arguments_that_the_notebook_lacks_are_named():
-    with pytest.raises(_cell.Missing) as raised:
-        _cell.from_namespace(lambda state, batch, key: 0, {"state": 1}, "train_step")
+    with pytest.raises(cells.Missing) as raised:
+        cells.from_namespace(lambda state, batch, key: 0, {"state": 1}, "train_step")
     assert raised.value.names == ["batch", "key"]
     assert str(raised.value) == (
         "train_step has not run yet: the notebook has no batch and no key. "
@@ -368,8 +368,8 @@ def test_arguments_that_the_notebook_lacks_are_named():
 
 def test_an_iterator_is_not_consumed():
     batches = iter([1, 2])
-    with pytest.raises(_cell.Missing, match="batch is an iterator"):
-        _cell.from_namespace(lambda batch: 0, {"batch": batches}, "train_step")
+    with pytest.raises(cells.Missing, match="batch is an iterator"):
+        cells.from_namespace(lambda batch: 0, {"batch": batches}, "train_step")
     assert list(batches) == [1, 2]
 
 
@@ -381,4 +381,4 @@ def test_annotations_that_are_partition_specs_are_found_under_any_jit():
     train_step = made(source, P=P)["train_step"]
     wanted = {"batch": P("data"), "key": P(None)}
     for step in (train_step, jax.jit(train_step), functools.partial(jax.jit(train_step), 1)):
-        assert _cell.annotated_specs(step) == wanted
+        assert cells.annotated_specs(step) == wanted

@@ -5,7 +5,7 @@ from zlib import crc32
 
 import pytest
 
-from jaxshard_magic import _cell
+from jaxshard_magic.notebook import cells
 
 NET = """def train_step(w, x):
     def loss_of(w):
@@ -44,7 +44,7 @@ def named(request, notebook, monkeypatch):
 
 
 def number_of(notebook, function) -> str | None:
-    return _cell.name_of(notebook.shell, notebook[function].__code__.co_filename)
+    return cells.name_of(notebook.shell, notebook[function].__code__.co_filename)
 
 
 def test_a_cell_is_known_by_its_number_and_a_report_names_it(named):
@@ -52,7 +52,7 @@ def test_a_cell_is_known_by_its_number_and_a_report_names_it(named):
         named.run(cell)
     assert number_of(named, "ours") == "cell 4"
     assert named.run("%shard").sources
-    assert _cell.name_of(named.shell, _cell.__file__) is None
+    assert cells.name_of(named.shell, cells.__file__) is None
     named.run(NET)
     assert number_of(named, "train_step") == "cell 6"
 

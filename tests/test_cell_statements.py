@@ -2,12 +2,12 @@
 
 import pytest
 
-from jaxshard_magic import _cell
+from jaxshard_magic.notebook import cells
 
 
 def texts(cell: str) -> list[str]:
     """Each statement's, without what another has of its first line."""
-    return [s.text.encode()[s.before :].decode() for s in _cell.Unit("cell 1", cell).statements]
+    return [s.text.encode()[s.before :].decode() for s in cells.Unit("cell 1", cell).statements]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def texts(cell: str) -> list[str]:
 def test_a_statement_reads_at_once_what_stands_outside_of_functions_bodies(
     text: str, at_once: set[str], later: set[str]
 ):
-    (statement,) = _cell.Unit("cell 1", text).statements
+    (statement,) = cells.Unit("cell 1", text).statements
     assert (statement.reads, statement.reads_later) == (at_once, later)
 
 
@@ -94,7 +94,7 @@ def test_a_statement_over_several_lines_is_kept_whole():
 
 
 def test_where_a_statement_begins_is_told_as_python_counts_lines():
-    unit = _cell.Unit("cell 3", "\n# of x\nx = 1\n\n\n@f\n@g\ndef y():\n    pass")
+    unit = cells.Unit("cell 3", "\n# of x\nx = 1\n\n\n@f\n@g\ndef y():\n    pass")
     assert [s.first for s in unit.statements] == [2, 6]
     assert [s.text.partition("\n")[0] for s in unit.statements] == ["# of x", "@f"]
 
@@ -123,4 +123,4 @@ def test_where_a_statement_begins_is_told_as_python_counts_lines():
     ],
 )
 def test_the_code_of_a_cell_is_what_stands_below_a_magic_that_runs_python(cell: str, code: str):
-    assert _cell.below_magic(cell) == code
+    assert cells.below_magic(cell) == code

@@ -4,7 +4,6 @@ import ast
 
 import pytest
 
-from jaxshard_magic._cell import Unit
 from jaxshard_magic.codegen.edits import (
     Edit,
     checkpointed,
@@ -19,6 +18,7 @@ from jaxshard_magic.codegen.edits import (
 from jaxshard_magic.codegen.marks import Place
 from jaxshard_magic.codegen.pieces import Piece
 from jaxshard_magic.codegen.pins import Pin
+from jaxshard_magic.notebook.cells import Unit
 
 FILE = "<cell>"
 

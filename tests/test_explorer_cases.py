@@ -4,7 +4,7 @@ import pytest
 from browsing import Stage
 from explorer_cases import CASES, IN_PYTHON, IN_THE_BROWSER
 
-from jaxshard_magic import _options
+from jaxshard_magic.notebook.options import parse, with_strategy
 from jaxshard_magic.specs import match_rules, parse_assignment
 
 
@@ -35,7 +35,7 @@ def test_a_rules_expression_finds_the_array_and_none_that_lies_otherwise():
 
 def test_a_line_is_one_that_the_magic_reads():
     for own, strategy, _, rules, specs, said in CASES["line"]:
-        options = _options.with_strategy(_options.parse(said.removeprefix("%%shard ")))
+        options = with_strategy(parse(said.removeprefix("%%shard ")))
         assert options.strategy == strategy
         assert len(options.rules) >= len(rules) and len(options.specs) == len(specs)
         assert options.remat == ("full" if own["kept"] else None)

@@ -7,7 +7,7 @@ of `LATE` are allowed as well. What stands under `if TYPE_CHECKING:` never runs 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -24,34 +24,18 @@ BELOW_API = f"doctor {DOING} analysis report hardware wires packages targets com
 # room: what of ours, then what of others.
 MAY_IMPORT = {
     "__init__": ("", ""),
-    "_steps": (f"_cell _options _progress api views {BELOW_API}", "jax"),
-    "_schedules": ("_options mesh schedule", ""),
-    "_comparing": (
-        f"_steps _cell _options _progress api comparing views {BELOW_API}",
-        "IPython jax",
+    "notebook": (
+        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen history views cell_files "
+        f"{BELOW_API}",
+        "IPython jax numpy traitlets",
     ),
-    "_choosing": (f"_comparing _steps _cell _options api comparing views {BELOW_API}", "jax"),
-    "_words": ("_options schedule _schedules", ""),
-    "_displays": ("analysis views", ""),
-    "_load": ("magics _displays _words", "IPython"),
-    "_meshes": (f"_steps _options session api views {BELOW_API}", "IPython jax"),
-    "_explore": (f"_steps _cell _options explorer {BELOW_API}", ""),
-    "_history": ("_options history packages report", ""),
-    "_code": ("_cell _options _progress cell_files codegen", ""),
-    "magics": (
-        "_abstract _code _comparing _choosing _explore _history _meshes _schedules _steps _words _cell _options "
-        f"_progress session api history views {BELOW_API}",
-        "IPython jax",
-    ),
-    "_cell": ("cell_files", "IPython psutil"),
-    "_options": ("", ""),
-    "_progress": ("views", "IPython"),
-    "session": ("", "traitlets"),
+    "notebook.cells": ("cell_files", "IPython psutil"),
+    "notebook.options": ("", ""),
+    "notebook.progress": ("views", "IPython"),
     "api": (f"views comparing {BELOW_API}", "jax numpy"),
     "explorer": (f"comparing report targets {DOING}", "jax numpy"),
     "comparing": (f"analysis report targets hardware {DOING}", "jax"),
     "codegen": ("program gradients strategies step analysis report targets compiler_log", "jax numpy"),
-    "_abstract": ("program views", "jax numpy"),
     "mesh": ("simulate targets hardware", "jax numpy"),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
@@ -122,7 +106,7 @@ class Import:
     @property
     def target(self) -> str:
         """A room of ours, or the top-level package of somebody else's."""
-        return (*self.name.split("."), "__init__")[1] if self.ours else self.name.partition(".")[0]
+        return room_of(self.name.split(".")) if self.ours else self.name.partition(".")[0]
 
 
 def imports(source: str, module: tuple[str, ...]) -> list[Import]:
@@ -159,7 +143,13 @@ def dotted(path: Path) -> tuple[str, ...]:
 
 
 def room(path: Path) -> str:
-    return dotted(path)[1]
+    return room_of(dotted(path))
+
+
+def room_of(parts: Sequence[str]) -> str:
+    """`notebook.cells` of `("jaxshard_magic", "notebook", "cells", "find")`: an inner room with a row of its own."""
+    inner = ".".join(parts[1:3])
+    return inner if inner in MAY_IMPORT else (*parts, "__init__")[1]
 
 
 def read(path: Path) -> list[Import]:

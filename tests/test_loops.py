@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from cells import LOOP, STEP, close
 
-from jaxshard_magic import magics
-from jaxshard_magic._cell.lengths import Lengths
-from jaxshard_magic._cell.loops import Unchanged, follow_loops
+from jaxshard_magic.notebook import magics
+from jaxshard_magic.notebook.cells.lengths import Lengths
+from jaxshard_magic.notebook.cells.loops import Unchanged, follow_loops
 
 
 class tqdm:

@@ -7,7 +7,7 @@ import pytest
 from cells import FAST, LOOP, STEP, one_line
 from IPython.core.completer import provisionalcompleter
 
-from jaxshard_magic import _options
+from jaxshard_magic.notebook.options import FLAGS, HELP, STRATEGIES
 from jaxshard_magic.step import ShardedStep
 from jaxshard_magic.strategies.names import AUTO, JOBS
 
@@ -133,12 +133,12 @@ def test_a_name_that_is_no_function(given, capsys):
 def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
     given.run("%shard --help")
     shown = capsys.readouterr().out
-    assert shown == _options.HELP + "\n"
-    assert all(flag.name in shown for flag in _options.FLAGS)
-    assert all(name in shown for name in _options.STRATEGIES)
+    assert shown == HELP + "\n"
+    assert all(flag.name in shown for flag in FLAGS)
+    assert all(name in shown for name in STRATEGIES)
     given.run("%%shard --help\npass")
     assert capsys.readouterr().out == shown
-    assert given.shell.object_inspect("%%shard")["docstring"].strip() == _options.HELP
+    assert given.shell.object_inspect("%%shard")["docstring"].strip() == HELP
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_line_that_can_not_be_answered(notebook, capsys, line, says):
 
 
 def test_every_strategy_of_the_help_is_one():
-    assert set(_options.STRATEGIES) == {*JOBS, AUTO}
+    assert set(STRATEGIES) == {*JOBS, AUTO}
 
 
 def test_strategies_options_and_functions_are_completed(given):

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from IPython.core.completer import provisionalcompleter
 
 import jaxshard_magic
-from jaxshard_magic import _options, _steps, api, schedule, targets
+from jaxshard_magic import api, schedule, targets
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.gradients.options import Inside
 from jaxshard_magic.mesh import default_spec, default_text
+from jaxshard_magic.notebook import shard_cell
+from jaxshard_magic.notebook.options import parse
 from jaxshard_magic.pipeline.options import Piped, default_microbatches, options_for
 from jaxshard_magic.strategies import jobs_of, parse_strategy, part_axes
 from jaxshard_magic.strategies.names import batch_axes
@@ -320,16 +322,16 @@ def test_a_mesh_of_hardware_that_is_not_attached_is_told_with_its_name(monkeypat
 
 
 def test_the_line_has_the_options_and_hands_them_on():
-    options = _options.parse(
+    options = parse(
         "pp+fsdp --stages 4 --microbatches 16 --schedule interleaved --chunks 2 --balance measured --cut 'block_[2]'"
     )
-    inside, piped = api.options_of("pp+fsdp", **_steps.asked(options))
+    inside, piped = api.options_of("pp+fsdp", **shard_cell.asked(options))
     assert inside == Inside(microbatches=16)
     assert piped == Piped(4, "interleaved", 2, "measured", "block_[2]")
 
 
 def test_a_line_that_says_nothing_of_it_leaves_a_pipeline_as_it_is():
-    assert api.options_of("pp", **_steps.asked(_options.parse("pp"))) == (Inside(), Piped())
+    assert api.options_of("pp", **shard_cell.asked(parse("pp"))) == (Inside(), Piped())
 
 
 @pytest.mark.parametrize(

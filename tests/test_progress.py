@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from cells import LOOP, STEP
 
-from jaxshard_magic import _progress, magics
-from jaxshard_magic._progress import Progress, frontend, line, training
-from jaxshard_magic._progress.training import Training, duration_text
+from jaxshard_magic.notebook import magics, progress
+from jaxshard_magic.notebook.progress import Progress, frontend, line, training
+from jaxshard_magic.notebook.progress.training import Training, duration_text
 
 
 def test_long_work_is_one_line_that_is_updated_and_cleared(monkeypatch):
@@ -52,10 +52,10 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_gets_the_line_written_over_and_a_pipe_gets_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert _progress.line_for(object()) is None
+    assert progress.line_for(object()) is None
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    draw = _progress.line_for(object())
+    draw = progress.line_for(object())
     assert draw is not None
     draw("tracing, 1.0 s")
     draw("")
@@ -250,7 +250,7 @@ def test_a_kernel_gets_one_output_that_is_updated_and_emptied(bare_shell, monkey
     publisher = SimpleNamespace(publish=lambda data, metadata=None, **how: shown.append((data, how)))
     monkeypatch.setattr(bare_shell, "display_pub", publisher)
     monkeypatch.setattr(bare_shell, "kernel", object(), raising=False)
-    draw = _progress.line_for(bare_shell)
+    draw = progress.line_for(bare_shell)
     assert draw is not None
     draw("a<b: step 1")
     draw("")

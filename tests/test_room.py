@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxshard_magic._cell import room
-from jaxshard_magic._cell.room import Memory, Room
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.notebook.cells import room
+from jaxshard_magic.notebook.cells.room import Memory, Room
 
 GIB = 2**30
 
@@ -186,7 +186,7 @@ def test_a_container_without_a_limit_has_the_machine(monkeypatch, tmp_path):
 
 REAL = """
 import numpy as np
-from jaxshard_magic._cell.room import Memory, Room, memory
+from jaxshard_magic.notebook.cells.room import Memory, Room, memory
 from jaxshard_magic.errors import ShardError
 MIB, start, held = 2**20, memory().mine, []
 def pretend():

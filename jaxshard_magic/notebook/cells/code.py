@@ -1,0 +1,121 @@
+"""A cell as code: parsed with the lines its editor shows, and run in the notebook's namespace."""
+
+import ast
+import io
+import linecache
+import tokenize
+import types
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import display
+
+from ...cell_files import is_cell_file, number_in
+from ...errors import ShardError
+from .binding import Binding
+from .lengths import Lengths
+from .loops import follow_loops
+from .names import in_scope
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+_below_magics: dict[str, int] = {}  # the numbers of cells that a magic ran, by what Python calls them
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A parsed cell; `quiet` when it ends with a semicolon. `text` is the cell as its editor shows it."""
+
+    tree: ast.Module
+    filename: str
+    quiet: bool
+    text: str
+
+
+def parse(shell: "InteractiveShell", source: str, magic: str = "") -> Cell:
+    """The cell below the `magic`'s line, known to tracebacks by its number in the notebook.
+
+    Raises SyntaxError, and ShardError for an await outside a function.
+    """
+    lines = source.splitlines()
+    blank = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
+    # IPython drops leading blank lines; with them and the magic's own, lines count as the editor's do.
+    text = "\n" * (1 + blank) + shell.transform_cell(source)
+    filename = shell.compile.cache(text, shell.displayhook.prompt_count)
+    _below_magics[filename] = shell.displayhook.prompt_count
+    tree = shell.compile.ast_parse(text, filename)
+    for node in in_scope(tree):
+        if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
+            raise ShardError(
+                f"line {node.lineno}: a %%shard cell can't await at its top level; "
+                "await in a cell of its own, or inside an async function"
+            )
+    return Cell(shell.transform_ast(tree), filename, _ends_with_semicolon(text), f"{magic}\n{source}")
+
+
+def name_of(shell: "InteractiveShell", file: str) -> str | None:
+    """`cell 7` for the file that Python knows a cell by; None for what is no cell."""
+    if hasattr(shell.compile, "format_code_name"):
+        known = shell.compile.format_code_name(file)
+        number = known[1].removeprefix("In[").removesuffix("]") if known else None
+    else:  # IPython 7, which Colab has, keeps no numbers
+        number = number_in(file) or _below_magics.get(file) or _number_by_text(shell, file)
+    return f"cell {number}" if number else None
+
+
+def _number_by_text(shell: "InteractiveShell", file: str) -> int | None:
+    """The number of the last cell that ran with the text of a cell's file."""
+    if not is_cell_file(file) or shell.history_manager is None:
+        return None
+    text = "".join(linecache.getlines(file)).strip("\n")
+    ran = enumerate(shell.history_manager.input_hist_raw)
+    return max((n for n, cell in ran if _python(shell, cell).strip("\n") == text), default=None)
+
+
+@lru_cache(maxsize=10_000)
+def _python(shell: "InteractiveShell", cell: str) -> str:
+    return shell.transform_cell(cell)
+
+
+def _ends_with_semicolon(text: str) -> bool:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    layout = (tokenize.NEWLINE, tokenize.NL, tokenize.COMMENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    said = [token.string for token in tokens if token.type not in layout]
+    return said[-1:] == [";"]
+
+
+def run(shell: "InteractiveShell", cell: Cell, binding: Binding, lengths: Lengths | None = None) -> None:
+    """Run the cell with the sharded step bound in place, and display the value of its last expression.
+
+    `lengths` are told of the loops that call the step.
+    """
+    complete = _unchanged
+    if lengths is not None:
+        complete = follow_loops(cell.tree, cell.filename, binding.step.path, shell.user_ns, lengths)
+    *statements, last = cell.tree.body or [ast.Pass()]
+    if not isinstance(last, ast.Expr):
+        statements, last = [*statements, last], None
+    module = ast.Module(statements, [])
+    if binding.step.here:
+        binding.into(module)
+    else:
+        binding.bind()
+    compiler: Any = shell.compile
+    code = complete(compiler(ast.fix_missing_locations(module), cell.filename, "exec"))
+    shown = last and complete(compiler(ast.Expression(last.value), cell.filename, "eval"))
+    shell.user_ns.update(binding.hook())
+    try:
+        exec(code, shell.user_ns)
+        value = eval(shown, shell.user_ns) if shown else None
+    finally:
+        for name in binding.hook():
+            shell.user_ns.pop(name, None)
+    if value is not None and not cell.quiet:
+        display(value)
+
+
+def _unchanged(code: types.CodeType) -> types.CodeType:
+    return code

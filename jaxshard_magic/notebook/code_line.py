@@ -1,0 +1,142 @@
+"""`%shard code`: the last step as plain JAX, from the cells that it was defined in."""
+
+import inspect
+import linecache
+from typing import TYPE_CHECKING, Any
+
+from ..cell_files import is_cell_file
+from ..errors import ShardError
+from . import cells
+from .options import CODE_FLAGS, flags_text, parse_code
+from .progress import Progress, line_for
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from ..codegen import Code
+    from .session import ShardSession
+
+ELSEWHERE = "my_step"  # the module that a program imports a step from whose text can't be had
+
+
+def asked(
+    text: str, shell: "InteractiveShell", session: "ShardSession", failed: "cells.Failed"
+) -> "tuple[Code | None, str | None]":
+    """What a `%shard code` line returns, and the name to keep it under. Raises ShardError for a line that it can't
+    be, and before there is a step."""
+    options = parse_code(text)
+    if options.help:
+        print(help_text())
+        return None, None
+    if options.words:
+        raise ShardError(f"%shard code takes no words; unexpected: {' '.join(options.words)}")
+    step: Any = session.step
+    if isinstance(step, cells.Rehearsal):
+        step = step.sharded
+    write = "write %%shard fsdp above a cell with a train step, then %shard code"
+    if session.comparison is not None:
+        raise ShardError(f"the last cell compared strategies, and none of them goes on: {write}")
+    if step is None:
+        raise ShardError(f"there is no step yet: {write}")
+    draw = line_for(shell) if session.progress else None
+    with Progress(draw, of=step.path) as progress:
+        say, step.progress = step.progress, progress
+        try:
+            found = _written(shell, step, failed)
+        finally:
+            step.progress = say
+    if options.file is not None:
+        print(f"written to {found.save(options.file)}")
+    return found, options.output
+
+
+def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "Code":
+    """The step's program, from what its cell needs of those before it."""
+    from ..codegen import Piece, code_of
+
+    units, path = _units(shell, step, failed), step.path
+    root, parameters = path.partition(".")[0], list(inspect.signature(step.__wrapped__).parameters)
+    calls = any(s.mentions_a_call(path) for s in units[-1].statements)
+    drawing = {name for name, value in shell.user_ns.items() if _is_drawn_from(value)}
+    found, missing = cells.needed(units, {root} if calls else {root, *parameters}, path, drawing)
+    known = {
+        name: cells.as_text(name, shell.user_ns[name]) for name in sorted(missing & shell.user_ns.keys())
+    }
+    given = {name: text for name, text in known.items() if text is not None}
+    if any("display" in s.reads | s.reads_later for s in found):
+        given["display"] = "display = print"  # in the place of the notebook's
+    if root not in given and root in missing:
+        given[root] = f"from {ELSEWHERE} import {root}"
+    pieces = [Piece(text, "", 1, "", imports="import " in text) for text in given.values()] + [
+        Piece(
+            s.text,
+            s.unit.file or "",
+            s.first + s.unit.shift,
+            s.unit.title,
+            s.before,
+            imports=s.is_import,
+            calls=s.calls(path),
+            makes=root in s.binds or any(f"{path}.".startswith(f"{name}.") for name in s.sets),
+            early=any(
+                name.split(".")[:2] in (["os", "environ"], ["sys", "path"]) for name in (*s.sets, *s.does)
+            ),
+        )
+        for s in found
+    ]
+    return code_of(
+        step,
+        pieces,
+        path,
+        missing=missing - given.keys(),
+        elsewhere=ELSEWHERE if given.get(root, "").startswith(f"from {ELSEWHERE} ") else None,
+        call=None if calls else f"results = {path}({', '.join(parameters)})",
+    )
+
+
+def _is_drawn_from(value: Any) -> bool:
+    """Does an object give something else at each time: a generator of random numbers or keys or a method of one, an
+    iterator?"""
+    owner = getattr(value, "__self__", value)
+    return hasattr(owner, "__next__") or type(owner).__name__ in (
+        "Rngs",
+        "Generator",
+        "RandomState",
+        "Random",
+    )
+
+
+def _units(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "list[cells.Unit]":
+    """The cells that ran up to the step's own, in order."""
+    raw = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
+    _, last = step.cell
+    own = max((i for i, cell in enumerate(raw) if cell.strip().endswith(last.strip())), default=len(raw) - 1)
+    known: dict[str, dict[str | None, tuple[str, int]]] = {}  # of one text by the cells that have it
+    for file, entry in linecache.cache.items():
+        title = cells.name_of(shell, file)
+        if len(entry) == 4 and (title or is_cell_file(file)):
+            text = "".join(entry[2])
+            known.setdefault(text.strip("\n"), {})[title] = file, _blank(text)
+    units = []
+    for number, cell in enumerate(raw[: own + 1]):
+        body, title = cells.below_magic(cell), f"cell {number}"
+        ran, python = (shell.transform_cell(text) for text in (body, cells.untimed(body)))
+        files = known.get(ran.strip("\n"), {})
+        file, lead = files.get(title) or next(reversed(files.values()), (None, 0))
+        shift = lead - _blank(python) if file else 0
+        units.append(cells.Unit(title, python, file, shift, failed.lines.get(number)))
+    return units
+
+
+def _blank(text: str) -> int:
+    return len(text) - len(text.lstrip("\n"))
+
+
+def help_text() -> str:
+    return f"""The last step as a program of plain JAX: your own cells, a mesh, where every array lies, and the plan's
+constraints at your own lines. It runs without jaxshard_magic.
+
+    %shard code                    the program of the last %%shard cell's step
+
+{flags_text(CODE_FLAGS)}
+
+What it moves between devices is read from the program as compiled, and stands at its beginning beside the plan's."""

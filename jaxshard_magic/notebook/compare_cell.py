@@ -1,0 +1,156 @@
+"""A `%%shard` cell that compares: its step, found as in any other, tried under several strategies on copies."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import display
+
+from ..errors import ShardError, one_of
+from . import cells
+from .options import Options
+from .progress import Progress, line_for
+from .shard_cell import common, preparing
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from ..report import Report
+    from ..report.comparison import Comparison, Trial
+    from .session import ShardSession
+
+
+def compared(
+    shell: Any,
+    session: "ShardSession",
+    options: Options,
+    words: Sequence[str],
+    cell: cells.Cell,
+    place: cells.Step,
+    mesh: "Mesh",
+) -> "Comparison":
+    """The cell's step tried as its line has it; the cell ends at the step's first call, of which the arguments are.
+
+    Raises ShardError for what the line alone tells, before the cell runs, and where the step has no arguments.
+    """
+    from .. import api
+    from ..comparing import candidates
+    from ..specs import parse_assignment
+    from ..targets import target_of
+
+    asked_for, shared = _chosen(options, words), common(options)
+    candidates(mesh=mesh, **asked_for, common=shared)
+    specs = dict(map(parse_assignment, options.specs))
+    rules = [parse_assignment(rule) for rule in options.rules]
+    room = nullcontext() if target_of(mesh) is None else cells.Room()
+    binding = cells.Binding(shell.user_ns, place, cells.Awaited)
+    with binding, room:
+        cells.run(shell, cell, binding)
+    binding.undo()
+    if binding.sharded is None:
+        raise ShardError(f"the cell ended without binding {place.path}")
+    function = binding.sharded.__wrapped__
+    args, kwargs = binding.sharded.arguments or cells.from_namespace(function, shell.user_ns, place.path)
+    method = hasattr(function, "__self__")
+    if method and not options.dry_run:
+        print(f"{place.path} is a method, and to run it would change its object: it is only compiled")
+
+    wanted = session.progress and not cell.quiet and getattr(shell, "kernel", None) is not None
+    growing = Growing(wanted, session.view)
+    with Progress(line_for(shell) if session.progress else None, of=place.path) as progress, growing:
+        return api.compare(
+            function,
+            args=args,
+            kwargs=kwargs,
+            mesh=mesh,
+            **asked_for,
+            **shared,
+            specs=cells.annotated_specs(function) | specs,
+            rules=rules,
+            donate=options.donate,
+            on=options.on,
+            run=not options.dry_run and not method,
+            repeat=options.repeat or None,
+            name=options.name or place.path,
+            say=progress,
+            show=growing,
+            prepare=preparing(session, cell, place.path, partial(cells.name_of, shell)),
+        )
+
+
+def _chosen(options: Options, words: Sequence[str]) -> dict[str, Any]:
+    """What a line compares, as `api.compare` takes it."""
+    from ..comparing import USUAL, meshes_of, varied
+
+    return {
+        "strategies": list(words) or list(USUAL),
+        "meshes": meshes_of(options.meshes),
+        "vary": varied(options.vary),
+        "keep_going": options.keep_going,
+    }
+
+
+class Growing:
+    """A context in which the comparison so far is shown in the cell's output, with what stops it; at its end both are
+    taken away."""
+
+    def __init__(self, wanted: bool, view: str):
+        self._wanted, self._view = wanted, view
+        self._handle: Any = None
+        self._remove: Callable[[], None] | None = None
+
+    def __call__(self, comparison: "Comparison") -> None:
+        if self._wanted:
+            self._put(comparison.to_text(), comparison.to_html())
+
+    def _put(self, text: str, html: str) -> None:
+        data = {"text/plain": text, "text/html": html}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+    def __enter__(self) -> "Growing":
+        from ..views.show import show_stop
+
+        if self._wanted:
+            self._remove = show_stop(self._view)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._remove is not None:
+            self._remove()
+        if self._handle is not None:
+            self._put("", "")
+
+
+def of_the_past(history: "Sequence[Report]", words: Sequence[str]) -> "Comparison":
+    """Reports by their numbers in the history, from 1 on; all of them without any.
+
+    Raises ShardError for a number that no report has, and where there is none.
+    """
+    from ..report.comparison import Comparison
+
+    if not history:
+        raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
+    numbers = []
+    for word in words:
+        if not word.isdecimal() or not 1 <= int(word) <= len(history):
+            raise ShardError(
+                f"%shard compare takes the numbers of reports, 1 to {len(history)}, not {word!r}; alone it lists them"
+            )
+        numbers.append(int(word))
+    chosen = list(dict.fromkeys(numbers)) or range(1, len(history) + 1)
+    names = one_of(dict.fromkeys(history[number - 1].name for number in chosen))
+    return Comparison(names, tuple(_trial(history[number - 1], number) for number in chosen))
+
+
+def _trial(report: "Report", number: int) -> "Trial":
+    from ..comparing import VARIED, line_of
+    from ..report.comparison import Trial
+
+    axes, options = dict(report.mesh.axes), dict(report.options)
+    own = {name: value for name, value in options.items() if name in VARIED}
+    line = line_of(report.strategy, " ".join(f"{axis}={size}" for axis, size in axes.items()), own)
+    return Trial(report.strategy, axes, options, line, report, number=number)

@@ -1,0 +1,140 @@
+"""`%shard explore`: the last step, or arrays that the notebook holds, as an Explorer."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ShardError
+from . import cells
+from .options import (
+    EXPLORE_FLAGS,
+    FLAGS,
+    ExploreOptions,
+    Options,
+    flags_text,
+    parse,
+    parse_explore,
+    with_strategy,
+)
+from .shard_cell import made
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from ..explorer import Explorer
+    from ..step import ShardedStep
+    from .mesh_line import Meshes
+    from .session import ShardSession
+
+_OF_THE_EXPLORER = {"mesh", "rules", "help"}  # what its line says itself
+_OF_OTHERS = {"compare", "meshes", "vary", "keep_going", "budget", "among", "plan_only"}
+_OF_PIPELINES = {"stages", "schedule", "chunks", "balance", "cut"}
+NOTHING = (
+    "nothing to explore yet: run a %%shard cell first, or name arrays of the notebook (%shard explore state) or types "
+    '(%shard explore "wte=f32[50257,768]")'
+)
+
+
+def asked(
+    line: str, shell: Any, session: "ShardSession", meshes: "Meshes"
+) -> "tuple[Explorer | None, str | None]":
+    """What `%shard explore state --mesh "data=4 model=2"` asks for, and the name to keep it under; None where that was
+    help. Raises ShardError for a line that can't be answered, and where there is nothing to explore."""
+    options = parse_explore(line)
+    if options.help:
+        print(help_text())
+        return None, None
+    step = session.step.sharded if isinstance(session.step, cells.Rehearsal) else session.step
+    if options.words:
+        found = _named(options, shell.user_ns, meshes)
+    elif step is None or step.entry is None:
+        raise ShardError(NOTHING)
+    else:
+        found = _of_step(step, meshes)
+    if options.mesh is not None:
+        found.mesh = options.mesh
+    return found, options.output
+
+
+def _named(options: ExploreOptions, namespace: Mapping[str, Any], meshes: "Meshes") -> "Explorer":
+    from ..explorer import Explorer, Line, Place, arrays_of
+    from ..mesh import DEFAULT_SIMULATED, MeshSpec, default_spec
+
+    arrays = arrays_of(options.words, namespace)
+    if (current := None if options.mesh else meshes.current()) is not None:
+        axes, place = dict(current.mesh.shape), Place.of_mesh(current.mesh)
+        return Explorer(arrays, axes, place=place, line=Line(home=place.text(axes)))
+    place = Place() if options.mesh is None else Place.of_spec(MeshSpec.parse(options.mesh))
+    axes = dict(default_spec(["data", "tensor"], place.count or DEFAULT_SIMULATED, "").axes)
+    return Explorer(arrays, axes, place=place, line=Line())
+
+
+def _of_step(step: "ShardedStep", meshes: "Meshes") -> "Explorer":
+    from ..explorer import Explorer, Line, Place, stepped
+    from ..strategies import parse_strategy
+
+    own = _own_options(step)
+    current = None if own.mesh else meshes.current()
+    home = None if current is None else Place.of_mesh(current.mesh).text(dict(current.mesh.shape))
+    parts = parse_strategy(step.strategy)
+    words = [f"{p.name}@{p.axis}" if p.axis else p.name for p in parts if p.name != "pp"]
+    note = "" if step.piped is None else "of a pipeline the stages are not explored: pp is left out"
+    return Explorer(
+        (found := stepped(step, partial(_made, step))).arrays,
+        dict(step.mesh.shape),
+        place=Place.of_mesh(step.mesh),
+        line=Line(tuple(_kept(own)), own.rules, home),
+        strategy="+".join(words) or "dp",
+        stepped=found,
+        note=note,
+    )
+
+
+def _made(step: "ShardedStep", line: str, mesh: "Mesh") -> "ShardedStep":
+    """The step of an explorer's line: the same function, its call shown as that of the same cell."""
+    options = with_strategy(parse(line.removeprefix("%%shard ")))
+    other = made(options, mesh, step.name, step.__wrapped__)
+    other.cell, other.name_of, other.compile_limit = step.cell, step.name_of, step.compile_limit
+    return other
+
+
+def _own_options(step: "ShardedStep") -> Options:
+    """What the step's own line said, and what a search chose for it."""
+    said = "" if step.cell is None else step.cell[1].partition("\n")[0].removeprefix("%%shard").strip("; ")
+    options = parse(said)
+    return replace(options, **{k: v for k, v in step.inside.asked.items() if hasattr(options, k)})
+
+
+def _kept(options: Options) -> Iterator[str]:
+    """The options that every line of the explorer has as well, each as it is typed."""
+    for flag in FLAGS:
+        value = getattr(options, flag.into)
+        if flag.into in _OF_THE_EXPLORER | _OF_OTHERS | _OF_PIPELINES or value == getattr(Options, flag.into):
+            continue
+        if not flag.metavar:
+            if value == flag.sets:
+                yield flag.name
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            yield f"{flag.name} {_quoted(str(each))}"
+
+
+def _quoted(value: str) -> str:
+    if re.fullmatch(r"[\w.+-]+", value):
+        return value
+    return f"'{value}'" if '"' in value else f'"{value}"'
+
+
+def help_text() -> str:
+    return f"""Try meshes and PartitionSpecs: bytes per device, copies and the %%shard line change with every edit, from
+shapes alone. Nothing runs.
+
+    %shard explore                                 the arrays of the last step, as they lie
+    %shard explore state params.w                  those that the notebook holds under these names
+    %shard explore "wte=f32[50257,768]"            an array by its type alone
+
+{flags_text(EXPLORE_FLAGS)}
+
+In Python: ex.mesh = "data=2 model=4", ex["wte.embedding"] = P(None, "model"), ex.line, ex.compile()."""

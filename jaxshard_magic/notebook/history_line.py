@@ -1,0 +1,133 @@
+"""`%shard history`, and the reports of this notebook on their way into it."""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ShardError
+from .options import HISTORY_FLAGS, flags_text, parse_history
+
+if TYPE_CHECKING:
+    from ..history import History, Store
+    from ..report import Report
+
+WAIT = 2.0  # seconds that a cell waits for another process that writes
+_AGO = {"h": "hours", "d": "days", "w": "weeks"}
+
+
+class Keeping:
+    """Puts the reports of a notebook into the user's history: behind their cell, whose output does not wait for it.
+    What keeps it from that is told once."""
+
+    def __init__(self, shell: Any, tell: Callable[[str], None] = print):
+        self._shell, self._tell = shell, tell
+        self._store: Store | None = None
+        self._waiting: list[tuple[Report, str | None, Any]] = []
+        self._last: tuple[Any, int] | None = None  # a step, and the number that its report has
+        self._told: set[str] = set()
+
+    @property
+    def store(self) -> "Store":
+        from ..history import Store
+
+        if self._store is None:
+            self._store = Store(wait=WAIT, tell=self._once)
+        return self._store
+
+    def keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
+        """Keep a report with the cell that made it; that of the same `step` takes the place of its earlier one."""
+        self._waiting.append((report, cell, step))
+
+    def write(self, *_: object) -> None:
+        """Write what waits. IPython calls it when a cell has ended, and shown what it gave."""
+        waiting, self._waiting = self._waiting, []
+        for report, cell, step in waiting:
+            self._write(report, cell, step)
+
+    def _write(self, report: "Report", cell: str | None, step: Any) -> None:
+        from ..history import Unkept
+
+        try:
+            if self._last is not None and self._last[0] is step:
+                self.store.replace(self._last[1], report)
+            else:
+                number = self.store.add(report, cell=cell, notebook=self._notebook(), versions=_versions())
+                self._last = None if step is None else (step, number)
+        except Unkept as error:
+            self._last = None
+            self._once(f"not kept: {error}")
+
+    def _once(self, said: str) -> None:
+        if said not in self._told:
+            self._told.add(said)
+            self._tell(said)
+
+    def _notebook(self) -> str | None:
+        """Its file, where the front end tells."""
+        return os.environ.get("JPY_SESSION_NAME") or self._shell.user_ns.get("__vsc_ipynb_file__")
+
+
+def asked(line: str, store: "Store") -> "tuple[History | Report | None, str | None]":
+    """What `%shard history fsdp --since 7d` asks for, and the name to keep it under; None where that was help.
+
+    Raises ShardError for a line that can't be answered, and where the history can't be read.
+    """
+    from ..history import SHOWN, History
+
+    options = parse_history(line)
+    if options.help:
+        print(help_text())
+        return None, None
+    if len(options.words) == 1 and options.words[0].isdecimal():
+        return store.report(int(options.words[0])), options.output
+    rows = store.rows(
+        options.words,
+        strategy=options.strategy,
+        name=options.name,
+        since=None if options.since is None else since(options.since, datetime.now()),
+    )
+    found = History(tuple(rows), store, line.strip().partition(" ")[2], options.limit or SHOWN)
+    if options.json is not None:
+        print(f"written to {found.to_json(options.json)}")
+    return found, options.output
+
+
+def since(text: str, now: datetime) -> datetime:
+    """The time that `--since` says: `3h`, `7d`, `2w` before `now`, or a day such as 2026-11-01.
+
+    >>> since("7d", datetime(2026, 11, 8, 12))
+    datetime.datetime(2026, 11, 1, 12, 0)
+
+    Raises ShardError for other text.
+    """
+    if ago := re.fullmatch(r"(\d{1,4})([hdw])", text):
+        return now - timedelta(**{_AGO[ago[2]]: int(ago[1])})
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ShardError(f"--since takes 3h, 7d, 2w, or a day such as {now:%Y-%m-%d}, not {text!r}") from None
+
+
+def help_text() -> str:
+    return f"""The reports of all notebooks, newest first.
+
+    %shard history                 all of them
+    %shard history fsdp gpt        those with these words in their step, strategy, mesh, options or cell
+    %shard history 12              report 12 in full
+
+{flags_text(HISTORY_FLAGS)}
+
+They lie in a database in your data folder, with their cells and the versions that ran them; nothing of arrays' contents
+does. %config ShardSession.remember = False keeps none."""
+
+
+@cache
+def _versions() -> dict[str, str]:
+    from ..packages import installed
+
+    known = {name: version for name, version in installed().items() if version is not None}
+    return {"python": ".".join(map(str, sys.version_info[:3])), **known}

@@ -1,0 +1,47 @@
+"""`%load_ext` and `%unload_ext`: what they put into a shell, and take out again."""
+
+import os
+from glob import glob
+from typing import TYPE_CHECKING, Any
+
+from . import completions, displays
+from .magics import ShardMagics
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_COMPLETED = ("%shard", "%%shard", "shard")
+
+
+def load(shell: "InteractiveShell") -> None:
+    """Register the magics, their completions, the session's traits for `%config`, and how results are shown."""
+    if not glob(
+        "/dev/nvidia*"
+    ):  # else jax prints a traceback where its CUDA plugin is there to compile and no more
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    magics = ShardMagics(shell)
+    shell.register_magics(magics)
+    configurables: list[Any] = shell.configurables
+    configurables.append(magics.session)
+    for word in _COMPLETED:
+        shell.set_hook("complete_command", completions.completions, str_key=word)
+    shell.events.register("post_run_cell", magics.keeping.write)
+    shell.events.register("post_run_cell", magics.failed.note)
+    displays.register(shell, magics.session)
+
+
+def unload(shell: "InteractiveShell") -> None:
+    """Take out what `load` put in."""
+    manager: Any = shell.magics_manager
+    magics = manager.registry.pop(ShardMagics.__name__)
+    shell.events.unregister("post_run_cell", magics.keeping.write)
+    shell.events.unregister("post_run_cell", magics.failed.note)
+    magics.keeping.write()
+    configurables: list[Any] = shell.configurables
+    configurables.remove(magics.session)
+    for kind, names in magics.magics.items():
+        for name in names:
+            manager.magics[kind].pop(name, None)
+    for word in _COMPLETED:
+        shell.strdispatchers["complete_command"].strs.pop(word, None)
+    displays.remove(shell)

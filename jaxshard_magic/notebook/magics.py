@@ -1,0 +1,378 @@
+"""`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from inspect import getdoc
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+
+from ..errors import ShardError
+from . import cells, compare_cell, completions, mesh_line
+from .auto_cell import Choosing
+from .history_line import Keeping
+from .mesh_line import Meshes
+from .options import (
+    HELP,
+    Options,
+    chooses,
+    compares,
+    compiled_only,
+    only,
+    parse,
+    with_strategies,
+    with_strategy,
+)
+from .progress import Progress, line_for
+from .session import ShardSession
+from .shard_cell import compared, made, preparing, tried
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+    from jax.sharding import Mesh
+
+    from ..codegen import Code
+    from ..doctor import Doctor
+    from ..explorer import Explorer
+    from ..history import History
+    from ..report import Report
+    from ..report.choice import Choice
+    from ..report.comparison import Comparison
+    from ..schedule import Comparison as Schedules
+    from ..schedule import Schedule
+    from ..step import Watch
+
+
+@magics_class
+class ShardMagics(Magics):
+    """The magics of one notebook. The first of them that runs imports jax and the API."""
+
+    shell: "InteractiveShell"
+
+    def __init__(self, shell: "InteractiveShell"):
+        super().__init__(shell)
+        self.session = ShardSession(parent=shell)
+        self._lengths = cells.Lengths()
+        self._meshes = Meshes(shell, self.session)
+        self.keeping = Keeping(shell)
+        self.failed = cells.Failed(shell)
+        self._commands = {  # with lines of their own
+            "schedule": self._scheduled,
+            "history": self._from_history,
+            "explore": self._explored,
+            "code": self._coded,
+        }
+
+    @no_var_expand
+    @line_magic
+    def mesh(self, line: str) -> "Mesh | None":
+        """Make the mesh that the next %%shard cells use and return it; alone, the current one.
+
+        %mesh data=4 model=2            real devices when there are enough; on CPU, simulated ones
+        %mesh data=-1 model=2           -1: what is left
+        %mesh [[4,2],["fsdp","tp"]]     the config-file notation
+        %mesh cpu:8 data=4 model=2      simulated devices beside an attached accelerator
+        %mesh v5e:4x4 data=4 model=4    a TPU slice that isn't attached: %%shard compiles for it, and runs nothing
+        %mesh h100:8 data=8             GPUs that aren't; a100:2x8 are two nodes of eight
+        %mesh --list                    the chips, and the slices that are offered
+        """
+        __tracebackhide__ = True
+        text, quiet = _silenced(line)
+        try:
+            if text in ("-h", "--help"):
+                print(getdoc(self.mesh))
+                return None
+            if text == "--list":
+                print(mesh_line.listing())
+                return None
+            if text:
+                self.session.mesh = self._meshes.built(text)
+            built = self._meshes.current()
+        except ShardError as error:
+            raise UsageError(completions.one_line(error)) from None
+        if built is None:
+            print("no mesh yet: %mesh data=4 model=2 makes one; without one, %%shard takes all devices")
+        if built is None or quiet:
+            return None
+        mesh_line.show(built)
+        return built.mesh
+
+    @no_var_expand
+    @line_cell_magic
+    def shard(
+        self, line: str, cell: str | None = None
+    ) -> "Report | Doctor | Schedule | Schedules | Comparison | Choice | History | Explorer | Code | None":
+        __tracebackhide__ = True
+        text, quiet = _silenced(line)
+        try:
+            if cell is None and text.split()[:1] and text.split()[0] in self._commands:
+                found, name = self._commands[text.split()[0]](text)
+                if name:
+                    self.shell.user_ns[name] = found
+                return None if quiet else found
+            options = parse(text)
+            if options.help:
+                print(HELP)
+                return None
+            if cell is None:
+                report = self._last(options)
+            elif chooses(options):
+                report, quiet = self._choose(options, line, cell)
+            elif compares(options):
+                report, quiet = self._compare(options, line, cell)
+            else:
+                report, quiet = self._run(options, line, cell)
+        except ShardError as error:
+            raise UsageError(completions.one_line(error)) from None
+        except BaseException as error:
+            error.__traceback__ = cells.own_lines(error.__traceback__)
+            raise
+        if report is not None and options.output:
+            self.shell.user_ns[options.output] = report
+        return None if quiet else report
+
+    shard.__doc__ = HELP
+
+    def _last(self, options: Options) -> "Report | Doctor | Comparison | None":
+        if options.words[:1] == ("doctor",):
+            return self._examined(options)
+        if options.words[:1] == ("abstract",):
+            self._made_abstract(options)
+            return None
+        if options.words[:1] == ("compare",):
+            numbers = options.words[1:]
+            only(replace(options, words=("compare",)), "compare", "output")
+            return compare_cell.of_the_past(self.session.history, numbers)
+        for word in options.words:
+            raise completions.no_command(word)
+        if self.session.comparison is not None:
+            return self.session.comparison
+        if self.session.step is None:
+            raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
+        report = self.session.report()
+        self._keep(report, step=self.session.step)
+        return report
+
+    def _examined(self, options: Options) -> "Doctor":
+        from ..doctor import examine, jax_error
+
+        only(options, "doctor", "mesh", "output")
+        if jax_error() is not None:  # without it there is neither a mesh nor the API
+            return examine(None)
+        from .. import api
+
+        try:
+            built = self._meshes.built(options.mesh) if options.mesh else self._meshes.current()
+        except RuntimeError:  # a backend does not start, which the examination tells
+            built = None
+        return api.doctor(built and built.mesh)
+
+    def _scheduled(self, text: str) -> "tuple[Schedule | Schedules | None, str | None]":
+        from . import schedule_line as _schedules
+
+        built = self.session.mesh
+        return _schedules.scheduled(text, {} if built is None else built.mesh.shape)
+
+    def _from_history(self, text: str) -> "tuple[History | Report | None, str | None]":
+        from . import history_line as _history
+
+        self.keeping.write()
+        return _history.asked(text, self.keeping.store)
+
+    def _explored(self, text: str) -> "tuple[Explorer | None, str | None]":
+        from . import explore_line as _explore
+
+        return _explore.asked(text, self.shell, self.session, self._meshes)
+
+    def _coded(self, text: str) -> "tuple[Code | None, str | None]":
+        from . import code_line as _code
+
+        return _code.asked(text, self.shell, self.session, self.failed)
+
+    def _keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
+        if self.session.remember:
+            self.keeping.keep(report, cell, step)
+
+    def _made_abstract(self, options: Options) -> None:
+        from .abstract_line import abstract_names
+
+        names = options.words[1:]
+        only(replace(options, words=options.words[:1]), "abstract")
+        if not names:
+            raise ShardError(
+                "%shard abstract takes the names of what is to become shapes: %shard abstract state"
+            )
+        for line in abstract_names(self.shell.user_ns, names):
+            print(line)
+
+    def _run(self, options: Options, line: str, source: str) -> "tuple[Report | None, bool]":
+        from ..step import Watch
+        from ..strategies import parse_strategy
+        from ..views.show import make_ready
+
+        options = with_strategy(options)
+        parse_strategy(options.strategy)
+        make_ready(self.session.view)
+        cell = cells.parse(self.shell, source, f"%%shard {line.strip()}")
+        place = cells.find_step(cell.tree, self.shell.user_ns, options.step)
+        mesh = self._meshes.wanted(options)
+        if (target := mesh_line.target(mesh)) is not None:
+            options = compiled_only(options, target.name)
+        room = nullcontext() if target is None else cells.Room()
+        known, report = True, None
+        draw = line_for(self.shell) if self.session.progress else None
+        with Progress(draw, of=place.path) as progress:
+            watch = None if draw is None or options.dry_run else Watch()
+            binding = cells.Binding(
+                self.shell.user_ns,
+                place,
+                partial(self._sharded, options, mesh, progress, watch, place.path, cell),
+            )
+            with binding:
+                with room, self._followed(progress, watch) as lengths:
+                    cells.run(self.shell, cell, binding, lengths)
+                known = self._exercise(options, binding)
+            with binding:  # a dry run ended the first one
+                self.session.begin(binding.sharded)
+                if known:
+                    compared(binding.sharded, progress, self.session.options_limit)
+                    report = self.session.report()
+                if target is not None and report is not None and tried(binding.sharded, report, progress):
+                    report = self.session.report()
+        if report is not None:
+            self._keep(report, cell.text, binding.sharded)
+        return report, cell.quiet
+
+    def _compare(self, options: Options, line: str, source: str) -> "tuple[Comparison, bool]":
+        options, words = with_strategies(options)
+        cell = cells.parse(self.shell, source, f"%%shard {line.strip()}")
+        place = cells.find_step(cell.tree, self.shell.user_ns, options.step)
+        mesh = self._meshes.devices(options)
+        if (target := mesh_line.target(mesh)) is not None:
+            options = compiled_only(options, target.name)
+        found = compare_cell.compared(self.shell, self.session, options, words, cell, place, mesh)
+        self.session.compared(found)
+        self._keep_trials(found, cell)
+        return found, cell.quiet
+
+    def _choose(self, options: Options, line: str, source: str) -> "tuple[Choice, bool]":
+        from ..step import Watch
+
+        cell = cells.parse(self.shell, source, f"%%shard {line.strip()}")
+        place = cells.find_step(cell.tree, self.shell.user_ns, options.step)
+        mesh = self._meshes.devices(options)
+        if (target := mesh_line.target(mesh)) is not None:
+            options = compiled_only(options, target.name)
+        goes_on = not (options.dry_run or options.plan_only)
+        draw = line_for(self.shell) if self.session.progress else None
+        watch = Watch() if draw is not None and goes_on else None
+        with Progress(draw, of=place.path) as progress:
+            found = Choosing(
+                self.session,
+                options,
+                cell,
+                place,
+                mesh,
+                partial(self._led, progress, watch),
+                name_of=partial(cells.name_of, self.shell),
+                in_kernel=getattr(self.shell, "kernel", None) is not None,
+                goes_on=goes_on,
+                say=progress,
+            )
+            found.ready()
+            binding = cells.Binding(self.shell.user_ns, place, found.standing_in)
+            with (
+                binding,
+                nullcontext() if target is None else cells.Room(),
+                self._followed(progress, watch) as lengths,
+            ):
+                cells.run(self.shell, cell, binding, lengths)
+            choice = found.settled(binding)
+        if found.step is None:
+            self.session.chose(choice)
+            self._keep_trials(choice.comparison, cell)
+        else:
+            self.session.begin(found.step)
+            self._keep(self.session.report(), cell.text, found.step)
+        return choice, cell.quiet
+
+    def _keep_trials(self, found: "Comparison", cell: cells.Cell) -> None:
+        for trial in found.trials:
+            if trial.report is not None:
+                self._keep(trial.report, cell.text)
+
+    @contextmanager
+    def _followed(self, progress: Progress, watch: "Watch | None") -> Iterator[cells.Lengths | None]:
+        """Meanwhile the line tells how far the loop has come that calls the watched step."""
+        from .progress.training import Training
+
+        if watch is None:
+            yield None
+            return
+        training = Training(watch.finished, self._lengths.total)
+        with self._lengths.counting(lambda: watch.calls), progress.following(training):
+            try:
+                yield self._lengths
+            finally:
+                watch.leave()
+
+    def _exercise(self, options: Options, binding: cells.Binding) -> bool:
+        """Run the step once when the cell did not, and as often again as asked; whether it has run."""
+        from ..step.copies import copies
+
+        step = binding.sharded
+        if not binding.bound:
+            raise ShardError(f"the cell ended without binding {binding.step.path}")
+        if step.calls == 0:
+            try:
+                args, kwargs = cells.from_namespace(step.__wrapped__, self.shell.user_ns, binding.step.path)
+            except cells.Missing as missing:
+                if options.dry_run:
+                    raise
+                print(missing)
+                return False
+            if hasattr(step.__wrapped__, "__self__") and not options.dry_run:
+                step.prepare(*args, **kwargs)  # to run a method would change its object
+            else:
+                args, kwargs = copies((args, kwargs))
+                step(*args, **kwargs)
+        if options.repeat and step.calls == 0:
+            raise ShardError(
+                f"--repeat: call {binding.step.path} in the cell; alone, a method is only compiled"
+            )
+        if options.repeat:
+            step.repeat(options.repeat)
+        return True
+
+    def _sharded(
+        self,
+        options: Options,
+        mesh: "Mesh",
+        progress: Progress,
+        watch: "Watch | None",
+        path: str,
+        cell: cells.Cell,
+        function: Any,
+    ) -> Any:
+        """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
+        step = made(options, mesh, path, function)
+        preparing(self.session, cell, path, partial(cells.name_of, self.shell))(step)
+        self._led(progress, watch, step)
+        return cells.Rehearsal(step) if options.dry_run else step
+
+    def _led(self, progress: Progress, watch: "Watch | None", step: Any) -> None:
+        """Have the line tell of a step, and its report of the batch of the last one."""
+        step.progress = progress
+        if isinstance(self.session.step, type(step)) and self.session.step.name == step.name:
+            step.examples_before = self.session.step.examples
+        if watch is not None:
+            watch.follow(step)
+
+
+def _silenced(line: str) -> tuple[str, bool]:
+    """The line without its closing semicolon, and whether it had one."""
+    text = line.strip()
+    return text.rstrip("; "), text.endswith(";")

@@ -1,0 +1,111 @@
+"""The mesh of a line: its own, the notebook's, or one of all devices; and how a mesh is shown."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from IPython.display import display
+
+from .options import Options
+from .shard_cell import asked
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+    from jax.sharding import Mesh
+
+    from ..mesh import BuiltMesh
+    from ..targets import Target
+    from .session import ShardSession
+
+
+class Meshes:
+    """The meshes of one notebook, whose arrays are moved along where its devices are made anew."""
+
+    def __init__(self, shell: "InteractiveShell", session: "ShardSession"):
+        self._shell, self._session = shell, session
+
+    def wanted(self, options: Options) -> "Mesh":
+        """The line's mesh, else the notebook's, else one of all devices.
+
+        Raises ShardError for what the line alone tells, before the cell runs.
+        """
+        from .. import api
+        from ..hardware import chip
+        from ..specs import parse_assignment
+        from ..strategies import parse_strategy, part_axes
+
+        parts = parse_strategy(options.strategy)
+        for text in (*options.specs, *options.rules):
+            parse_assignment(text)
+        api.options_of(options.strategy, **asked(options))
+        if options.on is not None:
+            chip(options.on)
+        if options.mesh:
+            mesh = self.built(options.mesh).mesh
+        elif current := self.current():
+            mesh = current.mesh
+        else:
+            mesh = self._default(options)
+        part_axes(parts, mesh, options.stages)
+        return mesh
+
+    def devices(self, options: Options) -> "Mesh":
+        """The mesh whose devices a comparison is on."""
+        if options.on is not None:
+            from ..hardware import chip
+
+            chip(options.on)
+        if options.mesh:
+            return self.built(options.mesh).mesh
+        if current := self.current():
+            return current.mesh
+        return self._default(replace(options, strategy="dp", stages=None))
+
+    def _default(self, options: Options) -> "Mesh":
+        from .. import api
+
+        built = api.default_mesh(options.strategy, stages=options.stages, namespaces=[self._shell.user_ns])
+        axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
+        print("; ".join((f"no %mesh yet, taking {axes}", *built.notes)))
+        return built.mesh
+
+    def built(self, text: str) -> "BuiltMesh":
+        from .. import api
+
+        built = api.build_mesh(text, namespaces=[self._shell.user_ns])
+        for note in built.notes:
+            print(note)
+        api.get_ready(built.mesh)
+        return built
+
+    def current(self) -> "BuiltMesh | None":
+        """The mesh of `%mesh`; made anew where a later one restarted the CPU backend under it."""
+        import jax
+
+        built = self._session.mesh
+        if built is None or built.source == "topology":
+            return built
+        first = built.mesh.devices.flat[0]
+        if first not in jax.devices(first.platform):
+            axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
+            self._session.mesh = self.built(f"cpu:{built.mesh.size} {axes}")
+        return self._session.mesh
+
+
+def show(built: "BuiltMesh") -> None:
+    from ..analysis.mesh_info import mesh_info
+    from ..views.meshgrid import mesh_html, mesh_text
+
+    info = mesh_info(built.mesh, built.source)
+    display({"text/plain": mesh_text(info), "text/html": mesh_html(info)}, raw=True)
+
+
+def listing() -> str:
+    from ..targets import slices
+
+    return slices.listing()
+
+
+def target(mesh: "Mesh") -> "Target | None":
+    from ..targets import target_of
+
+    return target_of(mesh)

@@ -1,0 +1,87 @@
+"""What a parsed `%%shard` line asks for, and what goes with it: one step, a comparison, a search, a command."""
+
+from dataclasses import replace
+
+from ...errors import ShardError, one_of
+from .flags import FLAGS, STRATEGIES
+from .line import Options
+
+
+def chooses(options: Options) -> bool:
+    """Whether a `%%shard` line asks for a search. Raises ShardError for its options on another line, and for those that
+    it has no place for."""
+    if options.words[:1] == ("auto",):
+        if options.words[1:]:
+            raise ShardError(f"%%shard auto takes options alone; unexpected: {' '.join(options.words[1:])}")
+        for given, name, why in (
+            (options.compare, "--compare", "what it compiles is compared in any case"),
+            (options.keep_going, "--keep-going", "it goes on in any case"),
+        ):
+            if given:
+                raise ShardError(f"{name}: under auto {why}; leave {name} out")
+        return True
+    for name in ("budget", "among", "plan_only"):
+        if getattr(options, name) != getattr(Options, name):
+            raise ShardError(f"--{name.replace('_', '-')} is for a search: %%shard auto")
+    return False
+
+
+def compares(options: Options) -> bool:
+    """Whether a `%%shard` line asks for several candidates side by side."""
+    several = any("," in word for word in options.words)
+    return several or options.compare or options.meshes is not None or bool(options.vary)
+
+
+def with_strategies(options: Options) -> tuple[Options, list[str]]:
+    """The options of a line that compares, and the strategies that it names. Raises ShardError for options that only
+    one step can have."""
+    for given, name in ((options.check, "--check"), (options.donate, "--donate")):
+        if given:
+            why = "each is checked anyway" if name == "--check" else "each runs on copies"
+            raise ShardError(f"{name}: in a comparison {why}; leave {name} out")
+    words = [word for text in options.words for word in text.split(",") if word]
+    return replace(options, words=(), strategy=",".join(words)), words
+
+
+def with_strategy(options: Options) -> Options:
+    """The options of a `%%shard` line, which has one word, as they are with that word as the strategy."""
+    if options.keep_going:
+        raise ShardError(
+            "--keep-going is for a comparison: name several strategies, as in %%shard dp,fsdp,tp"
+        )
+    if not options.words:
+        raise ShardError(f"%%shard needs a strategy: {one_of(STRATEGIES)}, or a sum such as fsdp+tp")
+    strategy, *rest = options.words
+    if rest:
+        quote = f'; quote the mesh: --mesh "{options.mesh} {" ".join(rest)}"' if options.mesh else ""
+        raise ShardError(f"%%shard takes one strategy, then options; unexpected: {' '.join(rest)}{quote}")
+    return replace(options, strategy=strategy)
+
+
+def compiled_only(options: Options, target: str) -> Options:
+    """The options of a cell whose step is compiled for what is not attached. Raises ShardError where they ask for
+    calls of it."""
+    for asked, name in ((options.check, "--check"), (options.repeat, "--repeat")):
+        if asked:
+            raise ShardError(
+                f"{name} runs the step, and {target} is not attached: it only compiles. Leave {name} out, or take a "
+                "mesh of simulated devices"
+            )
+    if options.on is not None:
+        raise ShardError(f"--on {options.on}: the mesh names the chip, {target}. Leave --on out")
+    return replace(options, dry_run=True)
+
+
+def only(options: Options, command: str, *fields: str) -> None:
+    """Raise ShardError where a line of `%shard command` has more than that word and the options of `fields`."""
+    plain = replace(options, words=(command,), **{name: getattr(Options, name) for name in fields})
+    if options.words == (command,) and plain == Options(words=(command,)):
+        return
+    allowed = one_of(f"{flag.name} {flag.metavar}" for flag in FLAGS if flag.into in fields)
+    given = " ".join(options.words[1:]) or one_of(_given(plain))
+    quote = f'; quote the mesh: --mesh "{options.mesh} {given}"' if options.mesh and options.words[1:] else ""
+    raise ShardError(f"%shard {command} takes {allowed} and nothing else; unexpected: {given}{quote}")
+
+
+def _given(options: Options) -> list[str]:
+    return [flag.name for flag in FLAGS if getattr(options, flag.into) != getattr(Options, flag.into)]

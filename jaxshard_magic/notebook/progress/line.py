@@ -1,0 +1,79 @@
+"""One line that is updated in place while something runs, and cleared at the end."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .training import Training
+
+FIRST, TICK = 0.25, 0.2  # seconds before the line appears (short work shows nothing), and between updates
+LINGER = 1.0  # seconds that it stays when there is nothing to say, so that the page does not jump in between
+
+
+class Progress:
+    """A context in which calling it with `"compiling for 8 devices"` shows that line and its seconds.
+
+    `draw` is called with the line, and with "" to clear it; None shows nothing. A thread keeps the seconds
+    running while this one waits inside the compiler, and tells of the training that it follows.
+    """
+
+    def __init__(self, draw: Callable[[str], None] | None, of: str = ""):
+        self._draw, self._label = draw, f"{of}: " if of else ""
+        self._doing, self._since = "", 0.0
+        self._training: Training | None = None
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._run, args=(draw,), name="jaxshard progress", daemon=True)
+        self._drawing = ExitStack()
+
+    def __call__(self, doing: str) -> None:
+        with self._lock:
+            self._doing, self._since = doing, time.perf_counter()
+
+    @contextmanager
+    def following(self, training: "Training") -> Iterator[None]:
+        """While nothing else is to be waited for, the line tells how far `training` has come."""
+        self._training = training
+        try:
+            yield
+        finally:
+            self._training = None
+
+    def __enter__(self) -> "Progress":
+        if isinstance(self._draw, AbstractContextManager):
+            self._drawing.enter_context(self._draw)
+        if self._draw is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        with self._drawing:
+            if self._draw is not None:
+                self._thread.join()
+
+    def _run(self, draw: Callable[[str], None]) -> None:
+        shown, at = "", 0.0
+        while not self._ended.wait(TICK):
+            now = time.perf_counter()
+            line = self._line(now)
+            if line:
+                at = now
+            if line != shown and (line or now - at > LINGER):
+                draw(line)
+                shown = line
+        if shown:
+            draw("")
+
+    def _line(self, now: float) -> str:
+        with self._lock:
+            doing, seconds, training = self._doing, now - self._since, self._training
+        if not doing:
+            line = training.line(now) if training is not None else ""
+        else:
+            if training is not None:
+                training.pause()
+            line = f"{doing}, {seconds:.1f} s" if seconds > FIRST else ""
+        return self._label + line if line else ""
