@@ -4,7 +4,7 @@ import sysconfig
 import types
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[2])
 _NOT_THE_USERS = (_PACKAGE, sysconfig.get_path("stdlib"))
 
 
