@@ -22,7 +22,8 @@ import jaxshard_magic
 from jaxshard_magic.program.peel import peel
 from jaxshard_magic.program.trace import trace
 from jaxshard_magic.program.unwrap import strip
-from jaxshard_magic.strategies import plan
+from jaxshard_magic.request import make_request
+from jaxshard_magic.strategies import plan, understand
 
 
 def timed(f):
@@ -37,7 +38,8 @@ def bench(layers: int, rounds: int, mesh: jax.sharding.Mesh) -> None:
     peeled = peel(strip(call.step), (call.state, call.batch), {})
     paths = [path for path, _, _ in peeled.inputs]
     trace_s, traced = timed(lambda: trace(lambda *xs: peeled.fun(*xs)[:2], peeled.leaves, paths))
-    plan_s, planned = timed(lambda: plan(traced, mesh, "fsdp+tp"))
+    request = make_request("fsdp+tp", mesh)
+    plan_s, planned = timed(lambda: plan(understand(traced, request), request))
     emit_s, _ = timed(lambda: jax.make_jaxpr(planned.run)(*peeled.leaves))
     shardings = {
         "in_shardings": tuple(NamedSharding(mesh, s) for s in planned.in_specs),

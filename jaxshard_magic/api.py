@@ -1,39 +1,33 @@
 """`mesh()`, `shard()`, `compare()`, `doctor()`: the jobs of the magics, for scripts. The magics call nothing else."""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
-from . import hardware
-from .analysis.memory import room
 from .comparing import (
     AMONG,
     BUDGET,
-    STAND_IN,
+    PLACED,
     USUAL,
-    Candidate,
+    How,
+    Requests,
     Searching,
     Trying,
     candidates,
-    chip_for,
-    space,
+    hardware_for,
 )
 from .doctor import Doctor, examine
 from .errors import ShardError
-from .gradients.options import Inside
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
-from .pipeline.options import Piped, asked_of
 from .report.choice import Choice
 from .report.comparison import Comparison
-from .specs import parse_spec
+from .request import automatic, jobs_of, make_request, parse_strategy, step_options
+from .request.request import Rules, SpecLike
 from .step import ShardedStep
-from .strategies import jobs_of, parse_strategy, part_axes, plan, spread_of
 from .targets import compiler_of, target_of
-
-SpecLike = PartitionSpec | str
-_OF_ALL = ("specs", "rules", "donate", "on")  # options that are no candidate's own
 
 
 def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Mesh:
@@ -107,7 +101,7 @@ def shard(
     *,
     mesh: Mesh | str | None = None,
     specs: Mapping[str, SpecLike] | None = None,
-    rules: Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]] | None = None,
+    rules: Rules | None = None,
     microbatches: int | None = None,
     reduce: str = "each",
     remat: int | str | None = None,
@@ -149,46 +143,36 @@ def shard(
     """
     if not callable(step):
         raise ShardError(f"shard() takes a function as the step, not {type(step).__name__}")
-    parts = parse_strategy(strategy)
-    inside, piped = options_of(
-        strategy,
-        microbatches=microbatches,
-        reduce=reduce,
-        remat=remat,
-        precision=precision,
-        reduce_dtype=reduce_dtype,
-        pad=pad,
-        stages=stages,
-        schedule=schedule,
-        chunks=chunks,
-        balance=balance,
-        cut=cut,
-    )
+    options: dict[str, Any] = {
+        "microbatches": microbatches,
+        "reduce": reduce,
+        "remat": remat,
+        "precision": precision,
+        "reduce_dtype": reduce_dtype,
+        "pad": pad,
+        "stages": stages,
+        "schedule": schedule,
+        "chunks": chunks,
+        "balance": balance,
+        "cut": cut,
+    }
+    step_options(strategy, options)  # refused before devices are simulated for it
     if mesh is None:
         mesh = default_mesh(strategy, stages=stages).mesh
     elif isinstance(mesh, str):
         mesh = build_mesh(mesh).mesh
-    mesh = _automatic(mesh)
-    axes = part_axes(parts, mesh, stages)
-    if on is not None and (target := target_of(mesh)) is not None:
-        raise ShardError(f"on={on!r}: the mesh names the chip, {target.name}. Leave on out")
-    pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
-    return ShardedStep(
-        step,
+    request = make_request(
         strategy,
         mesh,
-        planner=plan,
-        spread=spread_of(parts),
-        specs={k: _spec(v) for k, v in (specs or {}).items()},
-        rules=tuple((pattern, _spec(v)) for pattern, v in pairs),
+        specs=specs,
+        rules=rules,
+        on=on,
         donate=donate,
-        inside=inside,
-        piped=piped,
-        along=axes["pp"][0] if piped is not None else None,
         check=check,
-        on=None if on is None else hardware.chip(on).key,
         name=name,
+        **options,
     )
+    return ShardedStep(step, request)
 
 
 def compare(
@@ -235,21 +219,12 @@ def compare(
 
     Raises `ShardError` at once for what no candidate could be, and what the step itself raises under all of them.
     """
-    strategies, mesh = _words(strategies), _devices(mesh)
-    same = {k: options.pop(k) for k in _OF_ALL if k in options}
-    chosen = candidates(strategies, mesh, meshes=meshes, vary=vary, common=options, keep_going=keep_going)
-
-    trying = Trying(
-        name or getattr(step, "__name__", "step"),
-        chosen,
-        _maker(step, prepare, name=name, **same),
-        run=run and target_of(mesh) is None,
-        check=check,
-        repeat=repeat,
-        say=say,
-        show=show,
-    )
-    return trying(args, dict(kwargs or {}))
+    devices = _devices(mesh)
+    how = How(name or getattr(step, "__name__", "step"), run, check, repeat, say, show, prepare)
+    requests = _requests(strategies, devices, meshes, vary, {"name": name} | options, keep_going)
+    if target_of(devices) is not None:
+        how = replace(how, run=False)
+    return Trying(step, candidates(requests), how)(args, dict(kwargs or {}))
 
 
 def choose(
@@ -297,59 +272,29 @@ def choose(
     Raises `ShardError` for a search of too many candidates and a budget that ends before anything has compiled; and
     what the step itself raises.
     """
-    among, mesh = _words(among), _devices(mesh)
-    target = target_of(mesh)
-    simulated = target is None and mesh.devices.flat[0].platform == "cpu"
-    if on is not None and not simulated:
-        named = mesh.devices.flat[0].device_kind if target is None else target.name
-        raise ShardError(f"on={on!r}: the mesh names the chip, {named}. Leave on out")
-    on = on or (STAND_IN if simulated else None)
-    chip, known = chip_for(mesh, on)
-    same = {k: options.pop(k) for k in _OF_ALL if k in options} | {"on": on}
-    families = space(mesh, among, meshes=meshes, vary=vary, common=options)
-
-    searching = Searching(
-        name or getattr(step, "__name__", "step"),
-        families,
-        _maker(step, prepare, name=name, **same),
-        chip=chip,
-        known=known,
-        limit=room(mesh, chip if simulated or target is not None else None),
-        vary=vary or {},
-        common=options,
-        budget=budget,
-        compile=not plan_only,
-        run=run and target is None and not simulated,
-        check=check,
-        repeat=repeat,
-        say=say,
-        show=show,
-    )
-    found = searching(args, dict(kwargs or {}))
+    devices = _devices(mesh)
+    hardware = hardware_for(devices, on)
+    options |= {"name": name, "on": hardware.on}
+    how = How(name or getattr(step, "__name__", "step"), run, check, repeat, say, show, prepare)
+    requests = _requests(among, devices, meshes, vary, options)
+    searching = Searching(step, requests, how, hardware, budget=budget, compile=not plan_only)
+    choice = searching(args, dict(kwargs or {}))
     if (chosen := searching.step) is not None:
         take(chosen)
-    return found
+    return choice
 
 
-def options_of(strategy: str, **asked: Any) -> tuple[Inside, Piped | None]:
-    """What the options of `shard` ask of the step's gradients, and of its pipeline under `strategy`, None without one.
-
-    Raises `ShardError` for values that these do not take, and for options that do not go together.
-    """
-    return asked_of([part.name for part in parse_strategy(strategy)], **asked)
-
-
-def _maker(
-    step: Callable[..., Any], prepare: Callable[[ShardedStep], None], **same: Any
-) -> Callable[[Candidate], ShardedStep]:
-    """A candidate as a step, with the options that all have the `same`."""
-
-    def made(candidate: Candidate) -> ShardedStep:
-        found = shard(step, candidate.strategy, mesh=candidate.mesh, **same, **candidate.options)
-        prepare(found)
-        return found
-
-    return made
+def _requests(
+    strategies: str | Sequence[str],
+    mesh: Mesh,
+    meshes: str | Sequence[str] | None,
+    vary: Mapping[str, Sequence[Any]] | None,
+    options: Mapping[str, Any],
+    keep_going: bool = False,
+) -> Requests:
+    placed = {name: options[name] for name in PLACED if name in options}
+    common = {name: value for name, value in options.items() if name not in PLACED and value is not None}
+    return Requests(_words(strategies), mesh, meshes, vary or {}, common, placed, keep_going)
 
 
 def _words(strategies: str | Sequence[str]) -> Sequence[str]:
@@ -364,14 +309,4 @@ def _devices(mesh: Mesh | str | None) -> Mesh:
         mesh = default_mesh("dp").mesh
     elif isinstance(mesh, str):
         mesh = build_mesh(mesh).mesh
-    return _automatic(mesh)
-
-
-def _automatic(mesh: Mesh) -> Mesh:
-    """The same devices with axes that the compiler may use: Explicit ones fail on steps without annotations."""
-    types = (AxisType.Auto,) * len(mesh.axis_names)
-    return mesh if mesh.axis_types == types else Mesh(mesh.devices, mesh.axis_names, axis_types=types)
-
-
-def _spec(given: SpecLike) -> PartitionSpec:
-    return parse_spec(given) if isinstance(given, str) else given
+    return automatic(mesh)

@@ -4,6 +4,7 @@ import ast
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -12,6 +13,15 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from .errors import ShardError, did_you_mean, one_of
 
 Rule = tuple[str, PartitionSpec]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a user wants an array: the mesh axes of each of its dimensions, and the option that says so."""
+
+    spec: list[tuple[str, ...]]
+    source: str
+
 
 _NAMES = ("P", "PartitionSpec")
 _EXAMPLE = "P('data', None)"

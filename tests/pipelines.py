@@ -8,20 +8,20 @@ import jax
 
 import jaxshard_magic
 from jaxshard_magic.gradients.accumulate import Accumulated
-from jaxshard_magic.gradients.options import Inside
+from jaxshard_magic.gradients.captures import needs
+from jaxshard_magic.gradients.rewrite import in_microbatches
 from jaxshard_magic.pipeline.around import flat, gradient_call
 from jaxshard_magic.pipeline.split import Split
-from jaxshard_magic.program.batch import Batch, find_batch
-from jaxshard_magic.program.dimensions import Dimensions
-from jaxshard_magic.program.flow import Flow
-from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.peel import peel, specs
-from jaxshard_magic.program.roles import Roles, find_roles
+from jaxshard_magic.program.batch import Batch
+from jaxshard_magic.program.peel import peel
+from jaxshard_magic.program.roles import Roles
 from jaxshard_magic.program.trace import Traced
 from jaxshard_magic.program.unwrap import strip
 from jaxshard_magic.report import Check
+from jaxshard_magic.request import make_request
 from jaxshard_magic.schedule import make
-from jaxshard_magic.step.tracing import traced_call
+from jaxshard_magic.step.tracing import capture, trace_call
+from jaxshard_magic.strategies import understand
 
 Made = tuple[Callable[..., Any], Sequence[Any]]  # a step, and the arguments of one call
 
@@ -45,14 +45,15 @@ def captured(made: Made, microbatches: int) -> Captured:
     """A step as a pipeline of so many microbatches sees it."""
     step, args = made
     peeled, mesh = peel(strip(step), tuple(args), {}), jax.make_mesh((1,), ("data",))
-    traced, _, rewriting = traced_call(peeled, specs(peeled.leaves), Inside(microbatches), None, mesh, {}, ())
-    assert rewriting is not None
-    program = Program(traced.closed)
-    roles = find_roles(traced, Flow(program))
-    batch = find_batch(Dimensions(program, (1,)), roles)
-    gradient_call(flat(rewriting.captured.closed))  # refuses all but one
-    (call,) = rewriting.accumulated(batch, roles, 1).values()
-    return Captured(rewriting.captured, call, batch, roles)
+    request = make_request("dp", mesh, microbatches=microbatches)
+    traced = trace_call(peeled, request)
+    assert traced.captured is not None
+    facts = understand(traced.traced, request)
+    gradient_call(flat(traced.captured.closed))  # refuses all but one
+    wanted = needs(traced.captured, facts.rows, request.gradients, 1, pipeline=True)
+    rewritten = in_microbatches(facts, capture(peeled, traced, wanted), request.gradients)
+    (call,) = rewritten.calls.values()
+    return Captured(traced.captured, call, facts.batch, facts.roles)
 
 
 def checked(

@@ -1,43 +1,22 @@
-"""A planner that stands for the strategies, and a small step, for the tests of `ShardedStep`."""
+"""A small step over two devices, for the tests of `ShardedStep`."""
 
-from types import SimpleNamespace
+import inspect
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxshard_magic.errors import ShardError
-from jaxshard_magic.program.trace import path_name
-from jaxshard_magic.step import ShardedStep, sharded
-
-
-def planner(traced, mesh, strategy, *, specs=None, rules=(), metadata=None, **options):
-    """Stands for the strategies: what is called batch is divided over `data`, all else is replicated."""
-    names = [path_name(p) for p in traced.in_paths]
-    avals = traced.closed.in_avals
-    ins = [P("data") if n.startswith("batch") and a.ndim else P() for n, a in zip(names, avals, strict=True)]
-    for name, aval, spec in zip(names, avals, ins, strict=True):
-        if spec and aval.shape[0] % 2:
-            raise ShardError(f"{name} has {aval.shape[0]} examples, which 2 devices can't share")
-    outs = [path_name(p).removeprefix("return.").removeprefix("0.") for p in traced.out_paths]
-    tails = {n.partition(".")[2]: i for i, n in enumerate(names)} | {n: i for i, n in enumerate(names)}
-    pairs = {o: tails[n] for o, n in enumerate(outs) if n in tails and not ins[tails[n]]}
-    return SimpleNamespace(
-        in_specs=tuple(ins),
-        out_specs=(P(),) * len(outs),
-        run=jaxpr_as_fun(traced.closed),
-        state_pairs=pairs,
-        metadata=metadata,
-    )
+import jaxshard_magic
+from jaxshard_magic.step import sharded
 
 
 def shard(fn, **options):
     """`fn` as a sharded step over two devices."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    return ShardedStep(fn, "dp", mesh, planner=planner, **options)
+    specs = {"batch": P("data")} if "batch" in inspect.signature(fn).parameters else {}
+    return jaxshard_magic.shard(fn, "dp", mesh=mesh, **({"specs": specs} | options))
 
 
 RNG = np.random.default_rng(0)

@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 
 from jaxshard_magic.analysis.advice import Case, advise
-from jaxshard_magic.gradients.options import Inside
 from jaxshard_magic.hardware import chip
 from jaxshard_magic.report import Buffer, DeviceMemory, Leaf, Memory, MeshInfo
+from jaxshard_magic.request.gradient_options import GradientOptions
 from jaxshard_magic.targets import Target
 from jaxshard_magic.targets.slices import larger
 
@@ -73,25 +73,33 @@ def test_what_is_kept_for_the_backward_pass_is_told_with_its_lines():
         Buffer(6 * GIB, 1, "bf16", (24, 8, 16), "exp", "forward", "cell 3", 6),
         Buffer(2 * GIB, 1, "f32", (8, 16), "add", "backward", "cell 3", 9),
     )
-    made = case(23 * GIB, buffers=kept, inside=Inside())
+    made = case(23 * GIB, buffers=kept, inside=GradientOptions())
     (change,) = [a for a in told(made, "would-fit") if a.fix == "--remat full"]
     assert change.message.startswith("18 GiB of lines 6, 7 are kept for the backward pass")
-    for inside in (None, Inside(remat="dots")):
+    for inside in (None, GradientOptions(remat="dots")):
         made = case(23 * GIB, buffers=kept, inside=inside)
         assert not [a for a in advise(made) if a.fix == "--remat full"]
     few = (*kept[:1], Buffer(20 * GIB, 1, "f32", (8, 16), "add", "backward", "cell 3", 9))
-    assert not [a for a in advise(case(23 * GIB, buffers=few, inside=Inside())) if a.fix == "--remat full"]
+    assert not [
+        a for a in advise(case(23 * GIB, buffers=few, inside=GradientOptions())) if a.fix == "--remat full"
+    ]
 
 
 def test_the_fewest_microbatches_that_leave_room_come_before_more_devices():
     # 8 examples a device. Beside 1 GiB of weights 15 of 16 GiB are left: of 23 a half fits, of 46 a quarter.
-    for inside, temporaries, fix in ((Inside(), 23, 2), (Inside(), 46, 4), (Inside(microbatches=2), 23, 4)):
+    for inside, temporaries, fix in (
+        (GradientOptions(), 23, 2),
+        (GradientOptions(), 46, 4),
+        (GradientOptions(microbatches=2), 23, 4),
+    ):
         made = case(temporaries * GIB, target=V5E8, larger=larger(V5E8.chip, V5E8.extent), inside=inside)
         (first,) = told(made, "does-not-fit")
         assert first.fix == f"--microbatches {fix}"
         assert "would need about 12.5 GiB: enough." in first.message
     assert not [a for a in advise(case(23 * GIB)) if "--microbatches" in (a.fix or "")]
-    too_few = case(15 * 9 * GIB, inside=Inside())  # 8 microbatches of one example each still need 16.9 GiB
+    too_few = case(
+        15 * 9 * GIB, inside=GradientOptions()
+    )  # 8 microbatches of one example each still need 16.9 GiB
     assert not [a for a in advise(too_few) if "--microbatches" in (a.fix or "")]
 
 

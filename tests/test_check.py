@@ -1,6 +1,8 @@
 """--check tells an error from rounding noise: errors are named, noise is named and passes."""
 
-from types import SimpleNamespace
+import inspect
+from dataclasses import replace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +10,15 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from jaxshard_magic import strategies
 from jaxshard_magic.analysis.check import compare, limit_of
 from jaxshard_magic.program.trace import path_name
 from jaxshard_magic.report import MeshInfo, Report
-from jaxshard_magic.step import ShardedStep
+from jaxshard_magic.request import make_request
+from jaxshard_magic.step import ShardedStep, planned
 
 RNG = np.random.default_rng(0)
 BATCH = {"x": RNG.normal(size=(16, 6)).astype("f"), "y": RNG.normal(size=(16, 4)).astype("f")}
@@ -24,23 +27,26 @@ BATCH = {"x": RNG.normal(size=(16, 6)).astype("f"), "y": RNG.normal(size=(16, 4)
 def shard(fn, spoil=None, **options):
     """`fn` with its batch over 4 devices; `spoil(name, value)` is what a wrong plan makes of each output."""
 
-    def planner(traced, mesh, strategy, *, specs=None, rules=(), metadata=None, **options):
-        names = [path_name(p) for p in traced.out_paths]
-        run = jaxpr_as_fun(traced.closed)
-
-        def wrong(*xs):
-            return [spoil(n, x) for n, x in zip(names, run(*xs), strict=True)]
-
-        batch = [path_name(p).startswith("batch") for p in traced.in_paths]
-        return SimpleNamespace(
-            in_specs=tuple(P("data") if b else P() for b in batch),
-            out_specs=(P(),) * len(names),
-            run=wrong if spoil else run,
-            state_pairs={},
-        )
-
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
-    return ShardedStep(fn, "dp", mesh, planner=planner, check=True, **options)
+    batch = {"batch": P("data")} if "batch" in inspect.signature(fn).parameters else {}
+    request = make_request("dp", mesh, specs=batch, check=True, **options)
+    return ShardedStep(fn, request) if spoil is None else Spoiled(fn, request, spoil)
+
+
+class Spoiled(ShardedStep):
+    """A step whose plan is wrong."""
+
+    def __init__(self, fn, request, spoil):
+        super().__init__(fn, request)
+        self._spoil = spoil
+
+    def _built(self, peeled, request):
+        def spoiled(facts, request):
+            right, names = strategies.plan(facts, request), [path_name(p) for p in facts.traced.out_paths]
+            return replace(right, run=lambda *xs: list(map(self._spoil, names, right.run(*xs))))
+
+        with mock.patch.object(planned, "plan", spoiled):
+            return super()._built(peeled, request)
 
 
 adam = optax.adam(1e-2)

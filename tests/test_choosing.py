@@ -8,7 +8,7 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import hardware
-from jaxshard_magic.comparing import AMONG, Searching, search, space
+from jaxshard_magic.comparing import AMONG, Hardware, How, Requests, Searching, search, space
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.choice import BOUND, ESTIMATE, LEFT, REFUSED, SLOWER, TOO_LARGE, Choice
 
@@ -149,7 +149,7 @@ def test_an_interrupt_keeps_what_has_compiled():
 def test_too_many_candidates_are_refused_with_what_makes_them_fewer():
     mesh = jaxshard_magic.mesh("cpu:8 data=8")
     with pytest.raises(ShardError, match=r"42 candidates to search .* at most 40 are; name fewer"):
-        space(mesh, AMONG, vary={"precision": [None, "bf16"]}, most=40)
+        space(Requests(AMONG, mesh, vary={"precision": [None, "bf16"]}), most=40)
 
 
 @pytest.mark.parametrize("among", ["dp,fspd", "auto"])
@@ -221,17 +221,8 @@ def test_what_is_attached_is_run_on_copies_and_the_measured_times_decide():
     """Hardware that no figures are known of: nothing is ruled out by a plan, everything that fits runs."""
     mesh = jaxshard_magic.mesh("cpu:8 data=8")
     params, batch = [jnp.ones((64, 64))] * 3, jnp.ones((16, 64))
-    searching = Searching(
-        "step",
-        space(mesh, ["dp", "fsdp", "tp"]),
-        lambda c: jaxshard_magic.shard(step, c.strategy, mesh=c.mesh, **c.options),
-        chip=hardware.chip("v5e"),
-        known=False,
-        limit=None,
-        vary={},
-        common={},
-        run=True,
-    )
+    attached = Hardware(hardware.chip("v5e"), known=False, limit=None, runs=True)
+    searching = Searching(step, Requests(["dp", "fsdp", "tp"], mesh), How("step"), attached)
     found = searching((params, batch), {})
     times = {t.line: t.measured for t in found.comparison.trials}
     assert found.source == "measured" and found.on is None

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 import jaxshard_magic
 from jaxshard_magic.analysis import check
-from jaxshard_magic.comparing import Candidate, Refused, Trying, candidates, varied
+from jaxshard_magic.comparing import Candidate, How, Refused, Requests, Trying, candidates, varied
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Trial
 
@@ -40,7 +40,7 @@ def devices(text: str) -> Mesh:
 
 
 def tried(mesh: str, *strategies: str, **given) -> dict[str, dict[str, int]]:
-    return {c.line: dict(c.mesh.shape) for c in candidates(strategies, devices(mesh), **given)}
+    return {c.line: dict(c.mesh.shape) for c in candidates(Requests(strategies, devices(mesh), **given))}
 
 
 def test_a_strategy_takes_the_mesh_that_serves_it_and_else_one_of_the_same_devices_that_does():
@@ -54,7 +54,7 @@ def test_a_strategy_takes_the_mesh_that_serves_it_and_else_one_of_the_same_devic
 
 
 def test_all_meshes_are_every_way_to_divide_the_devices_over_the_axes_of_a_strategy():
-    found = candidates(["fsdp+tp", "dp", "pp+fsdp+tp"], devices("data=8"), meshes="all")
+    found = candidates(Requests(["fsdp+tp", "dp", "pp+fsdp+tp"], devices("data=8"), meshes="all"))
     sizes = {}
     for each in found:
         assert isinstance(each, Candidate)
@@ -86,7 +86,7 @@ def test_what_every_candidate_is_given_is_in_its_line():
 
 
 def test_a_combination_that_can_not_be_is_refused_alone():
-    one, other = candidates(["pp"], devices("data=8"), vary={"microbatches": [1, 8]})
+    one, other = candidates(Requests(["pp"], devices("data=8"), vary={"microbatches": [1, 8]}))
     assert isinstance(one, Refused)
     assert "one stage of the pipeline would work at a time" in one.why
     assert isinstance(other, Candidate)
@@ -109,13 +109,13 @@ def test_a_combination_that_can_not_be_is_refused_alone():
 )
 def test_what_can_not_be_compared_is_refused_before_anything_is_traced(strategies, given, said):
     with pytest.raises(ShardError) as refused:
-        candidates(strategies, devices("data=8"), **given)
+        candidates(Requests(strategies, devices("data=8"), **given))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_with_keep_going_a_strategy_that_is_none_is_a_row():
-    one, other = candidates(["fsd", "dp"], devices("data=8"), keep_going=True)
+    one, other = candidates(Requests(["fsd", "dp"], devices("data=8"), keep_going=True))
     assert isinstance(one, Refused)
     assert isinstance(other, Candidate)
 
@@ -197,7 +197,7 @@ def test_what_the_step_itself_raises_is_raised():
 
 
 def test_a_comparison_can_be_read_while_other_threads_add_to_it():
-    trying = Trying("step", [], lambda _: None)
+    trying = Trying(step, [], How("step"))
     ended = threading.Event()
 
     def add() -> None:
@@ -281,13 +281,8 @@ def test_comparisons_grow_while_they_are_made():
         sizes.append((len(comparison.trials), sum(t.measured is not None for t in comparison.trials)))
         left.add(comparison.left)
 
-    trying = Trying(
-        "step",
-        candidates(["dp", "fsdp"], devices("data=8")),
-        lambda c: jaxshard_magic.shard(step, c.strategy, mesh=c.mesh),
-        show=seen,
-        repeat=1,
-    )
+    asked = candidates(Requests(["dp", "fsdp"], devices("data=8")))
+    trying = Trying(step, asked, How("step", show=seen, repeat=1))
     trying(arguments(), {})
     assert sizes[-2:] == [(2, 1), (2, 2)]
     assert sizes[0][1] == 0

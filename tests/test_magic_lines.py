@@ -8,8 +8,8 @@ from cells import FAST, LOOP, STEP, one_line
 from IPython.core.completer import provisionalcompleter
 
 from jaxshard_magic.notebook.options import FLAGS, HELP, STRATEGIES
+from jaxshard_magic.request.strategy_text import AUTO, JOBS
 from jaxshard_magic.step import ShardedStep
-from jaxshard_magic.strategies.names import AUTO, JOBS
 
 
 def test_an_exception_in_the_cell_is_the_users_own_with_their_lines(given):

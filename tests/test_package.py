@@ -17,7 +17,8 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic.notebook.options import FLAGS
-from jaxshard_magic.strategies import compose, names
+from jaxshard_magic.request import strategy_text as names
+from jaxshard_magic.strategies import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxshard_magic"

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from IPython.core.completer import provisionalcompleter
 
 import jaxshard_magic
-from jaxshard_magic import api, schedule, targets
+from jaxshard_magic import schedule, targets
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.gradients.options import Inside
 from jaxshard_magic.mesh import default_spec, default_text
 from jaxshard_magic.notebook import shard_cell
 from jaxshard_magic.notebook.options import parse
-from jaxshard_magic.pipeline.options import Piped, default_microbatches, options_for
-from jaxshard_magic.strategies import jobs_of, parse_strategy, part_axes
-from jaxshard_magic.strategies.names import batch_axes
+from jaxshard_magic.request import jobs_of, parse_strategy, part_axes, step_options
+from jaxshard_magic.request.gradient_options import GradientOptions
+from jaxshard_magic.request.pipeline_options import PipelineOptions, default_microbatches, pipeline_options
+from jaxshard_magic.request.strategy_text import batch_axes
 
 
 def refused(what) -> str:
@@ -36,20 +36,22 @@ def train_step(state, batch):
 
 
 def test_a_pipeline_by_itself_is_1f1b_over_the_stages_of_the_mesh_with_even_flops():
-    assert Piped() == Piped(stages=None, schedule="1f1b", chunks=None, balance="flops", cut=None)
-    assert Piped().asked == {}
+    assert PipelineOptions() == PipelineOptions(
+        stages=None, schedule="1f1b", chunks=None, balance="flops", cut=None
+    )
+    assert PipelineOptions().given == {}
 
 
 def test_what_was_asked_is_what_differs():
-    piped = Piped(stages=4, schedule="interleaved", chunks=2, balance="measured", cut="block_[24]$")
-    assert piped.asked == {
+    piped = PipelineOptions(stages=4, schedule="interleaved", chunks=2, balance="measured", cut="block_[24]$")
+    assert piped.given == {
         "stages": 4,
         "schedule": "interleaved",
         "chunks": 2,
         "balance": "measured",
         "cut": "block_[24]$",
     }
-    assert Piped(**piped.asked) == piped
+    assert PipelineOptions(**piped.given) == piped
 
 
 @pytest.mark.parametrize(
@@ -68,18 +70,18 @@ def test_what_was_asked_is_what_differs():
     ],
 )
 def test_a_value_that_can_not_be_is_one_line(given, says):
-    assert says in refused(lambda: Piped(**given))
+    assert says in refused(lambda: PipelineOptions(**given))
 
 
 @pytest.mark.parametrize("name", schedule.NAMES)
 def test_every_schedule_is_taken_with_the_chunks_that_it_is_made_for(name):
     chunks = schedule.NAMES[name].chunks
-    made = Piped(schedule=name, chunks=chunks).scheduled(2, 4)
+    made = PipelineOptions(schedule=name, chunks=chunks).scheduled(2, 4)
     assert (made.name, made.stages, made.microbatches, made.chunks) == (name, 2, 4, chunks or 1)
 
 
 def test_the_chunks_of_the_line_are_those_of_the_schedule():
-    assert Piped(schedule="looped-bfs", chunks=3).scheduled(2, 5) == schedule.make(
+    assert PipelineOptions(schedule="looped-bfs", chunks=3).scheduled(2, 5) == schedule.make(
         "looped-bfs", stages=2, microbatches=5, chunks=3
     )
 
@@ -104,7 +106,7 @@ def test_the_chunks_of_the_line_are_those_of_the_schedule():
 )
 def test_microbatches_that_a_schedule_has_no_form_for_are_told_as_options(name, microbatches, says, fix):
     with pytest.raises(ShardError) as raised:
-        Piped(schedule=name).scheduled(4, microbatches)
+        PipelineOptions(schedule=name).scheduled(4, microbatches)
     said = str(raised.value)
     assert said.startswith(f"--schedule {name} --stages 4 --microbatches {microbatches}: ")
     assert said.endswith(says)
@@ -130,7 +132,7 @@ def test_microbatches_that_a_schedule_has_no_form_for_are_told_as_options(name, 
 def test_without_a_number_as_many_microbatches_are_taken_as_four_for_each_stage(
     batch, shards, stages, name, want
 ):
-    assert default_microbatches(batch, shards, stages, Piped(schedule=name)) == want
+    assert default_microbatches(batch, shards, stages, PipelineOptions(schedule=name)) == want
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_without_a_number_as_many_microbatches_are_taken_as_four_for_each_stage(
     ],
 )
 def test_a_batch_that_no_number_of_microbatches_divides_is_told_with_those_that_do(batch, shards, name, says):
-    assert says in refused(lambda: default_microbatches(batch, shards, 4, Piped(schedule=name)))
+    assert says in refused(lambda: default_microbatches(batch, shards, 4, PipelineOptions(schedule=name)))
 
 
 @drawn(
@@ -156,7 +158,7 @@ def test_a_batch_that_no_number_of_microbatches_divides_is_told_with_those_that_
     st.sampled_from(["1f1b", "interleaved", "dualpipev"]),
 )
 def test_the_number_taken_divides_the_batch_and_suits_the_schedule(batch, shards, stages, name):
-    piped = Piped(schedule=name)
+    piped = PipelineOptions(schedule=name)
     try:
         taken = default_microbatches(batch, shards, stages, piped)
     except ShardError:
@@ -172,14 +174,21 @@ def test_the_number_taken_divides_the_batch_and_suits_the_schedule(batch, shards
 
 
 def test_options_of_a_pipeline_without_one_are_told_with_the_strategy_that_has_one():
-    said = refused(lambda: options_for(("fsdp",), {"stages": 4}, Inside()))
+    said = refused(lambda: pipeline_options(("fsdp",), {"stages": 4}, GradientOptions()))
     assert said.startswith("--stages 4 is for pipelines, and fsdp is none")
     assert said.endswith("%%shard pp+fsdp --stages 4")
-    assert refused(lambda: options_for(("spmd",), {"cut": "up"}, Inside())).endswith("%%shard pp --cut up")
+    assert refused(lambda: pipeline_options(("spmd",), {"cut": "up"}, GradientOptions())).endswith(
+        "%%shard pp --cut up"
+    )
 
 
 def test_without_pp_and_its_options_there_is_no_pipeline():
-    assert options_for(("fsdp",), {"stages": None, "schedule": None}, Inside(reduce="once", pad=True)) is None
+    assert (
+        pipeline_options(
+            ("fsdp",), {"stages": None, "schedule": None}, GradientOptions(reduce="once", pad=True)
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,9 +208,9 @@ def test_remat_and_precision_and_microbatches_go_with_a_pipeline():
     step = jaxshard_magic.shard(
         train_step, "pp", stages=2, schedule="zb-h1", remat="full", precision="bf16", microbatches=8
     )
-    assert step.piped == Piped(stages=2, schedule="zb-h1")
-    assert step.inside == Inside(microbatches=8, remat="full", precision="bf16")
-    assert step.options == {
+    assert step.request.pipeline == PipelineOptions(stages=2, schedule="zb-h1")
+    assert step.request.gradients == GradientOptions(microbatches=8, remat="full", precision="bf16")
+    assert step.request.options == {
         "microbatches": 8,
         "remat": "full",
         "precision": "bf16",
@@ -211,7 +220,7 @@ def test_remat_and_precision_and_microbatches_go_with_a_pipeline():
 
 
 def test_a_step_without_pp_has_no_pipeline():
-    assert jaxshard_magic.shard(train_step, "fsdp").piped is None
+    assert jaxshard_magic.shard(train_step, "fsdp").request.pipeline is None
 
 
 # Meshes
@@ -325,13 +334,16 @@ def test_the_line_has_the_options_and_hands_them_on():
     options = parse(
         "pp+fsdp --stages 4 --microbatches 16 --schedule interleaved --chunks 2 --balance measured --cut 'block_[2]'"
     )
-    inside, piped = api.options_of("pp+fsdp", **shard_cell.asked(options))
-    assert inside == Inside(microbatches=16)
-    assert piped == Piped(4, "interleaved", 2, "measured", "block_[2]")
+    inside, piped = step_options("pp+fsdp", shard_cell.step_options_of(options))
+    assert inside == GradientOptions(microbatches=16)
+    assert piped == PipelineOptions(4, "interleaved", 2, "measured", "block_[2]")
 
 
 def test_a_line_that_says_nothing_of_it_leaves_a_pipeline_as_it_is():
-    assert api.options_of("pp", **shard_cell.asked(parse("pp"))) == (Inside(), Piped())
+    assert step_options("pp", shard_cell.step_options_of(parse("pp"))) == (
+        GradientOptions(),
+        PipelineOptions(),
+    )
 
 
 @pytest.mark.parametrize(

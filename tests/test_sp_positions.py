@@ -12,7 +12,8 @@ import jaxshard_magic
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.trace import trace
-from jaxshard_magic.strategies import jobs_of, parse_strategy, part_axes, plan
+from jaxshard_magic.request import jobs_of, make_request, parse_strategy, part_axes
+from jaxshard_magic.strategies import plan, understand
 
 WIDE, WORDS = 32, 64
 
@@ -73,7 +74,8 @@ def planned(step, params, batch, strategy="sp", axes="data=2 seq=4", **options):
         return [x for _, x in outs], [path for path, _ in outs]
 
     traced = trace(flat, [x for _, x in paths], [path for path, _ in paths])
-    return plan(traced, jaxshard_magic.mesh(axes), strategy, **options)
+    request = make_request(strategy, jaxshard_magic.mesh(axes), **options)
+    return plan(understand(traced, request), request)
 
 
 def leaf(plan, path):

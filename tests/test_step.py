@@ -112,7 +112,7 @@ def test_another_batch_size_makes_another_program_and_both_stay(monkeypatch):
 
 def test_weak_types_are_told_apart_as_jit_does():
     fn = jax.jit(lambda p, rate: p * rate)
-    step, p = shard(fn), jnp.ones(3, jnp.bfloat16)
+    step, p = shard(fn), jnp.ones(4, jnp.bfloat16)
     for rate in (0.5, jnp.float32(0.5), 0.5, np.float32(0.5), jnp.asarray(0.5), 2):
         assert step(p, rate).dtype == fn(p, rate).dtype
 

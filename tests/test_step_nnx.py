@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from stand_in import BATCH, descend, no_way_back, params, same, shard
 
+import jaxshard_magic
 from jaxshard_magic.errors import ShardError
 
 
@@ -269,12 +270,12 @@ def test_repeat_times_the_step_and_updates_nothing(fn):
         step(*args, BATCH)
 
 
-def test_the_planner_is_given_the_partitioning_that_flax_keeps():
+def test_the_partitioning_that_flax_keeps_is_followed_by_spmd():
     init = nnx.with_partitioning(nnx.initializers.ones, (None, "model"), eager_sharding=False)
     model = nnx.Linear(3, 2, kernel_init=init, use_bias=False, rngs=nnx.Rngs(0))
-    step = shard(lambda model, batch: model(batch["x"]))
+    step = jaxshard_magic.shard(lambda model, batch: model(batch["x"]), "spmd", mesh="cpu:8 data=4 model=2")
     step(model, BATCH)
-    assert step.entry.plan.metadata == (P(None, "model"), None, None)
+    assert [leaf.spec for leaf in step.entry.plan.leaves] == [P(None, "model"), P(), P()]
 
 
 def test_a_step_without_objects_may_give_one_back():

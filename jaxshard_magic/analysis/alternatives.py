@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import ShardError
-from ..gradients.options import REDUCE, Inside
 from ..program.mapped import PerDevice
 from ..report import Alternative
+from ..request.gradient_options import REDUCE, GradientOptions
 from .summary import facts_of
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
     `limit_s` seconds together, by the time that the step's own took, and none after an interrupt.
     """
     entry = step.entry
-    fixed = step.piped is not None or (entry is not None and isinstance(entry.traced, PerDevice))
+    fixed = step.request.pipeline is not None or (entry is not None and isinstance(entry.traced, PerDevice))
     changes = [
         (change, inside)
-        for change, inside in _changes(step.inside, fixed)
-        if step.piped is None or inside.microbatches == step.inside.microbatches
+        for change, inside in _changes(step.request.gradients, fixed)
+        if step.request.pipeline is None or inside.microbatches == step.request.gradients.microbatches
     ]
     if entry is None or not changes:
         return ()
@@ -49,13 +49,13 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
     return tuple(found)
 
 
-def _changes(inside: Inside, fixed: bool) -> Iterator[tuple[str, Inside]]:
+def _changes(inside: GradientOptions, fixed: bool) -> Iterator[tuple[str, GradientOptions]]:
     """`fixed`: does the step itself say, or its pipeline, when its gradients are reduced?"""
-    for name, value in inside.asked.items():
+    for name, value in inside.given.items():
         if name != "reduce":
             yield (
                 f"without --{name.replace('_', '-')} {value}",
-                replace(inside, **{name: getattr(Inside, name)}),
+                replace(inside, **{name: getattr(GradientOptions, name)}),
             )
     if not fixed and (inside.microbatches > 1 or inside.reduce != "each"):
         for how in REDUCE:

@@ -85,7 +85,7 @@ def summarize(step: "ShardedStep") -> Report:
     report = Report(
         name=step.name,
         strategy=step.strategy,
-        options=step.options,
+        options=step.request.options,
         mesh=found.mesh,
         leaves=found.leaves,
         memory=memory,
@@ -132,7 +132,7 @@ def _advice(
         target=target,
         larger=() if target is None else slices.larger(target.chip, target.extent),
         tried=step.tried,
-        inside=step.inside if any(work.phase == BACKWARD for work in plan.work) else None,
+        inside=step.request.gradients if any(work.phase == BACKWARD for work in plan.work) else None,
     )
     found_before = (Advice(f.code, f.level, f.message, f.fix) for f in (*plan.findings, *found.complaints))
     return by_level((*found_before, *advise(case)))
@@ -176,7 +176,7 @@ def _advice_on_pipeline(
     step: "ShardedStep", entry: "Entry", found: Facts, piped: PipelineReport | None
 ) -> list[Advice]:
     pipeline, of = entry.compiled, found.staged
-    if piped is None or of is None or step.piped is None or not piped.unit:
+    if piped is None or of is None or step.request.pipeline is None or not piped.unit:
         return []
     return pipeline_advice(
         piped,
@@ -184,7 +184,7 @@ def _advice_on_pipeline(
         shards=of.shards,
         crossing=of.crossing,
         units=of.units,
-        balanced=step.piped.balance == "measured" or pipeline.split.loss.chosen,
+        balanced=step.request.pipeline.balance == "measured" or pipeline.split.loss.chosen,
         transfers=() if pipeline.typical is None else pipeline.typical.transfers(),
     )
 
@@ -194,9 +194,9 @@ def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
     if (target := target_of(step.mesh)) is not None:
         return target.chip, False
     here = chip_of(mesh.device_kind) if mesh.source == "attached" else None
-    if step.on is None:
+    if step.request.chip is None:
         return here, here is not None
-    return hardware.chip(step.on), here is not None and hardware.chip(step.on) == here
+    return hardware.chip(step.request.chip), here is not None and hardware.chip(step.request.chip) == here
 
 
 def _source(mesh: Mesh) -> str:

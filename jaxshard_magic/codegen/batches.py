@@ -39,7 +39,7 @@ class _Region:
 def microbatched(step: "ShardedStep", cells: Cells) -> Asked:
     """The edits that take the step's gradient over microbatches, and have devices add it up as the line asks; none
     where its text, or what it gives, has no such form: then the program leaves the options out."""
-    asked, names = _OPTIONS & {*step.inside.asked}, batch_names(step)
+    asked, names = _OPTIONS & {*step.request.gradients.given}, batch_names(step)
     regions = [
         r for f, tree in cells.trees.items() for r in _regions(tree, f, cells.lines[f], names, cells.imports)
     ]
@@ -68,7 +68,7 @@ def _in_shards(taken: "_Taken", asked: set[str], plain: Asked, convolved: bool) 
     if asked != plain.done and convolved:
         return replace(plain, told=(_CONVOLVES,))
     ahead = {}
-    if step.inside.reduce == "once-gathered" and "reduce" not in plain.done:
+    if step.request.gradients.reduce == "once-gathered" and "reduce" not in plain.done:
         ahead = gathered_before(step, region.read)
     if asked == plain.done or ahead is None:
         return plain
@@ -91,16 +91,16 @@ class _Taken:
 
     @property
     def part(self) -> str:
-        return self.cells.name(PART if self.step.inside.microbatches > 1 else SHARD)
+        return self.cells.name(PART if self.step.request.gradients.microbatches > 1 else SHARD)
 
     def in_microbatches(self, gradients: str | None = None) -> str:
         """A call of the function, or of other `gradients`, over microbatches."""
         called = gradients or self.part
-        return f"{self.cells.name(LOOP)}({called}, {self.step.inside.microbatches}, {self.args}{self.said})"
+        return f"{self.cells.name(LOOP)}({called}, {self.step.request.gradients.microbatches}, {self.args}{self.said})"
 
     def in_shards(self, how: str) -> str:
         """A call of the function by every device for its own examples; `how`: the further arguments."""
-        inside, name = self.step.inside, self.cells.name(EACH)
+        inside, name = self.step.request.gradients, self.cells.name(EACH)
         each = inside.reduce == "each" and inside.microbatches > 1
         parts = 1 if each else inside.microbatches
         call = f"{name}({self.part}, {parts}, {self.args}{self.said}{how})"

@@ -120,7 +120,7 @@ class _Cast(Marks):
 def narrowed(step: "ShardedStep", cells: Cells) -> Asked:
     """Casts at the expressions of the step's losses, so that they compute in the types that the plan gives them; none
     for a type that is not written so, and where no product of theirs can be reached."""
-    how = step.inside.precision
+    how = step.request.gradients.precision
     if how != _HOW:
         return Asked()
     dtype, plain = TYPES[how], _Cast()
@@ -147,7 +147,7 @@ def narrowed(step: "ShardedStep", cells: Cells) -> Asked:
         if left
         else []
     )
-    if step.inside.reduce_dtype is None and step.entry is not None and step.entry.plan.shards > 1:
+    if step.request.gradients.reduce_dtype is None and step.entry is not None and step.entry.plan.shards > 1:
         told.append(_SUMS)
     edits = [e for k in sorted({*cast.made, *built}) if (e := _edit(cast, k, plain, cells)) is not None]
     return Asked(tuple(edits), frozenset({"precision"}), tuple(told))
@@ -165,9 +165,9 @@ def _losses(step: "ShardedStep", cells: Cells, marks: Marks) -> list[ClosedJaxpr
     """What the step differentiates, with the marks in it."""
     assert step.entry is not None and step.entry.call_of is not None
     with swapped(marks.both(cells), {SEEN: marks.seen}):
-        rewriting = step.planned_for(step.entry.call_of).rewriting
-    assert rewriting is not None
-    return [e.params["gradient"].loss for e in gradients_of(Program(rewriting.captured.closed))]
+        rewritten = step.planned_for(step.entry.call_of).rewritten
+    assert rewritten is not None
+    return [e.params["gradient"].loss for e in gradients_of(Program(rewritten.captured.closed))]
 
 
 def _products(program: Program) -> list[Equation]:

@@ -107,7 +107,7 @@ def code_of(
     axes = {axes_of(entry)[axis]: size for axis, size in step.mesh.shape.items()}
     draft = Program(pieces, path, axes, *specs_of(entry), (), {})
     way = best_way(step, cells_of(pieces, draft.name), facts.collectives or ())
-    donated = donated_of(entry) if step.donate else ()
+    donated = donated_of(entry) if step.request.donate else ()
     way = replace(way, done=way.done | ({"donate"} if donated else set()))
     notes = tuple(_notes(step, facts.collectives, way, missing, elsewhere))
     program = replace(

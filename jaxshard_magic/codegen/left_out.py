@@ -21,12 +21,12 @@ _CHANGES = {
 
 def left_out(step: "ShardedStep", done: Collection[str]) -> Iterator[str]:
     """One sentence for each option that the program has not; `done` are those that it has."""
-    for option, value in step.inside.asked.items():
+    for option, value in step.request.gradients.given.items():
         if option in done:
             continue
         said = f"--{option.replace('_', '-')}" + ("" if value is True else f" {value}")
         yield f"Without {said}: {_CHANGES[option]}."
-    if step.donate and "donate" not in done:
+    if step.request.donate and "donate" not in done:
         yield "Without --donate: the old state stays until the new one is made."
     held = (
         [leaf.path for leaf in step.entry.plan.leaves if leaf.path.startswith("closure.")]
@@ -35,7 +35,7 @@ def left_out(step: "ShardedStep", done: Collection[str]) -> Iterator[str]:
     )
     if held:
         yield f"{len(held)} array{'s' * (len(held) > 1)} that the step closes over: every device has the whole of each."
-    if step.piped is not None:
+    if step.request.pipeline is not None:
         yield (
             "Without the pipeline: plain JAX runs no schedule of stages. Here every device along its axis holds the\n"
             "whole model and does the whole step; the numbers are the same."

@@ -1,13 +1,12 @@
 """What a step's gradient call gives of a part of the batch: is it a mean or a sum over examples?"""
 
-import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ShardError
 from ..gradients.accumulate import Accumulated
-from ..gradients.options import Inside
 from ..program.capture import gradients_of
 from ..program.examples import Constant, Joined, Rows, Summed
 from ..program.flow import Flow, by_anything
@@ -17,8 +16,9 @@ from ..program.mapped import PerDevice
 from ..program.peel import specs
 from ..program.roles import BATCH
 from ..program.trace import Traced, path_name
+from ..request.gradient_options import GradientOptions
 from ..step.planned import own_mesh
-from ..step.tracing import traced_call
+from ..step.tracing import captured_at
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -59,19 +59,18 @@ def batch_names(step: "ShardedStep") -> set[str]:
 def calls_of(step: "ShardedStep") -> tuple[int, Sequence[Accumulated]]:
     """Over how many microbatches the step's gradient calls are taken, and those calls: of a step without microbatches
     as they would be with the fewest. None where there can't be any."""
-    entry, n = step.entry, step.inside.microbatches
+    entry, n = step.entry, step.request.gradients.microbatches
     assert entry is not None and entry.call_of is not None
-    rewriting, plan = entry.rewriting, entry.plan
+    rewritten, plan = entry.rewritten, entry.plan
     if n == 1:
         each = (plan.examples or 0) // plan.shards
         n = next((k for k in range(2, each + 1) if each % k == 0), 1)
-        other = copy.copy(step)
-        other.inside = Inside(microbatches=n)
+        request = replace(step.request, gradients=GradientOptions(microbatches=n))
         try:
-            rewriting = other.planned_for(entry.call_of).rewriting
+            rewritten = step.planned_for(entry.call_of, request).rewritten
         except ShardError:
             return n, ()
-    return n, tuple(rewriting.calls.values()) if rewriting is not None else ()
+    return n, tuple(rewritten.calls.values()) if rewritten is not None else ()
 
 
 def _plain(call: Accumulated) -> bool:
@@ -106,20 +105,11 @@ def _reads_rows(step: "ShardedStep", n: int) -> bool:
     cut = {i: 0 for i, (name, a) in enumerate(zip(names, avals, strict=True)) if name in batch and a.shape}
     part = [a.update(shape=(a.shape[0] // n, *a.shape[1:])) if i in cut else a for i, a in enumerate(avals)]
     try:
-        large, small = (_captured(step, these, n) for these in (avals, part))
+        with own_mesh(step.mesh):
+            large, small = (captured_at(entry.call_of, these) for these in (avals, part))
         return _follows_rows(small, large, cut)
     except (ShardError, TypeError, ValueError):  # of a step that takes its sizes from elsewhere
         return False
-
-
-def _captured(step: "ShardedStep", avals: Sequence[Any], n: int) -> Traced:
-    """The step with its gradient calls seen whole, for these shapes of its arrays."""
-    assert step.entry is not None and step.entry.call_of is not None
-    call, inside = step.entry.call_of, Inside(microbatches=n)
-    with own_mesh(step.mesh):
-        *_, rewriting = traced_call(call, avals, inside, None, step.mesh, step.specs, step.rules)
-    assert rewriting is not None
-    return rewriting.captured
 
 
 def _follows_rows(small: Traced, large: Traced, cut: Mapping[int, int]) -> bool:

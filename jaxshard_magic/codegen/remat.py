@@ -43,7 +43,7 @@ _FUNCTIONS = inside.recomputed, inside.recomputed_method, inside.recomputing, in
 def recomputed(step: "ShardedStep", cells: Cells) -> Asked:
     """`jax.checkpoint` around what is scanned over, what is called, or the loss, and loops in segments; none where the
     option has no such form."""
-    by_policy = step.inside.remat in POLICIES
+    by_policy = step.request.gradients.remat in POLICIES
     try:
         edits = _by_policy(step, cells) if by_policy else _by_blocks(step, cells)
     except Exception as error:  # of the user's own functions, with something around them
@@ -53,7 +53,7 @@ def recomputed(step: "ShardedStep", cells: Cells) -> Asked:
 
 
 def _by_policy(step: "ShardedStep", cells: Cells) -> list[Edit]:
-    how = _policy(str(step.inside.remat)) or None
+    how = _policy(str(step.request.gradients.remat)) or None
     return [
         e for f, tree in cells.trees.items() for e in rematted(tree, f, cells.lines[f], how, cells.imports)
     ]
@@ -69,10 +69,10 @@ def _policy(how: str) -> str:
 
 def _by_blocks(step: "ShardedStep", cells: Cells) -> list[Edit]:
     """The edits that do again what the plan does again: none unless the traced step then takes as many FLOPs."""
-    rewriting = step.entry.rewriting if step.entry is not None else None
-    if step.inside.remat is None or rewriting is None:
+    rewritten = step.entry.rewritten if step.entry is not None else None
+    if step.request.gradients.remat is None or rewritten is None:
         return []
-    edits = _edits(step, cells, rewriting.rematted, step.inside.remat.strip())
+    edits = _edits(step, cells, rewritten.rematted, step.request.gradients.remat.strip())
     return edits if edits and _work(_traced(step, cells, edits)) == _planned_work(step) else []
 
 

@@ -62,9 +62,8 @@ def sums_of(step: "ShardedStep", cells: Cells, call: Place) -> Sums:
     assert step.entry is not None and step.entry.call_of is not None
     with swapped(named, {_GIVEN: _named}):
         run = step.planned_for(step.entry.call_of).plan.run
-    return (
-        _sums(run, step.inside.reduce != "each", step.inside.sum_dtype) if isinstance(run, Hold) else Sums()
-    )
+    options = step.request.gradients
+    return _sums(run, options.reduce != "each", options.sum_dtype) if isinstance(run, Hold) else Sums()
 
 
 def _named(found: Any) -> Any:

@@ -199,7 +199,7 @@ def _out_specs(entry: "Entry") -> list[PartitionSpec]:
     call, traced = entry.call_of, entry.traced
     assert call is not None
     places = dict(zip(traced.out_paths, entry.plan.out_specs, strict=True))
-    carried = 0 if entry.rewriting is None else entry.rewriting.carried
+    carried = 0 if entry.rewritten is None else entry.rewritten.carried
     paths = list(traced.out_paths[: len(traced.out_paths) - carried])
     if call.nodes is not None and not isinstance(traced, PerDevice):
 

@@ -1,26 +1,30 @@
 """One step under several strategies, meshes and options: what to try, and trying it side by side."""
 
-from .candidates import USUAL, VARIED, Candidate, Refused, candidates, line_of, varied
+from .candidates import PLACED, USUAL, VARIED, Candidate, Refused, Requests, candidates, line_of, varied
 from .meshes import EVERY, meshes_of, reshaped
 from .search import BUDGET, Searching
-from .space import AMONG, SAVING, STAND_IN, chip_for, space
-from .trials import REPEAT, Trying
+from .space import AMONG, SAVING, STAND_IN, Hardware, hardware_for, space
+from .trials import REPEAT, How, Trying
 
 __all__ = [
     "AMONG",
     "BUDGET",
     "EVERY",
+    "PLACED",
     "REPEAT",
     "SAVING",
     "STAND_IN",
     "USUAL",
     "VARIED",
     "Candidate",
+    "Hardware",
+    "How",
     "Refused",
+    "Requests",
     "Searching",
     "Trying",
     "candidates",
-    "chip_for",
+    "hardware_for",
     "line_of",
     "meshes_of",
     "reshaped",

@@ -1,7 +1,7 @@
 """What a comparison tries: strategies on the meshes that suit them, with each combination of the options that vary."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -9,8 +9,7 @@ from jax.sharding import Mesh
 
 from ..errors import ShardError, one_of
 from ..mesh import Axes
-from ..pipeline.options import asked_of
-from ..strategies import Part, parse_strategy, part_axes
+from ..request import Part, Request, make_request, parse_strategy
 from .meshes import EVERY, reshaped, suited, text_of
 
 USUAL = ("dp", "fsdp", "tp", "fsdp+tp", "pp")  # what is compared where no strategy is named
@@ -26,19 +25,56 @@ VARIED = (
     "chunks",
     "balance",
 )
+PLACED = ("specs", "rules", "donate", "on", "name")  # options that no line of a candidate tells
 _PIPELINE = ("stages", "schedule", "chunks", "balance", "cut")
 _COUNTS = ("microbatches", "stages", "chunks")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A strategy on a mesh. `options`: those of `api.shard` by name. `line`: what runs it alone, as it stands after
-    `%%shard`."""
+class Requests:
+    """What is asked of several candidates together.
 
-    strategy: str
+    Args:
+        strategies: as `make_request` takes them.
+        mesh: the devices of all. A strategy takes it as it is where it has an axis for every part and none to spare;
+            else a mesh of the same devices that has.
+        meshes: "all" for every way to divide the devices over the axes of each strategy; or the axes of each mesh,
+            `"data=4 model=2"`.
+        vary: values by the name of an option; None among them leaves it out.
+        options: options that all have, by name; those of a pipeline are for strategies that have one.
+        placed: what else `make_request` takes: specs, rules, donate, on, name.
+        keep_going: a strategy that is none is refused alone, and the others are tried.
+    """
+
+    strategies: Sequence[str]
     mesh: Mesh
+    meshes: str | Sequence[str] | None = None
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    placed: Mapping[str, Any] = field(default_factory=dict)
+    keep_going: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One request among several. `options`: what it varies or has in common, by name. `line`: what runs it alone, as it
+    stands after `%%shard`."""
+
+    request: Request
     options: Mapping[str, Any]
     line: str
+
+    @property
+    def strategy(self) -> str:
+        return self.request.strategy
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.request.mesh
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        return self.mesh.shape
 
 
 @dataclass(frozen=True)
@@ -53,89 +89,62 @@ class Refused:
     fix: str | None = None
 
 
-def candidates(
-    strategies: Sequence[str],
-    mesh: Mesh,
-    *,
-    meshes: str | Sequence[str] | None = None,
-    vary: Mapping[str, Sequence[Any]] | None = None,
-    common: Mapping[str, Any] | None = None,
-    keep_going: bool = False,
-    most: int = MOST,
-) -> list[Candidate | Refused]:
-    """Everything to try on the devices of `mesh`, each once, in the order given.
-
-    Args:
-        strategies: as `api.shard` takes them.
-        mesh: each strategy takes it as it is where it has an axis for every part and none to spare; else a mesh of the
-            same devices that has.
-        meshes: "all" for every way to divide the devices over the axes of each strategy; or the axes of each mesh,
-            `"data=4 model=2"`.
-        vary: values by the name of an option; None among them leaves it out.
-        common: options that all have; those of a pipeline are for strategies that have one.
-        keep_going: a strategy that is none is refused alone, and the others are tried.
+def candidates(requests: Requests, most: int = MOST) -> list[Candidate | Refused]:
+    """Everything to try, each once, in the order given.
 
     Raises ShardError for a strategy that is none, for values that an option does not take, where there is nothing to
     try, and for more than `most` candidates, before anything is traced.
     """
-    vary, common = dict(vary or {}), {k: v for k, v in (common or {}).items() if v is not None}
-    for name in vary:
+    for name in requests.vary:
         if name not in VARIED:
             raise ShardError(f"--vary {name}=...: what varies is one of {one_of(VARIED)}")
-    found: list[Candidate | Refused] = []
-    for strategy in strategies:
+    tried: list[Candidate | Refused] = []
+    for strategy in requests.strategies:
         try:
             parts = parse_strategy(strategy)
         except ShardError as error:
-            if not keep_going:
-                more = " --keep-going compares the others" if len(strategies) > 1 else ""
+            if not requests.keep_going:
+                more = " --keep-going compares the others" if len(requests.strategies) > 1 else ""
                 said = str(error)
                 raise ShardError(
                     f"{said}{'' if said.endswith(('.', '?')) else '.'}{more}", fix=error.fix
                 ) from None
-            found.append(Refused(strategy, {}, {}, strategy, str(error), error.fix))
+            tried.append(Refused(strategy, {}, {}, strategy, str(error), error.fix))
             continue
-        found += _of(strategy, parts, mesh, meshes, vary, common)
-    alone = {each.line: each for each in found}
+        tried += _of(strategy, parts, requests)
+    alone = {each.line: each for each in tried}
     if not alone:
         raise ShardError(f"nothing to compare: name strategies, as in {','.join(USUAL)}")
     if len(alone) > most:
         raise ShardError(
-            f"{len(alone)} candidates ({_counted(strategies, meshes, vary)}), and at most {most} are compared; name "
+            f"{len(alone)} candidates ({_counted(requests)}), and at most {most} are compared; name "
             "fewer strategies or meshes, or vary fewer values"
         )
     return list(alone.values())
 
 
-def _of(
-    strategy: str,
-    parts: Sequence[Part],
-    mesh: Mesh,
-    meshes: str | Sequence[str] | None,
-    vary: Mapping[str, Sequence[Any]],
-    common: Mapping[str, Any],
-) -> Iterator[Candidate | Refused]:
+def _of(strategy: str, parts: Sequence[Part], requests: Requests) -> Iterator[Candidate | Refused]:
     piped = any(part.name == "pp" for part in parts)
-    names = [name for name in vary if piped or name not in _PIPELINE]
-    shared = {name: value for name, value in common.items() if piped or name not in _PIPELINE}
-    for values in product(*(vary[name] for name in names)):
+    names = [name for name in requests.vary if piped or name not in _PIPELINE]
+    shared = {name: value for name, value in requests.options.items() if piped or name not in _PIPELINE}
+    for values in product(*(requests.vary[name] for name in names)):
         varied = zip(names, values, strict=True)
         options = {name: value for name, value in (shared | dict(varied)).items() if value is not None}
-        for axes in suited(parts, mesh, meshes, options.get("stages")):
-            yield _candidate(strategy, parts, mesh, axes, options)
+        for axes in suited(parts, requests.mesh, requests.meshes, options.get("stages")):
+            yield _candidate(strategy, requests, axes, options)
 
 
 def _candidate(
-    strategy: str, parts: Sequence[Part], mesh: Mesh, axes: Axes, options: Mapping[str, Any]
+    strategy: str, requests: Requests, axes: Axes, options: Mapping[str, Any]
 ) -> Candidate | Refused:
+    mesh = requests.mesh
     line = line_of(strategy, text_of(mesh, axes), options)
     try:
-        asked_of([part.name for part in parts], **options)
-        built = mesh if axes == tuple(mesh.shape.items()) else reshaped(mesh, axes)
-        part_axes(tuple(parts), built, options.get("stages"))
+        own = mesh if axes == tuple(mesh.shape.items()) else reshaped(mesh, axes)
+        request = make_request(strategy, own, **requests.placed, **options)
     except ShardError as error:
         return Refused(strategy, dict(axes), options, line, str(error), error.fix)
-    return Candidate(strategy, built, options, line)
+    return Candidate(request, options, line)
 
 
 def line_of(strategy: str, mesh: str, options: Mapping[str, Any]) -> str:
@@ -151,13 +160,11 @@ def line_of(strategy: str, mesh: str, options: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def _counted(
-    strategies: Sequence[str], meshes: str | Sequence[str] | None, vary: Mapping[str, Sequence[Any]]
-) -> str:
-    told = [f"{len(strategies)} strategies"]
+def _counted(requests: Requests) -> str:
+    meshes, counts = requests.meshes, [f"{len(requests.strategies)} strategies"]
     if meshes is not None:
-        told.append("every mesh of them" if meshes == EVERY else f"{len(meshes)} meshes")
-    return " x ".join([*told, *(f"{len(values)} of {name}" for name, values in vary.items())])
+        counts.append("every mesh of them" if meshes == EVERY else f"{len(meshes)} meshes")
+    return " x ".join([*counts, *(f"{len(values)} of {name}" for name, values in requests.vary.items())])
 
 
 def varied(texts: Sequence[str]) -> dict[str, list[Any]]:

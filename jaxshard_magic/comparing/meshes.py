@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from ..errors import ShardError
 from ..mesh import Axes, MeshSpec, arranged, axes_for, default_spec
-from ..strategies import Part, jobs_of, part_axes
+from ..request import Part, jobs_of, part_axes
 from ..targets import devices as devices_of
 from ..targets import target_of
 

@@ -29,16 +29,15 @@ class Ladder:
     """What takes less memory than `of`, in the order in which it is tried."""
 
     of: Node
-    rungs: list[Candidate]
+    rungs: list[Candidate | Refused]
 
 
 def considered(node: Node) -> Considered:
     """A candidate as a choice tells it."""
     candidate, known = node.candidate, node.sketch or Sketch()
-    axes = candidate.axes if isinstance(candidate, Refused) else candidate.mesh.shape
     return Considered(
         candidate.strategy,
-        dict(axes),
+        dict(candidate.axes),
         dict(candidate.options),
         candidate.line,
         node.outcome,

@@ -5,11 +5,11 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
-from ..hardware import Chip
 from ..report.choice import (
     BOUND,
     CHOSEN,
@@ -22,12 +22,12 @@ from ..report.choice import (
     Choice,
 )
 from ..report.comparison import Comparison
-from .candidates import Candidate, Refused
+from .candidates import Candidate, Refused, Requests
 from .nodes import Ladder, Node, considered
 from .path import path
 from .sketch import Sketch, refined, sketch
-from .space import is_pipeline, saving
-from .trials import Trying, described
+from .space import Hardware, is_pipeline, saving, space
+from .trials import How, Trying, described
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -38,46 +38,33 @@ BUDGET = 300.0  # seconds
 
 
 class Searching:
-    """A search as it is made. `make(candidate)` gives the step to try.
+    """A search of `step` as it is made.
 
     Args:
-        name: of the step.
-        families: strategies on meshes, as `space` gives them.
-        make: a candidate as a step; it may raise ShardError.
-        chip: whose figures tell what a step takes at least; `known`: whether it is the one that runs it.
-        limit: bytes that a device has room for; None where it is not known.
-        vary, common: the options that save memory, as `saving` takes them.
+        requests: what is asked of all that is searched.
+        how: how candidates are tried; with `run`, the measured times choose.
+        hardware: what is predicted for.
         budget: seconds; None for no limit.
         compile: False ends with what is planned.
-        run: run what has compiled, and choose by the measured times.
-        check, repeat, say, show: as `Trying` takes them.
     """
 
     def __init__(
         self,
-        name: str,
-        families: Sequence[Candidate | Refused],
-        make: "Callable[[Candidate], ShardedStep]",
+        step: Callable[..., Any],
+        requests: Requests,
+        how: How,
+        hardware: Hardware,
         *,
-        chip: Chip,
-        known: bool,
-        limit: int | None,
-        vary: Mapping[str, Sequence[Any]],
-        common: Mapping[str, Any],
         budget: float | None = BUDGET,
         compile: bool = True,
-        run: bool = False,
-        check: bool = True,
-        repeat: int | None = None,
-        say: Callable[[str], None] = lambda _: None,
-        show: Callable[[Comparison], None] = lambda _: None,
     ):
-        self._make, self._chip, self._known, self._limit = make, chip, known, limit
-        self._vary, self._common, self._budget = vary, common, budget
-        self._compile, self._run, self._say = compile, run and compile, say
-        self._trying = Trying(name, [], make, run=run, check=check, repeat=repeat, say=say, show=show)
+        self._chip, self._known, self._limit = hardware.chip, hardware.known, hardware.limit
+        self._requests, self._budget = requests, budget
+        self._compile, self._say = compile, how.say
+        self._run = how.run and compile and hardware.runs
+        self._trying = Trying(step, [], replace(how, run=self._run))
         self._trying.over, self._trying.keeps = self._over, True
-        self._nodes = [Node(each) for each in families]
+        self._nodes = [Node(each) for each in space(requests)]
         self._families = list(self._nodes)
         self._heap: list[tuple[bool, float, int, Node | Ladder]] = []
         self._order = itertools.count()
@@ -138,13 +125,16 @@ class Searching:
             if self._sketched(node, args, kwargs):
                 self._put(node, node.least)
 
+    def _planned(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        self._say(f"planning {node.candidate.line}")
+        return self._sketched(node, args, kwargs)
+
     def _sketched(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Plan a candidate; whether it can be planned, and may fit."""
         assert isinstance(node.candidate, Candidate)
         try:
             with self._trying.python:
-                step = self._make(node.candidate)
-                step.traces = self._trying.traces
+                step = self._trying.sharded(node.candidate)
                 known = node.sketch
                 if known is not None and known.rough:
                     node.sketch = refined(step, node.candidate, args, kwargs, self._chip, known)
@@ -187,8 +177,7 @@ class Searching:
             elif self._slower(node.least):
                 node.outcome = BOUND
             elif node.sketch is None or node.sketch.rough:
-                self._say(f"planning {node.candidate.line}")
-                if self._sketched(node, args, kwargs):
+                if self._planned(node, args, kwargs):
                     self._put(node, node.least)
             elif not self._likely(node) and self._open(node):
                 self._put(node, node.least)  # after those that save memory
@@ -231,8 +220,9 @@ class Searching:
             return
         node = Node(ladder.rungs.pop(0), least=ladder.of.least)
         self._nodes.append(node)
-        self._say(f"planning {node.candidate.line}")
-        if self._sketched(node, args, kwargs):
+        if isinstance(node.candidate, Refused):
+            node.outcome, node.why = REFUSED, node.candidate.why
+        elif self._planned(node, args, kwargs):
             self._put(node, node.least)
             least = max(least, node.least)
         if ladder.rungs:
@@ -263,7 +253,7 @@ class Searching:
         node.opened = True
         assert isinstance(node.candidate, Candidate)
         known = node.sketch or Sketch()
-        rungs = list(saving(node.candidate, known.own or 0.0, known.sent or 0.0, self._vary, self._common))
+        rungs = list(saving(node.candidate, known.own or 0.0, known.sent or 0.0, self._requests))
         if rungs:
             self._put(Ladder(node, rungs), node.least)
         return bool(rungs)
@@ -336,7 +326,7 @@ class Searching:
             node.outcome = outcome
         first = [*ranked, *(n for n in self._nodes if n not in ranked)]
         return Choice(
-            name=self._trying.name,
+            name=self._trying.how.name,
             comparison=comparison,
             candidates=tuple(map(considered, first)),
             path=path(self._families, self._chip, self._limit, self._stages),
@@ -357,7 +347,7 @@ class Searching:
         assert isinstance(best, Candidate)
         self._say("looking where it can be cut")
         try:
-            schedule = self._make(best).staged(*args, **kwargs).split.schedule
+            schedule = self._trying.sharded(best).staged(*args, **kwargs).split.schedule
             return schedule.stages * schedule.chunks
         except ShardError as error:
             return str(error)

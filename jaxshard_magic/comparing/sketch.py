@@ -11,13 +11,12 @@ from ..analysis.roofline import roofline
 from ..analysis.staged import staged_leaves
 from ..analysis.staged_costs import roofline_costs, update_seconds
 from ..hardware import Chip
-from ..pipeline.options import default_microbatches
 from ..plan import Plan, Sent
 from ..report import Collective
 from ..report.held import held
+from ..request.pipeline_options import default_microbatches
 from ..schedule import Costs, simulate
 from ..step import ShardedStep
-from ..strategies import parse_strategy, part_axes
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
@@ -49,7 +48,7 @@ def sketch(
     if not isinstance(plan.run, Hold):
         return Sketch()
     memory = footprint(plan.run, [len(found.traced.consts) + i for i in found.donated])
-    if step.piped is not None:
+    if step.request.pipeline is not None:
         return _of_stages(step, plan, candidate, memory.arrays, memory.between, chip)
     moves = map(collective, traffic(plan.run))
     roof = roofline(chip, mesh.shape, plan.shares, leaves(plan.leaves, plan.mesh), moves, target_of(mesh))
@@ -60,13 +59,14 @@ def _of_stages(
     step: ShardedStep, plan: Plan, candidate: Candidate, arrays: int, between: int, chip: Chip
 ) -> Sketch:
     """A pipeline by the plan of the whole step on one rank: stages that are all alike."""
-    assert step.piped is not None
+    piped = step.request.pipeline
+    assert piped is not None
     mesh, target = candidate.mesh, target_of(candidate.mesh)
-    stages = mesh.shape[part_axes(parse_strategy(candidate.strategy), mesh)["pp"][0]]
+    stages = mesh.shape[candidate.request.stage_axis]
     shards = prod(mesh.shape[axis] for axis in plan.batch_axes)
-    m = step.inside.microbatches
-    m = default_microbatches(plan.examples or 0, shards, stages, step.piped) if m == 1 else m
-    run = simulate(step.piped.scheduled(stages, m))
+    m = step.request.gradients.microbatches
+    m = default_microbatches(plan.examples or 0, shards, stages, piped) if m == 1 else m
+    run = simulate(piped.scheduled(stages, m))
     shares = plan.shares and [replace(s, bytes=s.bytes + (m - 1) * s.weights) for s in plan.shares]
     products = roofline(chip, mesh.shape, shares, (), (), target).own
     update = roofline(chip, mesh.shape, (), leaves(plan.leaves, plan.mesh), (), target).own

@@ -1,16 +1,18 @@
 """What an automatic choice searches: strategies on every mesh of the devices, and the options that save memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from jax.sharding import Mesh
 
+from ..analysis.memory import room
 from ..errors import ShardError
 from ..hardware import Chip, chip, chip_of
-from ..strategies import parse_strategy
+from ..request import parse_strategy
 from ..targets import target_of
-from .candidates import Candidate, Refused, candidates, line_of
+from .candidates import Candidate, Refused, Requests, candidates, line_of
 from .meshes import EVERY, text_of
 
 AMONG = (
@@ -26,46 +28,64 @@ SAVING: dict[str, tuple[Any, ...]] = {
 }
 
 
-def space(
-    mesh: Mesh,
-    strategies: Sequence[str],
-    *,
-    meshes: str | Sequence[str] | None = None,
-    vary: Mapping[str, Sequence[Any]] | None = None,
-    common: Mapping[str, Any] | None = None,
-    most: int = MOST,
-) -> list[Candidate | Refused]:
-    """Every strategy on every mesh of these devices, with no option that saves memory unless `common` has it.
+def space(requests: Requests, most: int = MOST) -> list[Candidate | Refused]:
+    """Every strategy on every mesh of these devices, with no option that saves memory unless `options` has it; what
+    varies beside `SAVING` is searched like strategies.
 
-    `vary`: options other than `SAVING` are searched like strategies. Arguments as `candidates` takes them. Raises
-    `ShardError` for what that refuses, and for more than `most`, with what makes it less.
+    Raises `ShardError` for what `candidates` refuses, and for more than `most`, with what makes it less.
     """
+    strategies, mesh = requests.strategies, requests.mesh
     for strategy in strategies:
         parse_strategy(strategy)
-    others = {name: values for name, values in (vary or {}).items() if name not in SAVING}
-    found = candidates(
-        strategies, mesh, meshes=meshes or EVERY, vary=others, common=common, keep_going=False, most=10**6
-    )
-    found = [each for each in found if not _long(each)]
-    if len(found) > most:
+    others = {name: values for name, values in requests.vary.items() if name not in SAVING}
+    every = replace(requests, meshes=requests.meshes or EVERY, vary=others, keep_going=False)
+    families = [each for each in candidates(every, most=10**6) if not _long(each)]
+    if len(families) > most:
         named = ",".join(strategies[:3])
         raise ShardError(
-            f"{len(found)} candidates to search ({len(strategies)} strategies on every mesh of {mesh.size} devices"
+            f"{len(families)} candidates to search ({len(strategies)} strategies on every mesh of {mesh.size} devices"
             f"{''.join(f', {len(v)} of {k}' for k, v in others.items())}), and at most {most} are; name fewer "
             f'strategies (--among {named}), or meshes (--meshes "{text_of(mesh)}")'
         )
-    return found
+    return families
 
 
-def chip_for(mesh: Mesh, on: str | None) -> tuple[Chip, bool]:
-    """The chip whose figures a search goes by, and whether it is the one that runs the step."""
+@dataclass(frozen=True)
+class Hardware:
+    """What a search predicts for.
+
+    Args:
+        chip: whose figures tell what a step takes at least.
+        known: whether it is the one that runs the step.
+        limit: bytes that a device has room for; None where that is not known.
+        runs: whether it is attached, so that times can be measured.
+        on: the chip's key, where the mesh does not name it.
+    """
+
+    chip: Chip
+    known: bool
+    limit: int | None
+    runs: bool
+    on: str | None = None
+
+
+def hardware_for(mesh: Mesh, on: str | None) -> Hardware:
+    """What a search on this mesh predicts for; `on`: the chip in the place of simulated devices, else `STAND_IN`.
+
+    Raises ShardError for a chip that is none, and for one beside a mesh that has its own.
+    """
+    target, device = target_of(mesh), mesh.devices.flat[0]
+    if target is None and device.platform == "cpu":
+        stand_in = chip(on or STAND_IN)
+        return Hardware(stand_in, True, room(mesh, stand_in), runs=False, on=stand_in.key)
     if on is not None:
-        return chip(on), True
-    if (target := target_of(mesh)) is not None:
-        return target.chip, True
-    device = mesh.devices.flat[0]
-    found = chip_of(device.device_kind)
-    return found or chip("h100" if device.platform == "gpu" else STAND_IN), found is not None
+        named = device.device_kind if target is None else target.name
+        raise ShardError(f"on={on!r}: the mesh names the chip, {named}. Leave on out")
+    if target is not None:
+        return Hardware(target.chip, True, room(mesh, target.chip), runs=False)
+    attached = chip_of(device.device_kind)
+    like = attached or chip("h100" if device.platform == "gpu" else STAND_IN)
+    return Hardware(like, attached is not None, room(mesh, None), runs=True)
 
 
 def is_pipeline(candidate: Candidate | Refused) -> bool:
@@ -73,22 +93,16 @@ def is_pipeline(candidate: Candidate | Refused) -> bool:
 
 
 def _long(each: Candidate | Refused) -> bool:
-    axes = each.axes if isinstance(each, Refused) else each.mesh.shape
-    return axes.get("pipe", 1) > STAGES
+    return each.axes.get("pipe", 1) > STAGES
 
 
-def saving(
-    of: Candidate,
-    own: float,
-    sent: float,
-    vary: Mapping[str, Sequence[Any]],
-    common: Mapping[str, Any],
-) -> Iterator[Candidate]:
+def saving(of: Candidate, own: float, sent: float, requests: Requests) -> Iterator[Candidate | Refused]:
     """The same strategy and mesh with the options that take less memory, those first that are likely to cost least of a
     step that takes `own` seconds in products and `sent` on the links.
 
-    `vary` says their values, and what `common` has stays. A pipeline takes its microbatches as it does.
+    What varies says their values, and what all have stays. A pipeline takes its microbatches as it does.
     """
+    vary, common = requests.vary, requests.options
     values = {
         name: (common[name],) if common.get(name) is not None else tuple(vary.get(name, usual))
         for name, usual in SAVING.items()
@@ -102,7 +116,12 @@ def saving(
 
     rungs = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
     for rung in sorted(rungs, key=cost):
-        options = {**of.options, **{name: value for name, value in rung.items() if value is not None}}
-        if options != dict(of.options):
-            line = line_of(of.strategy, text_of(of.mesh), options)
-            yield Candidate(of.strategy, of.mesh, options, line)
+        more = {name: value for name, value in rung.items() if value is not None}
+        options = {**of.options, **more}
+        if options == dict(of.options):
+            continue
+        line = line_of(of.strategy, text_of(of.mesh), options)
+        try:
+            yield Candidate(of.request.changed(**more), options, line)
+        except ShardError as error:
+            yield Refused(of.strategy, of.axes, options, line, str(error), error.fix)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +14,7 @@ import jax
 from ..analysis.check import Plain
 from ..errors import ShardError
 from ..report.comparison import Comparison, Trial
+from ..step import ShardedStep
 from ..step.copies import copies
 from ..targets import given_up
 from .candidates import Candidate, Refused
@@ -20,14 +22,36 @@ from .candidates import Candidate, Refused
 if TYPE_CHECKING:
     from ..program.peel import Peeled
     from ..report import Check
-    from ..step import ShardedStep
     from ..step.planned import Traces
 
 REPEAT, ENOUGH = 3, 1.0  # timed calls of each candidate: so many, or as many as take so many seconds
 
 
+@dataclass(frozen=True)
+class How:
+    """How candidates are tried, and who is told.
+
+    Args:
+        name: of the step, in what is shown.
+        run: False compiles only.
+        check: compare each with the plain step on the same inputs, which is compiled and run once for all.
+        repeat: timed calls of each; None for three, or fewer where they take more than a second together.
+        say: is told what is being done, "" for nothing.
+        show: is given the comparison so far whenever a candidate has compiled or run.
+        prepare: is given each step before it is compiled.
+    """
+
+    name: str
+    run: bool = True
+    check: bool = True
+    repeat: int | None = None
+    say: Callable[[str], None] = lambda _: None
+    show: Callable[[Comparison], None] = lambda _: None
+    prepare: Callable[[ShardedStep], None] = lambda _: None
+
+
 class Trying:
-    """A comparison as it is made. `make(candidate)` gives the step to try.
+    """A comparison of `step` as it is made: `chosen` is what to try.
 
     Python's own part of compiling (tracing, planning, reading what was compiled) is one candidate's at a time: user's
     code and its objects are never in two threads at once. Compilers work beside it, as many at a time as there are
@@ -35,33 +59,12 @@ class Trying:
     what a step holds on the devices is let go of before the next one.
 
     An interrupt ends it with what is done: what has compiled and has not run stays so, what has not compiled is left.
-
-    Args:
-        name: of the step.
-        chosen: what to try.
-        make: a candidate as a step; it may raise ShardError.
-        run: False compiles only.
-        check: compare each with the plain step on the same inputs, which is compiled and run once for all.
-        repeat: timed calls of each; None for three, or fewer where they take more than a second together.
-        say: is told what is being done, "" for nothing.
-        show: is given the comparison so far whenever a candidate has compiled or run.
     """
 
-    def __init__(
-        self,
-        name: str,
-        chosen: Sequence[Candidate | Refused],
-        make: "Callable[[Candidate], ShardedStep]",
-        *,
-        run: bool = True,
-        check: bool = True,
-        repeat: int | None = None,
-        say: Callable[[str], None] = lambda _: None,
-        show: Callable[[Comparison], None] = lambda _: None,
-    ):
-        self.name, self._chosen, self._make = name, list(chosen), make
-        self._run, self._repeat, self._say, self._show = run, repeat, say, show
-        self._reference = _Reference() if check and run else None
+    def __init__(self, step: Callable[..., Any], chosen: Sequence[Candidate | Refused], how: How):
+        self._step, self._chosen, self.how = step, list(chosen), how
+        self._say, self._show = how.say, how.show
+        self._reference = _Reference() if how.check and how.run else None
         self._trials: dict[int, Trial] = {}
         self._steps: dict[int, ShardedStep] = {}
         self._failures: list[Exception] = []
@@ -71,16 +74,23 @@ class Trying:
         self.keeps = False  # hold on to steps that have run
         self._stopped = False
 
+    def sharded(self, candidate: Candidate) -> ShardedStep:
+        """The step as a candidate asks for it, nothing of it traced."""
+        step = ShardedStep(self._step, candidate.request)
+        step.traces = self.traces
+        self.how.prepare(step)
+        return step
+
     @property
     def comparison(self) -> Comparison:
         """What is known so far."""
         known = dict(self._trials)  # other threads go on with theirs
         notes = () if self._reference is None else self._reference.notes
         ran = sum(trial.measured is not None for trial in known.values())
-        if self._stopped and self._run:
+        if self._stopped and self.how.run:
             notes = (*notes, f"Interrupted: {ran} of {len(self._chosen)} have run.")
         left = [each.line for i, each in enumerate(self._chosen) if self._stopped and i not in known]
-        return Comparison(self.name, tuple(known[i] for i in sorted(known)), tuple(left), notes)
+        return Comparison(self.how.name, tuple(known[i] for i in sorted(known)), tuple(left), notes)
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Comparison:
         """Try all of them for a call with these arguments, which may be shapes where nothing is run.
@@ -96,7 +106,7 @@ class Trying:
         feed = iter(able)
         try:
             self.compile(args, kwargs, lambda: next(feed, None))
-            if self._run:
+            if self.how.run:
                 self.run_all(args, kwargs)
         except KeyboardInterrupt:
             self._stopped = True
@@ -113,7 +123,7 @@ class Trying:
         """What came of a candidate so far."""
         return self._trials.get(position)
 
-    def step(self, position: int) -> "ShardedStep | None":
+    def step(self, position: int) -> ShardedStep | None:
         """The step of a candidate as it was compiled; None where it is not held."""
         return self._steps.get(position)
 
@@ -160,8 +170,8 @@ class Trying:
                 return
             self._say(f"compiling {candidate.line}")
             try:
-                step = self._make(candidate)
-                step.beside, step.read_ahead, step.traces = self._beside, True, self.traces
+                step = self.sharded(candidate)
+                step.beside, step.read_ahead = self._beside, True
                 own_args, own_kwargs = copies((args, kwargs))
                 step.prepare(*own_args, **own_kwargs)
                 self._told(i, step)
@@ -212,9 +222,9 @@ class Trying:
             step.keep_arguments = False
             self._show(self.comparison)
 
-    def _time(self, step: "ShardedStep") -> None:
-        if self._repeat is not None:
-            step.repeat(self._repeat)
+    def _time(self, step: ShardedStep) -> None:
+        if self.how.repeat is not None:
+            step.repeat(self.how.repeat)
             return
         start = time.perf_counter()
         for _ in range(REPEAT):
@@ -223,13 +233,12 @@ class Trying:
                 break
 
     def _told(
-        self, i: int, step: "ShardedStep | None" = None, why: str | None = None, fix: str | None = None
+        self, i: int, step: ShardedStep | None = None, why: str | None = None, fix: str | None = None
     ) -> None:
         each = self._chosen[i]
-        axes = each.axes if isinstance(each, Refused) else each.mesh.shape
         report = None if step is None else step.report()
         options = dict(each.options) if report is None else report.options
-        self._trials[i] = Trial(each.strategy, dict(axes), options, each.line, report, why, fix)
+        self._trials[i] = Trial(each.strategy, dict(each.axes), options, each.line, report, why, fix)
 
 
 class _Reference:

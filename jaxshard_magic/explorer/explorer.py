@@ -12,8 +12,8 @@ from ..errors import ShardError
 from ..mesh import DEFAULT_SIMULATED, MeshSpec
 from ..report import Leaf, MeshInfo
 from ..report.written import Shown
+from ..request import parse_strategy
 from ..specs import parse_spec, validate_spec
-from ..strategies import parse_strategy
 from .array import Array, Laid, following, index_of
 from .cuts import Axes, Cut, copies, cut_of, fitting, held, spec_of
 from .layouts import Layouts

@@ -11,9 +11,9 @@ from ..errors import ShardError
 from ..plan import Plan
 from ..program.peel import Peeled
 from ..report import Collective, Report
+from ..request import parse_strategy
 from ..step import ShardedStep
 from ..step.planned import Planned, Traces
-from ..strategies import parse_strategy
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
@@ -92,7 +92,7 @@ def stepped(step: ShardedStep, made: Made) -> Stepped:
     if entry is None or entry.call_of is None:
         raise ShardError(f"{step.name} has not run yet; call it once, or leave --dry-run to compile it")
     plan, traces = entry.plan, {}
-    piped = step.piped is not None
+    piped = step.request.pipeline is not None
     arrays = _arrays(plan, made, entry.call_of, traces)
     laid = _laid(plan, arrays)
     cell = None if step.cell is None else step.cell[1].partition("\n")[2].rstrip("\n")

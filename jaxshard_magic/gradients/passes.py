@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from jax.extend.core import ClosedJaxpr
 
-from .options import Inside
+from ..request.gradient_options import GradientOptions
 from .precision import precision
 from .recomputed import recomputed
 from .remat import Rematted, remat
@@ -15,7 +15,7 @@ class Passes:
     """Makes of a loss what `options` ask of it; `notes` say what each pass did, one line a pass. `rematted`: the
     losses with remat in them. `needs_host_memory`: some of what they keep goes to memory of the kind `pinned_host`."""
 
-    options: Inside
+    options: GradientOptions
     notes: list[str] = field(default_factory=list)
     rematted: list[Rematted] = field(default_factory=list)
     needs_host_memory: bool = False

@@ -1,6 +1,7 @@
 """A `%%shard auto` cell: at its step's first call a strategy is chosen, and the cell goes on with it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -8,11 +9,12 @@ from ..errors import ShardError
 from . import cells
 from .compare_cell import Growing
 from .options import Options
-from .shard_cell import common, preparing
+from .shard_cell import placed_by, preparing, requests_of
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from ..comparing import Requests
     from ..report.choice import Choice
     from ..step import ShardedStep
     from .session import ShardSession
@@ -46,18 +48,8 @@ class Choosing:
     def ready(self) -> None:
         """Raise ShardError for what the line alone tells, before the cell runs."""
         from ..comparing import space
-        from ..specs import parse_assignment
 
-        for text in (*self._options.specs, *self._options.rules):
-            parse_assignment(text)
-        found = self._searched()
-        space(
-            self._mesh,
-            found["among"],
-            meshes=found["meshes"],
-            vary=found["vary"],
-            common=common(self._options),
-        )
+        space(self._requests())
 
     def standing_in(self, function: Any) -> cells.Deciding:
         """What stands in the place of the cell's step until it is called."""
@@ -85,52 +77,44 @@ class Choosing:
 
     def _decided(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The step of the choice for a call with these arguments. Raises Stopped where the cell is to end."""
-        from .. import api
-        from ..comparing import BUDGET
-        from ..specs import parse_assignment
+        from ..comparing import BUDGET, How, Searching, hardware_for
         from ..step import ShardedStep
 
-        options, session = self._options, self._session
+        options, session, path = self._options, self._session, self._place.path
         plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
         method = hasattr(plain, "__self__")
-
-        taken: list[ShardedStep] = []
+        hardware = hardware_for(self._mesh, options.on)
+        placed = placed_by(options, path, plain) | {"on": hardware.on}
         with Growing(self._wanted, session.view) as growing:
-            self._choice = api.choose(
-                plain,
-                args,
-                kwargs,
-                mesh=self._mesh,
-                **self._searched(),
-                **common(self._options),
-                budget=BUDGET if options.budget is None else options.budget,
-                plan_only=options.plan_only,
-                specs=cells.annotated_specs(plain) | dict(map(parse_assignment, options.specs)),
-                rules=[parse_assignment(rule) for rule in options.rules],
-                donate=options.donate,
-                on=options.on,
+            how = How(
+                options.name or path,
                 run=self._goes_on and not method,
                 repeat=options.repeat or None,
-                name=options.name or self._place.path,
                 say=self._say,
                 show=growing,
-                prepare=preparing(session, self._cell, self._place.path, self._name_of),
-                take=taken.append,
+                prepare=preparing(session, self._cell, path, self._name_of),
             )
-        if not taken or not self._goes_on or method:
+            search = Searching(
+                plain,
+                replace(self._requests(), placed=placed),
+                how,
+                hardware,
+                budget=BUDGET if options.budget is None else options.budget,
+                compile=not options.plan_only,
+            )
+            self._choice = search(args, kwargs)
+        step = search.step
+        if step is None or not self._goes_on or method:
             raise cells.Stopped
-        (self.step,) = taken
+        self.step = step
         if options.check:
-            self.step.check, self.step.options = True, self.step.options | {"check": True}
+            self.step.check, self.step.request = True, replace(self.step.request, check=True)
         self._lead(self.step)
         return self.step
 
-    def _searched(self) -> dict[str, Any]:
-        from ..comparing import AMONG, meshes_of, varied
+    def _requests(self) -> "Requests":
+        from ..comparing import AMONG
 
         among = self._options.among
-        return {
-            "among": AMONG if among is None else [word.strip() for word in among.split(",") if word.strip()],
-            "meshes": meshes_of(self._options.meshes),
-            "vary": varied(self._options.vary),
-        }
+        words = AMONG if among is None else [word.strip() for word in among.split(",") if word.strip()]
+        return requests_of(self._options, words, self._mesh)

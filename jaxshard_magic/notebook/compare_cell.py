@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from ..errors import ShardError, one_of
 from . import cells
 from .options import Options
 from .progress import Progress, line_for
-from .shard_cell import common, preparing
+from .shard_cell import placed_by, preparing, requests_of
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -34,15 +35,11 @@ def compared(
 
     Raises ShardError for what the line alone tells, before the cell runs, and where the step has no arguments.
     """
-    from .. import api
-    from ..comparing import candidates
-    from ..specs import parse_assignment
+    from ..comparing import USUAL, How, Trying, candidates
     from ..targets import target_of
 
-    asked_for, shared = _chosen(options, words), common(options)
-    candidates(mesh=mesh, **asked_for, common=shared)
-    specs = dict(map(parse_assignment, options.specs))
-    rules = [parse_assignment(rule) for rule in options.rules]
+    requests = requests_of(options, list(words) or USUAL, mesh)
+    candidates(requests)
     room = nullcontext() if target_of(mesh) is None else cells.Room()
     binding = cells.Binding(shell.user_ns, place, cells.Awaited)
     with binding, room:
@@ -59,36 +56,16 @@ def compared(
     wanted = session.progress and not cell.quiet and getattr(shell, "kernel", None) is not None
     growing = Growing(wanted, session.view)
     with Progress(line_for(shell) if session.progress else None, of=place.path) as progress, growing:
-        return api.compare(
-            function,
-            args=args,
-            kwargs=kwargs,
-            mesh=mesh,
-            **asked_for,
-            **shared,
-            specs=cells.annotated_specs(function) | specs,
-            rules=rules,
-            donate=options.donate,
-            on=options.on,
-            run=not options.dry_run and not method,
+        how = How(
+            options.name or place.path,
+            run=not options.dry_run and not method and target_of(mesh) is None,
             repeat=options.repeat or None,
-            name=options.name or place.path,
             say=progress,
             show=growing,
             prepare=preparing(session, cell, place.path, partial(cells.name_of, shell)),
         )
-
-
-def _chosen(options: Options, words: Sequence[str]) -> dict[str, Any]:
-    """What a line compares, as `api.compare` takes it."""
-    from ..comparing import USUAL, meshes_of, varied
-
-    return {
-        "strategies": list(words) or list(USUAL),
-        "meshes": meshes_of(options.meshes),
-        "vary": varied(options.vary),
-        "keep_going": options.keep_going,
-    }
+        requests = replace(requests, placed=placed_by(options, place.path, function))
+        return Trying(function, candidates(requests), how)(args, kwargs)
 
 
 class Growing:

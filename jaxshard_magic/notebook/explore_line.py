@@ -18,7 +18,7 @@ from .options import (
     parse_explore,
     with_strategy,
 )
-from .shard_cell import made
+from .shard_cell import sharded
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -73,14 +73,16 @@ def _named(options: ExploreOptions, namespace: Mapping[str, Any], meshes: "Meshe
 
 def _of_step(step: "ShardedStep", meshes: "Meshes") -> "Explorer":
     from ..explorer import Explorer, Line, Place, stepped
-    from ..strategies import parse_strategy
+    from ..request import parse_strategy
 
     own = _own_options(step)
     current = None if own.mesh else meshes.current()
     home = None if current is None else Place.of_mesh(current.mesh).text(dict(current.mesh.shape))
     parts = parse_strategy(step.strategy)
     words = [f"{p.name}@{p.axis}" if p.axis else p.name for p in parts if p.name != "pp"]
-    note = "" if step.piped is None else "of a pipeline the stages are not explored: pp is left out"
+    note = (
+        "" if step.request.pipeline is None else "of a pipeline the stages are not explored: pp is left out"
+    )
     return Explorer(
         (found := stepped(step, partial(_made, step))).arrays,
         dict(step.mesh.shape),
@@ -95,7 +97,7 @@ def _of_step(step: "ShardedStep", meshes: "Meshes") -> "Explorer":
 def _made(step: "ShardedStep", line: str, mesh: "Mesh") -> "ShardedStep":
     """The step of an explorer's line: the same function, its call shown as that of the same cell."""
     options = with_strategy(parse(line.removeprefix("%%shard ")))
-    other = made(options, mesh, step.name, step.__wrapped__)
+    other = sharded(options, mesh, step.name, step.__wrapped__)
     other.cell, other.name_of, other.compile_limit = step.cell, step.name_of, step.compile_limit
     return other
 
@@ -104,7 +106,7 @@ def _own_options(step: "ShardedStep") -> Options:
     """What the step's own line said, and what a search chose for it."""
     said = "" if step.cell is None else step.cell[1].partition("\n")[0].removeprefix("%%shard").strip("; ")
     options = parse(said)
-    return replace(options, **{k: v for k, v in step.inside.asked.items() if hasattr(options, k)})
+    return replace(options, **{k: v for k, v in step.request.gradients.given.items() if hasattr(options, k)})
 
 
 def _kept(options: Options) -> Iterator[str]:

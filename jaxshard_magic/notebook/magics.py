@@ -28,7 +28,7 @@ from .options import (
 )
 from .progress import Progress, line_for
 from .session import ShardSession
-from .shard_cell import compared, made, preparing, tried
+from .shard_cell import compared, preparing, sharded, tried
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -209,8 +209,8 @@ class ShardMagics(Magics):
             print(line)
 
     def _run(self, options: Options, line: str, source: str) -> "tuple[Report | None, bool]":
+        from ..request import parse_strategy
         from ..step import Watch
-        from ..strategies import parse_strategy
         from ..views.show import make_ready
 
         options = with_strategy(options)
@@ -358,7 +358,7 @@ class ShardMagics(Magics):
         function: Any,
     ) -> Any:
         """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
-        step = made(options, mesh, path, function)
+        step = sharded(options, mesh, path, function)
         preparing(self.session, cell, path, partial(cells.name_of, self.shell))(step)
         self._led(progress, watch, step)
         return cells.Rehearsal(step) if options.dry_run else step

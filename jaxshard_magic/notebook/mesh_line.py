@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from IPython.display import display
 
 from .options import Options
-from .shard_cell import asked
+from .shard_cell import step_options_of
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -28,15 +28,14 @@ class Meshes:
 
         Raises ShardError for what the line alone tells, before the cell runs.
         """
-        from .. import api
         from ..hardware import chip
+        from ..request import parse_strategy, part_axes, step_options
         from ..specs import parse_assignment
-        from ..strategies import parse_strategy, part_axes
 
         parts = parse_strategy(options.strategy)
         for text in (*options.specs, *options.rules):
             parse_assignment(text)
-        api.options_of(options.strategy, **asked(options))
+        step_options(options.strategy, step_options_of(options))
         if options.on is not None:
             chip(options.on)
         if options.mesh:

@@ -1,6 +1,6 @@
 """The step of a `%%shard` cell: made from its line, called on copies, compiled with what its report advises."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
@@ -11,24 +11,76 @@ from .progress import Progress
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from ..comparing import Requests
     from ..report import Report
+    from ..request import Request
     from ..step import ShardedStep
     from .session import ShardSession
 
 
-# Options of the line that `api.shard` takes by the same names.
-_GRADIENTS = ("microbatches", "reduce", "remat", "precision", "reduce_dtype", "pad")
-_PIPELINE = ("stages", "schedule", "chunks", "balance", "cut")
+_OPTIONS = (
+    "microbatches",
+    "reduce",
+    "remat",
+    "precision",
+    "reduce_dtype",
+    "pad",
+    "stages",
+    "schedule",
+    "chunks",
+)
+_OPTIONS += ("balance", "cut")
 
 
-def asked(options: Options) -> dict[str, Any]:
-    """What a line asks of the step's gradients and of its pipeline, as `api.options_of` and `api.shard` take it."""
-    return {name: getattr(options, name) for name in (*_GRADIENTS, *_PIPELINE)}
+def step_options_of(options: Options) -> dict[str, Any]:
+    """The options of a line for the step's gradients and its pipeline, by the names that `make_request` takes."""
+    return {name: getattr(options, name) for name in _OPTIONS}
 
 
-def common(options: Options) -> dict[str, Any]:
-    """Of these what a line says itself: the options of all that it compares or searches."""
-    return {k: v for k, v in asked(options).items() if v != getattr(Options, k)}
+def request_of(options: Options, mesh: "Mesh", path: str, function: Any) -> "Request":
+    """What a line asks of the cell's step, with the specs that the function itself is annotated with.
+
+    Raises ShardError as `make_request` does.
+    """
+    from ..request import make_request
+
+    return make_request(
+        options.strategy,
+        mesh,
+        **placed_by(options, path, function),
+        check=options.check,
+        **step_options_of(options),
+    )
+
+
+def requests_of(options: Options, strategies: Sequence[str], mesh: "Mesh") -> "Requests":
+    """What a line that compares or searches asks of all its candidates, but for what the function says itself."""
+    from ..comparing import Requests, meshes_of, varied
+
+    common = {k: v for k, v in step_options_of(options).items() if v != getattr(Options, k)}
+    return Requests(
+        strategies,
+        mesh,
+        meshes_of(options.meshes),
+        varied(options.vary),
+        common,
+        placed_by(options),
+        options.keep_going,
+    )
+
+
+def placed_by(options: Options, path: str | None = None, function: Any = None) -> dict[str, Any]:
+    """Specs, rules and the rest that a line says once for any strategy, with the specs of `function`'s annotations."""
+    from ..specs import parse_assignment
+
+    return {
+        "specs": ({} if function is None else cells.annotated_specs(function))
+        | dict(map(parse_assignment, options.specs)),
+        "rules": [parse_assignment(rule) for rule in options.rules],
+        "donate": options.donate,
+        "on": options.on,
+        "name": options.name or path,
+    }
 
 
 def preparing(
@@ -44,25 +96,12 @@ def preparing(
     return prepare
 
 
-def made(options: Options, mesh: "Mesh", path: str, function: Any) -> Any:
+def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "ShardedStep":
     """The function sharded as a line has it; one that is sharded already is taken anew."""
-    from .. import api
-    from ..specs import parse_assignment
     from ..step import ShardedStep
 
     plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
-    step = api.shard(
-        plain,
-        options.strategy,
-        mesh=mesh,
-        specs=cells.annotated_specs(plain) | dict(map(parse_assignment, options.specs)),
-        rules=[parse_assignment(rule) for rule in options.rules],
-        **asked(options),
-        donate=options.donate,
-        check=options.check,
-        on=options.on,
-        name=options.name or path,
-    )
+    step = ShardedStep(plain, request_of(options, mesh, path, plain))
     step.keep_arguments = bool(options.repeat)
     step.read_ahead = True
     return step
@@ -89,26 +128,22 @@ def compiled_with(step: "ShardedStep", fix: str, args: tuple[Any, ...], kwargs: 
     `--microbatches N` and `--remat POLICY`. Raises `ShardError` where the changed step can't be planned or compiled.
     """
     from .. import api
-    from ..strategies import parse_strategy
+    from ..step import ShardedStep
 
-    strategy, mesh, donate, inside = step.strategy, step.mesh, step.donate, step.inside.asked
     match fix.split(maxsplit=1):
-        case ["%%shard", text]:
-            strategy = text
+        case ["%%shard", strategy]:
+            request = step.request.changed(strategy)
         case ["%mesh", text]:
-            mesh = api.build_mesh(text).mesh
+            request = step.request.changed(mesh=api.build_mesh(text).mesh)
         case ["--donate"]:
-            donate = True
+            request = step.request.changed(donate=True)
         case ["--microbatches", number]:
-            inside |= {"microbatches": int(number)}
-        case ["--remat", what]:
-            inside |= {"remat": what}
+            request = step.request.changed(microbatches=int(number))
+        case ["--remat", policy]:
+            request = step.request.changed(remat=policy)
         case _:
             return False
-    if step.piped is not None and "pp" in [part.name for part in parse_strategy(strategy)]:
-        inside |= step.piped.asked
-    same = {"specs": step.specs, "rules": step.rules, "donate": donate, **inside}
-    other = api.shard(step.__wrapped__, strategy, mesh=mesh, **same)
+    other = ShardedStep(step.__wrapped__, request)
     other.progress, other.compile_limit = step.progress, step.compile_limit
     other.prepare(*args, **kwargs)
     memory = other.report().memory

@@ -6,29 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jax.stages import Compiled
 
 from ..compiler_log import captured
 from ..errors import ShardError, one_of
-from ..gradients.options import Inside
+from ..gradients.rewrite import Rewritten
 from ..plan import Plan
 from ..program.lines import lines_kept
 from ..program.padding import padded
 from ..program.peel import Peeled, Result, specs
 from ..program.strict import strict_call
 from ..program.trace import Traced
+from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
 from .donation import Ours, own_copy
 from .elsewhere import canonical, elsewhere, reads
-from .planned import Planner, Traces, own_mesh, planned
-from .tracing import Spread
-
-if TYPE_CHECKING:
-    from ..gradients.rewriting import Rewriting
+from .planned import Traces, own_mesh, planned
 
 
 @dataclass(eq=False)
@@ -57,7 +54,7 @@ class Entry:
     home: str | None = None  # the file that defines the step, as Python knows it
     complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
     call_of: Peeled | None = None  # the call that it was made for, with shapes for arrays
-    rewriting: "Rewriting | None" = None  # how its gradient calls were rewritten
+    rewritten: Rewritten | None = None  # how its gradient calls were
     peaks: tuple[int | None, ...] = ()  # bytes that the devices had held at most before it first ran
     calls: int = 0
     timings: list[float] = field(default_factory=list)
@@ -122,7 +119,7 @@ class Entry:
     @property
     def added(self) -> Mapping[int, tuple[int, int]]:
         """Of the flat inputs that get more rows: the dimension, and how many."""
-        return {} if self.rewriting is None else self.rewriting.added
+        return {} if self.rewritten is None else self.rewritten.added
 
     def with_rows(self, leaves: Sequence[Any]) -> list[Any]:
         """The flat inputs with the rows that the program adds to the batch."""
@@ -133,7 +130,7 @@ class Entry:
 
     def real_rows(self, outs: Sequence[Any]) -> list[Any]:
         """The flat outputs without the rows that were added to the batch."""
-        shapes = self.rewriting.out_shapes if self.rewriting is not None else ()
+        shapes = () if self.rewritten is None else self.rewritten.out_shapes
         return [
             x[tuple(map(slice, shape))] if x.shape != shape else x
             for x, shape in zip(outs, shapes, strict=False)
@@ -175,15 +172,8 @@ def _lies(x: Any, sharding: NamedSharding) -> bool:
 
 def build_entry(
     peeled: Peeled,
-    strategy: str,
-    mesh: Mesh,
+    request: Request,
     *,
-    planner: Planner,
-    spread: Spread | None = None,
-    given: Mapping[str, PartitionSpec],
-    rules: Sequence[tuple[str, PartitionSpec]],
-    donate: bool | None,
-    inside: Inside,
     say: Callable[[str], None],
     compile_limit: float = LIMIT_S,
     beside: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -192,37 +182,25 @@ def build_entry(
     """Trace, plan and compile one kind of call; for devices that aren't attached, by their own compiler within
     `compile_limit` seconds. `beside()` is a context for while a compiler works, which needs nothing of Python's.
 
-    Raises `ShardError` for a step that jax can't trace and whatever the planner raises; an exception of the
-    user's own code passes through.
+    Raises `ShardError` for a step that jax can't trace and for what can't be planned; an exception of the user's own
+    code passes through.
     """
-    found = planned(
-        peeled,
-        strategy,
-        mesh,
-        planner=planner,
-        given=given,
-        rules=rules,
-        donate=donate,
-        inside=inside,
-        spread=spread,
-        say=say,
-        traces=traces,
-    )
-    traced, result, rewriting, plan = found.traced, found.result, found.rewriting, found.plan
+    mesh, found = request.mesh, planned(peeled, request, say=say, traces=traces)
+    traced, result, rewritten, plan = found.traced, found.result, found.rewritten, found.plan
     avals, donated = found.avals, found.donated
-    if rewriting is not None:
-        _has_host_memory(rewriting, mesh)
+    if rewritten is not None and rewritten.needs_host_memory:
+        _has_host_memory(request)
     target = target_of(mesh)
     say(f"compiling for {target.name if target else _devices(mesh.size)}")
-    _has_sums(inside, plan)
+    _has_sums(request.gradients, plan)
     start = time.perf_counter()
     n = len(traced.consts)
     shardings = [NamedSharding(mesh, spec) for spec in plan.in_specs]
     outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
     constants = specs(traced.consts)
-    carried = rewriting.carried if rewriting is not None else 0
+    carried = rewritten.carried if rewritten is not None else 0
     own = carried or (
-        rewriting is not None and rewriting.added
+        rewritten is not None and rewritten.added
     )  # inputs or rows that the user's trees have not
     whole = (
         peeled.all_traced
@@ -264,27 +242,28 @@ def build_entry(
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
         complaints,
         peeled.as_shapes(),
-        rewriting,
+        rewritten,
     )
 
 
-def _has_sums(inside: Inside, plan: Plan) -> None:
+def _has_sums(options: GradientOptions, plan: Plan) -> None:
     """Refuse a type to add gradients up in where the plan has devices add up none."""
-    if inside.reduce_dtype is not None and plan.shards < 2:
+    if options.reduce_dtype is not None and plan.shards < 2:
         raise ShardError(
-            f"--reduce-dtype {inside.reduce_dtype}: {plan.strategy} on this mesh divides no batch, so that no "
+            f"--reduce-dtype {options.reduce_dtype}: {plan.strategy} on this mesh divides no batch, so that no "
             "gradients are added up over devices; leave it out"
         )
 
 
-def _has_host_memory(rewriting: "Rewriting", mesh: Mesh) -> None:
-    device = mesh.devices.flat[0]
-    if not rewriting.needs_host_memory or target_of(mesh) is not None:
-        return
-    kinds = [memory.kind for memory in device.addressable_memories()]
-    if "pinned_host" not in kinds:
+def _has_host_memory(request: Request) -> None:
+    """Refuse to offload where the devices have no host memory of their own."""
+    device = request.mesh.devices.flat[0]
+    kinds = (
+        [memory.kind for memory in device.addressable_memories()] if target_of(request.mesh) is None else []
+    )
+    if kinds and "pinned_host" not in kinds:
         raise ShardError(
-            f"--remat {rewriting.options.remat} keeps arrays in memory of the kind pinned_host; {device.device_kind} "
+            f"--remat {request.gradients.remat} keeps arrays in memory of the kind pinned_host; {device.device_kind} "
             f"has {one_of(kinds)}; --remat dots keeps them on the device"
         )
 

@@ -1,40 +1,38 @@
 """`PipedEntry`: a step split into the stages of a pipeline, for one set of shapes and held values."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
 
 from ..compiler_log import captured
 from ..errors import ShardError
-from ..gradients.accumulate import Accumulated
-from ..gradients.options import Inside
-from ..gradients.rewriting import Rewriting
+from ..gradients.captures import needs
+from ..gradients.rewrite import Rewritten, in_microbatches
 from ..pipeline.around import flat, gradient_call
 from ..pipeline.executed import Pipeline
 from ..pipeline.homes import Ranks
 from ..pipeline.jobs import Job
 from ..pipeline.loss import Wish
 from ..pipeline.measured import unit_seconds
-from ..pipeline.options import Piped, default_microbatches
 from ..pipeline.split import Split
 from ..plan import Finding, Plan
-from ..program.batch import Batch
 from ..program.follow import told
 from ..program.ir import Program
-from ..program.peel import Peeled, Result, specs
-from ..program.roles import Roles
+from ..program.peel import Peeled, Result
 from ..program.trace import Traced
+from ..request import Request
+from ..request.pipeline_options import default_microbatches
+from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
 from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry
-from .planned import Planner
-from .tracing import traced_call
+from .planned import traced
+from .tracing import capture
 
 
 @dataclass(eq=False)
@@ -55,30 +53,6 @@ class PipedEntry(Entry):
         return jax.block_until_ready(self.call(*inputs, timed=True))
 
 
-class _Piping:
-    """What a planner is given to rewrite the step with: it leaves the step as it is, and takes its gradient call over
-    as many microbatches as are asked for, or as suit the batch. What it has seen then: the call, its schedule, the
-    batch and the roles."""
-
-    call: Accumulated
-    batch: Batch
-    roles: Roles
-
-    def __init__(self, rewriting: Rewriting, piped: Piped, stages: int, microbatches: int):
-        self._rewriting, self._piped = rewriting, piped
-        self._stages, self._microbatches = stages, microbatches
-
-    def __call__(self, batch: Batch, roles: Roles, shards: int) -> Traced:
-        rewriting = self._rewriting
-        if self._microbatches == 1 and batch.size is not None:
-            self._microbatches = default_microbatches(batch.size, shards, self._stages, self._piped)
-        self.schedule = self._piped.scheduled(self._stages, self._microbatches)
-        rewriting.options = replace(rewriting.options, microbatches=self._microbatches)
-        (self.call,) = rewriting.accumulated(batch, roles, shards).values()
-        self.batch, self.roles = batch, roles
-        return rewriting.plain
-
-
 @dataclass(frozen=True)
 class SplitCall:
     """One kind of call, planned on one rank's sub-mesh and split into the stages of a pipeline. `again(wish)` splits it
@@ -86,7 +60,7 @@ class SplitCall:
 
     traced: Traced
     result: Result
-    rewriting: Rewriting
+    rewritten: Rewritten
     plan: Plan
     ranks: Ranks
     split: Split
@@ -98,88 +72,74 @@ class SplitCall:
         return Pipeline(self.split if wish is None else self.again(wish), self.plan, self.ranks, taken)
 
 
-def split_call(
-    peeled: Peeled,
-    strategy: str,
-    mesh: Mesh,
-    axis: str,
-    *,
-    planner: Planner,
-    given: Mapping[str, PartitionSpec],
-    rules: Sequence[tuple[str, PartitionSpec]],
-    inside: Inside,
-    piped: Piped,
-    say: Callable[[str], None],
-) -> SplitCall:
-    """Trace and split one kind of call, for a pipeline along `axis` of the mesh; nothing is compiled.
+def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> SplitCall:
+    """Trace and split one kind of call, for a pipeline along the request's axis of stages; nothing is compiled.
 
-    Raises `ShardError` for a step that can't be split so, and whatever the planner raises; an exception of the user's
-    own code passes through.
+    Raises `ShardError` for a step that can't be planned or split so; an exception of the user's own passes through.
     """
-    if inside.precision == "fp16":
+    pipeline, options = request.pipeline, request.gradients
+    assert pipeline is not None
+    if options.precision == "fp16":
         raise ShardError("--precision fp16: its loss scale is none of a pipeline's yet; use --precision bf16")
-    ranks = Ranks(mesh, axis)
-    say("tracing")
+    ranks = Ranks(request.mesh, request.stage_axis)
+    on_rank = request.on_rank(ranks.each[0])
     start = time.perf_counter()
-    avals = specs(peeled.leaves)
-    asked = replace(inside, microbatches=max(2, inside.microbatches))
-    traced, result, rewriting = traced_call(peeled, avals, asked, None, mesh, given, rules)
-    assert rewriting is not None
-    step = flat(rewriting.captured.closed)
+    call = traced(peeled, request, say)
+    assert call.captured is not None
+    step = flat(call.captured.closed)
     gradient_call(step)
     trace_s = time.perf_counter() - start
-    metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
-    piping = _Piping(rewriting, piped, len(ranks), inside.microbatches)
-    say(f"planning {strategy}")
-    plan: Plan = planner(
-        traced, ranks.each[0], strategy, specs=given, rules=rules, metadata=tuple(metadata), rewrite=piping
-    )
+    say(f"planning {request.strategy}")
+    facts = understand(call.traced, on_rank, [noted for _, noted, _ in peeled.inputs])
+    rows, shards = facts.rows, on_rank.shards
+    if options.microbatches == 1 and rows.size is not None:
+        parts = default_microbatches(rows.size, shards, len(ranks), pipeline)
+        options = replace(options, microbatches=parts)
+    schedule = pipeline.scheduled(len(ranks), options.microbatches)
+    wanted = needs(call.captured, rows, options, shards, pipeline=True)
+    rewritten = in_microbatches(facts, capture(peeled, call, wanted), options)
+    (gradient,) = rewritten.calls.values()
+    decided = plan(facts, on_rank)
     say(f"splitting into {len(ranks)} stages")
-    state, batch = [(i, o) for o, i in piping.roles.state.items()], list(piping.batch.dims)
+    state, batch = [(i, o) for o, i in facts.roles.state.items()], list(rows.dims)
 
     def split_at(wish: Wish) -> Split:
-        return Split(step, piping.call, piping.schedule, state, batch, wish)
+        return Split(step, gradient, schedule, state, batch, wish)
 
-    split = split_at(Wish(piped.cut))
-    rewriting.forget()
-    findings = (*rewriting.findings, *_left_out(step), *_left_out(piping.call.large))
-    plan = replace(plan, findings=(*plan.findings, *findings))
-    return SplitCall(plan.traced or traced, result, rewriting, plan, ranks, split, split_at, trace_s)
+    split = split_at(Wish(pipeline.cut))
+    findings = (*rewritten.findings, *_left_out(step), *_left_out(gradient.large))
+    decided = replace(decided, findings=(*decided.findings, *findings))
+    return SplitCall(facts.traced, call.result, rewritten, decided, ranks, split, split_at, trace_s)
 
 
 def build_pipelined(
     peeled: Peeled,
-    strategy: str,
-    mesh: Mesh,
-    axis: str,
+    request: Request,
     *,
-    donate: bool | None,
-    inside: Inside,
-    piped: Piped,
     say: Callable[[str], None],
     compile_limit: float = LIMIT_S,
     beside: Callable[[], AbstractContextManager[None]] = nullcontext,
-    **asked: Any,
 ) -> PipedEntry:
-    """Split and compile one kind of call, for a pipeline along `axis` of the mesh. `beside()` is a context for while
-    its programs compile; `asked`: what else `split_call` takes, and raises for.
+    """Split and compile one kind of call. `beside()` is a context for while its programs compile. Raises as
+    `split_call` does.
     """
-    found = split_call(peeled, strategy, mesh, axis, inside=inside, piped=piped, say=say, **asked)
-    traced, plan, rewriting = found.traced, found.plan, found.rewriting
-    donated = to_donate(peeled, traced, plan, donate)
-    n = len(traced.consts)
+    asked, target = request.pipeline, target_of(request.mesh)
+    assert asked is not None
+    call = split_call(peeled, request, say)
+    donated = to_donate(peeled, call.traced, call.plan, request.donate)
+    constants = list(call.traced.consts)
+    n = len(constants)
     taken = [n + i for i in donated]
-    pipeline = found.pipeline(taken=taken)
-    target = target_of(mesh)
-    if piped.balance == "measured":
+    pipeline = call.pipeline(taken=taken)
+    if asked.balance == "measured":
         if target is not None:
             raise ShardError(
                 f"--balance measured: {target.name} is not attached; leave it out to balance FLOPs"
             )
         say("measuring the stages")
         pipeline.compile()
-        pipeline = found.pipeline(Wish(piped.cut, unit_seconds(pipeline)), taken)
-    say(f"compiling {len(pipeline.jobs())} programs for {len(found.ranks)} stages")
+        pipeline = call.pipeline(Wish(asked.cut, unit_seconds(pipeline)), taken)
+    say(f"compiling {len(pipeline.jobs())} programs for {len(call.ranks)} stages")
     start = time.perf_counter()
     complaints: list[str] = []
     if target is None:
@@ -194,23 +154,23 @@ def build_pipelined(
             )
     shardings = [leaf.sharding for leaf in pipeline.leaves]
     return PipedEntry(
-        traced,
-        replace(plan, mesh=mesh, shares=None),  # those of a whole model on one rank
+        call.traced,
+        replace(call.plan, mesh=request.mesh, shares=None),  # those of a whole model on one rank
         pipeline,
-        found.result,
+        call.result,
         peeled.tree,
         _Call(pipeline, donated, len(peeled.leaves)) if target is None else None,
         False,
-        list(jax.device_put(list(traced.consts), shardings[:n])) if target is None else [],
+        list(jax.device_put(constants, shardings[:n])) if target is None else [],
         shardings[n:],
         donated,
-        found.trace_s,
+        call.trace_s,
         time.perf_counter() - start,
         (True,) * len(shardings),
         getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
         tuple(dict.fromkeys(complaints)),
         peeled.as_shapes(),
-        rewriting,
+        call.rewritten,
     )
 
 

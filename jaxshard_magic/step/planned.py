@@ -1,26 +1,25 @@
-"""One call of a step traced and planned: all that is known of it before anything is compiled."""
+"""One call of a step traced, understood, rewritten and planned: all that is known before anything is compiled."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from ..gradients.options import Inside
+from ..gradients.captures import needs
+from ..gradients.rewrite import Rewritten, rewrite
 from ..plan import Plan
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
+from ..request import Request
+from ..strategies import plan, understand
 from .donation import to_donate
-from .tracing import Spread, traced_call
+from .tracing import TracedCall, capture, trace_call
 
-if TYPE_CHECKING:
-    from ..gradients.rewriting import Rewriting
-
-Planner = Callable[..., Plan]
-Traces = MutableMapping[Hashable, tuple[Traced, Result]]  # of calls as they are, by their keys
+Traces = MutableMapping[Hashable, TracedCall]  # of calls as they are, by their keys
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Planned:
 
     traced: Traced
     result: Result
-    rewriting: "Rewriting | None"
+    rewritten: Rewritten | None
     plan: Plan
     avals: Sequence[jax.ShapeDtypeStruct]
     donated: tuple[int, ...]
@@ -39,61 +38,64 @@ class Planned:
 
 def planned(
     peeled: Peeled,
-    strategy: str,
-    mesh: Mesh,
+    request: Request,
     *,
-    planner: Planner,
-    given: Mapping[str, PartitionSpec],
-    rules: Sequence[tuple[str, PartitionSpec]],
-    donate: bool | None,
-    inside: Inside,
-    spread: Spread | None = None,
     say: Callable[[str], None] = lambda _: None,
     traces: Traces | None = None,
 ) -> Planned:
     """Trace one kind of call of a step, and plan it. `traces`: of the same step before; what is traced is put there.
 
-    Raises `ShardError` for a step that jax can't trace and whatever the planner raises; an exception of the user's own
+    Raises `ShardError` for a step that jax can't trace and for what can't be planned; an exception of the user's own
     code passes through.
     """
-    say("tracing")
     start = time.perf_counter()
-    avals = specs(peeled.leaves)
-    plain = spread is None and not inside.rewrites
-    known = traces if traces is not None and plain else {}
-    with own_mesh(mesh):
-        if peeled.key in known:
-            (traced, result), rewriting = known[peeled.key], None
-        else:
-            traced, result, rewriting = traced_call(peeled, avals, inside, spread, mesh, given, rules)
-            known[peeled.key] = traced, result
+    options, avals, rewritten = request.gradients, specs(peeled.leaves), None
+    with own_mesh(request.mesh):
+        call = traced(peeled, request, say, traces)
         trace_s = time.perf_counter() - start
-        metadata = [None] * len(traced.consts) + [noted for _, noted, _ in peeled.inputs]
-        say(f"planning {strategy}")
-        asked = {"specs": given, "rules": rules, "metadata": tuple(metadata)}
-        asked |= {"reduce": inside.reduce, "sum_dtype": inside.sum_dtype}
-        plan = planner(traced, mesh, strategy, **asked, rewrite=rewriting)
-    if rewriting is not None:
-        rewriting.forget()
-        plan = replace(plan, findings=(*plan.findings, *rewriting.findings))
-        traced = plan.traced or traced
-        avals = _grown(avals, rewriting.added)
-    return Planned(traced, result, rewriting, plan, avals, to_donate(peeled, traced, plan, donate), trace_s)
+        say(f"planning {request.strategy}")
+        metadata = [noted for _, noted, _ in peeled.inputs]
+        facts = understand(call.traced, request, metadata)
+        if call.captured is not None:
+            shards = request.shards
+            wanted = needs(call.captured, facts.rows, options, shards, per_device=request.per_device)
+            rewritten = rewrite(facts, capture(peeled, call, wanted), options, shards)
+            more = len(rewritten.traced.consts) - len(call.traced.consts)  # constants of its own come first
+            batch = {i + more: dims for i, dims in facts.batch.dims.items()}
+            facts = understand(rewritten.traced, request, metadata, batch)
+        decided = plan(facts, request)
+    if rewritten is not None:
+        decided = replace(decided, findings=(*decided.findings, *rewritten.findings))
+        for i, (dim, more) in rewritten.added.items():
+            shape = list(avals[i].shape)
+            shape[dim] += more
+            avals[i] = avals[i].update(shape=tuple(shape))
+    step = facts.traced
+    return Planned(
+        step,
+        call.result,
+        rewritten,
+        decided,
+        avals,
+        to_donate(peeled, step, decided, request.donate),
+        trace_s,
+    )
+
+
+def traced(
+    peeled: Peeled, request: Request, say: Callable[[str], None], traces: Traces | None = None
+) -> TracedCall:
+    """The call traced, or as it was traced before under another request that leaves it as it is."""
+    say("tracing")
+    alone = request.per_device or request.gradients.rewrites or request.pipeline is not None
+    if traces is None or alone:
+        return trace_call(peeled, request)
+    if peeled.key not in traces:
+        traces[peeled.key] = trace_call(peeled, request)
+    return traces[peeled.key]
 
 
 def own_mesh(mesh: Mesh) -> AbstractContextManager[Any]:
     """Another mesh that the user has set would be taken for the step's."""
     current = jax.sharding.get_mesh()
     return nullcontext() if current.empty or current == mesh else jax.set_mesh(mesh)
-
-
-def _grown(
-    avals: Sequence[jax.ShapeDtypeStruct], added: Mapping[int, tuple[int, int]]
-) -> list[jax.ShapeDtypeStruct]:
-    """The shapes of inputs with rows added to them."""
-    found = list(avals)
-    for i, (dim, more) in added.items():
-        shape = list(found[i].shape)
-        shape[dim] += more
-        found[i] = found[i].update(shape=tuple(shape))
-    return found

@@ -3,32 +3,29 @@
 import functools
 import threading
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src.core import trace_state_clean  # jax.core has no public name for it
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from ..errors import ShardError
-from ..gradients.options import Inside
 from ..program.mapped import PerDevice
 from ..program.peel import Peeled, nnx_calls, peel
 from ..program.unwrap import NUMBERS, strip
+from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
-from .asked import asked_for
 from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
 from .entry import Entry, build_entry
 from .gathered import gathered
-from .planned import Planned, Planner, Traces, planned
-from .tracing import Spread
+from .planned import Planned, Traces, planned
 
 if TYPE_CHECKING:
     from ..pipeline.executed import Pipeline
-    from ..pipeline.options import Piped
     from ..report import Alternative, Check, Report
 
 RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
@@ -44,34 +41,14 @@ class ShardedStep:
 
     is_sharded_step = True  # `strip` takes it for a wrapper like others
 
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        strategy: str,
-        mesh: Mesh,
-        *,
-        planner: Planner,
-        spread: Spread | None = None,
-        specs: Mapping[str, PartitionSpec] | None = None,
-        rules: Sequence[tuple[str, PartitionSpec]] = (),
-        donate: bool | None = None,
-        inside: Inside | None = None,
-        piped: "Piped | None" = None,
-        along: str | None = None,
-        check: bool = False,
-        on: str | None = None,
-        name: str | None = None,
-    ):
+    def __init__(self, step: Callable[..., Any], request: Request):
         while isinstance(step, ShardedStep):
             step = step.__wrapped__
         self._step = strip(step)
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
-        self.strategy, self.mesh, self.donate = strategy, mesh, donate
-        self.inside = inside or Inside()  # what is asked of the step's gradient calls
-        self.piped, self._along = piped, along  # what is asked of its pipeline, and the mesh axis that it has
-        self.name = name or self._step.name
-        self.on = on  # the chip that a report predicts for
+        self.request = request
+        self.name = request.name or self._step.name
         self.compile_limit = LIMIT_S  # seconds, for hardware that is not attached
         self.beside: Callable[[], AbstractContextManager[None]] = nullcontext  # while a compiler works
         self.reference: Callable[[Peeled], Any] | None = (
@@ -88,21 +65,24 @@ class ShardedStep:
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.path: str | None = None  # what the cell calls the step
         self.name_of: Callable[[str], str | None] = lambda file: None  # a notebook's name for a file
-        self.options = asked_for(specs or {}, rules, donate, check, on) | self.inside.asked
-        if piped is not None:
-            self.options |= piped.asked
-        self._spread = spread
-        self._planner, self.specs, self.rules = planner, dict(specs or {}), tuple(rules)
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
         self._current: Entry | None = None
         self._kept: tuple[Entry, tuple[Any, ...]] | None = None
         self._recent: list[Any] = []
-        self.check, self.keep_arguments = check, False
+        self.check, self.keep_arguments = request.check, False
         self._loose: set[Hashable] = set()
         self._stay_python = False
         self._ours = Ours()
         self._lock = threading.RLock()
+
+    @property
+    def strategy(self) -> str:
+        return self.request.strategy
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.request.mesh
 
     def __repr__(self) -> str:
         axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
@@ -171,25 +151,23 @@ class ShardedStep:
         whole step on the mesh of one of its ranks. Raises `ShardError` for what can't be planned."""
         return self.planned_for(peel(self._step, args, kwargs))
 
-    def planned_for(self, call: Peeled) -> Planned:
-        """As `planned`, for the call of another program of the same function: its `call_of`."""
-        mesh, inside = self.mesh, self.inside
-        if self._along is not None:
+    def planned_for(self, call: Peeled, request: Request | None = None) -> Planned:
+        """As `planned`, for the call of another program of the same function (its `call_of`), or another request."""
+        request = request or self.request
+        if request.pipeline is not None:
             from ..pipeline.homes import Ranks
 
-            mesh, inside = Ranks(mesh, self._along).each[0], replace(inside, microbatches=1)
-        asked: dict[str, Any] = {"spread": self._spread, "donate": self.donate, "traces": self.traces}
-        return planned(call, self.strategy, mesh, inside=inside, **asked, **self._asked)
+            request = replace(request.on_rank(Ranks(self.mesh, request.stage_axis).each[0]), pipeline=None)
+        return planned(call, request, say=self.say, traces=self.traces)
 
     def staged(self, *args: Any, **kwargs: Any) -> "Pipeline":
         """Cut a pipeline's step into stages for these arguments, and compile nothing. Raises `ShardError` for a step
         that can't be cut so, and for one that is no pipeline."""
-        if self.piped is None or self._along is None:
+        if self.request.pipeline is None:
             raise ShardError(f"{self.strategy} is no pipeline; there is nothing to cut")
         from .pipelined import split_call
 
-        peeled, asked = peel(self._step, args, kwargs), {"inside": self.inside, "piped": self.piped}
-        return split_call(peeled, self.strategy, self.mesh, self._along, **asked, **self._asked).pipeline()
+        return split_call(peel(self._step, args, kwargs), self.request, self.say).pipeline()
 
     def repeat(self, n: int) -> None:
         """Call the step on the last call's arguments until `n` more calls are timed; nothing is updated.
@@ -238,7 +216,7 @@ class ShardedStep:
         """The program of the last kind of call."""
         return self._current
 
-    def otherwise(self, inside: Inside) -> Entry:
+    def otherwise(self, options: GradientOptions) -> Entry:
         """The program of the last kind of call, compiled with other options for its gradients; it is not run.
 
         Raises `ShardError` where those can't be had.
@@ -246,7 +224,7 @@ class ShardedStep:
         if self._current is None or self._current.call_of is None:
             raise ShardError(f"{self.name} has no call with options to compile otherwise")
         with self._lock:
-            return self._built(self._current.call_of, inside)
+            return self._built(self._current.call_of, replace(self.request, gradients=options))
 
     def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (target := target_of(self.mesh)) is not None:
@@ -278,12 +256,12 @@ class ShardedStep:
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:
             self.say("checking against the plain step")
-            by_hand = entry.rewriting.reference if entry.rewriting is not None else None
+            by_hand = entry.rewritten.by_hand() if entry.rewritten is not None else None
             flat = jax.tree.leaves(outs) if entry.whole else outs
             if by_hand is not None and isinstance(entry.traced, PerDevice):
                 by_hand = entry.traced.like(by_hand)
             self.checked = plain.against(
-                entry.traced, flat, by_hand, None if entry.added else self.inside.narrow
+                entry.traced, flat, by_hand, None if entry.added else self.request.gradients.narrow
             )
         self.say("")  # nothing more to wait for
         self._remember(entry, peeled)
@@ -345,7 +323,7 @@ class ShardedStep:
         return again
 
     def _build(self, peeled: Peeled) -> Entry:
-        entry = self._built(peeled, self.inside)
+        entry = self._built(peeled, self.request)
         if self.read_ahead:
             from ..analysis.summary import facts_of
 
@@ -353,39 +331,13 @@ class ShardedStep:
             facts_of(entry)
         return entry
 
-    def _built(self, peeled: Peeled, inside: Inside) -> Entry:
-        if self.piped is not None and self._along is not None:
+    def _built(self, peeled: Peeled, request: Request) -> Entry:
+        how: dict[str, Any] = {"say": self.say, "compile_limit": self.compile_limit, "beside": self.beside}
+        if request.pipeline is not None:
             from .pipelined import build_pipelined
 
-            return build_pipelined(
-                peeled,
-                self.strategy,
-                self.mesh,
-                self._along,
-                donate=self.donate,
-                inside=inside,
-                piped=self.piped,
-                compile_limit=self.compile_limit,
-                beside=self.beside,
-                **self._asked,
-            )
-        return build_entry(
-            peeled,
-            self.strategy,
-            self.mesh,
-            spread=self._spread,
-            donate=self.donate,
-            inside=inside,
-            compile_limit=self.compile_limit,
-            beside=self.beside,
-            traces=self.traces,
-            **self._asked,
-        )
-
-    @property
-    def _asked(self) -> dict[str, Any]:
-        """What planning takes beside the strategy, the mesh and the options of the gradients."""
-        return {"planner": self._planner, "given": self.specs, "rules": self.rules, "say": self.say}
+            return build_pipelined(peeled, request, **how)
+        return build_entry(peeled, request, **how, traces=self.traces)
 
     def say(self, doing: str) -> None:
         if self.progress is not None:

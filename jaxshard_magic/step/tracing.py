@@ -1,69 +1,94 @@
-"""One call of a step traced: as it is, with its gradient calls seen, or as one of the mesh's devices has it."""
+"""One call of a step traced: as it is, with its gradient calls captured, or as one of the mesh's devices has it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import jax
-from jax.sharding import Mesh, PartitionSpec
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ..errors import ShardError
-from ..gradients.options import Inside
+from ..gradients.captures import Captures, Needs, Shapes
+from ..gradients.rewrite import has_gradients, with_plain_gradients
 from ..program.capture import capturing
 from ..program.mapped import Mapped, on_a_device
-from ..program.peel import Peeled, Result
+from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced, Vjp, trace
 from ..program.untraceable import Explained
-
-if TYPE_CHECKING:
-    from ..gradients.rewriting import Rewriting
-
-Spread = Callable[..., Mapped]  # (call, mesh, specs, rules) of a step that is written for one device
+from ..request import GradientOptions, Request
+from ..strategies import spread
 
 
-def traced_call(
-    peeled: Peeled,
-    avals: Sequence[jax.ShapeDtypeStruct],
-    inside: Inside,
-    spread: Spread | None,
-    mesh: Mesh,
-    given: Mapping[str, PartitionSpec],
-    rules: Sequence[tuple[str, PartitionSpec]],
-) -> "tuple[Traced, Result, Rewriting | None]":
-    """The traced step, how its result is put together, and how its gradient calls are to be rewritten.
+@dataclass(frozen=True)
+class TracedCall:
+    """One call of a step as it was traced.
+
+    Args:
+        traced: the step; of one written for one device, what each does.
+        result: how its result is put together.
+        captured: the step with each gradient call as one equation; None where nothing rewrites them.
+        mapped: how it is spread over devices; None where it is written for whole arrays.
+    """
+
+    traced: Traced
+    result: Result
+    captured: Traced | None = None
+    mapped: Mapped | None = None
+
+
+def trace_call(peeled: Peeled, request: Request) -> TracedCall:
+    """Trace one call of a step, its gradient calls captured where the request rewrites them or has a pipeline.
 
     Raises `ShardError` for a step that jax can't trace, and for options that it has no place for.
     """
-    name = peeled.step.name
-    if spread is None and peeled.step.pmap is not None:
+    name, mapped, avals = peeled.step.name, None, specs(peeled.leaves)
+    if request.per_device:
+        _has_place(name, request.gradients)
+        mapped = spread(peeled, request)
+        avals = mapped.parts(avals)
+    elif peeled.step.pmap is not None:
         raise ShardError(
             f"{name} is decorated with jax.pmap, so that it is written for one device: use %%shard pmap, or take "
             "jax.pmap and its collectives out",
             fix="%%shard pmap",
         )
-    if spread is None:
-        return _seen(peeled, avals, inside)
-    _has_place(name, inside)
-    mapped = spread(peeled, mesh, given, rules)
-    traced, result, rewriting = _seen(peeled, mapped.parts(avals), inside, mapped)
-    return mapped.traced(traced, result), result, rewriting
+    captured = None
+    if request.gradients.rewrites or request.pipeline is not None:
+        captured, result = _traced(peeled, avals, mapped, capturing)
+        has_gradients(captured, request.gradients)
+        traced = with_plain_gradients(captured, mapped)
+    else:
+        traced, result = _traced(peeled, avals, mapped)
+    return TracedCall(traced if mapped is None else mapped.traced(traced, result), result, captured, mapped)
 
 
-def _seen(
-    peeled: Peeled, avals: Sequence[jax.ShapeDtypeStruct], inside: Inside, mapped: Mapped | None = None
-) -> "tuple[Traced, Result, Rewriting | None]":
-    """The step, on one device's parts where it is `mapped`."""
-    if not inside.rewrites:
-        return *_traced(peeled, avals, mapped), None
-    from ..gradients.rewriting import Rewriting
+def capture(peeled: Peeled, call: TracedCall, needs: Needs) -> Captures:
+    """The step of `call` captured at the shapes of `needs` as well.
 
-    opaque, result = _traced(peeled, avals, mapped, capturing)
-    rewriting = Rewriting(opaque, lambda other: _traced(peeled, other, mapped, capturing)[0], inside, mapped)
-    return rewriting.plain, result, rewriting
+    Raises `ShardError` for a step that can't be traced for other numbers of examples.
+    """
+    assert call.captured is not None
+    padded, part = (_captured_at(peeled, shapes, call.mapped) for shapes in (needs.padded, needs.part))
+    return Captures(call.captured, needs, padded, part, call.mapped)
+
+
+def _captured_at(peeled: Peeled, shapes: Shapes | None, mapped: Mapped | None) -> Traced | None:
+    if shapes is None:
+        return None
+    try:
+        return captured_at(peeled, shapes.avals, mapped)
+    except (TypeError, ValueError) as error:
+        raise ShardError(
+            f"{shapes.option}: the step can't be traced for {shapes.examples} examples in the place of {shapes.of}: "
+            f"{str(error).splitlines()[0]}; take its sizes from the arrays' shapes"
+        ) from error
+
+
+def captured_at(peeled: Peeled, avals: Sequence[Any], mapped: Mapped | None = None) -> Traced:
+    """The step with each gradient call as one equation, for flat arguments of these shapes. Raises as the step does."""
+    return _traced(peeled, avals, mapped, capturing)[0]
 
 
 def _traced(
     peeled: Peeled,
-    avals: Sequence[jax.ShapeDtypeStruct],
+    avals: Sequence[Any],
     mapped: Mapped | None,
     seen: Callable[[Vjp], Vjp] | None = None,
 ) -> tuple[Traced, Result]:
@@ -79,15 +104,15 @@ def _traced(
     return traced, results[-1]
 
 
-def _has_place(name: str, inside: Inside) -> None:
+def _has_place(name: str, options: GradientOptions) -> None:
     """Refuse the options that a step written for one device leaves no choice in."""
-    asked = [f"--{k.replace('_', '-')} {v}" for k, v in inside.asked.items() if k.startswith("reduce")]
-    if asked:
+    reduces = [f"--{k.replace('_', '-')} {v}" for k, v in options.given.items() if k.startswith("reduce")]
+    if reduces:
         raise ShardError(
-            f"{' '.join(asked)}: under pmap gradients are reduced where {name} has its pmean, once a step, and in "
+            f"{' '.join(reduces)}: under pmap gradients are reduced where {name} has its pmean, once a step, and in "
             "their own type; leave it out"
         )
-    if inside.pad:
+    if options.pad:
         raise ShardError(
             f"--pad: under pmap {name} is run on each device's part as it is written, and would count rows that are "
             "added; use a batch that divides, or dp"

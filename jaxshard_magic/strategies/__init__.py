@@ -1,7 +1,6 @@
-"""Strategies: a traced step and a mesh -> where every array goes, and why."""
+"""Strategies: what is understood of a step, and what is asked of it -> where every array goes, and why."""
 
-from .compose import STRATEGIES, plan
-from .names import AUTO, Part, jobs_of, parse_strategy, part_axes
-from .spread import spread_of
-
-__all__ = ["AUTO", "STRATEGIES", "Part", "jobs_of", "parse_strategy", "part_axes", "plan", "spread_of"]
+from .compose import STRATEGIES as STRATEGIES
+from .compose import plan as plan
+from .spread import spread as spread
+from .understand import understand as understand

@@ -1,40 +1,33 @@
-"""Strategy text, mesh and a traced step -> a `Plan`."""
+"""What is understood of a step, and what is asked of it -> a `Plan`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from ..errors import ShardError
 from ..plan import WHOLE, Finding, LeafPlan, Plan
-from ..program.batch import Batch, find_batch
-from ..program.dimensions import Dimensions
 from ..program.emit import Emitter
+from ..program.facts import Facts
 from ..program.flops import counted, unseen
-from ..program.flow import Flow
-from ..program.ir import Program
 from ..program.labels import labels
 from ..program.loss import find_loss
 from ..program.mapped import PerDevice
 from ..program.phases import phases
-from ..program.roles import BATCH, OTHER, PARAMS, RNG, Roles, find_roles
-from ..program.state import changed_state
+from ..program.roles import BATCH, OTHER
 from ..program.trace import Traced, path_name
+from ..request import Request
+from ..specs import Placement
 from .dp import data_parallel
 from .fsdp import fully_sharded
-from .given import Given, apply_given, given_batch, given_specs
 from .hold import Hold
 from .layout import Axes, Layout, Strategy, partition_spec
-from .names import batch_axes, parse_strategy, part_axes
+from .placements import apply_placements, dims_over
 from .pmap import spread_plan
 from .positions import one_example
 from .shares import shares
 from .sp import sequence_parallel, why_positions
 from .sum_types import sum_types
 from .tp import tensor_parallel
-
-Rewrite = Callable[[Batch, Roles, int], Traced]  # the batch, the roles, over how many devices it is divided
 
 # In this order: data parallel needs nothing, tensor parallel takes its dimensions first, the others what is left.
 STRATEGIES: dict[str, Strategy] = {
@@ -45,121 +38,62 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
-def plan(
-    traced: Traced,
-    mesh: Mesh,
-    strategy: str,
-    *,
-    specs: Mapping[str, PartitionSpec] | None = None,
-    rules: Sequence[tuple[str, PartitionSpec]] = (),
-    metadata: Sequence[Any] | None = None,
-    rewrite: Rewrite | None = None,
-    batch: Mapping[int, tuple[int, ...]] | None = None,
-    reduce: str = "each",
-    sum_dtype: Any = None,
-) -> Plan:
-    """Decide where every array of `traced` goes on `mesh` under `strategy`.
+def plan(facts: Facts, request: Request) -> Plan:
+    """Decide where every array of a step goes.
 
-    `specs` by argument name, `rules` as (regular expression, spec) by leaf path, `metadata` one Flax partitioning
-    (or None) per input. `rewrite` makes another step of it, of the same inputs and outputs, once its batch is known;
-    `batch` says where that is. `reduce`: when loops' gradients are reduced (see `Hold`), `sum_dtype`: the type in which
-    devices add gradients up, None for that in which each is computed. Raises `ShardError` for
-    everything that cannot be done, before anything is moved.
+    Raises `ShardError` for everything that cannot be done, before anything is moved.
     """
-    if isinstance(traced, PerDevice):
-        _state_fits(traced, traced.roles)
-        return spread_plan(traced, mesh, strategy, rewrite and _on_a_part(rewrite))
-    parts = parse_strategy(strategy)
-    by_itself = parts[0].name == "spmd"
-    axes = part_axes(parts, mesh)
-    examples_over = () if by_itself else batch_axes(axes, mesh)
-    given = given_specs(traced, mesh, specs or {}, rules, metadata if by_itself else None)
-    program = Program(traced.closed)
-    dims, flow = Dimensions(program, tuple(mesh.shape.values())), Flow(program)
-    roles = find_roles(traced, flow)
-    _state_fits(traced, roles)
-    found = find_batch(dims, roles, {**(batch or {}), **given_batch(given, roles.data, examples_over)})
-    platform = mesh.devices.flat[0].platform
+    if isinstance(facts.traced, PerDevice):
+        return spread_plan(facts, request)
+    traced, program, flow, roles, mesh = facts.traced, facts.program, facts.flow, facts.roles, request.mesh
+    axes = request.axes
     layout = Layout(
-        program, dims, dims.storage(found.classes), flow, roles, found, mesh, platform, examples_over
+        program,
+        facts.dimensions,
+        facts.dimensions.storage(facts.batch.classes),
+        flow,
+        roles,
+        facts.batch,
+        mesh,
+        mesh.devices.flat[0].platform,
+        request.batch_axes,
     )
-    if rewrite is not None:
-        other = rewrite(_with_keys(found, roles, dims), roles, layout.count(examples_over))
-        more = len(other.consts) - len(traced.consts)  # constants of its own come first
-        return plan(
-            other,
-            mesh,
-            strategy,
-            specs=specs,
-            rules=rules,
-            metadata=None if metadata is None else (*[None] * more, *metadata),
-            batch={i + more: ds for i, ds in found.dims.items()},
-            reduce=reduce,
-            sum_dtype=sum_dtype,
-        )
-    if not by_itself and not ("sp" in axes and one_example(layout)):
+    if not request.compiler_decides and not ("sp" in axes and one_example(layout)):
         _batch_divides(traced, layout)
-    apply_given(layout, given)
+    apply_placements(layout, facts.placed)
     layout.names = [path_name(p) for p in traced.in_paths]
-    layout.positions = given_batch(given, roles.data, axes.get("sp", ()))
+    layout.positions = dims_over(axes.get("sp", ()), facts.placed, roles.data)
     for name, apply in STRATEGIES.items():
         if name in axes:
             apply(layout, axes[name])
-    in_specs = [_input_spec(layout, i, given) for i in range(len(roles.of))]
+    in_specs = [_input_spec(layout, i, facts.placed) for i in range(len(roles.of))]
     phase = phases(program, flow)
     named = labels(program, flow, roles, phase)
-    sums = sum_types(layout, sum_dtype, phase)
+    sums = sum_types(layout, request.gradients.sum_dtype, phase)
     work = counted(program, flow)
+    by_itself = request.compiler_decides
     return Plan(
         traced=traced,
         mesh=mesh,
-        strategy=strategy,
+        strategy=request.strategy,
         in_specs=tuple(in_specs),
         out_specs=tuple(_output_spec(layout, o, in_specs) for o in range(len(program.outputs))),
-        leaves=tuple(_leaf(traced, layout, i, in_specs[i], given) for i in range(len(in_specs))),
-        run=Emitter(program, named) if by_itself else Hold(layout, named, reduce, sums),
+        leaves=tuple(_leaf(traced, layout, i, in_specs[i], facts.placed) for i in range(len(in_specs))),
+        run=Emitter(program, named) if by_itself else Hold(layout, named, request.gradients.reduce, sums),
         state_pairs=roles.state,
         loss=find_loss(traced, flow, roles.state),
-        batch_axes=examples_over,
+        batch_axes=request.batch_axes,
         idle_axes=_idle_axes(layout, axes, in_specs),
-        findings=(*(_batch_findings(traced, layout) if examples_over else ()), *layout.findings),
+        findings=(*(_batch_findings(traced, layout) if request.batch_axes else ()), *layout.findings),
         jobs=axes,
-        examples=found.size,
+        examples=facts.batch.size,
         work=work,
         shares=None if by_itself else shares(layout, work),
         unseen=unseen(program),
     )
 
 
-def _on_a_part(rewrite: Rewrite) -> Callable[[Batch, Roles, Dimensions], Traced]:
-    """`rewrite` for what one device does: it has all of its part."""
-    return lambda batch, roles, dims: rewrite(_with_keys(batch, roles, dims), roles, 1)
-
-
-def _with_keys(batch: Batch, roles: Roles, dims: Dimensions) -> Batch:
-    """The batch with the random keys that come one for each example."""
-    inputs = dims.program.inputs
-    keys = {
-        i: tuple(d for d, c in enumerate(dims.of(inputs[i])) if c in batch.classes)
-        for i, role in enumerate(roles.of)
-        if role == RNG
-    }
-    return replace(batch, dims={**batch.dims, **{i: ds for i, ds in keys.items() if ds}})
-
-
-def _state_fits(traced: Traced, roles: Roles) -> None:
-    """A step whose parameters come back with another shape or dtype is not one to call again."""
-    for i, o in changed_state(traced):
-        if roles.of[i] in (PARAMS, BATCH):  # unmatched, a parameter looks like data
-            was, now = traced.closed.in_avals[i], traced.closed.out_avals[o]
-            name = path_name(traced.in_paths[i])
-            raise ShardError(
-                f"{name} goes into the step as {was.str_short()} and comes back as {now.str_short()}; the next step "
-                f"could not take it. Give it back as it came, with .astype or .reshape, or leave it out of the result"
-            )
-
-
-def _input_spec(layout: Layout, i: int, given: Mapping[int, Given]) -> PartitionSpec:
+def _input_spec(layout: Layout, i: int, given: Mapping[int, Placement]) -> PartitionSpec:
     value = layout.program.inputs[i]
     if i in given:
         return partition_spec(given[i].spec)
@@ -180,7 +114,7 @@ def _output_spec(layout: Layout, o: int, in_specs: Sequence[PartitionSpec]) -> P
 
 
 def _leaf(
-    traced: Traced, layout: Layout, i: int, spec: PartitionSpec, given: Mapping[int, Given]
+    traced: Traced, layout: Layout, i: int, spec: PartitionSpec, given: Mapping[int, Placement]
 ) -> LeafPlan:
     aval, roles = traced.closed.in_avals[i], layout.roles
     role = roles.of[i]
@@ -198,7 +132,7 @@ def _leaf(
     )
 
 
-def _why(layout: Layout, i: int, given: Mapping[int, Given]) -> str:
+def _why(layout: Layout, i: int, given: Mapping[int, Placement]) -> str:
     if i in given:
         return given[i].source
     if i in layout.batch.dims and (layout.batch_axes or layout.sequence):

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 from ..errors import ShardError, one_of
 from ..mesh import job_of
 from ..program.mapped import Name
+from ..request.strategy_text import batch_axes
 from .layout import Axes
-from .names import batch_axes
 
 
 def mesh_axes(

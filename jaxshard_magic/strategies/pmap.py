@@ -9,9 +9,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from ..plan import LeafPlan, Plan, Share
-from ..program.batch import Batch, find_batch
-from ..program.dimensions import Dimensions
 from ..program.emit import Emitter
+from ..program.facts import Facts
 from ..program.flops import counted, unseen
 from ..program.ir import Equation, Program
 from ..program.labels import labels
@@ -19,41 +18,30 @@ from ..program.loss import find_loss
 from ..program.mapped import Cut, Name, PerDevice
 from ..program.phases import phases
 from ..program.primitives import axis_names, bind, over_axes
-from ..program.roles import BATCH, OTHER, Roles
-from ..program.trace import Traced, path_name
+from ..program.roles import BATCH, OTHER
+from ..program.trace import path_name
+from ..request import Request
 from .alike import results
 from .layout import partition_spec
 
-Rewrite = Callable[[Batch, Roles, Dimensions], Traced]  # of what one device has
 
-
-def spread_plan(
-    traced: PerDevice,
-    mesh: Mesh,
-    strategy: str,
-    rewrite: Rewrite | None = None,
-    given: Mapping[int, tuple[int, ...]] | None = None,
-) -> Plan:
+def spread_plan(facts: Facts, request: Request) -> Plan:
     """The plan of a step that is traced as what one device does: every device runs it on its part.
 
-    `rewrite` makes another step of it, of the same inputs and outputs, once its batch is known; `given` says where that
-    is. Raises `ShardError` where state, or a number without a device axis, would differ between the devices.
+    Raises `ShardError` where state, or a number without a device axis, would differ between the devices.
     """
-    program, flow, roles, mapped = traced.program, traced.flow, traced.roles, traced.mapped
-    dims = Dimensions(program, (1,))  # what a device has is divided no further
-    batch = find_batch(dims, roles, given or _split_along(traced))
-    out_cuts, findings = results(traced, dims, batch)
-    if rewrite is not None:
-        other = traced.like(rewrite(batch, roles, dims))
-        more = len(other.consts) - len(traced.consts)  # constants of its own come first
-        return spread_plan(other, mesh, strategy, given={i + more: ds for i, ds in batch.dims.items()})
+    traced, program, flow, roles = facts.traced, facts.program, facts.flow, facts.roles
+    assert isinstance(traced, PerDevice)
+    mapped, mesh = traced.mapped, request.mesh
+    out_cuts, findings = results(traced, facts.dimensions, facts.batch)
     in_specs, out_specs = (tuple(_spec(traced, cut) for cut in cuts) for cuts in (traced.cuts, out_cuts))
     emitter = _OnMesh(program, labels(program, flow, roles, phases(program, flow)), mapped.axes)
     work = counted(program, flow)
+    examples = facts.batch.size
     return Plan(
         traced=traced,
         mesh=mesh,
-        strategy=strategy,
+        strategy=request.strategy,
         in_specs=in_specs,
         out_specs=out_specs,
         leaves=tuple(_leaf(traced, i, spec) for i, spec in enumerate(in_specs)),
@@ -70,7 +58,7 @@ def spread_plan(
         idle_axes=_idle(traced, mesh),
         findings=findings,
         jobs={"pmap": mapped.mesh_axes},
-        examples=None if batch.size is None else batch.size * mapped.devices,
+        examples=None if examples is None else examples * mapped.devices,
         work=tuple(replace(w, flops=w.flops * mapped.devices, bytes=w.bytes * mapped.devices) for w in work),
         shares=tuple(Share(w.flops, w.bytes, w.dtype, w.recomputed, w.exact) for w in work),
         unseen=unseen(program),
@@ -109,11 +97,6 @@ def _one_device(
         ]
 
     return run
-
-
-def _split_along(traced: PerDevice) -> dict[int, tuple[int, ...]]:
-    """The dimensions that inputs without a device axis are split along."""
-    return {i: (cut.dim,) for i, cut in enumerate(traced.cuts) if cut is not None and not cut.device_axis}
 
 
 def _spec(traced: PerDevice, cut: Cut | None) -> PartitionSpec:

@@ -1,7 +1,6 @@
 """How a call of a step written for one device is spread over a mesh: which axes its names stand for, and what of each
 argument a device takes."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -18,39 +17,28 @@ from ..program.peel import Peeled, specs
 from ..program.roles import PARAMS
 from ..program.trace import path_name, trace
 from ..program.untraceable import Explained, unbound
+from ..request import Request
 from .layout import Axes
 from .named_axes import mesh_axes, spare_axes
-from .names import Part, part_axes
 
-Spread = Callable[..., Mapped]  # (call, mesh, given specs, rules) -> Mapped
 _SMALL = 2**20  # bytes of an array that is looked at
 
 
-def spread_of(parts: tuple[Part, ...]) -> Spread | None:
-    """What spreads the calls of a step under this strategy; None where the step is written for whole arrays."""
-    return functools.partial(spread, parts) if parts[0].name == "pmap" else None
-
-
-def spread(
-    parts: tuple[Part, ...],
-    peeled: Peeled,
-    mesh: Mesh,
-    given: Mapping[str, PartitionSpec],
-    rules: Sequence[Any] = (),
-) -> Mapped:
+def spread(peeled: Peeled, request: Request) -> Mapped:
     """Find the axis names of a step and what of each argument a device takes.
 
     Decorated with `jax.pmap`, or where every array begins with a device axis, each device takes its place along that;
-    else the batch is split and the rest is whole on every device. `given` may say which arguments are the batch.
+    else the batch is split and the rest is whole on every device. The request's specs may say which arguments are the
+    batch. Traces the step as often as it takes to know its names.
 
     Raises `ShardError` for axes that the mesh does not have and for a batch that can't be found or does not divide.
     """
-    name = peeled.step.name
-    if rules:
+    name, given = peeled.step.name, request.specs
+    if request.rules:
         raise ShardError(
             f"{name} is spread as pmap does it, so --rule has no say; leave --rule out, or use spmd"
         )
-    call = _Call(peeled, mesh, part_axes(parts, mesh).get("pmap", ()))
+    call = _Call(peeled, request.mesh, request.axes.get("pmap", ()))
     said = peeled.step.pmap
     if said is not None and not given:
         names = [said.axis_name] if said.axis_name is not None else []

@@ -4,10 +4,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...gradients.options import Inside
 from ...plan import Share
 from ...report import Collective, Leaf, Memory, MeshInfo, Spec
 from ...report.held import extents
+from ...request.gradient_options import GradientOptions
 from ...targets import Target
 from ..collectives import Move
 from ..roofline import Roofline
@@ -45,7 +45,7 @@ class Case:
     target: Target | None = None
     larger: Sequence[tuple[int, ...]] = ()
     tried: Mapping[str, int] = field(default_factory=dict)
-    inside: Inside | None = None
+    inside: GradientOptions | None = None
 
     @property
     def batch_axes(self) -> tuple[str, ...]:

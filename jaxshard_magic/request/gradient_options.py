@@ -1,4 +1,4 @@
-"""What is asked of a step's gradient calls: the options of the line, checked."""
+"""The options of a step's gradient calls, checked."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ _NARROW = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
 @dataclass(frozen=True)
-class Inside:
+class GradientOptions:
     """`microbatches`: how many parts the batch is taken in. `reduce`: when their gradients are summed over devices.
     `reduce_dtype`: the type in which devices add gradients up; by default float32 where `precision` is a narrower one.
     `remat`: what the backward pass computes again, a number of segments, a policy or a regular expression.
@@ -46,12 +46,12 @@ class Inside:
 
     @property
     def changes_gradients(self) -> bool:
-        """Is anything asked that the gradient call is rewritten for?"""
+        """Whether any option rewrites the gradient calls."""
         return self.microbatches > 1 or self.remat is not None or self.precision is not None
 
     @property
     def rewrites(self) -> bool:
-        """Is the step to be another one than it is?"""
+        """Whether any option makes another step of it."""
         return self.changes_gradients or self.pad
 
     @property
@@ -66,12 +66,12 @@ class Inside:
         return None if how is None else jnp.dtype(_NARROW.get(how, jnp.float32))
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """The options that differ from the step as it is, by their names."""
+    def given(self) -> dict[str, Any]:
+        """The options that differ from the defaults, by name."""
         return {
             name: getattr(self, name)
             for name in self.__match_args__
-            if getattr(self, name) != getattr(Inside, name)
+            if getattr(self, name) != getattr(GradientOptions, name)
         }
 
 

@@ -6,7 +6,8 @@ from jax.sharding import Mesh
 
 from ..errors import ShardError, did_you_mean, one_of
 from ..mesh import axes_for, default_text
-from .layout import Axes
+
+Axes = tuple[str, ...]
 
 JOBS = {
     "dp": ("data", "fsdp"),

@@ -1,7 +1,6 @@
 """What the user says about placement: specs of arguments, rules by path, the model's own Flax metadata."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
@@ -9,62 +8,50 @@ from jax.sharding import Mesh, PartitionSpec
 from ..errors import ShardError, did_you_mean, one_of
 from ..mesh import job_of
 from ..program.trace import Traced, path_name
-from ..specs import check_rules, format_spec, match_rules, validate_spec
+from ..request import Request
+from ..specs import Placement, check_rules, format_spec, match_rules, validate_spec
 from .layout import Axes, Layout, Spec
 
 
-@dataclass(frozen=True)
-class Given:
-    """The mesh axes of every dimension of one input, and who said so."""
+def placements(traced: Traced, request: Request, metadata: Sequence[Any] = ()) -> dict[int, Placement]:
+    """Where the user wants inputs; a spec of an argument beats a rule, a rule beats metadata.
 
-    spec: Spec
-    source: str
-
-
-def given_specs(
-    traced: Traced,
-    mesh: Mesh,
-    specs: Mapping[str, PartitionSpec],
-    rules: Sequence[tuple[str, PartitionSpec]],
-    metadata: Sequence[Any] | None,
-) -> dict[int, Given]:
-    """`{input: Given}`; a spec of an argument beats a rule, a rule beats metadata.
-
-    Raises `ShardError` for a name or rule that matches nothing, and for a spec that does not fit its array.
+    `metadata`: the Flax partitioning, or None, of each of the last inputs, which only `spmd` follows. Raises
+    `ShardError` for a name or rule that matches nothing, and for a spec that does not fit its array.
     """
+    mesh, rules = request.mesh, request.rules
     names = [path_name(p) for p in traced.in_paths]
-    found: dict[int, Given] = {}
-    for i, noted in enumerate(metadata or ()):
-        if noted is not None:
+    placed: dict[int, Placement] = {}
+    for i, noted in enumerate(metadata, len(names) - len(metadata)):
+        if noted is not None and request.compiler_decides:
             spec = _known_axes(noted, mesh)
-            found[i] = Given(_of(traced, i, spec, mesh, names[i]), "the model's own metadata")
+            placed[i] = Placement(_of(traced, i, spec, mesh, names[i]), "the model's own metadata")
     for i, name in enumerate(names):
         rule = match_rules(rules, name)
         if rule is not None:
             pattern, spec = rule
-            found[i] = Given(_of(traced, i, spec, mesh, names[i]), f"rule {pattern}={format_spec(spec)}")
+            placed[i] = Placement(_of(traced, i, spec, mesh, names[i]), f"rule {pattern}={format_spec(spec)}")
     check_rules(rules, names)
-    for name, spec in specs.items():
+    for name, spec in request.specs.items():
         for i in _under(name, names, traced, spec):
-            found[i] = Given(_of(traced, i, spec, mesh, names[i]), f"given {name}={format_spec(spec)}")
-    return found
+            placed[i] = Placement(_of(traced, i, spec, mesh, names[i]), f"given {name}={format_spec(spec)}")
+    return placed
 
 
-def given_batch(
-    given: Mapping[int, Given], data: frozenset[int], batch_axes: Axes
+def dims_over(
+    axes: Axes, placed: Mapping[int, Placement], data: frozenset[int]
 ) -> dict[int, tuple[int, ...]]:
-    """The batch dimensions that the user named: those of data given to a batch axis."""
-    named = {}
-    for i in data & given.keys():
-        dims = tuple(d for d, axes in enumerate(given[i].spec) if set(axes) & set(batch_axes))
-        if dims:
-            named[i] = dims
-    return named
+    """Of each input in `data` the dimensions that the user wants over any of these mesh axes."""
+    dims = {
+        i: tuple(d for d, over in enumerate(placed[i].spec) if set(over) & set(axes))
+        for i in data & placed.keys()
+    }
+    return {i: named for i, named in dims.items() if named}
 
 
-def apply_given(layout: Layout, given: Mapping[int, Given]) -> None:
-    """Fix the storage of what was given, and divide what it names over tensor axes inside the step as well."""
-    for i, g in given.items():
+def apply_placements(layout: Layout, placed: Mapping[int, Placement]) -> None:
+    """Fix the storage of what the user placed, and divide what lies over tensor axes inside the step as well."""
+    for i, g in placed.items():
         value = layout.program.inputs[i]
         if i not in layout.roles.stored:
             continue

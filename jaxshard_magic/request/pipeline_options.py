@@ -1,4 +1,4 @@
-"""What is asked of a pipeline: the options of the line, checked."""
+"""The options of a pipeline, checked."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ShardError, did_you_mean, one_of
-from ..gradients.options import Inside
 from ..schedule import NAMES, Costs, Schedule, make
 from ..schedule.names import Sizes
+from .gradient_options import GradientOptions
 
 BALANCE = ("flops", "measured")
 MICROBATCHES_A_STAGE = 4  # from here on another microbatch makes the bubble little smaller
@@ -21,7 +21,7 @@ _NOT_WITH = {
 
 
 @dataclass(frozen=True)
-class Piped:
+class PipelineOptions:
     """`stages`: how many ranks the pipeline has; None for those of the mesh. `schedule`: the order in which they work.
     `chunks`: parts of the model that a rank holds, None for the number that the schedule is made for. `balance`: what
     is the same for all stages, their flops or their measured time. `cut`: a regular expression for the names that
@@ -56,12 +56,12 @@ class Piped:
             _regular("--cut", self.cut)
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """The options that differ from a pipeline as it is by itself, by their names."""
+    def given(self) -> dict[str, Any]:
+        """The options that differ from the defaults, by name."""
         return {
             name: getattr(self, name)
             for name in self.__match_args__
-            if getattr(self, name) != getattr(Piped, name)
+            if getattr(self, name) != getattr(PipelineOptions, name)
         }
 
     def scheduled(self, stages: int, microbatches: int) -> Schedule:
@@ -69,7 +69,7 @@ class Piped:
 
         Raises `ShardError` for numbers that the schedule has no form for, with those next to them that it has.
 
-        >>> Piped(schedule="interleaved", chunks=2).scheduled(2, 4).stages
+        >>> PipelineOptions(schedule="interleaved", chunks=2).scheduled(2, 4).stages
         2
         """
         why = self.refused(stages, microbatches)
@@ -90,51 +90,28 @@ class Piped:
         return named.refuses(Sizes(stages, microbatches, self.chunks or named.chunks or 1, Costs(), None))
 
 
-def asked_of(
+def pipeline_options(
     names: Sequence[str],
-    *,
+    given: Mapping[str, Any],
+    gradients: GradientOptions,
     microbatches: int | None = None,
-    reduce: str = "each",
-    remat: int | str | None = None,
-    precision: str | None = None,
-    reduce_dtype: str | None = None,
-    pad: bool = False,
-    **pipeline: Any,
-) -> tuple[Inside, Piped | None]:
-    """What options of a line ask of the step's gradients, and of its pipeline, None where `names`, the parts of the
-    strategy, have none.
-
-    Raises `ShardError` for values that these do not take, and for options that do not go together.
-    """
-    inside = Inside(
-        1 if microbatches is None else microbatches,
-        reduce,
-        None if remat is None else str(remat),
-        precision,
-        pad,
-        reduce_dtype,
-    )
-    return inside, options_for(names, pipeline, inside, microbatches)
-
-
-def options_for(
-    names: Sequence[str], given: Mapping[str, Any], inside: Inside, microbatches: int | None = None
-) -> Piped | None:
-    """The pipeline that a line asks for, None for one whose strategy has none.
+) -> PipelineOptions | None:
+    """The pipeline that a line asks for, None where its strategy has none.
 
     Args:
         names: the parts of the strategy, `("pp", "fsdp")`.
-        given: the fields of `Piped` by name, None where the line does not say.
-        inside: what is asked of the gradients beside it.
+        given: the fields of `PipelineOptions` by name, None where the line does not say.
+        gradients: the options of the gradients beside it.
         microbatches: as the line has them; None where it does not say.
 
-    Raises `ShardError` for options of a pipeline without one, and for those of `inside` that a pipeline has no use for.
+    Raises `ShardError` for options of a pipeline without one, and for those of `gradients` that a pipeline has no use
+    for.
     """
     said = {name: value for name, value in given.items() if value is not None}
     if "pp" in names:
         for name, why in _NOT_WITH.items():
-            if name in inside.asked:
-                option, value = f"--{name.replace('_', '-')}", inside.asked[name]
+            if name in gradients.given:
+                option, value = f"--{name.replace('_', '-')}", gradients.given[name]
                 raise ShardError(
                     f"{option}{'' if value is True else f' {value}'}: {why}; leave {option} out under pp"
                 )
@@ -143,7 +120,7 @@ def options_for(
                 "--microbatches 1: one stage of the pipeline would work at a time; use 2 or more, or leave it out for "
                 f"up to {MICROBATCHES_A_STAGE} for each stage"
             )
-        return Piped(**said)
+        return PipelineOptions(**said)
     if said:
         name, value = next(iter(said.items()))
         strategy = "+".join(("pp", *(each for each in names if each not in ("pmap", "spmd"))))
@@ -155,7 +132,7 @@ def options_for(
     return None
 
 
-def default_microbatches(batch_size: int, shards: int, stages: int, piped: Piped) -> int:
+def default_microbatches(batch_size: int, shards: int, stages: int, piped: PipelineOptions) -> int:
     """How many microbatches a pipeline takes where the line does not say: the most, up to four for each stage.
 
     Args:
@@ -163,7 +140,7 @@ def default_microbatches(batch_size: int, shards: int, stages: int, piped: Piped
         shards: the parts that each microbatch's examples are divided into over devices.
         stages: ranks of the pipeline.
 
-    >>> default_microbatches(32, 2, 4, Piped())
+    >>> default_microbatches(32, 2, 4, PipelineOptions())
     16
 
     Raises `ShardError` where no number above 1 divides the batch and suits the schedule, with the batches next to this

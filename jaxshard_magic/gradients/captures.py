@@ -1,0 +1,148 @@
+"""A step captured at the shapes that the rewriting of its gradients needs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import ShardError
+from ..program.batch import Batch
+from ..program.mapped import Mapped
+from ..program.trace import Traced, path_name
+from ..request import GradientOptions
+from .accumulate import Cut
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Shapes of the step's flat arguments, with `examples` in the place of the batch's `of`; `option` asks for them."""
+
+    avals: Sequence[Any]
+    option: str
+    examples: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a step has to be captured at beside its own shapes.
+
+    Args:
+        padded: with rows that make the batch divide; None where it does.
+        part: one microbatch, of the padded batch where there is one; None without microbatches.
+        cut: how the batch is taken in microbatches.
+        batch: that of the padded step, or of the step.
+        added: by argument, flat, the dimension that rows are added to and how many.
+    """
+
+    padded: Shapes | None
+    part: Shapes | None
+    cut: Cut | None
+    batch: Batch
+    added: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Captures:
+    """A step with each gradient call as one equation, at its own shapes (`whole`) and at those of `needs`.
+
+    `mapped`: how it is spread where it is written for one device.
+    """
+
+    whole: Traced
+    needs: Needs
+    padded: Traced | None = None
+    part: Traced | None = None
+    mapped: Mapped | None = None
+
+
+def needs(
+    captured: Traced,
+    batch: Batch,
+    options: GradientOptions,
+    shards: int,
+    *,
+    per_device: bool = False,
+    pipeline: bool = False,
+) -> Needs:
+    """The shapes at which `captured` has to be captured again.
+
+    Args:
+        batch: where its examples are, with random keys that come one for each.
+        shards: in how many parts devices have the batch.
+        per_device: whether the step is what one device does, to whose batch no rows are added.
+        pipeline: whether a pipeline takes the microbatches, be it one, and has no use for rows that are added.
+
+    Raises `ShardError` for a batch that can't be taken so.
+    """
+    padded, added, larger, parts = None, {}, batch, options.microbatches
+    if options.pad and batch.size is not None and batch.size % (shards * parts):
+        more = -batch.size % (shards * parts)
+        added = _added(captured, batch, more)
+        larger = replace(batch, size=batch.size + more)
+        avals = _resized(captured, {i: (dim, size + n) for i, (dim, size, n) in added.items()})
+        padded = Shapes(avals, "--pad", batch.size + more, batch.size)
+    cut, part, n = None, None, len(captured.consts)
+    if parts > 1 or pipeline:
+        each = " of each device" if per_device else ""
+        cut = _cut(captured, larger, parts, shards, each, pads=not (per_device or pipeline))
+        whole = captured.closed.in_avals[n:] if padded is None else padded.avals
+        sizes = {i: (d, whole[i - n].shape[d] // parts) for i, (d,) in larger.dims.items()}
+        part = Shapes(_resized(captured, sizes), f"--microbatches {parts}", cut.each, cut.examples)
+    return Needs(padded, part, cut, larger, {i - n: (dim, more) for i, (dim, _, more) in added.items()})
+
+
+def _added(captured: Traced, batch: Batch, more: int) -> dict[int, tuple[int, int, int]]:
+    """Of each input that holds examples: their dimension, its size, and how many rows are added for `more` examples."""
+    assert batch.size is not None
+    added = {}
+    for i, dims in batch.dims.items():
+        if len(dims) != 1 or i < len(captured.consts):
+            raise ShardError(
+                f"--pad: {path_name(captured.in_paths[i])} holds the examples where no rows can be added to it"
+                f"{', closed over by the step: pass it as an argument' if i < len(captured.consts) else ''}"
+            )
+        size = captured.closed.in_avals[i].shape[dims[0]]
+        added[i] = dims[0], size, more * (size // batch.size)
+    return added
+
+
+def _resized(captured: Traced, sizes: Mapping[int, tuple[int, int]]) -> list[Any]:
+    """The avals of the arguments, some with one dimension of another size: (dimension, size) by input."""
+    avals = list(captured.closed.in_avals)
+    for i, (dim, size) in sizes.items():
+        shape = list(avals[i].shape)
+        shape[dim] = size
+        avals[i] = avals[i].update(shape=tuple(shape))
+    return avals[len(captured.consts) :]
+
+
+def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int, each: str, pads: bool) -> Cut:
+    option = f"--microbatches {microbatches}"
+    if batch.size is None:
+        raise ShardError(
+            f"{option}: no batch was found among the step's arguments; say where it is, as in "
+            "--spec \"batch=P('data')\""
+        )
+    several = next((i for i, dims in batch.dims.items() if len(dims) != 1), None)
+    if several is not None:
+        raise ShardError(
+            f"{option}: {path_name(captured.in_paths[several])} has the examples along {len(batch.dims[several])} "
+            "dimensions; a microbatch of it can't be cut out"
+        )
+    held = next((i for i in batch.dims if i < len(captured.consts)), None)
+    if held is not None:
+        raise ShardError(
+            f"{option}: {path_name(captured.in_paths[held])} holds the examples and is closed over by the step; "
+            "pass it as an argument"
+        )
+    if batch.size % (microbatches * shards):
+        per = shards if shards > 1 else 1
+        fits = [n for n in range(1, batch.size // per + 1) if batch.size % (n * per) == 0]
+        near = sorted(fits, key=lambda n: (abs(n - microbatches), n))[:1]
+        ways = [f"--microbatches {n} does" for n in near] + ["--pad adds rows"] * pads
+        over = f" on {shards} shards" if shards > 1 else ""
+        raise ShardError(
+            f"{option}: {batch.size} examples{each} do not divide into {microbatches} microbatches{over}; "
+            f"{', '.join(ways)}"
+        )
+    return Cut(batch.size, microbatches, shards)

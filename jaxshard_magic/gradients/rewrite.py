@@ -1,0 +1,333 @@
+"""A step's gradient calls rewritten as the options ask: taken in microbatches, computed again, narrower, padded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..errors import ShardError
+from ..plan import Finding
+from ..program.capture import Gradient, Taking, gradients_of, with_gradients
+from ..program.examples import Rows, varying
+from ..program.facts import Facts
+from ..program.flow import Flow, by_alias
+from ..program.follow import Followed, follow
+from ..program.ir import Equation, Program, Value
+from ..program.mapped import Mapped, Name, PerDevice, on_a_device
+from ..program.padding import Padded
+from ..program.primitives import shape_of
+from ..program.replay import Replay, retraced
+from ..program.roles import Roles
+from ..program.trace import Traced
+from ..request import GradientOptions
+from .accumulate import Accumulated, Cut
+from .by_hand import ByHand
+from .captures import Captures
+from .padded import with_rows
+from .passes import Passes
+from .remat import Rematted
+from .scaled import CARRIED, taken_scaled, with_scaled_gradients
+from .scaling import all_finite
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A step with its gradients as the options ask.
+
+    Args:
+        traced: the step; of one written for one device, what each does.
+        captured: the step before, each gradient call one equation.
+        calls: the gradient calls over microbatches, by their equations' index in `captured`.
+        findings: what was done.
+        rematted: the losses with remat in them.
+        needs_host_memory: some of what these keep goes to memory of the kind `pinned_host`.
+        carried: the first constants of `traced` that come back as its last outputs.
+        added: by argument, flat, the dimension that rows are added to and how many.
+        mapped: how it is spread where it is written for one device.
+    """
+
+    traced: Traced
+    captured: Traced
+    calls: Mapping[int, Accumulated]
+    findings: tuple[Finding, ...]
+    rematted: tuple[Rematted, ...] = ()
+    needs_host_memory: bool = False
+    carried: int = 0
+    added: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    mapped: Mapped | None = None
+
+    @property
+    def out_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the step's outputs, without rows that are added."""
+        return [aval.shape for aval in self.captured.closed.out_avals]
+
+    def by_hand(self) -> Traced | None:
+        """The step with its microbatches as a loop written by hand, where that is what its numbers are to equal: where
+        a loss couples its examples. Traces it."""
+        if self.added or all(call.outputs.exact for call in self.calls.values()):
+            return None
+        with on_a_device(self.mapped):
+            return with_gradients(self.captured, ByHand(Program(self.captured.closed), self.calls))
+
+
+def has_gradients(captured: Traced, options: GradientOptions) -> None:
+    """Refuse options for the gradients of a step that takes none."""
+    if options.changes_gradients and not gradients_of(Program(captured.closed)):
+        given = " and ".join(f"--{name}" for name in options.given)
+        raise ShardError(
+            f"{given}: the step takes no gradient (jax.grad, jax.value_and_grad or a framework's) for it to work on"
+        )
+
+
+def with_plain_gradients(captured: Traced, mapped: Mapped | None = None) -> Traced:
+    """The step of `captured` with its gradients taken as they are."""
+    with on_a_device(mapped):
+        return with_gradients(captured, Taking(Program(captured.closed)))
+
+
+def rewrite(facts: Facts, captures: Captures, options: GradientOptions, shards: int) -> Rewritten:
+    """Make of a step the one that `options` ask for, of the same inputs and outputs.
+
+    Args:
+        facts: of the step as it is.
+        captures: the step captured at the shapes of its `needs`.
+        shards: in how many parts devices have the batch.
+
+    Raises `ShardError` for a step whose gradients can't be taken so.
+    """
+    if captures.padded is not None:
+        return _with_rows(facts, captures, captures.padded, options, shards)
+    with on_a_device(captures.mapped):
+        rewritten = _rewritten(captures, facts.roles, options, _coupling)
+    if isinstance(facts.traced, PerDevice):
+        return replace(rewritten, traced=facts.traced.like(rewritten.traced), mapped=captures.mapped)
+    return rewritten
+
+
+def in_microbatches(facts: Facts, captures: Captures, options: GradientOptions) -> Rewritten:
+    """The gradient calls of a step over microbatches, for a pipeline to run; the step itself stays as it is.
+
+    Raises `ShardError` as `rewrite` does.
+    """
+    passes = Passes(options)
+    calls, findings = _accumulations(captures, facts.roles, passes, _coupling)
+    return _noted(Rewritten(facts.traced, captures.whole, calls, findings), passes)
+
+
+def _with_rows(
+    facts: Facts, captures: Captures, padded: Traced, options: GradientOptions, shards: int
+) -> Rewritten:
+    """The step on a batch with rows added to it, with the numbers of the real ones."""
+    whole, part, wanted, parts = captures.whole, captures.part, captures.needs, options.microbatches
+    if part is not None:  # padded losses, which are taken in microbatches like others
+        large = Program(padded.closed)
+        rows = [with_rows(whole, large, step, facts.rows) for step in (padded, part)]
+        rewritten = _rewritten(Captures(rows[0], wanted, part=rows[1]), facts.roles, options, _exact)
+    else:  # the step with its gradients taken: it mixes examples as it likes
+        rewritten = _rewritten(captures, facts.roles, options, _coupling)
+        larger = _rewritten(Captures(padded, wanted), facts.roles, options, _coupling)
+        programs = (Program(step.traced.closed) for step in (rewritten, larger))
+        rewritten = replace(rewritten, traced=replace(rewritten.traced, closed=retraced(Padded(*programs))))
+    size = facts.batch.size or 0
+    more, into = (wanted.batch.size or 0) - size, f" into {parts} microbatches" if parts > 1 else ""
+    message = (
+        f"{more} row{'s' * (more > 1)} added to the {size} examples, which do not divide{into} over "
+        f"{shards} device{'s' * (shards > 1)}; all numbers are those of the examples."
+    )
+    findings = (*rewritten.findings, Finding("padded", "info", message))
+    return replace(rewritten, captured=whole, added=wanted.added, findings=findings)
+
+
+Coupling = Callable[
+    [Accumulated], Finding | None
+]  # what is said of microbatches that are not the whole batch's sum
+
+
+def _rewritten(captures: Captures, roles: Roles, options: GradientOptions, coupling: Coupling) -> Rewritten:
+    step, passes = captures.whole, Passes(options)
+    program, calls, findings, carried = Program(step.closed), {}, (), 0
+    if captures.part is not None:
+        calls, findings = _accumulations(captures, roles, passes, coupling)
+        taking = _Accumulating(program, calls)
+    else:
+        taking = _Passing(program, passes)
+    if captures.mapped is not None:
+        taking.axes = tuple(captures.mapped.sizes)
+    if options.precision == "fp16":
+        traced, carried = with_scaled_gradients(step, taking, roles), CARRIED
+    else:
+        traced = with_gradients(step, taking)
+    return _noted(Rewritten(traced, step, calls, findings, carried=carried), passes)
+
+
+def _noted(rewritten: Rewritten, passes: Passes) -> Rewritten:
+    """With what the passes did to the losses."""
+    notes = (Finding("inside", "info", note) for note in passes.notes)
+    return replace(
+        rewritten,
+        findings=(*rewritten.findings, *notes),
+        rematted=tuple(passes.rematted),
+        needs_host_memory=passes.needs_host_memory,
+    )
+
+
+def _accumulations(
+    captures: Captures, roles: Roles, passes: Passes, coupling: Coupling
+) -> tuple[dict[int, Accumulated], tuple[Finding, ...]]:
+    """The gradient calls over microbatches, by the index of their equations, and what is to be said of them."""
+    wanted = captures.needs
+    assert captures.part is not None and wanted.cut is not None
+    small, large = Program(captures.part.closed), Program(captures.whole.closed)
+    outer = follow(small, large, {i: d for i, (d,) in wanted.batch.dims.items()})
+    state = _state(large, roles)
+    calls = {
+        whole.index: _accumulated(large, part, whole, outer, wanted.cut, passes, state.get(whole.index, {}))
+        for part, whole in zip(gradients_of(small), gradients_of(large), strict=True)
+    }
+    said = (coupling(call) for call in calls.values())
+    return calls, tuple(finding for finding in said if finding is not None)
+
+
+def _coupling(call: Accumulated) -> Finding | None:
+    outputs, where = call.outputs, f" ({call.cause})" if call.cause else ""
+    if outputs.carried:
+        return Finding(
+            "microbatches",
+            "info",
+            f"The loss couples the examples of a batch{where}: statistics are those of each microbatch and go on "
+            "from one to the next, as in a loop over microbatches written by hand, which --check compares with.",
+        )
+    if not outputs.exact:
+        return Finding(
+            "microbatches",
+            "warning",
+            f"The loss is no sum over examples{where}: the loss and gradients of the microbatches are averaged, as "
+            "in a loop over microbatches written by hand, which --check compares with.",
+        )
+    if outputs.guessed:
+        n = len(outputs.guessed)
+        return Finding(
+            "microbatches",
+            "warning",
+            f"{n} output{'s' * (n > 1)} beside the loss {'are' if n > 1 else 'is'} no sum over examples nor one "
+            "for each: averaged over the microbatches.",
+        )
+    return None
+
+
+def _exact(call: Accumulated) -> None:
+    """Refuse microbatches with rows added that don't give the numbers of the real rows."""
+    outputs = call.outputs
+    if outputs.exact and not outputs.guessed:
+        return
+    where = f" ({call.cause})" if call.cause else ""
+    what = "an output beside the loss" if outputs.exact else "the loss"
+    raise ShardError(
+        f"--pad: {what} is no sum over examples{where}, so that no rows can be added to its "
+        f"{call.cut.microbatches} microbatches; take a batch that divides, or leave --microbatches out"
+    )
+
+
+class _Agreeing(Taking):
+    """With a loss scale, the devices along `axes` leave a step out together: where the gradients of one overflow."""
+
+    axes: tuple[Name, ...] = ()
+
+    def __call__(self, *args: Any) -> list:
+        outs = super().__call__(*args)
+        if self.axes and self.scale is not None:
+            off = jnp.where(all_finite(self.gradients), 0.0, jnp.inf)
+            self.gradients = [lax.psum(off, self.axes)]
+        return outs
+
+
+class _Passing(_Agreeing):
+    """Gradients of the whole batch, through the passes alone."""
+
+    def __init__(self, program: Program, passes: Passes):
+        super().__init__(program)
+        self._losses = {e.index: Program(passes(e.params["gradient"].loss)) for e in gradients_of(program)}
+
+    def take(self, e: Equation, operands: Sequence[Any]) -> list:
+        return taken_scaled(e.params["gradient"], Replay(self._losses[e.index]), operands, 1.0, self.scale)
+
+
+class _Accumulating(_Agreeing):
+    def __init__(self, program: Program, calls: Mapping[int, Accumulated]):
+        super().__init__(program)
+        self._made = calls
+
+    def take(self, e: Equation, operands: Sequence[Any]) -> list:
+        return self._made[e.index](operands, self.scale)
+
+
+def _accumulated(
+    program: Program,
+    small: Equation,
+    large: Equation,
+    outer: Followed,
+    cut: Cut,
+    passes: Passes,
+    state: Mapping[int, int],
+) -> Accumulated:
+    call: Gradient = large.params["gradient"]
+    batch = {}
+    for k, v in enumerate(small.ins):
+        if shape_of(small.eqn.invars[k]) == shape_of(large.eqn.invars[k]):
+            continue
+        label = outer.of[v] if v is not None else None
+        shapes = shape_of(small.eqn.invars[k]), shape_of(large.eqn.invars[k])
+        dim = label.dim if isinstance(label, Rows) else varying(*shapes, ratio=Fraction(cut.microbatches))
+        if not isinstance(label, Rows) and large not in program.top.equations:
+            raise ShardError(
+                f"--microbatches {cut.microbatches}: the step takes its gradient in a loop of its own, which takes the "
+                "batch in parts already; leave --microbatches out, or the loop"
+            )
+        whole = large.eqn.invars[k].aval.str_short()
+        if k >= call.closed_over:
+            raise ShardError(
+                f"--microbatches {cut.microbatches}: the step takes a gradient with respect to its examples, {whole}, "
+                "which is no sum over them; leave --microbatches out"
+            )
+        if dim is None:
+            raise ShardError(
+                f"--microbatches {cut.microbatches}: the loss reads {whole}, which can't be cut into "
+                "microbatches by its examples; pass the batch itself into the loss"
+            )
+        batch[k] = dim
+    return Accumulated(small.params["gradient"], call, batch, cut, passes, state)
+
+
+def _state(program: Program, roles: Roles) -> dict[int, dict[int, int]]:
+    """For each gradient call, by its index: aux output -> the operand whose next value the step makes of it."""
+    flow = Flow(program)
+    place = {v: i for i, v in enumerate(program.inputs)}
+    found: dict[int, dict[int, int]] = {}
+    for e in gradients_of(program):
+        call: Gradient = e.params["gradient"]
+        operands = {
+            place[w]: k
+            for k, v in enumerate(e.ins)
+            if v is not None
+            for w in flow.back([v], by_alias)
+            if w in place
+        }
+        outs = {v: j for j, v in enumerate(e.outs[: call.outs])}
+        for o, i in roles.state.items():
+            if i not in operands:
+                continue
+            for v in flow.back([program.outputs[o]], partial(_by_mean, flow)):
+                k = operands[i]
+                if v in outs and program.avals[v].shape == program.avals[program.inputs[i]].shape:
+                    found.setdefault(e.index, {})[outs[v]] = k
+    return found
+
+
+def _by_mean(flow: Flow, v: Value, w: Value, name: str) -> bool:
+    """Only what is the same array in another form, or its mean over devices."""
+    mean = name == "div" and any(made == "psum" for _, made in flow.before[w])
+    return by_alias(v, w, name) or name == "psum" or mean

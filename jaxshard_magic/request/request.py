@@ -1,0 +1,198 @@
+"""`Request`: a strategy on a mesh with its options, checked against each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from .. import hardware
+from ..errors import ShardError
+from ..specs import parse_spec
+from ..targets import target_of
+from .gradient_options import GradientOptions
+from .pipeline_options import PipelineOptions, pipeline_options
+from .strategy_text import Part, batch_axes, parse_strategy, part_axes
+
+SpecLike = PartitionSpec | str
+Rules = Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]]
+_OF_GRADIENTS = tuple(GradientOptions.__match_args__)
+_OF_PIPELINE = tuple(PipelineOptions.__match_args__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a step. Made by `make_request`, which checks that its parts go together.
+
+    Args:
+        strategy: text such as `fsdp+tp@model`.
+        mesh: of Auto axes, attached, simulated or of a target.
+        specs: PartitionSpec by argument name.
+        rules: (regular expression, PartitionSpec) by leaf path, the first that matches counts.
+        gradients: microbatches, reduction, remat, precision, padding.
+        pipeline: stages and schedule; None where the strategy has no `pp`.
+        donate: give the step's own state to its next call; None for what the step's own jit says.
+        check: compare the first call with the plain step.
+        chip: key of the chip whose time is predicted; None for the mesh's own.
+        name: the step's name in what is shown; None for the function's.
+    """
+
+    strategy: str
+    mesh: Mesh
+    specs: Mapping[str, PartitionSpec] = field(default_factory=dict)
+    rules: tuple[tuple[str, PartitionSpec], ...] = ()
+    gradients: GradientOptions = field(default_factory=GradientOptions)
+    pipeline: PipelineOptions | None = None
+    donate: bool | None = None
+    check: bool = False
+    chip: str | None = None
+    name: str | None = None
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The strategies of the sum."""
+        return parse_strategy(self.strategy)
+
+    @cached_property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """The mesh axes of each part, by its name."""
+        return part_axes(self.parts, self.mesh, None if self.pipeline is None else self.pipeline.stages)
+
+    @property
+    def compiler_decides(self) -> bool:
+        """Whether the strategy is `spmd`: the compiler propagates what the user placed."""
+        return self.parts[0].name == "spmd"
+
+    @property
+    def per_device(self) -> bool:
+        """Whether the strategy is `pmap`: the step is written for one device."""
+        return self.parts[0].name == "pmap"
+
+    @cached_property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The mesh axes that examples are divided over; none where the compiler decides."""
+        return () if self.compiler_decides else batch_axes(self.axes, self.mesh)
+
+    @property
+    def shards(self) -> int:
+        """In how many parts devices have the batch; 1 for a step written for one device, which has its part."""
+        return 1 if self.per_device else prod(self.mesh.shape[axis] for axis in self.batch_axes)
+
+    @property
+    def stage_axis(self) -> str:
+        """The mesh axis of the pipeline's stages."""
+        assert self.pipeline is not None, f"{self.strategy} is no pipeline"
+        return self.axes["pp"][0]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that differ from the defaults, by name, as plain data for a report."""
+        placed: dict[str, Any] = {
+            "specs": {name: _text(spec) for name, spec in self.specs.items()},
+            "rules": {pattern: _text(spec) for pattern, spec in self.rules},
+            "donate": self.donate,
+            "check": self.check or None,
+            "on": self.chip,
+        }
+        placed = {name: value for name, value in placed.items() if value not in (None, {})}
+        return placed | self.gradients.given | (self.pipeline.given if self.pipeline else {})
+
+    def on_rank(self, mesh: Mesh) -> "Request":
+        """What a rank of the pipeline is asked: the whole step, on the rank's own `mesh`, its batch in one part."""
+        assert self.pipeline is not None
+        whole = replace(self.gradients, microbatches=1)
+        return replace(self, mesh=mesh, gradients=whole, pipeline=replace(self.pipeline, stages=None))
+
+    def changed(
+        self,
+        strategy: str | None = None,
+        mesh: Mesh | None = None,
+        *,
+        donate: bool | None = None,
+        **options: Any,
+    ) -> "Request":
+        """The same request with another strategy, mesh, donation or options of gradients, by name; the options of a
+        pipeline stay where the strategy still has one. Raises `ShardError` as `make_request` does."""
+        strategy = strategy or self.strategy
+        piped = self.pipeline is not None and any(part.name == "pp" for part in parse_strategy(strategy))
+        kept = self.gradients.given | (self.pipeline.given if self.pipeline and piped else {})
+        gradients, pipeline = step_options(strategy, kept | options)
+        other = replace(
+            self,
+            strategy=strategy,
+            mesh=self.mesh if mesh is None else automatic(mesh),
+            gradients=gradients,
+            pipeline=pipeline,
+            donate=self.donate if donate is None else donate,
+        )
+        _ = other.axes  # refuses a mesh without the axes of the strategy
+        return other
+
+
+def make_request(
+    strategy: str,
+    mesh: Mesh,
+    *,
+    specs: Mapping[str, SpecLike] | None = None,
+    rules: Rules | None = None,
+    on: str | None = None,
+    **options: Any,
+) -> Request:
+    """Check and put together what is asked of a step; the mesh's axes become Auto ones.
+
+    Args:
+        specs, rules: PartitionSpecs or their text.
+        on: a chip by any of its names.
+        options: the other fields of `Request`, of `GradientOptions` and of `PipelineOptions`, by name; None where
+            nothing is said.
+
+    Raises `ShardError` for a strategy, a spec's text or an option's value that is none, for options that do not go
+    together, and for a mesh without the axes that the strategy needs.
+    """
+    gradients, pipeline = step_options(strategy, options)
+    if on is not None and (target := target_of(mesh)) is not None:
+        raise ShardError(f"on={on!r}: the mesh names the chip, {target.name}. Leave on out")
+    pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
+    made = Request(
+        strategy,
+        automatic(mesh),
+        {name: _spec(spec) for name, spec in (specs or {}).items()},
+        tuple((pattern, _spec(spec)) for pattern, spec in pairs),
+        gradients,
+        pipeline,
+        chip=None if on is None else hardware.chip(on).key,
+        **{name: value for name, value in options.items() if name not in (*_OF_GRADIENTS, *_OF_PIPELINE)},
+    )
+    _ = made.axes  # refuses a mesh without the axes of the strategy
+    return made
+
+
+def step_options(strategy: str, options: Mapping[str, Any]) -> tuple[GradientOptions, PipelineOptions | None]:
+    """The options of the gradients and of the pipeline among `options`, by name; None where nothing is said.
+
+    Raises `ShardError` for a strategy or values that are none, and for options that do not go together.
+    """
+    names = [part.name for part in parse_strategy(strategy)]
+    said = {name: value for name in _OF_GRADIENTS if (value := options.get(name)) is not None}
+    if "remat" in said:
+        said["remat"] = str(said["remat"])
+    gradients = GradientOptions(**said)
+    given = {name: options.get(name) for name in _OF_PIPELINE}
+    return gradients, pipeline_options(names, given, gradients, options.get("microbatches"))
+
+
+def automatic(mesh: Mesh) -> Mesh:
+    """The same devices with axes that the compiler may use: Explicit ones, which `jax.make_mesh` may give by default,
+    fail on steps without annotations."""
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    return mesh if mesh.axis_types == types else Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+
+
+def _spec(given: SpecLike) -> PartitionSpec:
+    return parse_spec(given) if isinstance(given, str) else given
+
+
+def _text(spec: PartitionSpec) -> str:
+    return f"P({', '.join(map(repr, spec))})"

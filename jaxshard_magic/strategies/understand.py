@@ -1,0 +1,66 @@
+"""A traced step and what is asked of it -> `Facts`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ShardError
+from ..program.batch import find_batch
+from ..program.dimensions import Dimensions
+from ..program.facts import Facts
+from ..program.flow import Flow
+from ..program.ir import Program
+from ..program.mapped import PerDevice
+from ..program.roles import BATCH, PARAMS, Roles, find_roles
+from ..program.state import changed_state
+from ..program.trace import Traced, path_name
+from ..request import Request
+from .placements import dims_over, placements
+
+
+def understand(
+    traced: Traced,
+    request: Request,
+    metadata: Sequence[Any] = (),
+    batch: Mapping[int, tuple[int, ...]] | None = None,
+) -> Facts:
+    """Work out what a step is made of: its equations, dimensions, flow, roles and batch.
+
+    Args:
+        traced: the step, or what one device does of it.
+        request: says on which mesh it is to run, and where the user wants its inputs.
+        metadata: the Flax partitioning, or None, of each of its last inputs.
+        batch: the dimensions of inputs that are known to hold examples.
+
+    Raises `ShardError` for placements that don't fit, and where state comes back with another shape or dtype.
+    """
+    if isinstance(traced, PerDevice):
+        _state_fits(traced, traced.roles)
+        dims = Dimensions(traced.program, (1,))  # what a device has is divided no further
+        examples = find_batch(dims, traced.roles, batch or _split_along(traced))
+        return Facts(traced, traced.program, dims, traced.flow, traced.roles, examples, {})
+    placed = placements(traced, request, metadata)
+    program = Program(traced.closed)
+    dims, flow = Dimensions(program, tuple(request.mesh.shape.values())), Flow(program)
+    roles = find_roles(traced, flow)
+    _state_fits(traced, roles)
+    named = dims_over(request.batch_axes, placed, roles.data)
+    return Facts(
+        traced, program, dims, flow, roles, find_batch(dims, roles, {**(batch or {}), **named}), placed
+    )
+
+
+def _state_fits(traced: Traced, roles: Roles) -> None:
+    """Refuse a step whose parameters come back with another shape or dtype: it is none to call again."""
+    for i, o in changed_state(traced):
+        if roles.of[i] in (PARAMS, BATCH):  # unmatched, a parameter looks like data
+            was, now = traced.closed.in_avals[i], traced.closed.out_avals[o]
+            name = path_name(traced.in_paths[i])
+            raise ShardError(
+                f"{name} goes into the step as {was.str_short()} and comes back as {now.str_short()}; the next step "
+                f"could not take it. Give it back as it came, with .astype or .reshape, or leave it out of the result"
+            )
+
+
+def _split_along(traced: PerDevice) -> dict[int, tuple[int, ...]]:
+    """The dimensions that inputs without a device axis are split along."""
+    return {i: (cut.dim,) for i, cut in enumerate(traced.cuts) if cut is not None and not cut.device_axis}
