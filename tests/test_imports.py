@@ -18,7 +18,7 @@ PACKAGE = "jaxshard_magic"
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
-DOING = "mesh simulate specs program strategies plan step gradients schedule pipeline"
+DOING = "mesh simulate specs request program strategies plan step gradients schedule pipeline"
 BELOW_API = f"doctor {DOING} analysis report hardware wires packages targets compiler_log"
 
 # room: what of ours, then what of others.
@@ -35,19 +35,23 @@ MAY_IMPORT = {
     "api": (f"views comparing {BELOW_API}", "jax numpy"),
     "explorer": (f"comparing report targets {DOING}", "jax numpy"),
     "comparing": (f"analysis report targets hardware {DOING}", "jax"),
-    "codegen": ("program gradients strategies step analysis report targets compiler_log", "jax numpy"),
+    "codegen": ("request program gradients strategies step analysis report targets compiler_log", "jax numpy"),
     "mesh": ("simulate targets hardware", "jax numpy"),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
     "program": ("cell_files", "jax numpy"),
-    "strategies": ("mesh specs program plan", "jax numpy"),
+    "request": ("hardware mesh schedule specs targets", "jax"),
+    "strategies": ("mesh specs request program plan", "jax numpy"),
     "plan": ("", "jax"),
-    "step": ("cell_files plan program gradients pipeline targets compiler_log", "jax numpy"),
-    "gradients": ("program plan", "jax numpy"),
+    "step": (
+        "cell_files plan request program gradients strategies pipeline targets compiler_log",
+        "jax numpy",
+    ),
+    "gradients": ("request program plan", "jax numpy"),
     "schedule": ("", ""),
-    "pipeline": ("schedule program gradients strategies plan", "jax numpy"),
+    "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
     "analysis": (
-        "cell_files program gradients plan report hardware wires targets schedule pipeline",
+        "cell_files request program gradients plan report hardware wires targets schedule pipeline",
         "jax numpy",
     ),
     "report": ("", ""),
