@@ -10,6 +10,7 @@ from jax import lax
 import jaxshard_magic
 from jaxshard_magic.analysis.collectives import collectives
 from jaxshard_magic.strategies.hold import Hold
+from jaxshard_magic.strategies.regions.unreduced import Unreduced
 
 TRIPS, LAYERS, EXAMPLES, WIDTH, HIDDEN, VOCAB, TIME = 4, 2, 64, 128, 256, 384, 8
 F32 = 4
@@ -25,6 +26,11 @@ def ran(step, strategy, axes, reduce, *args):
 def held(entry) -> Hold:
     assert isinstance(entry.plan.run, Hold)
     return entry.plan.run
+
+
+def deferred(hold: Hold) -> int:
+    """How many gradients are reduced where a loop ends."""
+    return sum(s.gradient for s in hold.region(Unreduced).loop_sums.values())
 
 
 def drawn(shapes):

@@ -35,7 +35,10 @@ MAY_IMPORT = {
     "api": (f"views comparing {BELOW_API}", "jax numpy"),
     "explorer": (f"comparing report targets {DOING}", "jax numpy"),
     "comparing": (f"analysis report targets hardware {DOING}", "jax"),
-    "codegen": ("request program gradients strategies step analysis report targets compiler_log", "jax numpy"),
+    "codegen": (
+        "request program gradients strategies step analysis report targets compiler_log",
+        "jax numpy",
+    ),
     "mesh": ("simulate targets hardware", "jax numpy"),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),

@@ -16,13 +16,11 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from ..program.ir import Equation, Value
-from ..program.phases import phases
 from ..program.roles import PARAMS
-from ..strategies.deferred import find_deferred
 from ..strategies.hold import Hold
 from ..strategies.layout import Spec, partition_spec
-from ..strategies.loop_sums import loop_sums
-from ..strategies.sum_types import sum_types
+from ..strategies.regions.sum_types import TypedSums, sum_type
+from ..strategies.regions.unreduced import Unreduced
 from .cells import Cells
 from .edits import Edit
 from .marks import Place
@@ -62,8 +60,7 @@ def sums_of(step: "ShardedStep", cells: Cells, call: Place) -> Sums:
     assert step.entry is not None and step.entry.call_of is not None
     with swapped(named, {_GIVEN: _named}):
         run = step.planned_for(step.entry.call_of).plan.run
-    options = step.request.gradients
-    return _sums(run, options.reduce != "each", options.sum_dtype) if isinstance(run, Hold) else Sums()
+    return _sums(run, step.request.gradients.sum_dtype) if isinstance(run, Hold) else Sums()
 
 
 def _named(found: Any) -> Any:
@@ -77,19 +74,17 @@ def _named(found: Any) -> Any:
     return jax.tree_util.tree_map_with_path(one, found)
 
 
-def _sums(run: Hold, waits: bool, dtype: Any) -> Sums:
+def _sums(run: Hold, dtype: Any) -> Sums:
     layout, program, flow = run.layout, run.program, run.layout.flow
-    types = sum_types(layout, dtype, phases(program, flow))
-    made = {program.equations[i].outs[0] for i in types.made}
-    loops = loop_sums(layout, find_deferred(layout), {}) if waits else {}
-    late = {program.equations[i].outs[k]: found for (i, k), found in loops.items()}
+    made = {program.equations[i].outs[0] for i in run.region(TypedSums).members}
+    late = {program.equations[i].outs[k]: s for (i, k), s in run.region(Unreduced).loop_sums.items()}
 
     def within(v: Value, w: Value, _name: str) -> bool:
         return v not in late and not layout.batchy(w)
 
     def rounds(v: Value) -> bool:
         own = program.avals[v].dtype
-        return v in made or (v in late and types.of(own, gradient=late[v].gradient) != own)
+        return v in made or (v in late and sum_type(dtype, own, gradient=late[v].gradient) != own)
 
     places, waiting, rounded = {}, set(), set()
     for e, path in _names(program.equations):

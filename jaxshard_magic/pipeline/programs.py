@@ -17,6 +17,7 @@ from ..program.lines import user_context
 from ..program.replay import retraced
 from ..strategies.hold import Hold
 from ..strategies.layout import Layout, Spec
+from ..strategies.regions.unreduced import Unreduced
 from .halves import in_halves
 from .stages import Stage
 from .units import reached
@@ -212,7 +213,7 @@ class Runner:
         value = self._gradients[k]
         if not isinstance(self._emitter, _Held) or not isinstance(value, Value):
             return None
-        return self._emitter.parts_spec(value)
+        return self._emitter.region(Unreduced).lies(value)
 
     def summed(self, k: int, x: Any) -> Any:
         """The gradient of parameter k, of which `x` are the parts."""
@@ -221,7 +222,7 @@ class Runner:
         assert isinstance(value, Value)
         made = next(e.eqn.source_info for e in self._program.top.equations if value in e.outs)
         with user_context(made.traceback, name_stack=current_name_stack() + made.name_stack):
-            return self._emitter.summed(x, value)
+            return self._emitter.region(Unreduced).reduced(x, value, x.dtype)
 
     def __call__(self, share: Share, args: Sequence[Any]) -> list:
         """The values that `share` makes of its inputs and of what is known."""

@@ -26,7 +26,6 @@ from .pmap import spread_plan
 from .positions import one_example
 from .shares import shares
 from .sp import sequence_parallel, why_positions
-from .sum_types import sum_types
 from .tp import tensor_parallel
 
 # In this order: data parallel needs nothing, tensor parallel takes its dimensions first, the others what is left.
@@ -69,7 +68,7 @@ def plan(facts: Facts, request: Request) -> Plan:
     in_specs = [_input_spec(layout, i, facts.placed) for i in range(len(roles.of))]
     phase = phases(program, flow)
     named = labels(program, flow, roles, phase)
-    sums = sum_types(layout, request.gradients.sum_dtype, phase)
+    gradients = request.gradients
     work = counted(program, flow)
     by_itself = request.compiler_decides
     return Plan(
@@ -79,7 +78,9 @@ def plan(facts: Facts, request: Request) -> Plan:
         in_specs=tuple(in_specs),
         out_specs=tuple(_output_spec(layout, o, in_specs) for o in range(len(program.outputs))),
         leaves=tuple(_leaf(traced, layout, i, in_specs[i], facts.placed) for i in range(len(in_specs))),
-        run=Emitter(program, named) if by_itself else Hold(layout, named, request.gradients.reduce, sums),
+        run=Emitter(program, named)
+        if by_itself
+        else Hold(layout, named, gradients.reduce, gradients.sum_dtype),
         state_pairs=roles.state,
         loss=find_loss(traced, flow, roles.state),
         batch_axes=request.batch_axes,

@@ -13,6 +13,7 @@ from ..program.flow import by_anything
 from ..program.ir import Equation, Scope, Value
 from ..program.primitives import scan_counts
 from .hold import Hold
+from .regions import Region
 
 _KEPT = frozenset(
     {
@@ -91,11 +92,17 @@ class _Estimate:
         for at, e in enumerate(kept):
             born = [v for v in e.outs if v in last and v not in outs]
             now += sum(map(self._bytes, born))
-            most = max(most, now + max((self._trip(e, d.scope) for d in e.doors), default=0))
+            most = max(most, now + self._held(e, self._hold.regions_of(e)))
             for v in born:
                 ends.setdefault(last[v], []).append(v)
             now -= sum(map(self._bytes, ends.pop(at, ())))
         return most
+
+    def _held(self, e: Equation, regions: tuple[Region, ...]) -> int:
+        """What an equation takes while it runs, beside what goes in and comes out of it."""
+        if regions:
+            return regions[0].held(e, lambda: self._held(e, regions[1:]))
+        return max((self._trip(e, door.scope) for door in e.doors), default=0)
 
     def _trip(self, e: Equation, scope: Scope) -> int:
         """What one run of a body takes: its own values and, in a loop, its slices of what is stacked."""

@@ -5,42 +5,37 @@ re-emitted, after its gradients were taken, with weights gathered where activati
 they are made, and gradients pinned to where their parameters lie; loop bodies and remat likewise.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax import lax
 from jax._src.source_info_util import current_name_stack  # jax has no public form
-from jax.sharding import NamedSharding
 
 from ..program.emit import Emitter
-from ..program.ir import Door, Equation, Scope, Value
+from ..program.ir import Equation, Scope, Value
 from ..program.labels import PIN, weight_label
 from ..program.lines import user_context
-from ..program.primitives import LAYOUT, scan_counts
+from ..program.primitives import LAYOUT
 from ..program.sizes import nbytes
-from .ahead import Ahead, find_ahead
-from .deferred import Deferred, find_deferred
-from .layout import Axes, Layout, Spec, partition_spec
-from .loop_sums import loop_sums
-from .partials import PartialSums
+from .layout import Axes, Layout, Spec
+from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
-from .sum_types import OWN_TYPES, SumTypes, summed_as
-from .unreduced import Unreduced
 
 MAKES_ACTIVATIONS = frozenset({"dot_general", "conv_general_dilated", "gather", "concatenate", "pad"})
 _KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may keep without gathering again
+Kind = TypeVar("Kind", bound=Region)
 
 
 class Hold(Emitter):
-    """Re-emits a program under a `Layout`; `labels` as `Emitter` takes them.
+    """Re-emits a program under a `Layout`, but for what its `regions` emit; `labels` as `Emitter` takes them.
 
     `reduce`: when devices reduce the gradients that a loop adds up (over microbatches, over time): at each trip
     ("each"), once after the loop ("once"), or so and with the weights that the loop reads gathered once before it
-    ("once-gathered"). `sums`: the type in which they do. `handed_on`: values that another program reads, beside the
-    outputs. `waiting`: gradients among the outputs that somebody else sums, so that they may come in parts, as
-    `parts_spec` says: those that every device stores whole. `deferred`: how many gradients wait for the end of a loop.
+    ("once-gathered"). `sum_dtype`: the type in which they do, None for that in which each is computed. `handed_on`:
+    values that another program reads, beside the outputs. `waiting`: gradients among the outputs that somebody else
+    sums, so that they may come in parts (see `regions.unreduced`): those that every device stores whole.
     """
 
     def __init__(
@@ -48,20 +43,20 @@ class Hold(Emitter):
         layout: Layout,
         labels: Mapping[int, str] | None = None,
         reduce: str = "each",
-        sums: SumTypes = OWN_TYPES,
+        sum_dtype: Any = None,
         handed_on: Collection[Value] = (),
         waiting: Collection[Value] = (),
     ):
         super().__init__(layout.program, labels)
-        self.layout, self._sum_types = layout, sums
-        parts = self._in_parts(reduce, handed_on, waiting)
-        self._parts, self._makers = parts.values, parts.makers
-        self._unreduced = Unreduced(layout, parts)
-        self._loop_sums = loop_sums(layout, parts, labels or {})
-        self._ahead = find_ahead(layout, parts.values) if reduce == "once-gathered" else Ahead()
-        self.deferred = sum(s.gradient for s in self._loop_sums.values())
-        self._readers = _readers(self.program.scopes(), handed_on)
-        self.partial_sums = PartialSums(layout, self._readers)
+        self.layout = layout
+        context = Context(layout, labels or {}, reduce, sum_dtype, handed_on, waiting)
+        self.regions = tuple(find(context) for find in KINDS)
+        self._regions_of: dict[int, tuple[Region, ...]] = {}
+        for region in self.regions:
+            for i in region.members:
+                self._regions_of[i] = (*self._regions_of.get(i, ()), region)
+        self._gathered = frozenset[Value]().union(*(region.gathered for region in self.regions))
+        self._readers = context.readers
         self.cap = self._bytes_kept()  # bytes of gathered weights that straight-line code keeps
         self._weights: dict[Value, str | None] = {}
 
@@ -70,36 +65,17 @@ class Hold(Emitter):
         self._unpinned: set[Value] = set()  # gradients that are pinned after the layout change that follows
         return super().__call__(*args)
 
-    def _in_parts(self, reduce: str, handed_on: Collection[Value], waiting: Collection[Value]) -> Deferred:
-        layout = self.layout
-        if reduce != "each":
-            return find_deferred(layout, waiting, handed_on)
-        if not waiting:
-            return Deferred()
-        batch = {*layout.batch_axes}
-        values = (v for v in range(len(self.program.avals)) if not layout.batchy(v))
-        shared = [v for v in values if any(batch.intersection(axes) for axes in layout.at_rest(v))]
-        return find_deferred(layout, waiting, {*handed_on, *shared})
+    def region(self, kind: type[Kind]) -> Kind:
+        """The one of `regions` that is of a kind."""
+        return next(region for region in self.regions if isinstance(region, kind))
+
+    def regions_of(self, e: Equation) -> tuple[Region, ...]:
+        """Those that `e` is a member of, the one that is asked first before the others."""
+        return self._regions_of.get(e.index, ())
 
     def gathers(self, weight: Value) -> Axes:
         """The mesh axes over which a weight is gathered where an activation meets it."""
         return self._gathered_axes(self._rest(weight))
-
-    def waits(self, e: Equation) -> bool:
-        """Whether the sum over the examples that `e` makes stays in parts until a loop ends."""
-        return e.index in self._makers
-
-    def summed_after(self, e: Equation, result: int) -> bool:
-        """Whether devices add up this result of the loop `e`, where it ends."""
-        return (e.index, result) in self._loop_sums
-
-    def parts_spec(self, value: Value) -> Spec | None:
-        """Where the parts of an output lie, along a dimension before its own; None where it comes summed."""
-        return self._unreduced.spec(value) if value in self._parts else None
-
-    def summed(self, x: Any, value: Value) -> Any:
-        """The parts of an output summed, where it lies at rest."""
-        return self._unreduced.reduced(x, value, x.dtype)
 
     def _bytes_kept(self) -> int:
         stored = [self.program.inputs[i] for i in self.layout.roles.stored]
@@ -111,50 +87,22 @@ class Hold(Emitter):
         tensor = {a for axes in self.layout.tensor.values() for a in axes}
         return tuple(a for axes in spec for a in axes if a not in tensor)
 
-    def _pin(self, x: Any, spec: Spec) -> Any:
-        return lax.with_sharding_constraint(x, NamedSharding(self.layout.mesh, partition_spec(spec)))
-
     def equation(self, e: Equation, values: list) -> list:
-        if e.index in self._makers:
-            return [self._unreduced.made(e, values)]
-        if not e.doors and any(v in self._parts for v in e.outs):
-            return self._unreduced.passed_on(e, values)
-        if e.index not in self.partial_sums.members:
-            return super().equation(e, values)
-        partial = self.partial_sums.join(e, self.before(e, values))
-        if e.index not in self.partial_sums.roots:
-            return [partial]
-        return [self._pin(self.partial_sums.reduce(e, partial), self.layout.active(e.outs[0]))]
+        return self._emit(e, values, self.regions_of(e))
 
-    def _scan(self, e: Equation, values: list, door: Door) -> list:
-        """A carry in parts starts so, and is summed after the last trip unless the rest of the step waits as well."""
-        n, k = scan_counts(e.params)
-        for i in self._ahead.operands.get(e.index, ()):
-            if (v := e.ins[i]) is not None:
-                with self._of_weight(v):
-                    values[i] = self._gathered(values[i], v)
-        for i, v in enumerate(door.scope.ins[n : n + k], n):
-            if v in self._parts and e.ins[i] not in self._parts:
-                values[i] = self._unreduced.spread(values[i], v)
-        outs = super()._scan(e, values, door)
-        for i, v in enumerate(e.outs):
-            if i >= k and v in self._parts:
-                outs[i] = self._unreduced.stacked(outs[i], v)
-            elif (e.index, i) in self._loop_sums:
-                found = self._loop_sums[e.index, i]
-                with self._made_at(found.path):
-                    dtype = self._sum_types.of(outs[i].dtype, gradient=found.gradient)
-                    outs[i] = self._unreduced.reduced(outs[i], v, dtype)
-        return outs
+    def _emit(self, e: Equation, values: list, regions: tuple[Region, ...]) -> list:
+        if not regions:
+            return super().equation(e, values)
+        return regions[0].emit(e, values, lambda xs: self._emit(e, xs, regions[1:]), self)
 
     @contextmanager
-    def _made_at(self, path: tuple[Equation, ...]) -> Iterator[None]:
-        """The name and the line of the last equation of `path`, inside the loop that is being emitted."""
-        names, lines = current_name_stack(), self._caller
+    def at(self, path: Iterable[Equation]) -> Iterator[None]:
+        """Under the name and the line of the last equation of `path`, inside the loop that is being emitted."""
+        names, lines, label = current_name_stack(), self._caller, None
         for e in path:
             names = names + e.eqn.source_info.name_stack
             lines = self._calls.join(lines, e.eqn.source_info.traceback)
-        label = self._scopes.get(path[-1].index)
+            label = self._scopes.get(e.index)
         with user_context(lines, name_stack=names if label is None else names + label):
             yield
 
@@ -172,26 +120,23 @@ class Hold(Emitter):
             return [x if v is None else self._pin_end(v, x) for v, x in zip(values, arrays, strict=True)]
 
     def _pin_end(self, v: Value, x: Any) -> Any:
-        if v in self._parts:
-            return self._unreduced.pin(x, v)
+        for region in self.regions:
+            if (spec := region.lies(v)) is not None:
+                return self.layout.pin(x, spec)
         if self.layout.batchy(v):
-            return self._pin(x, self.layout.active(v))
-        spec = self._rest(v)
-        return self._pin(x, spec) if any(spec) or v in self._ahead.values else x
+            return self.layout.pin(x, self.layout.active(v))
+        spec = self.layout.at_rest(v)
+        return self.layout.pin(x, spec) if any(spec) else x
 
     def _rest(self, v: Value) -> Spec:
         """Where a weight or a gradient lies between uses."""
-        return self.layout.in_use(v) if v in self._ahead.values else self.layout.at_rest(v)
-
-    def result(self, e: Equation, values: list) -> list:
-        changed = e.index in self._sum_types.made
-        return summed_as(e, values, self._sum_types.dtype) if changed else super().result(e, values)
+        return self.layout.in_use(v) if v in self._gathered else self.layout.at_rest(v)
 
     def before(self, e: Equation, values: list) -> list:
         """Weights go from where they rest to where they are used, right at the equation that uses them."""
         layout = self.layout
         for k, spec in read_whole(layout, e).items():
-            values[k] = self._pin(values[k], spec)
+            values[k] = self.layout.pin(values[k], spec)
         if not layout.storage.batchy_equation(e) or e.name.startswith("scatter"):
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
@@ -213,7 +158,7 @@ class Hold(Emitter):
             if layout.batchy(v):
                 if e.name in MAKES_ACTIVATIONS:
                     for spec in made_as(layout, e, v):
-                        outs[k] = self._pin(outs[k], spec)
+                        outs[k] = self.layout.pin(outs[k], spec)
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:
                 outs[k] = self._pin_gradient(e, v, outs[k])
         return outs
@@ -221,12 +166,12 @@ class Hold(Emitter):
     def _pin_gradient(self, e: Equation, v: Value, x: Any) -> Any:
         """A sum over examples: partial sums go straight to where the parameter rests."""
         if e.name.startswith("scatter"):  # else the updates, activations, would be gathered
-            x = self._pin(x, self.layout.in_use(v))
+            x = self.layout.pin(x, self.layout.in_use(v))
         readers = self._readers.get(v, [])
         if len(readers) == 1 and readers[0] in LAYOUT:  # XLA folds the two: pin after the second
             self._unpinned.add(v)
             return x
-        x = self._pin(x, self.layout.at_rest(v))
+        x = self.layout.pin(x, self.layout.at_rest(v))
         return x if x.dtype == (dtype := self.program.avals[v].dtype) else x.astype(dtype)
 
     def _of_weight(self, v: Value) -> AbstractContextManager[Any]:
@@ -246,7 +191,7 @@ class Hold(Emitter):
         layout, body, x = self.layout, self._bodies[-1], values[k]
         rest, use = self._rest(v), layout.in_use(v)
         if not self._gathered_axes(rest):
-            return self._pin(x, use)
+            return self.layout.pin(x, use)
         activation = next((values[q] for q, w in enumerate(e.ins) if layout.batchy(w)), None)
         tie = body.last_activation if body.last_activation is not None else activation
         if activation is not None:
@@ -256,30 +201,32 @@ class Hold(Emitter):
             return body.kept[id(x)].gathered
         source, kind = x, frozenset(c for c, axes in zip(layout.storage.of(v), rest, strict=True) if axes)
         if not body.is_loop and kind in body.fetched and tie is not None:
-            x, _ = lax.optimization_barrier((self._pin(x, rest), tie))
+            x, _ = lax.optimization_barrier((self.layout.pin(x, rest), tie))
         body.fetched.add(kind)
-        body.keep(source, self._gathered(x, v), nbytes(self.program.avals[v]), self.cap)
+        body.keep(source, self._to_use(x, v), nbytes(self.program.avals[v]), self.cap)
         return body.kept[id(source)].gathered
 
-    def _gathered(self, x: Any, v: Value) -> Any:
+    def gather(self, x: Any, weight: Value) -> Any:
+        """A weight at rest, brought to where it is used, under its own name."""
+        with self._of_weight(weight):
+            return self._to_use(x, weight)
+
+    def _to_use(self, x: Any, v: Value) -> Any:
         """A weight at rest, brought to where it is used."""
         rest, use = self.layout.at_rest(v), self.layout.in_use(v)
         gathered_axes = self._gathered_axes(rest)
         between = [tuple(a for a in axes if a not in gathered_axes) for axes in rest]
         if between != use:  # gather over data first, then move the tensor shard
-            x = self._pin(x, between)
-        return self._pin(x, use)
+            x = self.layout.pin(x, between)
+        return self.layout.pin(x, use)
 
 
 class _Kept:
     __slots__ = ("bytes", "gathered", "source")
 
     def __init__(self, source: Any, gathered: Any, size: int):
-        self.source, self.gathered, self.bytes = (
-            source,
-            gathered,
-            size,
-        )  # the source is held so that its id stays taken
+        self.source = source  # kept so that its id stays taken
+        self.gathered, self.bytes = gathered, size
 
 
 class _Body:
@@ -295,16 +242,3 @@ class _Body:
         self.kept[id(source)] = _Kept(source, gathered, size)
         while not self.is_loop and len(self.kept) > 1 and sum(x.bytes for x in self.kept.values()) > cap:
             self.kept.pop(next(iter(self.kept)))
-
-
-def _readers(scopes: Any, handed_on: Collection[Value]) -> dict[Value, list[str]]:
-    readers: dict[Value, list[str]] = {v: ["out"] for v in handed_on}
-    for scope in scopes:
-        for e in scope.equations:
-            for v in e.ins:
-                if v is not None:
-                    readers.setdefault(v, []).append(e.name)
-        for v in scope.outs:
-            if v is not None:
-                readers.setdefault(v, []).append("out")
-    return readers

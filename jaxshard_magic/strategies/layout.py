@@ -4,8 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ..plan import Finding
 from ..program.batch import Batch
@@ -101,6 +103,10 @@ class Layout:
     def bytes_of(self, value: Value, spec: Spec) -> int:
         """What one device holds of a value that lies so."""
         return nbytes(self.program.avals[value]) // math.prod(map(self.count, spec))
+
+    def pin(self, x: Any, spec: Spec) -> Any:
+        """`x`, held where `spec` says by a constraint in the program."""
+        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, partition_spec(spec)))
 
     def fixed_by(self, value: Value) -> str | None:
         """Who gave the placement of `value`, or of a parameter that it follows."""

@@ -20,6 +20,8 @@ from ..program.primitives import REMAT
 from ..program.sizes import nbytes
 from .hold import Hold
 from .layout import Axes, Spec
+from .reductions import activation_sum, gradient_sum
+from .regions import Region
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _REDUCES = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_or", "reduce_and"})
@@ -27,7 +29,7 @@ _REDUCES = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "
 
 def traffic(hold: Hold) -> tuple[Sent, ...]:
     """The collectives of one step, in the order of the program; those of loops with all their trips."""
-    return tuple(_Traffic(hold).found())
+    return tuple(_Traffic(hold).all())
 
 
 @dataclass
@@ -46,20 +48,32 @@ class _Traffic:
         self._gathered: set[tuple[Value, Axes]] = set()
         self._partners = self._linked() if self._layout.sequence else {}
 
-    def found(self) -> Iterator[Sent]:
+    def all(self) -> Iterator[Sent]:
         yield from self._inside(self._program.top, _Body(False, {}), {})
 
     def _inside(self, scope: Scope, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
         """`same`: what a value inside is outside of the bodies that are run in place."""
         for e in scope.equations:
-            if e.doors:
-                for door in e.doors:
-                    yield from self._inside(door.scope, *self._entered(e, door, body, same))
-                yield from self._after_loop(e)
-            elif not self._used.isdisjoint(e.outs):
-                yield from self._weights(e, body, same)
-                yield from self._resharded(e)
-                yield from self._summed(e)
+            if e.doors or not self._used.isdisjoint(e.outs):
+                yield from self._of(e, self._hold.regions_of(e), body, same)
+
+    def _of(
+        self, e: Equation, regions: tuple[Region, ...], body: _Body, same: dict[Value, Value]
+    ) -> Iterator[Sent]:
+        if regions:
+            rest = self._of(e, regions[1:], body, same)
+            yield from regions[0].sent(e, self._operands(e, body, same), rest)
+            return
+        for door in e.doors:
+            yield from self._inside(door.scope, *self._entered(e, door, body, same))
+        if not e.doors:
+            yield from self._operands(e, body, same)
+            yield from self._summed(e)
+
+    def _operands(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
+        """What brings the operands of an equation without bodies to where it uses them."""
+        yield from self._weights(e, body, same)
+        yield from self._resharded(e)
 
     def _entered(
         self, e: Equation, door: Door, body: _Body, same: dict[Value, Value]
@@ -68,12 +82,6 @@ class _Traffic:
         if again or e.name in ("scan", "while", "cond"):
             return _Body(True, {}), {}
         return body, {b: same.get(a, a) for a, b, _ in door.into if a is not None}
-
-    def _after_loop(self, e: Equation) -> Iterator[Sent]:
-        """Gradients that waited for the end of a loop; weights that were gathered before it."""
-        for i, v in enumerate(e.outs):
-            if self._hold.summed_after(e, i):
-                yield from self._gradient(v, self._layout.batch_axes, e.trips)
 
     def _weights(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
         """All-gathers of weights that `e` reads, as `Hold` keeps them for the next one that does."""
@@ -101,42 +109,11 @@ class _Traffic:
         return default and self._layout.platform == "tpu" and self._program.avals[v].dtype == jnp.float32
 
     def _summed(self, e: Equation) -> Iterator[Sent]:
-        sums, out = self._hold.partial_sums, e.outs[0]
-        if e.index in sums.members:
-            if e.index in sums.roots:
-                yield from self._activation(out, sums.axes[e.index], e.trips)
-            return
-        over = self._contracted(e)
-        if not over:
-            return
-        if not self._layout.batchy(out):
-            if not self._hold.waits(e):
-                yield from self._gradient(out, over, e.trips, whole=self._added_up_whole(e))
-            return
-        yield from self._activation(out, over, e.trips)
-
-    def _activation(self, v: Value, over: Axes, trips: int) -> Iterator[Sent]:
-        spec = self._layout.active(v)
-        lying = {a for axes in spec for a in axes}
-        into = tuple(a for a in over if a in lying)
-        size = self._layout.bytes_of(v, [tuple(a for a in axes if a not in into) for axes in spec])
-        if self._layout.simulated and self._program.avals[v].dtype == jnp.bfloat16:
-            size *= 2  # the CPU adds them up in float32
-        yield self._sent("reduce-scatter" if into else "all-reduce", over, size, trips)
-
-    def _gradient(self, v: Value, over: Axes, trips: int, *, whole: bool = False) -> Iterator[Sent]:
-        """A sum over the examples goes to where its parameter rests: scattered over the axes that divide it, added up
-        over the others, or added up as a `whole`."""
-        layout = self._layout
-        rest = [] if whole else layout.at_rest(v)
-        store = tuple(a for axes in rest for a in axes if a in over)
-        others = tuple(a for a in over if a not in store)
-        size = layout.bytes_of(v, layout.in_use(v))
-        if store:
-            yield self._sent("all-reduce" if layout.simulated else "reduce-scatter", store, size, trips)
-            size //= layout.count(store)
-        if others:
-            yield self._sent("all-reduce", others, size, trips)
+        over, out = self._contracted(e), e.outs[0]
+        if over and self._layout.batchy(out):
+            yield activation_sum(self._layout, out, over, e.trips)
+        elif over:
+            yield from gradient_sum(self._layout, out, over, e.trips, whole=self._added_up_whole(e))
 
     def _added_up_whole(self, e: Equation) -> bool:
         """A lookup's gradient; of a TPU it is not certain that it is not scattered after all."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 
-from ..program.ir import Door, Equation, Program, Value
-from ..program.primitives import called, scan_counts
-from .layout import Layout
+from ...program.ir import Door, Equation, Program, Value
+from ...program.primitives import called, scan_counts
+from ..layout import Layout
 
 # The operands that a primitive is linear in, taken together; the rest only says how.
 _FIRST = (

@@ -1,0 +1,39 @@
+"""The collectives of a sum over what the mesh divides: where its result must lie says which."""
+
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+
+from ..plan import Sent
+from ..program.ir import Value
+from .layout import Axes, Layout
+
+
+def activation_sum(layout: Layout, value: Value, over: Axes, trips: int) -> Sent:
+    """Adding up an activation over the mesh axes `over`: scattered where these divide its positions."""
+    spec = layout.active(value)
+    lying = {a for axes in spec for a in axes}
+    into = tuple(a for a in over if a in lying)
+    size = layout.bytes_of(value, [tuple(a for a in axes if a not in into) for axes in spec])
+    if layout.simulated and layout.program.avals[value].dtype == jnp.bfloat16:
+        size *= 2  # the CPU adds them up in float32
+    return Sent("reduce-scatter" if into else "all-reduce", over, layout.count(over), size, trips)
+
+
+def gradient_sum(
+    layout: Layout, value: Value, over: Axes, trips: int, *, whole: bool = False
+) -> Iterator[Sent]:
+    """A sum over the examples, brought to where its parameter rests: scattered over the axes that divide it, added up
+    over the others, or added up as a `whole`."""
+    rest = [] if whole else layout.at_rest(value)
+    store = tuple(a for axes in rest for a in axes if a in over)
+    others = tuple(a for a in over if a not in store)
+    size = layout.bytes_of(value, layout.in_use(value))
+    if store:
+        kind = (
+            "all-reduce" if layout.simulated else "reduce-scatter"
+        )  # XLA for the CPU adds up all, then slices
+        yield Sent(kind, store, layout.count(store), size, trips)
+        size //= layout.count(store)
+    if others:
+        yield Sent("all-reduce", others, layout.count(others), size, trips)
