@@ -176,13 +176,15 @@ def test_counts_and_flags_come_out_exactly():
     def step(params, batch):
         def add(total, piece):
             grads, positive = jax.grad(loss)(params, piece), jnp.sum(piece["x"] > 0)
+            seen = total[1] + jnp.sum(jnp.where(piece["x"][:, 0] > -100, piece["n"], 0))  # more than float32 counts one by one
             halved, large = total[2] + positive // 2, total[3] | (jnp.sum(piece["x"] > 2) > 170)
-            return (jax.tree.map(jnp.add, total[0], grads), total[1] + positive, halved, large), positive
+            return (jax.tree.map(jnp.add, total[0], grads), seen, halved, large), positive
 
         zeros = jax.tree.map(jnp.zeros_like, params), jnp.int32(0), jnp.int32(0), jnp.bool_(False)
         (grads, *rest), each = lax.scan(add, zeros, jax.tree.map(halves, batch))
         return descend(params, grads), rest, each
 
+    batch = {**batch, "n": jnp.full(batch["x"].shape[0], 2**22, jnp.int32).at[0].add(1)}
     _, got = ran(step, "fsdp", "data=8", "once", params, batch)
     want = jax.jit(step)(params, batch)
     same(got[0], want[0])

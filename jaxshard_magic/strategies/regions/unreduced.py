@@ -14,7 +14,7 @@ from ...plan import Sent
 from ...program.ir import Equation, Value
 from ...program.labels import GRADIENT
 from ...program.phases import BACKWARD
-from ...program.primitives import bind, scan_counts
+from ...program.primitives import bind, is_float, scan_counts
 from ..layout import Axes, Layout, Spec, partition_spec
 from ..reductions import gradient_sum
 from .deferred import BatchDims, Deferred, joint, summands
@@ -158,9 +158,8 @@ class Unreduced(Region):
         All axes are manual: over an automatic one the compiler would gather.
         """
         layout, whole, own = self.layout, self._whole(value), x.dtype
-        simulated = layout.simulated
-        # XLA for the CPU aborts on a sum in bfloat16.
-        wire = jnp.promote_types(dtype, jnp.float32) if simulated else dtype
+        # XLA for the CPU aborts on a sum in bfloat16; whole numbers stay so, float32 does not hold them all
+        wire = jnp.promote_types(dtype, jnp.float32) if layout.simulated and is_float(dtype) else dtype
         scattered = self._stored(value, whole)
         rest = self._rest(scattered)
 
