@@ -34,7 +34,9 @@ from flax import nnx
 
 import jaxshard_magic
 from jaxshard_magic.analysis.collectives import collectives
+from jaxshard_magic.strategies.footprint import footprint
 from jaxshard_magic.strategies.hold import Hold
+from jaxshard_magic.strategies.traffic import traffic
 
 MESHES = {"dp": "data=8", "fsdp": "data=8", "fsdp+tp": "data=4 model=2"}
 
@@ -100,7 +102,10 @@ def test_weights_can_be_gathered_once_for_all_microbatches():
     entry, got = ran(step, "fsdp", "data=8", "once-gathered", params, batch)
     same(got, want)
     stacked, whole = LAYERS * WIDTH * HIDDEN * F32, WIDTH * VOCAB * F32
-    assert {k: n for k, n in moved(entry).items() if k[0] == AG} == {(AG, stacked): 2, (AG, whole): 2}
+    gathers = {(AG, stacked): 2, (AG, whole): 2}
+    assert {k: n for k, n in moved(entry).items() if k[0] == AG} == gathers
+    assert Counter((m.kind, m.bytes) for m in traffic(held(entry)) if m.kind == AG) == gathers
+    assert footprint(held(entry)).between > 2 * stacked + 2 * whole
     assert reductions(entry) == expected_once("fsdp", True)
 
 

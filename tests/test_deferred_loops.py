@@ -176,7 +176,9 @@ def test_counts_and_flags_come_out_exactly():
     def step(params, batch):
         def add(total, piece):
             grads, positive = jax.grad(loss)(params, piece), jnp.sum(piece["x"] > 0)
-            seen = total[1] + jnp.sum(jnp.where(piece["x"][:, 0] > -100, piece["n"], 0))  # more than float32 counts one by one
+            seen = total[1] + jnp.sum(
+                jnp.where(piece["x"][:, 0] > -100, piece["n"], 0)
+            )  # more than float32 counts one by one
             halved, large = total[2] + positive // 2, total[3] | (jnp.sum(piece["x"] > 2) > 170)
             return (jax.tree.map(jnp.add, total[0], grads), seen, halved, large), positive
 

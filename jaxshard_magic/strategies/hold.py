@@ -75,17 +75,13 @@ class Hold(Emitter):
 
     def gathers(self, weight: Value) -> Axes:
         """The mesh axes over which a weight is gathered where an activation meets it."""
-        return self._gathered_axes(self._rest(weight))
+        return () if weight in self._gathered else self.layout.gathered_over(weight)
 
     def _bytes_kept(self) -> int:
         stored = [self.program.inputs[i] for i in self.layout.roles.stored]
         size = {v: nbytes(self.program.avals[v]) for v in stored}
-        gathered = [size[v] for v in stored if self._gathered_axes(self.layout.at_rest(v))]
+        gathered = [size[v] for v in stored if self.layout.gathered_over(v)]
         return max([*gathered, sum(size.values()) // _KEPT_SHARE])
-
-    def _gathered_axes(self, spec: Spec) -> Axes:
-        tensor = {a for axes in self.layout.tensor.values() for a in axes}
-        return tuple(a for axes in spec for a in axes if a not in tensor)
 
     def equation(self, e: Equation, values: list) -> list:
         return self._emit(e, values, self.regions_of(e))
@@ -190,7 +186,7 @@ class Hold(Emitter):
         """
         layout, body, x = self.layout, self._bodies[-1], values[k]
         rest, use = self._rest(v), layout.in_use(v)
-        if not self._gathered_axes(rest):
+        if not self.gathers(v):
             return self.layout.pin(x, use)
         activation = next((values[q] for q, w in enumerate(e.ins) if layout.batchy(w)), None)
         tie = body.last_activation if body.last_activation is not None else activation
@@ -214,8 +210,8 @@ class Hold(Emitter):
     def _to_use(self, x: Any, v: Value) -> Any:
         """A weight at rest, brought to where it is used."""
         rest, use = self.layout.at_rest(v), self.layout.in_use(v)
-        gathered_axes = self._gathered_axes(rest)
-        between = [tuple(a for a in axes if a not in gathered_axes) for axes in rest]
+        over = self.layout.gathered_over(v)
+        between = [tuple(a for a in axes if a not in over) for axes in rest]
         if between != use:  # gather over data first, then move the tensor shard
             x = self.layout.pin(x, between)
         return self.layout.pin(x, use)

@@ -89,6 +89,11 @@ class Layout:
                 )
         return self._unique(spec)
 
+    def gathered_over(self, weight: Value) -> Axes:
+        """The mesh axes over which a weight at rest is gathered for use."""
+        tensor = {a for axes in self.tensor.values() for a in axes}
+        return tuple(a for axes in self.at_rest(weight) for a in axes if a not in tensor)
+
     def tensor_axes(self, value: Value) -> Spec:
         shape = self.program.shapes[value]
         found = [self.tensor.get(c, ()) for c in self.dims.of(value)]

@@ -1,8 +1,9 @@
 """Weights that a loop reads at every trip, gathered once before it."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ...plan import Sent
 from ...program.ir import Equation, Scope, Value
 from ...program.primitives import REMAT, called, scan_counts
 from ..layout import Layout, Spec
@@ -27,6 +28,22 @@ class Ahead(Region):
             if (v := e.ins[i]) is not None:
                 values[i] = hold.gather(values[i], v)
         return rest(values)
+
+    def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
+        layout = self.layout
+        for v in self._gathered_before(e):
+            if over := layout.gathered_over(v):
+                size = layout.bytes_of(v, layout.in_use(v))
+                yield Sent("all-gather", over, layout.count(over), size, e.trips)
+        yield from rest
+
+    def held(self, e: Equation, rest: Callable[[], int]) -> int:
+        """The gathered weights lie beside the divided ones until the loop ends."""
+        layout = self.layout
+        return rest() + sum(layout.bytes_of(v, layout.in_use(v)) for v in self._gathered_before(e))
+
+    def _gathered_before(self, e: Equation) -> Iterator[Value]:
+        return (v for i in self.operands[e.index] if (v := e.ins[i]) is not None)
 
     def lies(self, value: Value) -> Spec | None:
         return self.layout.in_use(value) if value in self.weights else None
@@ -56,8 +73,8 @@ def gathered_ahead(context: Context) -> Ahead:
 def _divided(layout: Layout, value: Value | None) -> bool:
     if value is None or layout.batchy(value):
         return False
-    tensor = {a for axes in layout.in_use(value) for a in axes}
-    return any(a not in tensor for axes in layout.at_rest(value) for a in axes)
+    in_use = {a for axes in layout.in_use(value) for a in axes}
+    return any(a not in in_use for axes in layout.at_rest(value) for a in axes)
 
 
 def _entered_once(scope: Scope) -> Iterator[Equation]:
