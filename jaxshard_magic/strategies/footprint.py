@@ -1,4 +1,4 @@
-"""What a step needs of a device's memory under a layout: estimated from the traced step, before anything is compiled.
+"""A device's memory that a step takes under a layout, estimated from the traced step before anything is compiled.
 
 Arrays at rest are exact. Of what lies in between, the compiler fuses what it computes element by element into what
 reads it, and keeps what products, lookups, sums and loops make until their last reader. It may do better by computing
@@ -39,7 +39,7 @@ class Footprint:
 
 
 def footprint(hold: Hold, donated: Collection[int] = ()) -> Footprint:
-    """`donated`: inputs, by number, whose memory an output takes over."""
+    """The bytes of a step as `hold` emits it. `donated`: inputs, by number, whose memory an output takes over."""
     return _Estimate(hold).whole(donated)
 
 
@@ -54,11 +54,10 @@ class _Estimate:
         program = self._program
         outs = {v for v in program.outputs if v is not None} - {*program.inputs}
         given = sum(self._bytes(program.inputs[i]) for i in donated)
-        made = max(0, sum(map(self._bytes, outs)) - given)
-        between = (
-            self._peak(program.top, outs) + 2 * self._largest_gathered()
-        )  # one in use, the next on its way
-        return Footprint(sum(map(self._bytes, program.inputs)) + made, max(0, between - made))
+        added = max(0, sum(map(self._bytes, outs)) - given)
+        gathered = 2 * self._largest_gathered()  # one in use, the next on its way
+        between = self._peak(program.top, outs) + gathered
+        return Footprint(sum(map(self._bytes, program.inputs)) + added, max(0, between - added))
 
     def _largest_gathered(self) -> int:
         """Bytes of the largest weight as it lies where it is used, of those that are gathered for that."""

@@ -1,4 +1,4 @@
-"""What one device does of a step's products under a layout."""
+"""One device's share of a step's products under a layout."""
 
 from collections.abc import Iterable
 
@@ -16,13 +16,13 @@ def shares(layout: Layout, works: Iterable[Work]) -> tuple[Share, ...]:
 def _share(layout: Layout, work: Work) -> Share:
     e = layout.program.equations[work.equation]
     tensors = [v for v in (*e.ins[:2], e.outs[0]) if v is not None]
-    held = {v: layout.bytes_of(v, layout.used(v)) for v in tensors}
+    size = {v: layout.bytes_of(v, layout.used(v)) for v in tensors}
     divided = parts(e, layout.used, layout.mesh.shape)
     return Share(
         work.flops // divided,
-        e.trips * sum(held[v] for v in tensors),
+        e.trips * sum(size[v] for v in tensors),
         work.dtype,
         work.recomputed,
         work.exact,
-        e.trips * sum(held[v] for v in tensors if not layout.batchy(v)),
+        e.trips * sum(size[v] for v in tensors if not layout.batchy(v)),
     )

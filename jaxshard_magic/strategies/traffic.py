@@ -1,4 +1,4 @@
-"""What the devices must send each other under a layout: told from the traced step, before anything is compiled.
+"""The collectives that a layout takes, read off the traced step before anything is compiled.
 
 Weights that rest divided are gathered where activations meet them (`Hold`), and what contracts a divided dimension is a
 sum that devices add up: activations under tensor parallelism, gradients over the examples. Compiled steps send this,
@@ -168,7 +168,7 @@ class _Traffic:
 
     def _linked(self) -> dict[int, dict[int, set[str]]]:
         """By equation and by dimension of what it touches: the axes of the dimensions that are the same there."""
-        program, found = self._program, defaultdict[int, dict[int, set[str]]](dict)
+        program, axes_of = self._program, defaultdict[int, dict[int, set[str]]](dict)
         value_of = [v for v in range(len(program.avals)) for _ in program.nodes(v)]
         specs: dict[Value, Spec] = {}
         for link in self._layout.dims.links.links:
@@ -177,8 +177,8 @@ class _Traffic:
             for a, b in ((link.a, link.b), (link.b, link.a)):
                 v = value_of[b]
                 spec = specs.setdefault(v, self._layout.used(v))
-                found[link.equation].setdefault(a, set()).update(spec[b - program.first[v]])
-        return found
+                axes_of[link.equation].setdefault(a, set()).update(spec[b - program.first[v]])
+        return axes_of
 
     def _sent(self, kind: str, axes: Axes, size: int, count: int) -> Sent:
         return Sent(kind, axes, self._layout.count(axes), size, count)

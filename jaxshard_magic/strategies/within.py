@@ -47,11 +47,11 @@ def layout_within(
         PARAMS if i in inputs.parameters else BATCH if i in data else OTHER
         for i in range(len(program.inputs))
     )
-    found = Roles(roles, dict(inputs.gradients), data, tuple(sorted(inputs.parameters)))
+    by_position = Roles(roles, dict(inputs.gradients), data, tuple(sorted(inputs.parameters)))
     none = Batch(frozenset(), {}, True, None)
-    batch = find_batch(dims, found, inputs.examples) if inputs.examples else none
+    batch = find_batch(dims, by_position, inputs.examples) if inputs.examples else none
     layout = Layout(
-        program, dims, dims.storage(batch.classes), flow, found, batch, mesh, platform, batch_axes
+        program, dims, dims.storage(batch.classes), flow, by_position, batch, mesh, platform, batch_axes
     )
     _at_rest(layout, inputs.parameters, axes.get("tp", ()))
     if over := axes.get("sp", ()):

@@ -1,4 +1,4 @@
-"""Which sums over the examples wait until a loop has added them up before devices reduce them.
+"""The analysis of which sums over the examples can wait until a loop has added them up before devices reduce them.
 
 A sum over a divided batch is the sum of what each shard sums by itself, and what is linear can work on those parts. A
 gradient that a loop adds up, over microbatches or over time, is then reduced once, after the loop, and not at every
@@ -104,9 +104,9 @@ def _batch_dim(layout: Layout, value: Value | None) -> int | None:
     if value is None:
         return None
     examples = layout.batch.classes - layout.sequence
-    found = [d for d, c in enumerate(layout.dims.of(value)) if c in examples]
+    batch_dims = [d for d, c in enumerate(layout.dims.of(value)) if c in examples]
     size, n = layout.program.shapes[value], layout.count(layout.batch_axes)
-    return found[0] if len(found) == 1 and size[found[0]] % n == 0 else None
+    return batch_dims[0] if len(batch_dims) == 1 and size[batch_dims[0]] % n == 0 else None
 
 
 def _linear(layout: Layout, e: Equation) -> bool:

@@ -1,4 +1,4 @@
-"""Sums of row parallel products, reduced once.
+"""Sums of row parallel products, reduced once for all their terms.
 
 The input gradient of weights that share an input (q, k and v; gate and up) is a sum of products that each contract a
 tensor parallel dimension. The compiler may reduce every one; theory needs one all-reduce of their sum (the operator f
