@@ -13,10 +13,10 @@ from ..gradients.regions import AllBut
 from ..gradients.remat import POLICIES, Rematted
 from ..program.flops import Totals, counted, totals
 from ..program.flow import ALIASES, Flow
+from ..program.hooks import anew
 from ..program.ir import Equation, Program
 from ..program.mapped import PerDevice, on_a_device
 from ..program.peel import specs
-from ..program.trace import anew
 from ..step.planned import own_mesh
 from . import inside
 from .cells import Cells

@@ -13,10 +13,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..analysis.collectives import collectives
 from ..compiler_log import captured
+from ..program.hooks import anew
 from ..program.lines import lines_kept
 from ..program.mapped import PerDevice
 from ..program.peel import specs
-from ..program.trace import anew
 from ..report import Collective
 from ..step.elsewhere import canonical, elsewhere
 from ..step.planned import own_mesh

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
 
 from ..program.capture import Gradient, Taking, taken
+from ..program.hooks import gradients_by
 from ..program.roles import RNG, Roles
-from ..program.trace import Traced, gradients_by, marking
+from ..program.trace import Traced, marking
 from .scaling import Scale, adjusted, all_finite, initial, kept_where, unscaled
 
 CARRIED = len(Scale._fields)  # inputs of the step that are its own, and come back as its last outputs

@@ -14,10 +14,11 @@ from jax.interpreters import batching
 from ..errors import ShardError
 from .emit import Emitter
 from .follow_walk import OPAQUE
+from .hooks import Vjp, gradients_by
 from .ir import Equation, Program
 from .primitives import is_literal
 from .replay import Replay, retraced
-from .trace import Traced, Vjp, gradients_by, hoisted, marking
+from .trace import Traced, hoisted, marking
 
 gradient_p = Primitive(OPAQUE)
 gradient_p.multiple_results = True

@@ -1,23 +1,18 @@
 """Trace any step once, whole: forward, backward and update in one jaxpr, gradient calls marked."""
 
-import contextlib
-import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import api as _api  # jax.grad, nnx and equinox all reach `vjp` here; there is no public hook
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr
 from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, keystr
 
-DIFFERENTIATED, GRADIENT, VALUE = "jaxshard:differentiated", "jaxshard:gradient", "jaxshard:value"
+from .hooks import Vjp, gradients_by
 
-_tracing = jax.make_user_context(None)
-_epoch = itertools.count(1)
+DIFFERENTIATED, GRADIENT, VALUE = "jaxshard:differentiated", "jaxshard:gradient", "jaxshard:value"
 
 
 @dataclass(frozen=True)
@@ -38,9 +33,6 @@ class Traced:
 def path_name(path: KeyPath) -> str:
     """`state.params.Dense_0.kernel` for the key path of a leaf."""
     return keystr(path, simple=True, separator=".")
-
-
-Vjp = Callable[..., Any]  # jax.vjp, or what stands in its place while a step is traced
 
 
 def trace(
@@ -101,29 +93,3 @@ def marking(inner: Vjp) -> Vjp:
         return (value, lambda *cotangents: mark(back(*cotangents), GRADIENT), *aux)
 
     return vjp
-
-
-def anew() -> contextlib.AbstractContextManager[None]:
-    """Inside, jits that already ran are traced anew.
-
-    One context of JAX serves all: each that is made becomes part of the keys of its caches, so what the session
-    compiled before would be compiled again.
-    """
-    return _tracing(next(_epoch))
-
-
-@contextlib.contextmanager
-def gradients_by(seen: Callable[[Vjp], Vjp]) -> Iterator[None]:
-    """While this thread traces, its gradient calls, in jits that already ran too, are made with `seen(jax.vjp)`."""
-    inner, public, thread = _api.vjp, jax.vjp, threading.get_ident()
-    other = seen(inner)
-
-    def vjp(*args, **options):
-        return (other if threading.get_ident() == thread else inner)(*args, **options)
-
-    _api.vjp = jax.vjp = vjp
-    try:
-        with anew():
-            yield
-    finally:
-        _api.vjp, jax.vjp = inner, public

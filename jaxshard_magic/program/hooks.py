@@ -1,0 +1,129 @@
+"""What stands in the place of JAX's own functions while a thread traces a step, and no longer."""
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax._src import (  # jax.grad, nnx and equinox all reach `api.vjp`; nothing here has a
+    ad_checkpoint,
+    api,
+    pjit,
+)
+from jax._src.interpreters import partial_eval  # public form
+
+Vjp = Callable[..., Any]  # jax.vjp, or what stands in its place while a step is traced
+
+_VJP = ((api, "vjp"), (jax, "vjp"))
+# In JAX 0.10 and 0.12 all that traces a function (jit, scan, while, cond, checkpoint, shard_map, custom rules) asks
+# the first of these caches, by its name in its module; two more lie before it. They hold a jaxpr until its function
+# dies, which those of jax.numpy never do, the first without a limit.
+_CACHES = (
+    (partial_eval, "trace_to_jaxpr"),
+    (pjit, "_infer_params_cached"),
+    (ad_checkpoint, "_trace_to_jaxpr"),
+)
+_tracing = jax.make_user_context(
+    None
+)  # one for all: each that is made becomes part of the keys of JAX's caches
+_epoch = itertools.count(1)
+
+
+class _Mine(threading.local):
+    """What this thread traces with: `vjp` in the place of JAX's, and functions by those that they stand for."""
+
+    vjp: Vjp | None = None
+    stand_ins: dict[Callable[..., Any], Callable[..., Any]] | None = None
+
+
+_mine = _Mine()
+
+
+class _Forgetting:
+    """A cache of JAX that knows what a thread traces by stand-ins: what it holds of them dies with them."""
+
+    def __init__(self, cache: Any):
+        self._cache = cache
+
+    def __call__(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        known = _mine.stand_ins
+        if known is not None:
+            fun = known.setdefault(fun, functools.partial(fun))
+        return self._cache(fun, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def _dispatching(inner: Vjp) -> Vjp:
+    """`inner`, or what the calling thread has in its place."""
+
+    @functools.wraps(inner)
+    def vjp(*args: Any, **options: Any) -> Any:
+        return (_mine.vjp or inner)(*args, **options)
+
+    return vjp
+
+
+class _Hooks:
+    """JAX's functions replaced from the first thread that begins to trace to the last that ends, in any order.
+
+    `vjp`: JAX's own.
+    """
+
+    vjp: Vjp
+
+    def __init__(self):
+        self._lock, self._users, self._originals = threading.Lock(), 0, []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users > 1:
+                return
+            self.vjp = api.vjp
+            hooks = {place: _dispatching(self.vjp) for place in _VJP}
+            hooks |= {(module, name): _Forgetting(getattr(module, name)) for module, name in _CACHES}
+            self._originals = [(module, name, getattr(module, name)) for module, name in hooks]
+            for (module, name), hook in hooks.items():
+                setattr(module, name, hook)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for module, name, original in self._originals:
+                    setattr(module, name, original)
+
+
+_hooks = _Hooks()
+
+
+@contextmanager
+def anew() -> Iterator[None]:
+    """Inside, this thread traces jits that already ran anew, and JAX's caches forget at the end what it traced.
+
+    Entries that the session made itself stay.
+    """
+    outer, epoch = _mine.stand_ins, next(_epoch)
+    with _hooks, _tracing(epoch):
+        _mine.stand_ins = {}
+        try:
+            yield
+        finally:
+            _mine.stand_ins = outer
+
+
+@contextmanager
+def gradients_by(seen: Callable[[Vjp], Vjp]) -> Iterator[None]:
+    """While this thread traces, its gradient calls, in jits that already ran too, are made with `seen(jax.vjp)`."""
+    with anew():
+        outer = _mine.vjp
+        _mine.vjp = seen(outer or _hooks.vjp)
+        try:
+            yield
+        finally:
+            _mine.vjp = outer
