@@ -10,9 +10,9 @@ from conftest import Notebook
 from jax.sharding import PartitionSpec as P
 from taken_home import FIVE, Home, bare, code, proved
 
-from jaxshard_magic.codegen.marks import Place
+from jaxshard_magic.codegen.cells import Place
 from jaxshard_magic.codegen.pins import Pin
-from jaxshard_magic.codegen.shards import Sums, alone
+from jaxshard_magic.codegen.shards import Sums, undivided
 
 pytestmark = pytest.mark.usefixtures("as_asked")
 full = pytest.mark.full
@@ -260,7 +260,7 @@ def test_a_slice_sends_two_bytes_for_a_number(notebook, tmp_path, monkeypatch, l
 
 def test_a_pin_of_one_device_is_divided_over_the_other_axes_alone():
     pin = Pin(Place("cell", 1, 0, 1, 5), ('P("data")', 'P(("data", "fsdp"), None, ("fsdp", "model"))'))
-    (found,) = alone([pin], ("data", "fsdp"))
+    (found,) = undivided([pin], ("data", "fsdp"))
     assert found.specs == ("P()", 'P(None, None, "model")')
 
 

@@ -4,23 +4,28 @@ import ast
 
 import pytest
 
+from jaxshard_magic.codegen.cells import Cells, Piece, Place, imported
 from jaxshard_magic.codegen.edits import (
     Edit,
-    checkpointed,
+    checkpoint_edits,
     edited,
-    held,
-    imported,
+    hold_edits,
     is_gradient,
-    mapped,
     of_piece,
-    rematted,
+    regather_edits,
+    vmap_edits,
 )
-from jaxshard_magic.codegen.marks import Place
-from jaxshard_magic.codegen.pieces import Piece
 from jaxshard_magic.codegen.pins import Pin
 from jaxshard_magic.notebook.cells import Unit
 
 FILE = "<cell>"
+
+
+def cells(text: str, lines: set[int] | None = None, imports: str | None = None) -> Cells:
+    """One cell; `lines`: those that are pieces, `imports`: a text that imports for it, where it does not itself."""
+    lines = set(range(1, text.count("\n") + 2)) if lines is None else lines
+    names = imported(ast.parse(text if imports is None else imports))
+    return Cells({FILE: text.splitlines(True)}, {FILE: ast.parse(text)}, {FILE: lines}, names, str)
 
 
 def place(text: str, expression: str, first: int = 1) -> Place:
@@ -111,14 +116,13 @@ def test_no_edit_changes_nothing():
 def test_a_pin_of_two_specs_is_held_by_the_first_and_then_by_the_second():
     text = "y = table[ids]"
     pin = Pin(place(text, "table[ids]"), ('P("data")', 'P("data", None, "model")'))
-    assert edited([text], 1, held([pin], "hold", "sharding_P")) == [
+    assert edited([text], 1, hold_edits([pin], "hold", "sharding_P")) == [
         'y = hold(hold(table[ids], sharding_P("data")), sharding_P("data", None, "model"))'
     ]
 
 
 def again(text: str, lines: set[int] | None = None) -> str:
-    lines = set(range(1, text.count("\n") + 2)) if lines is None else lines
-    return "\n".join(edited(text.split("\n"), 1, checkpointed(ast.parse(text), FILE, lines, "again")))
+    return "\n".join(edited(text.split("\n"), 1, regather_edits(cells(text, lines), "again")))
 
 
 @pytest.mark.parametrize(
@@ -173,8 +177,8 @@ def test_functions_that_are_differentiated_are_checkpointed_by_whose_gradient_it
 def test_names_may_be_imported_in_another_text():
     names = imported(ast.parse("import jax\nfrom jax import grad as g, vmap"))
     assert names == {"jax": "jax", "g": "jax.grad", "vmap": "jax.vmap"}
-    tree = ast.parse("g(vmap(f))(x)")
-    edits = [*checkpointed(tree, FILE, {1}, "again", names), *mapped(tree, FILE, {1}, ["data"], names)]
+    cell = cells("g(vmap(f))(x)", imports="import jax\nfrom jax import grad as g, vmap")
+    edits = [*regather_edits(cell, "again"), *vmap_edits(cell, ["data"])]
     assert edited(["g(vmap(f))(x)"], 1, edits) == ["g(again(vmap(f, spmd_axis_name=('data',))))(x)"]
 
 
@@ -200,8 +204,7 @@ def test_only_gradients_on_the_lines_asked_for_are_checkpointed():
 
 
 def with_remat(text: str, policy: str | None = None, lines: set[int] | None = None) -> str:
-    lines = set(range(1, text.count("\n") + 2)) if lines is None else lines
-    return "\n".join(edited(text.split("\n"), 1, rematted(ast.parse(text), FILE, lines, policy)))
+    return "\n".join(edited(text.split("\n"), 1, checkpoint_edits(cells(text, lines), policy)))
 
 
 @pytest.mark.parametrize(
@@ -237,8 +240,7 @@ def test_scans_on_other_lines_do_not_count():
 
 
 def with_axes(text: str, axes: tuple[str, ...], lines: set[int] | None = None) -> str:
-    lines = set(range(1, text.count("\n") + 2)) if lines is None else lines
-    return "\n".join(edited(text.split("\n"), 1, mapped(ast.parse(text), FILE, lines, axes)))
+    return "\n".join(edited(text.split("\n"), 1, vmap_edits(cells(text, lines), axes)))
 
 
 @pytest.mark.parametrize(
@@ -288,11 +290,10 @@ def test_vmap_over_several_axes_and_only_on_the_lines_asked_for():
 
 def test_a_checkpointed_function_may_hold_what_is_mapped_and_held_inside():
     text = "g = jax.grad(lambda p: jax.vmap(f)(x @ p))(p)"
-    tree = ast.parse(text)
     edits = [
-        *checkpointed(tree, FILE, {1}, "again"),
-        *held([Pin(place(text, "x @ p"), ("P()",))], "hold", "P"),
-        *mapped(tree, FILE, {1}, ["data"]),
+        *regather_edits(cells(text), "again"),
+        *hold_edits([Pin(place(text, "x @ p"), ("P()",))], "hold", "P"),
+        *vmap_edits(cells(text), ["data"]),
     ]
     assert edited([text], 1, edits) == [
         "g = jax.grad(again(lambda p: jax.vmap(f, spmd_axis_name=('data',))(hold(x @ p, P()))))(p)"
@@ -313,7 +314,7 @@ def test_a_piece_begins_behind_another_statement_on_its_first_line():
     """`before` is in bytes: the first letter takes two of them."""
     text = "\u03b8 = 1; g = jax.grad(f)"
     piece = Piece(text, FILE, 1, "cell 2", before=len("\u03b8 = 1; ".encode()))
-    edits = checkpointed(ast.parse(text), FILE, {1}, "again")
+    edits = regather_edits(cells(text), "again")
     assert of_piece(piece, {FILE: edits}) == "g = jax.grad(again(f))"
 
 
@@ -326,7 +327,7 @@ def test_a_piece_begins_behind_another_statement_on_its_first_line():
     ],
 )
 def test_statements_on_one_line_have_their_own_edits(text: str, pieces: list[str]):
-    edits = checkpointed(ast.parse(text), FILE, {1}, "again")
+    edits = regather_edits(cells(text), "again")
     statements = Unit("cell 1", text).statements
     found = [of_piece(Piece(s.text, FILE, s.first, "cell 1", s.before), {FILE: edits}) for s in statements]
     assert found == pieces

@@ -10,7 +10,7 @@ import pytest
 from conftest import Notebook
 from markup import Reader, assert_inert
 
-from jaxshard_magic.codegen import Code, parts
+from jaxshard_magic.codegen import Code, wrappers
 from jaxshard_magic.report import Collective
 from jaxshard_magic.views.format import SPACE
 
@@ -203,7 +203,7 @@ def test_no_name_can_move_a_cursor():
     [
         PROGRAM,
         HOSTILE.text,
-        Path(parts.__file__).read_text(encoding="utf-8"),
+        Path(wrappers.__file__).read_text(encoding="utf-8"),
         "x = 1",
         "x = 1\n\n\n",
         "\ufeffx = '\u91cd\u307f\u2028\x0c\x0b'\n",

@@ -1,5 +1,5 @@
 """A step under its plan as a program of plain JAX, to take home."""
 
+from .cells import Piece as Piece
 from .code import Code as Code
 from .code import code_of as code_of
-from .pieces import Piece as Piece

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from .cells import Cells
-from .edits import Asked, Edit, is_gradient
-from .marks import Place, place_of
+from .cells import Cells, Place, place_of
+from .edits import Edit, OptionEdits, is_gradient
 from .means import batch_names, calls_of, convolves, is_mean, objects
 from .shards import gathered_before, sums_of
 
@@ -36,44 +35,44 @@ class _Region:
     read: frozenset[str]
 
 
-def microbatched(step: "ShardedStep", cells: Cells) -> Asked:
+def microbatch_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
     """The edits that take the step's gradient over microbatches, and have devices add it up as the line asks; none
     where its text, or what it gives, has no such form: then the program leaves the options out."""
-    asked, names = _OPTIONS & {*step.request.gradients.given}, batch_names(step)
+    options, names = _OPTIONS & {*step.request.gradients.given}, batch_names(step)
     regions = [
         r for f, tree in cells.trees.items() for r in _regions(tree, f, cells.lines[f], names, cells.imports)
     ]
-    n, calls = calls_of(step) if asked and len(regions) == 1 else (1, ())
+    n, calls = calls_of(step) if options and len(regions) == 1 else (1, ())
     mean = is_mean(step, n, calls)
     if mean is None:
-        return Asked()
+        return OptionEdits()
     (region,) = regions
     taken = _Taken(step, cells, region, "" if mean else ", mean=False")
-    loops = frozenset(asked & {"microbatches"})
-    plain = Asked(taken.edits(taken.in_microbatches()), loops) if loops else Asked()
-    if loops == asked:
+    loops = frozenset(options & {"microbatches"})
+    plain = OptionEdits(taken.edits(taken.in_microbatches()), loops) if loops else OptionEdits()
+    if loops == options:
         return plain
-    return _in_shards(taken, asked, plain, convolves(calls))
+    return _in_shards(taken, options, plain, convolves(calls))
 
 
-def _in_shards(taken: "_Taken", asked: set[str], plain: Asked, convolved: bool) -> Asked:
+def _in_shards(taken: "_Taken", options: set[str], plain: OptionEdits, convolved: bool) -> OptionEdits:
     """`plain`: the region without options of how devices add up what it gives."""
     step, region = taken.step, taken.region
     assert step.entry is not None
     sums = sums_of(step, taken.cells, place_of(region.last.value, region.file))
     changes = {"reduce": sums.late, "reduce_dtype": sums.rounded}
-    plain = replace(
-        plain, done=plain.done | {option for option, found in changes.items() if not found} & asked
-    )
-    if asked != plain.done and convolved:
-        return replace(plain, told=(_CONVOLVES,))
+    without_effect = {option for option, sums in changes.items() if not sums} & options
+    plain = replace(plain, options=plain.options | without_effect)
+    if options != plain.options and convolved:
+        return replace(plain, notes=(_CONVOLVES,))
     ahead = {}
-    if step.request.gradients.reduce == "once-gathered" and "reduce" not in plain.done:
+    if step.request.gradients.reduce == "once-gathered" and "reduce" not in plain.options:
         ahead = gathered_before(step, region.read)
-    if asked == plain.done or ahead is None:
+    if options == plain.options or ahead is None:
         return plain
     edits = taken.edits(taken.in_shards(sums.text()), ahead)
-    return Asked(edits, frozenset(asked), alone=step.entry.plan.batch_axes, less=plain)
+    axes = step.entry.plan.batch_axes
+    return OptionEdits(edits, frozenset(options), per_device=axes, fallback=plain)
 
 
 @dataclass(frozen=True)

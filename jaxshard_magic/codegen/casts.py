@@ -20,10 +20,10 @@ from ..gradients.precision import TYPES, typed, wanted
 from ..program.capture import gradients_of
 from ..program.ir import Equation, Program, Value
 from ..program.primitives import CUSTOM, is_float
-from .cells import Cells
-from .edits import Asked, Edit, given_by_name
+from .cells import Cells, place_of
+from .edits import Edit, OptionEdits, keyword_edit
 from .inside import in_type
-from .marks import SEEN, Marks, marked, place_of
+from .marks import SEEN, Marks, marked
 from .swap import swapped
 
 if TYPE_CHECKING:
@@ -117,18 +117,20 @@ class _Cast(Marks):
         return number.value if isinstance(number, ast.Constant) else None  # pyright: ignore[reportReturnType]
 
 
-def narrowed(step: "ShardedStep", cells: Cells) -> Asked:
+def cast_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
     """Casts at the expressions of the step's losses, so that they compute in the types that the plan gives them; none
     for a type that is not written so, and where no product of theirs can be reached."""
     how = step.request.gradients.precision
     if how != _HOW:
-        return Asked()
+        return OptionEdits()
     dtype, plain = TYPES[how], _Cast()
     try:
         found = [typed(loss, how) for loss in _losses(step, cells, plain)]
         asked = sum(types.changed for _, types in found)
         if not asked:
-            return Asked(done=frozenset({"precision"}))  # the plan has no product to run in it either
+            return OptionEdits(
+                options=frozenset({"precision"})
+            )  # the plan has no product to run in it either
         casts, built = _casts(plain, found, dtype)
         cast, losses = _with(step, cells, casts, built, dtype)
         if useless := {k for k in cast.trees & cast.made if not _helps(cast, k, losses)}:
@@ -136,21 +138,21 @@ def narrowed(step: "ShardedStep", cells: Cells) -> Asked:
             cast, losses = _with(step, cells, casts, built, dtype)
     except Exception as error:  # of the user's own functions, given other types
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return Asked(told=(f"Casts at the lines of the cells are left out: {said}",))
+        return OptionEdits(notes=(f"Casts at the lines of the cells are left out: {said}",))
     before = [e for program, _ in found for e in _products(program)]
     after = [e for program in losses for e in _products(program)]
     left = asked - (sum(_runs_in(e, dtype) for e in after) - sum(_runs_in(e, dtype) for e in before))
     if left == asked:
-        return Asked()
-    told = (
+        return OptionEdits()
+    notes = (
         [f"{left} of {asked} products run in their own type: they stand in imported functions."]
         if left
         else []
     )
     if step.request.gradients.reduce_dtype is None and step.entry is not None and step.entry.plan.shards > 1:
-        told.append(_SUMS)
+        notes.append(_SUMS)
     edits = [e for k in sorted({*cast.made, *built}) if (e := _edit(cast, k, plain, cells)) is not None]
-    return Asked(tuple(edits), frozenset({"precision"}), tuple(told))
+    return OptionEdits(tuple(edits), frozenset({"precision"}), tuple(notes))
 
 
 def _with(
@@ -211,7 +213,7 @@ def _casts(
 
 def _takes_a_type(node: ast.expr) -> bool:
     """Is it a call with a place for one more argument by its name?"""
-    return isinstance(node, ast.Call) and given_by_name(node, "", "") is not None
+    return isinstance(node, ast.Call) and keyword_edit(node, "", "") is not None
 
 
 class _Reading:
@@ -309,7 +311,7 @@ def _edit(marks: _Cast, k: int, plain: Marks, cells: Cells) -> Edit | None:
     node, place = plain.nodes[k], plain.places[k]
     if k in marks.typed:
         assert isinstance(node, ast.Call)
-        return given_by_name(node, place.file, f"dtype={_text(marks.dtype, cells)}")
+        return keyword_edit(node, place.file, f"dtype={_text(marks.dtype, cells)}")
     to = _text(marks.casts[k], cells)
     if k in marks.trees:
         if k in marks.methods and isinstance(node, ast.Attribute):
@@ -322,5 +324,5 @@ def _edit(marks: _Cast, k: int, plain: Marks, cells: Cells) -> Edit | None:
 
 def _text(dtype: Any, cells: Cells) -> str:
     """`jnp.bfloat16`, as the cells name that module."""
-    module = next((name for name, full in cells.imports.items() if full == "jax.numpy"), None)
+    module = cells.module("jax.numpy")
     return f"{module}.{dtype}" if module else repr(str(dtype))

@@ -1,17 +1,54 @@
-"""The user's text that a program is made of, as edits are made in it."""
+"""The user's text that a program is made of: its statements, and what stands where in it."""
 
 import ast
 import linecache
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .edits import Edit, edited, imported
-from .pieces import Piece
+_USUAL = {"jax": "jax", "lax": "jax.lax", "nnx": "flax.nnx", "eqx": "equinox"}
+_USUAL |= {"flax": "flax", "equinox": "equinox"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an expression stands in its file: lines from 1, columns in bytes of UTF-8."""
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A statement of the user's.
+
+    `file` is what Python calls its cell, and `line` its first line there; `before`: how many bytes of that line are
+    another statement's; `title`: the cell as a reader knows it. `imports`: does it import; `calls`: does it call the
+    step when it runs; `makes`: does it give the step its name; `early`: it comes before imports, as it
+    changes what they find.
+    """
+
+    text: str
+    file: str
+    line: int
+    title: str
+    before: int = 0
+    imports: bool = False
+    calls: bool = False
+    makes: bool = False
+    early: bool = False
+
+    @property
+    def lines(self) -> range:
+        return range(self.line, self.line + self.text.count("\n") + 1)
 
 
 @dataclass(frozen=True)
 class Cells:
-    """By what Python calls a cell: the lines of its text, its tree, and the numbers of those lines that are pieces.
+    """The cells that pieces stand in, by what Python calls them: the lines of each one's text, its tree, and the
+    numbers of those lines that are pieces.
 
     `imports`: what imported names stand for; `name` gives what the program calls a thing of its own.
     """
@@ -22,15 +59,17 @@ class Cells:
     imports: Mapping[str, str]
     name: Callable[[str], str]
 
-    def edited(self, edits: Iterable[Edit]) -> dict[str, tuple[ast.Module, ast.Module]]:
-        """The tree of each cell that has some of the edits, and that with them in its text."""
-        by_file: dict[str, list[Edit]] = {}
-        for e in edits:
-            by_file.setdefault(e.place.file, []).append(e)
-        return {
-            file: (self.trees[file], ast.parse("".join(edited(self.files[file], 1, its))))
-            for file, its in by_file.items()
-        }
+    def calls(self, functions: Collection[str]) -> Iterator[tuple[str, ast.Call]]:
+        """The calls with arguments that stand in pieces, of functions by their full names, each with its file."""
+        for file, tree in self.trees.items():
+            for node in ast.walk(tree):
+                inside = isinstance(node, ast.Call) and node.args and node.lineno in self.lines[file]
+                if inside and full_name(node, self.imports) in functions:
+                    yield file, node
+
+    def module(self, full: str) -> str | None:
+        """What the cells call a module; None where they import it by no name."""
+        return next((name for name, module in self.imports.items() if module == full), None)
 
 
 def cells_of(pieces: Sequence[Piece], name: Callable[[str], str]) -> Cells:
@@ -40,3 +79,28 @@ def cells_of(pieces: Sequence[Piece], name: Callable[[str], str]) -> Cells:
     lines = {file: {n for p in pieces if p.file == file for n in p.lines} for file in trees}
     imports = imported(*trees.values(), *(ast.parse(p.text) for p in pieces if p.imports))
     return Cells(files, trees, lines, imports, name)
+
+
+def place_of(node: ast.expr, file: str) -> Place:
+    end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+    return Place(file, node.lineno, node.col_offset, *end)
+
+
+def imported(*trees: ast.Module) -> dict[str, str]:
+    """What the names stand for that texts import, as `{"jnp": "jax.numpy", "grad": "jax.grad"}`."""
+    found: dict[str, str] = {}
+    for node in (n for tree in trees for n in ast.walk(tree)):
+        if isinstance(node, ast.Import):
+            found |= {a.asname: a.name for a in node.names if a.asname}
+            found |= {root: root for a in node.names if not a.asname for root in [a.name.partition(".")[0]]}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return found
+
+
+def full_name(call: ast.Call, imports: Mapping[str, str]) -> str:
+    """That of the function which is called, as `jax.lax.scan`; empty for what is neither imported nor a module's usual
+    name."""
+    root, dot, rest = ast.unparse(call.func).partition(".")
+    full = imports.get(root) or _USUAL.get(root)
+    return full + dot + rest if full else ""

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,15 +14,26 @@ from ..errors import ShardError
 from ..report import Collective
 from ..report.written import Shown, saved
 from ..targets import target_of
-from .cells import cells_of
+from .cells import Piece, cells_of
 from .inside import INSIDE
-from .left_out import left_out
-from .pieces import Piece
 from .program import Program, axes_of, donated_of, specs_of, wrapper_of
 from .trying import Moves, Way, best_way, counted
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
+
+# What a program that has not an option of the line does in its place.
+_CHANGES = {
+    "microbatches": "the batch is taken whole, which gives the numbers of one pass and holds more activations",
+    "reduce": "devices add gradients up where they are made, at every trip of a loop; the numbers are the same",
+    "remat": (
+        "the numbers are the same, and the backward pass keeps more: nothing around calls, loops or statements of "
+        "these cells does it"
+    ),
+    "precision": "products run in the types that the cells give them, so that the numbers are others",
+    "reduce_dtype": "gradients are added up in the type that they are computed in",
+    "pad": "a batch that does not divide over the devices is refused",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +119,7 @@ def code_of(
     draft = Program(pieces, path, axes, *specs_of(entry), (), {})
     way = best_way(step, cells_of(pieces, draft.name), facts.collectives or ())
     donated = donated_of(entry) if step.request.donate else ()
-    way = replace(way, done=way.done | ({"donate"} if donated else set()))
+    way = replace(way, options=way.options | ({"donate"} if donated else set()))
     notes = tuple(_notes(step, facts.collectives, way, missing, elsewhere))
     program = replace(
         draft,
@@ -165,8 +176,8 @@ def _notes(
         yield "What it moves between devices is not known: the compiler gave no text to read that from."
     else:
         yield "\n".join(_moves(planned, way.collectives))
-    yield from left_out(step, way.done)
-    yield from way.told
+    yield from _left_out(step, way.options)
+    yield from way.notes
     for raised in way.refused:
         yield f"A way to write more of the plan into these cells is left out: they raise under it\n    {raised}"
     if (target := target_of(step.mesh)) is not None:
@@ -178,6 +189,29 @@ def _notes(
         )
     if lacking := sorted(missing):
         yield f"No cell gives {', '.join(lacking)} a value: give them one above where they are used."
+
+
+def _left_out(step: "ShardedStep", written: Collection[str]) -> Iterator[str]:
+    """One sentence for each option that the program has not; `written` are those that it has."""
+    for option, value in step.request.gradients.given.items():
+        if option in written:
+            continue
+        said = f"--{option.replace('_', '-')}" + ("" if value is True else f" {value}")
+        yield f"Without {said}: {_CHANGES[option]}."
+    if step.request.donate and "donate" not in written:
+        yield "Without --donate: the old state stays until the new one is made."
+    held = (
+        [leaf.path for leaf in step.entry.plan.leaves if leaf.path.startswith("closure.")]
+        if step.entry
+        else []
+    )
+    if held:
+        yield f"{len(held)} array{'s' * (len(held) > 1)} that the step closes over: every device has the whole of each."
+    if step.request.pipeline is not None:
+        yield (
+            "Without the pipeline: plain JAX runs no schedule of stages. Here every device along its axis holds the\n"
+            "whole model and does the whole step; the numbers are the same."
+        )
 
 
 def _moves(planned: Sequence[Collective], sent: Sequence[Collective]) -> Iterator[str]:

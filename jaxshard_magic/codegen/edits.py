@@ -1,18 +1,15 @@
 """Changes to the user's text, made from its end to its beginning so that places stay what they are."""
 
 import ast
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .marks import Place, place_of
-from .pieces import Piece
+from .cells import Cells, Piece, Place, full_name, place_of
 from .pins import Pin
 
 _DIFFERENTIATE = {"jax.grad", "jax.value_and_grad", "flax.nnx.grad", "flax.nnx.value_and_grad"}
 _DIFFERENTIATE |= {"equinox.filter_grad", "equinox.filter_value_and_grad"}
 _CHECKPOINT = {"flax.nnx": "remat", "equinox": "filter_checkpoint"}  # by whose gradient it is; else jax's own
-_USUAL = {"jax": "jax", "lax": "jax.lax", "nnx": "flax.nnx", "eqx": "equinox"}
-_USUAL |= {"flax": "flax", "equinox": "equinox"}
 
 
 @dataclass(frozen=True)
@@ -27,136 +24,76 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Edits, and the options of the line that they bring; `told`: what of these they do not bring, in sentences.
-    `alone`: the mesh axes along which the losses are each device's own, so that nothing is held divided over them
-    there. `less`: what else to try: the user's functions may raise with these edits, or move more."""
+class OptionEdits:
+    """Edits that bring `options` of the line into the text; `notes`: what of these they do not bring, in sentences.
+
+    `per_device`: the mesh axes along which the losses are each device's own, so that nothing is held divided over them
+    there. `fallback`: what else to try: the user's functions may raise with these edits, or move more.
+    """
 
     edits: tuple[Edit, ...] = ()
-    done: frozenset[str] = frozenset()
-    told: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()
-    less: "Asked | None" = None
+    options: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    per_device: tuple[str, ...] = ()
+    fallback: "OptionEdits | None" = None
 
-    def __add__(self, other: "Asked") -> "Asked":
-        edits, told = self.edits + other.edits, self.told + other.told
-        less = (self.less or self) + (other.less or other) if self.less or other.less else None
-        return Asked(edits, self.done | other.done, told, self.alone + other.alone, less)
+    def __add__(self, other: "OptionEdits") -> "OptionEdits":
+        edits, notes = self.edits + other.edits, self.notes + other.notes
+        either = self.fallback or other.fallback
+        fallback = (self.fallback or self) + (other.fallback or other) if either else None
+        axes = self.per_device + other.per_device
+        return OptionEdits(edits, self.options | other.options, notes, axes, fallback)
 
 
-def held(pins: Iterable[Pin], hold: str, spec: str) -> list[Edit]:
+def hold_edits(pins: Iterable[Pin], hold: str, spec: str) -> list[Edit]:
     """`hold(..., P("data"))` around expressions; `spec`: what the program calls PartitionSpec."""
     return [Edit(pin.place, f"{hold}(", f", {spec}{how[1:]})") for pin in pins for how in pin.specs]
 
 
-def imported(*trees: ast.Module) -> dict[str, str]:
-    """What the names stand for that texts import, as `{"jnp": "jax.numpy", "grad": "jax.grad"}`."""
-    found: dict[str, str] = {}
-    for node in (n for tree in trees for n in ast.walk(tree)):
-        if isinstance(node, ast.Import):
-            found |= {a.asname: a.name for a in node.names if a.asname}
-            found |= {root: root for a in node.names if not a.asname for root in [a.name.partition(".")[0]]}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-    return found
+def is_gradient(node: ast.AST, imports: Mapping[str, str]) -> bool:
+    """Does an expression make the gradient of a function by jax, nnx or equinox?"""
+    return isinstance(node, ast.Call) and full_name(node, imports) in _DIFFERENTIATE
 
 
-def is_gradient(node: ast.AST, names: Mapping[str, str]) -> bool:
-    """Does an expression make the gradient of a function by jax, nnx or equinox? `names`: what is `imported`."""
-    return isinstance(node, ast.Call) and called(node, names) in _DIFFERENTIATE
+def regather_edits(cells: Cells, again: str) -> list[Edit]:
+    """`again(...)` around each function that is differentiated."""
+    return [Edit(place, f"{again}(", f", {own})" if own else ")") for place, own in _differentiated(cells)]
 
 
-def checkpointed(
-    tree: ast.Module, file: str, lines: set[int], again: str, names: Mapping[str, str] | None = None
-) -> list[Edit]:
-    """`again(...)` around each function that is differentiated on these lines. `names`: what is `imported`, None for
-    what this text does itself."""
-    return [
-        Edit(place, f"{again}(", f", {own})" if own else ")")
-        for place, own in _differentiated(tree, file, lines, names)
-    ]
-
-
-def rematted(
-    tree: ast.Module,
-    file: str,
-    lines: set[int],
-    policy: str | None,
-    names: Mapping[str, str] | None = None,
-    *,
-    loops: bool = True,
-) -> list[Edit]:
-    """`jax.checkpoint(..., policy=...)` around each function that is scanned over on these lines; where none is, or
-    without `loops`, around each that is differentiated. None is jax's own policy: nothing is kept. `names` as for
-    `checkpointed`."""
-    scans = _calls(tree, lines, {"jax.lax.scan"} if loops else (), names or imported(tree))
-    scanned = [(place_of(node.args[0], file), None) for node in scans]
+def checkpoint_edits(cells: Cells, policy: str | None, *, loops: bool = True) -> list[Edit]:
+    """`jax.checkpoint(..., policy=...)` around each function that is scanned over; in a cell without any, or without
+    `loops`, around each that is differentiated. None is jax's own policy: nothing is kept."""
+    scanned = [(place_of(n.args[0], f), None) for f, n in cells.calls({"jax.lax.scan"}) if loops]
+    files = {place.file for place, _ in scanned}
+    wrapped = [*scanned, *((place, own) for place, own in _differentiated(cells) if place.file not in files)]
     kept = "" if policy is None else f", policy={policy}"
-    found = scanned or list(_differentiated(tree, file, lines, names))
-    return [Edit(place, f"{own or 'jax.checkpoint'}(", f"{kept})") for place, own in found]
+    return [Edit(place, f"{own or 'jax.checkpoint'}(", f"{kept})") for place, own in wrapped]
 
 
-def _differentiated(
-    tree: ast.Module, file: str, lines: set[int], names: Mapping[str, str] | None
-) -> Iterator[tuple[Place, str | None]]:
+def _differentiated(cells: Cells) -> Iterator[tuple[Place, str | None]]:
     """Where functions stand that are differentiated, and the checkpoint that goes with a gradient that is not jax's;
     those are left out for whose module the text has no name."""
-    names = names or imported(tree)
-    for node in _calls(tree, lines, _DIFFERENTIATE, names):
-        owner = called(node, names).rpartition(".")[0]
+    for file, node in cells.calls(_DIFFERENTIATE):
+        owner = full_name(node, cells.imports).rpartition(".")[0]
         own = _CHECKPOINT.get(owner)
-        module = _module(node.func, owner, names) if own else ""
-        if module is not None:
+        module = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else cells.module(owner)
+        if own is None or module is not None:
             yield place_of(node.args[0], file), own and f"{module}.{own}"
 
 
-def _module(called: ast.expr, owner: str, names: Mapping[str, str]) -> str | None:
-    """What the text calls the module that a function is of."""
-    if isinstance(called, ast.Attribute):
-        return ast.unparse(called.value)
-    return next((name for name, full in names.items() if full == owner), None)
+def vmap_edits(cells: Cells, axes: Sequence[str]) -> list[Edit]:
+    """`spmd_axis_name=...` in each call of `jax.vmap`: what is held inside is divided along the examples as well. Calls
+    that may have one are left alone, and those of positional arguments alone with something between the last and the
+    bracket."""
+    edits = (
+        keyword_edit(node, file, f"spmd_axis_name={tuple(axes)!r}")
+        for file, node in cells.calls({"jax.vmap"})
+        if len(node.args) <= 5 and not any(k.arg in (None, "spmd_axis_name") for k in node.keywords)
+    )
+    return [e for e in edits if e is not None]
 
 
-def _calls(
-    tree: ast.Module, lines: set[int], functions: Collection[str], names: Mapping[str, str]
-) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and node.args
-            and node.lineno in lines
-            and called(node, names) in functions
-        ):
-            yield node
-
-
-def called(node: ast.Call, names: Mapping[str, str]) -> str:
-    """The function's full name, as `jax.lax.scan`; empty for what is neither imported nor a module's usual name."""
-    root, dot, rest = ast.unparse(node.func).partition(".")
-    full = names.get(root) or _USUAL.get(root)
-    return full + dot + rest if full else ""
-
-
-def mapped(
-    tree: ast.Module,
-    file: str,
-    lines: set[int],
-    axes: Sequence[str],
-    names: Mapping[str, str] | None = None,
-) -> list[Edit]:
-    """`spmd_axis_name=...` in each call of `jax.vmap` on these lines: what is held inside is divided along the examples
-    as well. Calls that may have one are left alone, and those of positional arguments alone with something between the
-    last and the bracket. `names` as for `checkpointed`."""
-    given = f"spmd_axis_name={tuple(axes)!r}"
-    found = []
-    for node in _calls(tree, lines, {"jax.vmap"}, names or imported(tree)):
-        if len(node.args) <= 5 and not any(k.arg in (None, "spmd_axis_name") for k in node.keywords):
-            e = given_by_name(node, file, given)
-            found += [] if e is None else [e]
-    return found
-
-
-def given_by_name(node: ast.Call, file: str, given: str) -> Edit | None:
+def keyword_edit(node: ast.Call, file: str, given: str) -> Edit | None:
     """An argument by its name in a call; None where its positional arguments alone leave no place for it."""
     if node.keywords:
         k = node.keywords[0]
@@ -168,6 +105,21 @@ def given_by_name(node: ast.Call, file: str, given: str) -> Edit | None:
         return None
     end = last.end_line, last.end_column
     return Edit(Place(file, *end, *end), "", f", {given}")
+
+
+def edited_trees(cells: Cells, edits: Iterable[Edit]) -> dict[str, tuple[ast.Module, ast.Module]]:
+    """The tree of each cell that has some of the edits, and that with them in its text."""
+    return {
+        file: (cells.trees[file], ast.parse("".join(edited(cells.files[file], 1, own))))
+        for file, own in by_file(edits).items()
+    }
+
+
+def by_file(edits: Iterable[Edit]) -> dict[str, list[Edit]]:
+    files: dict[str, list[Edit]] = {}
+    for e in edits:
+        files.setdefault(e.place.file, []).append(e)
+    return files
 
 
 def edited(lines: list[str], first: int, edits: Iterable[Edit]) -> list[str]:

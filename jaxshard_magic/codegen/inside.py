@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .parts import where
+from .wrappers import where
 
 mesh: Any = None  # a program's own, as what follows is
 EXAMPLES: tuple[str, ...] = ()  # the mesh axes that the batch is divided over

@@ -2,30 +2,18 @@
 
 import ast
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
-if TYPE_CHECKING:
-    from .cells import Cells
+from .cells import Cells, Place, place_of
 
 SEEN = "jaxshard_seen"  # what an expression's value is given to, by its number
 _MARK = "jaxshard:seen."
 _CHANGED = (ast.Name, ast.Attribute, ast.Subscript)
 _COMPUTE = (ast.BinOp, ast.Call, ast.Subscript)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an expression stands in its file: lines from 1, columns in bytes of UTF-8."""
-
-    file: str
-    line: int
-    column: int
-    end_line: int
-    end_column: int
 
 
 @dataclass
@@ -48,7 +36,7 @@ class Marks:
         self.ranks.setdefault(k, set()).add(x.ndim)
         return checkpoint_name(x, f"{_MARK}{k}")
 
-    def both(self, cells: "Cells") -> dict[str, tuple[ast.Module, ast.Module]]:
+    def both(self, cells: Cells) -> dict[str, tuple[ast.Module, ast.Module]]:
         """The tree of each cell, and one with every expression marked that stands in a function of its pieces."""
         return {
             file: (tree, self._tree(ast.parse("".join(cells.files[file])), file, cells.lines[file]))
@@ -65,11 +53,6 @@ class Marks:
 def marked(name: str) -> int | None:
     """The number of the expression that a name is of, None for other names."""
     return int(name.removeprefix(_MARK)) if name.startswith(_MARK) else None
-
-
-def place_of(node: ast.expr, file: str) -> Place:
-    end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
-    return Place(file, node.lineno, node.col_offset, *end)
 
 
 def _table(node: ast.AST) -> ast.expr | None:

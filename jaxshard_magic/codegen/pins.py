@@ -8,7 +8,8 @@ from ..program.ir import Equation, Value
 from ..strategies.hold import MAKES_ACTIVATIONS, Hold
 from ..strategies.layout import Spec, partition_spec
 from ..strategies.sp import made_as
-from .marks import Marks, Place, marked
+from .cells import Place
+from .marks import Marks, marked
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec
 from ..errors import ShardError
 from ..program.mapped import PerDevice
 from ..program.trace import Traced, path_name
-from . import inside, parts
-from .edits import Edit, imported, of_piece
-from .pieces import Piece
+from . import inside, wrappers
+from .cells import Piece, imported
+from .edits import Edit, of_piece
 from .tables import table
 
 if TYPE_CHECKING:
@@ -26,34 +26,18 @@ if TYPE_CHECKING:
     from ..step.entry import Entry
 
 WIDTH = 100  # columns of a program
+_CALLING = (
+    wrappers.donating,
+    wrappers.where,
+    wrappers.arguments,
+    wrappers.called,
+    wrappers.apart,
+    wrappers.together,
+)
 _OWN = (
-    "mesh",
-    "hold",
-    "again",
-    "in_type",
-    "DONATED",
-    "donating",
-    "in_microbatches",
-    "in_shards",
-    "added_up",
-    "gathered",
-    "recomputed",
-    "recomputed_method",
-    "recomputing",
-    "scan_in_segments",
-    "EXAMPLES",
-    "where",
-    "sharded",
-    "arguments",
-    "called",
-    "microbatch",
-    "shard",
-    "NUMBERS",
-    "STATIC",
-    "apart",
-    "together",
-    "ARGUMENTS",
-    "RESULTS",
+    *("mesh", "EXAMPLES", "DONATED", "NUMBERS", "STATIC", "ARGUMENTS", "RESULTS"),
+    *("microbatch", "shard", "sharded"),
+    *(f.__name__ for f in (*inside.INSIDE, *_CALLING)),
 )
 _MODULES = {
     "jax": "import jax",
@@ -76,7 +60,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 class Program:
     """What a program is put together from.
 
-    `path`: what its step goes by; `functions`: those of `parts` and `inside` that it has; `notes`: what its reader
+    `path`: what its step goes by; `functions`: those of `wrappers` and `inside` that it has; `notes`: what its reader
     has to know, by paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's.
     `call`: how its last line calls the step, where no piece does. `examples`: the mesh axes that divide them.
     `unwrapped`: the step stands under a `jax.pmap` of its own, which is left out. `numbers`: the types of numbers
@@ -111,7 +95,7 @@ class Program:
         sharded = f"{self.path} = {self.name('sharded')}({inner})"
         body = [*(self._piece(p) for p in rest[:at]), sharded, *(self._piece(p) for p in rest[at:])]
         head = [*self._imports(own), *(self._piece(p) for p in imports)]
-        parts_ = [
+        sections = [
             self._docstring(),
             "\n".join([*(["import os, sys"] if early else []), *(self._piece(p) for p in early)]),
             "\n".join(head),
@@ -120,7 +104,7 @@ class Program:
             "\n\n".join(body),
             self.call or "",
         ]
-        return formatted("\n\n".join(filter(None, parts_)) + "\n")
+        return formatted("\n\n".join(filter(None, sections)) + "\n")
 
     def name(self, own: str) -> str:
         """What the program calls a thing of its own: no name of the user's."""
@@ -161,7 +145,7 @@ class Program:
             examples = [f"{said}\n{self.name('EXAMPLES')} = {self.examples!r}"]
         else:
             examples = []
-        if parts.apart in self.functions:
+        if wrappers.apart in self.functions:
             examples.append(
                 f"# Numbers of these types are arrays to the step, but for these arguments.\n"
                 f"{self.name('NUMBERS')} = ({''.join(f'{n}, ' for n in self.numbers)})\n"
@@ -260,15 +244,15 @@ def donated_of(entry: "Entry") -> tuple[str, ...]:
 
 
 def wrapper_of(call: "Peeled", traced: Traced, *, donates: bool = False) -> tuple[Callable[..., Any], ...]:
-    """The functions of `parts` that call a step of this kind."""
-    usual = (parts.where, parts.arguments, parts.called, *([parts.donating] if donates else []))
+    """The functions of `wrappers` that call a step of this kind."""
+    usual = (wrappers.where, wrappers.arguments, wrappers.called, *([wrappers.donating] if donates else []))
     if isinstance(traced, PerDevice):
-        return *usual, parts.sharded_places if traced.mapped.device_axis else parts.sharded_parts
+        return *usual, wrappers.sharded_places if traced.mapped.device_axis else wrappers.sharded_parts
     if call.nodes is not None:
-        return *usual, parts.sharded_objects
+        return *usual, wrappers.sharded_objects
     if call.held or call.statics:
-        return *usual, parts.apart, parts.together, parts.sharded_arrays
-    return *usual, parts.sharded
+        return *usual, wrappers.apart, wrappers.together, wrappers.sharded_arrays
+    return *usual, wrappers.sharded
 
 
 def _full(line: str) -> str:
@@ -278,7 +262,7 @@ def _full(line: str) -> str:
 
 
 def text_of(function: Callable[..., Any]) -> str:
-    """A function of `parts` or `inside` as a program has it."""
+    """A function of `wrappers` or `inside` as a program has it."""
     return re.sub(r"\bdef sharded_\w+\(", "def sharded(", inspect.getsource(function)).rstrip()
 
 

@@ -19,9 +19,8 @@ from ..program.mapped import PerDevice, on_a_device
 from ..program.peel import specs
 from ..step.planned import own_mesh
 from . import inside
-from .cells import Cells
-from .edits import Asked, Edit, called, rematted
-from .marks import place_of
+from .cells import Cells, full_name, place_of
+from .edits import Edit, OptionEdits, checkpoint_edits, edited_trees
 from .sites import ARRAYS, METHOD, OBJECTS, OTHERS, Site, Sites
 from .stretches import Stretch, stretch
 from .swap import swapped
@@ -40,23 +39,20 @@ _LOOPS = {
 _FUNCTIONS = inside.recomputed, inside.recomputed_method, inside.recomputing, inside.scan_in_segments
 
 
-def recomputed(step: "ShardedStep", cells: Cells) -> Asked:
+def remat_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
     """`jax.checkpoint` around what is scanned over, what is called, or the loss, and loops in segments; none where the
     option has no such form."""
-    by_policy = step.request.gradients.remat in POLICIES
     try:
-        edits = _by_policy(step, cells) if by_policy else _by_blocks(step, cells)
+        if step.request.gradients.remat in POLICIES:
+            edits = checkpoint_edits(cells, _policy(step.request.gradients.remat) or None)
+        else:
+            edits = _by_blocks(step, cells)
     except Exception as error:  # of the user's own functions, with something around them
         said = str(error).partition(chr(10))[0]
-        return Asked(told=(f"--remat at the lines of the cells is left out: {type(error).__name__}: {said}",))
-    return Asked(tuple(edits), frozenset({"remat"} if edits else ()))
-
-
-def _by_policy(step: "ShardedStep", cells: Cells) -> list[Edit]:
-    how = _policy(str(step.request.gradients.remat)) or None
-    return [
-        e for f, tree in cells.trees.items() for e in rematted(tree, f, cells.lines[f], how, cells.imports)
-    ]
+        return OptionEdits(
+            notes=(f"--remat at the lines of the cells is left out: {type(error).__name__}: {said}",)
+        )
+    return OptionEdits(tuple(edits), frozenset({"remat"} if edits else ()))
 
 
 def _policy(how: str) -> str:
@@ -109,7 +105,7 @@ def _done_again(
         each = e.doors[0].scope in blocks.bodies
         count = trips if each else blocks.segments.get(e.index, (0, None))[0]
         if count:
-            in_segments = site is not None and called(site.node, imports) == "jax.lax.scan"
+            in_segments = site is not None and full_name(site.node, imports) == "jax.lax.scan"
             yield site if each or in_segments else None, _TRIPS if each else count
         elif site is not None and not any(own.get(i.index) is site for i in e.doors[0].scope.equations):
             yield site, _NOTHING
@@ -138,7 +134,7 @@ def _own(loss: Rematted, how: str, sites: Sites) -> Iterator[tuple[int, Site | N
 
 
 def _loop(site: Site | None, imports: Mapping[str, str]) -> Site | None:
-    return site if site is not None and called(site.node, imports) in _LOOPS else None
+    return site if site is not None and full_name(site.node, imports) in _LOOPS else None
 
 
 def _of_values(losses: Sequence[Rematted], cells: Cells) -> list[Edit]:
@@ -164,12 +160,7 @@ def _at_sites(
 ) -> list[Edit]:
     """None where one of the calls has no such form."""
     if wanted.get(None) == _LOSS and len(wanted) == 1:
-        files = cells.trees.items()
-        return [
-            e
-            for f, tree in files
-            for e in rematted(tree, f, cells.lines[f], None, cells.imports, loops=False)
-        ]
+        return checkpoint_edits(cells, None, loops=False)
     if None in wanted:
         return []
     calls = [site for site, what in wanted.items() if site is not None and what == _CALL]
@@ -201,7 +192,7 @@ def _trips(site: Site, what: int, cells: Cells) -> Edit | None:
     if what != _TRIPS:
         made = f"{cells.name('scan_in_segments')}({what})"
         return Edit(place, made, gone=True) if place.line == place.end_line else None
-    at, checkpoint = _LOOPS[called(node, cells.imports)], _named("jax", cells)
+    at, checkpoint = _LOOPS[full_name(node, cells.imports)], _named("jax", cells)
     if len(node.args) <= at or any(isinstance(a, ast.Starred) for a in node.args) or checkpoint is None:
         return None
     return Edit(place_of(node.args[at], site.file), f"{checkpoint}.checkpoint(", ")")
@@ -209,8 +200,7 @@ def _trips(site: Site, what: int, cells: Cells) -> Edit | None:
 
 def _named(module: str, cells: Cells) -> str | None:
     """What the cells call a module; `jax` may be the program's own."""
-    known = next((name for name, full in cells.imports.items() if full == module), None)
-    return known or ("jax" if module == "jax" == cells.name("jax") else None)
+    return cells.module(module) or ("jax" if module == "jax" == cells.name("jax") else None)
 
 
 def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edit] = ()) -> Program:
@@ -221,7 +211,7 @@ def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edi
     avals = specs(call.leaves) if mapped is None else mapped.parts(specs(call.leaves))
     both, given = {}, {}
     if cells is not None:
-        both = cells.edited(edits)
+        both = edited_trees(cells, edits)
         given = {cells.name(f.__name__): f for f in _FUNCTIONS} | {"jax": jax}
     with swapped(both, given), own_mesh(step.mesh), on_a_device(mapped), anew():
         return Program(jax.make_jaxpr(lambda *leaves: call.fun(*leaves)[0])(*avals))

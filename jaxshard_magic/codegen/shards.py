@@ -21,9 +21,8 @@ from ..strategies.hold import Hold
 from ..strategies.layout import Spec, partition_spec
 from ..strategies.regions.sum_types import TypedSums, sum_type
 from ..strategies.regions.unreduced import Unreduced
-from .cells import Cells
-from .edits import Edit
-from .marks import Place
+from .cells import Cells, Place
+from .edits import Edit, edited_trees
 from .pins import Pin, spec_text
 from .swap import swapped
 from .tables import table
@@ -56,7 +55,7 @@ class Sums:
 
 def sums_of(step: "ShardedStep", cells: Cells, call: Place) -> Sums:
     """How the plan adds up what the gradient call at a place gives."""
-    named = cells.edited([Edit(call, f"{_GIVEN}(", ")")])
+    named = edited_trees(cells, [Edit(call, f"{_GIVEN}(", ")")])
     assert step.entry is not None and step.entry.call_of is not None
     with swapped(named, {_GIVEN: _named}):
         run = step.planned_for(step.entry.call_of).plan.run
@@ -145,7 +144,7 @@ def _dict(specs: Mapping[str, str]) -> str:
     return f"{{{', '.join(f'{path!r}: {spec}' for path, spec in specs.items())}}}"
 
 
-def alone(pins: Iterable[Pin], axes: Collection[str]) -> list[Pin]:
+def undivided(pins: Iterable[Pin], axes: Collection[str]) -> list[Pin]:
     """The pins of arrays that are one device's along some mesh axes, which divide nothing of them."""
 
     def one(text: str) -> str:

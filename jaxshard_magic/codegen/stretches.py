@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ..gradients.named import Frame
-from .cells import Cells
+from .cells import Cells, Place
 from .edits import Edit
-from .marks import Place
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -23,13 +23,15 @@ from ..step.planned import own_mesh
 from ..strategies.hold import Hold
 from ..targets import target_of
 from . import inside
-from .asked import asked_of
+from .batches import microbatch_edits
+from .casts import cast_edits
 from .cells import Cells
-from .edits import Asked, Edit, checkpointed, held, mapped
+from .edits import Edit, OptionEdits, by_file, edited_trees, hold_edits, regather_edits, vmap_edits
 from .marks import SEEN, Marks
 from .pins import Pin, pins
 from .program import axes_of, renamed
-from .shards import alone
+from .remat import remat_edits
+from .shards import undivided
 from .swap import swapped
 
 if TYPE_CHECKING:
@@ -42,13 +44,13 @@ Moves = Counter[tuple[str, tuple[str, ...] | None, int]]  # how often, by kind, 
 @dataclass(frozen=True)
 class Way:
     """Edits by file, and the collectives of the program that they make; None where it has no text to read them from.
-    `done`: the options of the line that the edits bring, `told`: what of these they do not. `refused`: what the user's
+    `options`: those of the line that the edits bring, `notes`: what of these they do not. `refused`: what the user's
     functions raised under other ways."""
 
     edits: Mapping[str, list[Edit]]
     collectives: tuple[Collective, ...] | None
-    done: frozenset[str] = frozenset()
-    told: tuple[str, ...] = ()
+    options: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
 
     @property
@@ -81,20 +83,20 @@ def best_way(step: "ShardedStep", cells: Cells, wanted: Sequence[Collective]) ->
     constraint but where arrays begin and end, with activations held, with tables as well that are looked up in, or with
     weights gathered again; each with as many options of the line as the cells bear, but those with which it sends more.
     Of equals the simplest."""
-    held_back = _constraints(step, cells)
+    constraints = _constraints(step, cells)
     refused: list[str] = []
 
-    def nearest(asked: Asked) -> Way | None:
+    def nearest(written: OptionEdits) -> Way | None:
         best: Way | None = None
         tried: list[list[Edit]] = []
-        for more in ([], *held_back(asked)):
-            edits = [*asked.edits, *more]
+        for more in ([], *constraints(written)):
+            edits = [*written.edits, *more]
             if edits in tried:
                 continue
             tried.append(edits)
             step.say(f"compiling its program, way {len(tried)} of at most 5")
             try:
-                way = replace(_way(step, cells, edits), done=asked.done, told=asked.told)
+                way = replace(_way(step, cells, edits), options=written.options, notes=written.notes)
             except Exception as error:  # of the user's own functions, with something around them
                 if not edits:
                     raise
@@ -105,38 +107,48 @@ def best_way(step: "ShardedStep", cells: Cells, wanted: Sequence[Collective]) ->
                 break
         return best
 
-    def chosen(asked: Asked) -> Way | None:
-        way = nearest(asked)
-        if way is None or asked.less is None or counted(wanted) == way.moves:
+    def chosen(written: OptionEdits) -> Way | None:
+        way = nearest(written)
+        if way is None or written.fallback is None or counted(wanted) == way.moves:
             return way
-        less = nearest(asked.less)
+        less = nearest(written.fallback)
         if less is None or way.sent <= less.sent:
             return way
         extra = way.sent - less.sent
         more = f"With what it leaves out it would send {extra:,} bytes more per device and step."
-        return replace(less, told=(*less.told, more))
+        return replace(less, notes=(*less.notes, more))
 
-    found = (way for asked in asked_of(step, cells) if (way := chosen(asked)) is not None)
-    return replace(next(found), refused=tuple(dict.fromkeys(refused)))
+    ways = (way for written in option_edits(step, cells) if (way := chosen(written)) is not None)
+    return replace(next(ways), refused=tuple(dict.fromkeys(refused)))
 
 
-def _constraints(step: "ShardedStep", cells: Cells) -> Callable[[Asked], list[list[Edit]]]:
+def option_edits(step: "ShardedStep", cells: Cells) -> Iterator[OptionEdits]:
+    """The options of the line written into the cells: all that have a form in them, then fewer, none at last."""
+    each = [write(step, cells) for write in (cast_edits, microbatch_edits, remat_edits)]
+    written = [o for o in each if o.options]
+    start = OptionEdits(notes=tuple(note for o in each if not o.options for note in o.notes))
+    fewer = [o.fallback or o for o in written]
+    yield sum(written, start)
+    for n in range(len(fewer) - (fewer == written), -1, -1):
+        yield sum(fewer[:n], start)
+
+
+def _constraints(step: "ShardedStep", cells: Cells) -> Callable[[OptionEdits], list[list[Edit]]]:
     """The edits that hold arrays as the plan does, from the fewest to the most, beside those of options."""
-    name, files = cells.name, cells.trees.items()
+    hold, spec = cells.name("hold"), cells.name("P")
     pinned = _pins(step, cells)
-    tables = held([pin for pin in pinned if pin.table], name("hold"), name("P"))
+    activations = [pin for pin in pinned if not pin.table]
+    tables = hold_edits((pin for pin in pinned if pin.table), hold, spec)
     in_vmap = []
     if any(pin.mapped for pin in pinned):
-        axes = step.entry.plan.batch_axes if step.entry is not None else ()
-        in_vmap = [e for f, tree in files for e in mapped(tree, f, cells.lines[f], axes, cells.imports)]
-    again = name("again")
-    twice = [e for f, tree in files for e in checkpointed(tree, f, cells.lines[f], again, cells.imports)]
+        in_vmap = vmap_edits(cells, step.entry.plan.batch_axes if step.entry is not None else ())
+    twice = regather_edits(cells, cells.name("again"))
 
-    def beside(asked: Asked) -> list[list[Edit]]:
-        mine = alone((pin for pin in pinned if not pin.table), asked.alone)
-        found = [*held(mine, name("hold"), name("P")), *([] if asked.alone else in_vmap)]
-        more = [] if "remat" in asked.done else twice
-        return [found, [*found, *tables], [*found, *more], [*found, *tables, *more]]
+    def beside(written: OptionEdits) -> list[list[Edit]]:
+        axes = written.per_device
+        held = [*hold_edits(undivided(activations, axes), hold, spec), *([] if axes else in_vmap)]
+        more = [] if "remat" in written.options else twice
+        return [held, [*held, *tables], [*held, *more], [*held, *tables, *more]]
 
     return beside
 
@@ -159,11 +171,10 @@ def _way(step: "ShardedStep", cells: Cells, edits: Sequence[Edit]) -> Way:
         cells.name("P"): PartitionSpec,
         "jax": jax,
     }
-    with swapped(cells.edited(edits), {k: v for k, v in given.items() if edits}):
+    with swapped(edited_trees(cells, edits), {k: v for k, v in given.items() if edits}):
         compiled = _compiled(step)
     text = compiled.as_text()
-    by_file = {file: [e for e in edits if e.place.file == file] for file in {e.place.file for e in edits}}
-    return Way(by_file, collectives(text, step.mesh.shape) if text else None)
+    return Way(by_file(edits), collectives(text, step.mesh.shape) if text else None)
 
 
 def _functions(step: "ShardedStep") -> list[types.FunctionType]:
