@@ -81,7 +81,7 @@ def train_step(state, batch):
     return (optax.apply_updates(params, updates), moments), loss
 
 state, loss = jax.block_until_ready(train_step(state, batch))
-print("ended", time.time())
+print("ended", time.time(), flush=True)
 """
 
 COMPILED = CELL.replace("%%shard fsdp@data -o report\n", "").replace(

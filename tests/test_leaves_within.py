@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sample_collectives import MIB
 from sample_leaves import leaf, mesh
+from sample_reports import bare
 from sample_staged import STAGES, of_stage, staged
 
 from jaxshard_magic.report import Leaf, Report
@@ -82,7 +83,7 @@ def test_layers_that_differ_in_their_stage_are_one_row():
     assert (row.path, row.members, row.bytes_per_device) == ("layers.0-15.w", 16, 4 * 64)
     assert place_text(row.leaves) == "on one of pipe=0-3"
     assert len(row.followers) == 16
-    (below,) = layout.listing(leaves).below
+    (below,) = layout.listing(replace(bare(), leaves=tuple(leaves))).below
     assert told(below) == (
         "16 optimizer leaves are cut as the parameters they follow, 256 B on the fullest device"
     )

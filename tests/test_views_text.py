@@ -268,7 +268,7 @@ def test_every_leaf_not_cut_as_wanted_is_listed_or_counted():
     axes = {"data": 2}
     leaves = [leaf(f"{chr(97 + i)}.w", (64,), ("data",), axes) for i in range(20)]
     leaves += [leaf(f"{chr(97 + i)}.odd", (3 + 2 * i,), (), axes, wanted=("data",)) for i in range(15)]
-    found = layout.listing(leaves)
+    found = layout.listing(replace(bare(), leaves=tuple(leaves)))
     assert sum(bool(r.leaf.wanted) for r in found.rows) == layout.WANTED_ROWS
     assert found.below[0].startswith("3 more leaves are not cut as wanted")
 
@@ -277,7 +277,7 @@ def test_leaves_without_a_row_that_are_whole_everywhere_are_counted():
     report = attached()
     whole = [x for x in report.leaves if not x.spec and x.role != "optimizer"] + [report.leaves[-3]]
     size = sum(x.bytes_per_device for x in whole)
-    below = layout.listing(report.leaves).below[0].replace(SPACE, " ")
+    below = layout.listing(report).below[0].replace(SPACE, " ")
     assert below == f"{len(whole)} more leaves are whole on every device, {size / 1024:.0f} KiB together"
 
 

@@ -32,6 +32,7 @@ from jaxshard_magic.report.written import Written
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from jaxshard_magic.views.layout import Row
     from jaxshard_magic.views.widget import ReportView
 
 SCHEMA = 1
@@ -75,6 +76,13 @@ class Report(Written):
         return text.render, html.fragment, html.page
 
     @cached_property
+    def rows(self) -> "list[Row]":
+        """The leaves with repeated layers folded into one row each, as text and HTML list them; worked out once."""
+        from jaxshard_magic.views import layout
+
+        return layout.fold(self.leaves)
+
+    @cached_property
     def view(self) -> "ReportView":
         """The report's widget, the same each time: `report.view.leaf` is what the reader selected in it."""
         from jaxshard_magic.views.widget import ReportView
@@ -97,8 +105,8 @@ class Report(Written):
         return figures.figure(self, name, theme)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A widget belongs to one kernel: copies and pickles go without it."""
-        return {name: value for name, value in self.__dict__.items() if name != "view"}
+        """A widget belongs to one kernel: copies and pickles go without it, and without rows."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("view", "rows")}
 
     def _short(self) -> str:
         axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.axes.items())

@@ -36,9 +36,9 @@ def on_fullest(leaves: Sequence[Leaf], of: Callable[[Leaf], int] | None = None) 
     for leaf in leaves:
         for axis, (first, _) in leaf.within.items():
             starts.setdefault(axis, {0}).add(first)
-    places = [dict(zip(starts, at, strict=True)) for at in product(*map(sorted, starts.values()))]
-    if len(places) == 1:
+    if not starts:
         return list(leaves)
+    places = [dict(zip(starts, at, strict=True)) for at in product(*map(sorted, starts.values()))]
     count = of or _stored
     found = ([leaf for leaf in leaves if _lies(leaf, at)] for at in places)
     return max(found, key=lambda held: sum(map(count, held)))

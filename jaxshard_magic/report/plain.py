@@ -15,14 +15,14 @@ from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 
 def plain(value: Any) -> Any:
     """`value` as dicts, lists, strings and finite numbers; what is not plain data becomes its text."""
+    if value is None or isinstance(value, (str, bool)) or type(value) is int:  # most of a report
+        return value
+    if isinstance(value, (tuple, list)):
+        return [plain(v) for v in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [plain(v) for v in value]
-    if value is None or isinstance(value, (str, bool)):
-        return value
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):

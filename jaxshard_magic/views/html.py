@@ -261,7 +261,7 @@ def _times(part: comm.Part, mesh: MeshInfo) -> str:
 def _layout(report: Report) -> str:
     if not report.leaves:
         return ""
-    found = layout.listing(report.leaves)
+    found = layout.listing(report)
     sizes = ", ".join(f"{role} {byte_text(n)}" for role, n in layout.role_bytes(report.leaves).items())
     rows = [
         [

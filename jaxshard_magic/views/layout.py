@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from jaxshard_magic.report import Leaf, MeshInfo
+from jaxshard_magic.report import Leaf, MeshInfo, Report
 from jaxshard_magic.report.held import extents, held, lost, on_fullest
 from jaxshard_magic.views.format import byte_text, count_text, index_text
 
 FOLD_FROM = 3
 WANTED_ROWS = 12
 
-_NUMBER = re.compile(r"\d{1,15}")
+_NUMBER, _WORD = re.compile(r"\d{1,15}"), re.compile(r"[^.\[\]'\"/]+")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, leaf in enumerate(leaves):
         pattern = _NUMBER.sub("#", leaf.path)
-        sizes = tuple((axis, end - first) for axis, (first, end) in sorted(leaf.within.items()))
+        sizes = tuple((axis, end - first) for axis, (first, end) in _within(leaf))
         alike[pattern, leaf.role, leaf.shape, leaf.dtype, leaf.spec, sizes, leaf.why, leaf.wanted].append(i)
     found: list[tuple[str, list[int]]] = []
     for places in alike.values():
@@ -79,25 +79,33 @@ def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
 def followers(leaves: Sequence[Leaf]) -> dict[int, list[Leaf]]:
     """By id() of a parameter, the optimizer's leaves of its shape and spec, on its part of the mesh, whose path ends as
     its own."""
-    ends: dict[tuple[object, ...], Leaf] = {}
+    cuts: dict[
+        tuple[object, ...], int
+    ] = {}  # numbered, so that each leaf's is hashed once, not with every end
+
+    def ends(leaf: Leaf) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """What a leaf has in common with its followers, with ever shorter ends of its path."""
+        cut = cuts.setdefault((leaf.shape, leaf.spec, _within(leaf), leaf.wanted), len(cuts))
+        words = tuple(_WORD.findall(leaf.path))
+        return ((cut, words[i:]) for i in range(len(words)))
+
+    params: dict[tuple[int, tuple[str, ...]], Leaf] = {}
     for leaf in leaves:
         if leaf.role == "params":
-            for end in _ends(leaf):
-                ends.setdefault(end, leaf)
-    found: dict[int, list[Leaf]] = defaultdict(list)
+            for end in ends(leaf):
+                params.setdefault(end, leaf)
+    following: dict[int, list[Leaf]] = defaultdict(list)
     for leaf in leaves:
         if leaf.role == "optimizer":
-            param = next((ends[end] for end in _ends(leaf) if end in ends), None)
+            param = next((params[end] for end in ends(leaf) if end in params), None)
             if param is not None:
-                found[id(param)].append(leaf)
-    return found
+                following[id(param)].append(leaf)
+    return following
 
 
-def _ends(leaf: Leaf) -> Iterator[tuple[object, ...]]:
-    """What a leaf has in common with its followers, with ever shorter ends of its path."""
-    words = tuple(re.findall(r"[^.\[\]'\"/]+", leaf.path))
-    within = tuple(sorted(leaf.within.items()))
-    return ((leaf.shape, leaf.spec, within, leaf.wanted, words[i:]) for i in range(len(words)))
+def _within(leaf: Leaf) -> tuple[object, ...]:
+    """Its part of the mesh, to be hashed."""
+    return tuple(sorted(leaf.within.items())) if leaf.within else ()
 
 
 def _common_path(paths: Sequence[str]) -> str | None:
@@ -125,12 +133,13 @@ class Listing:
     below: tuple[str, ...]  # what became of the leaves without a row
 
 
-def listing(leaves: Sequence[Leaf], largest: int | None = 8) -> Listing:
+def listing(report: Report, largest: int | None = 8) -> Listing:
     """The `largest` rows (None: every leaf on its own row) and those not cut as wanted, by size."""
+    leaves = report.leaves
     if largest is None:
         every = f"all {count_text(len(leaves))}"
         return Listing(tuple(Row(leaf.path, (leaf,)) for leaf in leaves), len(leaves), every, ())
-    folded = fold(leaves)
+    folded = report.rows
     wanted = sorted((r for r in folded if r.leaf.wanted), key=lambda r: -r.lost_with_followers)[:WANTED_ROWS]
     chosen = {id(r) for r in [*folded[:largest], *wanted]}
     rows = tuple(r for r in folded if id(r) in chosen)

@@ -23,7 +23,7 @@ def plain(text: str) -> str:
 
 def cells(text: str) -> int:
     """Columns that `text` takes; East Asian wide characters take two."""
-    return len(text) + sum(east_asian_width(c) in "WF" for c in text)
+    return len(text) + (0 if text.isascii() else sum(east_asian_width(c) in "WF" for c in text))
 
 
 def pad(text: str, width: int, align: str = "left") -> str:

@@ -23,13 +23,15 @@ VERSION = 1
 ROLES = ("params", "optimizer", "batch", "rng", "other")
 PHASES = ("forward", "backward", "update")
 
+_IN_PATH, _GOES_ON = re.compile(r"[\w.\[\]]"), re.compile(r"[\w\[]|\.\w")
+
 
 def packed(report: Report) -> bytes:
     """The payload as compact JSON in UTF-8, compressed with zlib."""
     text = json.dumps(
         payload(report), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_number
     )
-    return zlib.compress(text.encode(), 6)
+    return zlib.compress(text.encode(), 4)
 
 
 def payload(report: Report) -> dict[str, Any]:
@@ -227,11 +229,25 @@ def _short(report: Report, index: Mapping[str, int]) -> dict[str, dict[str, Any]
 
 def _fix(path: str, report: Report) -> str | None:
     """The fix of the first advice that names the leaf."""
-    named = re.compile(rf"(?<![\w.\[\]]){re.escape(path)}(?![\w\[]|\.\w)")
     for advice in report.advice:
-        if advice.fix is not None and path in advice.message and named.search(advice.message):
+        if advice.fix is not None and _names(advice.message, path):
             return printable(advice.fix)
     return None
+
+
+def _names(message: str, path: str) -> bool:
+    """Whether a message names a leaf of this path, and not one whose path only holds it.
+
+    >>> _names("w.kernel is not cut.", "w.kernel"), _names("w.kernel is not cut.", "kernel")
+    (True, False)
+    """
+    start = message.find(path)
+    while start >= 0:
+        end = start + len(path)
+        if not _IN_PATH.match(message, start - 1, start) and not _GOES_ON.match(message, end):
+            return True
+        start = message.find(path, start + 1)
+    return False
 
 
 def _named(paths: Sequence[str], leaves: Sequence[Leaf]) -> list[int]:

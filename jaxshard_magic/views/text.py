@@ -287,7 +287,7 @@ def _short(parts: Sequence[comm.Part], width: int) -> str:
 def _leaves(report: Report, width: int, largest: int | None) -> list[str]:
     if not report.leaves:
         return []
-    found = layout.listing(report.leaves, largest)
+    found = layout.listing(report, largest)
     paths = [printable(r.path) + (f" x{count_text(r.members)}" if r.members > 1 else "") for r in found.rows]
     kinds = [printable(f"{type_text(r.leaf)} {place_text(r.leaves)}".rstrip()) for r in found.rows]
     sizes = [byte_text(r.bytes_per_device) for r in found.rows]

@@ -75,9 +75,11 @@ def devices_along(axes: Mapping[str, int], chosen: Collection[str]) -> int:
 def all_divide(leaves: Sequence[Leaf], axes: Mapping[str, int]) -> bool:
     """Does every leaf divide as it does now on a mesh of these `axes`?"""
     return all(
-        n % devices_along(extents(x, axes), entry_axes(e)) == 0
+        n % devices_along(along, entry_axes(e)) == 0
         for x in leaves
+        for along in [extents(x, axes)]
         for n, e in zip(x.shape, x.spec, strict=True)
+        if e is not None
     )
 
 
