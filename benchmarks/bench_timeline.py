@@ -19,7 +19,7 @@ from browsing import Stage, chromium, stage
 from jaxshard_magic import schedule
 from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.schedule import Costs
-from jaxshard_magic.views.timeline_payload import packed_pipeline
+from jaxshard_magic.views.timeline.payload import packed_pipeline
 
 STAGES, MICROBATCHES = 16, 312
 FRAME = 1 / 60

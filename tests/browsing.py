@@ -20,7 +20,7 @@ except ImportError:  # the tests that need it are skipped, and say so
 from jaxshard_magic.explorer import Explorer
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.views.comparison_payload import packed_comparison
+from jaxshard_magic.views.comparison.payload import packed_comparison
 from jaxshard_magic.views.explorer_payload import packed_explorer, state
 from jaxshard_magic.views.payload import packed
 

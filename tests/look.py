@@ -16,7 +16,7 @@ from sample_explorers import EXPLORERS
 from sample_pipelines import PIPELINES
 from sample_reports import SAMPLES
 
-from jaxshard_magic.views.timeline_payload import packed_pipeline
+from jaxshard_magic.views.timeline.payload import packed_pipeline
 
 WHOLE = "report"
 ALONE = {

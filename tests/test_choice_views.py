@@ -30,11 +30,13 @@ from sample_choices import (
 
 from jaxshard_magic.report.choice import BOUND, CHOSEN, RUNNER_UP, Choice, Question
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.views import choice as views
-from jaxshard_magic.views import choice_tree as tree
-from jaxshard_magic.views import comparison_chart, comparison_table
+from jaxshard_magic.views.choice import tree
+from jaxshard_magic.views.choice.html import MOST_ROWS, page
+from jaxshard_magic.views.choice.text import shares
+from jaxshard_magic.views.comparison import chart
+from jaxshard_magic.views.comparison import html as tables
 from jaxshard_magic.views.format import SPACE, UNKNOWN
-from jaxshard_magic.views.lines import cells
+from jaxshard_magic.views.terminal import cells
 from jaxshard_magic.views.words import choice as words
 
 OVERLAPPING = """() => {
@@ -250,8 +252,8 @@ def test_a_sentence_says_whether_the_usual_path_leads_to_what_was_found(found: C
 
 def test_what_was_compiled_stands_as_in_a_comparison():
     found = predicted()
-    assert comparison_table.trials(found.comparison) in found.to_html()
-    assert comparison_chart.scatter(found.comparison) in found.to_html()
+    assert tables.trials(found.comparison) in found.to_html()
+    assert chart.scatter(found.comparison) in found.to_html()
     text = found.to_text(100)
     assert "* fsdp+tp remat full" in text and "212 ms" in told(text)
     assert "Compiled" not in Reader(planned().to_html()).text
@@ -285,16 +287,16 @@ def test_of_two_hundred_forty_are_listed_and_no_group_is_left_out():
     assert len(found.candidates) == 200
     groups = {outcome: len(group) for outcome, group in words.not_compiled(found)}
     # 40 rows: the one that was refused, and the rest halved; the odd row goes to the first
-    assert views._shares(list(groups.values()), views.MOST_ROWS) == [20, 19, 1]
+    assert shares(list(groups.values()), MOST_ROWS) == [20, 19, 1]
     text = Reader(found.to_html()).text
     assert f"and {groups[BOUND] - 20} more" in text and "1 can't be planned" in text
     assert len(found.to_html()) < 80_000
 
 
 def test_no_more_rows_are_shown_than_there_are():
-    assert views._shares([3, 1], 40) == [3, 1]
-    assert views._shares([100, 2, 30], 12) == [5, 2, 5]
-    assert views._shares([], 40) == []
+    assert shares([3, 1], 40) == [3, 1]
+    assert shares([100, 2, 30], 12) == [5, 2, 5]
+    assert shares([], 40) == []
 
 
 def test_the_lines_that_run_the_choice_and_the_runner_up_are_told():
@@ -376,7 +378,7 @@ def test_to_html_writes_a_whole_document_and_returns_its_path(tmp_path):
     html = predicted().to_html(tmp_path / "chosen.html").read_text("utf-8")
     assert html.startswith("<!doctype html>") and predicted().to_html() in html
     assert "<title>train_step, a strategy chosen</title>" in html
-    assert html == views.page(predicted())
+    assert html == page(predicted())
 
 
 @pytest.mark.parametrize("width", [868, 620])

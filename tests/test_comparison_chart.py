@@ -15,10 +15,10 @@ from sample_comparisons import (
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.views import comparison_data as data
 from jaxshard_magic.views.colours import DARK, LIGHT
-from jaxshard_magic.views.comparison_axes import Plane, axes
-from jaxshard_magic.views.comparison_labels import labels
+from jaxshard_magic.views.comparison import data
+from jaxshard_magic.views.comparison.axes import Plane, axes
+from jaxshard_magic.views.comparison.labels import labels
 from jaxshard_magic.views.format import SPACE
 
 

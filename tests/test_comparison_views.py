@@ -25,11 +25,11 @@ from sample_comparisons import (
 from sample_reports import wrong
 
 from jaxshard_magic.report.comparison import Comparison, Trial
-from jaxshard_magic.views import comparison as views
-from jaxshard_magic.views import comparison_data as data
 from jaxshard_magic.views import words
+from jaxshard_magic.views.comparison import data
+from jaxshard_magic.views.comparison import html as views
 from jaxshard_magic.views.format import SPACE, UNKNOWN
-from jaxshard_magic.views.lines import cells
+from jaxshard_magic.views.terminal import cells
 
 
 def told(text: str) -> str:

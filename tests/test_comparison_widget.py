@@ -24,8 +24,8 @@ from sample_leaves import leaf
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.views.comparison_payload import packed_comparison, payload
-from jaxshard_magic.views.comparison_widget import ComparisonView
+from jaxshard_magic.views.comparison.payload import packed_comparison, payload
+from jaxshard_magic.views.comparison.widget import ComparisonView
 from jaxshard_magic.views.show import show_comparison
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -214,7 +214,7 @@ def test_a_terminal_gets_text_alone(bare_shell):
 
 
 def test_where_widgets_do_not_import_it_is_html_and_one_line_says_so(kernel, monkeypatch):
-    for name in ("live_view", "comparison_widget"):
+    for name in ("live_view", "comparison.widget"):
         monkeypatch.delitem(sys.modules, f"jaxshard_magic.views.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     (output,), said = outputs(simulated())

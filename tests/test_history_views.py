@@ -25,7 +25,7 @@ from jaxshard_magic.errors import ShardError
 from jaxshard_magic.history import History, Store, row
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import history as views
-from jaxshard_magic.views.lines import cells
+from jaxshard_magic.views.terminal import cells
 
 __all__ = ["kept", "path"]
 

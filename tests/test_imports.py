@@ -74,13 +74,13 @@ MAY_IMPORT = {
 # Modules and packages that are imported late as a whole, each by name inside a function.
 LATE_MODULES = {
     "program.nnx_calls",
-    "views.comparison_widget",
+    "views.comparison.widget",
     "views.explorer_widget",
     "views.figures",
     "views.live_view",
     "views.show",
     "views.stop_button",
-    "views.timeline_widget",
+    "views.timeline.widget",
     "views.widget",
 }
 

@@ -18,7 +18,7 @@ from sample_staged import STAGES, of_stage, staged
 
 from jaxshard_magic.report import Leaf, Report
 from jaxshard_magic.report.held import held, on_device, on_fullest
-from jaxshard_magic.views import layout, svg
+from jaxshard_magic.views import leaf_rows, svg
 from jaxshard_magic.views.format import SPACE, place_text
 from jaxshard_magic.views.payload import payload
 
@@ -48,7 +48,7 @@ def test_bytes_are_those_of_the_device_that_holds_most():
     leaves = [square(0, "a"), square(1, "b", stages=2), square(2, "c"), square(3, "d"), everywhere]
     assert [x.path for x in on_fullest(leaves)] == ["b", "c", "e"]  # stage 2 has a half of b, c, and e
     assert held(leaves) == 3 * 64
-    assert layout.role_bytes(leaves) == {"params": 3 * 64}
+    assert leaf_rows.role_bytes(leaves) == {"params": 3 * 64}
     assert [x.path for x in on_device(leaves, INFO, 7)] == ["d", "e"]  # device 7 is pipe 3, data 1
     assert held([]) == 0
 
@@ -70,8 +70,8 @@ def test_no_device_holds_more_than_the_fullest(parts):
 
 def test_a_leaf_is_cut_and_copied_over_its_own_devices_alone():
     stack, one = square(1, "stack", stages=2), square(2, "one")
-    assert layout.cuts(stack, INFO) == ((("pipe", 2),), ())
-    assert (layout.copies(stack, INFO), layout.copies(one, INFO)) == (2, 2)  # over data
+    assert leaf_rows.cuts(stack, INFO) == ((("pipe", 2),), ())
+    assert (leaf_rows.copies(stack, INFO), leaf_rows.copies(one, INFO)) == (2, 2)  # over data
     assert svg.blocks_text(stack, INFO) == "dim 0 in 2 over pipe; each block on 2 devices, on pipe=1-2 only"
     assert svg.blocks_text(one, INFO) == "whole, on 2 devices, on pipe=2 only"
 
@@ -79,11 +79,11 @@ def test_a_leaf_is_cut_and_copied_over_its_own_devices_alone():
 def test_layers_that_differ_in_their_stage_are_one_row():
     leaves = [square(i // 4, f"layers.{i}.w") for i in range(16)]
     leaves += [replace(x, path=f"mu.{x.path}", role="optimizer") for x in leaves]
-    (row,) = layout.fold(leaves)
+    (row,) = leaf_rows.fold(leaves)
     assert (row.path, row.members, row.bytes_per_device) == ("layers.0-15.w", 16, 4 * 64)
     assert place_text(row.leaves) == "on one of pipe=0-3"
     assert len(row.followers) == 16
-    (below,) = layout.listing(replace(bare(), leaves=tuple(leaves))).below
+    (below,) = leaf_rows.listing(replace(bare(), leaves=tuple(leaves))).below
     assert told(below) == (
         "16 optimizer leaves are cut as the parameters they follow, 256 B on the fullest device"
     )
@@ -91,7 +91,7 @@ def test_layers_that_differ_in_their_stage_are_one_row():
 
 def test_a_moment_follows_the_parameter_of_its_own_stage():
     leaves = [square(0, "a.w"), replace(square(1, "mu.a.w"), role="optimizer")]
-    assert layout.followers(leaves) == {}
+    assert leaf_rows.followers(leaves) == {}
 
 
 @pytest.mark.parametrize(

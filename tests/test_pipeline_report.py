@@ -11,8 +11,8 @@ from jaxshard_magic.analysis.pipelined import measured, predicted
 from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.schedule import Costs, Schedule, make, parse
-from jaxshard_magic.views import timeline_data as data
 from jaxshard_magic.views import words
+from jaxshard_magic.views.timeline import data
 
 MS = 1e-3
 UNEVEN = Costs([MS, MS, MS, 2 * MS], [MS, MS, MS, 2 * MS], [MS, MS, MS, 2 * MS], 0.1 * MS)

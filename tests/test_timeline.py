@@ -19,12 +19,12 @@ from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.schedule import Costs
-from jaxshard_magic.views import timeline_data as data
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.payload import payload
-from jaxshard_magic.views.timeline_payload import packed_pipeline, pipeline_payload
-from jaxshard_magic.views.timeline_ticks import ticks
+from jaxshard_magic.views.timeline import data
+from jaxshard_magic.views.timeline.payload import packed_pipeline, pipeline_payload
+from jaxshard_magic.views.timeline.ticks import ticks
 
 VOID = {"br", "wbr"}
 SVG_BYTES = 300_000

@@ -30,8 +30,7 @@ from sample_reports import (
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Collective, DeviceMemory, Memory, Report
-from jaxshard_magic.views import layout, words
-from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views import device_memory, leaf_rows, words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.meshgrid import mesh_text
 from jaxshard_magic.views.text import cells
@@ -202,16 +201,20 @@ def test_the_predicted_step_is_cut_into_its_parts():
 def test_devices_within_one_percent_share_a_bar():
     sizes = [1000, 991, 989, 1000, 500]
     rows = tuple(DeviceMemory(d, 0, 0, 0, 0, n, n, None) for d, n in enumerate(sizes))
-    assert [g.devices for g in mem.groups(Memory(rows, "compiled"))] == [(0, 1, 3), (2,), (4,)]
+    assert [g.devices for g in device_memory.groups(Memory(rows, "compiled"))] == [(0, 1, 3), (2,), (4,)]
 
 
 def test_devices_with_one_peak_but_other_roles_keep_their_own_bars():
     rows = (DeviceMemory(0, 600, 0, 0, 0, 400, 1000, None), DeviceMemory(1, 400, 0, 0, 0, 600, 1000, None))
-    assert len(mem.groups(Memory(rows, "compiled"))) == 2
+    assert len(device_memory.groups(Memory(rows, "compiled"))) == 2
 
 
 def test_512_devices_are_three_bars():
-    said = mem.sentence(large().memory or pytest.fail("no memory")).replace(SPACE, " ").replace("\u00a0", " ")
+    said = (
+        words.memory_sentence(large().memory or pytest.fail("no memory"))
+        .replace(SPACE, " ")
+        .replace("\u00a0", " ")
+    )
     assert said == (
         "device 17 is fullest, 10.8 of 15.75 GiB; devices 0 to 16, 18 to 63 are alike at 9.93 GiB;"
         " devices 64 to 511 are alike at 8.56 GiB"
@@ -233,7 +236,7 @@ def test_repeated_layers_fold_into_one_row():
     leaves = [leaf(f"blocks.{i}.w", (4, 4), ("data",), axes) for i in range(12)]
     leaves += [leaf(f"blocks.{i}.b", (4,), (), axes, why="tiny") for i in (0, 1, 5)]
     leaves += [leaf("head.0.w", (4, 4), (), axes), leaf("head.1.w", (4, 4), (), axes)]
-    rows = {r.path: (r.members, r.bytes_per_device) for r in layout.fold(leaves)}
+    rows = {r.path: (r.members, r.bytes_per_device) for r in leaf_rows.fold(leaves)}
     assert rows == {
         "blocks.0-11.w": (12, 384),
         "blocks.0-1,5.b": (3, 48),
@@ -245,13 +248,13 @@ def test_repeated_layers_fold_into_one_row():
 def test_leaves_of_two_numbers_fold_only_when_the_product_is_full():
     axes = {"data": 2}
     full = [leaf(f"b.{i}.ln_{j}", (4,), (), axes) for i in range(3) for j in (1, 2)]
-    assert [r.path for r in layout.fold(full)] == ["b.0-2.ln_1-2"]
-    assert len(layout.fold(full[:-1])) == 5
+    assert [r.path for r in leaf_rows.fold(full)] == ["b.0-2.ln_1-2"]
+    assert len(leaf_rows.fold(full[:-1])) == 5
 
 
 def test_optimizer_leaves_follow_the_parameter_whose_path_they_end_in():
     leaves = gpt_leaves()
-    found = layout.followers(leaves)
+    found = leaf_rows.followers(leaves)
     by_param = {x.path: [f.path for f in found.get(id(x), [])] for x in leaves if x.role == "params"}
     assert by_param["wte.embedding"] == ["opt.mu.wte.embedding", "opt.nu.wte.embedding"]
     assert all(len(follow) == 2 for follow in by_param.values())
@@ -259,8 +262,8 @@ def test_optimizer_leaves_follow_the_parameter_whose_path_they_end_in():
 
 def test_what_a_leaf_and_its_moments_lost_is_told_together():
     # 50257 * 768 * 4 bytes over data=4; half of it could have gone: 18.4 MiB, three times 55.2 MiB
-    row = next(r for r in layout.fold(gpt_leaves()) if r.path == "wte.embedding")
-    said = layout.not_cut(row).replace(SPACE, " ")
+    row = next(r for r in leaf_rows.fold(gpt_leaves()) if r.path == "wte.embedding")
+    said = leaf_rows.not_cut(row).replace(SPACE, " ")
     assert said == "not cut over model, +18.4 MiB, +55.2 MiB with 2 optimizer leaves"
 
 
@@ -268,8 +271,8 @@ def test_every_leaf_not_cut_as_wanted_is_listed_or_counted():
     axes = {"data": 2}
     leaves = [leaf(f"{chr(97 + i)}.w", (64,), ("data",), axes) for i in range(20)]
     leaves += [leaf(f"{chr(97 + i)}.odd", (3 + 2 * i,), (), axes, wanted=("data",)) for i in range(15)]
-    found = layout.listing(replace(bare(), leaves=tuple(leaves)))
-    assert sum(bool(r.leaf.wanted) for r in found.rows) == layout.WANTED_ROWS
+    found = leaf_rows.listing(replace(bare(), leaves=tuple(leaves)))
+    assert sum(bool(r.leaf.wanted) for r in found.rows) == leaf_rows.WANTED_ROWS
     assert found.below[0].startswith("3 more leaves are not cut as wanted")
 
 
@@ -277,7 +280,7 @@ def test_leaves_without_a_row_that_are_whole_everywhere_are_counted():
     report = attached()
     whole = [x for x in report.leaves if not x.spec and x.role != "optimizer"] + [report.leaves[-3]]
     size = sum(x.bytes_per_device for x in whole)
-    below = layout.listing(report).below[0].replace(SPACE, " ")
+    below = leaf_rows.listing(report).below[0].replace(SPACE, " ")
     assert below == f"{len(whole)} more leaves are whole on every device, {size / 1024:.0f} KiB together"
 
 
@@ -314,7 +317,7 @@ def test_nothing_that_moves_is_said_and_what_is_not_known_is_left_out():
 
 def test_alike_devices_of_a_dry_run_have_one_bar():
     alike = memory(gpt_leaves(), 8, 100, None)
-    assert len(mem.groups(alike)) == 1
+    assert len(device_memory.groups(alike)) == 1
 
 
 MESHES = [{"data": 1}, {"data": 8}, {"data": 512}, {"data": 4, "model": 2}, {"data": 64, "model": 8}]

@@ -9,7 +9,7 @@ from sample_pipelines import PIPELINES, fused, interleaved, large, measured, one
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import seconds_text
-from jaxshard_magic.views.timeline_payload import packed_pipeline
+from jaxshard_magic.views.timeline.payload import packed_pipeline
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator

@@ -32,7 +32,7 @@ from jaxshard_magic.report.written import Written
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from jaxshard_magic.views.layout import Row
+    from jaxshard_magic.views.leaf_rows import Row
     from jaxshard_magic.views.widget import ReportView
 
 SCHEMA = 1
@@ -78,9 +78,9 @@ class Report(Written):
     @cached_property
     def rows(self) -> "list[Row]":
         """The leaves with repeated layers folded into one row each, as text and HTML list them; worked out once."""
-        from jaxshard_magic.views import layout
+        from jaxshard_magic.views import leaf_rows
 
-        return layout.fold(self.leaves)
+        return leaf_rows.fold(self.leaves)
 
     @cached_property
     def view(self) -> "ReportView":

@@ -121,9 +121,9 @@ class Choice(Written):
         return next(iter(self.with_outcome(outcome)), None)
 
     def _ways(self) -> tuple[Any, Any, Any]:
-        from jaxshard_magic.views import choice
+        from jaxshard_magic.views.choice import html, text
 
-        return choice.to_text, choice.to_html, choice.page
+        return text.to_text, html.to_html, html.page
 
     def _short(self) -> str:
         said = "nothing fits" if self.chosen is None else self.chosen.line

@@ -11,7 +11,7 @@ from jaxshard_magic.report.written import Written
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from jaxshard_magic.views.comparison_widget import ComparisonView
+    from jaxshard_magic.views.comparison.widget import ComparisonView
 
 SCHEMA = 1
 
@@ -178,14 +178,14 @@ class Comparison(Written):
         raise ShardError(f"{said}; say which: {lines}")
 
     def _ways(self) -> tuple[Any, Any, Any]:
-        from jaxshard_magic.views import comparison
+        from jaxshard_magic.views.comparison import html, text
 
-        return comparison.to_text, comparison.to_html, comparison.page
+        return text.to_text, html.to_html, html.page
 
     @cached_property
     def view(self) -> "ComparisonView":
         """The comparison's widget, the same each time: `comparison.view.chosen` is the trial that the reader chose."""
-        from jaxshard_magic.views.comparison_widget import ComparisonView
+        from jaxshard_magic.views.comparison.widget import ComparisonView
 
         return ComparisonView(self)
 

@@ -110,15 +110,15 @@ class Pipeline:
         Args:
             width: columns, held between 60 and 100; the terminal's own by default.
         """
-        from jaxshard_magic.views import timeline_text
+        from jaxshard_magic.views.timeline import text
 
-        return timeline_text.to_text(self, width)
+        return text.to_text(self, width)
 
     def to_html(self) -> str:
         """The timeline as HTML without script: a fragment to embed."""
-        from jaxshard_magic.views import timeline
+        from jaxshard_magic.views.timeline import html
 
-        return timeline.to_html(self)
+        return html.to_html(self)
 
     @overload
     def to_chrome_trace(self, path: None = None) -> str: ...

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxshard_magic.report import Pipeline
-from jaxshard_magic.views import timeline_data as data
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE, printable
+from jaxshard_magic.views.timeline import data
 
 SHOWN, IDEAL = 1, 2  # process ids
 MICROSECONDS = {"s": 1e6}

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxshard_magic.report import Leaf
-from jaxshard_magic.views import layout, svg, words
+from jaxshard_magic.views import leaf_rows, svg, words
 from jaxshard_magic.views.format import byte_text, count_text, printable, type_parts, type_text
-from jaxshard_magic.views.lines import cells, plain, printed, shorten, wrap
-from jaxshard_magic.views.lines import table as columns_of
 from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import axis, code, joined, table, text
+from jaxshard_magic.views.terminal import cells, plain, printed, shorten, wrap
+from jaxshard_magic.views.terminal import table as columns_of
 
 if TYPE_CHECKING:
     from jaxshard_magic.explorer import Explorer
@@ -64,7 +64,7 @@ def _lines(ex: "Explorer", room: int) -> list[str]:
     columns = {
         "array": names,
         "type": kinds,
-        "copies": [count_text(layout.copies(leaf, ex.mesh_info)) for leaf, _ in rows],
+        "copies": [count_text(leaf_rows.copies(leaf, ex.mesh_info)) for leaf, _ in rows],
         "per device": [byte_text(leaf.bytes_per_device) for leaf, _ in rows],
     }
     if ex.held_now is not None:
@@ -126,7 +126,7 @@ def _cells(ex: "Explorer", leaf: Leaf, now: int | None) -> list[str]:
         svg.leaf_blocks(leaf, info),
         f"{code(leaf.path)}{why}",
         f"<code>{kind}</code>",
-        count_text(layout.copies(leaf, info)),
+        count_text(leaf_rows.copies(leaf, info)),
         byte_text(leaf.bytes_per_device),
     ]
     return found if ex.held_now is None else [*found, byte_text(now)]

@@ -5,8 +5,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxshard_magic.report import Collective, Report
-from jaxshard_magic.views import memory as mem
-from jaxshard_magic.views import words
+from jaxshard_magic.views import device_memory, words
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, dtype_text, printable
 from jaxshard_magic.views.payload import ROLES
 
@@ -117,7 +116,7 @@ def compiled(found: "Compiled | Refused") -> dict[str, Any]:
 
 def _memory_rows(found: "Compiled") -> list[list[Any]]:
     predicted, top = found.predicted, _fullest(found.report)
-    arrays = None if top is None else mem.arrays(top)
+    arrays = None if top is None else device_memory.arrays(top)
     return [
         ["arrays", None, byte_text(predicted and predicted.arrays), byte_text(arrays)],
         ["at the peak", None, byte_text(predicted and predicted.peak), byte_text(top and top.peak)],
@@ -127,7 +126,7 @@ def _memory_rows(found: "Compiled") -> list[list[Any]]:
 def _fullest(report: Report) -> Any:
     if report.memory is None or not report.memory.per_device:
         return None
-    return mem.groups(report.memory)[0].most
+    return device_memory.groups(report.memory)[0].most
 
 
 def _sent_rows(found: "Compiled") -> list[list[Any]]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, printable, seconds_text
 from jaxshard_magic.views.html import SIGNS
-from jaxshard_magic.views.lines import clip, plain, printed, wrap
-from jaxshard_magic.views.lines import table as columns_of
-from jaxshard_magic.views.memory import of_limit
 from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import joined, table, text, unbroken
+from jaxshard_magic.views.terminal import clip, plain, printed, wrap
+from jaxshard_magic.views.terminal import table as columns_of
+from jaxshard_magic.views.words import of_limit
 
 if TYPE_CHECKING:
     from jaxshard_magic.history import History, Row

@@ -9,7 +9,7 @@ from html import escape
 
 from jaxshard_magic.report import Advice, Leaf, MeshInfo, Report
 from jaxshard_magic.views import communication as comm
-from jaxshard_magic.views import layout, marks, options, svg, words
+from jaxshard_magic.views import leaf_rows, marks, option_table, svg, words
 from jaxshard_magic.views.format import (
     UNKNOWN,
     byte_text,
@@ -24,7 +24,7 @@ from jaxshard_magic.views.format import (
 from jaxshard_magic.views.memory_html import memory_section
 from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import axis, cell, code, joined, row, section, table, text
-from jaxshard_magic.views.timeline import pipeline_section
+from jaxshard_magic.views.timeline.html import pipeline_section
 
 SIGNS = {"error": "\u2716", "warning": "\u26a0\ufe0e", "info": "\u2139\ufe0e"}
 LONG_NAME = 36
@@ -128,10 +128,10 @@ def _hue(axes: Sequence[str] | None, mesh: MeshInfo) -> int | None:
 
 
 def _options(report: Report) -> str:
-    found = options.rows(report)
+    found = option_table.rows(report)
     if not found:
         return ""
-    head = [("", "left"), *((name, "right") for name in options.HEADS)]
+    head = [("", "left"), *((name, "right") for name in option_table.HEADS)]
     cells = [
         [
             text(r.change),
@@ -140,7 +140,7 @@ def _options(report: Report) -> str:
         for r in found
     ]
     why = "<br>".join(text(f"{r.change}: {r.why}") for r in found if r.why)
-    return section(options.TITLE, table(head, cells), f"<p><small>{why}</small></p>" if why else "")
+    return section(option_table.TITLE, table(head, cells), f"<p><small>{why}</small></p>" if why else "")
 
 
 def _advice(advice: Advice) -> str:
@@ -261,8 +261,8 @@ def _times(part: comm.Part, mesh: MeshInfo) -> str:
 def _layout(report: Report) -> str:
     if not report.leaves:
         return ""
-    found = layout.listing(report)
-    sizes = ", ".join(f"{role} {byte_text(n)}" for role, n in layout.role_bytes(report.leaves).items())
+    found = leaf_rows.listing(report)
+    sizes = ", ".join(f"{role} {byte_text(n)}" for role, n in leaf_rows.role_bytes(report.leaves).items())
     rows = [
         [
             svg.leaf_blocks(r.leaf, report.mesh),
@@ -273,7 +273,7 @@ def _layout(report: Report) -> str:
         for r in found.rows
     ]
     head = [("", "left"), ("leaf", "wrap"), ("type", "left"), ("per device", "right")]
-    parted = layout.parted(report.leaves)
+    parted = leaf_rows.parted(report.leaves)
     first = "the first of its devices" if parted else "the first device"
     lines = [
         found.above,
@@ -289,9 +289,9 @@ def _layout(report: Report) -> str:
     )
 
 
-def _leaf_name(r: layout.Row) -> str:
+def _leaf_name(r: leaf_rows.Row) -> str:
     times = f" \u00d7{count_text(r.members)}" if r.members > 1 else ""
-    not_cut = layout.not_cut(r)
+    not_cut = leaf_rows.not_cut(r)
     why = text(r.leaf.why)
     if not_cut:
         sign = f'<span class="jss-warning">{SIGNS["warning"]}</span>'
@@ -304,7 +304,7 @@ def _breakable(value: str, after: str) -> str:
     return text(value).replace(after, f"{after}<wbr>")
 
 
-def _type(r: layout.Row, mesh: MeshInfo) -> str:
+def _type(r: leaf_rows.Row, mesh: MeshInfo) -> str:
     """The type and, below it, the part of the mesh that the leaf is on."""
     place = "".join(axis(name, mesh) if name else text(piece) for piece, name in place_parts(r.leaves))
     return f"<code>{_type_code(r.leaf, mesh)}</code>" + (f"<br><small>{place}</small>" if place else "")

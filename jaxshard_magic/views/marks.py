@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from jaxshard_magic.report import Report
-from jaxshard_magic.views import memory as mem
-from jaxshard_magic.views import words
+from jaxshard_magic.views import device_memory, words
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def _range(report: Report) -> Range | None:
 def _share(report: Report) -> Share | None:
     if report.memory is None or not report.memory.per_device:
         return None
-    most, peak = mem.limit(report.memory), mem.groups(report.memory)[0].most.peak
+    most, peak = device_memory.limit(report.memory), device_memory.groups(report.memory)[0].most.peak
     return Share(peak / most) if most and peak is not None else None
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from jaxshard_magic.report import DeviceMemory, Memory, Report
-from jaxshard_magic.views import memory as mem
-from jaxshard_magic.views import svg, words
+from jaxshard_magic.views import device_memory, svg, words
+from jaxshard_magic.views.device_stages import Stages, stages
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, runs
-from jaxshard_magic.views.stages import Stages, stages
 from jaxshard_magic.views.tags import cell, code, joined, row, section, table, text
 
 ROWS = 8
@@ -17,14 +16,16 @@ def memory_section(report: Report) -> str:
     memory, told = report.memory, stages(report)
     if memory is None or not memory.per_device:
         return ""
-    found = mem.groups(memory)
-    roles = [r for r in mem.ROLES if r == "temporaries" or any(getattr(d, r) for d in memory.per_device)]
+    found = device_memory.groups(memory)
+    roles = [
+        r for r in device_memory.ROLES if r == "temporaries" or any(getattr(d, r) for d in memory.per_device)
+    ]
     heads = [*(f"{svg.role_mark(r)} {r}" for r in roles), "peak"]
-    if mem.measured(memory):
+    if device_memory.measured(memory):
         heads.append(f"{svg.measured_mark()} measured peak")
     top = row([cell("device", "left", "th"), *(cell(h, "right", "th") for h in heads)])
     left = sum(len(g.devices) for g in found[ROWS:])
-    title = "; ".join(filter(None, (mem.sentence(memory, told.named), words.measured_text(memory))))
+    title = "; ".join(filter(None, (words.memory_sentence(memory, told.named), words.measured_text(memory))))
     return section(
         f"Memory: {text(title)}",
         f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, found, roles, told))}</tbody></table>",
@@ -33,14 +34,18 @@ def memory_section(report: Report) -> str:
     )
 
 
-def _rows(memory: Memory, found: Sequence[mem.Group], roles: Sequence[str], told: Stages) -> Iterator[str]:
+def _rows(
+    memory: Memory, found: Sequence[device_memory.Group], roles: Sequence[str], told: Stages
+) -> Iterator[str]:
     """Two rows for each group: its figures, and its bar over the width of the table."""
-    most, fullest = mem.limit(memory), mem.measured(memory)
-    full = max(max(mem.held(g.most), sum(n for _, n in mem.segments(g.most))) for g in found)
+    most, fullest = device_memory.limit(memory), device_memory.measured(memory)
+    full = max(
+        max(device_memory.held(g.most), sum(n for _, n in device_memory.segments(g.most))) for g in found
+    )
     full = max(full, most or 0, (fullest and fullest.measured) or 0)
     for group in found[:ROWS]:
-        d, measured = group.most, mem.measured(memory, group.devices)
-        peak = mem.of_limit(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
+        d, measured = group.most, device_memory.measured(memory, group.devices)
+        peak = words.of_limit(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
         figures = [*(byte_text(getattr(d, r)) for r in roles), f"<b>{peak}</b>"]
         stage = told.of(group.devices)
         label = f"{_ids(group.devices)}{stage and f' ({stage})'}: {peak}"
@@ -49,7 +54,9 @@ def _rows(memory: Memory, found: Sequence[mem.Group], roles: Sequence[str], told
         if measured is not None:
             said = (label, f"measured {byte_text(measured.measured)}", words.error_text(measured))
             label = ", ".join(filter(None, said))
-        bar = svg.memory_bar(mem.segments(d), d.peak, measured and measured.measured, most, full, label)
+        bar = svg.memory_bar(
+            device_memory.segments(d), d.peak, measured and measured.measured, most, full, label
+        )
         name = text(_ids(group.devices)) + (f" <small>{text(stage)}</small>" if stage else "")
         cells = [cell(name, "wrap"), *(cell(f, "right") for f in figures)]
         yield f'<tr class="jss-figures">{"".join(cells)}</tr>'

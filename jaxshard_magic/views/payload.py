@@ -12,12 +12,11 @@ from math import isfinite, prod
 from typing import Any
 
 from jaxshard_magic.report import Buffer, Collective, DeviceMemory, Leaf, Memory, Report, Source
-from jaxshard_magic.views import layout, marks, options, words
-from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views import device_memory, leaf_rows, marks, option_table, words
+from jaxshard_magic.views.device_stages import Stages, stages
 from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable, share_text
-from jaxshard_magic.views.places import place, source_of
-from jaxshard_magic.views.stages import Stages, stages
-from jaxshard_magic.views.timeline_payload import pipeline_payload
+from jaxshard_magic.views.source_lines import place, source_of
+from jaxshard_magic.views.timeline.payload import pipeline_payload
 
 VERSION = 1
 ROLES = ("params", "optimizer", "batch", "rng", "other")
@@ -116,12 +115,12 @@ def _check(report: Report) -> dict[str, Any] | None:
 
 
 def _options(report: Report) -> dict[str, Any] | None:
-    found = options.rows(report)
+    found = option_table.rows(report)
     if not found:
         return None
     why = [printable(f"{r.change}: {r.why}") for r in found if r.why]
     rows = [[printable(r.change), r.values, r.shares] for r in found]
-    return {"title": options.TITLE, "heads": list(options.HEADS.items()), "rows": rows, "why": why}
+    return {"title": option_table.TITLE, "heads": list(option_table.HEADS.items()), "rows": rows, "why": why}
 
 
 def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dict[str, Any]]:
@@ -169,7 +168,7 @@ def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:
     if report.leaves:
         tabs.append(("layout", "Layout", words.leaves_text(len(report.leaves))))
     if memory and report.memory:
-        tabs.append(("memory", "Memory", byte_text(mem.groups(report.memory)[0].most.peak, 2)))
+        tabs.append(("memory", "Memory", byte_text(device_memory.groups(report.memory)[0].most.peak, 2)))
     if report.collectives is not None:
         sent = _communication_number(report) if report.collectives else "nothing"
         tabs.append(("communication", "Communication", sent))
@@ -212,7 +211,7 @@ def _spec(leaf: Leaf, index: Mapping[str, int]) -> list[list[int]]:
 
 def _short(report: Report, index: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """The leaves that are not cut as wanted, with what that costs and what would mend it."""
-    follow = layout.followers(report.leaves)
+    follow = leaf_rows.followers(report.leaves)
     found = {}
     for i, leaf in enumerate(report.leaves):
         if leaf.wanted:
@@ -270,7 +269,7 @@ def _inner(path: str) -> str:
 def _rows(leaves: Sequence[Leaf]) -> list[list[Any]]:
     """One row for each leaf or folded family, role by role, in the order of the step's arguments."""
     rows = []
-    for path, places in layout.families(leaves):
+    for path, places in leaf_rows.families(leaves):
         role = leaves[places[0]].role
         rows.append([role if role in ROLES else "other", printable(path), places])
     return sorted(rows, key=lambda row: ROLES.index(row[0]))
@@ -285,14 +284,14 @@ def _memory(report: Report) -> dict[str, Any] | None:
     memory = replace(memory, per_device=tuple(rows))
     by_device = {d.device: d for d in rows}
     told = stages(report)
-    columns = ("device", *mem.ROLES, "peak", "measured")
-    most = mem.limit(memory)
+    columns = ("device", *device_memory.ROLES, "peak", "measured")
+    most = device_memory.limit(memory)
     return {
         "limit": most,
         "limit_text": None if most is None else limit_text(most),
         "source": "measured" if memory.source == "measured" else "computed",
         "lead": _spans(words.memory_lead(memory, told.named)),
-        "roles": [role for role in mem.ROLES if any(getattr(d, role) for d in rows)],
+        "roles": [role for role in device_memory.ROLES if any(getattr(d, role) for d in rows)],
         "devices": {c: [_part(by_device.get(d), c, d) for d in position] for c in columns},
         "stages": [printable(told.of([d])) for d in position] if told.at else None,
         "groups": _groups(memory, position, told),
@@ -341,7 +340,7 @@ def _groups(memory: Memory, position: Mapping[int, int], told: Stages) -> list[d
             "members": sorted(position[device] for device in group.devices),
             "top": position[group.most.device],
         }
-        for group in mem.groups(memory)
+        for group in device_memory.groups(memory)
     ]
 
 

@@ -10,7 +10,7 @@ from math import ceil, floor, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxshard_magic.views import words
-from jaxshard_magic.views.labels import Box, named
+from jaxshard_magic.views.chart_labels import Box, named
 from jaxshard_magic.views.svg import DASHES, drawing, number
 
 if TYPE_CHECKING:

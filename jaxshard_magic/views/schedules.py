@@ -8,9 +8,9 @@ from jaxshard_magic.views import schedule_charts as charts
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import UNKNOWN, rounded
 from jaxshard_magic.views.html import SIGNS
-from jaxshard_magic.views.lines import pad, plain, wrap
 from jaxshard_magic.views.tags import code, joined, section, table
 from jaxshard_magic.views.tags import text as safe
+from jaxshard_magic.views.terminal import pad, plain, wrap
 
 if TYPE_CHECKING:
     from jaxshard_magic.schedule.compare import Comparison, Row

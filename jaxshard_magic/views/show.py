@@ -17,7 +17,8 @@ from IPython.display import display
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.views import html, timeline
+from jaxshard_magic.views import html
+from jaxshard_magic.views.timeline import html as timeline
 
 if TYPE_CHECKING:
     from jaxshard_magic.explorer import Explorer
@@ -51,7 +52,7 @@ def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
     """
 
     def view() -> "LiveView":
-        from jaxshard_magic.views.timeline_widget import PipelineView
+        from jaxshard_magic.views.timeline.widget import PipelineView
 
         return PipelineView(pipeline)
 

@@ -11,7 +11,7 @@ from math import prod
 from jaxshard_magic.report import Leaf, MeshInfo
 from jaxshard_magic.views.colours import BOTH
 from jaxshard_magic.views.format import place_text
-from jaxshard_magic.views.layout import copies, cuts
+from jaxshard_magic.views.leaf_rows import copies, cuts
 
 AXES = tuple(BOTH[f"a{i}"] for i in range(4))
 DASHES = ("", "5 2", "2 2", "6 2 2 2")

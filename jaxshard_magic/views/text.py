@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Advice, DeviceMemory, Memory, Report
 from jaxshard_magic.views import communication as comm
-from jaxshard_magic.views import layout, options, timeline_text, words
-from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views import device_memory, leaf_rows, option_table, words
+from jaxshard_magic.views.device_stages import stages
 from jaxshard_magic.views.format import (
     SPACE,
     UNKNOWN,
@@ -20,8 +20,8 @@ from jaxshard_magic.views.format import (
     share_text,
     type_text,
 )
-from jaxshard_magic.views.lines import bar, cells, clip, pad, plain, printed, shorten, table, wrap
-from jaxshard_magic.views.stages import stages
+from jaxshard_magic.views.terminal import bar, cells, clip, pad, plain, printed, shorten, table, wrap
+from jaxshard_magic.views.timeline import text as timeline_text
 
 SIGNS = {"error": "x", "warning": "!", "info": "i"}
 ROLE_INK = {
@@ -98,16 +98,16 @@ def _figures(report: Report, width: int) -> list[str]:
 
 
 def _options(report: Report, width: int) -> list[str]:
-    found = options.rows(report)
+    found = option_table.rows(report)
     if not found:
         return []
-    heads = enumerate(options.HEADS)
-    figures = {head: [plain(options.cell(r, k, width)) for r in found] for k, head in heads}
+    heads = enumerate(option_table.HEADS)
+    figures = {head: [plain(option_table.cell(r, k, width)) for r in found] for k, head in heads}
     room = width - cells(table(figures, ())[0]) - 2
     columns = {"": [clip(printable(r.change), room) for r in found], **figures}
     said = (printable(f"{r.change}: {r.why}") for r in found if r.why)
     why = (line for text in said for line in wrap(text, width, "  ", "    "))
-    return [options.TITLE, *table(columns, ("",)), *why]
+    return [option_table.TITLE, *table(columns, ("",)), *why]
 
 
 def _advice(advice: Sequence[Advice], width: int) -> list[str]:
@@ -123,10 +123,10 @@ def _memory(report: Report, width: int) -> list[str]:
     memory = report.memory
     if memory is None or not memory.per_device:
         return []
-    found, most = mem.groups(memory), mem.limit(memory)
+    found, most = device_memory.groups(memory), device_memory.limit(memory)
     top = found[0].most
     legend = []
-    for role in mem.ROLES:
+    for role in device_memory.ROLES:
         if role == "temporaries" or any(getattr(g.most, role) for g in found):
             legend.append(f"{ROLE_INK[role]}{SPACE}{role}{SPACE}{byte_text(getattr(top, role))}{SPACE}")
     lines = ["Memory per device", *map(plain, wrap(" ".join(legend), width, "  ", "  "))]
@@ -136,11 +136,13 @@ def _memory(report: Report, width: int) -> list[str]:
     values = []
     for g in shown:
         d = g.most
-        held = mem.of_limit(d.peak, most) if d.peak is not None and most and not values else byte_text(d.peak)
+        held = (
+            words.of_limit(d.peak, most) if d.peak is not None and most and not values else byte_text(d.peak)
+        )
         values.append(plain(held) + (" each" if len(g.devices) > 1 and d.peak is not None else ""))
     label_width, value_width = max(map(cells, labels)), max(map(cells, values))
     room = width - label_width - value_width - 6
-    full = max([most or 0, *(max(mem.held(g.most), _stacked(g.most)) for g in found)])
+    full = max([most or 0, *(max(device_memory.held(g.most), _stacked(g.most)) for g in found)])
     for g, label, value in zip(shown, labels, values, strict=True):
         lines.append(f"  {pad(label, label_width, 'right')}  {_stack(g.most, most, full, room)}  {value}")
     left = sum(len(g.devices) for g in found[MEMORY_ROWS:])
@@ -165,13 +167,13 @@ def _buffers(memory: Memory, width: int) -> list[str]:
 
 
 def _stacked(device: DeviceMemory) -> int:
-    return sum(size for _, size in mem.segments(device))
+    return sum(size for _, size in device_memory.segments(device))
 
 
 def _stack(device: DeviceMemory, limit: int | None, full: int, width: int) -> str:
     """One device's memory, each role to the nearest column, with the limit as a bar where there is one."""
     drawn, total = "", 0
-    for role, size in mem.segments(device):
+    for role, size in device_memory.segments(device):
         total += size
         drawn += ROLE_INK[role] * (round(total * width / full) - len(drawn))
     if limit is None:
@@ -287,7 +289,7 @@ def _short(parts: Sequence[comm.Part], width: int) -> str:
 def _leaves(report: Report, width: int, largest: int | None) -> list[str]:
     if not report.leaves:
         return []
-    found = layout.listing(report, largest)
+    found = leaf_rows.listing(report, largest)
     paths = [printable(r.path) + (f" x{count_text(r.members)}" if r.members > 1 else "") for r in found.rows]
     kinds = [printable(f"{type_text(r.leaf)} {place_text(r.leaves)}".rstrip()) for r in found.rows]
     sizes = [byte_text(r.bytes_per_device) for r in found.rows]
@@ -314,8 +316,8 @@ def _leaves(report: Report, width: int, largest: int | None) -> list[str]:
     return lines if every else [*lines, '  to_text(leaves="all") lists every leaf']
 
 
-def _reason(r: layout.Row, width: int, always: bool) -> list[str]:
-    said = ": ".join(filter(None, [layout.not_cut(r), r.leaf.why]))
+def _reason(r: leaf_rows.Row, width: int, always: bool) -> list[str]:
+    said = ": ".join(filter(None, [leaf_rows.not_cut(r), r.leaf.why]))
     return wrap(plain(printable(said)), width, "    ", "    ") if said and (always or r.leaf.wanted) else []
 
 

@@ -8,8 +8,7 @@ import plotly.graph_objects as go
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import DeviceMemory, Memory, Report
-from jaxshard_magic.views import memory as mem
-from jaxshard_magic.views import words
+from jaxshard_magic.views import device_memory, words
 from jaxshard_magic.views.figures.look import CLEAR, frame, labels, scale
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, device_text, limit_text
 
@@ -31,7 +30,10 @@ class Bar:
 
     @property
     def end(self) -> int:
-        known = (mem.held(self.device), sum(size for _, size in mem.segments(self.device)))
+        known = (
+            device_memory.held(self.device),
+            sum(size for _, size in device_memory.segments(self.device)),
+        )
         return max(*known, (self.measured and self.measured.measured) or 0)
 
 
@@ -40,9 +42,9 @@ def memory(report: Report, colours: Mapping[str, str]) -> go.Figure:
     if report.memory is None or not report.memory.per_device:
         raise ShardError("this report knows nothing of memory, so it has no memory figure")
     bars, left = _bars(report.memory)
-    limit = mem.limit(report.memory)
+    limit = device_memory.limit(report.memory)
     full = max(1, limit or 0, *(bar.end for bar in bars))
-    roles = [role for role in mem.ROLES if any(getattr(d, role) for d in report.memory.per_device)]
+    roles = [role for role in device_memory.ROLES if any(getattr(d, role) for d in report.memory.per_device)]
     chart = go.Figure([_role_bars(role, report.memory, bars, colours, SEEN * full) for role in roles])
     if any(bar.measured for bar in bars):
         chart.add_trace(_ticks(bars, colours))
@@ -51,7 +53,7 @@ def memory(report: Report, colours: Mapping[str, str]) -> go.Figure:
     chart.update_yaxes(labels([bar.label for bar in bars]))
     for i, bar in enumerate(bars):
         at = {"x": bar.end, "y": i, "xanchor": "left", "xshift": 4, "showarrow": False}
-        chart.add_annotation(text=byte_text(mem.held(bar.device)), **at)
+        chart.add_annotation(text=byte_text(device_memory.held(bar.device)), **at)
     if limit is not None:
         _draw_limit(chart, limit, colours)
     return chart
@@ -61,12 +63,13 @@ def _bars(memory: Memory) -> tuple[list[Bar], int]:
     """The bars, and how many devices are left without one."""
     if len(memory.per_device) <= EVERY_DEVICE:
         return [
-            Bar(device_text([d.device]), d, mem.measured(memory, [d.device])) for d in memory.per_device
+            Bar(device_text([d.device]), d, device_memory.measured(memory, [d.device]))
+            for d in memory.per_device
         ], 0
-    groups = mem.groups(memory)
+    groups = device_memory.groups(memory)
     left = sum(len(group.devices) for group in groups[MOST_BARS:])
     shown = [
-        Bar(device_text(group.devices), group.most, mem.measured(memory, group.devices))
+        Bar(device_text(group.devices), group.most, device_memory.measured(memory, group.devices))
         for group in groups[:MOST_BARS]
     ]
     return shown, left
@@ -86,7 +89,7 @@ def _role_bars(
         hatch = {"shape": "/", "size": 5, "fgcolor": colours["other"], "bgcolor": CLEAR}
         marker = {"color": CLEAR, "pattern": hatch, "line": outline}
     return go.Bar(
-        name=f"{role} {byte_text(getattr(mem.groups(memory)[0].most, role))}",
+        name=f"{role} {byte_text(getattr(device_memory.groups(memory)[0].most, role))}",
         orientation="h",
         x=sizes,
         y=list(range(len(bars))),
@@ -133,7 +136,7 @@ def _draw_limit(chart: go.Figure, limit: int, colours: Mapping[str, str]) -> Non
 def _frame(memory: Memory, bars: int, left: int, colours: Mapping[str, str]) -> dict[str, Any]:
     head, *rest = (span.text for span in words.memory_lead(memory))
     more = f" {count_text(left)} more devices hold less." if left else ""
-    groups = mem.groups(memory)
+    groups = device_memory.groups(memory)
     alike = len(groups) == 1 and len(groups[0].devices) > 1
     on = "each device" if alike else device_text([groups[0].most.device])
     return frame(head, "".join(rest) + more, f"{on}:", BAR * bars, colours)

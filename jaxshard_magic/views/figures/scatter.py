@@ -7,10 +7,10 @@ import plotly.graph_objects as go
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.views import comparison_data as data
 from jaxshard_magic.views import words
-from jaxshard_magic.views.comparison_axes import Axis, Plane, axes
-from jaxshard_magic.views.comparison_labels import Label, labels
+from jaxshard_magic.views.comparison import data
+from jaxshard_magic.views.comparison.axes import Axis, Plane, axes
+from jaxshard_magic.views.comparison.labels import Label, labels
 from jaxshard_magic.views.figures.look import CLEAR, frame
 from jaxshard_magic.views.format import byte_text, limit_text, seconds_text, share_text
 from jaxshard_magic.views.tags import text

@@ -6,11 +6,11 @@ import plotly.graph_objects as go
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Pipeline, Report
-from jaxshard_magic.views import timeline_data as data
 from jaxshard_magic.views import words
 from jaxshard_magic.views.figures.look import frame, labels, scale
 from jaxshard_magic.views.tags import text
-from jaxshard_magic.views.timeline_ticks import ticks
+from jaxshard_magic.views.timeline import data
+from jaxshard_magic.views.timeline.ticks import ticks
 
 RANK = 44  # px
 LANE, IDEAL, ALONE = 0.5, 0.18, 0.7  # of a rank

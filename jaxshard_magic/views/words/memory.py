@@ -1,14 +1,25 @@
 """Memory in sentences: who is fullest, what was measured, and the largest buffers."""
 
+from collections.abc import Callable, Sequence
+
 from jaxshard_magic.report import Buffer, DeviceMemory, Memory
-from jaxshard_magic.views import memory as mem
-from jaxshard_magic.views.format import byte_text, count_text, device_text, share_text
+from jaxshard_magic.views import device_memory
+from jaxshard_magic.views.format import (
+    byte_text,
+    count_text,
+    device_text,
+    limit_parts,
+    limit_text,
+    share_text,
+)
 from jaxshard_magic.views.words.spans import Span, sentence_case, strong
 
+Named = Callable[[Sequence[int]], str]
 
-def memory_lead(memory: Memory, named: mem.Named = device_text) -> list[Span]:
+
+def memory_lead(memory: Memory, named: Named = device_text) -> list[Span]:
     """What the memory view opens with: who is fullest, in bold, and what the others hold."""
-    head, rest = mem.clauses(memory, named)
+    head, rest = clauses(memory, named)
     measured = measured_text(memory)
     said = (
         f" {sentence_case('; '.join([*rest, *([measured] if measured else [])]))}."
@@ -20,7 +31,7 @@ def memory_lead(memory: Memory, named: mem.Named = device_text) -> list[Span]:
 
 def measured_text(memory: Memory) -> str | None:
     """`measured 5.15 GiB on device 0, 1.2% more than computed`, of the device that held most; None where none was."""
-    top = mem.measured(memory)
+    top = device_memory.measured(memory)
     if top is None:
         return None
     text = f"measured {byte_text(top.measured)} on device {top.device}"
@@ -30,7 +41,7 @@ def measured_text(memory: Memory) -> str | None:
 
 def error_text(device: DeviceMemory) -> str | None:
     """`1.2% more`: the measured peak beside the computed one; None where one of them is not known."""
-    off = mem.error(device)
+    off = device_memory.error(device)
     return None if off is None else f"{share_text(abs(off))} {'more' if off >= 0 else 'less'}"
 
 
@@ -59,3 +70,60 @@ def buffer_type(buffer: Buffer) -> str:
     """`f32[8,16,128] x2`: the type of one, and how many there are."""
     times = f" \u00d7{count_text(buffer.count)}" if buffer.count > 1 else ""
     return f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]{times}"
+
+
+def of_limit(bytes_held: int, most: int, digits: int = 3) -> str:
+    """`5.09 of 15.75 GiB`, with the unit told once where both have the same."""
+    text, unit = byte_text(bytes_held, digits), limit_parts(most)[1]
+    return f"{text.removesuffix(unit)[:-1] if text.endswith(unit) else text} of {limit_text(most)}"
+
+
+def where(found: Sequence[device_memory.Group]) -> str:
+    """On which devices the fullest group's figure holds: `every device`, `the fullest device`;
+    empty for a single device."""
+    if len(found) > 1:
+        return "the fullest device" if len(found[0].devices) == 1 else "the fullest devices"
+    return "every device" if len(found[0].devices) > 1 else ""
+
+
+def memory_sentence(memory: Memory, named: Named = device_text) -> str:
+    """Who is fullest and who is alike: `device 0 is fullest, 5.09 of 15.75 GiB; devices 1 to 7 ...`, the devices as
+    `named` tells of them."""
+    head, rest = clauses(memory, named)
+    return "; ".join((head, *rest))
+
+
+def clauses(memory: Memory, named: Named = device_text) -> tuple[str, list[str]]:
+    """The sentence in parts: who is fullest, and what the others hold."""
+    found, most = device_memory.groups(memory), device_memory.limit(memory)
+    known = found[0].most.peak is not None
+    texts = [
+        of_limit(device_memory.held(g.most), most)
+        if most and i == 0
+        else byte_text(device_memory.held(g.most))
+        for i, g in enumerate(found)
+    ]
+    names = [named(g.devices) for g in found]
+    if len(found) == 1:
+        what = (
+            f"all {len(found[0].devices)} devices are alike at"
+            if len(found[0].devices) > 1
+            else f"{names[0]} holds"
+        )
+        head = f"{what} {texts[0]}"
+    else:
+        verb = "is" if len(found[0].devices) == 1 else "are"
+        head = f"{names[0]} {verb} fullest, {texts[0]}"
+    rest = [
+        f"{name} {'are alike at' if len(g.devices) > 1 else 'holds'} {text}"
+        for name, g, text in list(zip(names, found, texts, strict=True))[1:4]
+    ]
+    if len(found) > 4:
+        rest.append(f"{count_text(sum(len(g.devices) for g in found[4:]))} more hold less")
+    return (head, rest) if known else (f"{head} of arrays", [*rest, "temporaries and peak are not known"])
+
+
+def share_of_limit(memory: Memory) -> str | None:
+    """`32% of 15.75 GiB`, None without a limit or without a peak."""
+    most, top = device_memory.limit(memory), device_memory.groups(memory)[0].most
+    return f"{share_text(top.peak / most)} of {limit_text(most)}" if most and top.peak is not None else None

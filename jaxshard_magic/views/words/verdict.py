@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import prod
 
 from jaxshard_magic.report import Collective, Report, Timing
-from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views import device_memory
 from jaxshard_magic.views.format import byte_text, share_text
 from jaxshard_magic.views.words.communication import line_spans, most_spans, predicted_text, sent_text
+from jaxshard_magic.views.words.memory import of_limit, where
 from jaxshard_magic.views.words.run import difference, ran
 from jaxshard_magic.views.words.spans import Span, axes_spans, strong
 
@@ -45,19 +46,19 @@ def _numbers(report: Report) -> tuple[bool, list[Span]]:
 def _fit(report: Report) -> tuple[bool, list[Span]]:
     if report.memory is None or not report.memory.per_device:
         return True, []
-    found, most = mem.groups(report.memory), mem.limit(report.memory)
-    top, place = found[0].most, mem.where(found)
+    found, most = device_memory.groups(report.memory), device_memory.limit(report.memory)
+    top, place = found[0].most, where(found)
     ok = True
     if top.peak is None:
-        word, size = "Peak memory not known:", f"the arrays take {byte_text(mem.held(top), 2)}"
+        word, size = "Peak memory not known:", f"the arrays take {byte_text(device_memory.held(top), 2)}"
     elif most is None:
         word, size = "No memory limit here:", byte_text(top.peak, 2)
     elif top.peak > most:
         ok, word = False, "Does not fit:"
-        size = f"{mem.of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much"
+        size = f"{of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much"
     else:
         word = "Fits:" if ran(report) and report.mesh.source != "simulated" else "Would fit:"
-        size = mem.of_limit(top.peak, most, 3 if top.peak > 0.9 * most else 2)
+        size = of_limit(top.peak, most, 3 if top.peak > 0.9 * most else 2)
     on = [Span(f" {size} on "), Span(place, "memory"), Span(".")] if place else [Span(f" {size}.")]
     return ok, [strong(word), *on]
 

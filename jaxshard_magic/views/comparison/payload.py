@@ -7,8 +7,8 @@ from math import isfinite
 from typing import Any
 
 from jaxshard_magic.report.comparison import Comparison, Trial
-from jaxshard_magic.views import comparison_data as data
-from jaxshard_magic.views.comparison_pairs import pairs
+from jaxshard_magic.views.comparison import data
+from jaxshard_magic.views.comparison.pairs import pairs
 from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, printable, seconds_text
 from jaxshard_magic.views.words import comparison as words
 from jaxshard_magic.views.words import percent_text

@@ -6,11 +6,11 @@ from math import floor
 from statistics import fmean
 
 from jaxshard_magic.report import Pipeline
-from jaxshard_magic.views import timeline_data as data
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import count_text, printable
-from jaxshard_magic.views.lines import pad, plain, printed, wrap
-from jaxshard_magic.views.timeline_ticks import ticks
+from jaxshard_magic.views.terminal import pad, plain, printed, wrap
+from jaxshard_magic.views.timeline import data
+from jaxshard_magic.views.timeline.ticks import ticks
 
 IDLE, GOES_ON = "\u00b7", "\u2500"
 WITH_IDEAL, MOST_RANKS = (

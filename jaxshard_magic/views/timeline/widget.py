@@ -2,7 +2,7 @@
 
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views.live_view import LiveView
-from jaxshard_magic.views.timeline_payload import packed_pipeline
+from jaxshard_magic.views.timeline.payload import packed_pipeline
 
 
 class PipelineView(LiveView):

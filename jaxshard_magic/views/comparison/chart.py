@@ -8,18 +8,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.views import comparison_data as data
 from jaxshard_magic.views import words
-from jaxshard_magic.views.comparison_axes import Plane, axes
-from jaxshard_magic.views.comparison_labels import LINE, Label, labels
-from jaxshard_magic.views.format import (
-    byte_text,
-    count_text,
-    limit_text,
-    printable,
-    seconds_text,
-)
-from jaxshard_magic.views.labels import named
+from jaxshard_magic.views.chart_labels import named
+from jaxshard_magic.views.comparison import data
+from jaxshard_magic.views.comparison.axes import Plane, axes
+from jaxshard_magic.views.comparison.labels import LINE, Label, labels
+from jaxshard_magic.views.format import byte_text, count_text, limit_text, printable, seconds_text
 from jaxshard_magic.views.svg import LIMIT, drawing, number
 from jaxshard_magic.views.tags import unbroken
 

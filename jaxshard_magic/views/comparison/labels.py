@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from jaxshard_magic.views.comparison_axes import Plane
-from jaxshard_magic.views.comparison_data import Point
+from jaxshard_magic.views.chart_labels import Box, named
+from jaxshard_magic.views.comparison.axes import Plane
+from jaxshard_magic.views.comparison.data import Point
 from jaxshard_magic.views.format import limit_text, printable
-from jaxshard_magic.views.labels import Box, named
-from jaxshard_magic.views.lines import cells, clip
+from jaxshard_magic.views.terminal import cells, clip
 
 LINE, CHARACTER = 13, 6.7  # of letters, in px
 MOST_LETTERS = 36

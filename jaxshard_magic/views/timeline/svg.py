@@ -6,10 +6,10 @@ from math import ceil
 
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import svg, words
-from jaxshard_magic.views import timeline_data as data
 from jaxshard_magic.views.colours import BOTH
 from jaxshard_magic.views.tags import text
-from jaxshard_magic.views.timeline_ticks import ticks
+from jaxshard_magic.views.timeline import data
+from jaxshard_magic.views.timeline.ticks import ticks
 
 WIDTH, NAMES, FIGURES = 860, 72, 56  # px, with the columns at the left and at the right
 TOP, BELOW = 18, 18

@@ -1,19 +1,14 @@
-"""A comparison of strategies as text for a terminal, and as HTML without script: its answers, a row for each trial with
-bars, the chart of peak memory against step time, and the line that runs each again."""
+"""A comparison of strategies for a terminal: its answers, a row for each trial, and the line that runs each again."""
 
 import shutil
 from collections.abc import Sequence
 
 from jaxshard_magic.report.comparison import Comparison, Trial
-from jaxshard_magic.views import comparison_chart as chart
-from jaxshard_magic.views import comparison_data as data
-from jaxshard_magic.views import comparison_table as tables
 from jaxshard_magic.views import words
+from jaxshard_magic.views.comparison import data
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, limit_text, printable, seconds_text
-from jaxshard_magic.views.lines import cells, clip, plain, printed, table, wrap
-from jaxshard_magic.views.options import flops_text
-from jaxshard_magic.views.page import document
-from jaxshard_magic.views.tags import joined, text, unbroken
+from jaxshard_magic.views.option_table import flops_text
+from jaxshard_magic.views.terminal import cells, clip, plain, printed, table, wrap
 
 LEFT_ROWS = 12
 _FRONT = "* on the Pareto front: no trial is both faster and smaller"
@@ -140,26 +135,3 @@ def failures(found: Comparison, room: int) -> list[str]:
 def _again(found: Comparison) -> list[str]:
     lines = ["    " + printable(f"%%shard {t.line}") for t in data.in_order(found) if t.report is not None]
     return ["Run one again as", *lines] if lines else []
-
-
-def to_html(found: Comparison) -> str:
-    """The comparison as a fragment to stand in a notebook or a page, without script."""
-    lead = "".join(
-        f"<b>{unbroken(span.text)}</b>" if span.kind == "strong" else unbroken(span.text)
-        for span in words.comparison_lead(found)
-    )
-    notes = [*words.comparison_notes(found), *left_out(found)]
-    parts = [
-        f'<p class="jss-verdict">{lead}</p>',
-        f"<p><small>{text(words.comparison_about(found))}</small></p>",
-        tables.trials(found),
-        chart.scatter(found),
-        tables.again(found),
-        f"<p><small>{'<br>'.join(map(text, notes))}</small></p>" if notes else "",
-    ]
-    return f'<div class="jss">\n{joined(parts)}\n</div>\n'
-
-
-def page(found: Comparison) -> str:
-    """The comparison as a whole document that follows the reader's light or dark theme."""
-    return document(printable(f"{found.name or 'step'}, compared"), to_html(found))

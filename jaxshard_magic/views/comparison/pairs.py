@@ -12,8 +12,7 @@ from typing import Any
 from jaxshard_magic.report import Collective, Leaf, Report
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.held import held
-from jaxshard_magic.views import layout
-from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views import device_memory, leaf_rows
 from jaxshard_magic.views.format import place_parts, printable, type_parts
 
 Parts = tuple[tuple[str, str | None], ...]
@@ -35,7 +34,7 @@ def pairs(comparison: Comparison, index: Mapping[str, int]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Row:
-    """Leaves that every trial lays out alike, as `layout.families` folds them."""
+    """Leaves that every trial lays out alike, as `leaf_rows.families` folds them."""
 
     path: str
     members: tuple[tuple[Leaf | None, ...], ...]  # by leaf, then by trial
@@ -84,7 +83,7 @@ def _followers(reports: Sequence[Report | None]) -> dict[str, str]:
     """Optimizer leaves that lie in every trial as the same parameter does, each with that."""
     found: dict[str, set[str | None]] = defaultdict(set)
     for report in filter(None, reports):
-        follow = layout.followers(report.leaves)
+        follow = leaf_rows.followers(report.leaves)
         of = {leaf.path: p.path for p in report.leaves for leaf in follow.get(id(p), ())}
         for leaf in report.leaves:
             found[leaf.path].add(of.get(leaf.path))
@@ -102,7 +101,7 @@ def _rows(every: Mapping[str, tuple[Leaf | None, ...]]) -> list[_Row]:
         )
         for leaves in members
     ]
-    return [_Row(path, tuple(members[i] for i in places)) for path, places in layout.families(alike)]
+    return [_Row(path, tuple(members[i] for i in places)) for path, places in leaf_rows.families(alike)]
 
 
 def _cut(leaf: Leaf) -> tuple[object, ...]:
@@ -122,8 +121,8 @@ def _memory(report: Report) -> dict[str, int | None] | None:
     """By role on the device that is fullest at its peak."""
     if report.memory is None or not report.memory.per_device:
         return None
-    most = mem.groups(report.memory)[0].most
-    return {role: getattr(most, role) for role in (*mem.ROLES, "peak")}
+    most = device_memory.groups(report.memory)[0].most
+    return {role: getattr(most, role) for role in (*device_memory.ROLES, "peak")}
 
 
 def _moved(report: Report, index: Mapping[str, int]) -> list[list[Any]] | None:

@@ -7,9 +7,9 @@ from itertools import chain
 from typing import Any
 
 from jaxshard_magic.report import Pipeline
-from jaxshard_magic.views import timeline_data as data
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import printable
+from jaxshard_magic.views.timeline import data
 
 VERSION = 1
 TICKS = 10**9  # that the longest time is cut into

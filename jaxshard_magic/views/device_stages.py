@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.format import device_text, index_text
-from jaxshard_magic.views.layout import parted
+from jaxshard_magic.views.leaf_rows import parted
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from jaxshard_magic.views.comparison_data import Point
+from jaxshard_magic.views.comparison.data import Point
 from jaxshard_magic.views.format import BYTE_UNITS, SECOND_UNITS, SPACE, byte_parts, seconds_text
 
 TICKS = 5  # steps at most

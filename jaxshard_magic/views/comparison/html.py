@@ -1,15 +1,18 @@
-"""The tables of a comparison in HTML: a row for each trial, its figures with bars, and what runs each again."""
+"""A comparison of strategies as HTML without script: its answers, a row for each trial with bars, the chart of peak
+memory against step time, and the line that runs each again."""
 
 from dataclasses import dataclass
 from math import isfinite
 
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.comparison import Comparison, Trial
-from jaxshard_magic.views import comparison_data as data
 from jaxshard_magic.views import svg, words
-from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text
+from jaxshard_magic.views.comparison import chart, data
+from jaxshard_magic.views.comparison.text import left_out
+from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, printable
 from jaxshard_magic.views.html import SIGNS
-from jaxshard_magic.views.options import flops_text
+from jaxshard_magic.views.option_table import flops_text
+from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import axis, joined, row, section, table, text, unbroken
 
 _SIGNS = SIGNS | {"ok": "\u2714\ufe0e"}
@@ -17,6 +20,29 @@ _SPACE = "padding:4px 8px 4px 0"
 _NAME, _WIDE, _NARROW = "17%", "11%", "7%"  # of the table: a name, and columns with bars
 _FEW = 16  # letters of a mesh that stay on a line
 _INK, _QUIET = 'fill="currentColor" fill-opacity=".7"', 'fill="currentColor" fill-opacity=".5"'
+
+
+def to_html(found: Comparison) -> str:
+    """The comparison as a fragment to stand in a notebook or a page, without script."""
+    lead = "".join(
+        f"<b>{unbroken(span.text)}</b>" if span.kind == "strong" else unbroken(span.text)
+        for span in words.comparison_lead(found)
+    )
+    notes = [*words.comparison_notes(found), *left_out(found)]
+    parts = [
+        f'<p class="jss-verdict">{lead}</p>',
+        f"<p><small>{text(words.comparison_about(found))}</small></p>",
+        trials(found),
+        chart.scatter(found),
+        again(found),
+        f"<p><small>{'<br>'.join(map(text, notes))}</small></p>" if notes else "",
+    ]
+    return f'<div class="jss">\n{joined(parts)}\n</div>\n'
+
+
+def page(found: Comparison) -> str:
+    """The comparison as a whole document that follows the reader's light or dark theme."""
+    return document(printable(f"{found.name or 'step'}, compared"), to_html(found))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
 """A pipeline in HTML without script: its words, its timeline as a drawing, and a table of its ranks."""
 
 from jaxshard_magic.report import Pipeline
-from jaxshard_magic.views import timeline_data as data
-from jaxshard_magic.views import timeline_svg as svg
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import UNKNOWN, count_text
 from jaxshard_magic.views.tags import joined, section, table, text
+from jaxshard_magic.views.timeline import data, svg
 
 ROWS = 64
 

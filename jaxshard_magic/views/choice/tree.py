@@ -9,9 +9,9 @@ from html import escape
 
 from jaxshard_magic.report.choice import Question
 from jaxshard_magic.views.format import printable
-from jaxshard_magic.views.lines import wrap
 from jaxshard_magic.views.svg import drawing, number, rect
 from jaxshard_magic.views.tags import joined, table, text, unbroken
+from jaxshard_magic.views.terminal import wrap
 from jaxshard_magic.views.words.choice import because, steps
 
 WIDTH, BOX, LEAF = 584, 392, 128  # px: of the whole, of a question, of what an answer leads to

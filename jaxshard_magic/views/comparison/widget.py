@@ -7,7 +7,7 @@ from traitlets import observe
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Comparison
-from jaxshard_magic.views.comparison_payload import first_shown, packed_comparison
+from jaxshard_magic.views.comparison.payload import first_shown, packed_comparison
 from jaxshard_magic.views.live_view import Chosen, LiveView, quoted
 
 

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from jaxshard_magic.report import Report
-from jaxshard_magic.views import memory as mem
+from jaxshard_magic.views import device_memory
+from jaxshard_magic.views.device_stages import stages
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, range_text, seconds_text
-from jaxshard_magic.views.stages import stages
 from jaxshard_magic.views.words.communication import predicted_text, sent_by_axes, sent_text
+from jaxshard_magic.views.words.memory import share_of_limit
 from jaxshard_magic.views.words.run import difference, ran
 from jaxshard_magic.views.words.spans import axes_text
 
@@ -64,15 +65,17 @@ def _peak_figure(report: Report) -> Figure:
     memory = report.memory
     if memory is None or not memory.per_device:
         return Figure("peak memory", "peak", UNKNOWN, "not known")
-    found = mem.groups(memory)
+    found = device_memory.groups(memory)
     top = found[0]
     source = "measured" if memory.source == "measured" else "computed"
     if top.most.peak is None:
-        return Figure("peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(mem.held(top.most))}")
+        return Figure(
+            "peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(device_memory.held(top.most))}"
+        )
     alike = len(found) == 1 and len(top.devices) > 1
     place = "every device" if alike else stages(report).named(top.devices)
-    notes = [note for note in (mem.share_of_limit(memory), place) if note]
-    most = mem.limit(memory)
+    notes = [note for note in (share_of_limit(memory), place) if note]
+    most = device_memory.limit(memory)
     sign = "error" if most is not None and top.most.peak > most else None
     return Figure(f"peak memory, {source}", "peak", byte_text(top.most.peak), ", ".join(notes), sign)
 

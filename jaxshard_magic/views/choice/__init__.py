@@ -1,0 +1,1 @@
+"""How what an automatic search chose is shown: as text, and as HTML without script."""
