@@ -80,11 +80,11 @@ class Trial:
         rows = None if self.report is None else self.report.collectives
         if rows is None:
             return None
-        found = dict.fromkeys(self.mesh, 0)
+        over = dict.fromkeys(self.mesh, 0)
         for row in rows:
             name = "?" if row.axes is None else "+".join(row.axes)
-            found[name] = found.get(name, 0) + row.wire_bytes
-        return found
+            over[name] = over.get(name, 0) + row.wire_bytes
+        return over
 
     @property
     def bubble(self) -> float | None:

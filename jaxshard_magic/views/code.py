@@ -33,69 +33,69 @@ _PRE = (
 _CELL = "border:0;background:none;text-align:left;vertical-align:top"
 
 
-def to_text(found: "Code", width: int | None = None) -> str:
+def to_text(program: "Code", width: int | None = None) -> str:
     """The program as it is, whatever the width: it is there to be pasted."""
-    return found.text
+    return program.text
 
 
-def to_html(found: "Code") -> str:
+def to_html(program: "Code") -> str:
     """A fragment to stand in a notebook or a page: what it is of, what it moves, and the program."""
-    parts = [_title(found), _verdict(found), _collectives(found), _program(found.text)]
+    parts = [_title(program), _verdict(program), _collectives(program), _program(program.text)]
     return f'<div class="jss">\n{joined(parts)}\n</div>\n'
 
 
-def page(found: "Code") -> str:
+def page(program: "Code") -> str:
     """The same as a whole document that follows the reader's light or dark theme."""
-    return document(printable(f"{found.name} under {found.strategy}, in plain JAX"), to_html(found))
+    return document(printable(f"{program.name} under {program.strategy}, in plain JAX"), to_html(program))
 
 
-def verdict(found: "Code") -> str:
+def verdict(program: "Code") -> str:
     """What the program moves beside the plan, in a sentence; bytes are those that one device sends in a step."""
-    if found.planned is None or found.sent is None:
+    if program.planned is None or program.sent is None:
         return "What it moves is not known: the compiler gave no text to read that from."
-    if not found.sent and not found.planned:
+    if not program.sent and not program.planned:
         return "Moves nothing between devices, as the plan."
-    here, there = Part(found.sent), Part(found.planned)
-    if found.same:
+    here, there = Part(program.sent), Part(program.planned)
+    if program.same:
         return f"Moves what the plan moves: {here.sent_text} per device and step."
-    more = _more(found)
+    more = _more(program)
     if not more:
         return f"Sends as much as the plan, by other collectives: {here.sent_text} per device and step."
     amount = f"{byte_text(abs(more))} {'more' if more > 0 else 'less'}"
     return f"Sends {amount} per device and step than the plan: {here.sent_text} instead of {there.sent_text}."
 
 
-def _more(found: "Code") -> int:
+def _more(program: "Code") -> int:
     """Bytes that a device sends in a step of the program and not in one of the plan."""
-    return Part(found.sent or ()).sent - Part(found.planned or ()).sent
+    return Part(program.sent or ()).sent - Part(program.planned or ()).sent
 
 
-def _title(found: "Code") -> str:
-    mesh = _mesh(found)
+def _title(program: "Code") -> str:
+    mesh = _mesh(program)
     axes = " &nbsp;".join(
         f"{svg.axis_mark(name, mesh)} <code>{axis(name, mesh)}={size}</code>"
-        for name, size in found.mesh.items()
+        for name, size in program.mesh.items()
     )
-    lines = _lines(found.text)
+    lines = _lines(program.text)
     said = f"{count_text(lines)} line{'s' * (lines != 1)} of plain JAX"
-    return f"<p>{code(found.name)} under <b>{text(found.strategy)}</b> &nbsp; {axes} &nbsp; {said}</p>"
+    return f"<p>{code(program.name)} under <b>{text(program.strategy)}</b> &nbsp; {axes} &nbsp; {said}</p>"
 
 
-def _mesh(found: "Code") -> MeshInfo:
-    return MeshInfo(dict(found.mesh), "", "", "", (), 1)
+def _mesh(program: "Code") -> MeshInfo:
+    return MeshInfo(dict(program.mesh), "", "", "", (), 1)
 
 
-def _verdict(found: "Code") -> str:
-    level = "ok" if found.same else "warning" if found.same is not None and _more(found) > 0 else "info"
+def _verdict(program: "Code") -> str:
+    level = "ok" if program.same else "warning" if program.same is not None and _more(program) > 0 else "info"
     sign = f'<span class="jss-{level}">{SIGNS.get(level, _YES)}</span>'
-    return f'<p class="jss-verdict">{sign} {text(verdict(found))}</p>'
+    return f'<p class="jss-verdict">{sign} {text(verdict(program))}</p>'
 
 
-def _collectives(found: "Code") -> str:
+def _collectives(program: "Code") -> str:
     """Those of both side by side where they differ, what differs first and strong."""
-    if found.same is not False:
+    if program.same is not False:
         return ""
-    rows, mesh = _rows(found.sent or (), found.planned or ()), _mesh(found)
+    rows, mesh = _rows(program.sent or (), program.planned or ()), _mesh(program)
     head = [("collective", "left"), ("over", "wrap"), ("bytes each", "right"), ("in the program", "right")]
     head += [("in the plan", "right"), ("bytes sent", "right")]
     shown, left = rows[:MOST_ROWS], len(rows) - MOST_ROWS

@@ -89,9 +89,9 @@ class Line:
     part: Part
 
 
-def together(found: Iterable[Part]) -> Part:
-    """All of `found` as one."""
-    return Part(tuple(c for part in found for c in part.collectives))
+def together(parts: Iterable[Part]) -> Part:
+    """All of `parts` as one."""
+    return Part(tuple(c for part in parts for c in part.collectives))
 
 
 def is_timed(report: Report) -> bool:
@@ -115,20 +115,20 @@ def lines(report: Report) -> list[Line]:
     collectives = report.collectives or ()
     if all(c.line is None for c in collectives):
         return []
-    found = []
+    lines = []
     for part in _parts(collectives, lambda c: None if c.line is None else (c.file, c.line, c.source)):
         first = part.collectives[0]
         traced = first.line is not None
-        found.append(Line(first.file if traced else None, first.line, first.source if traced else None, part))
-    return _heaviest(report, found, lambda line: line.part)
+        lines.append(Line(first.file if traced else None, first.line, first.source if traced else None, part))
+    return _heaviest(report, lines, lambda line: line.part)
 
 
-def in_order(report: Report, found: Iterable[Line]) -> list[Line]:
+def in_order(report: Report, lines: Iterable[Line]) -> list[Line]:
     """Lines as they stand in the sources, what is not traced last."""
     place = {source.name: i for i, source in enumerate(report.sources)}
     last = len(place)
     return sorted(
-        found,
+        lines,
         key=lambda line: (
             line.number is None,
             place.get(line.file or "", last),
@@ -138,22 +138,22 @@ def in_order(report: Report, found: Iterable[Line]) -> list[Line]:
     )
 
 
-def names(found: Sequence[Line], unknown: str) -> list[str]:
+def names(lines: Sequence[Line], unknown: str) -> list[str]:
     """What each line is called: its number, after the file's name where there are several files."""
-    files = {line.file for line in found if line.number is not None}
+    files = {line.file for line in lines if line.number is not None}
     return [
         unknown
         if line.number is None
         else str(line.number)
         if len(files) < 2
         else f"{line.file or unknown}:{line.number}"
-        for line in found
+        for line in lines
     ]
 
 
-def notes(report: Report, found: Iterable[Line]) -> list[str]:
+def notes(report: Report, lines: Iterable[Line]) -> list[str]:
     """Why there is no text, of the sources of these lines."""
-    files = {line.file for line in found}
+    files = {line.file for line in lines}
     return [
         f"{source.name}: {source.note}" for source in report.sources if source.note and source.name in files
     ]
@@ -166,6 +166,6 @@ def _parts(collectives: Iterable[Collective], key: Callable[[Collective], Hashab
     return [Part(tuple(group)) for group in groups.values()]
 
 
-def _heaviest(report: Report, found: list[Any], part_of: Callable[[Any], Part]) -> list[Any]:
+def _heaviest(report: Report, rows: list[Any], part_of: Callable[[Any], Part]) -> list[Any]:
     weigh = weight(report)
-    return sorted(found, key=lambda one: (-weigh(part_of(one)), -part_of(one).sent))
+    return sorted(rows, key=lambda one: (-weigh(part_of(one)), -part_of(one).sent))

@@ -35,19 +35,19 @@ def groups(memory: Memory) -> tuple[Group, ...]:
     for device in memory.per_device:
         same[(*(getattr(device, role) for role in ROLES), device.peak)].append(device)
     order = sorted(same.values(), key=lambda devices: (-held(devices[0]), devices[0].device))
-    found: list[tuple[DeviceMemory, list[int]]] = []
+    alike: list[tuple[DeviceMemory, list[int]]] = []
     near = 0  # the first group that is not yet too full for any that follow
     for devices in order:
-        while near < len(found) and held(found[near][0]) - held(devices[0]) > ALIKE * held(found[near][0]):
+        while near < len(alike) and held(alike[near][0]) - held(devices[0]) > ALIKE * held(alike[near][0]):
             near += 1
         ids = [device.device for device in devices]
-        for most, members in found[near:]:
+        for most, members in alike[near:]:
             if _alike(most, devices[0]):
                 members += ids
                 break
         else:
-            found.append((devices[0], ids))
-    return tuple(Group(tuple(sorted(members)), most) for most, members in found)
+            alike.append((devices[0], ids))
+    return tuple(Group(tuple(sorted(members)), most) for most, members in alike)
 
 
 def _alike(most: DeviceMemory, other: DeviceMemory) -> bool:

@@ -17,12 +17,12 @@ class Stages:
 
     def of(self, devices: Sequence[int]) -> str:
         """`pipe=0-1`: the stages of these devices; empty where they are of all."""
-        told = []
+        parts = []
         for axis, index in self.at.items():
-            found = {index[device] for device in devices if device in index}
-            if found and found != set(index.values()):
-                told.append(f"{axis}={index_text(found)}")
-        return " ".join(told)
+            indices = {index[device] for device in devices if device in index}
+            if indices and indices != set(index.values()):
+                parts.append(f"{axis}={index_text(indices)}")
+        return " ".join(parts)
 
     def named(self, devices: Sequence[int]) -> str:
         """`devices 0, 1 (pipe=0)`."""
@@ -32,10 +32,10 @@ class Stages:
 
 def stages(report: Report) -> Stages:
     """The stages of a report's devices."""
-    mesh, found, inner = report.mesh, {}, 1
+    mesh, index, inner = report.mesh, {}, 1
     axes = set(parted(report.leaves))
     for axis, size in reversed(mesh.axes.items()):
         if axis in axes:
-            found[axis] = {device: i // inner % size for i, device in enumerate(mesh.devices)}
+            index[axis] = {device: i // inner % size for i, device in enumerate(mesh.devices)}
         inner *= size
-    return Stages(dict(reversed(found.items())))
+    return Stages(dict(reversed(index.items())))

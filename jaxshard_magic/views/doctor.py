@@ -17,20 +17,20 @@ MARKS = {"ok": "\u2713", "info": "i", "warning": "!", "error": "\u2717"}
 WIDTH = 100
 
 
-def lead(found: "Doctor") -> str:
+def lead(doctor: "Doctor") -> str:
     """`All is well.`, or how much is not."""
-    bad = [f for f in found.findings if f.level in ("error", "warning")]
+    bad = [f for f in doctor.findings if f.level in ("error", "warning")]
     parts = [_counted(sum(f.level == level for f in bad), level) for level in ("error", "warning")]
     said = " and ".join(part for part in parts if part)
     helped = ", each with its remedy" if all(f.remedy for f in bad) else ""
     return f"{said}{helped}." if said else "All is well."
 
 
-def text(found: "Doctor") -> str:
+def text(doctor: "Doctor") -> str:
     """The findings in lines, a remedy below what it is for."""
-    width = max((len(printable(f.name)) for f in found.findings), default=0)
-    lines = [lead(found)]
-    for area, group in groupby(found.findings, key=lambda f: f.area):
+    width = max((len(printable(f.name)) for f in doctor.findings), default=0)
+    lines = [lead(doctor)]
+    for area, group in groupby(doctor.findings, key=lambda f: f.area):
         lines += ["", area]
         for f in group:
             head = f"  {MARKS.get(f.level, ' ')} {printable(f.name):{width}}  "
@@ -42,14 +42,14 @@ def text(found: "Doctor") -> str:
     return "\n".join(lines)
 
 
-def html(found: "Doctor") -> str:
+def html(doctor: "Doctor") -> str:
     """The findings as one table, area by area."""
     body = []
-    for area, group in groupby(found.findings, key=lambda f: f.area):
+    for area, group in groupby(doctor.findings, key=lambda f: f.area):
         body.append(row([td(f"<b>{safe(area)}</b>", more=' colspan="3"')]))
         body += [row(_cells(f)) for f in group]
     table = f"<table><tbody>\n{chr(10).join(body)}</tbody></table>"
-    return f'<div class="jss">\n<p><b>{escape(lead(found))}</b></p>\n{table}\n</div>\n'
+    return f'<div class="jss">\n<p><b>{escape(lead(doctor))}</b></p>\n{table}\n</div>\n'
 
 
 def _cells(f: "Finding") -> list[str]:

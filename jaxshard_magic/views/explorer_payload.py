@@ -98,13 +98,13 @@ def _wishes(ex: "Explorer") -> dict[str, list[list[str]]]:
     return {printable(path): [list(axes) for axes in cut] for path, cut in ex.wishes.items()}
 
 
-def compiled(found: "Compiled | Refused") -> dict[str, Any]:
+def compiled(trial: "Compiled | Refused") -> dict[str, Any]:
     """A line's figures on the fullest device, as they were predicted and as they are; or why it has none."""
-    why = getattr(found, "why", None)
-    said = {"line": printable(found.line), "error": None, "axes": [], "verdict": [], "rows": []}
+    why = getattr(trial, "why", None)
+    said = {"line": printable(trial.line), "error": None, "axes": [], "verdict": [], "rows": []}
     if why is not None:
         return {**said, "error": printable(why)}
-    made = cast("Compiled", found)
+    made = cast("Compiled", trial)
     spans = words.verdict(made.report).spans
     return {
         **said,
@@ -114,8 +114,8 @@ def compiled(found: "Compiled | Refused") -> dict[str, Any]:
     }
 
 
-def _memory_rows(found: "Compiled") -> list[list[Any]]:
-    predicted, top = found.predicted, _fullest(found.report)
+def _memory_rows(compiled: "Compiled") -> list[list[Any]]:
+    predicted, top = compiled.predicted, _fullest(compiled.report)
     arrays = None if top is None else device_memory.arrays(top)
     return [
         ["arrays", None, byte_text(predicted and predicted.arrays), byte_text(arrays)],
@@ -129,16 +129,16 @@ def _fullest(report: Report) -> Any:
     return device_memory.groups(report.memory)[0].most
 
 
-def _sent_rows(found: "Compiled") -> list[list[Any]]:
+def _sent_rows(compiled: "Compiled") -> list[list[Any]]:
     """All that is sent, then by kind of collective and axes: how many, and bytes."""
-    told = None if found.predicted is None else found.predicted.collectives
-    real = found.report.collectives
-    rows: list[list[Any]] = [["sent in a step", None, _sent(told), _sent(real)]]
-    keys = dict.fromkeys((c.kind, c.axes) for c in (*(real or ()), *(told or ())))
+    predicted = None if compiled.predicted is None else compiled.predicted.collectives
+    read = compiled.report.collectives
+    rows: list[list[Any]] = [["sent in a step", None, _sent(predicted), _sent(read)]]
+    keys = dict.fromkeys((c.kind, c.axes) for c in (*(read or ()), *(predicted or ())))
     for kind, axes in keys:
         alike = [
             None if some is None else [c for c in some if (c.kind, c.axes) == (kind, axes)]
-            for some in (told, real)
+            for some in (predicted, read)
         ]
         over = None if axes is None else [printable(axis) for axis in axes]
         rows.append(

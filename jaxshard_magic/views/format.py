@@ -180,13 +180,13 @@ def index_text(indices: Iterable[int]) -> str:
 
 def runs(ids: Iterable[int]) -> list[tuple[int, int]]:
     """First and last of each run of consecutive ids, ascending: `[0, 1, 2, 5]` -> `[(0, 2), (5, 5)]`."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for i in sorted(ids):
-        if found and i == found[-1][1] + 1:
-            found[-1] = (found[-1][0], i)
+        if spans and i == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], i)
         else:
-            found.append((i, i))
-    return found
+            spans.append((i, i))
+    return spans
 
 
 def device_text(ids: Sequence[int]) -> str:

@@ -24,23 +24,23 @@ _WHAT = ("", "when", "step", "strategy", "mesh")
 _FIGURES = ("", "step time", "peak", "fits", "numbers")
 
 
-def lead(found: "History") -> str:
+def lead(listed: "History") -> str:
     """How many there are, and of what; one sentence."""
-    count = len(found.rows)
+    count = len(listed.rows)
     if not count:
-        return EMPTY if not found.asked else f"No report of {found.asked}; %shard history alone shows all."
+        return EMPTY if not listed.asked else f"No report of {listed.asked}; %shard history alone shows all."
     many = f"{count_text(count)} report{'s' * (count != 1)}"
-    return f"{many}{f' of {found.asked}' * bool(found.asked)}{', newest first' * (count > 1)}."
+    return f"{many}{f' of {listed.asked}' * bool(listed.asked)}{', newest first' * (count > 1)}."
 
 
-def rest(found: "History") -> str:
+def rest(listed: "History") -> str:
     """What is not in the table, and how one of it is opened; empty where there is none."""
-    left = len(found.rows) - found.shown
-    limit = MORE if found.shown < MORE else len(found.rows)
+    left = len(listed.rows) - listed.shown
+    limit = MORE if listed.shown < MORE else len(listed.rows)
     more = f"and {count_text(left)} more: %shard history --limit {limit}. " if left > 0 else ""
     return (
-        f"{more}%shard history {found.rows[0].id} shows report {found.rows[0].id} in full."
-        if found.rows
+        f"{more}%shard history {listed.rows[0].id} shows report {listed.rows[0].id} in full."
+        if listed.rows
         else ""
     )
 
@@ -87,14 +87,14 @@ def same_text(row: "Row") -> str:
     return f"to {narrow}" if narrow in ("bf16", "fp16") else "yes"
 
 
-def to_text(found: "History", width: int | None = None, now: datetime | None = None) -> str:
+def to_text(history: "History", width: int | None = None, now: datetime | None = None) -> str:
     """The rows in lines of at most `width` columns, the terminal's by default, held between 60 and 100: of each report
     what ran, below it its figures, and its options where it has some."""
     room = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
-    said, more = wrap(plain(printable(lead(found))), room), rest(found)
+    said, more = wrap(plain(printable(lead(history))), room), rest(history)
     parts = [
         said,
-        _lines(found.rows[: found.shown], room, now or datetime.now().astimezone()),
+        _lines(history.rows[: history.shown], room, now or datetime.now().astimezone()),
         wrap(more, room) if more else [],
     ]
     return "\n\n".join(printed(part) for part in parts if part)
@@ -134,22 +134,22 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return columns_of(columns, heads, "")
 
 
-def to_html(found: "History", now: datetime | None = None) -> str:
+def to_html(history: "History", now: datetime | None = None) -> str:
     """The rows as a fragment to stand in a notebook or a page, without script."""
-    said, more = f'<p class="jss-verdict">{text(lead(found))}</p>', rest(found)
-    if not found.rows:
+    said, more = f'<p class="jss-verdict">{text(lead(history))}</p>', rest(history)
+    if not history.rows:
         return f'<div class="jss">\n{said}\n</div>\n'
     at = now or datetime.now().astimezone()
     head = [("", "right"), ("when", "left"), ("step", "wrap"), ("strategy, options, mesh", "wrap")]
     head += [("step time", "right"), ("peak", "right"), ("fits", "left"), ("same numbers", "left")]
-    body = [_cells(each, at) for each in found.rows[: found.shown]]
+    body = [_cells(each, at) for each in history.rows[: history.shown]]
     left = f"<p><small>{text(more)}</small></p>" if more else ""
     return f'<div class="jss">\n{joined([said, table(head, body), left])}\n</div>\n'
 
 
-def page(found: "History") -> str:
+def page(history: "History") -> str:
     """The rows as a whole document that follows the reader's light or dark theme."""
-    return document("history of jaxshard_magic", to_html(found))
+    return document("history of jaxshard_magic", to_html(history))
 
 
 def _cells(row: "Row", now: datetime) -> list[str]:

@@ -95,14 +95,14 @@ def _verdict(report: Report) -> str:
 
 
 def _figures(report: Report) -> str:
-    found = words.figures(report)
+    figures = words.figures(report)
     drawings = (_mark(mark, report.mesh) for mark in marks.marks(report))
     cells = (
         f'<span class="jss-value">{text(f.value)}</span><br><small>{text(f.note)}</small>'
         + (f"<br>{drawing}" if drawing else "")
-        for f, drawing in zip(found, drawings, strict=True)
+        for f, drawing in zip(figures, drawings, strict=True)
     )
-    top = row(cell(text(f.label), "wrap", "th", _TOP) for f in found)
+    top = row(cell(text(f.label), "wrap", "th", _TOP) for f in figures)
     return (
         f"<table><thead>{top}</thead><tbody>{row(cell(c, 'wrap', more=_TOP) for c in cells)}</tbody></table>"
     )
@@ -128,8 +128,8 @@ def _hue(axes: Sequence[str] | None, mesh: MeshInfo) -> int | None:
 
 
 def _options(report: Report) -> str:
-    found = option_table.rows(report)
-    if not found:
+    options = option_table.rows(report)
+    if not options:
         return ""
     head = [("", "left"), *((name, "right") for name in option_table.HEADS)]
     cells = [
@@ -137,9 +137,9 @@ def _options(report: Report) -> str:
             text(r.change),
             *(f"{text(v)} <small>{text(s)}</small>" for v, s in zip(r.values, r.shares, strict=True)),
         ]
-        for r in found
+        for r in options
     ]
-    why = "<br>".join(text(f"{r.change}: {r.why}") for r in found if r.why)
+    why = "<br>".join(text(f"{r.change}: {r.why}") for r in options if r.why)
     return section(option_table.TITLE, table(head, cells), f"<p><small>{why}</small></p>" if why else "")
 
 
@@ -177,17 +177,17 @@ def _communication(report: Report) -> str:
         return section("Communication: nothing moves between devices in this step")
     total = words.sent(report) or 0
     timed, weigh = comm.is_timed(report), comm.weight(report)
-    found = comm.kinds(report, report.collectives)
+    kinds = comm.kinds(report, report.collectives)
     head = [("collective", "wrap"), ("over", "left"), ("count", "right"), ("bytes each", "right")]
     head += [("sent per device", "right"), ("", "left"), ("predicted" if timed else "share", "right")]
-    most = max(map(weigh, found)) or 1
+    most = max(map(weigh, kinds)) or 1
     rows = []
-    for part in found[:COLLECTIVE_ROWS]:
+    for part in kinds[:COLLECTIVE_ROWS]:
         cells = [text(part.kind), _over(part, report.mesh), part.count_text, part.each_text, part.sent_text]
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most)], 56 if timed else 80, 10)
         share = share_text(part.sent / total if total else 0)
         rows.append([*cells, bar, part.seconds_text if timed else share])
-    rest = found[COLLECTIVE_ROWS:]
+    rest = kinds[COLLECTIVE_ROWS:]
     left = f"{count_text(len(rest))} more send {comm.together(rest).sent_text}"
     return section(
         f"Communication: {_sent(report)}",
@@ -216,12 +216,12 @@ def _piece(part: comm.Part, mesh: MeshInfo, share: float) -> tuple[int | None, f
 
 def _lines(report: Report) -> str:
     """The lines that move most, in their order, each with its collectives."""
-    found = comm.lines(report)
-    if not found:
+    sending = comm.lines(report)
+    if not sending:
         return ""
-    shown, rest = comm.in_order(report, found[:LINE_ROWS]), found[LINE_ROWS:]
+    shown, rest = comm.in_order(report, sending[:LINE_ROWS]), sending[LINE_ROWS:]
     timed, weigh = comm.is_timed(report), comm.weight(report)
-    total, most = sum(weigh(line.part) for line in found) or 1, weigh(found[0].part) or 1
+    total, most = sum(weigh(line.part) for line in sending) or 1, weigh(sending[0].part) or 1
     head = [("line", "right"), ("source", "wrap"), ("predicted" if timed else "share", "right")]
     head += [("", "left"), ("sent", "right"), ("collectives", "wrap")]
     rows = []
@@ -261,7 +261,7 @@ def _times(part: comm.Part, mesh: MeshInfo) -> str:
 def _layout(report: Report) -> str:
     if not report.leaves:
         return ""
-    found = leaf_rows.listing(report)
+    listing = leaf_rows.listing(report)
     sizes = ", ".join(f"{role} {byte_text(n)}" for role, n in leaf_rows.role_bytes(report.leaves).items())
     rows = [
         [
@@ -270,14 +270,14 @@ def _layout(report: Report) -> str:
             _type(r, report.mesh),
             byte_text(r.bytes_per_device),
         ]
-        for r in found.rows
+        for r in listing.rows
     ]
     head = [("", "left"), ("leaf", "wrap"), ("type", "left"), ("per device", "right")]
     parted = leaf_rows.parted(report.leaves)
     first = "the first of its devices" if parted else "the first device"
     lines = [
-        found.above,
-        *found.below,
+        listing.above,
+        *listing.below,
         f"shaded: what {first} holds; a second sheet: a copy elsewhere",
     ]
     per = "on the fullest device" if parted else "per device"

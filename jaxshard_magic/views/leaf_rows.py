@@ -69,11 +69,11 @@ def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
         pattern = _NUMBER.sub("#", leaf.path)
         sizes = tuple((axis, end - first) for axis, (first, end) in _within(leaf))
         alike[pattern, leaf.role, leaf.shape, leaf.dtype, leaf.spec, sizes, leaf.why, leaf.wanted].append(i)
-    found: list[tuple[str, list[int]]] = []
+    families: list[tuple[str, list[int]]] = []
     for places in alike.values():
         path = _common_path([leaves[i].path for i in places])
-        found += [(path, places)] if path else [(leaves[i].path, [i]) for i in places]
-    return sorted(found, key=lambda family: family[1][0])
+        families += [(path, places)] if path else [(leaves[i].path, [i]) for i in places]
+    return sorted(families, key=lambda family: family[1][0])
 
 
 def followers(leaves: Sequence[Leaf]) -> dict[int, list[Leaf]]:
@@ -103,7 +103,7 @@ def followers(leaves: Sequence[Leaf]) -> dict[int, list[Leaf]]:
     return following
 
 
-def _within(leaf: Leaf) -> tuple[object, ...]:
+def _within(leaf: Leaf) -> tuple[tuple[str, tuple[int, int]], ...]:
     """Its part of the mesh, to be hashed."""
     return tuple(sorted(leaf.within.items())) if leaf.within else ()
 
@@ -214,12 +214,12 @@ def role_bytes(leaves: Sequence[Leaf]) -> dict[str, int]:
 
 def cuts(leaf: Leaf, mesh: MeshInfo) -> tuple[tuple[tuple[str, int], ...], ...]:
     """For each dimension the axes it is cut over with their sizes, major first."""
-    found, sizes = [], extents(leaf, mesh.axes)
+    cuts, sizes = [], extents(leaf, mesh.axes)
     for i in range(len(leaf.shape)):
         entry = leaf.spec[i] if i < len(leaf.spec) else None
         axes = (entry,) if isinstance(entry, str) else entry or ()
-        found.append(tuple((axis, sizes.get(axis, 1)) for axis in axes))
-    return tuple(found)
+        cuts.append(tuple((axis, sizes.get(axis, 1)) for axis in axes))
+    return tuple(cuts)
 
 
 def copies(leaf: Leaf, mesh: MeshInfo) -> int:

@@ -16,7 +16,7 @@ def memory_section(report: Report) -> str:
     memory, told = report.memory, stages(report)
     if memory is None or not memory.per_device:
         return ""
-    found = device_memory.groups(memory)
+    groups = device_memory.groups(memory)
     roles = [
         r for r in device_memory.ROLES if r == "temporaries" or any(getattr(d, r) for d in memory.per_device)
     ]
@@ -24,26 +24,26 @@ def memory_section(report: Report) -> str:
     if device_memory.measured(memory):
         heads.append(f"{svg.measured_mark()} measured peak")
     top = row([cell("device", "left", "th"), *(cell(h, "right", "th") for h in heads)])
-    left = sum(len(g.devices) for g in found[ROWS:])
+    left = sum(len(g.devices) for g in groups[ROWS:])
     title = "; ".join(filter(None, (words.memory_sentence(memory, told.named), words.measured_text(memory))))
     return section(
         f"Memory: {text(title)}",
-        f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, found, roles, told))}</tbody></table>",
+        f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, groups, roles, told))}</tbody></table>",
         f"<p><small>{count_text(left)} more devices hold less</small></p>" if left else "",
         _buffers(memory),
     )
 
 
 def _rows(
-    memory: Memory, found: Sequence[device_memory.Group], roles: Sequence[str], told: Stages
+    memory: Memory, groups: Sequence[device_memory.Group], roles: Sequence[str], told: Stages
 ) -> Iterator[str]:
     """Two rows for each group: its figures, and its bar over the width of the table."""
     most, fullest = device_memory.limit(memory), device_memory.measured(memory)
     full = max(
-        max(device_memory.held(g.most), sum(n for _, n in device_memory.segments(g.most))) for g in found
+        max(device_memory.held(g.most), sum(n for _, n in device_memory.segments(g.most))) for g in groups
     )
     full = max(full, most or 0, (fullest and fullest.measured) or 0)
-    for group in found[:ROWS]:
+    for group in groups[:ROWS]:
         d, measured = group.most, device_memory.measured(memory, group.devices)
         peak = words.of_limit(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
         figures = [*(byte_text(getattr(d, r)) for r in roles), f"<b>{peak}</b>"]

@@ -115,11 +115,11 @@ def _check(report: Report) -> dict[str, Any] | None:
 
 
 def _options(report: Report) -> dict[str, Any] | None:
-    found = option_table.rows(report)
-    if not found:
+    options = option_table.rows(report)
+    if not options:
         return None
-    why = [printable(f"{r.change}: {r.why}") for r in found if r.why]
-    rows = [[printable(r.change), r.values, r.shares] for r in found]
+    why = [printable(f"{r.change}: {r.why}") for r in options if r.why]
+    rows = [[printable(r.change), r.values, r.shares] for r in options]
     return {"title": option_table.TITLE, "heads": list(option_table.HEADS.items()), "rows": rows, "why": why}
 
 
@@ -212,18 +212,18 @@ def _spec(leaf: Leaf, index: Mapping[str, int]) -> list[list[int]]:
 def _short(report: Report, index: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """The leaves that are not cut as wanted, with what that costs and what would mend it."""
     follow = leaf_rows.followers(report.leaves)
-    found = {}
+    short = {}
     for i, leaf in enumerate(report.leaves):
         if leaf.wanted:
             behind = follow.get(id(leaf), ())
-            found[str(i)] = {
+            short[str(i)] = {
                 "wanted": [index[axis] for axis in leaf.wanted],
                 "lost": leaf.lost,
                 "total": leaf.lost + sum(f.lost for f in behind),
                 "followers": len(behind),
                 "fix": _fix(leaf.path, report),
             }
-    return found
+    return short
 
 
 def _fix(path: str, report: Report) -> str | None:
@@ -258,8 +258,8 @@ def _named(paths: Sequence[str], leaves: Sequence[Leaf]) -> list[int]:
     for key in (lambda path: path, _inner):
         for i, leaf in enumerate(leaves):
             places.setdefault(key(leaf.path), i)
-    found = (places.get(path, places.get(_inner(path))) for path in paths)
-    return sorted({i for i in found if i is not None})
+    indices = (places.get(path, places.get(_inner(path))) for path in paths)
+    return sorted({i for i in indices if i is not None})
 
 
 def _inner(path: str) -> str:

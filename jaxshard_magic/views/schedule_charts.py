@@ -105,18 +105,18 @@ def memory(rows: Sequence["Row"], limit: float | None) -> str:
 
 def _curves(rows: Sequence["Row"]) -> dict[tuple[tuple[int, float], ...], list["Row"]]:
     """The rows by their curves, those that agree together."""
-    found: dict[tuple[tuple[int, float], ...], list[Row]] = {}
+    curves: dict[tuple[tuple[int, float], ...], list[Row]] = {}
     for row in rows:
         if row.curve:
-            found.setdefault(tuple((at, round(bubble, 6)) for at, bubble in row.curve), []).append(row)
-    return found
+            curves.setdefault(tuple((at, round(bubble, 6)) for at, bubble in row.curve), []).append(row)
+    return curves
 
 
 def _points(rows: Sequence["Row"]) -> list[Point]:
-    found: dict[tuple[float, float], list[Row]] = {}
+    points: dict[tuple[float, float], list[Row]] = {}
     for row in rows:
         if row.bubble is not None and row.peak_microbatches is not None:
-            found.setdefault((round(row.peak_microbatches, 6), round(row.bubble, 6)), []).append(row)
+            points.setdefault((round(row.peak_microbatches, 6), round(row.bubble, 6)), []).append(row)
     return [
         Point(
             held,
@@ -125,7 +125,7 @@ def _points(rows: Sequence["Row"]) -> list[Point]:
             tuple(row.name for row in group),
             any(row.on_front for row in group),
         )
-        for (held, bubble), group in sorted(found.items())
+        for (held, bubble), group in sorted(points.items())
     ]
 
 

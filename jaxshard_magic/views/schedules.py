@@ -26,43 +26,47 @@ _COSTS = {
 }
 
 
-def to_text(found: "Comparison", width: int | None = None) -> str:
+def to_text(comparison: "Comparison", width: int | None = None) -> str:
     """The comparison in lines of at most `width` columns, the terminal's by default: the figures, then the curves."""
     columns = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
     figures = [list(_HEADS)]
-    figures += [[row.name, *_cells(row), _remark(found, row, "!", str)] for row in found.rows]
+    figures += [[row.name, *_cells(row), _remark(comparison, row, "!", str)] for row in comparison.rows]
     parts = [
-        wrap(lead(found), columns),
-        wrap(sizes(found), columns),
+        wrap(lead(comparison), columns),
+        wrap(sizes(comparison), columns),
         _columns(figures, columns),
-        [line for note in _notes(found) for line in wrap(note, columns)],
+        [line for note in _notes(comparison) for line in wrap(note, columns)],
     ]
-    curves = _curves(found)
+    curves = _curves(comparison)
     if len(curves) > 1:
         parts.append(["bubble against microbatches", *_columns(curves, columns)])
     return plain("\n\n".join("\n".join(part) for part in parts))
 
 
-def to_html(found: "Comparison") -> str:
+def to_html(comparison: "Comparison") -> str:
     """The comparison as a fragment to stand in a notebook or a page, without script."""
-    head, holding, rest = lead(found).partition(", holding")
+    head, holding, rest = lead(comparison).partition(", holding")
     side = "display:inline-block;vertical-align:top;margin:0 12px 8px 0"
     drawn = (
-        ("Bubble against microbatches", charts.bubbles(found.rows, found.microbatches)),
-        ("Bubble against what the fullest rank holds", charts.memory(found.rows, found.memory_limit)),
+        ("Bubble against microbatches", charts.bubbles(comparison.rows, comparison.microbatches)),
+        (
+            "Bubble against what the fullest rank holds",
+            charts.memory(comparison.rows, comparison.memory_limit),
+        ),
     )
     aligned = [(name, "right") for name in _HEADS]
     sign = f'<span class="jss-warning">{SIGNS["warning"]}</span>'
     figures = [
-        [code(row.name), *map(safe, _cells(row)), _remark(found, row, sign, safe)] for row in found.rows
+        [code(row.name), *map(safe, _cells(row)), _remark(comparison, row, sign, safe)]
+        for row in comparison.rows
     ]
-    curves = _curves(found)
+    curves = _curves(comparison)
     parts = [
         f'<p class="jss-verdict"><b>{safe(head)}</b>{holding}{safe(rest)}</p>',
-        f"<p><small>{safe(sizes(found))}</small></p>",
+        f"<p><small>{safe(sizes(comparison))}</small></p>",
         *(f'<div style="{side}"><small>{title}</small><br>{chart}</div>' for title, chart in drawn),
         table([(_HEADS[0], "left"), *aligned[1:-1], ("", "wrap")], figures),
-        *(f"<p><small>{safe(note)}</small></p>" for note in _notes(found)),
+        *(f"<p><small>{safe(note)}</small></p>" for note in _notes(comparison)),
     ]
     if len(curves) > 1:
         top = [(name, "right" if i else "left") for i, name in enumerate(curves[0])]
@@ -71,35 +75,37 @@ def to_html(found: "Comparison") -> str:
     return f'<div class="jss">\n{joined(parts)}\n</div>\n'
 
 
-def lead(found: "Comparison") -> str:
+def lead(comparison: "Comparison") -> str:
     """`Smallest bubble: zb-v, 5.9%, which holds 4 microbatches. ...`, and what holds least where that is another."""
-    bubble = min(row.bubble for row in found.rows if row.bubble is not None)
-    best = [row for row in _known(found) if _same(row.bubble, bubble)]
+    bubble = min(row.bubble for row in comparison.rows if row.bubble is not None)
+    best = [row for row in _known(comparison) if _same(row.bubble, bubble)]
     held = min(row.peak_microbatches or 0 for row in best)
     best = [row for row in best if _same(row.peak_microbatches, held)]
-    least = min(row.peak_microbatches or 0 for row in _known(found))
+    least = min(row.peak_microbatches or 0 for row in _known(comparison))
     said = (
         f"Smallest bubble: {_names(best)}, {words.percent_text(bubble)}, holding {_held(held)} microbatches"
     )
     if _same(held, least):
         return f"{said}, and none holds less."
-    frugal = [row for row in _known(found) if _same(row.peak_microbatches, least)]
+    frugal = [row for row in _known(comparison) if _same(row.peak_microbatches, least)]
     smallest = min(row.bubble or 0 for row in frugal)
     frugal = [row for row in frugal if _same(row.bubble, smallest)]
     return f"{said}. Least held: {_names(frugal)}, {_held(least)}, with a bubble of {words.percent_text(smallest)}."
 
 
-def sizes(found: "Comparison") -> str:
+def sizes(comparison: "Comparison") -> str:
     """`4 stages × 16 microbatches. Costs of a microbatch on one of the model's 4 parts: forward 1, ...`."""
     parts = []
     for field, name in _COSTS.items():
-        given = getattr(found.costs, field)
+        given = getattr(comparison.costs, field)
         if field != "kept_for_weight_grad" or given != 1:
             parts.append(f"{name} {_several(given)}")
-    limit = "" if found.memory_limit is None else f"; memory limit {found.memory_limit:g} microbatches"
+    limit = (
+        "" if comparison.memory_limit is None else f"; memory limit {comparison.memory_limit:g} microbatches"
+    )
     return (
-        f"{found.stages} stages × {found.microbatches} microbatches{limit}. Costs of a microbatch on one of the "
-        f"model's {found.stages} parts: {', '.join(parts)}; a part's chunks share them."
+        f"{comparison.stages} stages × {comparison.microbatches} microbatches{limit}. Costs of a microbatch on one of "
+        f"the model's {comparison.stages} parts: {', '.join(parts)}; a part's chunks share them."
     )
 
 
@@ -111,8 +117,8 @@ def _several(given: float | Sequence[float]) -> str:
     return " ".join(f"{each:g}" for each in given)
 
 
-def _known(found: "Comparison") -> list["Row"]:
-    return [row for row in found.rows if row.why is None]
+def _known(comparison: "Comparison") -> list["Row"]:
+    return [row for row in comparison.rows if row.why is None]
 
 
 def _same(one: float | None, other: float) -> bool:
@@ -137,15 +143,17 @@ def _cells(row: "Row") -> list[str]:
     ]
 
 
-def _remark(found: "Comparison", row: "Row", sign: str, marked: Callable[[str], str]) -> str:
+def _remark(comparison: "Comparison", row: "Row", sign: str, marked: Callable[[str], str]) -> str:
     if row.why is not None:
         return marked(row.why.removeprefix(f"{row.name}: "))
-    over = found.memory_limit is not None and (row.peak_microbatches or 0) > found.memory_limit + 1e-9
+    over = (
+        comparison.memory_limit is not None and (row.peak_microbatches or 0) > comparison.memory_limit + 1e-9
+    )
     said = [f"{sign} above the limit"] if over else []
     return ", ".join([*said, _FRONT] if row.on_front else said)
 
 
-def _notes(found: "Comparison") -> list[str]:
+def _notes(comparison: "Comparison") -> list[str]:
     return [
         "bubble: idle share of all ranks' time, from the first start to the last end; steady: where steps follow each "
         "other without a barrier; held: microbatches of a whole rank, on the fullest one",
@@ -153,11 +161,11 @@ def _notes(found: "Comparison") -> list[str]:
     ]
 
 
-def _curves(found: "Comparison") -> list[list[str]]:
+def _curves(comparison: "Comparison") -> list[list[str]]:
     """A line of the numbers of microbatches, and below it a line of bubbles for each schedule that has some."""
-    numbers = sorted({at for row in found.rows for at, _ in row.curve})
+    numbers = sorted({at for row in comparison.rows for at, _ in row.curve})
     lines = []
-    for row in found.rows:
+    for row in comparison.rows:
         if row.curve:
             known = dict(row.curve)
             lines.append([row.name, *(words.percent_text(known.get(at)) for at in numbers)])

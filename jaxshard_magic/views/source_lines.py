@@ -10,9 +10,9 @@ from jaxshard_magic.views.format import printable
 def place(file: str | None, line: int | None, sources: Sequence[Source]) -> dict[str, Any]:
     """A line as the payload tells it: of which source, its file where that is not the step's own, its text."""
     index = source_of(file, line, None, sources)
-    found = sources[index] if index is not None else None
-    text = None if found is None else _text(found, line)
-    other = file if file is not None and not (found and found.home) else None
+    source = sources[index] if index is not None else None
+    text = None if source is None else _text(source, line)
+    other = file if file is not None and not (source and source.home) else None
     return {
         "source": index,
         "file": None if other is None else printable(other),

@@ -98,14 +98,14 @@ def _figures(report: Report, width: int) -> list[str]:
 
 
 def _options(report: Report, width: int) -> list[str]:
-    found = option_table.rows(report)
-    if not found:
+    options = option_table.rows(report)
+    if not options:
         return []
     heads = enumerate(option_table.HEADS)
-    figures = {head: [plain(option_table.cell(r, k, width)) for r in found] for k, head in heads}
+    figures = {head: [plain(option_table.cell(r, k, width)) for r in options] for k, head in heads}
     room = width - cells(table(figures, ())[0]) - 2
-    columns = {"": [clip(printable(r.change), room) for r in found], **figures}
-    said = (printable(f"{r.change}: {r.why}") for r in found if r.why)
+    columns = {"": [clip(printable(r.change), room) for r in options], **figures}
+    said = (printable(f"{r.change}: {r.why}") for r in options if r.why)
     why = (line for text in said for line in wrap(text, width, "  ", "    "))
     return [option_table.TITLE, *table(columns, ("",)), *why]
 
@@ -123,14 +123,14 @@ def _memory(report: Report, width: int) -> list[str]:
     memory = report.memory
     if memory is None or not memory.per_device:
         return []
-    found, most = device_memory.groups(memory), device_memory.limit(memory)
-    top = found[0].most
+    groups, most = device_memory.groups(memory), device_memory.limit(memory)
+    top = groups[0].most
     legend = []
     for role in device_memory.ROLES:
-        if role == "temporaries" or any(getattr(g.most, role) for g in found):
+        if role == "temporaries" or any(getattr(g.most, role) for g in groups):
             legend.append(f"{ROLE_INK[role]}{SPACE}{role}{SPACE}{byte_text(getattr(top, role))}{SPACE}")
     lines = ["Memory per device", *map(plain, wrap(" ".join(legend), width, "  ", "  "))]
-    shown = found[:MEMORY_ROWS]
+    shown = groups[:MEMORY_ROWS]
     told = stages(report)
     labels = [printable(f"{_ids(g.devices)} {told.of(g.devices)}".rstrip()) for g in shown]
     values = []
@@ -142,10 +142,10 @@ def _memory(report: Report, width: int) -> list[str]:
         values.append(plain(held) + (" each" if len(g.devices) > 1 and d.peak is not None else ""))
     label_width, value_width = max(map(cells, labels)), max(map(cells, values))
     room = width - label_width - value_width - 6
-    full = max([most or 0, *(max(device_memory.held(g.most), _stacked(g.most)) for g in found)])
+    full = max([most or 0, *(max(device_memory.held(g.most), _stacked(g.most)) for g in groups)])
     for g, label, value in zip(shown, labels, values, strict=True):
         lines.append(f"  {pad(label, label_width, 'right')}  {_stack(g.most, most, full, room)}  {value}")
-    left = sum(len(g.devices) for g in found[MEMORY_ROWS:])
+    left = sum(len(g.devices) for g in groups[MEMORY_ROWS:])
     if left:
         lines.append(f"  {count_text(left)} more devices hold less")
     measured = words.measured_text(memory)
@@ -216,8 +216,8 @@ def _communication(report: Report, width: int) -> list[str]:
     if not report.collectives:
         return ["Communication: nothing moves between devices in this step"]
     total = words.sent(report) or 0
-    found = comm.kinds(report, report.collectives)
-    shown, rest = found[:COLLECTIVE_ROWS], found[COLLECTIVE_ROWS:]
+    kinds = comm.kinds(report, report.collectives)
+    shown, rest = kinds[:COLLECTIVE_ROWS], kinds[COLLECTIVE_ROWS:]
     columns = _communication_columns(shown, total)
     if comm.is_timed(report) and not words.time_parts(report):
         columns["predicted"] = [plain(part.seconds_text) for part in shown]
@@ -250,10 +250,10 @@ def _communication_columns(shown: Sequence[comm.Part], total: int) -> dict[str, 
 
 def _lines(report: Report, width: int) -> list[str]:
     """The lines that move most, heaviest first, each with its collectives."""
-    found = comm.lines(report)
-    if not found:
+    sending = comm.lines(report)
+    if not sending:
         return []
-    shown, rest = found[:LINE_ROWS], found[LINE_ROWS:]
+    shown, rest = sending[:LINE_ROWS], sending[LINE_ROWS:]
     numbers = [shorten(printable(name), width // 5) for name in comm.names(shown, "-")]
     columns = {"sent": [line.part.sent_text for line in shown]}
     if comm.is_timed(report):
@@ -289,20 +289,22 @@ def _short(parts: Sequence[comm.Part], width: int) -> str:
 def _leaves(report: Report, width: int, largest: int | None) -> list[str]:
     if not report.leaves:
         return []
-    found = leaf_rows.listing(report, largest)
-    paths = [printable(r.path) + (f" x{count_text(r.members)}" if r.members > 1 else "") for r in found.rows]
-    kinds = [printable(f"{type_text(r.leaf)} {place_text(r.leaves)}".rstrip()) for r in found.rows]
-    sizes = [byte_text(r.bytes_per_device) for r in found.rows]
+    listing = leaf_rows.listing(report, largest)
+    paths = [
+        printable(r.path) + (f" x{count_text(r.members)}" if r.members > 1 else "") for r in listing.rows
+    ]
+    kinds = [printable(f"{type_text(r.leaf)} {place_text(r.leaves)}".rstrip()) for r in listing.rows]
+    sizes = [byte_text(r.bytes_per_device) for r in listing.rows]
     size_width = max(map(cells, sizes), default=0)
     kind_width, path_width = max(map(cells, kinds), default=0), max(map(cells, paths), default=0)
     room = width - size_width - 9
     below = path_width + kind_width > room  # then the type stands on a line of its own
     if below:
         kind_width, path_width = -2, min(room + 2, path_width)
-    head = f"Leaves, {found.above}"
+    head = f"Leaves, {listing.above}"
     path_width = max(path_width, cells(head) + 6 - kind_width - size_width)  # so that "per device" has room
     lines = [pad(head, path_width + kind_width + size_width - 4) + "per device"]
-    for r, path, kind, size in zip(found.rows, paths, kinds, sizes, strict=True):
+    for r, path, kind, size in zip(listing.rows, paths, kinds, sizes, strict=True):
         left = (
             "  "
             + pad(shorten(path, path_width), path_width)
@@ -311,8 +313,8 @@ def _leaves(report: Report, width: int, largest: int | None) -> list[str]:
         lines.append(f"{left}  {pad(size, size_width, 'right')}{'  !' * bool(r.leaf.wanted)}")
         lines += wrap(kind, width, "    ", "    ") if below else []
         lines += _reason(r, width, always=largest is None)
-    lines += [line for said in found.below for line in wrap(plain(said), width, "  ", "    ")]
-    every = len(found.rows) == found.of
+    lines += [line for said in listing.below for line in wrap(plain(said), width, "  ", "    ")]
+    every = len(listing.rows) == listing.of
     return lines if every else [*lines, '  to_text(leaves="all") lists every leaf']
 
 

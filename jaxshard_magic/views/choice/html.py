@@ -21,35 +21,35 @@ _HEADS = (
 )
 
 
-def to_html(found: Choice) -> str:
+def to_html(choice: Choice) -> str:
     """The choice as a fragment to stand in a notebook or a page, without script."""
     lead = "".join(
         f"<b>{tree.typed(span.text)}</b>" if span.kind == "strong" else tree.typed(span.text)
-        for span in said.choice_lead(found)
+        for span in said.choice_lead(choice)
     )
-    agreed = f"<p>{tree.typed(said.agreement(found))}</p>" if found.path else ""
-    compiled = [html.trials(found.comparison), chart.scatter(found.comparison)]
-    below = notes(found)
+    agreed = f"<p>{tree.typed(said.agreement(choice))}</p>" if choice.path else ""
+    compiled = [html.trials(choice.comparison), chart.scatter(choice.comparison)]
+    below = notes(choice)
     parts = [
         f'<p class="jss-verdict">{lead}</p>',
-        f"<p><small>{text(about(found))} {text(said.choice_counts(found))}</small></p>",
-        section(tree.TITLE, tree.tree(found.path), agreed) if found.path else "",
-        section("Compiled", *compiled) if found.comparison.trials else "",
-        _others_table(found),
-        "".join(f"<p>Run {name} as <code>{tree.typed(line)}</code></p>\n" for name, line in runs(found)),
+        f"<p><small>{text(about(choice))} {text(said.choice_counts(choice))}</small></p>",
+        section(tree.TITLE, tree.tree(choice.path), agreed) if choice.path else "",
+        section("Compiled", *compiled) if choice.comparison.trials else "",
+        _others_table(choice),
+        "".join(f"<p>Run {name} as <code>{tree.typed(line)}</code></p>\n" for name, line in runs(choice)),
         f"<p><small>{'<br>'.join(map(text, below))}</small></p>" if below else "",
     ]
     return f'<div class="jss">\n{joined(parts)}\n</div>\n'
 
 
-def _others_table(found: Choice) -> str:
+def _others_table(choice: Choice) -> str:
     """A row for each candidate that was not compiled, under what ruled it out; folded where others were compiled."""
-    groups = said.not_compiled(found)
+    groups = said.not_compiled(choice)
     if not groups:
         return ""
-    mesh, rows = _axes_of(found), list[str]()
+    mesh, rows = _axes_of(choice), list[str]()
     for (outcome, group), kept in zip(groups, shares([len(g) for _, g in groups], MOST_ROWS), strict=True):
-        rows.append(_whole(f"<b>{text(said.fate_text(found, outcome, len(group)))}</b>"))
+        rows.append(_whole(f"<b>{text(said.fate_text(choice, outcome, len(group)))}</b>"))
         rows += [
             each for candidates, why in said.by_reason(group, kept) for each in _rows(candidates, why, mesh)
         ]
@@ -57,7 +57,7 @@ def _others_table(found: Choice) -> str:
             rows.append(_whole(f"<small>and {count_text(len(group) - kept)} more</small>"))
     heads = row(cell(name, align, "th", f' width="{width}"') for name, align, width in _HEADS)
     told = f'<table width="100%" style="width:100%"><thead>{heads}</thead><tbody>\n{joined(rows)}</tbody></table>'
-    if found.source == "planned":
+    if choice.source == "planned":
         return section("What is known without compiling", told)
     title = f"Not compiled, and why: {count_text(sum(len(group) for _, group in groups))}"
     return f"<details><summary><b>{title}</b></summary>\n{told}</details>"
@@ -67,10 +67,10 @@ def _whole(content: str) -> str:
     return row([cell(content, "wrap", more=f' colspan="{len(_HEADS)}"')])
 
 
-def _axes_of(found: Choice) -> MeshInfo:
+def _axes_of(choice: Choice) -> MeshInfo:
     """All mesh axes, those of what was compiled first: an axis has the same hue everywhere."""
-    axes = dict(data.axes_of(found.comparison).axes)
-    for candidate in found.candidates:
+    axes = dict(data.axes_of(choice.comparison).axes)
+    for candidate in choice.candidates:
         axes |= {name: size for name, size in candidate.mesh.items() if name not in axes}
     return MeshInfo(axes, "", "", "", (), 1)
 
@@ -105,6 +105,6 @@ def _sized(name: str, size: int, mesh: MeshInfo) -> str:
     return f'<span style="{breaks}">{told}</span>'
 
 
-def page(found: Choice) -> str:
+def page(choice: Choice) -> str:
     """The choice as a whole document that follows the reader's light or dark theme."""
-    return document(printable(f"{found.name or 'step'}, a strategy chosen"), to_html(found))
+    return document(printable(f"{choice.name or 'step'}, a strategy chosen"), to_html(choice))

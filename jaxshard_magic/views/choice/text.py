@@ -16,21 +16,21 @@ from jaxshard_magic.views.words import choice as said
 MOST_LINES = 12  # candidates that were not compiled
 
 
-def to_text(found: Choice, width: int | None = None) -> str:
+def to_text(choice: Choice, width: int | None = None) -> str:
     """The choice in lines of at most `width` columns, the terminal's by default, held between 60 and 100; a line to
     paste is never broken."""
     room = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
-    lead = "".join(span.text for span in said.choice_lead(found))
-    tried = found.comparison
+    lead = "".join(span.text for span in said.choice_lead(choice))
+    tried = choice.comparison
     parts = [
-        [line for one in (lead, about(found), said.choice_counts(found)) for line in _wrapped(one, room)],
-        tree.lines(found.path, room),
-        _wrapped(said.agreement(found), room) if found.path else [],
+        [line for one in (lead, about(choice), said.choice_counts(choice)) for line in _wrapped(one, room)],
+        tree.lines(choice.path, room),
+        _wrapped(said.agreement(choice), room) if choice.path else [],
         *comparison.figures(tried, room),
         comparison.failures(tried, room),
-        *_others(found, room),
-        _again(found),
-        [line for note in notes(found) for line in _wrapped(note, room)],
+        *_others(choice, room),
+        _again(choice),
+        [line for note in notes(choice) for line in _wrapped(note, room)],
     ]
     return "\n\n".join(printed(part) for part in parts if part)
 
@@ -39,15 +39,15 @@ def _wrapped(one: str, room: int, first: str = "", rest: str = "") -> list[str]:
     return wrap(plain(printable(one)), room, first, rest)
 
 
-def about(found: Choice) -> str:
-    tried = found.comparison
-    return words.comparison_about(tried) if tried.trials else said.choice_about(found)
+def about(choice: Choice) -> str:
+    tried = choice.comparison
+    return words.comparison_about(tried) if tried.trials else said.choice_about(choice)
 
 
-def notes(found: Choice) -> list[str]:
-    tried = found.comparison
+def notes(choice: Choice) -> list[str]:
+    tried = choice.comparison
     notes = [*words.comparison_notes(tried), *comparison.left_out(tried)]
-    return [*found.notes, *notes, *([said.estimates_note(found)] if said.not_compiled(found) else [])]
+    return [*choice.notes, *notes, *([said.estimates_note(choice)] if said.not_compiled(choice) else [])]
 
 
 def shares(sizes: Sequence[int], most: int) -> list[int]:
@@ -58,9 +58,9 @@ def shares(sizes: Sequence[int], most: int) -> list[int]:
     return kept
 
 
-def _others(found: Choice, room: int) -> list[list[str]]:
+def _others(choice: Choice, room: int) -> list[list[str]]:
     """Those that were not compiled, each with its figures, and below those of one reason the reason."""
-    groups = said.not_compiled(found)
+    groups = said.not_compiled(choice)
     parts = []
     for (outcome, group), kept in zip(groups, shares([len(g) for _, g in groups], MOST_LINES), strict=True):
         alike = said.by_reason(group, kept)
@@ -75,7 +75,7 @@ def _others(found: Choice, room: int) -> list[list[str]]:
         head, *rows = table(
             {name: list(map(plain, told)) for name, told in columns.items()}, ("strategy", "mesh")
         )
-        lines = [*_wrapped(f"{said.fate_text(found, outcome, len(group))}:", room), head]
+        lines = [*_wrapped(f"{said.fate_text(choice, outcome, len(group))}:", room), head]
         told = zip(rows, options, strict=True)
         for candidates, why in alike:
             for line, option in islice(told, len(candidates)):
@@ -104,14 +104,14 @@ def _named(shown: Sequence[Considered], room: int) -> tuple[list[str], list[str]
     return [clip(printable(c.strategy), width) for c in shown], [said.options_of(c) for c in shown]
 
 
-def runs(found: Choice) -> list[tuple[str, str]]:
+def runs(choice: Choice) -> list[tuple[str, str]]:
     """What runs the choice and the runner-up, each with what it is."""
-    named = ((found.chosen, "the choice"), (found.runner_up, "the runner-up"))
+    named = ((choice.chosen, "the choice"), (choice.runner_up, "the runner-up"))
     return [(name, f"%%shard {each.line}") for each, name in named if each is not None]
 
 
-def _again(found: Choice) -> list[str]:
-    lines = runs(found)
+def _again(choice: Choice) -> list[str]:
+    lines = runs(choice)
     if not lines:
         return []
     return [

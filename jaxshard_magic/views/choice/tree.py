@@ -72,15 +72,15 @@ class Asked:
 
 def asked(path: Sequence[Question]) -> list[Asked]:
     """The questions in their order; an answer of the last that leads nowhere has no usual answer."""
-    found = []
+    questions = []
     for i, (question, reached) in enumerate(steps(path)):
         end = NO_ANSWER if i == len(path) - 1 else ""
         ways = (
             Branch("yes", question.yes or end, _way(question, reached, True)),
             Branch("no", question.no or end, _way(question, reached, False)),
         )
-        found.append(Asked(question, STRONG if reached else QUIET if reached is False else UNSURE, ways))
-    return found
+        questions.append(Asked(question, STRONG if reached else QUIET if reached is False else UNSURE, ways))
+    return questions
 
 
 def _way(question: Question, reached: bool | None, answer: bool) -> str:

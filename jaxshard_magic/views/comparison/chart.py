@@ -26,18 +26,18 @@ _INK = 'stroke="currentColor" fill="none"'
 _MONO = ' font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace"'
 
 
-def scatter(found: Comparison) -> str:
+def scatter(comparison: Comparison) -> str:
     """The chart with a line on how to read it; empty for fewer than two points."""
-    points = data.points_of(found)
+    points = data.points_of(comparison)
     if len(points) < 2:
         return ""
-    limit = data.limit_of(found)
+    limit = data.limit_of(comparison)
     height = HEIGHT if len(points) < CROWD else MORE_HEIGHT
     plane = Plane(*axes(points, limit), WIDTH, height, LEFT, TOP, RIGHT, BOTTOM)
     names = labels(plane, points, limit)
     marks = [
         *_grid(plane),
-        *_titles(found, plane, points),
+        *_titles(comparison, plane, points),
         *_limit(plane, limit),
         *_front(plane, points),
         *(mark for point in points for mark in _point(plane, point)),
@@ -48,14 +48,14 @@ def scatter(found: Comparison) -> str:
         for p in points
     )
     chart = drawing(WIDTH, plane.height, printable(f"peak memory against step time: {told}"), marks)
-    read = "<br>".join(_how_to_read(found, points, len(points) - len(names)))
+    read = "<br>".join(_how_to_read(comparison, points, len(points) - len(names)))
     return (
         '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:12px 0">'
         f'<div>{chart}</div><div style="flex:1 1 230px"><small>{read}</small></div></div>'
     )
 
 
-def _how_to_read(found: Comparison, points: Sequence[data.Point], unnamed: int) -> Iterator[str]:
+def _how_to_read(comparison: Comparison, points: Sequence[data.Point], unnamed: int) -> Iterator[str]:
     """What is on the front, and what the marks are."""
     front = [name for point in points if point.on_front for name in point.names]
     if front:
@@ -64,12 +64,12 @@ def _how_to_read(found: Comparison, points: Sequence[data.Point], unnamed: int) 
         yield f"On the Pareto front, solid: {names}{more}. No trial is both faster and smaller."
     if any(not point.usable for point in points):
         yield "Crossed: does not fit, or has other numbers than the plain step."
-    untimed = [t for t in found.trials if not data.failed(t) and found.seconds(t) is None]
+    untimed = [t for t in comparison.trials if not data.failed(t) and comparison.seconds(t) is None]
     if untimed:
-        names = words.trial_names(found)
+        names = words.trial_names(comparison)
         left = ", ".join(unbroken(names[t.key].text) for t in untimed[:MOST_NAMED])
         more = f" and {count_text(len(untimed) - MOST_NAMED)} more" if len(untimed) > MOST_NAMED else ""
-        yield f"Without a {found.source} step time, and not drawn: {left}{more}."
+        yield f"Without a {comparison.source} step time, and not drawn: {left}{more}."
     if unnamed == 1:
         yield "One point has no room for its name; the table has it."
     elif unnamed:
@@ -94,10 +94,10 @@ def _grid(plane: Plane) -> Iterator[str]:
         yield _text(at, plane.floor + 16, told, f' text-anchor="{anchor}" fill-opacity=".8"')
 
 
-def _titles(found: Comparison, plane: Plane, points: Sequence[data.Point]) -> Iterator[str]:
+def _titles(comparison: Comparison, plane: Plane, points: Sequence[data.Point]) -> Iterator[str]:
     yield _text(0, 10, f"peak memory, {plane.bytes.unit}")
     tail = "; the tail starts at the prediction" * any(point.tail is not None for point in points)
-    told = f"step time, {plane.seconds.unit} ({words.source_text(found)}{tail})"
+    told = f"step time, {plane.seconds.unit} ({words.source_text(comparison)}{tail})"
     yield _text(plane.right, plane.height - 4, told, ' text-anchor="end"')
 
 

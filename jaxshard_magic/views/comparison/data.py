@@ -14,20 +14,20 @@ OTHERS = "others"
 _NEXT_UNIT = 9_999.5  # of a column that has one unit
 
 
-def in_order(found: Comparison) -> list[Trial]:
+def in_order(comparison: Comparison) -> list[Trial]:
     """By step time; then what does not fit, and last what could not run."""
 
     def key(trial: Trial) -> tuple[bool, bool, bool, float, int]:
-        seconds = found.seconds(trial)
+        seconds = comparison.seconds(trial)
         return failed(trial), trial.fits is False, seconds is None, seconds or 0.0, trial.peak or 0
 
-    return sorted(found.trials, key=key)
+    return sorted(comparison.trials, key=key)
 
 
-def axes_of(found: Comparison) -> MeshInfo:
+def axes_of(comparison: Comparison) -> MeshInfo:
     """All mesh axes of a comparison, as of one mesh: an axis has the same hue in all of its trials."""
-    axes = {axis: size for trial in found.trials for axis, size in reversed(trial.mesh.items())}
-    names = list(dict.fromkeys(axis for trial in found.trials for axis in trial.mesh))
+    axes = {axis: size for trial in comparison.trials for axis, size in reversed(trial.mesh.items())}
+    names = list(dict.fromkeys(axis for trial in comparison.trials for axis in trial.mesh))
     return MeshInfo({name: axes[name] for name in names}, "", "", "", (), 1)
 
 
@@ -57,10 +57,10 @@ class Sent:
         return f"{round(value):,}" if value >= 999.5 else significant(value) if value else "0"
 
 
-def sent_of(found: Comparison) -> Sent:
+def sent_of(comparison: Comparison) -> Sent:
     """The columns: mesh axes in their order, then what goes over several at once; those over which nothing is sent are
     left out."""
-    every = [trial.sent for trial in found.trials if trial.sent]
+    every = [trial.sent for trial in comparison.trials if trial.sent]
     most = {name: max(sent.get(name, 0) for sent in every) for sent in every for name in sent}
     told = {
         name
@@ -71,9 +71,9 @@ def sent_of(found: Comparison) -> Sent:
     kept = sorted(told, key=lambda name: -most[name])
     if len(kept) > MOST_SENT:
         kept = kept[: MOST_SENT - 1]
-    order = [*axes_of(found).axes, *most]
+    order = [*axes_of(comparison).axes, *most]
     names = sorted(kept, key=order.index) + [OTHERS] * (len(kept) < len(told))
-    largest = max((max(found for found in sent.values()) for sent in every), default=0)
+    largest = max((max(comparison for comparison in sent.values()) for sent in every), default=0)
     unit = next((u for i, u in enumerate(BYTE_UNITS) if largest / 1024**i < _NEXT_UNIT), BYTE_UNITS[-1])
     return Sent(tuple(names), unit, largest, len(told) < sum(map(bool, most.values())))
 
@@ -90,13 +90,13 @@ class Point:
     usable: bool
 
 
-def points_of(found: Comparison) -> list[Point]:
+def points_of(comparison: Comparison) -> list[Point]:
     """Those with a peak and a step time, in their order."""
-    names, front = words.trial_names(found), {trial.key for trial in found.front}
-    usable = {trial.key for trial in found.usable}
+    names, front = words.trial_names(comparison), {trial.key for trial in comparison.front}
+    usable = {trial.key for trial in comparison.usable}
     places: dict[tuple[float, int], list[Trial]] = {}
-    for trial in in_order(found):
-        seconds = found.seconds(trial)
+    for trial in in_order(comparison):
+        seconds = comparison.seconds(trial)
         if seconds is not None and isfinite(seconds) and trial.peak is not None:
             places.setdefault((seconds, trial.peak), []).append(trial)
     return [
@@ -104,7 +104,7 @@ def points_of(found: Comparison) -> list[Point]:
             tuple(names[t.key].text for t in group),
             seconds,
             peak,
-            next((tail for t in group if (tail := words.tail(found, t)) is not None), None),
+            next((tail for t in group if (tail := words.tail(comparison, t)) is not None), None),
             any(t.key in front for t in group),
             any(t.key in usable for t in group),
         )
@@ -112,9 +112,9 @@ def points_of(found: Comparison) -> list[Point]:
     ]
 
 
-def limit_of(found: Comparison) -> int | None:
+def limit_of(comparison: Comparison) -> int | None:
     """The memory limit that all trials have; None where there is none, or they have several."""
-    known = {trial.limit for trial in found.trials if trial.limit is not None}
+    known = {trial.limit for trial in comparison.trials if trial.limit is not None}
     return known.pop() if len(known) == 1 else None
 
 

@@ -22,34 +22,34 @@ _FEW = 16  # letters of a mesh that stay on a line
 _INK, _QUIET = 'fill="currentColor" fill-opacity=".7"', 'fill="currentColor" fill-opacity=".5"'
 
 
-def to_html(found: Comparison) -> str:
+def to_html(comparison: Comparison) -> str:
     """The comparison as a fragment to stand in a notebook or a page, without script."""
     lead = "".join(
         f"<b>{unbroken(span.text)}</b>" if span.kind == "strong" else unbroken(span.text)
-        for span in words.comparison_lead(found)
+        for span in words.comparison_lead(comparison)
     )
-    notes = [*words.comparison_notes(found), *left_out(found)]
+    notes = [*words.comparison_notes(comparison), *left_out(comparison)]
     parts = [
         f'<p class="jss-verdict">{lead}</p>',
-        f"<p><small>{text(words.comparison_about(found))}</small></p>",
-        trials(found),
-        chart.scatter(found),
-        again(found),
+        f"<p><small>{text(words.comparison_about(comparison))}</small></p>",
+        trials(comparison),
+        chart.scatter(comparison),
+        again(comparison),
         f"<p><small>{'<br>'.join(map(text, notes))}</small></p>" if notes else "",
     ]
     return f'<div class="jss">\n{joined(parts)}\n</div>\n'
 
 
-def page(found: Comparison) -> str:
+def page(comparison: Comparison) -> str:
     """The comparison as a whole document that follows the reader's light or dark theme."""
-    return document(printable(f"{found.name or 'step'}, compared"), to_html(found))
+    return document(printable(f"{comparison.name or 'step'}, compared"), to_html(comparison))
 
 
 @dataclass(frozen=True)
 class _Shown:
     """A comparison with the scales of its bars."""
 
-    found: Comparison
+    comparison: Comparison
     sent: data.Sent
     mesh: MeshInfo
     names: dict[str, words.Name]
@@ -63,21 +63,24 @@ class _Shown:
         return 3 + len(self.sent.names) + self.bubbles
 
 
-def trials(found: Comparison) -> str:
+def trials(comparison: Comparison) -> str:
     """A row for each trial; of one that could not run, why and what would change that."""
-    if not found.trials:
+    if not comparison.trials:
         return ""
-    limit, times = data.limit_of(found), [found.seconds(t) or t.predicted for t in found.trials]
+    limit, times = (
+        data.limit_of(comparison),
+        [comparison.seconds(t) or t.predicted for t in comparison.trials],
+    )
     shown = _Shown(
-        found,
-        data.sent_of(found),
-        data.axes_of(found),
-        words.trial_names(found),
-        any(trial.bubble is not None for trial in found.trials),
-        max([limit or 1, *(trial.peak or 0 for trial in found.trials)]),
+        comparison,
+        data.sent_of(comparison),
+        data.axes_of(comparison),
+        words.trial_names(comparison),
+        any(trial.bubble is not None for trial in comparison.trials),
+        max([limit or 1, *(trial.peak or 0 for trial in comparison.trials)]),
         max((s for s in times if s is not None and isfinite(s)), default=0.0),
     )
-    rows = joined(_row(shown, trial) for trial in data.in_order(found))
+    rows = joined(_row(shown, trial) for trial in data.in_order(comparison))
     heads = _heads(shown, limit)
     return f'<table width="100%" style="width:100%"><thead>{heads}</thead><tbody>\n{rows}</tbody></table>'
 
@@ -93,7 +96,7 @@ def _cell(
 
 
 def _heads(shown: _Shown, limit: int | None) -> str:
-    source = words.source_text(shown.found)
+    source = words.source_text(shown.comparison)
     sent = shown.sent
     cells = [
         _cell("strategy", tag="th", width=_NAME),
@@ -189,15 +192,15 @@ def _peak(shown: _Shown, trial: Trial) -> str:
 
 def _step(shown: _Shown, trial: Trial) -> str:
     """The step time; a predicted one is hollow, and beside a measured one it is a tick."""
-    found, most = shown.found, shown.most_seconds
-    told, predicted = words.step_text(found, trial), trial.predicted
+    comparison, most = shown.comparison, shown.most_seconds
+    told, predicted = words.step_text(comparison, trial), trial.predicted
     if told == UNKNOWN or not most:
         return _figure(UNKNOWN, "", _WIDE)
-    if words.is_predicted(found, trial):
+    if words.is_predicted(comparison, trial):
         told += " <small>predicted</small>"
-    seconds = found.seconds(trial)
-    hollow = seconds is None or found.source == "predicted"
-    tail = words.tail(found, trial)
+    seconds = comparison.seconds(trial)
+    hollow = seconds is None or comparison.source == "predicted"
+    tail = words.tail(comparison, trial)
     tick = None if tail is None else tail / most
     length = (predicted or 0.0) if seconds is None else seconds
     bar = svg.cell_bar(length / most, _INK, tick, hollow=hollow)
@@ -222,13 +225,13 @@ def _bubble(trial: Trial) -> str:
     return _figure(words.percent_text(trial.bubble), bar, _NARROW)
 
 
-def again(found: Comparison) -> str:
+def again(comparison: Comparison) -> str:
     """What runs each trial again, and what a reader of the chart asks of it."""
-    shown = [trial for trial in data.in_order(found) if trial.report is not None]
+    shown = [trial for trial in data.in_order(comparison) if trial.report is not None]
     if not shown:
         return ""
-    names = words.trial_names(found)
-    predicted = [words.prediction_text(found, t) for t in shown]
+    names = words.trial_names(comparison)
+    predicted = [words.prediction_text(comparison, t) for t in shown]
     shares = [words.limit_share(t) for t in shown]
     head, columns = [("strategy", "wrap")], [[_typed(names[t.key].text) for t in shown]]
     if any(predicted):
@@ -238,6 +241,6 @@ def again(found: Comparison) -> str:
         head.append(("of the limit", "right"))
         columns.append([share or UNKNOWN for share in shares])
     head += [("on the Pareto front", "wrap"), ("run it again as", "wrap")]
-    columns.append([unbroken(words.front_text(found, t)) for t in shown])
+    columns.append([unbroken(words.front_text(comparison, t)) for t in shown])
     columns.append([_typed(f"%%shard {t.line}") for t in shown])
     return section("Each trial", table(head, zip(*columns, strict=True)))

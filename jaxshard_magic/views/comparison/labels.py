@@ -32,23 +32,23 @@ def labels(plane: Plane, points: Sequence[Point], limit: int | None) -> list[Lab
     """The names that have room. Those on the front go first, and may stand farther away."""
     front = [point for point in points if point.on_front]
     taken = [*_points(plane, points), *_front(plane, front), *_limit(plane, limit)]
-    found: list[Label] = []
+    placed: list[Label] = []
     for point in sorted(points, key=lambda p: not p.on_front):
         text = clip(printable(named(point.names, MOST_LETTERS)), MOST_LETTERS)
         x, y, width = plane.x(point.seconds), plane.y(point.peak), CHARACTER * cells(text)
         near = _near(x, y, width, above=point.on_front)
         here = next(((place, box) for place, box in near if _free(plane, box, taken)), None)
         if here is not None:
-            found.append(Label(point, text, here[1], here[0]))
+            placed.append(Label(point, text, here[1], here[0]))
             taken.append(here[1])
         elif point.on_front:
             tried = ((box, _line_to(x, y, box)) for box in _far(x, y, width) if _free(plane, box, taken))
-            there = next((each for each in tried if not _cross(each[1], found)), None)
+            there = next((each for each in tried if not _cross(each[1], placed)), None)
             if there is not None:
                 box, dots = there
-                found.append(Label(point, text, box, end=(dots[-1].x, dots[-1].y)))
+                placed.append(Label(point, text, box, end=(dots[-1].x, dots[-1].y)))
                 taken += [box, *dots]
-    return found
+    return placed
 
 
 def _near(x: float, y: float, width: float, *, above: bool) -> Iterator[tuple[str, Box]]:

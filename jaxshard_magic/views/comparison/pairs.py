@@ -70,9 +70,9 @@ def _leaves(reports: Sequence[Report | None], index: Mapping[str, int]) -> dict[
 
 
 def _by_path(reports: Sequence[Report | None]) -> dict[str, tuple[Leaf | None, ...]]:
-    found = [{leaf.path: leaf for leaf in report.leaves} if report else {} for report in reports]
-    paths = dict.fromkeys(path for leaves in found for path in leaves)
-    return {path: tuple(leaves.get(path) for leaves in found) for path in paths}
+    by_path = [{leaf.path: leaf for leaf in report.leaves} if report else {} for report in reports]
+    paths = dict.fromkeys(path for leaves in by_path for path in leaves)
+    return {path: tuple(leaves.get(path) for leaves in by_path) for path in paths}
 
 
 def _any(leaves: Iterable[Leaf | None]) -> Leaf:
@@ -81,14 +81,14 @@ def _any(leaves: Iterable[Leaf | None]) -> Leaf:
 
 def _followers(reports: Sequence[Report | None]) -> dict[str, str]:
     """Optimizer leaves that lie in every trial as the same parameter does, each with that."""
-    found: dict[str, set[str | None]] = defaultdict(set)
+    followed: dict[str, set[str | None]] = defaultdict(set)
     for report in filter(None, reports):
         follow = leaf_rows.followers(report.leaves)
         of = {leaf.path: p.path for p in report.leaves for leaf in follow.get(id(p), ())}
         for leaf in report.leaves:
-            found[leaf.path].add(of.get(leaf.path))
+            followed[leaf.path].add(of.get(leaf.path))
     return {
-        path: param for path, params in found.items() if len(params) == 1 and (param := next(iter(params)))
+        path: param for path, params in followed.items() if len(params) == 1 and (param := next(iter(params)))
     }
 
 

@@ -16,24 +16,24 @@ from jaxshard_magic.views.words import percent_text
 VERSION = 1
 
 
-def packed_comparison(found: Comparison) -> bytes:
+def packed_comparison(comparison: Comparison) -> bytes:
     """The payload as compact JSON in UTF-8, compressed with zlib."""
-    text = json.dumps(payload(found), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(payload(comparison), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return zlib.compress(text.encode(), 6)
 
 
-def payload(found: Comparison) -> dict[str, Any]:
+def payload(comparison: Comparison) -> dict[str, Any]:
     """What the comparison's widget shows, as data that JSON can hold. Names are plain text, never markup."""
-    index, sent = axis_index(found), data.sent_of(found)
-    limit = data.limit_of(found)
-    names, front = words.trial_names(found), {id(trial) for trial in found.front}
+    index, sent = axis_index(comparison), data.sent_of(comparison)
+    limit = data.limit_of(comparison)
+    names, front = words.trial_names(comparison), {id(trial) for trial in comparison.front}
     return {
         "v": VERSION,
-        "lead": [[printable(span.text), span.kind] for span in words.comparison_lead(found)],
-        "about": printable(words.comparison_about(found)),
-        "notes": [printable(note) for note in words.comparison_notes(found)],
+        "lead": [[printable(span.text), span.kind] for span in words.comparison_lead(comparison)],
+        "about": printable(words.comparison_about(comparison)),
+        "notes": [printable(note) for note in words.comparison_notes(comparison)],
         "axes": [printable(axis) for axis in index],
-        "source": words.source_text(found),
+        "source": words.source_text(comparison),
         "limit": limit,
         "limit_text": None if limit is None else limit_text(limit),
         "sent": {
@@ -42,22 +42,22 @@ def payload(found: Comparison) -> dict[str, Any]:
             "axes": [_over(name, index) for name in sent.names],
         },
         "trials": [
-            _trial(found, trial, names[trial.key], sent)
+            _trial(comparison, trial, names[trial.key], sent)
             | {
                 "mesh": [[index[axis], size] for axis, size in trial.mesh.items()],
                 "front": id(trial) in front,
             }
-            for trial in found.trials
+            for trial in comparison.trials
         ],
-        "left": [printable(line) for line in found.left],
-        "pairs": pairs(found, index),
+        "left": [printable(line) for line in comparison.left],
+        "pairs": pairs(comparison, index),
     }
 
 
-def axis_index(found: Comparison) -> dict[str, int]:
+def axis_index(comparison: Comparison) -> dict[str, int]:
     """The mesh axes of all trials in their order, then those that only a leaf or a collective names."""
-    names = dict.fromkeys(data.axes_of(found).axes)
-    for report in filter(None, (trial.report for trial in found.trials)):
+    names = dict.fromkeys(data.axes_of(comparison).axes)
+    for report in filter(None, (trial.report for trial in comparison.trials)):
         for leaf in report.leaves:
             for entry in leaf.spec:
                 names.update(dict.fromkeys((entry,) if isinstance(entry, str) else entry or ()))
@@ -67,10 +67,10 @@ def axis_index(found: Comparison) -> dict[str, int]:
     return {axis: i for i, axis in enumerate(names)}
 
 
-def first_shown(found: Comparison) -> int | None:
+def first_shown(comparison: Comparison) -> int | None:
     """The position of the trial to show at first: the fastest, else the smallest; None where there is no answer."""
-    best = found.fastest or found.smallest
-    return next((i for i, trial in enumerate(found.trials) if trial is best), None)
+    best = comparison.fastest or comparison.smallest
+    return next((i for i, trial in enumerate(comparison.trials) if trial is best), None)
 
 
 def _over(name: str, index: Mapping[str, int]) -> list[int] | None:
@@ -79,8 +79,8 @@ def _over(name: str, index: Mapping[str, int]) -> list[int] | None:
     return [index[axis] for axis in axes] if all(axis in index for axis in axes) else None
 
 
-def _trial(found: Comparison, trial: Trial, name: words.Name, sent: data.Sent) -> dict[str, Any]:
-    seconds, failed = _finite(found.seconds(trial)), data.failed(trial)
+def _trial(comparison: Comparison, trial: Trial, name: words.Name, sent: data.Sent) -> dict[str, Any]:
+    seconds, failed = _finite(comparison.seconds(trial)), data.failed(trial)
     sizes, check = sent.of(trial), None if trial.report is None else trial.report.check
     return {
         "name": printable(name.strategy),
@@ -95,9 +95,9 @@ def _trial(found: Comparison, trial: Trial, name: words.Name, sent: data.Sent) -
         "peak": trial.peak,
         "peak_text": byte_text(trial.peak),
         "seconds": seconds,
-        "seconds_text": words.step_text(found, trial),
-        "apart": words.is_predicted(found, trial),
-        "tail": _finite(words.tail(found, trial)),
+        "seconds_text": words.step_text(comparison, trial),
+        "apart": words.is_predicted(comparison, trial),
+        "tail": _finite(words.tail(comparison, trial)),
         "sent": sizes,
         "sent_text": [UNKNOWN if size is None else sent.text(size) for size in sizes],
         "bubble": _finite(trial.bubble),
@@ -105,7 +105,7 @@ def _trial(found: Comparison, trial: Trial, name: words.Name, sent: data.Sent) -
         "same": _answer(words.same_answer(trial)),
         "differs": None if check is None else _finite(words.largest_difference(check)),
         "point": not failed and seconds is not None and trial.peak is not None,
-        "facts": [[term, printable(told)] for term, told in _facts(found, trial)],
+        "facts": [[term, printable(told)] for term, told in _facts(comparison, trial)],
     }
 
 
@@ -113,21 +113,21 @@ def _answer(answer: words.Answer) -> list[str | None]:
     return [answer.sign, answer.word, answer.more]
 
 
-def _facts(found: Comparison, trial: Trial) -> list[tuple[str, str]]:
+def _facts(comparison: Comparison, trial: Trial) -> list[tuple[str, str]]:
     """What is told of a chosen trial beside the picture."""
     told = []
     if trial.measured is not None:
         simulated = trial.report is not None and trial.report.mesh.source == "simulated"
-        beside = words.prediction_text(found, trial)
+        beside = words.prediction_text(comparison, trial)
         how = " on this CPU" if simulated else f", predicted {beside}" if beside else ""
         told.append(("measured", f"{seconds_text(trial.measured)}{how}"))
-    if trial.predicted is not None and words.tail(found, trial) is None:
+    if trial.predicted is not None and words.tail(comparison, trial) is None:
         on = trial.report.timing.on if trial.report and trial.report.timing else None
         told.append(("predicted", f"{seconds_text(trial.predicted)}{f' for {on}' if on else ''}"))
     if trial.peak is not None:
         share = words.limit_share(trial)
         told.append(("peak", f"{byte_text(trial.peak)}{f', {share} of the limit' if share else ''}"))
-    return [*told, ("front", words.front_text(found, trial))]
+    return [*told, ("front", words.front_text(comparison, trial))]
 
 
 def _finite(value: float | None) -> float | None:

@@ -15,19 +15,19 @@ _FRONT = "* on the Pareto front: no trial is both faster and smaller"
 _SEVERAL = "What goes over several axes at once, less than 0.1% of what a trial sends, is left out."
 
 
-def to_text(found: Comparison, width: int | None = None) -> str:
+def to_text(comparison: Comparison, width: int | None = None) -> str:
     """The comparison in lines of at most `width` columns, the terminal's by default, held between 60 and 100; a line to
     paste is never broken."""
     room = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
-    lead = "".join(span.text for span in words.comparison_lead(found))
-    limit = data.limit_of(found)
-    about = words.comparison_about(found) + (f" Memory limit {limit_text(limit)}." if limit else "")
-    notes = [*words.comparison_notes(found), *left_out(found)]
+    lead = "".join(span.text for span in words.comparison_lead(comparison))
+    limit = data.limit_of(comparison)
+    about = words.comparison_about(comparison) + (f" Memory limit {limit_text(limit)}." if limit else "")
+    notes = [*words.comparison_notes(comparison), *left_out(comparison)]
     parts = [
         [line for said in (lead, about) for line in _wrapped(said, room)],
-        *figures(found, room),
-        failures(found, room),
-        _again(found),
+        *figures(comparison, room),
+        failures(comparison, room),
+        _again(comparison),
         [line for note in notes for line in _wrapped(note, room)],
     ]
     return "\n\n".join(printed(part) for part in parts if part)
@@ -37,25 +37,29 @@ def _wrapped(said: str, room: int, first: str = "", rest: str = "") -> list[str]
     return wrap(plain(printable(said)), room, first, rest)
 
 
-def left_out(found: Comparison) -> list[str]:
+def left_out(comparison: Comparison) -> list[str]:
     """What the table leaves out."""
-    left = [_SEVERAL] if data.sent_of(found).left_out else []
-    if found.left:
-        names = "; ".join(found.left[:LEFT_ROWS])
-        more = f" and {count_text(len(found.left) - LEFT_ROWS)} more" if len(found.left) > LEFT_ROWS else ""
+    left = [_SEVERAL] if data.sent_of(comparison).left_out else []
+    if comparison.left:
+        names = "; ".join(comparison.left[:LEFT_ROWS])
+        more = (
+            f" and {count_text(len(comparison.left) - LEFT_ROWS)} more"
+            if len(comparison.left) > LEFT_ROWS
+            else ""
+        )
         left.append(f"Not tried: {names}{more}.")
     return left
 
 
-def figures(found: Comparison, room: int) -> list[list[str]]:
+def figures(comparison: Comparison, room: int) -> list[list[str]]:
     """The figures of the trials that ran: side by side, or in as many tables below each other as it takes."""
-    shown = [trial for trial in data.in_order(found) if not data.failed(trial)]
+    shown = [trial for trial in data.in_order(comparison) if not data.failed(trial)]
     if not shown:
         return []
-    names, front = words.trial_names(found), {trial.key for trial in found.front}
+    names, front = words.trial_names(comparison), {trial.key for trial in comparison.front}
     marked = [f"{'*' if t.key in front else ' '} {names[t.key].text}" for t in shown]
     first = {"  strategy": [clip(printable(name), room // 2) for name in marked]}
-    groups = [_answers(found, shown), _amounts(found, shown, room // 2 - 2)]
+    groups = [_answers(comparison, shown), _amounts(comparison, shown, room // 2 - 2)]
     whole = first | groups[0] | groups[1]
     if _width(whole) <= room:
         lines = [_table(whole)]
@@ -83,9 +87,9 @@ def _width(columns: dict[str, list[str]]) -> int:
     return cells(_table(columns)[0])
 
 
-def _answers(found: Comparison, shown: Sequence[Trial]) -> dict[str, list[str]]:
+def _answers(comparison: Comparison, shown: Sequence[Trial]) -> dict[str, list[str]]:
     """Does it fit, how fast is it, and are the numbers the same."""
-    measured = found.source == "measured"
+    measured = comparison.source == "measured"
     predicted = [words.predicted_text(t.report) if t.report else UNKNOWN for t in shown]
     columns = {
         "fits": [words.fits_answer(t).text for t in shown],
@@ -98,9 +102,9 @@ def _answers(found: Comparison, shown: Sequence[Trial]) -> dict[str, list[str]]:
     return {head: list(map(plain, told)) for head, told in columns.items() if known.get(head, True)}
 
 
-def _amounts(found: Comparison, shown: Sequence[Trial], most: int) -> dict[str, list[str]]:
+def _amounts(comparison: Comparison, shown: Sequence[Trial], most: int) -> dict[str, list[str]]:
     """The mesh, and what is sent, idle and computed, in at most so many columns each."""
-    sent, bubbles = data.sent_of(found), [words.percent_text(t.bubble) for t in shown]
+    sent, bubbles = data.sent_of(comparison), [words.percent_text(t.bubble) for t in shown]
     columns = {
         "mesh": [clip(printable(words.trial_mesh(t)), most) for t in shown],
         f"sent, {sent.unit}": [clip(_sent(sent, t), most) for t in shown],
@@ -120,10 +124,10 @@ def _sent(sent: data.Sent, trial: Trial) -> str:
     return " ".join(told) or "nothing"
 
 
-def failures(found: Comparison, room: int) -> list[str]:
+def failures(comparison: Comparison, room: int) -> list[str]:
     """Those that could not run, each with its reason, and what would change that on a line to paste."""
-    names, lines = words.trial_names(found), list[str]()
-    for trial in data.in_order(found):
+    names, lines = words.trial_names(comparison), list[str]()
+    for trial in data.in_order(comparison):
         if data.failed(trial):
             mesh = "" if names[trial.key].mesh else f" ({words.trial_mesh(trial)})"
             said = f"{names[trial.key].text}{mesh}: {trial.why or 'no report'}"
@@ -132,6 +136,8 @@ def failures(found: Comparison, room: int) -> list[str]:
     return lines
 
 
-def _again(found: Comparison) -> list[str]:
-    lines = ["    " + printable(f"%%shard {t.line}") for t in data.in_order(found) if t.report is not None]
+def _again(comparison: Comparison) -> list[str]:
+    lines = [
+        "    " + printable(f"%%shard {t.line}") for t in data.in_order(comparison) if t.report is not None
+    ]
     return ["Run one again as", *lines] if lines else []

@@ -41,8 +41,8 @@ class ComparisonView(LiveView):
         if value is None:
             return None
         if isinstance(value, str):
-            found = self.comparison[value]
-            return next(i for i, trial in enumerate(trials) if trial is found)
+            chosen = self.comparison[value]
+            return next(i for i, trial in enumerate(trials) if trial is chosen)
         if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < len(trials):
             return int(value)
         there = f"they are 0 to {len(trials) - 1}" if trials else "it has none"

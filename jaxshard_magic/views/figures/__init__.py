@@ -31,12 +31,12 @@ def figure(report: Report, name: str, theme: str = "light") -> go.Figure:
     return _FIGURES[name](report, _colours(theme))
 
 
-def comparison(found: Comparison, theme: str = "light") -> go.Figure:
+def comparison(compared: Comparison, theme: str = "light") -> go.Figure:
     """Peak memory against step time of a comparison, on a "light" or "dark" ground.
 
     Raises ShardError where no trial has both.
     """
-    return scatter(found, _colours(theme))
+    return scatter(compared, _colours(theme))
 
 
 def _colours(theme: str) -> Mapping[str, str]:

@@ -101,15 +101,15 @@ def _role_bars(
 
 def _ticks(bars: Sequence[Bar], colours: Mapping[str, str]) -> go.Scatter:
     """A tick for each bar's measured peak, which tells by how much the computed one is off."""
-    found = [(i, bar.label, bar.measured) for i, bar in enumerate(bars) if bar.measured is not None]
+    measured = [(i, bar.label, bar.measured) for i, bar in enumerate(bars) if bar.measured is not None]
     return go.Scatter(
         name="measured peak",
         mode="markers",
-        x=[d.measured for _, _, d in found],
-        y=[i for i, _, _ in found],
+        x=[d.measured for _, _, d in measured],
+        y=[i for i, _, _ in measured],
         customdata=[
             [label, byte_text(d.peak), byte_text(d.measured), words.error_text(d) or UNKNOWN]
-            for _, label, d in found
+            for _, label, d in measured
         ],
         hovertemplate="%{customdata[0]}<br>computed <b>%{customdata[1]}</b>"
         "<br>measured <b>%{customdata[2]}</b>, %{customdata[3]}<extra></extra>",

@@ -19,14 +19,14 @@ WIDTH, HEIGHT = 700, 300  # px; of the width that names have room in, any page m
 FRONT, OTHERS, UNUSABLE = "on the Pareto front", "others", "does not fit, or has other numbers"
 
 
-def scatter(found: Comparison, colours: Mapping[str, str]) -> go.Figure:
+def scatter(comparison: Comparison, colours: Mapping[str, str]) -> go.Figure:
     """The figure: a point for each trial that has a step time and a peak."""
-    points = data.points_of(found)
+    points = data.points_of(comparison)
     if not points:
         raise ShardError(
             "no trial of this comparison has both a step time and a peak memory, so it has no figure"
         )
-    limit = data.limit_of(found)
+    limit = data.limit_of(comparison)
     seconds, size = axes(points, limit)
     named = labels(Plane(seconds, size, WIDTH, HEIGHT, 0, 0, 0, 0), points, limit)
     beside = {id(label.point): label for label in named if label.place}
@@ -35,12 +35,12 @@ def scatter(found: Comparison, colours: Mapping[str, str]) -> go.Figure:
     if any(point.tail is not None for point in points):
         chart.add_trace(_tails(points, seconds, size, colours))
     for name, group in _groups(points).items():
-        chart.add_trace(_marks(found, name, group, beside, seconds, size, colours))
-    lead = "".join(span.text for span in words.comparison_lead(found))
+        chart.add_trace(_marks(comparison, name, group, beside, seconds, size, colours))
+    lead = "".join(span.text for span in words.comparison_lead(comparison))
     head, _, rest = lead.partition(". ")
     chart.update_layout(frame(f"{text(head.rstrip('.'))}.", f" {text(rest)}", "trials", HEIGHT, colours))
     chart.update_layout(margin_l=56, margin_b=48)
-    source = words.source_text(found)
+    source = words.source_text(comparison)
     chart.update_xaxes(_axis(seconds, f"step time, {seconds.unit} ({source})", colours))
     chart.update_yaxes(_axis(size, f"peak memory, {size.unit}", colours))
     if limit is not None:
@@ -49,10 +49,10 @@ def scatter(found: Comparison, colours: Mapping[str, str]) -> go.Figure:
 
 
 def _groups(points: Sequence[data.Point]) -> dict[str, list[data.Point]]:
-    found: dict[str, list[data.Point]] = {FRONT: [], OTHERS: [], UNUSABLE: []}
+    groups: dict[str, list[data.Point]] = {FRONT: [], OTHERS: [], UNUSABLE: []}
     for point in points:
-        found[FRONT if point.on_front else OTHERS if point.usable else UNUSABLE].append(point)
-    return {name: group for name, group in found.items() if group}
+        groups[FRONT if point.on_front else OTHERS if point.usable else UNUSABLE].append(point)
+    return {name: group for name, group in groups.items() if group}
 
 
 def _draw_front(
@@ -88,7 +88,7 @@ def _tails(points: Sequence[data.Point], seconds: Axis, size: Axis, colours: Map
 
 
 def _marks(
-    found: Comparison,
+    comparison: Comparison,
     name: str,
     points: Sequence[data.Point],
     beside: Mapping[int, Label],
@@ -109,19 +109,19 @@ def _marks(
         textposition=["middle right" if label is None else label.place for label in names],
         textfont={"size": 11, "color": colours["ink" if name == FRONT else "ink-2"]},
         marker=marker,
-        customdata=[_told(found, point) for point in points],
+        customdata=[_told(comparison, point) for point in points],
         hovertemplate="%{customdata[0]}<br>%{customdata[1]}<br>%{customdata[2]}<extra></extra>",
     )
 
 
-def _told(found: Comparison, point: data.Point) -> list[str]:
+def _told(comparison: Comparison, point: data.Point) -> list[str]:
     """The names, the step time and the peak of a point."""
-    limit = data.limit_of(found)
+    limit = data.limit_of(comparison)
     tail = "" if point.tail is None else f", predicted {seconds_text(point.tail)}"
     share = "" if limit is None else f", {share_text(point.peak / limit)} of {limit_text(limit)}"
     return [
         "<br>".join(f"<b>{text(name)}</b>" for name in point.names),
-        f"{seconds_text(point.seconds)} {words.source_text(found)}{tail}",
+        f"{seconds_text(point.seconds)} {words.source_text(comparison)}{tail}",
         f"{byte_text(point.peak)}{share}",
     ]
 

@@ -39,8 +39,8 @@ def timeline(report: Report, colours: Mapping[str, str]) -> go.Figure:
         bargap=0,
     )
     end = data.end_of(p)
-    found = ticks(end, TICKS, p.unit)
-    chart.update_xaxes(scale(end, [at for at, _ in found], [label for _, label in found], colours))
+    marks = ticks(end, TICKS, p.unit)
+    chart.update_xaxes(scale(end, [at for at, _ in marks], [label for _, label in marks], colours))
     chart.update_yaxes(labels([f"{words.rank_name(p, i)}  {_share(p, i)}" for i in range(len(p.ranks))]))
     return chart
 
@@ -53,7 +53,7 @@ def _bars(
     p: Pipeline, lanes: Sequence[Sequence[data.Mark]], kind: str, colours: Mapping[str, str], *, under: bool
 ) -> go.Bar:
     """The actions of one kind, in the lane or, thin, in that of the ideal."""
-    found = [(rank, mark) for rank, lane in enumerate(lanes) for mark in lane if mark.parts[0].kind == kind]
+    bars = [(rank, mark) for rank, lane in enumerate(lanes) for mark in lane if mark.parts[0].kind == kind]
     numbered = not under and sum(map(len, lanes)) <= NUMBERED
     at = BELOW if under else -0.08 if data.has_ideal(p) else 0.0
     return go.Bar(
@@ -61,12 +61,12 @@ def _bars(
         legendgroup=kind,
         showlegend=not under,
         orientation="h",
-        base=[mark.start for _, mark in found],
-        x=[mark.end - mark.start for _, mark in found],
-        y=[rank + at for rank, _ in found],
+        base=[mark.start for _, mark in bars],
+        x=[mark.end - mark.start for _, mark in bars],
+        y=[rank + at for rank, _ in bars],
         width=IDEAL if under else LANE if data.has_ideal(p) else ALONE,
         opacity=FAINT if under else 1,
-        text=[str(mark.parts[0].microbatch) for _, mark in found] if numbered else None,
+        text=[str(mark.parts[0].microbatch) for _, mark in bars] if numbered else None,
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,
@@ -74,7 +74,7 @@ def _bars(
         marker={"color": colours[kind], "line": {"width": 0.5, "color": colours["bg"]}},
         customdata=[
             [mark.text, words.time_text(mark.end - mark.start, p.unit), words.time_text(mark.start, p.unit)]
-            for _, mark in found
+            for _, mark in bars
         ],
         hovertemplate="%{customdata[0]} "
         + ("ideal" if under else text(p.source))

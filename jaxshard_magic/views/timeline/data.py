@@ -34,14 +34,14 @@ class Mark(NamedTuple):
 
 def lanes(p: Pipeline, events: Iterable[PipelineEvent]) -> list[list[Mark]]:
     """The events of each rank in their order; what names no action is left out."""
-    found: list[list[Mark]] = [[] for _ in p.ranks]
+    lanes: list[list[Mark]] = [[] for _ in p.ranks]
     for event in events:
         parts = tuple(Part(int(s), kind, int(mb)) for s, kind, mb in _ACTION.findall(event.action))
-        if parts and 0 <= event.rank < len(found):
-            found[event.rank].append(Mark(parts, event.start, event.end))
-    for lane in found:
+        if parts and 0 <= event.rank < len(lanes):
+            lanes[event.rank].append(Mark(parts, event.start, event.end))
+    for lane in lanes:
         lane.sort(key=lambda mark: mark.start)
-    return found
+    return lanes
 
 
 def end_of(p: Pipeline) -> float:
@@ -93,12 +93,12 @@ def _summed(changes: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 def shares(lane: Sequence[Mark], end: float, columns: int) -> list[dict[str, float]]:
     """Of each of so many columns of the time until `end`, the share that each kind of action fills."""
-    found: list[dict[str, float]] = [{} for _ in range(columns)]
+    slots: list[dict[str, float]] = [{} for _ in range(columns)]
     for parts, start, stop in lane:
         for at, share in _covered(start, stop, end / columns, columns):
             for _, kind, _ in parts:
-                found[at][kind] = found[at].get(kind, 0.0) + share / len(parts)
-    return found
+                slots[at][kind] = slots[at].get(kind, 0.0) + share / len(parts)
+    return slots
 
 
 def _covered(start: float, stop: float, slot: float, columns: int) -> Iterator[tuple[int, float]]:

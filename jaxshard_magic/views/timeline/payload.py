@@ -112,11 +112,11 @@ def _times(lane: Sequence[data.Mark], scale: float) -> dict[str, list[int]]:
 
 def _matched(p: Pipeline, lanes: Sequence[Sequence[data.Mark]]) -> list[list[data.Mark]]:
     """The ideal events in the order of those that are shown; one that has no ideal keeps its own time."""
-    found: list[list[data.Mark]] = []
+    matched: list[list[data.Mark]] = []
     for lane, own in zip(data.lanes(p, p.ideal_events), lanes, strict=True):
         ideal: Mapping[str, data.Mark] = {mark.text: mark for mark in lane}
-        found.append([ideal.get(mark.text, mark) for mark in own])
-    return found
+        matched.append([ideal.get(mark.text, mark) for mark in own])
+    return matched
 
 
 def _now(p: Pipeline) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _lanes(lanes: Sequence[Sequence[data.Mark]], plan: Plan, below: float, heigh
                     edge = EDGE / len(mark.parts)
                     tops = zip((y, y + each - edge), EDGES[kind], strict=True)
                     edges += [_box(x + 0.25, top, width, edge) for top, there in tops if there]
-    paths = [f'<path d="{"".join(found)}" {_fill(kind)}/>' for kind, found in boxes.items()]
+    paths = [f'<path d="{"".join(drawn)}" {_fill(kind)}/>' for kind, drawn in boxes.items()]
     return paths + ([f'<path d="{"".join(edges)}" fill="{INK}" fill-opacity=".6"/>'] if edges else [])
 
 
@@ -172,7 +172,7 @@ def _numbers(lanes: Sequence[Sequence[data.Mark]], plan: Plan) -> Iterator[str]:
     """The microbatches of actions that have room for them."""
     if plan.lane < LANE:
         return
-    found = []
+    texts = []
     for rank, lane in enumerate(lanes):
         for mark in lane:
             x, end = plan.x(mark.start), plan.x(mark.end)
@@ -182,9 +182,9 @@ def _numbers(lanes: Sequence[Sequence[data.Mark]], plan: Plan) -> Iterator[str]:
                     y = TOP + rank * plan.rank + (i + 0.5) * each + 3.5
                     at = f'x="{svg.number((x + end) / 2)}" y="{svg.number(y)}"'
                     smaller = "" if len(mark.parts) == 1 else ' font-size="9"'
-                    found.append(f"<text {at}{smaller}>{microbatch}</text>")
-    if found:
-        yield f'<g fill="{INK}" font-size="10" text-anchor="middle">{"".join(found)}</g>'
+                    texts.append(f"<text {at}{smaller}>{microbatch}</text>")
+    if texts:
+        yield f'<g fill="{INK}" font-size="10" text-anchor="middle">{"".join(texts)}</g>'
 
 
 def _curves(p: Pipeline, lanes: Sequence[Sequence[data.Mark]], plan: Plan) -> Iterator[str]:
@@ -219,10 +219,10 @@ def _columns(lanes: Sequence[Sequence[data.Mark]], plan: Plan) -> Iterator[str]:
             for kind, height in heights:
                 lines[kind].append(f"M{svg.number(x)} {svg.number(y)}v{svg.number(height)}")
                 y += height
-    for kind, found in lines.items():
-        if found:
+    for kind, drawn in lines.items():
+        if drawn:
             stroke = f'class="jss-s-{kind}" stroke="{BOTH[kind]}" stroke-width="{step}"'
-            yield f'<path d="{"".join(found)}" {stroke} shape-rendering="crispEdges"/>'
+            yield f'<path d="{"".join(drawn)}" {stroke} shape-rendering="crispEdges"/>'
 
 
 def _heights(shares: Iterable[dict[str, float]], lane: float) -> Iterator[tuple[tuple[str, float], ...]]:

@@ -53,14 +53,14 @@ def _grid(p: Pipeline, width: int) -> list[str]:
     end = data.end_of(p)
     columns = _columns(p, width - left - right - GAP, end)
     every, every_ideal = data.lanes(p, p.events), data.lanes(p, p.ideal_events)
-    found = [" " * left + pad(_axis(end, columns, p.unit), columns + GAP) + pad("bubble holds", right)]
+    rows = [" " * left + pad(_axis(end, columns, p.unit), columns + GAP) + pad("bubble holds", right)]
     for name, rank, figure in zip(names, shown, figures, strict=True):
-        found.append(_line(name, left, _row(every[rank], end, columns), columns, figure, right))
+        rows.append(_line(name, left, _row(every[rank], end, columns), columns, figure, right))
         if ideal:
             share = plain(words.percent_text(p.ranks[rank].ideal)).rjust(len("bubble"))
             row = _row(every_ideal[rank], end, columns)
-            found.append(_line("ideal", left, row.rstrip(IDLE), columns, share, right))
-    return [*found, *_legend(p, end / columns if columns else 0.0, width, len(shown))]
+            rows.append(_line("ideal", left, row.rstrip(IDLE), columns, share, right))
+    return [*rows, *_legend(p, end / columns if columns else 0.0, width, len(shown))]
 
 
 def _shown(ranks: int) -> Sequence[int]:

@@ -50,35 +50,35 @@ def place_of(candidate: Considered) -> str:
     return (f" on {mesh}" if mesh else "") + (f", {options}" if options else "")
 
 
-def choice_lead(found: Choice) -> list[Span]:
+def choice_lead(choice: Choice) -> list[Span]:
     """`fsdp+tp on data=64 model=4: 212 ms a step predicted for TPU v5e, 12.1 of 15.75 GiB a device; 8% faster than the
     runner-up, fsdp on data=256 (229 ms).`, the strategy in bold."""
-    chosen = found.chosen
+    chosen = choice.chosen
     if chosen is None:
-        return list(_nothing(found))
-    figures = f"{_time(found, chosen)}, {_room(found, chosen) or 'peak memory not known'}"
-    bare = " Nothing was compiled." if found.source == "planned" else ""
-    return [strong(chosen.strategy), Span(f"{place_of(chosen)}: {figures}{_against(found, chosen)}.{bare}")]
+        return list(_nothing(choice))
+    figures = f"{_time(choice, chosen)}, {_room(choice, chosen) or 'peak memory not known'}"
+    bare = " Nothing was compiled." if choice.source == "planned" else ""
+    return [strong(chosen.strategy), Span(f"{place_of(chosen)}: {figures}{_against(choice, chosen)}.{bare}")]
 
 
-def _time(found: Choice, candidate: Considered) -> str:
-    seconds = found.time_of(candidate)
+def _time(choice: Choice, candidate: Considered) -> str:
+    seconds = choice.time_of(candidate)
     if seconds is None:
         return "step time not known"
-    if found.source == "planned":
+    if choice.source == "planned":
         return f"at least {seconds_text(seconds)} a step by its plan"
-    if found.source == "measured":
-        return f"{seconds_text(seconds)} a step {'on this CPU' if on_cpu(found.comparison) else 'measured'}"
-    return f"{seconds_text(seconds)} a step predicted" + (f" for {found.on}" if found.on else "")
+    if choice.source == "measured":
+        return f"{seconds_text(seconds)} a step {'on this CPU' if on_cpu(choice.comparison) else 'measured'}"
+    return f"{seconds_text(seconds)} a step predicted" + (f" for {choice.on}" if choice.on else "")
 
 
-def _room(found: Choice, candidate: Considered) -> str:
+def _room(choice: Choice, candidate: Considered) -> str:
     """`12.1 of 15.75 GiB a device`, `about 12.1 GiB a device` where it is estimated; empty where it is not known."""
-    peak, trial = found.peak_of(candidate), found.trial_of(candidate)
+    peak, trial = choice.peak_of(candidate), choice.trial_of(candidate)
     if peak is None:
         return ""
     about = "about " if trial is None or trial.peak is None else ""
-    room = found.limit if trial is None or trial.limit is None else trial.limit
+    room = choice.limit if trial is None or trial.limit is None else trial.limit
     if room is None:
         return f"{about}{byte_text(peak)} a device"
     (size, unit), (limit, limit_unit) = byte_parts(peak), limit_parts(room)
@@ -86,19 +86,19 @@ def _room(found: Choice, candidate: Considered) -> str:
     return f"{about}{size}{own} of {limit}{SPACE}{limit_unit} a device"
 
 
-def _against(found: Choice, chosen: Considered) -> str:
-    other = found.runner_up
+def _against(choice: Choice, chosen: Considered) -> str:
+    other = choice.runner_up
     if other is None:
         return (
             "; no other that was tried fits"
-            if len(found.candidates) > 1
+            if len(choice.candidates) > 1
             else "; there was no other candidate"
         )
     name = f"{other.strategy}{place_of(other)}"
-    ours, theirs = found.time_of(chosen), found.time_of(other)
+    ours, theirs = choice.time_of(chosen), choice.time_of(other)
     if ours is None or theirs is None:
         return f"; the runner-up is {name}"
-    if found.source == "planned":
+    if choice.source == "planned":
         return f"; the runner-up, {name}, takes at least {seconds_text(theirs)}"
     return f"; {speed_text(ours, theirs)} the runner-up, {name} ({seconds_text(theirs)})"
 
@@ -113,14 +113,14 @@ def speed_text(ours: float, theirs: float) -> str:
     return "as fast as" if ratio > 0.995 else f"{rounded(100 * (1 - ratio), 0)}% slower than"
 
 
-def _nothing(found: Choice) -> Iterator[Span]:
+def _nothing(choice: Choice) -> Iterator[Span]:
     """That nothing fits, and what came nearest; or why nothing could be tried."""
-    candidates = found.candidates
+    candidates = choice.candidates
     if not candidates:
         yield strong("There was nothing to try.")
         return
     large = [
-        (peak, c) for c in candidates if c.outcome in (TOO_LARGE, ESTIMATE) for peak in [found.peak_of(c)]
+        (peak, c) for c in candidates if c.outcome in (TOO_LARGE, ESTIMATE) for peak in [choice.peak_of(c)]
     ]
     fits = "fits" if len(large) == len(candidates) else "is known to fit" if large else "could be run"
     yield strong(f"None of {_candidates(len(candidates))} {fits}.")
@@ -129,31 +129,33 @@ def _nothing(found: Choice) -> Iterator[Span]:
         _, nearest = min(known, key=lambda each: each[0])
         yield Span(" The least memory is needed by ")
         yield strong(nearest.strategy)
-        yield Span(f"{place_of(nearest)}: {_room(found, nearest)}.")
-    elif refused := [c for c in found.with_outcome(REFUSED) if c.why]:
+        yield Span(f"{place_of(nearest)}: {_room(choice, nearest)}.")
+    elif refused := [c for c in choice.with_outcome(REFUSED) if c.why]:
         yield Span(f" {refused[0].strategy}{place_of(refused[0])}: {refused[0].why.rstrip('.')}.")
 
 
-def choice_about(found: Choice) -> str:
+def choice_about(choice: Choice) -> str:
     """`train_step, planned for TPU v5e.`, of a choice that compiled nothing."""
-    return found.name + (f", planned for {found.on}" if found.on else "") + "."
+    return choice.name + (f", planned for {choice.on}" if choice.on else "") + "."
 
 
-def choice_counts(found: Choice) -> str:
+def choice_counts(choice: Choice) -> str:
     """`207 considered, 3 compiled. 120 can't be faster (...); 4 left when the budget of 60 s ended. 61.2 s used.`"""
-    compiled = sum(trial.report is not None for trial in found.comparison.trials)
-    large = len(found.with_outcome(TOO_LARGE))
-    told = f"{_candidates(len(found.candidates))} considered, {count_text(compiled) if compiled else 'none'} compiled"
+    compiled = sum(trial.report is not None for trial in choice.comparison.trials)
+    large = len(choice.with_outcome(TOO_LARGE))
+    told = f"{_candidates(len(choice.candidates))} considered, {count_text(compiled) if compiled else 'none'} compiled"
     fewer = f"of which {count_text(large)} {'does' if large == 1 else 'do'} not fit"
     told += f", {'none of which fits' if large == compiled else fewer}." if large else "."
     ruled = [
-        fate_text(found, outcome, len(group))
+        fate_text(choice, outcome, len(group))
         for outcome in (BOUND, ESTIMATE, REFUSED, LEFT)
-        if (group := found.with_outcome(outcome))
+        if (group := choice.with_outcome(outcome))
     ]
-    limit = "no limit was set" if found.budget is None else f"of a budget of {found.budget:g}{SPACE}s"
+    limit = "no limit was set" if choice.budget is None else f"of a budget of {choice.budget:g}{SPACE}s"
     used = (
-        f"{seconds_text(found.seconds)} used{',' * (found.budget is None)} {limit}." if found.seconds else ""
+        f"{seconds_text(choice.seconds)} used{',' * (choice.budget is None)} {limit}."
+        if choice.seconds
+        else ""
     )
     return " ".join(filter(None, (told, "; ".join(ruled) + "." * bool(ruled), used)))
 
@@ -162,15 +164,15 @@ def _candidates(many: int) -> str:
     return f"{count_text(many)} candidate{'s' * (many != 1)}"
 
 
-def fate_text(found: Choice, outcome: str, many: int) -> str:
+def fate_text(choice: Choice, outcome: str, many: int) -> str:
     """What became of `many` candidates with one outcome: `120 can't be faster (...)`."""
     one, n = many == 1, count_text(many)
     plans = " by its plan" if one else " by their plans"
-    ended = "" if found.budget is None else f" when the budget of {found.budget:g}{SPACE}s ended"
+    ended = "" if choice.budget is None else f" when the budget of {choice.budget:g}{SPACE}s ended"
     return {
         CHOSEN: "The choice",
         RUNNER_UP: "The runner-up",
-        SLOWER: f"{n} take{'s' * one} longer" + plans * (found.source == "planned"),
+        SLOWER: f"{n} take{'s' * one} longer" + plans * (choice.source == "planned"),
         BOUND: f"{n} can't be faster: what {'it multiplies' if one else 'they multiply'} and must send already takes "
         "longer",
         TOO_LARGE: f"{n} {'does' if one else 'do'} not fit",
@@ -180,15 +182,15 @@ def fate_text(found: Choice, outcome: str, many: int) -> str:
     }[outcome]
 
 
-def not_compiled(found: Choice) -> list[tuple[str, list[Considered]]]:
+def not_compiled(choice: Choice) -> list[tuple[str, list[Considered]]]:
     """The candidates that the table of what was compiled has not, by outcome, what may be fastest first."""
 
     def order(candidate: Considered) -> tuple[bool, float, bool, int]:
-        bound, needs = candidate.bound, found.peak_of(candidate)
+        bound, needs = candidate.bound, choice.peak_of(candidate)
         return bound is None, bound or 0.0, needs is None, needs or 0
 
     groups = (
-        (each, sorted((c for c in found.with_outcome(each) if found.trial_of(c) is None), key=order))
+        (each, sorted((c for c in choice.with_outcome(each) if choice.trial_of(c) is None), key=order))
         for each in _ORDER
     )
     return [(outcome, group) for outcome, group in groups if group]
@@ -197,11 +199,11 @@ def not_compiled(found: Choice) -> list[tuple[str, list[Considered]]]:
 def by_reason(group: Sequence[Considered], most: int) -> list[tuple[list[Considered], str]]:
     """At most so many candidates in their order, those of one reason together, each time with the reason; one that
     differs in the names of mesh axes alone is the same, and those are told."""
-    found: dict[str, list[Considered]] = {}
+    by_name: dict[str, list[Considered]] = {}
     for candidate in group:
-        found.setdefault(_unnamed(candidate), []).append(candidate)
+        by_name.setdefault(_unnamed(candidate), []).append(candidate)
     told = []
-    for alike in found.values():
+    for alike in by_name.values():
         if shown := alike[:most]:
             told.append((shown, _reason(shown)))
         most -= len(shown)
@@ -248,9 +250,9 @@ def needs_text(candidate: Considered) -> tuple[str, str]:
     return needs, "" if candidate.holds is None else f"arrays {holds}"
 
 
-def estimates_note(found: Choice) -> str:
+def estimates_note(choice: Choice) -> str:
     """What the figures of candidates are that were not compiled."""
-    at = f" at the published rates of {found.on}" if found.on else ""
+    at = f" at the published rates of {choice.on}" if choice.on else ""
     return (
         f"at least: what a step's products and the bytes that it must send take{at}, by its plan. "
         f"needs about: memory of the fullest device, estimated from the traced step. {UNKNOWN}: not known."
@@ -292,10 +294,10 @@ def leaf_of(path: Sequence[Question]) -> str | None:
     return ""
 
 
-def agreement(found: Choice) -> str:
+def agreement(choice: Choice) -> str:
     """Whether the usual path leads to what the search found, and by how much that is faster where it does not."""
-    leaf, chosen = leaf_of(found.path), found.chosen
-    if not found.path:
+    leaf, chosen = leaf_of(choice.path), choice.chosen
+    if not choice.path:
         return ""
     if leaf is None:
         return "Where the usual path leads is not known here."
@@ -306,7 +308,7 @@ def agreement(found: Choice) -> str:
     if _agrees(leaf, chosen.strategy):
         return f"The usual path leads to {leaf}, and so does the search."
     said = f"The usual path leads to {leaf}; the search found {chosen.strategy}"
-    ours, theirs = found.time_of(chosen), _best(found, leaf)
+    ours, theirs = choice.time_of(chosen), _best(choice, leaf)
     if ours is None or theirs is None:
         return f"{said}."
     return f"{said}, {speed_text(ours, theirs)} the best {leaf} that was compiled ({seconds_text(theirs)})."
@@ -317,12 +319,12 @@ def _agrees(leaf: str, strategy: str) -> bool:
     return any(set(word.strip(",;").split("+")) == set(strategy.split("+")) for word in leaf.split())
 
 
-def _best(found: Choice, leaf: str) -> float | None:
+def _best(choice: Choice, leaf: str) -> float | None:
     """The least step time of those that were compiled, fit, and are what the leaf says."""
-    usable = {trial.line for trial in found.comparison.usable}
+    usable = {trial.line for trial in choice.comparison.usable}
     known = [
         seconds
-        for c in found.candidates
-        if c.line in usable and _agrees(leaf, c.strategy) and (seconds := found.time_of(c)) is not None
+        for c in choice.candidates
+        if c.line in usable and _agrees(leaf, c.strategy) and (seconds := choice.time_of(c)) is not None
     ]
     return min(known, default=None)

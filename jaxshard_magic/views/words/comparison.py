@@ -71,17 +71,17 @@ def trial_mesh(trial: Trial) -> str:
     return " ".join(f"{axis}={size}" for axis, size in trial.mesh.items())
 
 
-def trial_names(found: Comparison) -> dict[str, Name]:
+def trial_names(comparison: Comparison) -> dict[str, Name]:
     """What each trial is called, by its key."""
-    common = _common(found)
+    common = _common(comparison)
     names = {
         trial.key: Name(trial.strategy, " ".join((*_past(trial), *_own(trial, common))))
-        for trial in found.trials
+        for trial in comparison.trials
     }
     many = Counter(name.text for name in names.values())
     return {
         trial.key: replace(name, mesh=trial_mesh(trial)) if many[name.text] > 1 else name
-        for trial in found.trials
+        for trial in comparison.trials
         for name in [names[trial.key]]
     }
 
@@ -104,54 +104,58 @@ def _short(option: tuple[str, str]) -> str:
     return value if name in _TOLD_BY_VALUE and value else f"{name} {value}".rstrip()
 
 
-def _common(found: Comparison) -> list[tuple[str, str]]:
+def _common(comparison: Comparison) -> list[tuple[str, str]]:
     """The options that all of several trials have."""
-    first, *rest = map(_options, found.trials) if found.trials else [[]]
+    first, *rest = map(_options, comparison.trials) if comparison.trials else [[]]
     return [option for option in first if rest and all(option in each for each in rest)]
 
 
-def comparison_lead(found: Comparison) -> list[Span]:
+def comparison_lead(comparison: Comparison) -> list[Span]:
     """`Fastest: fsdp+tp bf16, 39.0 ms at 3.44 GiB. Least memory: pp+dp zb-h1, 3.12 GiB at 41.6 ms. One of six could not
     run.`, the answers in bold."""
-    fastest, smallest = found.fastest, found.smallest
-    names, rest = trial_names(found), _fates(found)
+    fastest, smallest = comparison.fastest, comparison.smallest
+    names, rest = trial_names(comparison), _fates(comparison)
     if fastest is None and smallest is None:
-        unknown = "No step time and no peak is known." if found.trials else "Nothing has been tried."
-        first, *rest = rest if found.trials and not found.usable else [unknown, *rest]
+        unknown = "No step time and no peak is known." if comparison.trials else "Nothing has been tried."
+        first, *rest = rest if comparison.trials and not comparison.usable else [unknown, *rest]
         spans = [strong(first)]
-    elif len(found.trials) == 1:
-        trial = found.trials[0]
-        spans = [strong(f"{names[trial.key].text}: {_both(found, trial)}.")]
+    elif len(comparison.trials) == 1:
+        trial = comparison.trials[0]
+        spans = [strong(f"{names[trial.key].text}: {_both(comparison, trial)}.")]
     elif fastest is smallest and fastest is not None:
-        told = f"{names[fastest.key].text}, {_both(found, fastest)}"
+        told = f"{names[fastest.key].text}, {_both(comparison, fastest)}"
         spans = [strong(f"Fastest, and least memory: {told}.")]
     else:
         spans = []
         if fastest is not None:
-            told = f"Fastest: {names[fastest.key].text}, {_time(found, fastest)}"
+            told = f"Fastest: {names[fastest.key].text}, {_time(comparison, fastest)}"
             at = "" if fastest.peak is None else f" at {byte_text(fastest.peak)}"
             spans += [strong(told), Span(f"{at}.")]
         if smallest is not None:
             told = f"Least memory: {names[smallest.key].text}, {byte_text(smallest.peak)}"
-            at = "" if found.seconds(smallest) is None else f" at {seconds_text(found.seconds(smallest))}"
+            at = (
+                ""
+                if comparison.seconds(smallest) is None
+                else f" at {seconds_text(comparison.seconds(smallest))}"
+            )
             spans += [Span(" ")] * bool(spans) + [strong(told), Span(f"{at}.")]
     return [*spans, *(Span(f" {sentence}") for sentence in rest)]
 
 
-def _fates(found: Comparison) -> list[str]:
+def _fates(comparison: Comparison) -> list[str]:
     """What became of those that are no answer, a sentence each."""
-    ran = [t for t in found.trials if t.report is not None]
+    ran = [t for t in comparison.trials if t.report is not None]
     ended = [t for t in ran if t.why is None]
     large = sum(t.fits is False for t in ended)
     wrong = sum(same_answer(t).sign == "error" for t in ended)
     has, does = ("has" if wrong == 1 else "have"), ("does" if large == 1 else "do")
     told = (
-        (len(found.trials) - len(ran), "could not run", "could run"),
+        (len(comparison.trials) - len(ran), "could not run", "could run"),
         (len(ran) - len(ended), "did not run to the end", "ran to the end"),
         (large, f"{does} not fit", "fits"),
         (wrong, f"{has} other numbers than the plain step", "has the numbers of the plain step"),
     )
-    total, said = len(found.trials), list[str]()
+    total, said = len(comparison.trials), list[str]()
     for many, negative, positive in told:
         if total == many == 1:
             said.append(f"It {negative}.")
@@ -159,7 +163,7 @@ def _fates(found: Comparison) -> list[str]:
             said += [f"None of {_number(total)} {positive}."] * bool(total)
         elif many:
             said.append(sentence_case(f"{_number(many)} of {_number(total)} {negative}."))
-    left = len(found.left)
+    left = len(comparison.left)
     if left:
         said.append(sentence_case(f"{_number(left)} {'was' if left == 1 else 'were'} not tried."))
     return said
@@ -169,47 +173,47 @@ def _number(many: int) -> str:
     return _NUMBERS[many] if many < len(_NUMBERS) else count_text(many)
 
 
-def _both(found: Comparison, trial: Trial) -> str:
-    known = [_time(found, trial)] if found.seconds(trial) is not None else []
+def _both(comparison: Comparison, trial: Trial) -> str:
+    known = [_time(comparison, trial)] if comparison.seconds(trial) is not None else []
     return ", ".join(known + ([byte_text(trial.peak)] if trial.peak is not None else []))
 
 
-def _time(found: Comparison, trial: Trial) -> str:
-    how = "" if found.source == "measured" and not on_cpu(found) else f" {source_text(found)}"
-    return f"{seconds_text(found.seconds(trial))}{how}"
+def _time(comparison: Comparison, trial: Trial) -> str:
+    how = "" if comparison.source == "measured" and not on_cpu(comparison) else f" {source_text(comparison)}"
+    return f"{seconds_text(comparison.seconds(trial))}{how}"
 
 
-def on_cpu(found: Comparison) -> bool:
+def on_cpu(comparison: Comparison) -> bool:
     """Whether step times are those of simulated devices."""
-    return found.source == "measured" and all(
-        t.report is None or t.report.mesh.source == "simulated" for t in found.trials
+    return comparison.source == "measured" and all(
+        t.report is None or t.report.mesh.source == "simulated" for t in comparison.trials
     )
 
 
-def source_text(found: Comparison) -> str:
+def source_text(comparison: Comparison) -> str:
     """What step times are: `measured`, `predicted`, `on this CPU`; empty where none is known."""
-    return "on this CPU" if on_cpu(found) else found.source or ""
+    return "on this CPU" if on_cpu(comparison) else comparison.source or ""
 
 
-def comparison_about(found: Comparison) -> str:
+def comparison_about(comparison: Comparison) -> str:
     """`train_step on 8 × TPU v5 lite, attached; all with microbatches 8.`"""
-    on = list(dict.fromkeys(devices_text(t.report.mesh) for t in found.trials if t.report is not None))
+    on = list(dict.fromkeys(devices_text(t.report.mesh) for t in comparison.trials if t.report is not None))
     where = f" on {on[0]}" if len(on) == 1 else ""
-    quoted = ((name, f'"{value}"' if " " in value else value) for name, value in _common(found))
+    quoted = ((name, f'"{value}"' if " " in value else value) for name, value in _common(comparison))
     common = " ".join(f"--{name} {value}".rstrip() for name, value in quoted)
-    return f"{found.name or 'step'}{where}" + (f"; all with {common}" if common else "") + "."
+    return f"{comparison.name or 'step'}{where}" + (f"; all with {common}" if common else "") + "."
 
 
-def comparison_notes(found: Comparison) -> list[str]:
+def comparison_notes(comparison: Comparison) -> list[str]:
     """What a reader must know of where the figures come from."""
-    lines = list(found.notes)
-    known = [t.report for t in found.trials if t.report is not None]
+    lines = list(comparison.notes)
+    known = [t.report for t in comparison.trials if t.report is not None]
     if not known:
         return lines
     computed = "Peak, bytes and FLOPs are of one device, computed from the compiled program"
-    if on_cpu(found):
+    if on_cpu(comparison):
         lines.append(f"{computed}; step times are of this CPU and say nothing about an accelerator.")
-    elif found.source == "predicted":
+    elif comparison.source == "predicted":
         chips = ", ".join(dict.fromkeys(r.timing.on for r in known if r.timing and r.timing.on))
         at = f" for {chips}, at its published rates and with nothing overlapped" if chips else ""
         lines.append(f"{computed}; step times are predicted{at}.")
@@ -240,21 +244,21 @@ def same_answer(trial: Trial) -> Answer:
     return Answer("ok", f"to {narrow}" if narrow in _NARROW else "yes", more)
 
 
-def step_text(found: Comparison, trial: Trial) -> str:
+def step_text(comparison: Comparison, trial: Trial) -> str:
     """The step time that trials are compared by, or the predicted one where that is all there is."""
-    if trial.report is not None and (found.source == "predicted" or trial.measured is None):
+    if trial.report is not None and (comparison.source == "predicted" or trial.measured is None):
         return predicted_text(trial.report)
     return seconds_text(trial.measured)
 
 
-def is_predicted(found: Comparison, trial: Trial) -> bool:
+def is_predicted(comparison: Comparison, trial: Trial) -> bool:
     """Whether `step_text` is predicted where others are measured."""
-    return found.source == "measured" and trial.measured is None and trial.predicted is not None
+    return comparison.source == "measured" and trial.measured is None and trial.predicted is not None
 
 
-def prediction_text(found: Comparison, trial: Trial) -> str:
+def prediction_text(comparison: Comparison, trial: Trial) -> str:
     """`46.0 ms, −2.7%`: the predicted step beside the measured one; empty where there is nothing to compare."""
-    measured, predicted = trial.measured, tail(found, trial)
+    measured, predicted = trial.measured, tail(comparison, trial)
     if not measured or predicted is None or trial.report is None:
         return ""
     off = predicted / measured - 1
@@ -262,9 +266,9 @@ def prediction_text(found: Comparison, trial: Trial) -> str:
     return f"{predicted_text(trial.report)}, {sign}{rounded(100 * abs(off), 1)}%"
 
 
-def tail(found: Comparison, trial: Trial) -> float | None:
+def tail(comparison: Comparison, trial: Trial) -> float | None:
     """Seconds that were predicted for the chip that a trial ran on; None where it has no measured step of one."""
-    ran = trial.measured is not None and found.source == "measured"
+    ran = trial.measured is not None and comparison.source == "measured"
     attached = trial.report is not None and trial.report.mesh.source == "attached"
     return trial.predicted if ran and attached else None
 
@@ -274,7 +278,7 @@ def limit_share(trial: Trial) -> str:
     return share_text(trial.peak / trial.limit) if trial.peak is not None and trial.limit else ""
 
 
-def front_text(found: Comparison, trial: Trial) -> str:
+def front_text(comparison: Comparison, trial: Trial) -> str:
     """Whether a trial is on the Pareto front: `on it`, `no: fsdp+tp bf16 and pp+dp zb-h1 are faster and smaller`."""
     if trial.report is None:
         return "no: it could not run"
@@ -284,20 +288,20 @@ def front_text(found: Comparison, trial: Trial) -> str:
         return "no: it does not fit"
     if same_answer(trial).sign == "error":
         return "no: its numbers are not the same"
-    seconds, peak = found.seconds(trial), trial.peak
+    seconds, peak = comparison.seconds(trial), trial.peak
     if seconds is None or peak is None:
         return "unknown: no peak is known" if seconds is not None else "unknown: no step time is known"
-    if any(each is trial for each in found.front):
+    if any(each is trial for each in comparison.front):
         return "on it"
     better = [
         (s, p, each.key)
-        for each in found.front
-        if (s := found.seconds(each)) is not None
+        for each in comparison.front
+        if (s := comparison.seconds(each)) is not None
         and (p := each.peak) is not None
         and s <= seconds
         and p <= peak
     ]
-    names = trial_names(found)
+    names = trial_names(comparison)
     said = _joined([names[line].text for _, _, line in better])
     return f"no: {said} {'is' if len(better) == 1 else 'are'} {_better(better, seconds, peak)}"
 

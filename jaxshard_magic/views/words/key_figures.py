@@ -65,14 +65,14 @@ def _peak_figure(report: Report) -> Figure:
     memory = report.memory
     if memory is None or not memory.per_device:
         return Figure("peak memory", "peak", UNKNOWN, "not known")
-    found = device_memory.groups(memory)
-    top = found[0]
+    groups = device_memory.groups(memory)
+    top = groups[0]
     source = "measured" if memory.source == "measured" else "computed"
     if top.most.peak is None:
         return Figure(
             "peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(device_memory.held(top.most))}"
         )
-    alike = len(found) == 1 and len(top.devices) > 1
+    alike = len(groups) == 1 and len(top.devices) > 1
     place = "every device" if alike else stages(report).named(top.devices)
     notes = [note for note in (share_of_limit(memory), place) if note]
     most = device_memory.limit(memory)

@@ -78,12 +78,12 @@ def of_limit(bytes_held: int, most: int, digits: int = 3) -> str:
     return f"{text.removesuffix(unit)[:-1] if text.endswith(unit) else text} of {limit_text(most)}"
 
 
-def where(found: Sequence[device_memory.Group]) -> str:
+def where(groups: Sequence[device_memory.Group]) -> str:
     """On which devices the fullest group's figure holds: `every device`, `the fullest device`;
     empty for a single device."""
-    if len(found) > 1:
-        return "the fullest device" if len(found[0].devices) == 1 else "the fullest devices"
-    return "every device" if len(found[0].devices) > 1 else ""
+    if len(groups) > 1:
+        return "the fullest device" if len(groups[0].devices) == 1 else "the fullest devices"
+    return "every device" if len(groups[0].devices) > 1 else ""
 
 
 def memory_sentence(memory: Memory, named: Named = device_text) -> str:
@@ -95,31 +95,31 @@ def memory_sentence(memory: Memory, named: Named = device_text) -> str:
 
 def clauses(memory: Memory, named: Named = device_text) -> tuple[str, list[str]]:
     """The sentence in parts: who is fullest, and what the others hold."""
-    found, most = device_memory.groups(memory), device_memory.limit(memory)
-    known = found[0].most.peak is not None
+    groups, most = device_memory.groups(memory), device_memory.limit(memory)
+    known = groups[0].most.peak is not None
     texts = [
         of_limit(device_memory.held(g.most), most)
         if most and i == 0
         else byte_text(device_memory.held(g.most))
-        for i, g in enumerate(found)
+        for i, g in enumerate(groups)
     ]
-    names = [named(g.devices) for g in found]
-    if len(found) == 1:
+    names = [named(g.devices) for g in groups]
+    if len(groups) == 1:
         what = (
-            f"all {len(found[0].devices)} devices are alike at"
-            if len(found[0].devices) > 1
+            f"all {len(groups[0].devices)} devices are alike at"
+            if len(groups[0].devices) > 1
             else f"{names[0]} holds"
         )
         head = f"{what} {texts[0]}"
     else:
-        verb = "is" if len(found[0].devices) == 1 else "are"
+        verb = "is" if len(groups[0].devices) == 1 else "are"
         head = f"{names[0]} {verb} fullest, {texts[0]}"
     rest = [
         f"{name} {'are alike at' if len(g.devices) > 1 else 'holds'} {text}"
-        for name, g, text in list(zip(names, found, texts, strict=True))[1:4]
+        for name, g, text in list(zip(names, groups, texts, strict=True))[1:4]
     ]
-    if len(found) > 4:
-        rest.append(f"{count_text(sum(len(g.devices) for g in found[4:]))} more hold less")
+    if len(groups) > 4:
+        rest.append(f"{count_text(sum(len(g.devices) for g in groups[4:]))} more hold less")
     return (head, rest) if known else (f"{head} of arrays", [*rest, "temporaries and peak are not known"])
 
 

@@ -46,8 +46,8 @@ def _numbers(report: Report) -> tuple[bool, list[Span]]:
 def _fit(report: Report) -> tuple[bool, list[Span]]:
     if report.memory is None or not report.memory.per_device:
         return True, []
-    found, most = device_memory.groups(report.memory), device_memory.limit(report.memory)
-    top, place = found[0].most, where(found)
+    groups, most = device_memory.groups(report.memory), device_memory.limit(report.memory)
+    top, place = groups[0].most, where(groups)
     ok = True
     if top.peak is None:
         word, size = "Peak memory not known:", f"the arrays take {byte_text(device_memory.held(top), 2)}"
