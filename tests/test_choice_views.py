@@ -63,7 +63,7 @@ def counts(found: Choice) -> str:
 
 
 def ways(found: Choice) -> list[tuple[str, ...]]:
-    return [(each.way, *(branch.way for branch in each.branches)) for each in tree.asked(found.path)]
+    return [(each.way, *(branch.way for branch in each.branches)) for each in tree.nodes(found.path)]
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_run_shorter_than_predicted_says_so_with_a_minus():
 def test_what_is_held_is_counted_as_the_simulator_counts_it(name: str, made: dict[str, Pipeline]):
     p = made[name]
     for rank, lane in zip(p.ranks, data.lanes(p, p.events), strict=True):
-        steps = data.held(p, lane)
+        steps = data.activations(p, lane)
         assert steps[-1][1] == pytest.approx(0)
         if rank.peak_activations is not None:
             assert max(count for _, count in steps) == pytest.approx(rank.peak_activations)
@@ -125,7 +125,7 @@ def test_what_is_held_is_counted_as_the_simulator_counts_it(name: str, made: dic
 
 def test_half_of_the_activations_may_go_with_the_input_gradient():
     p = replace(timeline(schedule.parse("0F0 0I0 0W0")), kept=(0.5,))
-    assert data.held(p, data.lanes(p, p.events)[0]) == [(0.0, 1.0), (2.0, 0.5), (3.0, 0.0)]
+    assert data.activations(p, data.lanes(p, p.events)[0]) == [(0.0, 1.0), (2.0, 0.5), (3.0, 0.0)]
 
 
 def test_text_is_a_grid_in_time_that_a_reader_can_check():

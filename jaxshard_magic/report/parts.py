@@ -202,6 +202,8 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Advice:
+    """One thing that is off, or could be better: a sentence, and the option or line that would change it."""
+
     code: str
     level: str  # info | warning | error
     message: str

@@ -106,6 +106,7 @@ _NAMES = {
 
 
 def kind(value: Any) -> str:
+    """What a value of JSON is, with its article: `an object`, `a number`."""
     return _NAMES.get(type(value), f"a {type(value).__name__}")
 
 

@@ -5,12 +5,15 @@ from typing import NamedTuple
 
 
 class Box(NamedTuple):
+    """A rectangle in px from a chart's top left."""
+
     x: float
     y: float
     width: float
     height: float
 
     def meets(self, other: "Box") -> bool:
+        """Whether the two share an area."""
         return (
             self.x < other.x + other.width
             and other.x < self.x + self.width

@@ -48,7 +48,7 @@ def _process(
             yield _event(pid, rank, mark, scale)
         if counted:
             counter = {"ph": "C", "name": f"activations held, {words.rank_name(p, rank)}", "pid": pid}
-            for at, held in data.held(p, lane):
+            for at, held in data.activations(p, lane):
                 yield {**counter, "ts": round(at * scale, 3), "args": {"held": round(held, 3)}}
 
 

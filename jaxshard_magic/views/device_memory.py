@@ -19,14 +19,14 @@ class Group:
     most: DeviceMemory
 
 
-def arrays(device: DeviceMemory) -> int:
+def bytes_of_arrays(device: DeviceMemory) -> int:
     """Bytes of the step's arrays on one device, temporaries left out."""
     return device.params + device.optimizer + device.batch + device.other
 
 
-def held(device: DeviceMemory) -> int:
+def bytes_at_peak(device: DeviceMemory) -> int:
     """Bytes on one device at the peak, or all that is known of them."""
-    return device.peak if device.peak is not None else arrays(device) + (device.temporaries or 0)
+    return device.peak if device.peak is not None else bytes_of_arrays(device) + (device.temporaries or 0)
 
 
 def groups(memory: Memory) -> tuple[Group, ...]:
@@ -34,11 +34,13 @@ def groups(memory: Memory) -> tuple[Group, ...]:
     same: dict[tuple[int | None, ...], list[DeviceMemory]] = defaultdict(list)
     for device in memory.per_device:
         same[(*(getattr(device, role) for role in ROLES), device.peak)].append(device)
-    order = sorted(same.values(), key=lambda devices: (-held(devices[0]), devices[0].device))
+    order = sorted(same.values(), key=lambda devices: (-bytes_at_peak(devices[0]), devices[0].device))
     alike: list[tuple[DeviceMemory, list[int]]] = []
     near = 0  # the first group that is not yet too full for any that follow
     for devices in order:
-        while near < len(alike) and held(alike[near][0]) - held(devices[0]) > ALIKE * held(alike[near][0]):
+        while near < len(alike) and bytes_at_peak(alike[near][0]) - bytes_at_peak(
+            devices[0]
+        ) > ALIKE * bytes_at_peak(alike[near][0]):
             near += 1
         ids = [device.device for device in devices]
         for most, members in alike[near:]:
@@ -52,7 +54,7 @@ def groups(memory: Memory) -> tuple[Group, ...]:
 
 def _alike(most: DeviceMemory, other: DeviceMemory) -> bool:
     """Whether two devices that hold about the same hold it of the same roles."""
-    room = ALIKE * held(most)
+    room = ALIKE * bytes_at_peak(most)
     known = (most.temporaries is None) == (other.temporaries is None)
     return known and all(abs((getattr(most, r) or 0) - (getattr(other, r) or 0)) <= room for r in ROLES)
 

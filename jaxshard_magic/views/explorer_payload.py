@@ -116,7 +116,7 @@ def compiled(trial: "Compiled | Refused") -> dict[str, Any]:
 
 def _memory_rows(compiled: "Compiled") -> list[list[Any]]:
     predicted, top = compiled.predicted, _fullest(compiled.report)
-    arrays = None if top is None else device_memory.arrays(top)
+    arrays = None if top is None else device_memory.bytes_of_arrays(top)
     return [
         ["arrays", None, byte_text(predicted and predicted.arrays), byte_text(arrays)],
         ["at the peak", None, byte_text(predicted and predicted.peak), byte_text(top and top.peak)],

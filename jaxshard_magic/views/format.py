@@ -69,6 +69,7 @@ def limit_parts(n: int) -> tuple[str, str]:
 
 
 def limit_text(n: int | None) -> str:
+    """A memory limit as the hardware states it: `15.75 GiB`; a dash for None."""
     return UNKNOWN if n is None else SPACE.join(limit_parts(n))
 
 

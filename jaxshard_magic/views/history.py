@@ -76,6 +76,7 @@ def peak_text(row: "Row") -> str:
 
 
 def fits_text(row: "Row") -> str:
+    """`yes`, `no`, or a dash where it is not known whether the step fits."""
     return UNKNOWN if row.fits is None else "yes" if row.fits else "no"
 
 

@@ -33,18 +33,22 @@ class Row:
 
     @property
     def members(self) -> int:
+        """How many leaves it stands for."""
         return len(self.leaves)
 
     @cached_property
     def bytes_per_device(self) -> int:
+        """Bytes on the device that holds most of them."""
         return held(self.leaves)
 
     @cached_property
     def lost(self) -> int:
+        """Bytes a device, for not being cut as wanted, where they are most."""
         return lost(self.leaves)
 
     @cached_property
     def lost_with_followers(self) -> int:
+        """The same with the optimizer's leaves that follow."""
         return lost([*self.leaves, *self.followers])
 
 

@@ -40,7 +40,8 @@ def _rows(
     """Two rows for each group: its figures, and its bar over the width of the table."""
     most, fullest = device_memory.limit(memory), device_memory.measured(memory)
     full = max(
-        max(device_memory.held(g.most), sum(n for _, n in device_memory.segments(g.most))) for g in groups
+        max(device_memory.bytes_at_peak(g.most), sum(n for _, n in device_memory.segments(g.most)))
+        for g in groups
     )
     full = max(full, most or 0, (fullest and fullest.measured) or 0)
     for group in groups[:ROWS]:

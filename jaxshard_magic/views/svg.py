@@ -40,6 +40,7 @@ def drawing(width: float, height: float, label: str, marks: Iterable[str]) -> st
 
 
 def rect(x: float, y: float, w: float, h: float, paint: str) -> str:
+    """A rectangle at (x, y), in px; `paint` are its further attributes."""
     return f'<rect x="{number(x)}" y="{number(y)}" width="{number(w)}" height="{number(h)}" {paint}/>'
 
 
@@ -50,11 +51,13 @@ def axis_index(axis: str, mesh: MeshInfo) -> int:
 
 
 def stroke(i: int) -> str:
+    """The attributes of a line in the hue and dash of the mesh axis `i`."""
     dash = f' stroke-dasharray="{DASHES[i]}"' if DASHES[i] else ""
     return f'class="jss-s{i}" stroke="{AXES[i]}"{dash}'
 
 
 def fill(i: int) -> str:
+    """The attributes of an area in the hue of the mesh axis `i`."""
     return f'class="jss-f{i}" fill="{AXES[i]}"'
 
 
@@ -64,6 +67,7 @@ def axis_mark(axis: str, mesh: MeshInfo) -> str:
 
 
 def role_mark(role: str) -> str:
+    """A square in the colour of a role of memory, for legends."""
     return drawing(10, 10, "", [rect(0.5, 0.5, 9, 9, role_paint(role))])
 
 
@@ -73,6 +77,7 @@ def measured_mark() -> str:
 
 
 def role_paint(role: str) -> str:
+    """The attributes of an area in the colour of a role of memory; `other` is hollow."""
     if role == "other":
         return f'class="jss-r-other" fill="none" stroke="{RULE}" vector-effect="non-scaling-stroke"'
     return f'class="jss-r-{role}" fill="{BOTH[role]}"'

@@ -9,14 +9,17 @@ from jaxshard_magic.views.format import printable
 
 
 def joined(parts: Iterable[str]) -> str:
+    """The parts that are not empty, a line each."""
     return "\n".join(part for part in parts if part)
 
 
 def text(value: str) -> str:
+    """Plain text as HTML: on one line, escaped."""
     return escape(printable(value))
 
 
 def code(value: str) -> str:
+    """Plain text as HTML in a `<code>`."""
     return f"<code>{text(value)}</code>"
 
 
@@ -27,6 +30,7 @@ def unbroken(value: str) -> str:
 
 
 def axis(name: str, mesh: MeshInfo) -> str:
+    """The name of a mesh axis in its hue."""
     return f'<b class="jss-a{svg.axis_index(name, mesh)}">{text(name)}</b>'
 
 
@@ -40,6 +44,7 @@ def cell(content: str, align: str = "left", tag: str = "td", more: str = "") -> 
 
 
 def row(cells: Iterable[str]) -> str:
+    """A table row of cells, which `cell` wrote."""
     return f"<tr>{''.join(cells)}</tr>"
 
 
@@ -51,4 +56,5 @@ def table(head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str
 
 
 def section(title: str, *content: str) -> str:
+    """A section that folds, open: its title and what stands in it, both HTML."""
     return f"<details open><summary><b>{title}</b></summary>\n{joined(content)}</details>"

@@ -27,6 +27,7 @@ def cells(text: str) -> int:
 
 
 def pad(text: str, width: int, align: str = "left") -> str:
+    """`text` filled up with spaces to `width` columns, at its left or right; a longer one as it is."""
     fill = " " * max(0, width - cells(text))
     return fill + text if align == "right" else text + fill
 

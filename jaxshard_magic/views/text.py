@@ -142,7 +142,7 @@ def _memory(report: Report, width: int) -> list[str]:
         values.append(plain(held) + (" each" if len(g.devices) > 1 and d.peak is not None else ""))
     label_width, value_width = max(map(cells, labels)), max(map(cells, values))
     room = width - label_width - value_width - 6
-    full = max([most or 0, *(max(device_memory.held(g.most), _stacked(g.most)) for g in groups)])
+    full = max([most or 0, *(max(device_memory.bytes_at_peak(g.most), _stacked(g.most)) for g in groups)])
     for g, label, value in zip(shown, labels, values, strict=True):
         lines.append(f"  {pad(label, label_width, 'right')}  {_stack(g.most, most, full, room)}  {value}")
     left = sum(len(g.devices) for g in groups[MEMORY_ROWS:])

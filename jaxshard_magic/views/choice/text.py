@@ -40,11 +40,13 @@ def _wrapped(one: str, room: int, first: str = "", rest: str = "") -> list[str]:
 
 
 def about(choice: Choice) -> str:
+    """What was chosen for: the step and the chip, in a sentence."""
     tried = choice.comparison
     return words.comparison_about(tried) if tried.trials else said.choice_about(choice)
 
 
 def notes(choice: Choice) -> list[str]:
+    """The sentences below everything: the search's own, and those on what was compiled and estimated."""
     tried = choice.comparison
     notes = [*words.comparison_notes(tried), *comparison.left_out(tried)]
     return [*choice.notes, *notes, *([said.estimates_note(choice)] if said.not_compiled(choice) else [])]

@@ -54,7 +54,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Node:
     """A question of the tree, with how its box is drawn and what its answers lead to."""
 
     question: Question
@@ -70,7 +70,7 @@ class Asked:
         return [branch for branch in self.branches if not branch.leaf]
 
 
-def asked(path: Sequence[Question]) -> list[Asked]:
+def nodes(path: Sequence[Question]) -> list[Node]:
     """The questions in their order; an answer of the last that leads nowhere has no usual answer."""
     questions = []
     for i, (question, reached) in enumerate(steps(path)):
@@ -79,7 +79,7 @@ def asked(path: Sequence[Question]) -> list[Asked]:
             Branch("yes", question.yes or end, _way(question, reached, True)),
             Branch("no", question.no or end, _way(question, reached, False)),
         )
-        questions.append(Asked(question, STRONG if reached else QUIET if reached is False else UNSURE, ways))
+        questions.append(Node(question, STRONG if reached else QUIET if reached is False else UNSURE, ways))
     return questions
 
 
@@ -94,7 +94,7 @@ def tree(path: Sequence[Question]) -> str:
     if not path:
         return ""
     marks, y = list[str](), 1.0
-    for each in asked(path):
+    for each in nodes(path):
         height = _height(each)
         marks += _question(each, y, height)
         marks += _leaves(each, y, height)
@@ -107,7 +107,7 @@ def tree(path: Sequence[Question]) -> str:
 
 
 def _spoken(path: Sequence[Question]) -> Iterator[str]:
-    for each in asked(path):
+    for each in nodes(path):
         taken = [b for b in each.branches if b.way != QUIET]
         said = " or ".join(f"{b.answer}, {b.leaf or NEXT}" for b in taken) or "not asked"
         yield f"{each.question.asks} {said}"
@@ -145,13 +145,13 @@ def _leaf_lines(branch: Branch) -> list[str]:
     return wrap(printable(branch.leaf), int((LEAF - 2 * PAD) / letter))
 
 
-def _texts(each: Asked) -> tuple[list[str], list[str]]:
+def _texts(each: Node) -> tuple[list[str], list[str]]:
     room = BOX - 2 * PAD
     asks = folded(each.question.asks, room, LETTERS, bold=each.way == STRONG)
     return asks, folded(because(each.question), room, SMALL)
 
 
-def _height(each: Asked) -> float:
+def _height(each: Node) -> float:
     own = LINE * sum(map(len, _texts(each))) + 2 * PAD - 2
     beside = sum(LINE * len(_leaf_lines(b)) + PAD for b in each.leaves) + 8 * (len(each.leaves) - 1)
     return max(own, beside)
@@ -162,7 +162,7 @@ def _write(x: float, y: float, said: str, size: float, more: str = "") -> str:
     return f"<text {where}{more}>{escape(said)}</text>"
 
 
-def _question(each: Asked, y: float, height: float) -> Iterator[str]:
+def _question(each: Node, y: float, height: float) -> Iterator[str]:
     yield rect(1, y, BOX - 1, height, f'fill="none" {_LINES[each.way]}')
     asks, figures = _texts(each)
     at = y + (height - LINE * (len(asks) + len(figures))) / 2 + 12
@@ -173,7 +173,7 @@ def _question(each: Asked, y: float, height: float) -> Iterator[str]:
         yield _write(PAD, at + LINE * i, line, LETTERS if first else SMALL, ink + weight)
 
 
-def _leaves(each: Asked, y: float, height: float) -> Iterator[str]:
+def _leaves(each: Node, y: float, height: float) -> Iterator[str]:
     shown = [(branch, _leaf_lines(branch)) for branch in each.leaves]
     sizes = [LINE * len(lines) + PAD for _, lines in shown]
     top = y + (height - sum(sizes) - 8 * (len(shown) - 1)) / 2
@@ -200,7 +200,7 @@ def _onward(onward: Sequence[Branch], y: float) -> Iterator[str]:
 def _folded(path: Sequence[Question]) -> str:
     head = [("question", "wrap"), ("answer", "left"), ("figures", "wrap"), ("yes leads to", "wrap")]
     rows = []
-    for each in asked(path):
+    for each in nodes(path):
         yes, no = (_leads(branch) for branch in each.branches)
         answer = {True: "yes", False: "no", None: "not known"}[each.question.answer]
         rows.append([typed(each.question.asks), answer, typed(each.question.because), yes, no])
@@ -227,7 +227,7 @@ def lines(path: Sequence[Question], room: int) -> list[str]:
         return []
     signs = {STRONG: ">", UNSURE: "?", QUIET: " "}
     told = wrap(f"{TITLE} (> the way taken, ? not known)", room)
-    for each in asked(path):
+    for each in nodes(path):
         told += wrap(printable(each.question.asks), room, f"{signs[each.way]} ", "  ")
         figures = because(each.question)
         told += wrap(printable(figures), room, "    ", "    ") if figures else []

@@ -29,6 +29,7 @@ class Axis:
         return [(i * self.step, f"{i * self.step / self.scale:g}") for i in range(first, last + 1)]
 
     def share(self, value: float) -> float:
+        """Where a value lies on the axis: 0 at its low end, 1 at its high one."""
         return (value - self.low) / (self.high - self.low)
 
 
@@ -46,17 +47,21 @@ class Plane:
     below: float
 
     def x(self, seconds: float) -> float:
+        """Px from the left."""
         return self.left + self.seconds.share(seconds) * (self.right - self.left)
 
     def y(self, peak: float) -> float:
+        """Px from the top."""
         return self.floor - self.bytes.share(peak) * (self.floor - self.up)
 
     @property
     def right(self) -> float:
+        """Px from the left to the right end of the plot."""
         return self.width - self.aside
 
     @property
     def floor(self) -> float:
+        """Px from the top to the low end of the plot."""
         return self.height - self.below
 
     def stairs(self, front: Sequence[Point]) -> list[tuple[float, float]]:

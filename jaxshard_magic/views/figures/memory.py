@@ -31,7 +31,7 @@ class Bar:
     @property
     def end(self) -> int:
         known = (
-            device_memory.held(self.device),
+            device_memory.bytes_at_peak(self.device),
             sum(size for _, size in device_memory.segments(self.device)),
         )
         return max(*known, (self.measured and self.measured.measured) or 0)
@@ -53,7 +53,7 @@ def memory(report: Report, colours: Mapping[str, str]) -> go.Figure:
     chart.update_yaxes(labels([bar.label for bar in bars]))
     for i, bar in enumerate(bars):
         at = {"x": bar.end, "y": i, "xanchor": "left", "xshift": 4, "showarrow": False}
-        chart.add_annotation(text=byte_text(device_memory.held(bar.device)), **at)
+        chart.add_annotation(text=byte_text(device_memory.bytes_at_peak(bar.device)), **at)
     if limit is not None:
         _draw_limit(chart, limit, colours)
     return chart

@@ -66,7 +66,7 @@ def kinds_of(p: Pipeline) -> list[str]:
     return [kind for kind in KINDS if kind in there]
 
 
-def held(p: Pipeline, lane: Sequence[Mark]) -> list[tuple[float, float]]:
+def activations(p: Pipeline, lane: Sequence[Mark]) -> list[tuple[float, float]]:
     """(time, activations held from then on): one from the start of a forward action on, until the backward one ends.
 
     Between its input and its weight gradient a stage holds its `kept` share of it.

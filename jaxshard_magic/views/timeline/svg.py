@@ -87,6 +87,7 @@ def kind_mark(kind: str) -> str:
 
 
 def idle_mark() -> str:
+    """A piece of a lane in which a rank is idle, for the legend."""
     return svg.drawing(14, 10, "", [f'<rect x=".5" y=".5" width="13" height="9" fill="none" {_RULE}/>'])
 
 
@@ -189,7 +190,7 @@ def _numbers(lanes: Sequence[Sequence[data.Mark]], plan: Plan) -> Iterator[str]:
 
 def _curves(p: Pipeline, lanes: Sequence[Sequence[data.Mark]], plan: Plan) -> Iterator[str]:
     """The activations that each rank holds, on one scale."""
-    steps = [data.held(p, lane) for lane in lanes]
+    steps = [data.activations(p, lane) for lane in lanes]
     most = max((count for own in steps for _, count in own), default=0.0)
     if not plan.held or not most:
         return

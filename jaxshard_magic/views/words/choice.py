@@ -36,6 +36,7 @@ _ORDER = (CHOSEN, RUNNER_UP, SLOWER, BOUND, TOO_LARGE, ESTIMATE, LEFT, REFUSED)
 
 
 def mesh_of(candidate: Considered) -> str:
+    """`data=4 model=2`: a candidate's mesh."""
     return " ".join(f"{axis}={size}" for axis, size in candidate.mesh.items())
 
 
@@ -241,6 +242,7 @@ def _reason(alike: Sequence[Considered]) -> str:
 
 
 def bound_text(candidate: Considered) -> str:
+    """The time that a step of a candidate takes at least."""
     return seconds_text(candidate.bound)
 
 

@@ -68,6 +68,7 @@ class Answer:
 
 
 def trial_mesh(trial: Trial) -> str:
+    """`data=4 model=2`: a trial's mesh."""
     return " ".join(f"{axis}={size}" for axis, size in trial.mesh.items())
 
 

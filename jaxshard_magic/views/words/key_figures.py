@@ -70,7 +70,7 @@ def _peak_figure(report: Report) -> Figure:
     source = "measured" if memory.source == "measured" else "computed"
     if top.most.peak is None:
         return Figure(
-            "peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(device_memory.held(top.most))}"
+            "peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(device_memory.bytes_at_peak(top.most))}"
         )
     alike = len(groups) == 1 and len(top.devices) > 1
     place = "every device" if alike else stages(report).named(top.devices)

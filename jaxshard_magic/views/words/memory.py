@@ -98,9 +98,9 @@ def clauses(memory: Memory, named: Named = device_text) -> tuple[str, list[str]]
     groups, most = device_memory.groups(memory), device_memory.limit(memory)
     known = groups[0].most.peak is not None
     texts = [
-        of_limit(device_memory.held(g.most), most)
+        of_limit(device_memory.bytes_at_peak(g.most), most)
         if most and i == 0
-        else byte_text(device_memory.held(g.most))
+        else byte_text(device_memory.bytes_at_peak(g.most))
         for i, g in enumerate(groups)
     ]
     names = [named(g.devices) for g in groups]

@@ -143,6 +143,7 @@ def held_text(rank: Rank) -> str | None:
 
 
 def held_bytes(rank: Rank) -> str | None:
+    """`1.2 GiB`: bytes of the most activations that a rank holds at once; None where they are not known."""
     return None if rank.activation_bytes is None else byte_text(rank.activation_bytes)
 
 

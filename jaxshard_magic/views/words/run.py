@@ -9,6 +9,7 @@ from jaxshard_magic.views.words.spans import leaves_text
 
 
 def mesh_text(info: MeshInfo) -> str:
+    """`data=4 model=2`."""
     return " ".join(f"{axis}={size}" for axis, size in info.axes.items())
 
 
@@ -42,6 +43,7 @@ def options_text(report: Report) -> str:
 
 
 def ran(report: Report) -> bool:
+    """Whether the step was called."""
     return report.timing is not None and report.timing.calls > 0
 
 
@@ -97,6 +99,7 @@ def _with_amounts(check: Check) -> tuple[str, ...]:
 
 
 def largest_difference(check: Check) -> float | None:
+    """The relative difference that a check found, the absolute one where that is not known."""
     return check.max_rel_diff if check.max_rel_diff is not None else check.max_abs_diff
 
 

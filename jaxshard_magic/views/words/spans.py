@@ -16,6 +16,7 @@ class Span:
 
 
 def strong(text: str) -> Span:
+    """A span in bold."""
     return Span(text, "strong")
 
 
@@ -30,10 +31,12 @@ def axes_spans(axes: Sequence[str] | None) -> list[Span]:
 
 
 def axes_text(axes: Sequence[str] | None) -> str:
+    """`data+model`: mesh axes in one word."""
     return "other groups" if axes is None else "+".join(axes)
 
 
 def sentence_case(text: str) -> str:
+    """`text` with a capital at its start."""
     return text[:1].upper() + text[1:]
 
 
@@ -45,4 +48,5 @@ def first_clause(message: str) -> tuple[str, str]:
 
 
 def leaves_text(n: int) -> str:
+    """`1 leaf`, `53 leaves`."""
     return "1 leaf" if n == 1 else f"{count_text(n)} leaves"
