@@ -103,7 +103,7 @@ class Size:
     seconds: float  # at most
 
 
-SIZES = (Size(8, 100, CELL, 0.150), Size(512, 334, COMPILED, 0.500))
+SIZES = (Size(8, 100, CELL, 0.100), Size(512, 334, COMPILED, 0.350))
 
 
 def executed(client: Any, code: str, timeout: float = 300) -> list[tuple[float, dict[str, Any]]]:
