@@ -8,40 +8,27 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ShardError
 from . import cells
 from .compare_cell import Growing
-from .options import Options
-from .shard_cell import placed_by, preparing, requests_of
+from .shard_cell import ShardCell, placed_by, requests_of
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
     from ..comparing import Requests
     from ..report.choice import Choice
     from ..step import ShardedStep
-    from .session import ShardSession
 
 
 class Choosing:
-    """The choice of one cell. `lead` is given its step, to follow it; without `goes_on` the cell ends at the step's
-    first call, and nothing runs."""
+    """The choice of one cell. `lead` is given its step, to follow it; `say` is told what is done. Without `goes_on` the
+    cell ends at the step's first call, and nothing runs."""
 
     def __init__(
         self,
-        session: "ShardSession",
-        options: Options,
-        cell: cells.Cell,
-        place: cells.Step,
-        mesh: "Mesh",
-        lead: "Callable[[ShardedStep], None]",
+        this: ShardCell,
         *,
-        name_of: Callable[[str], str | None],
-        in_kernel: bool,
-        goes_on: bool,
+        lead: "Callable[[ShardedStep], None]",
         say: Callable[[str], None],
+        goes_on: bool,
     ):
-        self._session, self._options, self._cell, self._place = session, options, cell, place
-        self._mesh, self._lead, self._name_of, self._goes_on = mesh, lead, name_of, goes_on
-        self._wanted = session.progress and not cell.quiet and in_kernel
-        self._say = say
+        self._cell, self._lead, self._say, self._goes_on = this, lead, say, goes_on
         self._choice: Choice | None = None
         self.step: ShardedStep | None = None  # that of the choice, where the cell goes on with it
 
@@ -64,11 +51,11 @@ class Choosing:
         from ..step.copies import copies
 
         if not binding.bound:
-            raise ShardError(f"the cell ended without binding {self._place.path}")
+            raise ShardError(f"the cell ended without binding {self._cell.path}")
         if self._choice is None:
             stand_in = binding.sharded
             with binding:
-                args, kwargs = cells.from_namespace(stand_in.__wrapped__, binding.namespace, self._place.path)
+                args, kwargs = cells.from_namespace(stand_in.__wrapped__, binding.namespace, self._cell.path)
                 stand_in(*copies(args), **copies(kwargs))
         assert self._choice is not None
         if self.step is not None:
@@ -80,19 +67,19 @@ class Choosing:
         from ..comparing import BUDGET, How, Searching, hardware_for
         from ..step import ShardedStep
 
-        options, session, path = self._options, self._session, self._place.path
+        this, options, path = self._cell, self._cell.options, self._cell.path
         plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
         method = hasattr(plain, "__self__")
-        hardware = hardware_for(self._mesh, options.on)
+        hardware = hardware_for(this.mesh, options.on)
         placed = placed_by(options, path, plain) | {"on": hardware.on}
-        with Growing(self._wanted, session.view) as growing:
+        with Growing(this.grows, this.session.view) as growing:
             how = How(
                 options.name or path,
                 run=self._goes_on and not method,
                 repeat=options.repeat or None,
                 say=self._say,
                 show=growing,
-                prepare=preparing(session, self._cell, path, self._name_of),
+                prepare=this.prepare,
             )
             search = Searching(
                 plain,
@@ -115,6 +102,6 @@ class Choosing:
     def _requests(self) -> "Requests":
         from ..comparing import AMONG
 
-        among = self._options.among
+        among = self._cell.options.among
         words = AMONG if among is None else [word.strip() for word in among.split(",") if word.strip()]
-        return requests_of(self._options, words, self._mesh)
+        return requests_of(self._cell.options, words, self._cell.mesh)

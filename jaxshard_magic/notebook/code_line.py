@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ELSEWHERE = "my_step"  # the module that a program imports a step from whose text can't be had
 
 
-def asked(
+def written(
     text: str, shell: "InteractiveShell", session: "ShardSession", failed: "cells.Failed"
 ) -> "tuple[Code | None, str | None]":
     """What a `%shard code` line returns, and the name to keep it under. Raises ShardError for a line that it can't

@@ -1,70 +1,54 @@
 """A `%%shard` cell that compares: its step, found as in any other, tried under several strategies on copies."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
 from ..errors import ShardError, one_of
 from . import cells
-from .options import Options
-from .progress import Progress, line_for
-from .shard_cell import placed_by, preparing, requests_of
+from .progress import Progress
+from .shard_cell import ShardCell, placed_by, requests_of
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
     from ..report import Report
     from ..report.comparison import Comparison, Trial
-    from .session import ShardSession
 
 
-def compared(
-    shell: Any,
-    session: "ShardSession",
-    options: Options,
-    words: Sequence[str],
-    cell: cells.Cell,
-    place: cells.Step,
-    mesh: "Mesh",
-) -> "Comparison":
+def compared(this: ShardCell, strategies: Sequence[str]) -> "Comparison":
     """The cell's step tried as its line has it; the cell ends at the step's first call, of which the arguments are.
 
     Raises ShardError for what the line alone tells, before the cell runs, and where the step has no arguments.
     """
     from ..comparing import USUAL, How, Trying, candidates
-    from ..targets import target_of
 
-    requests = requests_of(options, list(words) or USUAL, mesh)
+    options, path, space = this.options, this.path, this.shell.user_ns
+    requests = requests_of(options, list(strategies) or USUAL, this.mesh)
     candidates(requests)
-    room = nullcontext() if target_of(mesh) is None else cells.Room()
-    binding = cells.Binding(shell.user_ns, place, cells.Awaited)
-    with binding, room:
-        cells.run(shell, cell, binding)
+    binding = cells.Binding(space, this.place, cells.Awaited)
+    with binding, this.room():
+        cells.run(this.shell, this.code, binding)
     binding.undo()
     if binding.sharded is None:
-        raise ShardError(f"the cell ended without binding {place.path}")
+        raise ShardError(f"the cell ended without binding {path}")
     function = binding.sharded.__wrapped__
-    args, kwargs = binding.sharded.arguments or cells.from_namespace(function, shell.user_ns, place.path)
+    args, kwargs = binding.sharded.arguments or cells.from_namespace(function, space, path)
     method = hasattr(function, "__self__")
     if method and not options.dry_run:
-        print(f"{place.path} is a method, and to run it would change its object: it is only compiled")
+        print(f"{path} is a method, and to run it would change its object: it is only compiled")
 
-    wanted = session.progress and not cell.quiet and getattr(shell, "kernel", None) is not None
-    growing = Growing(wanted, session.view)
-    with Progress(line_for(shell) if session.progress else None, of=place.path) as progress, growing:
+    growing = Growing(this.grows, this.session.view)
+    with Progress(this.draw, of=path) as progress, growing:
         how = How(
-            options.name or place.path,
-            run=not options.dry_run and not method and target_of(mesh) is None,
+            options.name or path,
+            run=not options.dry_run and not method and this.attached,
             repeat=options.repeat or None,
             say=progress,
             show=growing,
-            prepare=preparing(session, cell, place.path, partial(cells.name_of, shell)),
+            prepare=this.prepare,
         )
-        requests = replace(requests, placed=placed_by(options, place.path, function))
+        requests = replace(requests, placed=placed_by(options, path, function))
         return Trying(function, candidates(requests), how)(args, kwargs)
 
 

@@ -37,7 +37,7 @@ NOTHING = (
 )
 
 
-def asked(
+def explored(
     line: str, shell: Any, session: "ShardSession", meshes: "Meshes"
 ) -> "tuple[Explorer | None, str | None]":
     """What `%shard explore state --mesh "data=4 model=2"` asks for, and the name to keep it under; None where that was

@@ -71,7 +71,7 @@ class Keeping:
         return os.environ.get("JPY_SESSION_NAME") or self._shell.user_ns.get("__vsc_ipynb_file__")
 
 
-def asked(line: str, store: "Store") -> "tuple[History | Report | None, str | None]":
+def listed(line: str, store: "Store") -> "tuple[History | Report | None, str | None]":
     """What `%shard history fsdp --since 7d` asks for, and the name to keep it under; None where that was help.
 
     Raises ShardError for a line that can't be answered, and where the history can't be read.

@@ -1,7 +1,7 @@
 """`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from inspect import getdoc
@@ -26,9 +26,9 @@ from .options import (
     with_strategies,
     with_strategy,
 )
-from .progress import Progress, line_for
+from .progress import Progress
 from .session import ShardSession
-from .shard_cell import compared, preparing, sharded, tried
+from .shard_cell import ShardCell, compared, sharded, tried
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..report.comparison import Comparison
     from ..schedule import Comparison as Schedules
     from ..schedule import Schedule
-    from ..step import Watch
+    from ..step import ShardedStep, Watch
 
 
 @magics_class
@@ -177,20 +177,20 @@ class ShardMagics(Magics):
         return _schedules.scheduled(text, {} if built is None else built.mesh.shape)
 
     def _from_history(self, text: str) -> "tuple[History | Report | None, str | None]":
-        from . import history_line as _history
+        from .history_line import listed
 
         self.keeping.write()
-        return _history.asked(text, self.keeping.store)
+        return listed(text, self.keeping.store)
 
     def _explored(self, text: str) -> "tuple[Explorer | None, str | None]":
-        from . import explore_line as _explore
+        from .explore_line import explored
 
-        return _explore.asked(text, self.shell, self.session, self._meshes)
+        return explored(text, self.shell, self.session, self._meshes)
 
     def _coded(self, text: str) -> "tuple[Code | None, str | None]":
-        from . import code_line as _code
+        from .code_line import written
 
-        return _code.asked(text, self.shell, self.session, self.failed)
+        return written(text, self.shell, self.session, self.failed)
 
     def _keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
         if self.session.remember:
@@ -208,6 +208,15 @@ class ShardMagics(Magics):
         for line in abstract_names(self.shell.user_ns, names):
             print(line)
 
+    def _cell(self, options: Options, line: str, source: str, mesh: "Callable[[Options], Mesh]") -> ShardCell:
+        """The cell parsed and its step found; `mesh` gives that of the line."""
+        code = cells.parse(self.shell, source, f"%%shard {line.strip()}")
+        place = cells.find_step(code.tree, self.shell.user_ns, options.step)
+        devices = mesh(options)
+        if (target := mesh_line.target(devices)) is not None:
+            options = compiled_only(options, target.name)
+        return ShardCell(self.shell, self.session, options, code, place, devices)
+
     def _run(self, options: Options, line: str, source: str) -> "tuple[Report | None, bool]":
         from ..request import parse_strategy
         from ..step import Watch
@@ -216,88 +225,57 @@ class ShardMagics(Magics):
         options = with_strategy(options)
         parse_strategy(options.strategy)
         make_ready(self.session.view)
-        cell = cells.parse(self.shell, source, f"%%shard {line.strip()}")
-        place = cells.find_step(cell.tree, self.shell.user_ns, options.step)
-        mesh = self._meshes.wanted(options)
-        if (target := mesh_line.target(mesh)) is not None:
-            options = compiled_only(options, target.name)
-        room = nullcontext() if target is None else cells.Room()
-        known, report = True, None
-        draw = line_for(self.shell) if self.session.progress else None
-        with Progress(draw, of=place.path) as progress:
-            watch = None if draw is None or options.dry_run else Watch()
+        this = self._cell(options, line, source, self._meshes.wanted)
+        known, report, draw = True, None, this.draw
+        with Progress(draw, of=this.path) as progress:
+            watch = None if draw is None or this.options.dry_run else Watch()
             binding = cells.Binding(
-                self.shell.user_ns,
-                place,
-                partial(self._sharded, options, mesh, progress, watch, place.path, cell),
+                self.shell.user_ns, this.place, partial(self._sharded, this, progress, watch)
             )
             with binding:
-                with room, self._followed(progress, watch) as lengths:
-                    cells.run(self.shell, cell, binding, lengths)
-                known = self._exercise(options, binding)
+                with this.room(), self._followed(progress, watch) as lengths:
+                    cells.run(self.shell, this.code, binding, lengths)
+                known = self._exercise(this.options, binding)
             with binding:  # a dry run ended the first one
                 self.session.begin(binding.sharded)
                 if known:
                     compared(binding.sharded, progress, self.session.options_limit)
                     report = self.session.report()
-                if target is not None and report is not None and tried(binding.sharded, report, progress):
+                if not this.attached and report is not None and tried(binding.sharded, report, progress):
                     report = self.session.report()
         if report is not None:
-            self._keep(report, cell.text, binding.sharded)
-        return report, cell.quiet
+            self._keep(report, this.code.text, binding.sharded)
+        return report, this.code.quiet
 
     def _compare(self, options: Options, line: str, source: str) -> "tuple[Comparison, bool]":
         options, words = with_strategies(options)
-        cell = cells.parse(self.shell, source, f"%%shard {line.strip()}")
-        place = cells.find_step(cell.tree, self.shell.user_ns, options.step)
-        mesh = self._meshes.devices(options)
-        if (target := mesh_line.target(mesh)) is not None:
-            options = compiled_only(options, target.name)
-        found = compare_cell.compared(self.shell, self.session, options, words, cell, place, mesh)
-        self.session.compared(found)
-        self._keep_trials(found, cell)
-        return found, cell.quiet
+        this = self._cell(options, line, source, self._meshes.devices)
+        comparison = compare_cell.compared(this, words)
+        self.session.compared(comparison)
+        self._keep_trials(comparison, this.code)
+        return comparison, this.code.quiet
 
     def _choose(self, options: Options, line: str, source: str) -> "tuple[Choice, bool]":
         from ..step import Watch
 
-        cell = cells.parse(self.shell, source, f"%%shard {line.strip()}")
-        place = cells.find_step(cell.tree, self.shell.user_ns, options.step)
-        mesh = self._meshes.devices(options)
-        if (target := mesh_line.target(mesh)) is not None:
-            options = compiled_only(options, target.name)
-        goes_on = not (options.dry_run or options.plan_only)
-        draw = line_for(self.shell) if self.session.progress else None
+        this = self._cell(options, line, source, self._meshes.devices)
+        goes_on = not (this.options.dry_run or this.options.plan_only)
+        draw = this.draw
         watch = Watch() if draw is not None and goes_on else None
-        with Progress(draw, of=place.path) as progress:
-            found = Choosing(
-                self.session,
-                options,
-                cell,
-                place,
-                mesh,
-                partial(self._led, progress, watch),
-                name_of=partial(cells.name_of, self.shell),
-                in_kernel=getattr(self.shell, "kernel", None) is not None,
-                goes_on=goes_on,
-                say=progress,
-            )
-            found.ready()
-            binding = cells.Binding(self.shell.user_ns, place, found.standing_in)
-            with (
-                binding,
-                nullcontext() if target is None else cells.Room(),
-                self._followed(progress, watch) as lengths,
-            ):
-                cells.run(self.shell, cell, binding, lengths)
-            choice = found.settled(binding)
-        if found.step is None:
+        with Progress(draw, of=this.path) as progress:
+            choosing = Choosing(this, lead=partial(self._led, progress, watch), say=progress, goes_on=goes_on)
+            choosing.ready()
+            binding = cells.Binding(self.shell.user_ns, this.place, choosing.standing_in)
+            with binding, this.room(), self._followed(progress, watch) as lengths:
+                cells.run(self.shell, this.code, binding, lengths)
+            choice = choosing.settled(binding)
+        if choosing.step is None:
             self.session.chose(choice)
-            self._keep_trials(choice.comparison, cell)
+            self._keep_trials(choice.comparison, this.code)
         else:
-            self.session.begin(found.step)
-            self._keep(self.session.report(), cell.text, found.step)
-        return choice, cell.quiet
+            self.session.begin(choosing.step)
+            self._keep(self.session.report(), this.code.text, choosing.step)
+        return choice, this.code.quiet
 
     def _keep_trials(self, found: "Comparison", cell: cells.Cell) -> None:
         for trial in found.trials:
@@ -348,20 +326,13 @@ class ShardMagics(Magics):
         return True
 
     def _sharded(
-        self,
-        options: Options,
-        mesh: "Mesh",
-        progress: Progress,
-        watch: "Watch | None",
-        path: str,
-        cell: cells.Cell,
-        function: Any,
-    ) -> Any:
+        self, this: ShardCell, progress: Progress, watch: "Watch | None", function: Any
+    ) -> "ShardedStep | cells.Rehearsal":
         """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
-        step = sharded(options, mesh, path, function)
-        preparing(self.session, cell, path, partial(cells.name_of, self.shell))(step)
+        step = sharded(this.options, this.mesh, this.path, function)
+        this.prepare(step)
         self._led(progress, watch, step)
-        return cells.Rehearsal(step) if options.dry_run else step
+        return cells.Rehearsal(step) if this.options.dry_run else step
 
     def _led(self, progress: Progress, watch: "Watch | None", step: Any) -> None:
         """Have the line tell of a step, and its report of the batch of the last one."""

@@ -1,12 +1,15 @@
 """The step of a `%%shard` cell: made from its line, called on copies, compiled with what its report advises."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
 from . import cells
 from .options import Options
-from .progress import Progress
+from .progress import Progress, line_for
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -83,17 +86,49 @@ def placed_by(options: Options, path: str | None = None, function: Any = None) -
     }
 
 
-def preparing(
-    session: "ShardSession", cell: cells.Cell, path: str, name_of: Callable[[str], str | None]
-) -> "Callable[[ShardedStep], None]":
-    """Makes a step of a cell tell where it is from, and what it is called there; it compiles no longer than the session
-    lets it."""
+@dataclass(frozen=True)
+class ShardCell:
+    """A `%%shard` cell that is about to run: what its line says, its code, where its step is, and the step's mesh."""
 
-    def prepare(step: "ShardedStep") -> None:
-        step.compile_limit = session.compile_limit
-        step.cell, step.path, step.name_of = (cell.filename, cell.text), path, name_of
+    shell: Any
+    session: "ShardSession"
+    options: Options
+    code: cells.Cell
+    place: cells.Step
+    mesh: "Mesh"
 
-    return prepare
+    @property
+    def path(self) -> str:
+        """What the cell calls its step."""
+        return self.place.path
+
+    @property
+    def attached(self) -> bool:
+        """Whether the step can run: not so on devices of a target."""
+        from ..targets import target_of
+
+        return target_of(self.mesh) is None
+
+    @property
+    def grows(self) -> bool:
+        """Whether what is known so far is to be shown in the cell's output."""
+        in_kernel = getattr(self.shell, "kernel", None) is not None
+        return self.session.progress and not self.code.quiet and in_kernel
+
+    @property
+    def draw(self) -> Callable[[str], None] | None:
+        """What draws the progress line; None for a session that wants none."""
+        return line_for(self.shell) if self.session.progress else None
+
+    def room(self) -> AbstractContextManager[Any]:
+        """A context that ends a cell which fills the memory with arrays for devices that are not attached."""
+        return nullcontext() if self.attached else cells.Room()
+
+    def prepare(self, step: "ShardedStep") -> None:
+        """Tell a step of the cell where it is from, what it is called there, and how long it may compile."""
+        step.compile_limit = self.session.compile_limit
+        step.cell, step.path = (self.code.filename, self.code.text), self.path
+        step.name_of = partial(cells.name_of, self.shell)
 
 
 def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "ShardedStep":
