@@ -8,15 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxshard_magic.program.batching.examples import Kept, Rows, Sum, Summed, combine
+from jaxshard_magic.program.batching.follow import Followed, follow
 from jaxshard_magic.program.emit import Emitter
-from jaxshard_magic.program.examples import (
-    Kept,
-    Rows,
-    Sum,
-    Summed,
-    combine,
-)
-from jaxshard_magic.program.follow import Followed, follow
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.primitives import bind
 from jaxshard_magic.program.replay import Replay

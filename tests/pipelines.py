@@ -12,7 +12,7 @@ from jaxshard_magic.gradients.captures import needs
 from jaxshard_magic.gradients.rewrite import in_microbatches
 from jaxshard_magic.pipeline.around import flat, gradient_call
 from jaxshard_magic.pipeline.split import Split
-from jaxshard_magic.program.batch import Batch
+from jaxshard_magic.program.batching.batch import Batch
 from jaxshard_magic.program.peel import peel
 from jaxshard_magic.program.roles import Roles
 from jaxshard_magic.program.trace import Traced

@@ -9,7 +9,7 @@ from followed import KEY, MEAN, ROW, THIRD, B, M, W, X, Y, case, check, squares
 from jax.extend.core import Primitive
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.program.examples import (
+from jaxshard_magic.program.batching.examples import (
     Constant,
     Joined,
     Kept,
@@ -20,7 +20,7 @@ from jaxshard_magic.program.examples import (
     Unknown,
     combine,
 )
-from jaxshard_magic.program.follow import follow, told
+from jaxshard_magic.program.batching.follow import follow, told
 from jaxshard_magic.program.ir import Program
 
 MASK = (jnp.arange(B) % 5 > 0).astype(jnp.float32)

@@ -6,12 +6,7 @@ from followed import KEY, MEAN, ROW, B, W, X, Y, case, check, normal, squares
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxshard_magic.program.examples import (
-    Constant,
-    Rows,
-    Sum,
-    Unknown,
-)
+from jaxshard_magic.program.batching.examples import Constant, Rows, Sum, Unknown
 
 TIMES = normal(4, 7, B, 5)  # time first
 

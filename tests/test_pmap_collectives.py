@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 from per_device import data, first, linen_state, linen_step, same, shard, stacked, three, updated, whole
 
-from jaxshard_magic.program.examples import CONSTANT, Rows, Sum, Unknown
-from jaxshard_magic.program.follow import follow
+from jaxshard_magic.program.batching.examples import CONSTANT, Rows, Sum, Unknown
+from jaxshard_magic.program.batching.follow import follow
 from jaxshard_magic.program.ir import Program
 
 

@@ -3,7 +3,7 @@
 import pytest
 import zoo
 
-from jaxshard_magic.program.batch import find_batch
+from jaxshard_magic.program.batching.batch import find_batch
 from jaxshard_magic.program.dimensions import Dimensions
 from jaxshard_magic.program.flow import Flow, by_anything
 from jaxshard_magic.program.ir import Program

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import ShardError
 from ..gradients.accumulate import Accumulated
+from ..program.batching.examples import Constant, Joined, Rows, Summed
+from ..program.batching.follow import follow
 from ..program.capture import gradients_of
-from ..program.examples import Constant, Joined, Rows, Summed
 from ..program.flow import Flow, by_anything
-from ..program.follow import follow
 from ..program.ir import Program
 from ..program.mapped import PerDevice
 from ..program.peel import specs

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
+from ..program.batching.examples import Constant, Joined, Summed
+from ..program.batching.follow import Followed, follow, told
 from ..program.capture import Gradient
-from ..program.examples import Constant, Joined, Summed
-from ..program.follow import Followed, follow, told
 from ..program.ir import Equation, Program, Value
 from ..program.replay import Replay, replayed, retraced
 from .draws import Drawing

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ..program.batching.examples import Joined, Summed, combine
 from ..program.capture import Gradient, Taking, taken
-from ..program.examples import Joined, Summed, combine
 from ..program.ir import Equation, Program
 from .accumulate import Accumulated
 from .draws import Drawing

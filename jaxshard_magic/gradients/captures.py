@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ShardError
-from ..program.batch import Batch
+from ..program.batching.batch import Batch
 from ..program.mapped import Mapped
 from ..program.trace import Traced, path_name
 from ..request import GradientOptions

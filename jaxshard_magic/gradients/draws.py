@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from ..program.follow import Followed
+from ..program.batching.follow import Followed
 from ..program.ir import Equation
 from ..program.primitives import bind, shape_of
 from ..program.replay import Replay

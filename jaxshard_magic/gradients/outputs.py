@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..program.examples import Constant, Joined, Kept, Summed, Unknown, combine
-from ..program.follow import Followed
+from ..program.batching.examples import Constant, Joined, Kept, Summed, Unknown, combine
+from ..program.batching.follow import Followed
 from ..program.ir import Equation, Value
 from ..program.primitives import is_literal
 from ..program.sizes import nbytes

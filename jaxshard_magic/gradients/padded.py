@@ -14,11 +14,11 @@ import numpy as np
 from jax import lax
 
 from ..errors import ShardError
-from ..program.batch import Batch
+from ..program.batching.batch import Batch
+from ..program.batching.follow import told
+from ..program.batching.padding import DRAWS, Padded
 from ..program.capture import Gradient, gradient_p
-from ..program.follow import told
 from ..program.ir import Equation, Program
-from ..program.padding import DRAWS, Padded
 from ..program.primitives import CUSTOM, is_literal
 from ..program.replay import Replay, retraced
 from ..program.trace import Traced

@@ -11,14 +11,14 @@ from jax import lax
 
 from ..errors import ShardError
 from ..plan import Finding
+from ..program.batching.examples import Rows, varying
+from ..program.batching.follow import Followed, follow
+from ..program.batching.padding import Padded
 from ..program.capture import Gradient, Taking, gradients_of, with_gradients
-from ..program.examples import Rows, varying
 from ..program.facts import Facts
 from ..program.flow import Flow, by_alias
-from ..program.follow import Followed, follow
 from ..program.ir import Equation, Program, Value
 from ..program.mapped import Mapped, Name, PerDevice, on_a_device
-from ..program.padding import Padded
 from ..program.primitives import shape_of
 from ..program.replay import Replay, retraced
 from ..program.roles import Roles

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from ..program.example_rules import ELEMENTWISE
+from ..program.batching.rules import ELEMENTWISE
 from ..program.ir import Equation, Program, Value
 from ..program.unionfind import UnionFind
 

@@ -12,8 +12,8 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import batching
 
 from ..errors import ShardError
+from .batching.walk import OPAQUE
 from .emit import Emitter
-from .follow_walk import OPAQUE
 from .hooks import Vjp, gradients_by
 from .ir import Equation, Program
 from .primitives import is_literal

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .batch import Batch
+from .batching.batch import Batch
 from .dimensions import Dimensions
 from .flow import Flow
 from .ir import Program

@@ -16,8 +16,8 @@ from ..compiler_log import captured
 from ..errors import ShardError, one_of
 from ..gradients.rewrite import Rewritten
 from ..plan import Plan
+from ..program.batching.padding import padded
 from ..program.lines import lines_kept
-from ..program.padding import padded
 from ..program.peel import Peeled, Result, specs
 from ..program.strict import strict_call
 from ..program.trace import Traced

@@ -20,7 +20,7 @@ from ..pipeline.loss import Wish
 from ..pipeline.measured import unit_seconds
 from ..pipeline.split import Split
 from ..plan import Finding, Plan
-from ..program.follow import told
+from ..program.batching.follow import told
 from ..program.ir import Program
 from ..program.peel import Peeled, Result
 from ..program.trace import Traced

@@ -8,7 +8,7 @@ from jax.tree_util import DictKey, GetAttrKey, KeyPath
 
 from ..errors import ShardError
 from ..plan import Finding
-from ..program.batch import Batch
+from ..program.batching.batch import Batch
 from ..program.dimensions import Dimensions
 from ..program.ir import Value
 from ..program.loss import find_loss

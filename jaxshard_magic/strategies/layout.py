@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ..plan import Finding
-from ..program.batch import Batch
+from ..program.batching.batch import Batch
 from ..program.dimensions import Dimensions, Storage
 from ..program.flow import Flow
 from ..program.ir import Program, Value

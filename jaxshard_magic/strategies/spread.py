@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError, did_you_mean, one_of
-from ..program.batch import find_batch
+from ..program.batching.batch import find_batch
 from ..program.dimensions import Dimensions
 from ..program.mapped import Cut, Mapped, Name, PerDevice, by_leaf, on_a_device
 from ..program.peel import Peeled, specs

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ShardError
-from ..program.batch import find_batch
+from ..program.batching.batch import find_batch
 from ..program.dimensions import Dimensions
 from ..program.facts import Facts
 from ..program.flow import Flow

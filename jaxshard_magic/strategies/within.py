@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from jax.sharding import AbstractMesh, Mesh
 
-from ..program.batch import Batch, find_batch
+from ..program.batching.batch import Batch, find_batch
 from ..program.dimensions import Dimensions
 from ..program.flow import Flow
 from ..program.ir import Program

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..errors import ShardError
-from .emit import Emitter
+from ...errors import ShardError
+from ..emit import Emitter
+from ..ir import Equation, Program, Scope, Value
+from ..primitives import bind, is_literal, shape_of
 from .follow import told
-from .ir import Equation, Program, Scope, Value
-from .primitives import bind, is_literal, shape_of
 
 _SUMS = frozenset(
     {"reduce_sum", "reduce_or", "reduce_xor", "dot_general", "conv_general_dilated", "scatter-add"}

@@ -7,14 +7,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..errors import ShardError
+from ...errors import ShardError
+from ..flow import Flow
+from ..ir import Equation, Program, Scope, Value
+from ..lines import is_users, place
+from ..primitives import CUSTOM
+from ..sizes import nbytes
 from .examples import CONSTANT, Label, Rows, Unknown, fits
-from .flow import Flow
-from .follow_walk import OPAQUE, Walk
-from .ir import Equation, Program, Scope, Value
-from .lines import is_users, place
-from .primitives import CUSTOM
-from .sizes import nbytes
+from .walk import OPAQUE, Walk
 
 NORM_BYTES = 4096  # the most of a value that is computed once a step for all microbatches
 

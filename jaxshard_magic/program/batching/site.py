@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ..ir import Equation, Value
+from ..primitives import is_literal, shape_of
 from .examples import CONSTANT, Constant, Label, Places, Rows, Shape, Size, Sum, varying
-from .ir import Equation, Value
-from .primitives import is_literal, shape_of
 
 
 class Lost(Exception):

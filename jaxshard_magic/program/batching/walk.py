@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .example_rules import rule_for
-from .example_site import Lost, Site, factor
+from ..ir import Door, Equation, Program, Scope, Value
+from ..primitives import CUSTOM, is_literal, scan_counts, shape_of
 from .examples import CONSTANT, Label, Places, Rows, Size, Sum, Unknown, fits, literal, varying
-from .ir import Door, Equation, Program, Scope, Value
-from .primitives import CUSTOM, is_literal, scan_counts, shape_of
+from .rules import rule_for
+from .site import Lost, Site, factor
 
 OPAQUE = "jaxshard_gradient"  # a gradient call that is not yet taken: nothing is known of what it gives
 _TRIPS = 3  # through a loop, after which what still changes is unknown: loops in loops multiply them

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from .example_site import Lost, Site, factor, left_of, moved, number, scale_of
 from .examples import CONSTANT, Constant, Label, Places, Rows, Size, Sum
+from .site import Lost, Site, factor, left_of, moved, number, scale_of
 
 
 def _cut(site: Site) -> list[Label]:

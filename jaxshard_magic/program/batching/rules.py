@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
-from .example_collectives import COLLECTIVES
-from .example_indexing import INDEXING
-from .example_site import Lost, Site, common, left_of, moved, number, scale_of
+from ..primitives import rules_in
 from .examples import Constant, Label, Places, Rows, Size, Sum, sized
-from .primitives import rules_in
+from .indexing import INDEXING
+from .site import Lost, Site, common, left_of, moved, number, scale_of
 
 Rule = Callable[[Site], Label | list[Label]]
-RULES: dict[str, Rule] = {**INDEXING, **COLLECTIVES}
+RULES: dict[str, Rule] = {**INDEXING}
 rule = rules_in(RULES)
 
 # What makes each number of its results of those at its place in its operands, and is exact: beside sums and products.
@@ -280,3 +279,55 @@ def _matrices(site: Site) -> list[Label]:
     if isinstance(label, Rows) and label.dim >= len(site.shape(0)) - inner:
         raise Lost
     return [label] * len(site.e.outs)
+
+
+# What devices reduce and exchange along named axes, where each has as many examples in every microbatch.
+
+
+def _devices(site: Site) -> list[Label]:
+    """Row by row: the devices' rows of a microbatch meet as they do in the whole batch."""
+    if any(isinstance(x, Places) for x in site.labels):
+        raise Lost
+    return list(site.labels)
+
+
+def _extreme(site: Site) -> list[Label]:
+    return [site.exact(i) for i in range(len(site.labels))]
+
+
+def _gathered(site: Site) -> list[Label]:
+    return _along_devices(site, "all_gather_dimension", 1)
+
+
+def _scattered(site: Site) -> list[Label]:
+    return _along_devices(site, "scatter_dimension", -1)
+
+
+def _along_devices(site: Site, named: str, more: int) -> list[Label]:
+    """Linear; `more` dimensions where the devices get one of their own, else they share the one that is named."""
+    at, tiled = site.params[named], site.params["tiled"]
+    return [_beside(label, at, 0 if tiled else more) for label in _devices(site)]
+
+
+def _beside(label: Label, at: int, more: int) -> Label:
+    if not isinstance(label, Rows):
+        return label
+    if label.dim == at and more < 1:  # the devices' rows one after the other, or a part of them
+        raise Lost
+    return Rows(label.dim + more * (label.dim >= at), label.scale)
+
+
+def _exchanged(site: Site) -> list[Label]:
+    p, label = site.params, _devices(site)[0]
+    if isinstance(label, Rows) and (not p["tiled"] or label.dim in (p["split_axis"], p["concat_axis"])):
+        raise Lost
+    return [label]
+
+
+RULES |= {
+    **dict.fromkeys(("psum", "psum_invariant", "ppermute"), _devices),
+    **dict.fromkeys(("pmax", "pmin"), _extreme),
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), _gathered),
+    "reduce_scatter": _scattered,
+    "all_to_all": _exchanged,
+}

@@ -9,11 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .dimensions import Dimensions
-from .ir import Equation
-from .links import CUTTING
-from .primitives import scan_counts
-from .roles import PARAMS, Roles
+from ..dimensions import Dimensions
+from ..ir import Equation
+from ..links import CUTTING
+from ..primitives import scan_counts
+from ..roles import PARAMS, Roles
 
 _ENOUGH = 0.05  # of the products: less says nothing about a batch
 _RIVAL = 0.5  # of the best cover: what is also looked at
