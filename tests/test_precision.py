@@ -13,7 +13,6 @@ from zoo.transformers import Form
 from jaxshard_magic.gradients.precision import precision
 from jaxshard_magic.gradients.recomputed import recomputed
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.primitives import REMAT
 
 MODELS = (
     "mlp",
@@ -110,7 +109,7 @@ def test_what_is_computed_again_has_no_products():
 
 def test_nothing_is_computed_again_outside_of_loops():
     again = recomputed(model("transformer").cast.closed)
-    assert not [e for e in Program(again).equations if e.name in REMAT]
+    assert not [e for e in Program(again).equations if e.facts.remat]
 
 
 def test_remat_of_the_users_own_is_left_alone():

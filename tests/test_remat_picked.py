@@ -38,11 +38,10 @@ from jaxshard_magic.gradients.remat import remat
 from jaxshard_magic.gradients.segments import costs
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.lines import is_users
-from jaxshard_magic.program.primitives import REMAT
 
 
 def checkpoints(closed: ClosedJaxpr) -> int:
-    return sum(e.name in REMAT for e in Program(closed).equations)
+    return sum(e.facts.remat for e in Program(closed).equations)
 
 
 def test_a_policy_wraps_each_trip_of_a_loop():

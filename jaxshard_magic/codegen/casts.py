@@ -15,11 +15,12 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
-from ..gradients.autocast import PRODUCT, RULES, Types, visible
+from ..gradients.autocast import Types, visible
 from ..gradients.precision import TYPES, typed, wanted
 from ..program.capture import gradients_of
 from ..program.ir import Equation, Program, Value
-from ..program.primitives import CUSTOM, is_float
+from ..program.primitives import is_float
+from ..program.primitives.facts import Runs
 from .cells import Cells, place_of
 from .edits import Edit, OptionEdits, keyword_edit
 from .inside import in_type
@@ -35,24 +36,7 @@ _SUMS = (
     "Devices may add up gradients of products in bfloat16, as these come. The plan adds them up in float32: with\n"
     "--reduce-dtype f32 on its line the program does as well."
 )
-_ADDS = frozenset({"add", "add_any"})
 _PLAIN = (dict, list)  # whose parts are expressions of their own
-_MOVES = frozenset(
-    {
-        *(
-            "broadcast_in_dim",
-            "reshape",
-            "squeeze",
-            "expand_dims",
-            "transpose",
-            "rev",
-            "copy",
-            "copy_p",
-            "name",
-        ),
-        *("slice", "dynamic_slice", "gather", "concatenate", "split", "pad", "tile"),
-    }
-)  # what a library does to the operands of a product before it takes it
 
 
 @dataclass
@@ -173,7 +157,7 @@ def _losses(step: "ShardedStep", cells: Cells, marks: Marks) -> list[ClosedJaxpr
 
 
 def _products(program: Program) -> list[Equation]:
-    return [e for e in visible(program.top) if RULES.get(e.name) == PRODUCT]
+    return [e for e in visible(program.top) if e.facts.runs is Runs.PRODUCT]
 
 
 def _runs_in(e: Equation, dtype: Any) -> bool:
@@ -183,7 +167,7 @@ def _runs_in(e: Equation, dtype: Any) -> bool:
 def _helps(marks: _Cast, k: int, losses: Iterable[Program]) -> bool:
     """Does a module whose weights are cast take a product in that type? Some have a type of their own."""
     own = [e for p in losses for e in _Reading(marks, p).own_of(marks.within.get(k, -1))]
-    return any(_runs_in(e, marks.casts[k]) for e in own if RULES.get(e.name) == PRODUCT)
+    return any(_runs_in(e, marks.casts[k]) for e in own if e.facts.runs is Runs.PRODUCT)
 
 
 def _casts(
@@ -258,14 +242,12 @@ class _Reading:
             todo += [inside for door in _doors(e) for inside in door.scope.outs]
 
     def _has_products(self, own: set[int]) -> bool:
-        return any(RULES.get(self.by_index[i].name) == PRODUCT for i in own)
+        return any(self.by_index[i].facts.runs is Runs.PRODUCT for i in own)
 
     def _all(self, own: set[int]) -> set[Any]:
         """The types of all that an expression runs: what computes in several takes the widest throughout."""
         computing = (self.by_index[i] for i in own)
-        found = (
-            t for e in computing if not _doors(e) and e.name not in _MOVES for t in wanted(e, self.types)
-        )
+        found = (t for e in computing if not _doors(e) and not e.facts.moves for t in wanted(e, self.types))
         return {t for t in found if t is not None and is_float(t)}
 
     def _read_in(self, v: Value, around: set[int]) -> Iterator[Any]:
@@ -273,7 +255,7 @@ class _Reading:
         for e, at in self.readers[v]:
             if e.index not in around:
                 continue
-            moved = e.name in _MOVES and self.types.of[e.outs[0]] == self.types.of[v]
+            moved = e.facts.moves and self.types.of[e.outs[0]] == self.types.of[v]
             behind = set(self._read_in(e.outs[0], around)) if moved else set()
             if behind:
                 yield from behind
@@ -284,7 +266,7 @@ class _Reading:
         """The types in which an expression with products reads floats that none of its parts gives: weights of a
         module, but for those that are only added to a product."""
         for e in (self.by_index[i] for i in own if self._has_products(own)):
-            for v in e.ins if not _doors(e) and e.name not in _ADDS else ():
+            for v in e.ins if not _doors(e) and not _adds(e) else ():
                 if v is None or not is_float(getattr(self.program.avals[v], "dtype", None)):
                     continue
                 maker = self.made_by.get(v)
@@ -292,14 +274,16 @@ class _Reading:
                     maker.index in own or self.marks.within.get(_number(maker) or -1) == k
                 ):
                     continue
-                if not (
-                    e.name in _MOVES and all(r.name in _ADDS for w in e.outs for r, _ in self.readers[w])
-                ):
+                if not (e.facts.moves and all(_adds(r) for w in e.outs for r, _ in self.readers[w])):
                     yield from self._read_in(v, own)
 
 
 def _doors(e: Equation) -> list:
-    return e.doors if e.name not in CUSTOM else []
+    return e.doors if not e.facts.custom else []
+
+
+def _adds(e: Equation) -> bool:
+    return e.facts.elementwise and e.facts.adds
 
 
 def _number(e: Equation) -> int | None:

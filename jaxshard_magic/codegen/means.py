@@ -10,7 +10,7 @@ from ..gradients.accumulate import Accumulated
 from ..program.batching.examples import Constant, Joined, Rows, Summed
 from ..program.batching.follow import follow
 from ..program.capture import gradients_of
-from ..program.flow import Flow, by_anything
+from ..program.flow import Flow
 from ..program.ir import Program
 from ..program.mapped import PerDevice
 from ..program.peel import specs
@@ -36,7 +36,9 @@ def is_mean(step: "ShardedStep", n: int, calls: Sequence[Accumulated]) -> bool |
 
 def convolves(calls: Sequence[Accumulated]) -> bool:
     """Do losses have convolutions?"""
-    return any(e.name == "conv_general_dilated" for call in calls for e in call.small.equations)
+    return any(
+        (c := e.contraction) is not None and c.windowed for call in calls for e in call.small.equations
+    )
 
 
 def objects(step: "ShardedStep") -> list[str]:
@@ -88,7 +90,7 @@ def _plain(call: Accumulated) -> bool:
 def _draws(loss: Program, objects: bool) -> bool:
     """Does a loss draw numbers that it depends on? `objects`: those that draw are changed by it."""
     flow = Flow(loss)
-    met = flow.back(loss.outputs, by_anything)
+    met = flow.back(loss.outputs)
     return any(objects or any(v in met for v in e.outs) for e in flow.random)
 
 
@@ -119,4 +121,4 @@ def _follows_rows(small: Traced, large: Traced, cut: Mapping[int, int]) -> bool:
     calls, flow = gradients_of(program), Flow(program)
     read = [found.of[v] for e in calls for v in e.ins if v is not None]
     rows = all(isinstance(label, Constant) or label == Rows(0) for label in read)
-    return rows and not changed & flow.back((v for e in calls for v in e.ins), by_anything).keys()
+    return rows and not changed & flow.back(v for e in calls for v in e.ins).keys()

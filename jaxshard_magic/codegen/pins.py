@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..program.ir import Equation, Value
-from ..strategies.hold import MAKES_ACTIVATIONS, Hold
+from ..strategies.hold import Hold
 from ..strategies.layout import Spec, partition_spec
 from ..strategies.sp import made_as
 from .cells import Place
@@ -30,7 +30,7 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
     than the examples of the batch.
     """
     program = hold.program
-    made_by = {v: e for e in program.equations for v in e.outs}
+    made_by = program.maker
     values: dict[int, list[Value]] = defaultdict(list)
     for e in program.equations:
         k = _expression(e)
@@ -39,9 +39,9 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
     over: dict[int | None, int | None] = {k: _over(hold, vs, marks.ranks[k]) for k, vs in values.items()}
     over[None] = None  # of names that are none of ours
 
-    def within(v: Value, _w: Value, name: str) -> bool:
+    def within(_v: Value, _w: Value, e: Equation | None) -> bool:
         """Does an expression's value come from what this equation reads, within the expression?"""
-        return name not in MAKES_ACTIVATIONS and (name != "name" or over[_expression(made_by[v])] is None)
+        return e is None or (not e.facts.pinned and over[_expression(e)] is None)
 
     found = []
     for k in values:
@@ -84,7 +84,7 @@ def _expression(e: Equation) -> int | None:
 
 
 def _makers(values: Iterable[Value], made_by: Mapping[Value, Equation]) -> list[Equation]:
-    return [made_by[v] for v in values if v in made_by and made_by[v].name in MAKES_ACTIVATIONS]
+    return [made_by[v] for v in values if v in made_by and made_by[v].facts.pinned]
 
 
 def _specs(hold: Hold, value: Value, makers: Iterable[Equation], outer: int | None) -> Iterable[str]:

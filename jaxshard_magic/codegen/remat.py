@@ -12,7 +12,7 @@ from ..gradients.named import Names, frames
 from ..gradients.regions import AllBut
 from ..gradients.remat import POLICIES, Rematted
 from ..program.flops import Totals, counted, totals
-from ..program.flow import ALIASES, Flow
+from ..program.flow import Flow
 from ..program.hooks import anew
 from ..program.ir import Equation, Program
 from ..program.mapped import PerDevice, on_a_device
@@ -112,7 +112,7 @@ def _done_again(
     for site in set(own.values()):
         yield site, _CALL if _loop(site, imports) is None else _TRIPS
     for e in program.equations:
-        if e.name not in ALIASES:
+        if not e.facts.alias:
             through = sites.through(frames(e)) - {own.get(e.index)}
             yield from ((site, _NOTHING) for site in through if _loop(site, imports) is None)
 

@@ -78,7 +78,7 @@ def _sums(run: Hold, dtype: Any) -> Sums:
     made = {program.equations[i].outs[0] for i in run.region(TypedSums).members}
     late = {program.equations[i].outs[k]: s for (i, k), s in run.region(Unreduced).loop_sums.items()}
 
-    def within(v: Value, w: Value, _name: str) -> bool:
+    def within(v: Value, w: Value, _e: Equation | None) -> bool:
         return v not in late and not layout.batchy(w)
 
     def rounds(v: Value) -> bool:

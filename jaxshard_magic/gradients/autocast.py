@@ -1,7 +1,7 @@
-"""In which type every equation of a loss runs, and every value is held: the rules of mixed precision, in one table.
+"""In which type every equation of a loss runs, and every value is held: mixed precision.
 
-As PyTorch's autocast has them (its "CUDA op reference"): products run in the compute type; what is sensitive to
-rounding or range runs as it was written; the rest runs in the widest type of its operands.
+As PyTorch's autocast has it (its "CUDA op reference"), and `Facts.runs` of each primitive: products run in the compute
+type; what is sensitive to rounding or range runs as it was written; the rest runs in the widest type of its operands.
 """
 
 import math
@@ -12,45 +12,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..program.flow import Flow, by_anything
+from ..program.flow import Flow
 from ..program.ir import Equation, Program, Scope, Value
-from ..program.primitives import CUSTOM, is_literal, shape_of
+from ..program.primitives import is_literal
+from ..program.primitives.facts import Kind, Runs
 
-PRODUCT, FOLLOW, FLOAT = "product", "follow", "float"
-
-SCATTER_ADD = "scatter-add"
-REDUCTIONS = frozenset(
-    {
-        *("reduce_sum", "reduce_prod", "cumsum", "cumprod", "cumlogsumexp", "reduce_window_sum"),
-        SCATTER_ADD,
-    }
-)
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "argmax", "argmin", "is_finite"})
-_TABLE = {
-    # In the compute type; their sums are over many terms, which the hardware adds up in float32.
-    PRODUCT: ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"),
-    # In the widest type of the operands that a product has made; the others take that type.
-    FOLLOW: (
-        *("add", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "clamp", "select_n", "add_any"),
-        *("floor", "ceil", "round", "tanh", "logistic", "stop_gradient", "reduce_max", "reduce_min"),
-        *("reduce_window_max", "reduce_window_min", "cummax", "cummin", "top_k", "convert_element_type"),
-        *("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "copy_p"),
-        *("slice", "dynamic_slice", "dynamic_update_slice", "gather", "concatenate", "split", "pad", "tile"),
-        *("name", "sharding_constraint", "optimization_barrier"),
-    ),
-    # As written, also where the operands are narrower; so is what stands nowhere in this table.
-    FLOAT: (
-        *REDUCTIONS,
-        *COMPARISONS,
-        *("exp", "exp2", "expm1", "log", "log1p", "pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt"),
-        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh"),
-        *("erf", "erfc", "erf_inv", "lgamma", "digamma", "rem", "nextafter"),
-    ),
-}
-RULES = {name: rule for rule, names in _TABLE.items() for name in names}
-_ALIKE = frozenset({"optimization_barrier"})  # each result is its own operand
-_SPREAD = frozenset({"broadcast_in_dim", "reshape", "convert_element_type", "squeeze", "copy", "copy_p"})
-_CARRIED = "carried"  # how a value comes through the door of a body
+_CARRIED = None  # how a value comes through the door of a body
 
 
 @dataclass(frozen=True)
@@ -76,7 +43,7 @@ def lowered(program: Program, compute: Any) -> Types:
     graph = _Graph(program, equations, wide, {e.index for e in products}, compute)
     low = graph.low()
     of = [compute if low[v] else _dtype(aval) for v, aval in enumerate(program.avals)]
-    runs = {e.index: compute for e in equations if RULES.get(e.name) and any(low[v] for v in e.outs)}
+    runs = {e.index: compute for e in equations if e.facts.runs and any(low[v] for v in e.outs)}
     return Types(of, runs, sum(e.index in runs for e in products))
 
 
@@ -89,15 +56,15 @@ def raised(program: Program) -> Types:
         jnp.dtype(jnp.float32) if n else _dtype(aval) for n, aval in zip(narrow, program.avals, strict=True)
     ]
     touched = [e for e in equations if any(narrow[v] for v in (*e.ins, *e.outs) if v is not None)]
-    runs = {e.index: jnp.dtype(jnp.float32) for e in touched if e.name in RULES}
-    return Types(of, runs, sum(RULES.get(e.name) == PRODUCT for e in touched))
+    runs = {e.index: jnp.dtype(jnp.float32) for e in touched if e.facts.runs}
+    return Types(of, runs, sum(e.facts.runs is Runs.PRODUCT for e in touched))
 
 
 def visible(scope: Scope) -> Iterator[Equation]:
     """The equations of a scope and of the bodies in it; functions with derivative rules of their own stay shut."""
     for e in scope.equations:
         yield e
-        for door in e.doors if e.name not in CUSTOM else ():
+        for door in e.doors if not e.facts.custom else ():
             yield from visible(door.scope)
 
 
@@ -115,11 +82,11 @@ def _is(aval: Any, kinds: Collection[Any]) -> bool:
 
 def _is_product(e: Equation, wide: list[bool]) -> bool:
     """Does mixed precision apply to it? Not to sums of squares and the like, nor where an algorithm is asked for."""
-    if RULES.get(e.name) != PRODUCT or not all(wide[v] for v in (*e.ins[:2], *e.outs) if v is not None):
+    if e.facts.runs is not Runs.PRODUCT or not all(wide[v] for v in (*e.ins[:2], *e.outs) if v is not None):
         return False
     precision = e.params.get("precision")
     plain = all(p is None or isinstance(p, lax.Precision) for p in _pair(precision))
-    return plain and not (e.name == "dot_general" and _is_inner(e))
+    return plain and not _is_inner(e)
 
 
 def _pair(precision: Any) -> tuple:
@@ -128,9 +95,8 @@ def _pair(precision: Any) -> tuple:
 
 def _is_inner(e: Equation) -> bool:
     """Has a product no free dimension on either side?"""
-    contracted, batched = e.params["dimension_numbers"]
-    ranks = [len(shape_of(v)) for v in e.eqn.invars[:2]]
-    return all(len(c) + len(b) == rank for c, b, rank in zip(contracted, batched, ranks, strict=True))
+    c = e.contraction
+    return c is not None and not (c.left or c.right or c.windowed)
 
 
 class _Graph:
@@ -140,7 +106,7 @@ class _Graph:
         self, program: Program, equations: list[Equation], wide: list[bool], products: set[int], compute: Any
     ):
         self.program, self.wide = program, wide
-        self.rule: dict[Value, str] = {}
+        self.rule: dict[Value, Runs | None] = {}
         self.sources: dict[Value, list[Value]] = {}
         self.widened: list[Value] = []
         self.unnamed: dict[Value, Value] = {}  # what a name was given to
@@ -148,30 +114,30 @@ class _Graph:
             if e.name == "name" and (v := e.ins[0]) is not None:
                 self.unnamed[e.outs[0]] = self.unnamed.get(v, v)
         flow = Flow(program)
-        inner = [v for e in program.equations if RULES.get(e.name) == PRODUCT for v in e.ins]
-        self.ahead = flow.back(inner, by_anything)  # what leads to a product
+        inner = [v for e in program.equations if e.facts.runs is Runs.PRODUCT for v in e.ins]
+        self.ahead = flow.back(inner)  # what leads to a product
         constants: dict[Value, Any] = {}
         for e in equations:
-            if e.doors and e.name not in CUSTOM:
+            if e.doors and not e.facts.custom:
                 self._doors(e)
             else:
                 self._plain(e, e.index in products, constants, compute)
 
     def _plain(self, e: Equation, product: bool, constants: dict[Value, Any], compute: Any) -> None:
         held = [_constant(e, k, constants) for k in range(len(e.ins))]
-        if e.name in _SPREAD and held[0] is not None:
+        if e.facts.alias and held[0] is not None:
             constants[e.outs[0]] = held[0]
-        follows = _is_cheap(e) if e.name in CUSTOM else RULES.get(e.name) == FOLLOW and not self._is_square(e)
+        follows = _is_cheap(e) if e.facts.custom else e.facts.runs is Runs.FOLLOW and not self._is_square(e)
         if follows and not all(_fits(x, compute) for x in held if x is not None):
             follows = False
         if e.name == "convert_element_type" and _is(e.eqn.invars[0].aval, NARROW):
             follows = False
             self.widened.extend(v for v in e.outs if self.wide[v])
         for k, out in enumerate(e.outs):
-            ins = [e.ins[k]] if e.name in _ALIKE else e.ins
-            self._made(out, PRODUCT if product else FOLLOW if follows else FLOAT, ins)
+            ins = [e.ins[k]] if e.facts.kind is Kind.EACH else e.ins
+            self._made(out, Runs.PRODUCT if product else Runs.FOLLOW if follows else Runs.FLOAT, ins)
 
-    def _made(self, v: Value, rule: str, ins: Collection[Value | None]) -> None:
+    def _made(self, v: Value, rule: Runs | None, ins: Collection[Value | None]) -> None:
         self.rule[v] = rule
         self.sources.setdefault(v, []).extend(i for i in ins if i is not None and self.wide[i])
 
@@ -181,7 +147,7 @@ class _Graph:
             for b, a in into.items():
                 self._made(b, _CARRIED, [a])
             for last, first in door.loop:
-                self._made(first, FLOAT if self._adds_up(door.scope, first, last) else _CARRIED, [last])
+                self._made(first, Runs.FLOAT if self._adds_up(door.scope, first, last) else _CARRIED, [last])
             for inside, outside, _ in door.out:
                 self._made(outside, _CARRIED, [inside])
         ends = {a: b for b, a, _ in e.doors[0].out if b is not None}
@@ -208,7 +174,9 @@ class _Graph:
             return False
         e = readers[0]
         once = [self._unnamed(v) for v in e.ins].count(first) == 1
-        return e.name in ("add", "sub", "add_any") and e.outs[0] == self._unnamed(last) and once
+        return (
+            e.facts.elementwise and e.facts.linear == slice(2) and e.outs[0] == self._unnamed(last) and once
+        )
 
     def _unnamed(self, v: Value | None) -> Value | None:
         return None if v is None else self.unnamed.get(v, v)
@@ -225,10 +193,10 @@ class _Graph:
                     low[v], changing = False, True
         return low
 
-    def _stays(self, v: Value, rule: str, hot: list[bool], low: list[bool]) -> bool:
-        if rule == PRODUCT:
+    def _stays(self, v: Value, rule: Runs | None, hot: list[bool], low: list[bool]) -> bool:
+        if rule is Runs.PRODUCT:
             return True
-        leads = rule == _CARRIED or (rule == FOLLOW and v in self.ahead)
+        leads = rule is _CARRIED or (rule is Runs.FOLLOW and v in self.ahead)
         return leads and all(low[s] for s in self.sources[v] if hot[s])
 
     def _hot(self) -> list[bool]:
@@ -237,7 +205,7 @@ class _Graph:
         for v, sources in self.sources.items():
             for s in sources:
                 after.setdefault(s, []).append(v)
-        todo = [v for v, rule in self.rule.items() if rule == PRODUCT] + self.widened
+        todo = [v for v, rule in self.rule.items() if rule is Runs.PRODUCT] + self.widened
         hot = [False] * len(self.wide)
         for v in todo:
             if not hot[v]:
@@ -263,7 +231,7 @@ def _fits(x: Any, dtype: Any) -> bool:
 def _is_cheap(e: Equation) -> bool:
     """Does a function with a derivative rule of its own hold nothing that rounding or range would hurt?"""
     inner = [i for door in e.doors for i in _all(door.scope)]
-    return all(i.doors or i.name in COMPARISONS or RULES.get(i.name) == FOLLOW for i in inner)
+    return all(i.doors or i.facts.compares or i.facts.runs is Runs.FOLLOW for i in inner)
 
 
 def _all(scope: Scope) -> Iterator[Equation]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..program.ir import Equation, Program, Scope
 from ..program.lines import is_ours, is_users
-from ..program.primitives import CUSTOM, REMAT
 
 Frame = tuple[Any, int]  # the code of a function, and how far in it
 
@@ -97,7 +96,7 @@ class Names:
 def _open_scopes(scope: Scope) -> Iterator[Scope]:
     yield scope
     for e in scope.equations:
-        if e.name not in REMAT | CUSTOM:
+        if not (e.facts.remat or e.facts.custom):
             for door in e.doors:
                 yield from _open_scopes(door.scope)
 

@@ -10,7 +10,6 @@ from ..program.primitives import is_literal
 from ..program.sizes import nbytes
 from .part import Part
 
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _ROOM = 2**16  # bytes that a metric may ask of the whole batch, where the batch itself is smaller
 
 
@@ -25,7 +24,7 @@ class Outputs:
     def __init__(self, followed: Followed, carried: Mapping[int, int]):
         self.followed, self.carried = followed, dict(carried)
         self._small, self._large = followed.small, followed.large
-        self._makers = {v: e for e in self._small.top.equations for v in e.outs}
+        self._makers = self._small.maker
         self.exact = combine(followed.outputs[0], followed.ratio, *self._avals(self._small.outputs[0])).exact
         self.how: dict[Value, Joined | Summed] = {}
         self.guessed: list[int] = []
@@ -68,7 +67,7 @@ class Outputs:
         found, seen, todo = [], {v}, [v]
         while todo:
             e = self._makers.get(todo.pop())
-            if e is None or e.name in _PRODUCTS or _has_products(e):
+            if e is None or e.facts.product or _has_products(e):
                 return None
             for w in e.ins:
                 if w is None or w in seen or isinstance(self.followed.of[w], Constant):
@@ -106,5 +105,5 @@ def _literal(v: Any) -> Any:
 
 def _has_products(e: Equation) -> bool:
     return any(
-        inner.name in _PRODUCTS or _has_products(inner) for door in e.doors for inner in door.scope.equations
+        inner.facts.product or _has_products(inner) for door in e.doors for inner in door.scope.equations
     )

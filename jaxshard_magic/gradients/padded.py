@@ -16,10 +16,10 @@ from jax import lax
 from ..errors import ShardError
 from ..program.batching.batch import Batch
 from ..program.batching.follow import told
-from ..program.batching.padding import DRAWS, Padded
+from ..program.batching.padding import Padded
 from ..program.capture import Gradient, gradient_p
 from ..program.ir import Equation, Program
-from ..program.primitives import CUSTOM, is_literal
+from ..program.primitives import is_literal
 from ..program.replay import Replay, retraced
 from ..program.trace import Traced
 from .draws import drawn
@@ -66,7 +66,7 @@ class _Loss(Padded, Replay):
     def __init__(self, small: Program, large: Program, part: Program, examples: int, growth: Fraction):
         self._examples, self._growth = examples, growth
         self._numbers: Any = None
-        self._fixed = {e.index for outer in small.equations if outer.name in CUSTOM for e in _inside(outer)}
+        self._fixed = {e.index for outer in small.equations if outer.facts.custom for e in _inside(outer)}
         super().__init__(small, large, part)
 
     def __call__(self, numbers: Any, *operands: Any) -> list:
@@ -93,7 +93,7 @@ class _Loss(Padded, Replay):
         literals = zip(small.eqn.invars, large.eqn.invars, strict=True)
         other = any(is_literal(a) and _differ(a.val, b.val) for a, b in literals)  # pyright: ignore[reportAttributeAccessIssue]
         return other or (
-            not large.doors and self.grown(large) and (self.loses_rows(large) or large.name in DRAWS)
+            not large.doors and self.grown(large) and (self.loses_rows(large) or large.facts.counted)
         )
 
     def drawn(self, e: Equation, small: Equation, values: list) -> list:

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..program.emit import Emitter
+from ..program.flow import needed
 from ..program.ir import Equation, Program, Scope, Value
-from ..program.primitives import REMAT
 from ..program.replay import Replay
 
 
@@ -74,7 +74,7 @@ def _opened(scope: Scope, wanted: set[Value]) -> set[int]:
     return {
         e.index
         for e in scope.equations
-        if e.name in REMAT
+        if e.facts.remat
         for door in e.doors
         if any(v in wanted for x in door.scope.equations for v in x.outs) or _opened(door.scope, wanted)
     }
@@ -82,15 +82,3 @@ def _opened(scope: Scope, wanted: set[Value]) -> set[int]:
 
 def _without_outputs(jaxpr: Any) -> Any:
     return jaxpr.replace(outvars=[], debug_info=jaxpr.debug_info._replace(result_paths=None))
-
-
-def needed(scope: Scope, wanted: Collection[Value], known: Collection[Value]) -> set[int]:
-    """The equations of a body that the values `wanted` depend on, not looking behind those `known`."""
-    todo, found = set(wanted), set()
-    for e in reversed(scope.equations):
-        inside = {v for door in e.doors for inner in door.scope.equations for v in inner.outs}
-        if todo.isdisjoint(e.outs) and todo.isdisjoint(inside):
-            continue
-        found.add(e.index)
-        todo.update(v for v in e.ins if v is not None and v not in known)
-    return found

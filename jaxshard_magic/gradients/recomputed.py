@@ -16,14 +16,13 @@ from jax.extend.core import ClosedJaxpr
 
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.lines import user_context
-from ..program.primitives import CUSTOM, REMAT, is_literal
+from ..program.primitives import is_literal
+from ..program.primitives.facts import Kind, Runs
+from ..program.primitives.table import facts_of
 from ..program.replay import Replay, replayed
-from .autocast import COMPARISONS, FLOAT, FOLLOW, NARROW, PRODUCT, REDUCTIONS, RULES, WIDE
+from .autocast import NARROW, WIDE
 
-_CHEAP = {name for name, rule in RULES.items() if rule in (FOLLOW, FLOAT)} - REDUCTIONS - COMPARISONS
-_DEAR = frozenset({"gather", "dynamic_update_slice", "top_k", "cummax", "cummin", "name"})
-_SMALL = frozenset({"reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min"})
-_AGAIN = _CHEAP - _DEAR - _SMALL
+_CHEAP = (Kind.ELEMENTWISE, Kind.SHAPE, Kind.CUT, Kind.EACH)
 
 
 def recomputed(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -37,11 +36,19 @@ def recomputed(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 def keeps(primitive: Any, *avals: Any, **params: Any) -> bool:
     """The policy: is the result of an equation kept for the backward pass?"""
-    if primitive.name not in _AGAIN:
+    if not _is_cheap(primitive.name):
         return True
     if primitive.name == "convert_element_type":
         return params["new_dtype"] not in WIDE
     return all(getattr(aval, "dtype", None) not in WIDE for aval in avals)
+
+
+def _is_cheap(name: str) -> bool:
+    """Are the results of a primitive made again for less than they take? Not of sums, masks and what is cut out anew;
+    and what the user names is kept."""
+    facts = facts_of(name)
+    again = facts.kind in _CHEAP and facts.runs is not None and not facts.compares
+    return again and name not in ("name", "dynamic_update_slice")
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class _Recomputed(Replay):
     @contextmanager
     def _inside(self, name: str):
         around = self._around
-        self._around = name if name in REMAT or name == "scan" else around
+        self._around = name if name == "scan" or facts_of(name).remat else around
         try:
             yield
         finally:
@@ -112,8 +119,8 @@ def _parts(scope: Scope, program: Program) -> list[_Part]:
 
 
 def _is_cut(e: Equation) -> bool:
-    opaque = e.doors and e.name not in CUSTOM
-    return bool(opaque or e.eqn.effects or RULES.get(e.name) == PRODUCT)
+    opaque = e.doors and not e.facts.custom
+    return bool(opaque or e.eqn.effects or e.facts.runs is Runs.PRODUCT)
 
 
 def _casts_apart(run: list[Equation], given: set[Value]) -> tuple[list[Equation], list[Equation]]:

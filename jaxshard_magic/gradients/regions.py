@@ -6,9 +6,7 @@ from typing import Any
 
 import jax
 
-from ..program.flow import ALIASES
 from ..program.ir import Equation, Scope, Value
-from ..program.primitives import REMAT
 from .blocks import Block
 
 
@@ -54,7 +52,7 @@ def regions(scope: Scope, names: Collection[str]) -> tuple[list[Block], set[int]
 
 
 def _policy(primitives: Collection[str], names: Collection[str], inside: list[Equation]) -> Any:
-    if any(e.name in REMAT for e in inside):  # a policy that keeps things would keep those as well
+    if any(e.facts.remat for e in inside):  # a policy that keeps things would keep those as well
         return jax.checkpoint_policies.nothing_saveable
     return AllBut(frozenset(names), frozenset(primitives))
 
@@ -66,7 +64,7 @@ def _made_by(scope: Scope, k: int) -> set[int]:
     while (value := scope.equations[k].ins[0]) in born:
         k = born[value]
         found.add(k)
-        if scope.equations[k].name not in ALIASES:
+        if not scope.equations[k].facts.alias:
             break
     return found
 
@@ -78,6 +76,6 @@ def _used_until(scope: Scope, k: int) -> int:
     for i, e in enumerate(scope.equations[stop:], stop):
         if forms & set(e.ins):
             stop = i + 1
-            if e.name in ALIASES:
+            if e.facts.alias:
                 forms.update(e.outs)
     return stop

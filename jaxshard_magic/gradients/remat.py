@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr
 
 from ..errors import ShardError, did_you_mean, one_of
 from ..program.ir import Equation, Program, Scope
-from ..program.primitives import CUSTOM, REMAT, shows
+from ..program.primitives import shows
 from ..program.replay import Replay, retraced
 from ..program.sizes import nbytes
 from .blocks import Block, Blocks, Checkpointed, Policy
@@ -20,7 +20,6 @@ from .segments import Costs, best_cuts, costs, fewest
 
 _SMALL = 0.1  # of what is kept: straight-line code beside loops that keeps less is left as it is
 _MOST_BLOCKS = 64  # that a policy cuts straight-line code into
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_dot"})
 _ALLOWED = "allowed are a number of segments, full, dots, nothing, offload, or a regular expression"
 _NOTHING = jax.checkpoint_policies.nothing_saveable
 POLICIES: dict[str, Policy] = {
@@ -183,13 +182,13 @@ def _by_policy(program: Program, how: str) -> tuple[Blocks, str]:
 
 def _is_done(e: Equation, loops: Container[Scope]) -> bool:
     """Does an equation hold remat: the user's, or what is put into its body?"""
-    return e.name in REMAT or any(d.scope in loops or _is_rematted(d.scope) for d in e.doors)
+    return e.facts.remat or any(d.scope in loops or _is_rematted(d.scope) for d in e.doors)
 
 
 def _is_rematted(scope: Scope) -> bool:
     """Are all products of a body in remat of the user's?"""
-    inside = [e.name in REMAT or _is_rematted(d.scope) for e in scope.equations for d in e.doors]
-    products = any(e.name in _PRODUCTS for e in scope.equations)
+    inside = [e.facts.remat or _is_rematted(d.scope) for e in scope.equations for d in e.doors]
+    products = any(e.facts.product for e in scope.equations)
     return any(inside) and not products
 
 
@@ -242,14 +241,14 @@ def _match(scope: Scope, names: Names, pattern: re.Pattern, ranges: dict, bodies
         ranges[scope] = blocks
     taken = {k for a, b in spans for k in range(a, b)}
     for k, e in enumerate(scope.equations):
-        if k not in taken and e.name not in REMAT | CUSTOM:
+        if k not in taken and not (e.facts.remat or e.facts.custom):
             for door in e.doors:
                 _match(door.scope, names, pattern, ranges, bodies)
 
 
 def _only_loop(equations: Iterable[Equation]) -> Equation | None:
     """The loop that does all the work of some equations: its trips are the blocks then."""
-    working = [e for e in equations if e.name in _PRODUCTS or e.doors]
+    working = [e for e in equations if e.facts.product or e.doors]
     return working[0] if len(working) == 1 and working[0].name == "scan" else None
 
 
@@ -259,7 +258,7 @@ def _repeatable(scope: Scope, blocks: Iterable[Block]) -> list[Block]:
     found = []
     for b in blocks:
         inside = scope.equations[b.start : b.stop]
-        one = len(inside) == 1 and inside[0].name in REMAT
+        one = len(inside) == 1 and inside[0].facts.remat
         if not one and not any(shows(e.eqn) for e in inside):
             found.append(b)
     return found

@@ -327,7 +327,7 @@ def _state(program: Program, roles: Roles) -> dict[int, dict[int, int]]:
     return found
 
 
-def _by_mean(flow: Flow, v: Value, w: Value, name: str) -> bool:
+def _by_mean(flow: Flow, v: Value, w: Value, e: Equation | None) -> bool:
     """Only what is the same array in another form, or its mean over devices."""
-    mean = name == "div" and any(made == "psum" for _, made in flow.before[w])
-    return by_alias(v, w, name) or name == "psum" or mean
+    mean = e is not None and e.name == "div" and any(f and f.name == "psum" for _, f in flow.before[w])
+    return by_alias(v, w, e) or mean or (e is not None and e.name == "psum")

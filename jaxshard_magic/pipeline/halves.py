@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from ..gradients.part import Part, needed
+from ..gradients.part import Part
 from ..program.emit import Emitter
+from ..program.flow import needed
 from ..program.ir import Door, Equation, Program, Value
 from ..program.primitives import scan_counts
 from ..program.replay import retraced

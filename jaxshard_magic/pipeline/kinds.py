@@ -3,15 +3,8 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from ..program.batching.rules import ELEMENTWISE
 from ..program.ir import Equation, Program, Value
 from ..program.unionfind import UnionFind
-
-BY_ELEMENT = ELEMENTWISE | {
-    *("add", "sub", "mul", "div", "neg", "add_any", "select_n", "convert_element_type", "reduce_precision"),
-    *("copy", "copy_p", "name", "stop_gradient", "sharding_constraint", "device_put"),
-}
-REDUCTIONS = frozenset(f"reduce_{name}" for name in ("sum", "max", "min", "prod", "and", "or"))
 
 
 class Kinds:
@@ -29,7 +22,7 @@ class Kinds:
                 self._join(v for v in (*e.ins, *e.outs) if v is not None)
             elif e.name == "broadcast_in_dim":
                 spread.update(e.outs)
-            elif e.name in BY_ELEMENT and own:
+            elif e.facts.elementwise and own:
                 same = (v for v in (*e.ins, *e.outs) if v is not None and shapes[v] == own)
                 self._join(v for v in same if v not in spread)
 
@@ -53,6 +46,8 @@ def by_row(e: Equation, program: Program) -> bool:
     if len(rows) != 1 or () in rows:
         return False
     p = e.params
+    if (c := e.contraction) is not None:
+        return (0, 0, 0) in c.batch
     match e.name:
         case "broadcast_in_dim":
             return tuple(p["broadcast_dimensions"][:1]) == (0,)
@@ -62,7 +57,4 @@ def by_row(e: Equation, program: Program) -> bool:
             return 0 not in p["dimensions"]
         case "reshape":
             return p["dimensions"] is None
-        case "dot_general":
-            (_, _), (left, right) = p["dimension_numbers"]
-            return (*left[:1], *right[:1]) == (0, 0)
-    return e.name in REDUCTIONS and 0 not in p["axes"]
+    return e.facts.reduces and 0 not in p["axes"]

@@ -13,8 +13,6 @@ from ..program.ir import Equation, Program
 from ..program.primitives import bind, scan_counts
 from ..program.replay import Replay
 
-_BY_LAYER = frozenset({"convert_element_type", "reduce_precision", "copy", "copy_p", "name", "neg"})
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -52,7 +50,7 @@ class CutScans(Replay):
         pieces = [x for x in values if isinstance(x, Pieces)]
         if not pieces:
             return super().equation(e, values)
-        if e.name in _BY_LAYER and len(values) == 1:
+        if e.facts.elementwise and e.facts.linear and len(values) == 1:
             (whole,) = pieces
             made = [bind(e.eqn, [x])[0] for x in whole.arrays]
             return [Pieces(made, whole.bounds, whole.source)]

@@ -10,18 +10,10 @@ from jax import lax
 from ..program.emit import Emitter
 from ..program.ir import Equation
 from ..program.primitives import bind
-from .kinds import BY_ELEMENT, REDUCTIONS, by_row
+from .kinds import by_row
 from .layers import Pieces
 
 _SHAPES = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}  # parameters that name the rows of a result
-_TOGETHER = {
-    "reduce_sum": lax.add,
-    "reduce_prod": lax.mul,
-    "reduce_max": lax.max,
-    "reduce_min": lax.min,
-    "reduce_and": lax.bitwise_and,
-    "reduce_or": lax.bitwise_or,
-}
 
 
 class Piecewise(Emitter):
@@ -39,9 +31,9 @@ class Piecewise(Emitter):
                 for xs, (a, b) in zip(parts, pairwise(bounds), strict=True)
             ]
             return [Pieces(xs, bounds, -1) for xs in zip(*made, strict=True)]
-        if e.name in REDUCTIONS and len(values) == 1:
+        if e.facts.joins is not None and len(values) == 1:
             made = [bind(e.eqn, [x])[0] for x in values[0].arrays]
-            return [reduce(_TOGETHER[e.name], made)]
+            return [reduce(e.facts.joins, made)]
         if e.name == "reshape" and (each := self._rows_of_each(e)):
             return [_reshaped(e, values[0], each)]
         return super().equation(e, [laid_out(x, None) for x in values])
@@ -56,7 +48,7 @@ class Piecewise(Emitter):
     def _by_piece(self, e: Equation) -> bool:
         shapes = self.program.shapes
         own = {shapes[v] for v in (*e.ins, *e.outs) if v is not None and shapes[v]}
-        return len(own) == 1 if e.name in BY_ELEMENT else by_row(e, self.program)
+        return len(own) == 1 if e.facts.elementwise else by_row(e, self.program)
 
 
 def laid_out(x: Any, bounds: tuple[int, ...] | None) -> Any:

@@ -4,11 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..gradients.part import needed
+from ..program.flow import made_of, needed
 from ..program.ir import Equation, Program, Value
 from ..program.sizes import nbytes
 from .kinds import Kinds
-from .units import reached
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class _Groups:
         last: int,
         operands: Collection[Value],
     ):
-        self.program, self.at, self._late = program, at, reached(program, given)
+        self.program, self.at, self._late = program, at, made_of(program.top, given)
         self._early = needed(program.top, operands, program.inputs)
         self._behind: dict[
             Value, frozenset[Value]

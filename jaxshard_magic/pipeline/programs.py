@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax._src.source_info_util import current_name_stack  # jax has no public form
 from jax.extend.core import ClosedJaxpr, Literal
 
-from ..gradients.part import Chosen, Part, needed
+from ..gradients.part import Chosen, Part
 from ..program.emit import Emitter
+from ..program.flow import made_of, needed
 from ..program.ir import Program, Value
 from ..program.lines import user_context
 from ..program.replay import retraced
@@ -20,7 +21,6 @@ from ..strategies.layout import Layout, Spec
 from ..strategies.regions.unreduced import Unreduced
 from .halves import in_halves
 from .stages import Stage
-from .units import reached
 
 End = Value | Literal  # a result of a stage's program
 
@@ -149,8 +149,8 @@ class StageProgram:
         inputs, s = self.whole.inputs, self.slots
         n = s.parameters + s.others
         given = set(inputs[n : s.given])
-        after = reached(self.whole, inputs[s.given :])
-        varying = reached(self.whole, given | {inputs[s.parameters + k] for k in self.examples})
+        after = made_of(self.whole.top, inputs[s.given :])
+        varying = made_of(self.whole.top, given | {inputs[s.parameters + k] for k in self.examples})
         ends = [*self.given_back, *self.gradients]
         backward = [e for e in self.whole.top.equations if any(v in after for v in e.outs)]
         read = dict.fromkeys(v for e in backward for v in e.ins if v is not None)

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from ..gradients.accumulate import summed_in
-from ..gradients.part import Part, needed
+from ..gradients.part import Part
 from ..gradients.rows import rows_of
 from ..gradients.rows import split as in_microbatches
+from ..program.flow import needed
 from ..program.ir import Program, Value
 from ..program.labels import GRADIENT
 from .homes import Homes

@@ -4,11 +4,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ..gradients.part import needed
+from ..program.flow import made_of, needed, origins, origins_of
 from ..program.ir import Equation, Program, Value
 from ..program.sizes import nbytes
 from .layers import stage_of
-from .units import reached
 
 _SMALL = 16  # a number made of parameters travels, rather than they, where it is so many times smaller
 
@@ -68,24 +67,15 @@ def stages_of(loss: Program, trained: Collection[int], stages: int) -> tuple[Sta
 def _last_read(loss: Program, at: dict[int, int], made: dict[Value, int], stages: int) -> dict[Value, int]:
     """The last stage that reads each value that a stage makes, by its own equations or by free ones that they read."""
     found: dict[Value, int] = {}
-    free = {v: e for e in loss.top.equations if e.index not in at for v in e.outs}
-    behind: dict[Value, frozenset[Value]] = {}  # the values of stages that a free one is made of
+    behind = origins(loss.top, made)
     for e in loss.top.equations:
-        sources = _sources(e, made, behind)
-        if e.index not in at:
-            behind.update((v, sources) for v in e.outs if v in free)
-        else:
-            for v in sources:
+        if e.index in at:
+            for v in origins_of(e, behind):
                 found[v] = max(found.get(v, -1), at[e.index])
     for v in loss.outputs:  # what is in no stage the last one gives
         if v is not None and v not in made:
             found.update(dict.fromkeys(behind.get(v, frozenset()), stages - 1))
     return found
-
-
-def _sources(e: Equation, made: dict[Value, int], behind: dict[Value, frozenset[Value]]) -> frozenset[Value]:
-    read = {v for v in e.ins if v is not None}
-    return frozenset(v for v in read if v in made).union(*(behind.get(v, frozenset()) for v in read))
 
 
 def _inputs_read(loss: Program, wanted: Collection[Value], known: Iterable[Value]) -> list[int]:
@@ -98,16 +88,13 @@ def _inputs_read(loss: Program, wanted: Collection[Value], known: Iterable[Value
 def _pinned(loss: Program, parameters: Collection[Value], at: dict[int, int], stages: int) -> dict[int, int]:
     """The stage of each equation that makes a small number of parameters alone, where they are on one stage."""
     free = [e for e in loss.top.equations if e.index not in at and e.outs]
-    mixed = reached(loss, [v for v in loss.inputs if v not in parameters])
-    of: dict[Value, frozenset[Value]] = {p: frozenset([p]) for p in parameters}
-    for e in loss.top.equations:
-        behind = frozenset().union(*(of.get(v, frozenset()) for v in e.ins if v is not None))
-        of.update(dict.fromkeys(e.outs, behind))
+    mixed = made_of(loss.top, [v for v in loss.inputs if v not in parameters])
+    of = origins(loss.top, parameters)
 
     def small(e: Equation) -> bool:
-        size = sum(nbytes(loss.avals[p]) for p in of[e.outs[0]])
+        size = sum(nbytes(loss.avals[p]) for p in of.get(e.outs[0], ()))
         made = sum(nbytes(loss.avals[v]) for v in e.outs)
-        return bool(of[e.outs[0]]) and e.outs[0] not in mixed and _SMALL * made <= size
+        return e.outs[0] in of and e.outs[0] not in mixed and _SMALL * made <= size
 
     sums = {e.index for e in free if small(e)}
     stop = {v for e in free if e.index in sums for v in e.outs}

@@ -8,10 +8,10 @@ from itertools import groupby
 
 from ..errors import ShardError, one_of
 from ..gradients.named import Names
-from ..program.flow import ALIASES
+from ..program.flow import made_of
 from ..program.ir import Door, Equation, Value
 from .marker import NAME
-from .units import Units, reached
+from .units import Units
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _marks(
             for door in e.doors:
                 inner = _inside(door, trained), _inside(door, varying)
                 yield from _marks(door.scope.equations, *inner)
-        elif e.name not in ALIASES and any(v in trained and v in varying for v in e.outs):
+        elif not e.facts.alias and any(v in trained and v in varying for v in e.outs):
             yield False
 
 
@@ -119,7 +119,7 @@ def _inside(door: Door, outside: Collection[Value]) -> set[Value]:
     """The values of a body that are made of values outside of it."""
     start = {b for a, b, _ in door.into if a in outside}
     while True:
-        found = reached(door.scope, start)
+        found = made_of(door.scope, start)
         again = {b for a, b in door.loop if a in found} - start
         if not again:
             return found

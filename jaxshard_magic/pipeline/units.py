@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..program.flops import counted
-from ..program.flow import Flow
-from ..program.ir import Equation, Program, Scope, Value
+from ..program.flow import Flow, made_of, origins, origins_of
+from ..program.ir import Equation, Program, Value
 from ..program.primitives import scan_counts
 from ..program.sizes import nbytes
 
@@ -37,7 +37,7 @@ class Units:
         own_costs: Sequence[float] | None = None,
     ):
         self.loss, self._parameters = loss, frozenset(parameters)
-        self.trained, self.varying = reached(loss, parameters), reached(loss, examples)
+        self.trained, self.varying = made_of(loss.top, parameters), made_of(loss.top, examples)
         both = self.trained & self.varying
         self.main = [e for e in loss.top.equations if any(v in both for v in e.outs)]
         costs = _costs(loss)
@@ -54,17 +54,9 @@ class Units:
     @cached_property
     def read(self) -> list[frozenset[Value]]:
         """The parameters that each unit reads, by itself or through what is made of them alone."""
-        behind = {p: frozenset([p]) for p in self._parameters}
-        main = {e.index for e in self.main}
-        for e in self.loss.top.equations:
-            if e.index not in main:
-                found = frozenset().union(*(behind.get(v, frozenset()) for v in e.ins if v is not None))
-                behind.update(dict.fromkeys(e.outs, found))
-        nothing = frozenset[Value]()
-        return [
-            nothing.union(*(behind.get(v, nothing) for v in unit.equation.ins if v is not None))
-            for unit in self.units
-        ]
+        made = {v for e in self.main for v in e.outs}
+        behind = origins(self.loss.top, self._parameters | made)
+        return [origins_of(unit.equation, behind) - made for unit in self.units]
 
     @cached_property
     def crossing(self) -> list[int]:
@@ -117,26 +109,14 @@ def layers_of(e: Equation) -> int:
     return e.params["length"] if e.params["length"] > 1 else 0
 
 
-def reached(program: Program | Scope, start: Collection[Value]) -> set[Value]:
-    """`start` and all values of the top level, or of one scope, that are made of one of them."""
-    found = set(start)
-    for e in (program.top if isinstance(program, Program) else program).equations:
-        if any(v in found for v in e.ins):
-            found.update(e.outs)
-    return found
-
-
 def _costs(loss: Program) -> dict[int, float]:
     """FLOPs of each equation of the top level: of its products, and one for each number that it makes."""
-    top: dict[int, int] = {}
-    for e in loss.top.equations:
-        todo = [e]
-        for inner in todo:
-            top[inner.index] = e.index
-            todo += [below for door in inner.doors for below in door.scope.equations]
     found = {e.index: float(sum(_numbers(loss, v) for v in e.outs)) for e in loss.top.equations}
     for work in counted(loss, Flow(loss)):
-        found[top[work.equation]] += work.flops
+        e = loss.equations[work.equation]
+        while e.outer is not None:
+            e = e.outer
+        found[e.index] += work.flops
     return found
 
 

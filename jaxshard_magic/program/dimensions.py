@@ -1,7 +1,8 @@
 """Classes of dimensions: what is one logical dimension, and what is stored alike."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 
 from .ir import Equation, Program, Value
 from .links import Links, find_links
@@ -47,6 +48,26 @@ class Dimensions:
                 self._sets.union(split.whole, part)
                 made.append((split.whole, part, split.equation))
         return made
+
+    @cached_property
+    def _parts(self) -> dict[int, set[int]]:
+        """The classes that are parts of a class, or of which it is a part."""
+        found = defaultdict[int, set[int]](set)
+        for a, b in self.links.cut:
+            a, b = self._class[a], self._class[b]
+            found[a].add(b)
+            found[b].add(a)
+        return found
+
+    def reach(self, c: int, among: Callable[[int], bool]) -> frozenset[int]:
+        """`c` and what shifting, concatenating, slicing or microbatching makes of it, `among` certain classes."""
+        seen, todo = {c}, [c]
+        for a in todo:
+            for b in self._parts.get(a, set()) - seen:
+                if among(b):
+                    seen.add(b)
+                    todo.append(b)
+        return frozenset(seen)
 
     def of_node(self, node: int) -> int:
         return self._class[node]

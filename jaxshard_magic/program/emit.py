@@ -13,7 +13,7 @@ from jax._src.source_info_util import current_name_stack, new_name_stack  # jax 
 
 from .ir import Door, Equation, Program, Scope, Value
 from .lines import Calls, user_context
-from .primitives import REMAT, bind, is_literal, scan_counts
+from .primitives import bind, is_literal, scan_counts
 
 
 class Emitter:
@@ -76,7 +76,7 @@ class Emitter:
             return list(lax.switch(values[0], branches, *values[1:]))
         if e.doors:
             scope = e.doors[0].scope
-            if e.name in REMAT and e.params.get("differentiated") and e.params.get("prevent_cse"):
+            if e.facts.remat and e.params.get("differentiated") and e.params.get("prevent_cse"):
                 return self.body(scope, lax.optimization_barrier(tuple(values)))
             return self.run(scope, values)
         return self.after(e, self.result(e, self.before(e, values)))

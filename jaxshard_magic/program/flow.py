@@ -1,35 +1,22 @@
-"""From which values a value was made, bodies and loops included."""
+"""What a program's values are made of, and what is made of them: the one place that follows values.
 
-from collections.abc import Callable, Iterable
+`Flow` follows them one by one, through bodies and loops. `made_of`, `needed` and `origins` look at one body and take
+each of its equations as a whole, as somebody does who runs some of them and not others.
+"""
 
-from .ir import Equation, Program, Value
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from functools import cached_property
+
+from .ir import Equation, Program, Scope, Value
 from .trace import DIFFERENTIATED, GRADIENT, VALUE
 
-ALIASES = frozenset(
-    {
-        *(
-            "convert_element_type",
-            "reduce_precision",
-            "copy",
-            "copy_p",
-            "name",
-            "device_put",
-            "sharding_constraint",
-        ),
-        *("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice"),
-        *("random_wrap", "random_unwrap"),
-    }
-)
-MIXING = frozenset({"dot_general", "conv_general_dilated", "gather", "sort", "cumsum"})
-_RANDOM = frozenset(
-    {"random_wrap", "threefry2x32", "random_bits", "random_split", "random_fold_in", "random_seed"}
-)
-
-Through = Callable[[Value, Value, str], bool]  # (value, what it was made from, primitive or "" at a door)
+Hop = tuple[Value, Equation | None]
+Through = Callable[[Value, Value, Equation | None], bool]
+"""(a value, the one that it was made from, by which equation; None: through the door of a body) -> go on?"""
 
 
 class Flow:
-    """`before[v]`: what `v` was made from, each with the primitive's name, or "" at the door of a body.
+    """`before[v]`: what `v` was made from, each with the equation that did it, None at the door of a body.
 
     `differentiated`: the equations that mark what gradient calls differentiate; `gradients`: what they give back,
     `values`: the scalars that they differentiate. `random`: equations that use a key.
@@ -37,7 +24,7 @@ class Flow:
 
     def __init__(self, program: Program):
         self.program = program
-        self.before: list[list[tuple[Value, str]]] = [[] for _ in program.avals]
+        self.before: list[list[Hop]] = [[] for _ in program.avals]
         self.differentiated: list[Equation] = []
         self.gradients: set[Value] = set()
         self.values: set[Value] = set()
@@ -52,42 +39,123 @@ class Flow:
     def _doors(self, pairs: Iterable[tuple[Value | None, Value | None]]) -> None:
         for a, b in pairs:
             if a is not None and b is not None:
-                self.before[b].append((a, ""))
+                self.before[b].append((a, None))
 
     def _plain(self, e: Equation) -> None:
-        name = e.name
-        sources = [(a, name) for a in e.ins if a is not None]
+        sources = [(a, e) for a in e.ins if a is not None]
         for out in e.outs:
             self.before[out].extend(sources)
-        if name == "name" and e.params["name"] == DIFFERENTIATED:
+        if e.name == "name" and e.params["name"] == DIFFERENTIATED:
             self.differentiated.append(e)
-        if name == "name" and e.params["name"] == GRADIENT:
+        if e.name == "name" and e.params["name"] == GRADIENT:
             self.gradients.update(e.outs)
-        if name == "name" and e.params["name"] == VALUE:
+        if e.name == "name" and e.params["name"] == VALUE:
             self.values.update(e.outs)
-        if name in _RANDOM:
+        if e.facts.keyed:
             self.random.append(e)
 
+    @cached_property
+    def after(self) -> list[list[Hop]]:
+        """`after[v]`: what is made from `v`, as `before` has it the other way round."""
+        found: list[list[Hop]] = [[] for _ in self.before]
+        for v, sources in enumerate(self.before):
+            for w, e in sources:
+                found[w].append((v, e))
+        return found
+
+    @cached_property
+    def used(self) -> Set[Value]:
+        """The values that are made for something: for an output, a branch, a trip or a side effect."""
+        return self.back(results(self.program)).keys()
+
     def back(
-        self, start: Iterable[Value | None], through: Through, limit: int | None = None
+        self, start: Iterable[Value | None], through: Through | None = None, limit: int | None = None
     ) -> dict[Value, int]:
-        """The values met going back from `start`, each with the fewest-first number of equations passed."""
+        """The values that those of `start` are made of, they among them, each with how many equations were passed.
+
+        Args:
+            start: where to begin.
+            through: whether to go on from a value to one that it was made from; None: always.
+            limit: stop when so many values were met: time grows with them.
+        """
         seen = {v: 0 for v in start if v is not None}
         todo = list(seen)
         for v in todo:
-            for w, name in self.before[v]:
-                if w not in seen and through(v, w, name):
-                    seen[w] = seen[v] + bool(name)
+            for w, e in self.before[v]:
+                if w not in seen and (through is None or through(v, w, e)):
+                    seen[w] = seen[v] + (e is not None)
                     todo.append(w)
             if limit is not None and len(seen) > limit:
                 break
         return seen
 
+    def forward(self, start: Iterable[Value | None], through: Through | None = None) -> set[Value]:
+        """The values that are made of those of `start`, they among them.
 
-def by_alias(_v: Value, _w: Value, name: str) -> bool:
+        Args:
+            start: where to begin.
+            through: as of `back`: (the value made, the one that it is made from, by which equation); None: always.
+        """
+        seen = {v for v in start if v is not None}
+        todo = list(seen)
+        for v in todo:
+            for w, e in self.after[v]:
+                if w not in seen and (through is None or through(w, v, e)):
+                    seen.add(w)
+                    todo.append(w)
+        return seen
+
+
+def by_alias(_v: Value, _w: Value, e: Equation | None) -> bool:
     """Only what is the same array in another form."""
-    return name == "" or name in ALIASES
+    return e is None or e.facts.alias
 
 
-def by_anything(_v: Value, _w: Value, _name: str) -> bool:
-    return True
+def results(program: Program) -> list[Value | None]:
+    """What a step is run for: its outputs, what decides on branches and trips, and operands of side effects."""
+    found = list(program.outputs)
+    for e in program.equations:
+        if e.name == "cond":
+            found.append(e.ins[0])
+        elif e.name == "while":
+            found += e.doors[1].scope.outs
+        elif e.eqn.effects and not e.doors:
+            found += e.ins
+    return found
+
+
+def made_of(scope: Scope, start: Collection[Value]) -> set[Value]:
+    """`start` and all values of a body that equations make which read one of them."""
+    found = set(start)
+    for e in scope.equations:
+        if any(v in found for v in e.ins):
+            found.update(e.outs)
+    return found
+
+
+def needed(scope: Scope, wanted: Collection[Value], known: Collection[Value]) -> set[int]:
+    """The equations of a body that the values `wanted` depend on, not looking behind those `known`."""
+    todo, found = set(wanted), set()
+    for e in reversed(scope.equations):
+        inside = {v for door in e.doors for inner in door.scope.equations for v in inner.outs}
+        if todo.isdisjoint(e.outs) and todo.isdisjoint(inside):
+            continue
+        found.add(e.index)
+        todo.update(v for v in e.ins if v is not None and v not in known)
+    return found
+
+
+def origins(scope: Scope, roots: Collection[Value]) -> Mapping[Value, frozenset[Value]]:
+    """Which of `roots` each value of a body is made of, not looking behind them; what is made of none is left out."""
+    found = {v: frozenset([v]) for v in roots}
+    for e in scope.equations:
+        behind = origins_of(e, found)
+        if behind:
+            found |= {v: behind for v in e.outs if v not in roots}
+    return found
+
+
+def origins_of(e: Equation, origins: Mapping[Value, frozenset[Value]]) -> frozenset[Value]:
+    """The origins of what an equation reads, together."""
+    nothing = frozenset[Value]()
+    return nothing.union(*(origins.get(v, nothing) for v in e.ins if v is not None))

@@ -10,6 +10,9 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .primitives import called, is_literal, opened, scan_counts, shape_of
+from .primitives.contractions import Contraction
+from .primitives.facts import Facts
+from .primitives.table import facts_of
 
 Value = int  # the number of a value; a dimension is numbered Program.node(value, dim)
 
@@ -29,14 +32,24 @@ class Scope:
 @dataclass(eq=False, slots=True)
 class Equation:
     """`outs = primitive(ins)`; a literal operand is None. `trips`: how often one step runs it
-    (a `while` counts once, its trips are not known)."""
+    (a `while` counts once, its trips are not known). `outer`: the equation
+    whose body it is in. `facts`: the row of its primitive.
+    `contraction`: which dimensions correspond; None for what is no product."""
 
     index: int
     eqn: JaxprEqn
     ins: list[Value | None]
     outs: list[Value]
     trips: int
+    outer: "Equation | None"
     doors: list["Door"] = field(default_factory=list)
+    facts: Facts = field(init=False)
+    contraction: Contraction | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.facts = facts_of(self.eqn.primitive.name)
+        rule = self.facts.contraction
+        self.contraction = None if rule is None else rule(self.params, [shape_of(v) for v in self.eqn.invars])
 
     @property
     def name(self) -> str:
@@ -64,7 +77,7 @@ class Door:
 
 
 class Program:
-    """The values, equations and scopes of a closed jaxpr without constants."""
+    """The values, equations and scopes of a closed jaxpr without constants. `maker[v]`: the equation that makes v."""
 
     def __init__(self, closed: ClosedJaxpr):
         self.closed = closed
@@ -73,7 +86,8 @@ class Program:
         self.first: list[int] = []  # the number of a value's dimension 0
         self.sizes: list[int] = []  # of every dimension
         self.equations: list[Equation] = []
-        self.top = self._open(closed.jaxpr, tuple(closed.consts), 1)
+        self.maker: dict[Value, Equation] = {}
+        self.top = self._open(closed.jaxpr, tuple(closed.consts), 1, None)
 
     @property
     def inputs(self) -> list[Value]:
@@ -104,7 +118,7 @@ class Program:
         self.sizes.extend(shape)
         return number
 
-    def _open(self, jaxpr: Any, consts: tuple, trips: int) -> Scope:
+    def _open(self, jaxpr: Any, consts: tuple, trips: int, outer: Equation | None) -> Scope:
         known: dict[Any, Value] = {v: self._value(v) for v in (*jaxpr.constvars, *jaxpr.invars)}
 
         def read(v):
@@ -115,8 +129,9 @@ class Program:
         )
         for eqn in jaxpr.eqns:
             outs = [self._value(v) for v in eqn.outvars]
-            e = Equation(len(self.equations), eqn, [read(v) for v in eqn.invars], outs, trips)
+            e = Equation(len(self.equations), eqn, [read(v) for v in eqn.invars], outs, trips, outer)
             known.update(zip(eqn.outvars, outs, strict=True))
+            self.maker.update(dict.fromkeys(outs, e))
             self.equations.append(e)
             scope.equations.append(e)
             e.doors = self._doors(e)
@@ -127,7 +142,7 @@ class Program:
         params, ins, outs = e.params, e.ins, e.outs
         if e.name == "scan":
             n, k = scan_counts(params)
-            body = self._open(*opened(params["jaxpr"]), e.trips * params["length"])
+            body = self._open(*opened(params["jaxpr"]), e.trips * params["length"], e)
             into = [(a, b, int(i >= n + k)) for i, (a, b) in enumerate(zip(ins, body.ins, strict=True))]
             out = [(a, b, int(i >= k)) for i, (a, b) in enumerate(zip(body.outs, outs, strict=True))]
             loop = list(zip(body.outs[:k], body.ins[n : n + k], strict=True))
@@ -135,8 +150,8 @@ class Program:
             return [Door(body, into, out, loop, skip)]
         if e.name == "while":
             nc, nb = params["cond_nconsts"], params["body_nconsts"]
-            body = self._open(*opened(params["body_jaxpr"]), e.trips)
-            test = self._open(*opened(params["cond_jaxpr"]), e.trips)
+            body = self._open(*opened(params["body_jaxpr"]), e.trips, e)
+            test = self._open(*opened(params["cond_jaxpr"]), e.trips, e)
             carried = ins[nc + nb :]
             into = [(a, b, 0) for a, b in zip(ins[nc:], body.ins, strict=True)]
             out = [(a, b, 0) for a, b in zip(body.outs, outs, strict=True)]
@@ -148,10 +163,10 @@ class Program:
                 Door(test, asked, [], again, []),
             ]
         if e.name == "cond":
-            bodies = [self._open(*opened(b), e.trips) for b in params["branches"]]
+            bodies = [self._open(*opened(b), e.trips, e) for b in params["branches"]]
             return [self._plain_door(body, ins[1:], outs) for body in bodies]
         body = called(e.eqn)
-        return [] if body is None else [self._plain_door(self._open(*opened(body), e.trips), ins, outs)]
+        return [] if body is None else [self._plain_door(self._open(*opened(body), e.trips, e), ins, outs)]
 
     @staticmethod
     def _plain_door(body: Scope, ins: list, outs: list) -> Door:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from .flow import ALIASES, MIXING, Flow
-from .ir import Program, Value
+from .flow import Flow, by_alias
+from .ir import Equation, Program, Value
 from .roles import PARAMS, Roles
 
 UPDATE, GRADIENT, WEIGHT = "shard.update", "shard.gradient", "shard.weight"
@@ -29,7 +29,7 @@ def label_of(op_name: str) -> tuple[str, int] | None:
 def weight_label(program: Program, flow: Flow, value: Value) -> str | None:
     """The label of a weight on its way to where it is used; None where it is not one input alone."""
     place = {v: i for i, v in enumerate(program.inputs)}
-    inputs = [place[v] for v in flow.back([value], _by_alias) if v in place]
+    inputs = [place[v] for v in flow.back([value], _by_part) if v in place]
     return f"{WEIGHT}.{inputs[0]}" if len(inputs) == 1 else None
 
 
@@ -38,12 +38,11 @@ def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]
 
     `phases`: forward, backward or update of each equation, by its index.
     """
-    made_by = {out: e for e in program.equations for out in e.outs}
 
-    def same_or_summand(v: Value, w: Value, name: str) -> bool:
-        if name == "reduce_sum":  # over dimensions of size one
+    def same_or_summand(v: Value, w: Value, e: Equation | None) -> bool:
+        if e is not None and e.facts.reduces and e.facts.linear:  # over dimensions of size one
             return prod(program.shapes[v]) == prod(program.shapes[w])
-        return name == "" or name in ALIASES or name in ("add", "add_any")
+        return by_alias(v, w, e) or bool(e and e.facts.elementwise and e.facts.adds)
 
     updates = (i for i, phase in phases.items() if phase == "update")
     found = {
@@ -54,7 +53,7 @@ def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]
             continue
         for gradient in _gradients_of(program, flow, program.outputs[o]):
             for value in flow.back([gradient], same_or_summand):
-                e = made_by.get(value)
+                e = program.maker.get(value)
                 if e is not None and not e.doors and phases.get(e.index) == "backward":
                     found[e.index] = f"{GRADIENT}.{i}"
     return found
@@ -66,11 +65,12 @@ def _gradients_of(program: Program, flow: Flow, output: Value | None) -> Iterabl
         return ()
     shape = program.shapes[output]
 
-    def elementwise(v: Value, w: Value, name: str) -> bool:
-        return v not in flow.gradients and name not in MIXING and program.shapes[w] == shape
+    def elementwise(v: Value, w: Value, e: Equation | None) -> bool:
+        mixes = e is not None and e.facts.mixes
+        return v not in flow.gradients and not mixes and program.shapes[w] == shape
 
     return [v for v in flow.back([output], elementwise) if v in flow.gradients]
 
 
-def _by_alias(_v: Value, _w: Value, name: str) -> bool:
-    return name == "" or name in ALIASES or name in ("dynamic_slice", "rev")
+def _by_part(v: Value, w: Value, e: Equation | None) -> bool:
+    return by_alias(v, w, e) or bool(e and e.facts.part)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 import jax.numpy as jnp
 from jax.tree_util import DictKey, KeyPath
 
-from .flow import Flow, Through, by_alias, by_anything
+from .flow import Flow, Through, by_alias
 from .trace import Traced
 
 MOST = 2**16  # elements; of a longer array nobody means the last one
@@ -28,7 +28,7 @@ def find_loss(traced: Traced, flow: Flow, state: Collection[int]) -> int | None:
         and flow.program.outputs[o] is not None
     ]
 
-    def is_value(o: int, through: Through = by_alias) -> bool:
+    def is_value(o: int, through: Through | None = by_alias) -> bool:
         return not flow.values.isdisjoint(flow.back([flow.program.outputs[o]], through))
 
     signs: list[Callable[[int], bool]] = [
@@ -36,7 +36,7 @@ def find_loss(traced: Traced, flow: Flow, state: Collection[int]) -> int | None:
         lambda o: "loss" in names[o] and is_value(o),
         lambda o: "loss" in names[o],
         is_value,
-        lambda o: is_value(o, by_anything),
+        lambda o: is_value(o, None),
     ]
     scalars = [o for o in floats if not avals[o].shape]
     vectors = [o for o in floats if 0 < len(avals[o].shape) <= 2 and 0 < avals[o].size <= MOST]

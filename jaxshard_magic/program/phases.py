@@ -1,7 +1,7 @@
 """Which part of a step an equation belongs to: forward, backward or update."""
 
 from .flow import Flow
-from .ir import Program, Value
+from .ir import Program
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
@@ -13,7 +13,7 @@ def phases(program: Program, flow: Flow) -> dict[int, str]:
     and all in its bodies belongs there; of the rest, what depends on a gradient is the update. A step that takes no
     gradients is forward as a whole.
     """
-    late, found = _depending(flow), {}
+    late, found = flow.forward(flow.gradients), {}
     todo = [(e, "") for e in program.top.equations]
     for e, outside in todo:
         stack = f"{outside}/{e.eqn.source_info.name_stack}"
@@ -21,19 +21,3 @@ def phases(program: Program, flow: Flow) -> dict[int, str]:
         found[e.index] = BACKWARD if "transpose(" in stack else UPDATE if made_late else FORWARD
         todo += [(inner, stack) for door in e.doors for inner in door.scope.equations]
     return found
-
-
-def _depending(flow: Flow) -> set[Value]:
-    """The gradients and all that is made from them."""
-    after: list[list[Value]] = [[] for _ in flow.before]
-    for made, sources in enumerate(flow.before):
-        for source, _ in sources:
-            after[source].append(made)
-    seen = set(flow.gradients)
-    todo = list(seen)
-    for v in todo:
-        for made in after[v]:
-            if made not in seen:
-                seen.add(made)
-                todo.append(made)
-    return seen

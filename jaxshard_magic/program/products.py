@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from .dimensions import Dimensions, Storage
 from .flops import multiply_adds
 from .ir import Equation
+from .primitives.contractions import Contraction
 
 
 @dataclass(frozen=True)
@@ -31,26 +32,15 @@ class Product:
 
 
 def products(dims: Dimensions, storage: Storage) -> list[Product]:
-    """Every dot_general and convolution of the program, in order."""
-    return [_product(dims, storage, e) for e in dims.program.equations if e.name in _CONTRACTED]
+    """Every product of the program, in order."""
+    found = ((e, e.contraction) for e in dims.program.equations)
+    return [_product(dims, storage, e, c) for e, c in found if c is not None]
 
 
-def _dot(e: Equation) -> list[int]:
-    return list(e.params["dimension_numbers"][0][0])
-
-
-def _conv(e: Equation) -> list[int]:
-    return [e.params["dimension_numbers"].lhs_spec[1]]
-
-
-_CONTRACTED = {"dot_general": _dot, "conv_general_dilated": _conv}
-
-
-def _product(dims: Dimensions, storage: Storage, e: Equation) -> Product:
+def _product(dims: Dimensions, storage: Storage, e: Equation, contraction: Contraction) -> Product:
     program = dims.program
     tensors = (*e.ins[:2], e.outs[0])
     shapes = [() if v is None else program.shapes[v] for v in tensors]
-    contracted = _CONTRACTED[e.name](e)
     classes = [tuple(dims.of(v)) for v in tensors]
     count = e.trips * math.prod(shapes[2])
     return Product(
@@ -58,7 +48,7 @@ def _product(dims: Dimensions, storage: Storage, e: Equation) -> Product:
         left=classes[0],
         right=classes[1],
         out=classes[2],
-        contracted=frozenset(classes[0][d] for d in contracted if classes[0]),
+        contracted=frozenset(classes[0][d] for d in contraction.summed if classes[0]),
         flops=2 * e.trips * multiply_adds(e),
         out_bytes=count * program.avals[e.outs[0]].dtype.itemsize,
         weights=tuple(k for k, v in enumerate(e.ins[:2]) if v is not None and not storage.batchy(v)),

@@ -8,7 +8,7 @@ from jax.extend.core import ClosedJaxpr
 
 from .emit import Emitter
 from .ir import Equation, Program
-from .primitives import CUSTOM, REMAT, bind
+from .primitives import bind
 
 
 class Replay(Emitter):
@@ -16,9 +16,9 @@ class Replay(Emitter):
     opened. A subclass rewrites equations in `before`, `equation` and `after`."""
 
     def equation(self, e: Equation, values: list) -> list:
-        if e.name in CUSTOM:
+        if e.facts.custom:
             return self.after(e, bind(e.eqn, self.before(e, values)))
-        if e.name in REMAT:
+        if e.facts.remat:
             scope = e.doors[0].scope
             kept = {k: e.params[k] for k in ("policy", "prevent_cse")}
             return list(jax.checkpoint(lambda *xs: tuple(self.body(scope, xs)), **kept)(*values))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from .flow import Flow, by_alias, by_anything
+from .flow import Flow, by_alias
 from .state import Pairs, Steps, match_state
 from .trace import Traced
 
@@ -43,7 +43,7 @@ def find_roles(traced: Traced, flow: Flow) -> Roles:
     params = wrt & state & inexact or {i for i in wrt & inexact if i >= closed_over}
     feeding = _feeding(flow, [o for o, i in pairs.items() if i in params])
     following = {i for i in state & inexact if avals[i].shape and _follows(i, params, pairs, steps)}
-    used = flow.back(flow.program.outputs, by_anything)
+    used = flow.back(flow.program.outputs)
     of, rank = [], {}
     for i, aval in enumerate(avals):
         if i in keys:
@@ -87,7 +87,7 @@ def _reached_from_marks(flow: Flow) -> set[int]:
 def _feeding(flow: Flow, outputs: list[int]) -> set[int]:
     """The inputs that these outputs depend on, other than through a gradient."""
     position = {v: i for i, v in enumerate(flow.program.inputs)}
-    met = flow.back([flow.program.outputs[o] for o in outputs], lambda v, _w, _name: v not in flow.gradients)
+    met = flow.back([flow.program.outputs[o] for o in outputs], lambda v, _w, _e: v not in flow.gradients)
     return {position[v] for v in met if v in position}
 
 

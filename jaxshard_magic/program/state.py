@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from jax.tree_util import KeyPath
 
-from .flow import MIXING, Flow
+from .flow import Flow
 from .trace import Traced
 
 _FAR = 20  # a step count from which on nearness says nothing more
@@ -72,8 +72,8 @@ def _elementwise_steps(flow: Flow) -> Steps:
     position = {v: i for i, v in enumerate(program.inputs)}
     shapes = program.shapes
 
-    def keeps_shape(v, w, name):
-        return name not in MIXING and shapes[v] == shapes[w]
+    def keeps_shape(v, w, e):
+        return (e is None or not e.facts.mixes) and shapes[v] == shapes[w]
 
     for o, v in enumerate(program.outputs):
         if v is None:

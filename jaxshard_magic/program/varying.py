@@ -5,14 +5,10 @@ from typing import Any
 
 from .ir import Equation, Program, Scope, Value
 from .primitives import axis_names
+from .primitives.facts import Across
 
 Axes = frozenset[Any]  # the names of mapped axes; empty: the same on all devices
 SAME: Axes = frozenset()
-
-_REDUCING = frozenset({"psum", "pmax", "pmin", "psum_invariant", "all_gather", "all_gather_invariant"})
-_PARTING = frozenset(
-    {"axis_index", "reduce_scatter", "ppermute", "all_to_all", "ragged_all_to_all", "pgather"}
-)
 
 
 def varying(program: Program, start: Mapping[Value, Axes], *, own_parts: bool = True) -> list[Axes]:
@@ -82,13 +78,13 @@ class _Walk:
     def _plain(self, e: Equation) -> None:
         axes, every = frozenset(axis_names(e.eqn)), SAME.union(*map(self.of, e.ins))
         whole = e.params.get("axis_index_groups") is None  # a sum within groups differs from group to group
-        if e.name in _REDUCING and len(e.outs) == len(e.ins):
+        if e.facts.across is Across.ALIKE and len(e.outs) == len(e.ins):
             for a, out in zip(e.ins, e.outs, strict=True):
                 self._found[out] |= self.of(a) - axes if whole else self.of(a)
             return
-        if e.name in _PARTING and self._own_parts:
+        if e.facts.across is Across.PARTS and self._own_parts:
             every |= axes
-        elif e.name == "reduce_scatter" and whole:
+        elif e.facts.across is Across.PARTS and e.facts.adds and whole:
             every -= axes
         for out in e.outs:
             self._found[out] |= every

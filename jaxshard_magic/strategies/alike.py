@@ -130,7 +130,7 @@ def _refuse_state(traced: PerDevice, outputs: Sequence[int], lacking: Sequence[A
 def _gradients(traced: PerDevice, o: int, lacking: Sequence[Axes]) -> set[Value]:
     """The gradients that differ between devices and that a result is made of."""
     flow = traced.flow
-    met = flow.back([traced.program.outputs[o]], lambda _v, w, _name: bool(lacking[w]))
+    met = flow.back([traced.program.outputs[o]], lambda _v, w, _e: bool(lacking[w]))
     return {v for v in met if v in flow.gradients and lacking[v]}
 
 

@@ -8,21 +8,10 @@ again, and worse by another order.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..program.flops import results
-from ..program.flow import by_anything
 from ..program.ir import Equation, Scope, Value
 from ..program.primitives import scan_counts
 from .hold import Hold
 from .regions import Region
-
-_KEPT = frozenset(
-    {
-        *("dot_general", "conv_general_dilated", "ragged_dot_general", "gather", "sort", "cumsum"),
-        *("cumlogsumexp", "concatenate", "random_bits", "threefry2x32", "scan", "while", "cond"),
-        *("custom_call", "pallas_call", "reduce_window", "reduce_window_sum", "reduce_window_max"),
-        *("select_and_gather_add", "dynamic_update_slice"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,7 @@ def footprint(hold: Hold, donated: Collection[int] = ()) -> Footprint:
 class _Estimate:
     def __init__(self, hold: Hold):
         self._hold, self._layout, self._program = hold, hold.layout, hold.program
-        self._used = self._layout.flow.back(results(self._program), by_anything).keys()
+        self._used = self._layout.flow.used
         self._kept: dict[int, bool] = {}
 
     def whole(self, donated: Collection[int]) -> Footprint:
@@ -115,9 +104,8 @@ class _Estimate:
 
     def _is_kept(self, e: Equation) -> bool:
         if e.index not in self._kept:
-            own = e.name in _KEPT or e.name.startswith(("scatter", "reduce_sum", "reduce_max", "arg"))
             inner = (i for door in e.doors for i in door.scope.equations)
-            self._kept[e.index] = own or any(map(self._is_kept, inner))
+            self._kept[e.index] = e.facts.kept or any(map(self._is_kept, inner))
         return self._kept[e.index]
 
     def _bytes(self, v: Value) -> int:

@@ -17,13 +17,12 @@ from ..program.emit import Emitter
 from ..program.ir import Equation, Scope, Value
 from ..program.labels import PIN, weight_label
 from ..program.lines import user_context
-from ..program.primitives import LAYOUT
+from ..program.primitives.table import facts_of
 from ..program.sizes import nbytes
 from .layout import Axes, Layout, Spec
 from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
 
-MAKES_ACTIVATIONS = frozenset({"dot_general", "conv_general_dilated", "gather", "concatenate", "pad"})
 _KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may keep without gathering again
 Kind = TypeVar("Kind", bound=Region)
 
@@ -133,7 +132,7 @@ class Hold(Emitter):
         layout = self.layout
         for k, spec in read_whole(layout, e).items():
             values[k] = self.layout.pin(values[k], spec)
-        if not layout.storage.batchy_equation(e) or e.name.startswith("scatter"):
+        if not layout.storage.batchy_equation(e) or e.facts.scatters:
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
         for k, v in list(reads):
@@ -145,14 +144,14 @@ class Hold(Emitter):
     def after(self, e: Equation, outs: list) -> list:
         layout = self.layout
         touches = layout.storage.batchy_equation(e)
-        follows = e.name in LAYOUT and any(v in self._unpinned for v in e.ins if v is not None)
+        follows = e.facts.relaid and any(v in self._unpinned for v in e.ins if v is not None)
         if not touches and not follows:
             return outs
         for k, v in enumerate(e.outs):
             if not self.program.shapes[v]:
                 continue
             if layout.batchy(v):
-                if e.name in MAKES_ACTIVATIONS:
+                if e.facts.pinned:
                     for spec in made_as(layout, e, v):
                         outs[k] = self.layout.pin(outs[k], spec)
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:
@@ -161,10 +160,10 @@ class Hold(Emitter):
 
     def _pin_gradient(self, e: Equation, v: Value, x: Any) -> Any:
         """A sum over examples: partial sums go straight to where the parameter rests."""
-        if e.name.startswith("scatter"):  # else the updates, activations, would be gathered
+        if e.facts.scatters:  # else the updates, activations, would be gathered
             x = self.layout.pin(x, self.layout.in_use(v))
         readers = self._readers.get(v, [])
-        if len(readers) == 1 and readers[0] in LAYOUT:  # XLA folds the two: pin after the second
+        if len(readers) == 1 and facts_of(readers[0]).relaid:  # XLA folds the two: pin after the second
             self._unpinned.add(v)
             return x
         x = self.layout.pin(x, self.layout.at_rest(v))

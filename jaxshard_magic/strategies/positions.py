@@ -5,8 +5,8 @@ are those that most of the products with weights carry. A table of learned posit
 alone, and so does not count as a weight.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from ..program.flow import by_alias
 from ..program.ir import Equation
@@ -25,13 +25,13 @@ def find_positions(layout: Layout) -> frozenset[int]:
 
     Of one example alone, shaped (1, positions), the positions were taken for the batch.
     """
-    evidence = _Evidence(layout)
+    carrying = _Carried(layout)
     named = {layout.dims.of(layout.program.inputs[i])[d] for i, ds in layout.positions.items() for d in ds}
     if named:
-        return frozenset().union(*map(evidence.reach, named))
-    carried = {c for _, classes in evidence.products for c in classes} - evidence.multiplied
-    for names in (evidence.leaves, carried):
-        found, cover = evidence.choose(c for c in names if evidence.free(c))
+        return frozenset().union(*map(carrying.reach, named))
+    carried = {c for _, classes in carrying.products for c in classes} - carrying.multiplied
+    for names in (carrying.leaves, carried):
+        found, cover = carrying.choose(c for c in names if carrying.free(c))
         if cover >= _MOST:
             return found
     return layout.batch.classes if one_example(layout) else frozenset()
@@ -61,7 +61,7 @@ def keys_of(layout: Layout, classes: Collection[int]) -> frozenset[int]:
     for e in program.equations:
         for v, d in _gone(e):
             if v in groups and (n := program.node(v, d)) in paired:
-                if e.name == "dot_general":
+                if e.facts.product:
                     contracted.setdefault(sets.find(n), e.index)
                 else:
                     summed[sets.find(n)] += 1
@@ -75,10 +75,9 @@ def keys_of(layout: Layout, classes: Collection[int]) -> frozenset[int]:
 
 def _gone(e: Equation) -> Iterable[tuple[int | None, int]]:
     """The operands' dimensions that an equation sums over."""
-    if e.name == "dot_general":
-        contracted = e.params["dimension_numbers"][0]
-        return [(v, d) for v, ds in zip(e.ins, contracted, strict=True) for d in ds]
-    if e.name.startswith("reduce_") and "axes" in e.params:
+    if (c := e.contraction) is not None:
+        return [(v, d) for v, ds in zip(e.ins, zip(*c.contracted, strict=True), strict=False) for d in ds]
+    if e.facts.reduces:
         return [(e.ins[0], d) for d in e.params["axes"]]
     return []
 
@@ -90,7 +89,7 @@ def one_example(layout: Layout) -> bool:
     return bool(fronts) and all(front and set(front) == {1} for front in fronts)
 
 
-class _Evidence:
+class _Carried:
     """`leaves`: the classes of data, `products`: the FLOPs and the classes of every product of examples with a
     weight, `multiplied`: the classes of these weights."""
 
@@ -105,25 +104,14 @@ class _Evidence:
         self._total = sum(flops for flops, _ in self.products) or 1
         self._taken = {*layout.batch.classes, *layout.tensor, *dims.looped, *_weight_classes(layout, found)}
         self._taken |= _windowed(layout, found)
-        self._largest = dims.largest
-        self._parts: Mapping[int, set[int]] = defaultdict(set)
-        for a, b in dims.links.cut:
-            a, b = dims.of_node(a), dims.of_node(b)
-            self._parts[a].add(b)
-            self._parts[b].add(a)
+        self._dims = dims
 
     def free(self, c: int) -> bool:
-        return self._largest[c] > 1 and c not in self._taken
+        return self._dims.largest[c] > 1 and c not in self._taken
 
     def reach(self, c: int) -> frozenset[int]:
         """`c` and what shifting, slicing or concatenating makes of it."""
-        seen, todo = {c}, [c]
-        for a in todo:
-            for b in self._parts[a] - seen:
-                if self.free(b):
-                    seen.add(b)
-                    todo.append(b)
-        return frozenset(seen)
+        return self._dims.reach(c, self.free)
 
     def choose(self, names: Iterable[int]) -> tuple[frozenset[int], float]:
         """The class that most products carry, then of the other products, and so on (the sequences of an encoder and
@@ -156,11 +144,8 @@ def _windowed(layout: Layout, found: Iterable[Product]) -> set[int]:
     windows lie side by side and cut an image into patches."""
     classes: set[int] = set()
     for p in found:
-        e = p.equation
-        if e.name != "conv_general_dilated" or p.weights != (1,):
-            continue
-        numbers, params = e.params["dimension_numbers"], e.params
-        sides = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+        e, params = p.equation, p.equation.params
+        sides = e.contraction.windowed if e.contraction is not None and p.weights == (1,) else ()
         for k, (left, window, out) in enumerate(sides):
             width = layout.program.shapes[e.ins[1]][window]  # pyright: ignore[reportArgumentType, reportCallIssue]
             if not width == max(params["window_strides"][k], params["lhs_dilation"][k]) > 1:

@@ -13,18 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..plan import Sent
-from ..program.flops import results
-from ..program.flow import by_anything
 from ..program.ir import Door, Equation, Scope, Value
-from ..program.primitives import REMAT
 from ..program.sizes import nbytes
 from .hold import Hold
 from .layout import Axes, Spec
 from .reductions import activation_sum, gradient_sum
 from .regions import Region
-
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-_REDUCES = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_or", "reduce_and"})
 
 
 def traffic(hold: Hold) -> tuple[Sent, ...]:
@@ -44,7 +38,7 @@ class _Traffic:
     def __init__(self, hold: Hold):
         self._hold, self._layout = hold, hold.layout
         self._program = hold.program
-        self._used = self._layout.flow.back(results(self._program), by_anything).keys()
+        self._used = self._layout.flow.used
         self._gathered: set[tuple[Value, Axes]] = set()
         self._partners = self._linked() if self._layout.sequence else {}
 
@@ -78,7 +72,7 @@ class _Traffic:
     def _entered(
         self, e: Equation, door: Door, body: _Body, same: dict[Value, Value]
     ) -> tuple[_Body, dict[Value, Value]]:
-        again = e.name in REMAT and e.params.get("differentiated") and e.params.get("prevent_cse")
+        again = e.facts.remat and e.params.get("differentiated") and e.params.get("prevent_cse")
         if again or e.name in ("scan", "while", "cond"):
             return _Body(True, {}), {}
         return body, {b: same.get(a, a) for a, b, _ in door.into if a is not None}
@@ -86,7 +80,7 @@ class _Traffic:
     def _weights(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
         """All-gathers of weights that `e` reads, as `Hold` keeps them for the next one that does."""
         layout = self._layout
-        if not layout.storage.batchy_equation(e) or e.name.startswith("scatter"):
+        if not layout.storage.batchy_equation(e) or e.facts.scatters:
             return
         for v in e.ins:
             if v is None or layout.batchy(v) or not self._program.shapes[v]:
@@ -105,7 +99,7 @@ class _Traffic:
         """Whether a weight is gathered in bfloat16, as which a TPU multiplies float32 at its default precision."""
         precision = e.params.get("precision")
         given = precision if isinstance(precision, tuple) else (precision,)
-        default = e.name in _PRODUCTS and all(p in (None, lax.Precision.DEFAULT) for p in given)
+        default = e.facts.product and all(p in (None, lax.Precision.DEFAULT) for p in given)
         return default and self._layout.platform == "tpu" and self._program.avals[v].dtype == jnp.float32
 
     def _summed(self, e: Equation) -> Iterator[Sent]:
@@ -117,23 +111,18 @@ class _Traffic:
 
     def _added_up_whole(self, e: Equation) -> bool:
         """A lookup's gradient; of a TPU it is not certain that it is not scattered after all."""
-        return e.name.startswith("scatter") and self._layout.platform != "tpu"
+        return e.facts.scatters and self._layout.platform != "tpu"
 
     def _contracted(self, e: Equation) -> Axes:
         """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""
         layout = self._layout
-        if e.name == "dot_general":
+        if (c := e.contraction) is not None:
             left, right = (self._layout.used(v) for v in e.ins[:2])
-            pairs = zip(*e.params["dimension_numbers"][0], strict=True)
-            return _unique(a for i, j in pairs for a in left[i] if a in right[j])
-        if e.name == "conv_general_dilated":
-            left, right = (self._layout.used(v) for v in e.ins[:2])
-            numbers = e.params["dimension_numbers"]
-            return _unique(a for a in left[numbers.lhs_spec[1]] if a in right[numbers.rhs_spec[1]])
-        if e.name in _REDUCES:
+            return _unique(a for i, j in c.contracted for a in left[i] if a in right[j])
+        if e.facts.reduces:
             spec = self._layout.used(e.ins[0])
             return _unique(a for d in e.params["axes"] for a in spec[d])
-        if e.name == "scatter-add" and not layout.batchy(e.ins[0]) and layout.batchy(e.ins[2]):
+        if e.facts.scatters and e.facts.adds and not layout.batchy(e.ins[0]) and layout.batchy(e.ins[2]):
             window = e.params["dimension_numbers"].update_window_dims
             return _unique(
                 a for d, axes in enumerate(self._layout.used(e.ins[2])) if d not in window for a in axes

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from ..dimensions import Dimensions
 from ..ir import Equation
-from ..links import CUTTING
 from ..primitives import scan_counts
+from ..primitives.dims import reduced
+from ..primitives.facts import Kind
 from ..roles import PARAMS, Roles
 
 _ENOUGH = 0.05  # of the products: less says nothing about a batch
@@ -75,11 +76,6 @@ class _Evidence:
             for d, c in enumerate(dims.big(inputs[i])):
                 if c is not None and c not in self.bound:
                     self.leaves[c].append((i, d))
-        self.parts: dict[int, set[int]] = defaultdict(set)
-        for a, b in dims.links.cut:
-            a, b = dims.of_node(a), dims.of_node(b)
-            self.parts[a].add(b)
-            self.parts[b].add(a)
         self.inner: Counter[int] = Counter()
         self.products: list[tuple[int, frozenset[int]]] = []
         for e in dims.program.equations:
@@ -101,7 +97,7 @@ class _Evidence:
         living = {c for k in outs for c in k if self.free(c)}
         if living:
             self._count(c for c in ends if self.free(c) and c not in living)
-        if e.name in ("dot_general", "conv_general_dilated"):
+        if e.facts.product:
             self._product(e, ins, outs)
 
     def _count(self, classes: Iterable[int | None]) -> None:
@@ -118,13 +114,7 @@ class _Evidence:
 
     def reach(self, c: int) -> frozenset[int]:
         """`c` and what concatenating, slicing or microbatching makes of it."""
-        seen, todo = {c}, [c]
-        for a in todo:
-            for b in self.parts[a] - seen:
-                if self.free(b):
-                    seen.add(b)
-                    todo.append(b)
-        return frozenset(seen)
+        return self.dims.reach(c, self.free)
 
     def choose(self) -> tuple[frozenset[int], bool, int | None]:
         batch: set[int] = set()
@@ -177,20 +167,16 @@ class _Evidence:
         return _Choice(cover, looped, inner, len(leaves), min((d for _, d in leaves), default=9), c, reach)
 
 
-_ALONG = frozenset({"cumsum", "cumprod", "cumlogsumexp", "cummax", "cummin", "sort", "rev"}) | CUTTING
-
-
 def _ends(e: Equation, ins: list, outs: list) -> set:
     """Classes that this equation sums, contracts, slices or looks at through a window."""
-    params = e.params
-    if e.name == "dot_general":
-        return {ins[0][d] for d in params["dimension_numbers"][0][0] if ins[0]}
-    if e.name == "conv_general_dilated":
-        dn = params["dimension_numbers"]
-        return {ins[0][d] for d in dn.lhs_spec[2:] if ins[0]} | {outs[0][d] for d in dn.out_spec[2:]}
-    if e.name in ("argmax", "argmin") or (e.name.startswith("reduce_") and "axes" in params):
-        return {ins[0][d] for d in params["axes"] if ins[0]}
-    if e.name in _ALONG:
+    if (c := e.contraction) is not None:
+        summed = {ins[0][d] for d, _ in c.contracted if ins[0]} | {
+            ins[0][d] for d, _, _ in c.windowed if ins[0]
+        }
+        return summed | {outs[0][d] for _, _, d in c.windowed}
+    if e.facts.kind is Kind.REDUCTION:
+        return {ins[0][d] for d in reduced(e.params) if ins[0]}
+    if e.facts.along or e.facts.cuts:
         pairs = ((k, d) for k in ins if len(k) == len(outs[0]) for d in range(len(k)))
         return {k[d] for k, d in pairs if outs[0][d] != k[d]}
     return set()

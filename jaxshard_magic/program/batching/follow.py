@@ -11,7 +11,7 @@ from ...errors import ShardError
 from ..flow import Flow
 from ..ir import Equation, Program, Scope, Value
 from ..lines import is_users, place
-from ..primitives import CUSTOM
+from ..primitives import called
 from ..sizes import nbytes
 from .examples import CONSTANT, Label, Rows, Unknown, fits
 from .walk import OPAQUE, Walk
@@ -93,7 +93,6 @@ def told(program: Program, cause: int) -> str:
     >>> told(Program(jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))), 0).partition(",")[0]
     'dot_general'
     """
-    outer = {e.index: f for f in program.equations for door in f.doors for e in door.scope.equations}
     e: Equation | None = program.equations[cause]
     name = e.name
     while e is not None:
@@ -101,7 +100,7 @@ def told(program: Program, cause: int) -> str:
         frame = next((f for f in (traceback.frames if traceback else ()) if is_users(f.file_name)), None)
         if frame is not None:
             return f"{name}, {place(frame.file_name, frame.line_num)}"
-        e = outer.get(e.index)
+        e = e.outer
     return name
 
 
@@ -171,20 +170,20 @@ def _used(walk: Walk, outs: Sequence[Label]) -> set[Value]:
     start = [v for v, x in zip(walk.small.outputs, outs, strict=True) if not isinstance(x, Unknown)]
     for e in walk.small.equations:
         start += [e.ins[0]] if e.name == "cond" else e.doors[1].scope.outs if e.name == "while" else []
-    return set(Flow(walk.small).back(start, lambda _v, w, _name: not isinstance(walk.of[w], Unknown)))
+    return set(Flow(walk.small).back(start, lambda _v, w, _e: not isinstance(walk.of[w], Unknown)))
 
 
 def _causes(walk: Walk, outs: Sequence[Label]) -> tuple[int, ...]:
     """The equations at which unknown outputs became so."""
     lost = [v for v, x in zip(walk.small.outputs, outs, strict=True) if isinstance(x, Unknown)]
-    met = Flow(walk.small).back(lost, lambda _v, w, _name: isinstance(walk.of[w], Unknown))
-    found = {walk.made[v].index for v in met if v in walk.made} & walk.begins
+    met = Flow(walk.small).back(lost, lambda _v, w, _e: isinstance(walk.of[w], Unknown))
+    found = {walk.small.maker[v].index for v in met if v in walk.small.maker} & walk.begins
     return tuple(sorted(found | {x.cause for x in outs if isinstance(x, Unknown) and x.cause is not None}))
 
 
 def _norms(small: Program, large: Program, trained: Collection[int]) -> frozenset[Value]:
     """The small values that are computed once a step and depend on nothing that is differentiated."""
-    reached = _reached(Flow(small), [small.inputs[i] for i in trained])
+    reached = Flow(small).forward(small.inputs[i] for i in trained)
     return frozenset(
         v
         for e in _once(small.top)
@@ -200,18 +199,5 @@ def _once(scope: Scope) -> Iterator[Equation]:
     """The equations that one step runs once and that can be taken apart: not of loops, branches, custom rules."""
     for e in scope.equations:
         yield e
-        if e.doors and e.name not in {*CUSTOM, "scan", "while", "cond"}:
+        if called(e.eqn) is not None and not e.facts.custom:
             yield from _once(e.doors[0].scope)
-
-
-def _reached(flow: Flow, start: Collection[Value]) -> set[Value]:
-    after: list[list[Value]] = [[] for _ in flow.before]
-    for v, sources in enumerate(flow.before):
-        for w, _ in sources:
-            after[w].append(v)
-    seen, todo = set(start), list(start)
-    for v in todo:
-        new = [w for w in after[v] if w not in seen]
-        seen.update(new)
-        todo += new
-    return seen

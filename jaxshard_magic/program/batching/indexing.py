@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Sequence
 
+from ..primitives import dims
 from .examples import CONSTANT, Constant, Label, Places, Rows, Size, Sum
 from .site import Lost, Site, factor, left_of, moved, number, scale_of
 
 
-def _cut(site: Site) -> list[Label]:
+def cut(site: Site) -> list[Label]:
     """Linear, and takes the examples as they are: works along other dimensions, or on all of this one."""
     label = site.labels[0]
     if isinstance(label, Places) or (isinstance(label, Rows) and not _leaves(site, label.dim)):
@@ -16,26 +17,20 @@ def _cut(site: Site) -> list[Label]:
 
 def _leaves(site: Site, dim: int) -> bool:
     """Does a cut, a repetition or a running sum leave this dimension as it is?"""
-    p = site.params
-    match site.e.name:
-        case "slice" | "dynamic_slice":
-            return site.out[dim] == site.shape(0)[dim]
-        case "pad":
-            return not any(p["padding_config"][dim])
-        case "tile":
-            return p["reps"][dim] == 1
-        case "rev":
-            return dim not in p["dimensions"]
-    return dim != p["axis"]
+    if "padding_config" in site.params:
+        return not any(site.params["padding_config"][dim])
+    if site.e.facts.along:
+        return dim not in dims.along(site.params, len(site.shape(0)))
+    return site.out[dim] == site.shape(0)[dim]
 
 
-def _dynamic_slice(site: Site) -> list[Label]:
+def dynamic_slice(site: Site) -> list[Label]:
     if any(site.exact(i) != CONSTANT for i in range(1, len(site.labels))):
         raise Lost
-    return _cut(site)
+    return cut(site)
 
 
-def _pad(site: Site) -> Label:
+def pad(site: Site) -> Label:
     """Padding is the same for all rows, whatever they are scaled by, and a part of each sum."""
     label = site.labels[0]
     if isinstance(label, Rows):
@@ -45,15 +40,15 @@ def _pad(site: Site) -> Label:
     return site.aligned((0, 1))
 
 
-def _tile(site: Site) -> list[Label]:
+def tile(site: Site) -> list[Label]:
     """Repeats rows of examples, or one row for all of them."""
     dim, label = site.varying(), site.labels[0]
     if isinstance(label, (Constant, Size)) and dim is not None and site.shape(0)[dim] == 1:
         return [Rows(dim, number(label))]
-    return _cut(site)
+    return cut(site)
 
 
-def _concatenate(site: Site) -> Label:
+def concatenate(site: Site) -> Label:
     along = site.params["dimension"]
     if any(isinstance(x, Places) for x in site.labels):
         return _beside_places(site, along)
@@ -80,20 +75,20 @@ def _beside_places(site: Site, along: int) -> Label:
     return Places(dims.pop(), tuple(at))
 
 
-def _stack(site: Site) -> Label:
+def stack(site: Site) -> Label:
     axis = site.params["axis"]
     label = site.aligned(range(len(site.labels)))
     return Rows(label.dim + (label.dim >= axis), label.scale) if isinstance(label, Rows) else label
 
 
-def _unstack(site: Site) -> list[Label]:
+def unstack(site: Site) -> list[Label]:
     label, axis = site.labels[0], site.params["axis"]
     if isinstance(label, (Rows, Places)) and label.dim == axis:
         raise Lost
     return [moved(label, left_of(label, (axis,)))] * len(site.e.outs)
 
 
-def _gather(site: Site) -> Label:
+def gather(site: Site) -> Label:
     dn, (operand, index) = site.params["dimension_numbers"], site.labels[:2]
     spots = [d for d in range(len(site.out)) if d not in dn.offset_dims]  # of the index's dimensions
     if isinstance(index, Places):
@@ -131,11 +126,11 @@ def _window_dim(
     return window[kept.index(operand.dim)]
 
 
-def _scatter(site: Site) -> Label:
+def scatter(site: Site) -> Label:
     """Sums over examples where those of the batch are added into one array; else rows into rows."""
     dn, (operand, index, updates) = site.params["dimension_numbers"], site.labels[:3]
     spots = [d for d in range(len(site.shape(2))) if d not in dn.update_window_dims]
-    adds = site.e.name in _ADDING
+    adds = site.e.facts.adds
     if isinstance(index, Places):
         _check_own(site, dn.scatter_dims_to_operand_dims, index, operand)
         return _set_in(site, spots[index.dim])
@@ -150,7 +145,7 @@ def _scatter(site: Site) -> Label:
         site.scale(0, factor(operand, lead, site.ratio))
         return lead
     if not isinstance(operand, Rows):
-        return site.aligned((0, 2)) if adds or site.e.name == "scatter" else site.all_exact()
+        return site.aligned((0, 2)) if site.e.facts.linear is not None else site.all_exact()
     gone = (*dn.inserted_window_dims, *dn.operand_batching_dims)
     kept = [d for d in range(len(site.shape(0))) if d not in gone]
     if operand.dim not in kept:
@@ -161,7 +156,7 @@ def _scatter(site: Site) -> Label:
 def _set_in(site: Site, dim: int) -> Label:
     """Updates whose examples are along `dim` set into, or added to, those of the operand."""
     operand, updates = site.labels[0], site.labels[2]
-    linear = site.e.name in ("scatter", *_ADDING)
+    linear = site.e.facts.linear is not None
     if not isinstance(operand, Rows):
         raise Lost
     if isinstance(updates, Rows):
@@ -174,7 +169,7 @@ def _set_in(site: Site, dim: int) -> Label:
     return site.exact(0)
 
 
-def _update_slice(site: Site) -> Label:
+def update_slice(site: Site) -> Label:
     if any(site.exact(i) != CONSTANT for i in range(2, len(site.labels))):
         raise Lost
     label = site.aligned((0, 1))
@@ -183,33 +178,12 @@ def _update_slice(site: Site) -> Label:
     return label
 
 
-def _window(site: Site) -> list[Label]:
+def window(site: Site) -> list[Label]:
     """Pooling that leaves the dimension of the examples alone."""
     p = site.params
-    linear = site.e.name in ("reduce_window_sum", "select_and_scatter_add")
-    label = site.labels[0] if linear and len(site.labels) == 1 else site.all_exact()
+    label = site.labels[0] if site.e.facts.adds and len(site.labels) == 1 else site.all_exact()
     if isinstance(label, Rows):
         still = [p[k][label.dim] for k in ("window_dimensions", "window_strides", "base_dilation") if k in p]
         if any(x != 1 for x in still) or any(p["padding"][label.dim]):
             raise Lost
     return [label] * len(site.e.outs)
-
-
-_ADDING = ("scatter-add", "scatter_add", "scatter-sub", "scatter_sub")
-INDEXING = {
-    **dict.fromkeys(("slice", "rev", "split", "cumsum"), _cut),
-    "dynamic_slice": _dynamic_slice,
-    "pad": _pad,
-    "tile": _tile,
-    "concatenate": _concatenate,
-    "stack": _stack,
-    "unstack": _unstack,
-    "gather": _gather,
-    **dict.fromkeys(("scatter", "scatter-mul", "scatter_mul", "scatter-min", "scatter_min"), _scatter),
-    **dict.fromkeys(("scatter-max", "scatter_max", *_ADDING), _scatter),
-    "dynamic_update_slice": _update_slice,
-    **dict.fromkeys(
-        ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"), _window
-    ),
-    **dict.fromkeys(("select_and_scatter_add", "select_and_gather_add"), _window),
-}

@@ -13,23 +13,10 @@ from ...errors import ShardError
 from ..emit import Emitter
 from ..ir import Equation, Program, Scope, Value
 from ..primitives import bind, is_literal, shape_of
+from ..primitives.contractions import Contraction
+from ..primitives.dims import along
+from ..primitives.facts import Kind
 from .follow import told
-
-_SUMS = frozenset(
-    {"reduce_sum", "reduce_or", "reduce_xor", "dot_general", "conv_general_dilated", "scatter-add"}
-)
-_LARGEST = frozenset({"reduce_max", "argmax", "reduce_and"})
-_SMALLEST = frozenset({"reduce_min", "argmin"})
-_ALONG = frozenset(
-    {"cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod"}
-)  # a row depends on those before it
-_MIXING = frozenset(
-    {
-        *("sort", "rev", "concatenate", "slice", "dynamic_slice", "dynamic_update_slice", "top_k", "split"),
-        *("reshape", "pad", "fft"),
-    }
-)
-DRAWS = frozenset({"random_bits", "random_gamma", "random_split", "threefry2x32"})
 
 
 class Padded(Emitter):
@@ -73,16 +60,13 @@ class Padded(Emitter):
         values = [v.val if is_literal(v) else x for x, v in pairs]  # pyright: ignore[reportAttributeAccessIssue]
         if e.doors or not self.grown(e):
             return super().equation(e, values)
-        if e.name in DRAWS:
+        if e.facts.counted:
             return self.drawn(e, small, values)
-        fill = _fill(e.name)
-        if fill is not None and self.loses_rows(e):
-            values = [self._filled(x, v, fill) for x, v in zip(values, e.ins, strict=True)]
-        elif e.name in _ALONG and e.params.get("reverse"):
-            values = [
-                self._filled(x, v, lambda dtype: _neutral(e.name, dtype))
-                for x, v in zip(values, e.ins, strict=True)
-            ]
+        backwards = e.facts.kind is Kind.RUNNING and e.params.get(
+            "reverse"
+        )  # a row depends on those after it
+        if e.facts.fill is not None and (backwards or self.loses_rows(e)):
+            values = [self._filled(x, v, e.facts.fill) for x, v in zip(values, e.ins, strict=True)]
         return super().equation(e, values)
 
     def dims(self, v: Value | None) -> list[int]:
@@ -136,10 +120,15 @@ class Padded(Emitter):
         wrong = any(len(dims) > 1 for dims in grown)
         if not large.doors and any(grown):
             lost = any(grown[: len(large.ins)]) and not all(self.dims(v) for v in large.outs)
-            wrong |= lost and _fill(large.name) is None
-            wrong |= large.name in _MIXING and _touches(small, large, self.dims)
-            if large.name in ("dot_general", "conv_general_dilated") and not lost:
-                wrong |= all(self.dims(v) for v in large.ins[:2]) and not _batched(large, self.dims)
+            wrong |= lost and large.facts.fill is None
+            wrong |= _touches(small, large, self.dims)
+            if (c := large.contraction) is not None:
+                wrong |= (
+                    not lost
+                    and all(self.dims(v) for v in large.ins[:2])
+                    and not _batched(large, c, self.dims)
+                )
+                wrong |= c.ragged in self.dims(large.ins[0])
         return wrong or (large.name == "scan" and small.params["length"] != large.params["length"])
 
 
@@ -154,60 +143,26 @@ def padded(x: Any, widths: Sequence[tuple[int, int]]) -> Any:
     return jnp.pad(x, widths, mode="edge")
 
 
-def _fill(name: str) -> Any:
-    """dtype -> what added rows are to hold so that a reduction does not see them; None for what is none."""
-    if name in _SUMS:
-        return lambda dtype: jnp.zeros((), dtype)
-    if name in _LARGEST:
-        return _least
-    if name in _SMALLEST:
-        return _most
-    return (lambda dtype: jnp.ones((), dtype)) if name == "reduce_prod" else None
-
-
-def _neutral(name: str, dtype: Any) -> Any:
-    if name in ("cumsum", "cumprod"):
-        return jnp.asarray(name == "cumprod", dtype)
-    return _most(dtype) if name == "cummin" else _least(dtype)
-
-
-def _least(dtype: Any) -> Any:
-    if dtype == jnp.bool_:
-        return jnp.asarray(True)  # of reduce_and
-    return jnp.asarray(-jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min, dtype)
-
-
-def _most(dtype: Any) -> Any:
-    return jnp.asarray(jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max, dtype)
-
-
 def _touches(small: Equation, large: Equation, dims: Any) -> bool:
     """Does an equation that moves rows about do so along those that were added?"""
     found = {d for v in (*large.ins, *large.outs) for d in dims(v)}
-    params = large.params
-    if large.name in ("sort", "concatenate"):
-        return params["dimension"] in found
-    if large.name == "rev":
-        return not found.isdisjoint(params["dimensions"])
-    if large.name == "split":
-        return params["axis"] in found
+    facts, params, shape = large.facts, large.params, shape_of(large.eqn.invars[0])
+    if facts.kind is Kind.MATRIX:
+        return len(shape) - (facts.inner or len(params["fft_lengths"])) <= max(found)
+    if facts.kind is Kind.ORDER or (facts.along and facts.kind is Kind.CUT):
+        return not found.isdisjoint(along(params, len(shape)))
     if large.name == "reshape":
         return _major(large.eqn.invars[0], dims(large.ins[0])) != _major(
             large.eqn.outvars[0], dims(large.outs[0])
         )
     if large.name == "pad":
         return any(after > 0 or between for _, after, between in (params["padding_config"][d] for d in found))
-    if large.name == "fft":
-        return len(shape_of(large.eqn.invars[0])) - len(params["fft_lengths"]) <= max(found)
-    if large.name == "top_k":
-        return len(shape_of(large.eqn.invars[0])) - 1 in found
     if large.name == "slice":
         ours, theirs = (p["limit_indices"] for p in (small.params, large.params))
-        shape, whole = shape_of(small.eqn.invars[0]), shape_of(large.eqn.invars[0])
-        starts = params["start_indices"]
-        return any(starts[d] or ours[d] != shape[d] or theirs[d] != whole[d] for d in found)
-    sizes = shape_of(large.eqn.outvars[0]), shape_of(large.eqn.invars[0])
-    return any(sizes[0][d] != sizes[1][d] for d in found)
+        real, starts = shape_of(small.eqn.invars[0]), params["start_indices"]
+        return any(starts[d] or ours[d] != real[d] or theirs[d] != shape[d] for d in found)
+    after = shape_of(large.eqn.outvars[0])
+    return facts.cuts and any(after[d] != shape[d] for d in found)
 
 
 def _major(v: Any, dims: Sequence[int]) -> list[int]:
@@ -215,9 +170,7 @@ def _major(v: Any, dims: Sequence[int]) -> list[int]:
     return [math.prod(shape_of(v)[:d]) for d in dims]
 
 
-def _batched(e: Equation, dims: Any) -> bool:
+def _batched(e: Equation, c: Contraction, dims: Any) -> bool:
     """Are the rows of both operands of a product the same examples?"""
-    if e.name != "dot_general":
-        return False
-    _, (left, right) = e.params["dimension_numbers"]
-    return set(dims(e.ins[0])) <= set(left) and set(dims(e.ins[1])) <= set(right)
+    left, right = ({pair[k] for pair in c.batch} for k in (0, 1))
+    return left.issuperset(dims(e.ins[0])) and right.issuperset(dims(e.ins[1]))

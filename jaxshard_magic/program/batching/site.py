@@ -3,14 +3,16 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ..ir import Equation, Value
 from ..primitives import is_literal, shape_of
 from .examples import CONSTANT, Constant, Label, Places, Rows, Shape, Size, Sum, varying
+
+if TYPE_CHECKING:
+    from ..ir import Equation, Value
 
 
 class Lost(Exception):
@@ -25,12 +27,12 @@ class Site:
     in runs as it is. `zeros`: values known to be zero. `draw`: the dimension in which a random draw is cut to rows.
     """
 
-    e: Equation
-    f: Equation
+    e: "Equation"
+    f: "Equation"
     labels: list[Label]
     ratio: Fraction
     rigid: bool
-    zeros: Collection[Value]
+    zeros: Collection["Value"]
     scales: dict[int, Fraction] = field(default_factory=dict)
     draw: int | None = None
 

@@ -12,15 +12,14 @@ import numpy as np
 from jax.core import Tracer
 
 from ..ir import Door, Equation, Program, Scope, Value
-from ..primitives import CUSTOM, is_literal, scan_counts, shape_of
+from ..primitives import is_literal, scan_counts, shape_of
+from ..primitives.facts import Kind
 from .examples import CONSTANT, Label, Places, Rows, Size, Sum, Unknown, fits, literal, varying
-from .rules import rule_for
+from .rules import lost
 from .site import Lost, Site, factor
 
 OPAQUE = "jaxshard_gradient"  # a gradient call that is not yet taken: nothing is known of what it gives
 _TRIPS = 3  # through a loop, after which what still changes is unknown: loops in loops multiply them
-_PER_VALUE = frozenset({"optimization_barrier"})
-_ZEROS = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "copy", "stop_gradient", "name"})
 
 
 @dataclass(eq=False)
@@ -28,7 +27,7 @@ class Walk:
     """One pass over two traces of a function.
 
     `full`: values that may be taken for the whole batch; `norms`: those that were. `begins`: equations at which
-    something became unknown; `made`: the equation that a value is of. `scales[equation][position]`: what operands are
+    something became unknown. `scales[equation][position]`: what operands are
     multiplied by; `draws`: dimensions in which draws are cut to rows. `zeros`: values known to be zero; `rigid`: inside
     a body that runs as it is.
     """
@@ -43,7 +42,6 @@ class Walk:
     draws: dict[int, int] = field(default_factory=dict)
     norms: dict[Value, Value] = field(default_factory=dict)
     zeros: set[Value] = field(default_factory=set)
-    made: dict[Value, Equation] = field(default_factory=dict)
     rigid: bool = False
 
     def __post_init__(self) -> None:
@@ -59,7 +57,11 @@ class Walk:
         return tuple(self._ended(v, x) for v, x in enumerate(self.of))
 
     def _ended(self, v: Value | None, label: Label) -> Label:
-        return Unknown(self.made[v].index) if isinstance(label, Places) and v in self.made else label
+        return (
+            Unknown(self.small.maker[v].index)
+            if isinstance(label, Places) and v in self.small.maker
+            else label
+        )
 
     def scope(self, small: Scope, large: Scope, ins: Sequence[Label]) -> list[Label]:
         """The labels of what a body gives for operands with the labels `ins`."""
@@ -78,7 +80,6 @@ class Walk:
         site = Site(e, f, labels, self.ratio, self.rigid, self.zeros)
         self.begins.discard(e.index)
         self.draws.pop(e.index, None)
-        self.made.update(dict.fromkeys(e.outs, e))
         try:
             found = self.results(site)
         except Lost:
@@ -93,7 +94,7 @@ class Walk:
         self.scales[e.index] = site.scales
         if site.draw is not None:
             self.draws[e.index] = site.draw
-        self._mark(e.outs, [e.name in _ZEROS and site.zero(0)] * len(e.outs))
+        self._mark(e.outs, [e.facts.alias and site.zero(0)] * len(e.outs))
 
     def _mark(self, values: Sequence[Value], zero: Sequence[bool]) -> None:
         for v, is_zero in zip(values, zero, strict=True):
@@ -106,7 +107,7 @@ class Walk:
             return self.through(site)
         if e.name == OPAQUE:
             return [Unknown()] * len(e.outs)
-        if e.name in _PER_VALUE:
+        if e.facts.kind is Kind.EACH:
             return labels
         if e.name == "select_n" and self._made_positive(e) and isinstance(labels[1], Places):
             return [labels[1]]
@@ -117,12 +118,12 @@ class Walk:
             if not site.same_params():
                 raise Lost
             return [CONSTANT] * len(e.outs)
-        found = rule_for(e.name)(site)
+        found = (e.facts.follow or lost)(site)
         return found if isinstance(found, list) else [found] * len(e.outs)
 
     def _made_positive(self, e: Equation) -> bool:
         """Is this the choice between an index and one that counts from the end, by its sign?"""
-        test = None if e.ins[0] is None else self.made.get(e.ins[0])
+        test = None if e.ins[0] is None else self.small.maker.get(e.ins[0])
         if test is None or test.name != "lt" or test.ins[0] is None or test.ins[0] != e.ins[1]:
             return False
         zero = test.eqn.invars[1]
@@ -138,7 +139,7 @@ class Walk:
         if e.name == "cond":
             return self._cond(site, doors)
         ins, rigid = site.labels, self.rigid
-        if e.name in CUSTOM:
+        if e.facts.custom:
             ins = [site.exact(i) if isinstance(x, (Rows, Size)) else x for i, x in enumerate(site.labels)]
             self.rigid = True
         self._mark(doors[0][0].scope.ins, [site.zero(i) for i in range(len(ins))])

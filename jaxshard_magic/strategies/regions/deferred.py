@@ -16,21 +16,6 @@ from ...program.ir import Door, Equation, Program, Value
 from ...program.primitives import called, scan_counts
 from ..layout import Layout
 
-# The operands that a primitive is linear in, taken together; the rest only says how.
-_FIRST = (
-    *("neg", "convert_element_type", "reduce_precision", "copy", "copy_p", "name", "real", "imag", "div"),
-    *("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "rev", "split"),
-    *("slice", "dynamic_slice", "reduce_sum", "cumsum"),
-)
-_LINEAR_IN = {
-    **dict.fromkeys(_FIRST, slice(1)),
-    **dict.fromkeys(("add", "sub", "add_any", "pad", "dynamic_update_slice"), slice(2)),
-    "scatter-add": slice(0, None, 2),
-    "select_n": slice(1, None),
-    "concatenate": slice(None),
-}
-_LINEAR_IN_EACH = frozenset({"mul", "dot_general"})  # in either operand, not in both together
-
 BatchDims = tuple[int | None, ...]
 
 
@@ -64,14 +49,14 @@ def find_deferred(layout: Layout, waiting: Collection[Value] = (), whole: Collec
 
 def summands(e: Equation) -> range:
     """Which operands of a linear equation may be parts of a sum; empty for an equation that is not linear."""
-    if e.name in _LINEAR_IN_EACH:
+    if e.facts.in_each:
         return range(2)
-    return range(len(e.ins))[_LINEAR_IN.get(e.name, slice(0))]
+    return range(len(e.ins))[e.facts.linear or slice(0)]
 
 
 def joint(e: Equation) -> bool:
     """Whether a linear equation needs all its `summands` as parts, or only one of them."""
-    return e.name not in _LINEAR_IN_EACH
+    return not e.facts.in_each
 
 
 def summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
@@ -82,20 +67,12 @@ def summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
     dims = tuple(_batch_dim(layout, v) if b else None for v, b in zip(e.ins, batchy, strict=True))
     if any(b and d is None for b, d in zip(batchy, dims, strict=True)):
         return None
-    p = e.params
-    match e.name:
-        case "reduce_sum":
-            sums = dims[0] in p["axes"]
-        case "dot_general":
-            sums = all(batchy) and dims in zip(*p["dimension_numbers"][0], strict=True)
-        case "conv_general_dilated":
-            dn = p["dimension_numbers"]
-            whole = p["feature_group_count"] == p["batch_group_count"] == 1
-            sums = all(batchy) and whole and dims == (dn.lhs_spec[1], dn.rhs_spec[1])
-        case "scatter-add":
-            sums = batchy == [False, True, True]
-        case _:
-            sums = False
+    if (c := e.contraction) is not None:
+        sums = all(batchy[:2]) and dims[:2] in c.contracted and dims[0] != c.ragged
+    elif e.facts.reduces:
+        sums = e.facts.linear is not None and dims[0] in e.params["axes"]
+    else:
+        sums = e.facts.scatters and e.facts.adds and batchy == [False, True, True]
     return dims if sums else None
 
 
@@ -200,7 +177,7 @@ def _refused(e: Equation, makers: Mapping[int, BatchDims], kept: set[Value]) -> 
         pairs = [(a, b) for a, b, _ in (*e.doors[0].into, *e.doors[0].out)]
         return [v for pair in pairs if not kept.issuperset(pair) for v in pair]
     if e.index in makers:
-        return e.ins[1:] if e.name == "scatter-add" else e.ins
+        return e.ins[1:] if e.facts.scatters else e.ins
     parts = [k for k, v in enumerate(e.ins) if v in kept]
     fits = parts and kept.issuperset(e.outs) and set(parts) <= set(summands(e))
     return () if fits and (joint(e) or len(parts) == 1) else (*e.ins, *e.outs)

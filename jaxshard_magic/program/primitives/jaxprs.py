@@ -1,14 +1,14 @@
 """What differs between versions of jax in how equations hold their bodies and counts, in one place."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jax._src.core import NamedAxisEffect  # jax has no public name for it
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-_BODIES = {
+BODIES = {  # of primitives that run one body exactly once: the parameter that holds it
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -19,10 +19,6 @@ _BODIES = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-Rule = TypeVar("Rule", bound=Callable)
-REMAT = frozenset({"remat2", "checkpoint"})
-CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})  # functions with derivative rules of their own
-LAYOUT = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "copy"})
 
 
 def is_literal(v: Any) -> bool:
@@ -40,7 +36,7 @@ def opened(body: Any) -> tuple[Any, tuple]:
 
 def called(eqn: JaxprEqn) -> Any | None:
     """The one body that an equation runs exactly once on its own operands (jit, remat, custom rules)."""
-    name = _BODIES.get(eqn.primitive.name)
+    name = BODIES.get(eqn.primitive.name)
     return eqn.params.get(name) if name else None
 
 
@@ -79,26 +75,6 @@ def bind_as(eqn: JaxprEqn, values: list, dtype: Any) -> list:
 
 def is_float(dtype: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-
-
-def rules_in(table: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:
-    """`@rule("add", "sub")` for a table of rules by primitive: puts a function there under these names.
-
-    >>> table = {}
-    >>> rule = rules_in(table)
-    >>> same = rule("copy", "name")(lambda x: x)
-    >>> sorted(table)
-    ['copy', 'name']
-    """
-
-    def rule(*names: str) -> Callable[[Rule], Rule]:
-        def add(f: Rule) -> Rule:
-            table.update(dict.fromkeys(names, f))
-            return f
-
-        return add
-
-    return rule
 
 
 def shows(eqn: JaxprEqn) -> bool:

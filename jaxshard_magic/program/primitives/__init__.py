@@ -1,0 +1,13 @@
+"""What is known of jax's primitives: a row each in `table`, what differs between versions of jax in `jaxprs`."""
+
+from .jaxprs import axis_names as axis_names
+from .jaxprs import bind as bind
+from .jaxprs import bind_as as bind_as
+from .jaxprs import called as called
+from .jaxprs import is_float as is_float
+from .jaxprs import is_literal as is_literal
+from .jaxprs import opened as opened
+from .jaxprs import over_axes as over_axes
+from .jaxprs import scan_counts as scan_counts
+from .jaxprs import shape_of as shape_of
+from .jaxprs import shows as shows

@@ -1,0 +1,179 @@
+"""Which dimensions of an equation's operands and results are one dimension: the rules of the table.
+
+A rule calls `links.link(equation, value, dim, value, dim)` for every pair of dimensions that are one logical dimension.
+`alike` says that the values also lie in memory alike (a parameter and its gradient), which a matmul's operands do not.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..ir import Equation
+    from ..links import Links
+
+
+def reduced(params: Mapping[str, Any]) -> tuple[int, ...]:
+    """The dimensions that a reduction leaves out."""
+    return tuple(params["axes"] if "axes" in params else params["dimensions"])
+
+
+def along(params: Mapping[str, Any], rank: int) -> tuple[int, ...]:
+    """The dimensions that a primitive works along (a sort, a running sum, a concatenation): the one that its parameters
+    name, or the last."""
+    named = next(
+        (params[k] for k in ("dimension", "axis", "reduction_dimension", "dimensions") if k in params), -1
+    )
+    return tuple(d % rank for d in (named if isinstance(named, tuple) else (named,)))
+
+
+def nothing(_links: "Links", _e: "Equation") -> None:
+    """No dimension of the results is one of the operands'."""
+
+
+def product(links: "Links", e: "Equation") -> None:
+    """As its contraction says; what a window slides over is left alone."""
+    c = e.contraction
+    assert c is not None
+    ((left, right), out) = e.ins[:2], e.outs[0]
+    for a, b in c.contracted:
+        links.link(e, left, a, right, b, False)
+    for a, b, o in c.batch:
+        links.link(e, left, a, out, o, False)
+        links.link(e, right, b, out, o, False)
+    for value, free in ((left, c.left), (right, c.right)):
+        for d, o in free:
+            links.link(e, value, d, out, o, False)
+    counted = [(out if k < 0 else e.ins[k], d) for k, d in c.by_group]
+    for (a, i), (b, j) in itertools.pairwise(counted):
+        links.link(e, a, i, b, j, False)
+    for i, d in c.sized:
+        links.link(e, left, d, e.ins[2], i, False)
+
+
+def broadcast(links: "Links", e: "Equation") -> None:
+    for a, b in enumerate(e.params["broadcast_dimensions"]):
+        if links.shape(e.ins[0]) and links.shape(e.ins[0])[a] == links.shape(e.outs[0])[b]:
+            links.link(e, e.ins[0], a, e.outs[0], b)
+
+
+def transpose(links: "Links", e: "Equation") -> None:
+    for b, a in enumerate(e.params["permutation"]):
+        links.link(e, e.ins[0], a, e.outs[0], b)
+
+
+def squeeze(links: "Links", e: "Equation") -> None:
+    big, small = sorted((e.ins[0], e.outs[0]), key=lambda v: -len(links.shape(v)))
+    kept = (d for d in range(len(links.shape(big))) if d not in e.params["dimensions"])
+    for b, a in enumerate(kept):
+        links.link(e, big, a, small, b)
+
+
+def reduction(links: "Links", e: "Equation") -> None:
+    gone = reduced(e.params)
+    for operand, out in itertools.product(e.ins, e.outs):
+        kept = [d for d in range(len(links.shape(operand))) if d not in gone]
+        if len(kept) == len(links.shape(out)):
+            for b, a in enumerate(kept):
+                links.link(e, operand, a, out, b)
+
+
+def gather(links: "Links", e: "Equation") -> None:
+    """Index dimensions go on as the result's; whole slices keep the operand's dimension."""
+    dn, (operand, index), out = e.params["dimension_numbers"], e.ins[:2], e.outs[0]
+    gone = (*dn.collapsed_slice_dims, *dn.operand_batching_dims)
+    sliced = (d for d in range(len(links.shape(operand))) if d not in gone)
+    for b, a in zip(dn.offset_dims, sliced, strict=True):
+        if e.params["slice_sizes"][a] == links.shape(operand)[a]:
+            links.link(e, operand, a, out, b, False)
+    if index is not None:
+        rest = (d for d in range(len(links.shape(out))) if d not in dn.offset_dims)
+        for a, b in enumerate(rest):
+            links.link(e, index, a, out, b, False)
+    for a, b in zip(dn.operand_batching_dims, dn.start_indices_batching_dims, strict=True):
+        links.link(e, operand, a, index, b, False)
+
+
+def scatter(links: "Links", e: "Equation") -> None:
+    dn, (operand, index, updates) = e.params["dimension_numbers"], e.ins[:3]
+    gone = (*dn.inserted_window_dims, *dn.operand_batching_dims)
+    for d in range(len(links.shape(operand))):
+        links.link(e, operand, d, e.outs[0], d)
+    if updates is not None:
+        kept = (d for d in range(len(links.shape(e.outs[0]))) if d not in gone)
+        for b, a in zip(dn.update_window_dims, kept, strict=True):
+            if links.shape(updates)[b] == links.shape(e.outs[0])[a]:
+                links.link(e, e.outs[0], a, updates, b, False)
+    if index is not None and updates is not None:
+        rest = (d for d in range(len(links.shape(updates))) if d not in dn.update_window_dims)
+        for a, b in enumerate(rest):
+            links.link(e, index, a, updates, b, False)
+    for a, b in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims, strict=True):
+        links.link(e, e.outs[0], a, index, b, False)
+
+
+def window(links: "Links", e: "Equation") -> None:
+    """Pooling: dimensions that the window leaves alone."""
+    window = e.params.get("window_dimensions")
+    for operand, out in itertools.product(e.ins, e.outs):
+        a, b = links.shape(operand), links.shape(out)
+        if len(a) == len(b):
+            for d in range(len(a)):
+                if a[d] == b[d] and (window is None or window[d] == 1):
+                    links.link(e, operand, d, out, d)
+
+
+def same_places(links: "Links", e: "Equation") -> None:
+    """Equal sizes at the same place are the same dimension, unless the equation works along it."""
+    fixed = along(e.params, len(links.shape(e.outs[0]))) if e.facts.along else ()
+    for out, operand in itertools.product(e.outs, e.ins):
+        a, b = links.shape(operand), links.shape(out)
+        if operand is None or len(a) != len(b):
+            continue
+        for d in range(len(a)):
+            if a[d] == b[d] and d not in fixed:
+                links.link(e, operand, d, out, d)
+            elif e.facts.cuts:
+                links.cut.append((links.program.node(operand, d), links.program.node(out, d)))
+
+
+def reshape(links: "Links", e: "Equation") -> None:
+    """Minimal groups of equal product: one to one, or one dimension cut into parts, or parts merged into one."""
+    (a, out), shapes = (e.ins[0], e.outs[0]), (links.shape(e.ins[0]), links.shape(e.outs[0]))
+    if a is None:
+        return
+    node = links.program.node
+    for group in reshape_groups(*shapes):
+        old, new = ([d for d in dims if shape[d] != 1] for dims, shape in zip(group, shapes, strict=True))
+        if not old or not new:
+            continue
+        if len(old) == 1 < len(new):
+            links.split(e, node(a, old[0]), [node(out, d) for d in new])
+        elif len(new) == 1 < len(old):
+            links.split(e, node(out, new[0]), [node(a, d) for d in old])
+        else:
+            links.link(e, a, old[0], out, new[0])
+
+
+def reshape_groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The minimal groups of dimensions of shapes `a` and `b` with equal products, in order.
+
+    >>> reshape_groups((8, 6), (8, 2, 3))
+    [([0], [0]), ([1], [1, 2])]
+    """
+    groups, i, j = [], 0, 0
+    while i < len(a) or j < len(b):
+        left, right = ([i] if i < len(a) else []), ([j] if j < len(b) else [])
+        pa, pb = (a[i] if left else 1), (b[j] if right else 1)
+        i, j = i + len(left), j + len(right)
+        while pa != pb:
+            if pa < pb and i < len(a):
+                pa, i = pa * a[i], i + 1
+                left.append(i - 1)
+            elif j < len(b):
+                pb, j = pb * b[j], j + 1
+                right.append(j - 1)
+            else:
+                return groups  # an empty array: sizes of 0 say nothing
+        groups.append((left, right))
+    return groups
