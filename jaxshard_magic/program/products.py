@@ -11,7 +11,8 @@ from .primitives.contractions import Contraction
 
 @dataclass(frozen=True)
 class Product:
-    """`left`, `right`, `out`: dimension classes; `contracted`: those summed over.
+    """`left`, `right`, `out`: dimension classes; `contracted`: those summed over; `groups`:
+    those that count groups of rows (experts).
 
     `flops` and `out_bytes` are of one step, loop trips multiplied in. `weights`: which operands have no batch
     dimension (0 left, 1 right).
@@ -22,6 +23,7 @@ class Product:
     right: tuple[int, ...]
     out: tuple[int, ...]
     contracted: frozenset[int]
+    groups: frozenset[int]
     flops: int
     out_bytes: int
     weights: tuple[int, ...]
@@ -49,6 +51,9 @@ def _product(dims: Dimensions, storage: Storage, e: Equation, contraction: Contr
         right=classes[1],
         out=classes[2],
         contracted=frozenset(classes[0][d] for d in contraction.summed if classes[0]),
+        groups=frozenset(
+            c for k, d in contraction.by_group for c in dims.of(e.outs[0] if k < 0 else e.ins[k])[d : d + 1]
+        ),
         flops=2 * e.trips * multiply_adds(e),
         out_bytes=count * program.avals[e.outs[0]].dtype.itemsize,
         weights=tuple(k for k, v in enumerate(e.ins[:2]) if v is not None and not storage.batchy(v)),

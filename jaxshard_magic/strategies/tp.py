@@ -96,7 +96,10 @@ def _candidates(layout: Layout, found: list[Product], n: int) -> set[int]:
 
 
 def _weight_classes(found: list[Product]) -> set[int]:
-    return {c for p in found for k in p.weights for c in p.tensors[k]}
+    """Those of weights, but not the numbers of experts: dividing these is another parallelism, which sums a row's
+    results over devices of which one has its expert."""
+    groups = {c for p in found for c in p.groups}
+    return {c for p in found for k in p.weights for c in p.tensors[k]} - groups
 
 
 def _tables(layout: Layout, found: list[Product], chosen: set[int], n: int) -> set[int]:

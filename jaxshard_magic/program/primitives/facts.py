@@ -54,7 +54,8 @@ class Across(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """A row of the table: one primitive. What each kind of primitive has to say stands in `REQUIRED`.
+    """A row of the table: one primitive. What each kind of primitive has to say stands in
+    `tests/test_primitives.py`.
 
     `dims` links the dimensions that correspond; `follow` says how the results follow the batch; `contraction` gives a
     product's dimensions from its parameters and its operands' shapes, and `work` its multiply-adds.
@@ -113,20 +114,3 @@ class Facts:
     def scatters(self) -> bool:
         """Whether it sets or adds its updates into its first operand, at places that another operand names."""
         return self.dims is dimensions.scatter
-
-
-REQUIRED: Mapping[Kind, tuple[str, ...]] = {
-    Kind.PRODUCT: ("contraction", "follow", "in_each", "fill"),
-    Kind.ELEMENTWISE: ("follow",),
-    Kind.SHAPE: ("follow", "linear"),
-    Kind.CUT: ("follow", "linear"),
-    Kind.LOOKUP: ("follow",),
-    Kind.REDUCTION: ("follow",),
-    Kind.RUNNING: ("follow", "fill", "along"),
-    Kind.ORDER: ("follow", "along"),
-    Kind.WINDOW: ("follow",),
-    Kind.MATRIX: ("follow",),
-    Kind.RANDOM: ("follow",),
-    Kind.COLLECTIVE: ("follow", "across"),
-    Kind.SOURCE: ("follow",),
-}

@@ -173,7 +173,7 @@ _add("cumlogsumexp", Kind.RUNNING, fill=least, kept=True, **_ALONG)
 _add("cumsum cumprod cumlogsumexp", Kind.RUNNING, rounds=True, runs=Runs.FLOAT)
 _add("cummax", Kind.RUNNING, fill=least, runs=Runs.FOLLOW, **_ALONG)
 _add("cummin", Kind.RUNNING, fill=most, runs=Runs.FOLLOW, **_ALONG)
-_add("sort", Kind.ORDER, mixes=True, kept=True, **_ALONG)
+_add("sort", Kind.ORDER, cuts=True, mixes=True, kept=True, **_ALONG)
 _add("top_k", Kind.ORDER, runs=Runs.FOLLOW, **_ALONG)
 _add("approx_top_k", Kind.ORDER, **_ALONG)
 
