@@ -109,7 +109,7 @@ def test_what_is_computed_again_has_no_products():
 
 def test_nothing_is_computed_again_outside_of_loops():
     again = recomputed(model("transformer").cast.closed)
-    assert not [e for e in Program(again).equations if e.facts.remat]
+    assert not [e for e in Program(again).equations if e.primitive.remat]
 
 
 def test_remat_of_the_users_own_is_left_alone():

@@ -19,8 +19,8 @@ from jaxshard_magic.program.dimensions import Dimensions
 from jaxshard_magic.program.flops import multiply_adds
 from jaxshard_magic.program.ir import Equation, Program
 from jaxshard_magic.program.primitives.contractions import Contraction
-from jaxshard_magic.program.primitives.facts import Facts, Kind
-from jaxshard_magic.program.primitives.table import TABLE, facts_of
+from jaxshard_magic.program.primitives.primitive import Kind, Primitive
+from jaxshard_magic.program.primitives.table import TABLE, primitive_of
 
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {
     Kind.PRODUCT: ("contraction", "follow", "in_each", "fill"),
@@ -42,10 +42,10 @@ REQUIRED: Mapping[Kind, tuple[str, ...]] = {
 }
 
 
-def lacking(facts: Facts) -> list[str]:
+def lacking(row: Primitive) -> list[str]:
     """What a row does not say and its kind has to; what joins halves of a reduction needs what fills them up."""
-    missing = [name for name in REQUIRED[facts.kind] if getattr(facts, name) in (None, False)]
-    return missing + ["fill"] * (facts.joins is not None and facts.fill is None)
+    missing = [name for name in REQUIRED[row.kind] if getattr(row, name) in (None, False)]
+    return missing + ["fill"] * (row.joins is not None and row.fill is None)
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
@@ -143,12 +143,12 @@ OTHERS = {"scaled_dot", "scaled_matmul_wrapper"}  # traced on a GPU alone: of tw
 
 def equation(example: Example) -> Equation:
     arrays = [jnp.ones(shape) for shape in example.shapes]
-    (found,) = (e for e in Program(jax.make_jaxpr(example.call)(*arrays)).equations if e.facts.product)
+    (found,) = (e for e in Program(jax.make_jaxpr(example.call)(*arrays)).equations if e.primitive.product)
     return found
 
 
 def test_every_product_has_an_example():
-    products = {name for name, facts in TABLE.items() if facts.product}
+    products = {name for name, row in TABLE.items() if row.product}
     assert products == {name.partition(" ")[0] for name in EXAMPLES} | OTHERS
 
 
@@ -164,10 +164,10 @@ def test_scaled_matmuls_cost_what_matmuls_do():
     shapes = [(2, 5, 4), (2, 3, 4), (2, 5, 1), (2, 3, 1)]
     params = {"dimension_numbers": (((2,), (2,)), ((0,), (0,)))}
     for name in OTHERS:
-        facts = facts_of(name)
-        assert facts.contraction is not None
-        found = facts.contraction(params, shapes)
-        assert facts.work(found, params, shapes, (2, 5, 3)) == 2 * 5 * 4 * 3
+        row = primitive_of(name)
+        assert row.contraction is not None
+        found = row.contraction(params, shapes)
+        assert row.work(found, params, shapes, (2, 5, 3)) == 2 * 5 * 4 * 3
 
 
 ROOMS = ("program", "strategies", "gradients", "pipeline", "codegen")
@@ -175,7 +175,7 @@ PACKAGE = Path(jaxshard_magic.__file__).parent
 
 
 def test_only_the_table_lists_products():
-    products = {name for name, facts in TABLE.items() if facts.product}
+    products = {name for name, row in TABLE.items() if row.product}
     for path in sorted(p for room in ROOMS for p in (PACKAGE / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if path.parent.name != "primitives" and isinstance(
@@ -183,7 +183,9 @@ def test_only_the_table_lists_products():
             ):
                 parts = node.keys if isinstance(node, ast.Dict) else node.elts
                 named = {part.value for part in parts if isinstance(part, ast.Constant)}
-                assert not named & products, f"{path}:{node.lineno} lists products: ask for `facts.product`"
+                assert not named & products, (
+                    f"{path}:{node.lineno} lists products: ask for `primitive.product`"
+                )
 
 
 # Experts: rows sorted by the expert that each goes to, and a matrix for every expert.

@@ -41,7 +41,7 @@ from jaxshard_magic.program.lines import is_users
 
 
 def checkpoints(closed: ClosedJaxpr) -> int:
-    return sum(e.facts.remat for e in Program(closed).equations)
+    return sum(e.primitive.remat for e in Program(closed).equations)
 
 
 def test_a_policy_wraps_each_trip_of_a_loop():

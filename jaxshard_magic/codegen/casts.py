@@ -20,7 +20,7 @@ from ..gradients.precision import TYPES, typed, wanted
 from ..program.capture import gradients_of
 from ..program.ir import Equation, Program, Value
 from ..program.primitives import is_float
-from ..program.primitives.facts import Runs
+from ..program.primitives.primitive import Runs
 from .cells import Cells, place_of
 from .edits import Edit, OptionEdits, keyword_edit
 from .inside import in_type
@@ -157,7 +157,7 @@ def _losses(step: "ShardedStep", cells: Cells, marks: Marks) -> list[ClosedJaxpr
 
 
 def _products(program: Program) -> list[Equation]:
-    return [e for e in visible(program.top) if e.facts.runs is Runs.PRODUCT]
+    return [e for e in visible(program.top) if e.primitive.runs is Runs.PRODUCT]
 
 
 def _runs_in(e: Equation, dtype: Any) -> bool:
@@ -167,7 +167,7 @@ def _runs_in(e: Equation, dtype: Any) -> bool:
 def _helps(marks: _Cast, k: int, losses: Iterable[Program]) -> bool:
     """Does a module whose weights are cast take a product in that type? Some have a type of their own."""
     own = [e for p in losses for e in _Reading(marks, p).own_of(marks.within.get(k, -1))]
-    return any(_runs_in(e, marks.casts[k]) for e in own if e.facts.runs is Runs.PRODUCT)
+    return any(_runs_in(e, marks.casts[k]) for e in own if e.primitive.runs is Runs.PRODUCT)
 
 
 def _casts(
@@ -242,12 +242,14 @@ class _Reading:
             todo += [inside for door in _doors(e) for inside in door.scope.outs]
 
     def _has_products(self, own: set[int]) -> bool:
-        return any(self.by_index[i].facts.runs is Runs.PRODUCT for i in own)
+        return any(self.by_index[i].primitive.runs is Runs.PRODUCT for i in own)
 
     def _all(self, own: set[int]) -> set[Any]:
         """The types of all that an expression runs: what computes in several takes the widest throughout."""
         computing = (self.by_index[i] for i in own)
-        found = (t for e in computing if not _doors(e) and not e.facts.moves for t in wanted(e, self.types))
+        found = (
+            t for e in computing if not _doors(e) and not e.primitive.moves for t in wanted(e, self.types)
+        )
         return {t for t in found if t is not None and is_float(t)}
 
     def _read_in(self, v: Value, around: set[int]) -> Iterator[Any]:
@@ -255,7 +257,7 @@ class _Reading:
         for e, at in self.readers[v]:
             if e.index not in around:
                 continue
-            moved = e.facts.moves and self.types.of[e.outs[0]] == self.types.of[v]
+            moved = e.primitive.moves and self.types.of[e.outs[0]] == self.types.of[v]
             behind = set(self._read_in(e.outs[0], around)) if moved else set()
             if behind:
                 yield from behind
@@ -274,16 +276,16 @@ class _Reading:
                     maker.index in own or self.marks.within.get(_number(maker) or -1) == k
                 ):
                     continue
-                if not (e.facts.moves and all(_adds(r) for w in e.outs for r, _ in self.readers[w])):
+                if not (e.primitive.moves and all(_adds(r) for w in e.outs for r, _ in self.readers[w])):
                     yield from self._read_in(v, own)
 
 
 def _doors(e: Equation) -> list:
-    return e.doors if not e.facts.custom else []
+    return e.doors if not e.primitive.custom else []
 
 
 def _adds(e: Equation) -> bool:
-    return e.facts.elementwise and e.facts.adds
+    return e.primitive.elementwise and e.primitive.adds
 
 
 def _number(e: Equation) -> int | None:

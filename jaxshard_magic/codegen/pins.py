@@ -41,7 +41,7 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
 
     def within(_v: Value, _w: Value, e: Equation | None) -> bool:
         """Does an expression's value come from what this equation reads, within the expression?"""
-        return e is None or (not e.facts.pinned and over[_expression(e)] is None)
+        return e is None or (not e.primitive.pinned and over[_expression(e)] is None)
 
     found = []
     for k in values:
@@ -84,7 +84,7 @@ def _expression(e: Equation) -> int | None:
 
 
 def _makers(values: Iterable[Value], made_by: Mapping[Value, Equation]) -> list[Equation]:
-    return [made_by[v] for v in values if v in made_by and made_by[v].facts.pinned]
+    return [made_by[v] for v in values if v in made_by and made_by[v].primitive.pinned]
 
 
 def _specs(hold: Hold, value: Value, makers: Iterable[Equation], outer: int | None) -> Iterable[str]:

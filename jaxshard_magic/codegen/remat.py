@@ -112,7 +112,7 @@ def _done_again(
     for site in set(own.values()):
         yield site, _CALL if _loop(site, imports) is None else _TRIPS
     for e in program.equations:
-        if not e.facts.alias:
+        if not e.primitive.alias:
             through = sites.through(frames(e)) - {own.get(e.index)}
             yield from ((site, _NOTHING) for site in through if _loop(site, imports) is None)
 

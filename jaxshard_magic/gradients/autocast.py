@@ -1,7 +1,8 @@
 """In which type every equation of a loss runs, and every value is held: mixed precision.
 
-As PyTorch's autocast has it (its "CUDA op reference"), and `Facts.runs` of each primitive: products run in the compute
-type; what is sensitive to rounding or range runs as it was written; the rest runs in the widest type of its operands.
+As PyTorch's autocast has it (its "CUDA op reference"), and `runs` in the table of primitives: products run in the
+compute type; what is sensitive to rounding or range runs as it was written; the rest runs in the widest type of its
+operands.
 """
 
 import math
@@ -15,7 +16,7 @@ from jax import lax
 from ..program.flow import Flow
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.primitives import is_literal
-from ..program.primitives.facts import Kind, Runs
+from ..program.primitives.primitive import Kind, Runs
 
 _CARRIED = None  # how a value comes through the door of a body
 
@@ -43,7 +44,7 @@ def lowered(program: Program, compute: Any) -> Types:
     graph = _Graph(program, equations, wide, {e.index for e in products}, compute)
     low = graph.low()
     of = [compute if low[v] else _dtype(aval) for v, aval in enumerate(program.avals)]
-    runs = {e.index: compute for e in equations if e.facts.runs and any(low[v] for v in e.outs)}
+    runs = {e.index: compute for e in equations if e.primitive.runs and any(low[v] for v in e.outs)}
     return Types(of, runs, sum(e.index in runs for e in products))
 
 
@@ -56,15 +57,15 @@ def raised(program: Program) -> Types:
         jnp.dtype(jnp.float32) if n else _dtype(aval) for n, aval in zip(narrow, program.avals, strict=True)
     ]
     touched = [e for e in equations if any(narrow[v] for v in (*e.ins, *e.outs) if v is not None)]
-    runs = {e.index: jnp.dtype(jnp.float32) for e in touched if e.facts.runs}
-    return Types(of, runs, sum(e.facts.runs is Runs.PRODUCT for e in touched))
+    runs = {e.index: jnp.dtype(jnp.float32) for e in touched if e.primitive.runs}
+    return Types(of, runs, sum(e.primitive.runs is Runs.PRODUCT for e in touched))
 
 
 def visible(scope: Scope) -> Iterator[Equation]:
     """The equations of a scope and of the bodies in it; functions with derivative rules of their own stay shut."""
     for e in scope.equations:
         yield e
-        for door in e.doors if not e.facts.custom else ():
+        for door in e.doors if not e.primitive.custom else ():
             yield from visible(door.scope)
 
 
@@ -82,7 +83,9 @@ def _is(aval: Any, kinds: Collection[Any]) -> bool:
 
 def _is_product(e: Equation, wide: list[bool]) -> bool:
     """Does mixed precision apply to it? Not to sums of squares and the like, nor where an algorithm is asked for."""
-    if e.facts.runs is not Runs.PRODUCT or not all(wide[v] for v in (*e.ins[:2], *e.outs) if v is not None):
+    if e.primitive.runs is not Runs.PRODUCT or not all(
+        wide[v] for v in (*e.ins[:2], *e.outs) if v is not None
+    ):
         return False
     precision = e.params.get("precision")
     plain = all(p is None or isinstance(p, lax.Precision) for p in _pair(precision))
@@ -114,27 +117,29 @@ class _Graph:
             if e.name == "name" and (v := e.ins[0]) is not None:
                 self.unnamed[e.outs[0]] = self.unnamed.get(v, v)
         flow = Flow(program)
-        inner = [v for e in program.equations if e.facts.runs is Runs.PRODUCT for v in e.ins]
+        inner = [v for e in program.equations if e.primitive.runs is Runs.PRODUCT for v in e.ins]
         self.ahead = flow.back(inner)  # what leads to a product
         constants: dict[Value, Any] = {}
         for e in equations:
-            if e.doors and not e.facts.custom:
+            if e.doors and not e.primitive.custom:
                 self._doors(e)
             else:
                 self._plain(e, e.index in products, constants, compute)
 
     def _plain(self, e: Equation, product: bool, constants: dict[Value, Any], compute: Any) -> None:
         held = [_constant(e, k, constants) for k in range(len(e.ins))]
-        if e.facts.alias and held[0] is not None:
+        if e.primitive.alias and held[0] is not None:
             constants[e.outs[0]] = held[0]
-        follows = _is_cheap(e) if e.facts.custom else e.facts.runs is Runs.FOLLOW and not self._is_square(e)
+        follows = (
+            _is_cheap(e) if e.primitive.custom else e.primitive.runs is Runs.FOLLOW and not self._is_square(e)
+        )
         if follows and not all(_fits(x, compute) for x in held if x is not None):
             follows = False
         if e.name == "convert_element_type" and _is(e.eqn.invars[0].aval, NARROW):
             follows = False
             self.widened.extend(v for v in e.outs if self.wide[v])
         for k, out in enumerate(e.outs):
-            ins = [e.ins[k]] if e.facts.kind is Kind.EACH else e.ins
+            ins = [e.ins[k]] if e.primitive.kind is Kind.EACH else e.ins
             self._made(out, Runs.PRODUCT if product else Runs.FOLLOW if follows else Runs.FLOAT, ins)
 
     def _made(self, v: Value, rule: Runs | None, ins: Collection[Value | None]) -> None:
@@ -175,7 +180,10 @@ class _Graph:
         e = readers[0]
         once = [self._unnamed(v) for v in e.ins].count(first) == 1
         return (
-            e.facts.elementwise and e.facts.linear == slice(2) and e.outs[0] == self._unnamed(last) and once
+            e.primitive.elementwise
+            and e.primitive.linear == slice(2)
+            and e.outs[0] == self._unnamed(last)
+            and once
         )
 
     def _unnamed(self, v: Value | None) -> Value | None:
@@ -231,7 +239,7 @@ def _fits(x: Any, dtype: Any) -> bool:
 def _is_cheap(e: Equation) -> bool:
     """Does a function with a derivative rule of its own hold nothing that rounding or range would hurt?"""
     inner = [i for door in e.doors for i in _all(door.scope)]
-    return all(i.doors or i.facts.compares or i.facts.runs is Runs.FOLLOW for i in inner)
+    return all(i.doors or i.primitive.compares or i.primitive.runs is Runs.FOLLOW for i in inner)
 
 
 def _all(scope: Scope) -> Iterator[Equation]:

@@ -96,7 +96,7 @@ class Names:
 def _open_scopes(scope: Scope) -> Iterator[Scope]:
     yield scope
     for e in scope.equations:
-        if not (e.facts.remat or e.facts.custom):
+        if not (e.primitive.remat or e.primitive.custom):
             for door in e.doors:
                 yield from _open_scopes(door.scope)
 

@@ -67,7 +67,7 @@ class Outputs:
         found, seen, todo = [], {v}, [v]
         while todo:
             e = self._makers.get(todo.pop())
-            if e is None or e.facts.product or _has_products(e):
+            if e is None or e.primitive.product or _has_products(e):
                 return None
             for w in e.ins:
                 if w is None or w in seen or isinstance(self.followed.of[w], Constant):
@@ -105,5 +105,5 @@ def _literal(v: Any) -> Any:
 
 def _has_products(e: Equation) -> bool:
     return any(
-        inner.facts.product or _has_products(inner) for door in e.doors for inner in door.scope.equations
+        inner.primitive.product or _has_products(inner) for door in e.doors for inner in door.scope.equations
     )

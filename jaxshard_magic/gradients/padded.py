@@ -66,7 +66,7 @@ class _Loss(Padded, Replay):
     def __init__(self, small: Program, large: Program, part: Program, examples: int, growth: Fraction):
         self._examples, self._growth = examples, growth
         self._numbers: Any = None
-        self._fixed = {e.index for outer in small.equations if outer.facts.custom for e in _inside(outer)}
+        self._fixed = {e.index for outer in small.equations if outer.primitive.custom for e in _inside(outer)}
         super().__init__(small, large, part)
 
     def __call__(self, numbers: Any, *operands: Any) -> list:
@@ -93,7 +93,7 @@ class _Loss(Padded, Replay):
         literals = zip(small.eqn.invars, large.eqn.invars, strict=True)
         other = any(is_literal(a) and _differ(a.val, b.val) for a, b in literals)  # pyright: ignore[reportAttributeAccessIssue]
         return other or (
-            not large.doors and self.grown(large) and (self.loses_rows(large) or large.facts.counted)
+            not large.doors and self.grown(large) and (self.loses_rows(large) or large.primitive.counted)
         )
 
     def drawn(self, e: Equation, small: Equation, values: list) -> list:

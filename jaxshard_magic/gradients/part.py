@@ -74,7 +74,7 @@ def _opened(scope: Scope, wanted: set[Value]) -> set[int]:
     return {
         e.index
         for e in scope.equations
-        if e.facts.remat
+        if e.primitive.remat
         for door in e.doors
         if any(v in wanted for x in door.scope.equations for v in x.outs) or _opened(door.scope, wanted)
     }

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr
 from ..errors import ShardError, did_you_mean, one_of
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.primitives import bind_as, is_float
-from ..program.primitives.facts import Runs
+from ..program.primitives.primitive import Runs
 from ..program.replay import Replay, replayed, retraced
 from .autocast import NARROW, Types, lowered, raised, visible
 
@@ -62,7 +62,7 @@ def typed(closed: ClosedJaxpr, how: str) -> tuple[Program, Types]:
 
 def wanted(e: Equation, types: Types) -> list:
     """The types that an equation is to see its operands in; None for what is no float."""
-    if e.doors and not e.facts.custom:
+    if e.doors and not e.primitive.custom:
         inside = {k: types.of[b] for door in e.doors for k, b in _entered(e, door)}
         return [inside.get(k) for k in range(len(e.ins))]
     dtype, traced = types.runs.get(e.index), [getattr(v.aval, "dtype", None) for v in e.eqn.invars]
@@ -136,7 +136,7 @@ def _entered(e: Equation, door: Any) -> list[tuple[int, Value]]:
 def _ends(e: Equation, types: Types) -> list[tuple[int, list]]:
     """The bodies of an equation, by id, each with the types that its results leave it in."""
     ends = []
-    for door in e.doors if not e.facts.custom else ():
+    for door in e.doors if not e.primitive.custom else ():
         outside = [types.of[v] for v in e.outs]
         ends.append((id(door.scope), outside if door.out else [None] * len(door.scope.outs)))
     return ends
@@ -151,16 +151,16 @@ def _as(x: Any, dtype: Any) -> Any:
 
 
 def _note(program: Program, types: Types, dtype: Any) -> str:
-    written = [e for e in program.equations if e.facts.runs is Runs.PRODUCT]
+    written = [e for e in program.equations if e.primitive.runs is Runs.PRODUCT]
     total = _count(len(written), "product")
     if not types.runs:
         there = written and all(program.avals[e.outs[0]].dtype == dtype for e in written)
         return f"{total} in {dtype} as written; nothing changed" if there else f"nothing to run in {dtype}"
     changed = f"{types.changed} of {total} in {dtype}"
     if dtype in NARROW:
-        sums = sum(e.facts.rounds for e in visible(program.top))
+        sums = sum(e.primitive.rounds for e in visible(program.top))
         return f"{changed}; the loss and {_count(sums, 'reduction')} in float32"
-    own = sum(e.facts.custom and _is_narrow(program, e) for e in visible(program.top))
+    own = sum(e.primitive.custom and _is_narrow(program, e) for e in visible(program.top))
     return changed + f"; {_count(own, 'function')} with a derivative rule as written" * bool(own)
 
 

@@ -17,8 +17,8 @@ from jax.extend.core import ClosedJaxpr
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.lines import user_context
 from ..program.primitives import is_literal
-from ..program.primitives.facts import Kind, Runs
-from ..program.primitives.table import facts_of
+from ..program.primitives.primitive import Kind, Runs
+from ..program.primitives.table import primitive_of
 from ..program.replay import Replay, replayed
 from .autocast import NARROW, WIDE
 
@@ -46,8 +46,8 @@ def keeps(primitive: Any, *avals: Any, **params: Any) -> bool:
 def _is_cheap(name: str) -> bool:
     """Are the results of a primitive made again for less than they take? Not of sums, masks and what is cut out anew;
     and what the user names is kept."""
-    facts = facts_of(name)
-    again = facts.kind in _CHEAP and facts.runs is not None and not facts.compares
+    known = primitive_of(name)
+    again = known.kind in _CHEAP and known.runs is not None and not known.compares
     return again and name not in ("name", "dynamic_update_slice")
 
 
@@ -98,7 +98,7 @@ class _Recomputed(Replay):
     @contextmanager
     def _inside(self, name: str):
         around = self._around
-        self._around = name if name == "scan" or facts_of(name).remat else around
+        self._around = name if name == "scan" or primitive_of(name).remat else around
         try:
             yield
         finally:
@@ -119,8 +119,8 @@ def _parts(scope: Scope, program: Program) -> list[_Part]:
 
 
 def _is_cut(e: Equation) -> bool:
-    opaque = e.doors and not e.facts.custom
-    return bool(opaque or e.eqn.effects or e.facts.runs is Runs.PRODUCT)
+    opaque = e.doors and not e.primitive.custom
+    return bool(opaque or e.eqn.effects or e.primitive.runs is Runs.PRODUCT)
 
 
 def _casts_apart(run: list[Equation], given: set[Value]) -> tuple[list[Equation], list[Equation]]:

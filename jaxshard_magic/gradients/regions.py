@@ -52,7 +52,7 @@ def regions(scope: Scope, names: Collection[str]) -> tuple[list[Block], set[int]
 
 
 def _policy(primitives: Collection[str], names: Collection[str], inside: list[Equation]) -> Any:
-    if any(e.facts.remat for e in inside):  # a policy that keeps things would keep those as well
+    if any(e.primitive.remat for e in inside):  # a policy that keeps things would keep those as well
         return jax.checkpoint_policies.nothing_saveable
     return AllBut(frozenset(names), frozenset(primitives))
 
@@ -64,7 +64,7 @@ def _made_by(scope: Scope, k: int) -> set[int]:
     while (value := scope.equations[k].ins[0]) in born:
         k = born[value]
         found.add(k)
-        if not scope.equations[k].facts.alias:
+        if not scope.equations[k].primitive.alias:
             break
     return found
 
@@ -76,6 +76,6 @@ def _used_until(scope: Scope, k: int) -> int:
     for i, e in enumerate(scope.equations[stop:], stop):
         if forms & set(e.ins):
             stop = i + 1
-            if e.facts.alias:
+            if e.primitive.alias:
                 forms.update(e.outs)
     return stop

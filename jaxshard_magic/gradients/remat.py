@@ -182,13 +182,13 @@ def _by_policy(program: Program, how: str) -> tuple[Blocks, str]:
 
 def _is_done(e: Equation, loops: Container[Scope]) -> bool:
     """Does an equation hold remat: the user's, or what is put into its body?"""
-    return e.facts.remat or any(d.scope in loops or _is_rematted(d.scope) for d in e.doors)
+    return e.primitive.remat or any(d.scope in loops or _is_rematted(d.scope) for d in e.doors)
 
 
 def _is_rematted(scope: Scope) -> bool:
     """Are all products of a body in remat of the user's?"""
-    inside = [e.facts.remat or _is_rematted(d.scope) for e in scope.equations for d in e.doors]
-    products = any(e.facts.product for e in scope.equations)
+    inside = [e.primitive.remat or _is_rematted(d.scope) for e in scope.equations for d in e.doors]
+    products = any(e.primitive.product for e in scope.equations)
     return any(inside) and not products
 
 
@@ -241,14 +241,14 @@ def _match(scope: Scope, names: Names, pattern: re.Pattern, ranges: dict, bodies
         ranges[scope] = blocks
     taken = {k for a, b in spans for k in range(a, b)}
     for k, e in enumerate(scope.equations):
-        if k not in taken and not (e.facts.remat or e.facts.custom):
+        if k not in taken and not (e.primitive.remat or e.primitive.custom):
             for door in e.doors:
                 _match(door.scope, names, pattern, ranges, bodies)
 
 
 def _only_loop(equations: Iterable[Equation]) -> Equation | None:
     """The loop that does all the work of some equations: its trips are the blocks then."""
-    working = [e for e in equations if e.facts.product or e.doors]
+    working = [e for e in equations if e.primitive.product or e.doors]
     return working[0] if len(working) == 1 and working[0].name == "scan" else None
 
 
@@ -258,7 +258,7 @@ def _repeatable(scope: Scope, blocks: Iterable[Block]) -> list[Block]:
     found = []
     for b in blocks:
         inside = scope.equations[b.start : b.stop]
-        one = len(inside) == 1 and inside[0].facts.remat
+        one = len(inside) == 1 and inside[0].primitive.remat
         if not one and not any(shows(e.eqn) for e in inside):
             found.append(b)
     return found

@@ -161,7 +161,7 @@ def _sizes(program: Program, scope: Scope) -> dict[Value, int]:
     free = {*scope.ins, *scope.const_values}
     largest = {v: nbytes(program.avals[v]) for v in free}
     for e in scope.equations:
-        if e.facts.alias and e.ins[0] in free and size[e.outs[0]] <= largest[e.ins[0]]:
+        if e.primitive.alias and e.ins[0] in free and size[e.outs[0]] <= largest[e.ins[0]]:
             free.add(e.outs[0])
             largest[e.outs[0]] = size[e.outs[0]]
     return size | dict.fromkeys(free, 0)

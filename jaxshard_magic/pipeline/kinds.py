@@ -22,7 +22,7 @@ class Kinds:
                 self._join(v for v in (*e.ins, *e.outs) if v is not None)
             elif e.name == "broadcast_in_dim":
                 spread.update(e.outs)
-            elif e.facts.elementwise and own:
+            elif e.primitive.elementwise and own:
                 same = (v for v in (*e.ins, *e.outs) if v is not None and shapes[v] == own)
                 self._join(v for v in same if v not in spread)
 
@@ -57,4 +57,4 @@ def by_row(e: Equation, program: Program) -> bool:
             return 0 not in p["dimensions"]
         case "reshape":
             return p["dimensions"] is None
-    return e.facts.reduces and 0 not in p["axes"]
+    return e.primitive.reduces and 0 not in p["axes"]

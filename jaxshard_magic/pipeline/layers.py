@@ -50,7 +50,7 @@ class CutScans(Replay):
         pieces = [x for x in values if isinstance(x, Pieces)]
         if not pieces:
             return super().equation(e, values)
-        if e.facts.elementwise and e.facts.linear and len(values) == 1:
+        if e.primitive.elementwise and e.primitive.linear and len(values) == 1:
             (whole,) = pieces
             made = [bind(e.eqn, [x])[0] for x in whole.arrays]
             return [Pieces(made, whole.bounds, whole.source)]

@@ -31,9 +31,9 @@ class Piecewise(Emitter):
                 for xs, (a, b) in zip(parts, pairwise(bounds), strict=True)
             ]
             return [Pieces(xs, bounds, -1) for xs in zip(*made, strict=True)]
-        if e.facts.joins is not None and len(values) == 1:
+        if e.primitive.joins is not None and len(values) == 1:
             made = [bind(e.eqn, [x])[0] for x in values[0].arrays]
-            return [reduce(e.facts.joins, made)]
+            return [reduce(e.primitive.joins, made)]
         if e.name == "reshape" and (each := self._rows_of_each(e)):
             return [_reshaped(e, values[0], each)]
         return super().equation(e, [laid_out(x, None) for x in values])
@@ -48,7 +48,7 @@ class Piecewise(Emitter):
     def _by_piece(self, e: Equation) -> bool:
         shapes = self.program.shapes
         own = {shapes[v] for v in (*e.ins, *e.outs) if v is not None and shapes[v]}
-        return len(own) == 1 if e.facts.elementwise else by_row(e, self.program)
+        return len(own) == 1 if e.primitive.elementwise else by_row(e, self.program)
 
 
 def laid_out(x: Any, bounds: tuple[int, ...] | None) -> Any:

@@ -111,7 +111,7 @@ def _marks(
             for door in e.doors:
                 inner = _inside(door, trained), _inside(door, varying)
                 yield from _marks(door.scope.equations, *inner)
-        elif not e.facts.alias and any(v in trained and v in varying for v in e.outs):
+        elif not e.primitive.alias and any(v in trained and v in varying for v in e.outs):
             yield False
 
 

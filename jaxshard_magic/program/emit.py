@@ -76,7 +76,7 @@ class Emitter:
             return list(lax.switch(values[0], branches, *values[1:]))
         if e.doors:
             scope = e.doors[0].scope
-            if e.facts.remat and e.params.get("differentiated") and e.params.get("prevent_cse"):
+            if e.primitive.remat and e.params.get("differentiated") and e.params.get("prevent_cse"):
                 return self.body(scope, lax.optimization_barrier(tuple(values)))
             return self.run(scope, values)
         return self.after(e, self.result(e, self.before(e, values)))

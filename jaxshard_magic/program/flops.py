@@ -90,7 +90,7 @@ def multiply_adds(e: Equation) -> int:
     """The multiply-adds of a product each time that it runs."""
     contraction = e.contraction
     assert contraction is not None
-    return e.facts.work(
+    return e.primitive.work(
         contraction, e.params, [shape_of(v) for v in e.eqn.invars], shape_of(e.eqn.outvars[0])
     )
 
@@ -98,7 +98,7 @@ def multiply_adds(e: Equation) -> int:
 def unseen(program: Program) -> tuple[str, ...]:
     """The names of the step's primitives that may do much work of which `counted` knows nothing: kernels, callbacks,
     what a `shard_map` holds, decompositions, Fourier transforms."""
-    return tuple(sorted({e.name for e in program.equations if e.facts.unseen}))
+    return tuple(sorted({e.name for e in program.equations if e.primitive.unseen}))
 
 
 def _inside(
@@ -111,7 +111,7 @@ def _inside(
     found = []
     for e in scope.equations:
         again = recomputed or _REMATTED in str(e.eqn.source_info.name_stack)
-        if e.facts.product and e.outs[0] in used:
+        if e.primitive.product and e.outs[0] in used:
             found.append(_work(e, phase[e.index], again, exact))
         known = exact and e.name != "while"
         bodies = [_inside(door.scope, phase, used, again, known) for door in e.doors]

@@ -51,7 +51,7 @@ class Flow:
             self.gradients.update(e.outs)
         if e.name == "name" and e.params["name"] == VALUE:
             self.values.update(e.outs)
-        if e.facts.keyed:
+        if e.primitive.keyed:
             self.random.append(e)
 
     @cached_property
@@ -108,7 +108,7 @@ class Flow:
 
 def by_alias(_v: Value, _w: Value, e: Equation | None) -> bool:
     """Only what is the same array in another form."""
-    return e is None or e.facts.alias
+    return e is None or e.primitive.alias
 
 
 def results(program: Program) -> list[Value | None]:

@@ -11,8 +11,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .primitives import called, is_literal, opened, scan_counts, shape_of
 from .primitives.contractions import Contraction
-from .primitives.facts import Facts
-from .primitives.table import facts_of
+from .primitives.primitive import Primitive
+from .primitives.table import primitive_of
 
 Value = int  # the number of a value; a dimension is numbered Program.node(value, dim)
 
@@ -31,9 +31,9 @@ class Scope:
 
 @dataclass(eq=False, slots=True)
 class Equation:
-    """`outs = primitive(ins)`; a literal operand is None. `trips`: how often one step runs it
+    """`outs = primitive_of(ins)`; a literal operand is None. `trips`: how often one step runs it
     (a `while` counts once, its trips are not known). `outer`: the equation
-    whose body it is in. `facts`: the row of its primitive.
+    whose body it is in. `primitive`: the row of its primitive.
     `contraction`: which dimensions correspond; None for what is no product."""
 
     index: int
@@ -43,12 +43,12 @@ class Equation:
     trips: int
     outer: "Equation | None"
     doors: list["Door"] = field(default_factory=list)
-    facts: Facts = field(init=False)
+    primitive: Primitive = field(init=False)
     contraction: Contraction | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.facts = facts_of(self.eqn.primitive.name)
-        rule = self.facts.contraction
+        self.primitive = primitive_of(self.eqn.primitive.name)
+        rule = self.primitive.contraction
         self.contraction = None if rule is None else rule(self.params, [shape_of(v) for v in self.eqn.invars])
 
     @property

@@ -40,9 +40,9 @@ def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]
     """
 
     def same_or_summand(v: Value, w: Value, e: Equation | None) -> bool:
-        if e is not None and e.facts.reduces and e.facts.linear:  # over dimensions of size one
+        if e is not None and e.primitive.reduces and e.primitive.linear:  # over dimensions of size one
             return prod(program.shapes[v]) == prod(program.shapes[w])
-        return by_alias(v, w, e) or bool(e and e.facts.elementwise and e.facts.adds)
+        return by_alias(v, w, e) or bool(e and e.primitive.elementwise and e.primitive.adds)
 
     updates = (i for i, phase in phases.items() if phase == "update")
     found = {
@@ -66,11 +66,11 @@ def _gradients_of(program: Program, flow: Flow, output: Value | None) -> Iterabl
     shape = program.shapes[output]
 
     def elementwise(v: Value, w: Value, e: Equation | None) -> bool:
-        mixes = e is not None and e.facts.mixes
+        mixes = e is not None and e.primitive.mixes
         return v not in flow.gradients and not mixes and program.shapes[w] == shape
 
     return [v for v in flow.back([output], elementwise) if v in flow.gradients]
 
 
 def _by_part(v: Value, w: Value, e: Equation | None) -> bool:
-    return by_alias(v, w, e) or bool(e and e.facts.part)
+    return by_alias(v, w, e) or bool(e and e.primitive.part)

@@ -66,7 +66,7 @@ def find_links(program: Program) -> Links:
         if e.doors:
             _through_doors(links, e)
         else:
-            e.facts.dims(links, e)
+            e.primitive.dims(links, e)
     return links
 
 

@@ -16,9 +16,9 @@ class Replay(Emitter):
     opened. A subclass rewrites equations in `before`, `equation` and `after`."""
 
     def equation(self, e: Equation, values: list) -> list:
-        if e.facts.custom:
+        if e.primitive.custom:
             return self.after(e, bind(e.eqn, self.before(e, values)))
-        if e.facts.remat:
+        if e.primitive.remat:
             scope = e.doors[0].scope
             kept = {k: e.params[k] for k in ("policy", "prevent_cse")}
             return list(jax.checkpoint(lambda *xs: tuple(self.body(scope, xs)), **kept)(*values))

@@ -73,7 +73,7 @@ def _elementwise_steps(flow: Flow) -> Steps:
     shapes = program.shapes
 
     def keeps_shape(v, w, e):
-        return (e is None or not e.facts.mixes) and shapes[v] == shapes[w]
+        return (e is None or not e.primitive.mixes) and shapes[v] == shapes[w]
 
     for o, v in enumerate(program.outputs):
         if v is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from .ir import Equation, Program, Scope, Value
 from .primitives import axis_names
-from .primitives.facts import Across
+from .primitives.primitive import Across
 
 Axes = frozenset[Any]  # the names of mapped axes; empty: the same on all devices
 SAME: Axes = frozenset()
@@ -78,13 +78,13 @@ class _Walk:
     def _plain(self, e: Equation) -> None:
         axes, every = frozenset(axis_names(e.eqn)), SAME.union(*map(self.of, e.ins))
         whole = e.params.get("axis_index_groups") is None  # a sum within groups differs from group to group
-        if e.facts.across is Across.ALIKE and len(e.outs) == len(e.ins):
+        if e.primitive.across is Across.ALIKE and len(e.outs) == len(e.ins):
             for a, out in zip(e.ins, e.outs, strict=True):
                 self._found[out] |= self.of(a) - axes if whole else self.of(a)
             return
-        if e.facts.across is Across.PARTS and self._own_parts:
+        if e.primitive.across is Across.PARTS and self._own_parts:
             every |= axes
-        elif e.facts.across is Across.PARTS and e.facts.adds and whole:
+        elif e.primitive.across is Across.PARTS and e.primitive.adds and whole:
             every -= axes
         for out in e.outs:
             self._found[out] |= every

@@ -105,7 +105,7 @@ class _Estimate:
     def _is_kept(self, e: Equation) -> bool:
         if e.index not in self._kept:
             inner = (i for door in e.doors for i in door.scope.equations)
-            self._kept[e.index] = e.facts.kept or any(map(self._is_kept, inner))
+            self._kept[e.index] = e.primitive.kept or any(map(self._is_kept, inner))
         return self._kept[e.index]
 
     def _bytes(self, v: Value) -> int:

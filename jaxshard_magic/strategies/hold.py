@@ -17,7 +17,7 @@ from ..program.emit import Emitter
 from ..program.ir import Equation, Scope, Value
 from ..program.labels import PIN, weight_label
 from ..program.lines import user_context
-from ..program.primitives.table import facts_of
+from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
 from .layout import Axes, Layout, Spec
 from .regions import KINDS, Context, Region
@@ -132,7 +132,7 @@ class Hold(Emitter):
         layout = self.layout
         for k, spec in read_whole(layout, e).items():
             values[k] = self.layout.pin(values[k], spec)
-        if not layout.storage.batchy_equation(e) or e.facts.scatters:
+        if not layout.storage.batchy_equation(e) or e.primitive.scatters:
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
         for k, v in list(reads):
@@ -144,14 +144,14 @@ class Hold(Emitter):
     def after(self, e: Equation, outs: list) -> list:
         layout = self.layout
         touches = layout.storage.batchy_equation(e)
-        follows = e.facts.relaid and any(v in self._unpinned for v in e.ins if v is not None)
+        follows = e.primitive.relaid and any(v in self._unpinned for v in e.ins if v is not None)
         if not touches and not follows:
             return outs
         for k, v in enumerate(e.outs):
             if not self.program.shapes[v]:
                 continue
             if layout.batchy(v):
-                if e.facts.pinned:
+                if e.primitive.pinned:
                     for spec in made_as(layout, e, v):
                         outs[k] = self.layout.pin(outs[k], spec)
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:
@@ -160,10 +160,10 @@ class Hold(Emitter):
 
     def _pin_gradient(self, e: Equation, v: Value, x: Any) -> Any:
         """A sum over examples: partial sums go straight to where the parameter rests."""
-        if e.facts.scatters:  # else the updates, activations, would be gathered
+        if e.primitive.scatters:  # else the updates, activations, would be gathered
             x = self.layout.pin(x, self.layout.in_use(v))
         readers = self._readers.get(v, [])
-        if len(readers) == 1 and facts_of(readers[0]).relaid:  # XLA folds the two: pin after the second
+        if len(readers) == 1 and primitive_of(readers[0]).relaid:  # XLA folds the two: pin after the second
             self._unpinned.add(v)
             return x
         x = self.layout.pin(x, self.layout.at_rest(v))

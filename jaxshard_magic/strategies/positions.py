@@ -61,7 +61,7 @@ def keys_of(layout: Layout, classes: Collection[int]) -> frozenset[int]:
     for e in program.equations:
         for v, d in _gone(e):
             if v in groups and (n := program.node(v, d)) in paired:
-                if e.facts.product:
+                if e.primitive.product:
                     contracted.setdefault(sets.find(n), e.index)
                 else:
                     summed[sets.find(n)] += 1
@@ -77,7 +77,7 @@ def _gone(e: Equation) -> Iterable[tuple[int | None, int]]:
     """The operands' dimensions that an equation sums over."""
     if (c := e.contraction) is not None:
         return [(v, d) for v, ds in zip(e.ins, zip(*c.contracted, strict=True), strict=False) for d in ds]
-    if e.facts.reduces:
+    if e.primitive.reduces:
         return [(e.ins[0], d) for d in e.params["axes"]]
     return []
 

@@ -11,7 +11,7 @@ from collections import Counter
 from ..errors import ShardError, one_of
 from ..plan import Finding
 from ..program.ir import Equation, Value
-from ..program.primitives.facts import Kind
+from ..program.primitives.primitive import Kind
 from ..program.products import products
 from .layout import Axes, Layout, Spec
 from .positions import find_positions, keys_of
@@ -86,7 +86,7 @@ def made_as(layout: Layout, e: Equation, value: Value) -> list[Spec]:
 
 def _looked_up(layout: Layout, e: Equation) -> Axes:
     """The mesh axes that divide both positions and the dimension that `e` looks up along."""
-    if not layout.sequence or e.facts.kind is not Kind.LOOKUP:
+    if not layout.sequence or e.primitive.kind is not Kind.LOOKUP:
         return ()
     numbers = e.params["dimension_numbers"]
     gather = e.name == "gather"

@@ -72,7 +72,7 @@ class _Traffic:
     def _entered(
         self, e: Equation, door: Door, body: _Body, same: dict[Value, Value]
     ) -> tuple[_Body, dict[Value, Value]]:
-        again = e.facts.remat and e.params.get("differentiated") and e.params.get("prevent_cse")
+        again = e.primitive.remat and e.params.get("differentiated") and e.params.get("prevent_cse")
         if again or e.name in ("scan", "while", "cond"):
             return _Body(True, {}), {}
         return body, {b: same.get(a, a) for a, b, _ in door.into if a is not None}
@@ -80,7 +80,7 @@ class _Traffic:
     def _weights(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
         """All-gathers of weights that `e` reads, as `Hold` keeps them for the next one that does."""
         layout = self._layout
-        if not layout.storage.batchy_equation(e) or e.facts.scatters:
+        if not layout.storage.batchy_equation(e) or e.primitive.scatters:
             return
         for v in e.ins:
             if v is None or layout.batchy(v) or not self._program.shapes[v]:
@@ -99,7 +99,7 @@ class _Traffic:
         """Whether a weight is gathered in bfloat16, as which a TPU multiplies float32 at its default precision."""
         precision = e.params.get("precision")
         given = precision if isinstance(precision, tuple) else (precision,)
-        default = e.facts.product and all(p in (None, lax.Precision.DEFAULT) for p in given)
+        default = e.primitive.product and all(p in (None, lax.Precision.DEFAULT) for p in given)
         return default and self._layout.platform == "tpu" and self._program.avals[v].dtype == jnp.float32
 
     def _summed(self, e: Equation) -> Iterator[Sent]:
@@ -111,7 +111,7 @@ class _Traffic:
 
     def _added_up_whole(self, e: Equation) -> bool:
         """A lookup's gradient; of a TPU it is not certain that it is not scattered after all."""
-        return e.facts.scatters and self._layout.platform != "tpu"
+        return e.primitive.scatters and self._layout.platform != "tpu"
 
     def _contracted(self, e: Equation) -> Axes:
         """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""
@@ -119,10 +119,15 @@ class _Traffic:
         if (c := e.contraction) is not None:
             left, right = (self._layout.used(v) for v in e.ins[:2])
             return _unique(a for i, j in c.contracted for a in left[i] if a in right[j])
-        if e.facts.reduces:
+        if e.primitive.reduces:
             spec = self._layout.used(e.ins[0])
             return _unique(a for d in e.params["axes"] for a in spec[d])
-        if e.facts.scatters and e.facts.adds and not layout.batchy(e.ins[0]) and layout.batchy(e.ins[2]):
+        if (
+            e.primitive.scatters
+            and e.primitive.adds
+            and not layout.batchy(e.ins[0])
+            and layout.batchy(e.ins[2])
+        ):
             window = e.params["dimension_numbers"].update_window_dims
             return _unique(
                 a for d, axes in enumerate(self._layout.used(e.ins[2])) if d not in window for a in axes

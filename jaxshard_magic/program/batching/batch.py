@@ -13,7 +13,7 @@ from ..dimensions import Dimensions
 from ..ir import Equation
 from ..primitives import scan_counts
 from ..primitives.dims import reduced
-from ..primitives.facts import Kind
+from ..primitives.primitive import Kind
 from ..roles import PARAMS, Roles
 
 _ENOUGH = 0.05  # of the products: less says nothing about a batch
@@ -97,7 +97,7 @@ class _Evidence:
         living = {c for k in outs for c in k if self.free(c)}
         if living:
             self._count(c for c in ends if self.free(c) and c not in living)
-        if e.facts.product:
+        if e.primitive.product:
             self._product(e, ins, outs)
 
     def _count(self, classes: Iterable[int | None]) -> None:
@@ -174,9 +174,9 @@ def _ends(e: Equation, ins: list, outs: list) -> set:
             ins[0][d] for d, _, _ in c.windowed if ins[0]
         }
         return summed | {outs[0][d] for _, _, d in c.windowed}
-    if e.facts.kind is Kind.REDUCTION:
+    if e.primitive.kind is Kind.REDUCTION:
         return {ins[0][d] for d in reduced(e.params) if ins[0]}
-    if e.facts.along or e.facts.cuts:
+    if e.primitive.along or e.primitive.cuts:
         pairs = ((k, d) for k in ins if len(k) == len(outs[0]) for d in range(len(k)))
         return {k[d] for k, d in pairs if outs[0][d] != k[d]}
     return set()

@@ -199,5 +199,5 @@ def _once(scope: Scope) -> Iterator[Equation]:
     """The equations that one step runs once and that can be taken apart: not of loops, branches, custom rules."""
     for e in scope.equations:
         yield e
-        if called(e.eqn) is not None and not e.facts.custom:
+        if called(e.eqn) is not None and not e.primitive.custom:
             yield from _once(e.doors[0].scope)

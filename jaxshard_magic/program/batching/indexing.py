@@ -19,7 +19,7 @@ def _leaves(site: Site, dim: int) -> bool:
     """Does a cut, a repetition or a running sum leave this dimension as it is?"""
     if "padding_config" in site.params:
         return not any(site.params["padding_config"][dim])
-    if site.e.facts.along:
+    if site.e.primitive.along:
         return dim not in dims.along(site.params, len(site.shape(0)))
     return site.out[dim] == site.shape(0)[dim]
 
@@ -130,7 +130,7 @@ def scatter(site: Site) -> Label:
     """Sums over examples where those of the batch are added into one array; else rows into rows."""
     dn, (operand, index, updates) = site.params["dimension_numbers"], site.labels[:3]
     spots = [d for d in range(len(site.shape(2))) if d not in dn.update_window_dims]
-    adds = site.e.facts.adds
+    adds = site.e.primitive.adds
     if isinstance(index, Places):
         _check_own(site, dn.scatter_dims_to_operand_dims, index, operand)
         return _set_in(site, spots[index.dim])
@@ -145,7 +145,7 @@ def scatter(site: Site) -> Label:
         site.scale(0, factor(operand, lead, site.ratio))
         return lead
     if not isinstance(operand, Rows):
-        return site.aligned((0, 2)) if site.e.facts.linear is not None else site.all_exact()
+        return site.aligned((0, 2)) if site.e.primitive.linear is not None else site.all_exact()
     gone = (*dn.inserted_window_dims, *dn.operand_batching_dims)
     kept = [d for d in range(len(site.shape(0))) if d not in gone]
     if operand.dim not in kept:
@@ -156,7 +156,7 @@ def scatter(site: Site) -> Label:
 def _set_in(site: Site, dim: int) -> Label:
     """Updates whose examples are along `dim` set into, or added to, those of the operand."""
     operand, updates = site.labels[0], site.labels[2]
-    linear = site.e.facts.linear is not None
+    linear = site.e.primitive.linear is not None
     if not isinstance(operand, Rows):
         raise Lost
     if isinstance(updates, Rows):
@@ -181,7 +181,7 @@ def update_slice(site: Site) -> Label:
 def window(site: Site) -> list[Label]:
     """Pooling that leaves the dimension of the examples alone."""
     p = site.params
-    label = site.labels[0] if site.e.facts.adds and len(site.labels) == 1 else site.all_exact()
+    label = site.labels[0] if site.e.primitive.adds and len(site.labels) == 1 else site.all_exact()
     if isinstance(label, Rows):
         still = [p[k][label.dim] for k in ("window_dimensions", "window_strides", "base_dilation") if k in p]
         if any(x != 1 for x in still) or any(p["padding"][label.dim]):

@@ -15,7 +15,7 @@ from ..ir import Equation, Program, Scope, Value
 from ..primitives import bind, is_literal, shape_of
 from ..primitives.contractions import Contraction
 from ..primitives.dims import along
-from ..primitives.facts import Kind
+from ..primitives.primitive import Kind
 from .follow import told
 
 
@@ -60,13 +60,13 @@ class Padded(Emitter):
         values = [v.val if is_literal(v) else x for x, v in pairs]  # pyright: ignore[reportAttributeAccessIssue]
         if e.doors or not self.grown(e):
             return super().equation(e, values)
-        if e.facts.counted:
+        if e.primitive.counted:
             return self.drawn(e, small, values)
-        backwards = e.facts.kind is Kind.RUNNING and e.params.get(
+        backwards = e.primitive.kind is Kind.RUNNING and e.params.get(
             "reverse"
         )  # a row depends on those after it
-        if e.facts.fill is not None and (backwards or self.loses_rows(e)):
-            values = [self._filled(x, v, e.facts.fill) for x, v in zip(values, e.ins, strict=True)]
+        if e.primitive.fill is not None and (backwards or self.loses_rows(e)):
+            values = [self._filled(x, v, e.primitive.fill) for x, v in zip(values, e.ins, strict=True)]
         return super().equation(e, values)
 
     def dims(self, v: Value | None) -> list[int]:
@@ -120,7 +120,7 @@ class Padded(Emitter):
         wrong = any(len(dims) > 1 for dims in grown)
         if not large.doors and any(grown):
             lost = any(grown[: len(large.ins)]) and not all(self.dims(v) for v in large.outs)
-            wrong |= lost and large.facts.fill is None
+            wrong |= lost and large.primitive.fill is None
             wrong |= _touches(small, large, self.dims)
             if (c := large.contraction) is not None:
                 wrong |= (
@@ -146,10 +146,10 @@ def padded(x: Any, widths: Sequence[tuple[int, int]]) -> Any:
 def _touches(small: Equation, large: Equation, dims: Any) -> bool:
     """Does an equation that moves rows about do so along those that were added?"""
     found = {d for v in (*large.ins, *large.outs) for d in dims(v)}
-    facts, params, shape = large.facts, large.params, shape_of(large.eqn.invars[0])
-    if facts.kind is Kind.MATRIX:
-        return len(shape) - (facts.inner or len(params["fft_lengths"])) <= max(found)
-    if facts.kind is Kind.ORDER or (facts.along and facts.kind is Kind.CUT):
+    does, params, shape = large.primitive, large.params, shape_of(large.eqn.invars[0])
+    if does.kind is Kind.MATRIX:
+        return len(shape) - (does.inner or len(params["fft_lengths"])) <= max(found)
+    if does.kind is Kind.ORDER or (does.along and does.kind is Kind.CUT):
         return not found.isdisjoint(along(params, len(shape)))
     if large.name == "reshape":
         return _major(large.eqn.invars[0], dims(large.ins[0])) != _major(
@@ -162,7 +162,7 @@ def _touches(small: Equation, large: Equation, dims: Any) -> bool:
         real, starts = shape_of(small.eqn.invars[0]), params["start_indices"]
         return any(starts[d] or ours[d] != real[d] or theirs[d] != shape[d] for d in found)
     after = shape_of(large.eqn.outvars[0])
-    return facts.cuts and any(after[d] != shape[d] for d in found)
+    return does.cuts and any(after[d] != shape[d] for d in found)
 
 
 def _major(v: Any, dims: Sequence[int]) -> list[int]:

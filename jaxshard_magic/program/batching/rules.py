@@ -185,7 +185,7 @@ def gamma(site: Site) -> Label:
 
 def matrices(site: Site) -> list[Label]:
     """Matrices, or what is transformed, in the last dimensions; examples before them."""
-    inner = site.e.facts.inner or len(site.params["fft_lengths"])
+    inner = site.e.primitive.inner or len(site.params["fft_lengths"])
     label = site.all_exact()
     if isinstance(label, Rows) and label.dim >= len(site.shape(0)) - inner:
         raise Lost

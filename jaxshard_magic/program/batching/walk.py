@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from ..ir import Door, Equation, Program, Scope, Value
 from ..primitives import is_literal, scan_counts, shape_of
-from ..primitives.facts import Kind
+from ..primitives.primitive import Kind
 from .examples import CONSTANT, Label, Places, Rows, Size, Sum, Unknown, fits, literal, varying
 from .rules import lost
 from .site import Lost, Site, factor
@@ -94,7 +94,7 @@ class Walk:
         self.scales[e.index] = site.scales
         if site.draw is not None:
             self.draws[e.index] = site.draw
-        self._mark(e.outs, [e.facts.alias and site.zero(0)] * len(e.outs))
+        self._mark(e.outs, [e.primitive.alias and site.zero(0)] * len(e.outs))
 
     def _mark(self, values: Sequence[Value], zero: Sequence[bool]) -> None:
         for v, is_zero in zip(values, zero, strict=True):
@@ -107,7 +107,7 @@ class Walk:
             return self.through(site)
         if e.name == OPAQUE:
             return [Unknown()] * len(e.outs)
-        if e.facts.kind is Kind.EACH:
+        if e.primitive.kind is Kind.EACH:
             return labels
         if e.name == "select_n" and self._made_positive(e) and isinstance(labels[1], Places):
             return [labels[1]]
@@ -118,7 +118,7 @@ class Walk:
             if not site.same_params():
                 raise Lost
             return [CONSTANT] * len(e.outs)
-        found = (e.facts.follow or lost)(site)
+        found = (e.primitive.follow or lost)(site)
         return found if isinstance(found, list) else [found] * len(e.outs)
 
     def _made_positive(self, e: Equation) -> bool:
@@ -139,7 +139,7 @@ class Walk:
         if e.name == "cond":
             return self._cond(site, doors)
         ins, rigid = site.labels, self.rigid
-        if e.facts.custom:
+        if e.primitive.custom:
             ins = [site.exact(i) if isinstance(x, (Rows, Size)) else x for i, x in enumerate(site.labels)]
             self.rigid = True
         self._mark(doors[0][0].scope.ins, [site.zero(i) for i in range(len(ins))])

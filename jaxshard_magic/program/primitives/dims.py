@@ -125,7 +125,7 @@ def window(links: "Links", e: "Equation") -> None:
 
 def same_places(links: "Links", e: "Equation") -> None:
     """Equal sizes at the same place are the same dimension, unless the equation works along it."""
-    fixed = along(e.params, len(links.shape(e.outs[0]))) if e.facts.along else ()
+    fixed = along(e.params, len(links.shape(e.outs[0]))) if e.primitive.along else ()
     for out, operand in itertools.product(e.outs, e.ins):
         a, b = links.shape(operand), links.shape(out)
         if operand is None or len(a) != len(b):
@@ -133,7 +133,7 @@ def same_places(links: "Links", e: "Equation") -> None:
         for d in range(len(a)):
             if a[d] == b[d] and d not in fixed:
                 links.link(e, operand, d, out, d)
-            elif e.facts.cuts:
+            elif e.primitive.cuts:
                 links.cut.append((links.program.node(operand, d), links.program.node(out, d)))
 
 

@@ -12,15 +12,15 @@ from jax import lax
 
 from ..batching import indexing, rules
 from . import contractions, dims
-from .facts import Across, Facts, Kind, Runs
 from .jaxprs import BODIES
+from .primitive import Across, Kind, Primitive, Runs
 
-TABLE: dict[str, Facts] = {}
-UNKNOWN = Facts(kind=Kind.UNKNOWN)
+TABLE: dict[str, Primitive] = {}
+UNKNOWN = Primitive(kind=Kind.UNKNOWN)
 FIRST, TWO, ALL = slice(1), slice(2), slice(None)  # the operands that a primitive is linear in
 
 
-def facts_of(name: str) -> Facts:
+def primitive_of(name: str) -> Primitive:
     """The row of a primitive; `UNKNOWN` for one that has none."""
     return TABLE.get(name, UNKNOWN)
 
@@ -28,7 +28,7 @@ def facts_of(name: str) -> Facts:
 def _add(names: str, kind: Kind, **facts: Any) -> None:
     """The same row for several primitives; a name of two groups takes what both say."""
     for name in names.split():
-        TABLE[name] = replace(TABLE[name], **facts) if name in TABLE else Facts(kind=kind, **facts)
+        TABLE[name] = replace(TABLE[name], **facts) if name in TABLE else Primitive(kind=kind, **facts)
 
 
 def zero(dtype: Any) -> Any:

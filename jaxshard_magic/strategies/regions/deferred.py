@@ -49,14 +49,14 @@ def find_deferred(layout: Layout, waiting: Collection[Value] = (), whole: Collec
 
 def summands(e: Equation) -> range:
     """Which operands of a linear equation may be parts of a sum; empty for an equation that is not linear."""
-    if e.facts.in_each:
+    if e.primitive.in_each:
         return range(2)
-    return range(len(e.ins))[e.facts.linear or slice(0)]
+    return range(len(e.ins))[e.primitive.linear or slice(0)]
 
 
 def joint(e: Equation) -> bool:
     """Whether a linear equation needs all its `summands` as parts, or only one of them."""
-    return not e.facts.in_each
+    return not e.primitive.in_each
 
 
 def summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
@@ -69,10 +69,10 @@ def summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
         return None
     if (c := e.contraction) is not None:
         sums = all(batchy[:2]) and dims[:2] in c.contracted and dims[0] != c.ragged
-    elif e.facts.reduces:
-        sums = e.facts.linear is not None and dims[0] in e.params["axes"]
+    elif e.primitive.reduces:
+        sums = e.primitive.linear is not None and dims[0] in e.params["axes"]
     else:
-        sums = e.facts.scatters and e.facts.adds and batchy == [False, True, True]
+        sums = e.primitive.scatters and e.primitive.adds and batchy == [False, True, True]
     return dims if sums else None
 
 
@@ -177,7 +177,7 @@ def _refused(e: Equation, makers: Mapping[int, BatchDims], kept: set[Value]) -> 
         pairs = [(a, b) for a, b, _ in (*e.doors[0].into, *e.doors[0].out)]
         return [v for pair in pairs if not kept.issuperset(pair) for v in pair]
     if e.index in makers:
-        return e.ins[1:] if e.facts.scatters else e.ins
+        return e.ins[1:] if e.primitive.scatters else e.ins
     parts = [k for k, v in enumerate(e.ins) if v in kept]
     fits = parts and kept.issuperset(e.outs) and set(parts) <= set(summands(e))
     return () if fits and (joint(e) or len(parts) == 1) else (*e.ins, *e.outs)

@@ -1,4 +1,4 @@
-"""`Facts`: what the package knows of a primitive."""
+"""`Primitive`: what the package knows of a primitive of jax, a row of the table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,8 +53,8 @@ class Across(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """A row of the table: one primitive. What each kind of primitive has to say stands in
+class Primitive:
+    """What each kind of primitive has to say stands in
     `tests/test_primitives.py`.
 
     `dims` links the dimensions that correspond; `follow` says how the results follow the batch; `contraction` gives a
