@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...plan import Sent
 from ...program.ir import Equation, Scope, Value
-from ...program.primitives import REMAT, called, scan_counts
+from ...program.primitives import called, scan_counts
 from ..layout import Layout, Spec
 from .region import Context, Emission, Region
 
@@ -59,7 +59,7 @@ def gathered_ahead(context: Context) -> Ahead:
         return Ahead((), layout, operands, frozenset())
     read = (v for e in program.equations if layout.storage.batchy_equation(e) and not e.doors for v in e.ins)
     by_activations = [v for v in read if v is not None and not layout.batchy(v)]
-    used = layout.flow.back(by_activations, lambda _v, w, _name: not layout.batchy(w))
+    used = layout.flow.back(by_activations, lambda _v, w, _e: not layout.batchy(w))
     for e in _entered_once(program.top):
         n, k = scan_counts(e.params)
         inside = e.doors[0].scope.ins
@@ -81,7 +81,7 @@ def _entered_once(scope: Scope) -> Iterator[Equation]:
     for e in scope.equations:
         if e.name == "scan":
             yield e
-        elif called(e.eqn) is not None and e.name not in REMAT:
+        elif called(e.eqn) is not None and not e.primitive.remat:
             yield from _entered_once(e.doors[0].scope)
 
 

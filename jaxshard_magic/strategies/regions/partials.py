@@ -21,8 +21,6 @@ from ..reductions import activation_sum
 from ..sp import operand_specs, scattered
 from .region import Context, Emission, Region
 
-_SUM = frozenset({"add", "add_any"})
-
 
 @dataclass(frozen=True)
 class Term:
@@ -148,7 +146,8 @@ def _sum(context: Context, e: Equation, sums: dict[Value, _Sum]) -> _Sum | None:
     if e.name == "dot_general":
         axes = _contracted(context.layout, e)
         return _Sum(axes, (e,)) if axes and context.layout.batchy(e.outs[0]) else None
-    if e.name not in _SUM and e.name != "convert_element_type":
+    adds = e.primitive.elementwise and e.primitive.adds
+    if not adds and e.name != "convert_element_type":
         return None
     terms = [sums[v] for v in e.ins if v in sums]
     single = all(len(context.readers[v]) == 1 for v in e.ins if v in sums)
@@ -168,13 +167,12 @@ def _worth_a_sum(layout: Layout, whole: _Sum) -> _Sum | None:
 
 def _contracted(layout: Layout, e: Equation) -> Axes:
     """The tensor or sequence axes that both operands are divided over along what is contracted."""
-    left, right = e.ins
-    if left is None or right is None:
+    (left, right), c = e.ins, e.contraction
+    if left is None or right is None or c is None:
         return ()
     inside = {x for axes in layout.tensor.values() for x in axes} | {*layout.sequence_axes}
     a, b = _manual(layout, left, inside), _manual(layout, right, inside)
-    pairs = zip(*e.params["dimension_numbers"][0], strict=True)
-    return next((a[i] for i, j in pairs if a[i] and a[i] == b[j]), ())
+    return next((a[i] for i, j in c.contracted if a[i] and a[i] == b[j]), ())
 
 
 def _manual(layout: Layout, value: Value, among: Collection[str]) -> Spec:

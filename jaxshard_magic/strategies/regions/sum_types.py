@@ -16,8 +16,6 @@ from ...program.primitives import bind_as, is_float
 from .deferred import summed_batch
 from .region import Context, Emission, Region
 
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-
 
 @dataclass(frozen=True, eq=False)
 class TypedSums(Region):
@@ -27,7 +25,7 @@ class TypedSums(Region):
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         values = hold.before(e, values)
-        if e.name not in _PRODUCTS:  # the operands of a product stay as they are
+        if not e.primitive.product:  # the operands of a product stay as they are
             values = [v.astype(self.dtype) if is_float(v.dtype) else v for v in values]
         return hold.after(e, bind_as(e.eqn, values, self.dtype))
 
@@ -50,7 +48,7 @@ def typed_sums(context: Context) -> TypedSums:
         for e in layout.program.equations:
             if summed_batch(layout, e) is not None:
                 own = layout.program.avals[e.outs[0]].dtype
-                gradient = e.name in _PRODUCTS and context.phases.get(e.index) == BACKWARD
+                gradient = e.primitive.product and context.phases.get(e.index) == BACKWARD
                 if sum_type(dtype, own, gradient=gradient) != own:
                     members.add(e.index)
     return TypedSums(members, dtype)

@@ -89,7 +89,7 @@ class Unreduced(Region):
     def _made(self, e: Equation, values: list) -> Any:
         """What `e`, which sums over the batch, gives on every shard from its own examples."""
         dims, specs = self.makers[e.index], []
-        adds = e.name == "scatter-add"  # to its first operand, which is in parts like the result
+        adds = e.primitive.scatters  # to its first operand, which is in parts like the result
         for k, (v, d) in enumerate(zip(e.ins, dims, strict=True)):
             rank = 0 if v is None else len(self.layout.program.shapes[v])
             spec: Spec = [self._axes if i == d else () for i in range(rank)]
@@ -227,14 +227,13 @@ def _loop_sums(context: Context, deferred: Deferred) -> dict[tuple[int, int], Lo
     sums: dict[tuple[int, int], LoopSum] = {}
     if not deferred.makers:
         return sums
-    enclosing = {i.index: e for e in program.equations for door in e.doors for i in door.scope.equations}
     made_by = {program.equations[i].outs[0]: program.equations[i] for i in deferred.makers}
     phase = context.phases
 
     def rank(e: Equation) -> tuple[bool, bool]:
         return not context.labels.get(e.index, "").startswith(GRADIENT), phase.get(e.index) != BACKWARD
 
-    def in_parts(_v: Value, w: Value, _name: str) -> bool:
+    def in_parts(_v: Value, w: Value, _e: Equation | None) -> bool:
         return w in deferred.values
 
     for e in program.equations:
@@ -243,7 +242,7 @@ def _loop_sums(context: Context, deferred: Deferred) -> dict[tuple[int, int], Lo
                 before = flow.back([inside], in_parts)
                 maker = min((made_by[v] for v in before if v in made_by), key=rank)
                 path = [maker]
-                while (outer := enclosing[path[0].index]) is not e:
+                while (outer := path[0].outer) is not e and outer is not None:
                     path.insert(0, outer)
                 sums[e.index, k] = LoopSum(tuple(path), phase.get(maker.index) == BACKWARD)
     return sums
