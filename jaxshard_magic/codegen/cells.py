@@ -62,10 +62,10 @@ class Cells:
     def calls(self, functions: Collection[str]) -> Iterator[tuple[str, ast.Call]]:
         """The calls with arguments that stand in pieces, of functions by their full names, each with its file."""
         for file, tree in self.trees.items():
-            for node in ast.walk(tree):
-                inside = isinstance(node, ast.Call) and node.args and node.lineno in self.lines[file]
-                if inside and full_name(node, self.imports) in functions:
-                    yield file, node
+            calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args)
+            for call in calls:
+                if call.lineno in self.lines[file] and full_name(call, self.imports) in functions:
+                    yield file, call
 
     def module(self, full: str) -> str | None:
         """What the cells call a module; None where they import it by no name."""
