@@ -1,6 +1,7 @@
-"""Settings that must stand before jax starts, and a notebook to run cells in."""
+"""Settings that must stand before jax starts, what keeps the suite short, and a notebook to run cells in."""
 
 import atexit
+import gc
 import itertools
 import os
 import sys
@@ -8,12 +9,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 CACHE = (
     Path(tempfile.gettempdir()) / f"jaxshard-magic-tests-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
 )
+# Most of the tests' time is LLVM optimising programs that run once; XLA's fusion emitters, which jaxlib 0.10 can do
+# without, take two thirds of what is left of a compile. Neither changes what is compiled.
+FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+if version("jaxlib").startswith("0.10."):  # 0.12 ends the process at a flag that it doesn't know any more
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+MAPS = Path("/proc/self/maps")
 SETTINGS = {
     # With fewer threads programs on different simulated devices starve each other, and XLA aborts.
     "NPROC": "32",
@@ -24,8 +32,7 @@ SETTINGS = {
     "JAXSHARD_HISTORY": str(CACHE / f"history-{os.getpid()}.sqlite3"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    # Most of the tests' time is LLVM optimising programs that run once.
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "XLA_FLAGS": " ".join(FLAGS),
     # Else a program comes back with the source lines of another one that computes the same.
     "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "true",
 }
@@ -41,6 +48,58 @@ from traitlets.config import Config  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+
+MAPPINGS = 5_000  # of memory: about a thousand programs that JAX keeps, and a gigabyte
+_tests = itertools.count(1)
+
+
+# Seconds of work: with two processes nothing long may begin last.
+HEAVIEST = ("test_zoo.py",)
+# Views, schedules, parsers and what is about the files themselves: no jax takes part, or none that could differ.
+NO_JAX = (
+    "test_bundles.py",
+    "test_choice_views.py",
+    "test_comparison_*.py",
+    "test_faults.py",
+    "test_figures.py",
+    "test_format.py",
+    "test_hardware.py",
+    "test_history*.py",
+    "test_imports.py",
+    "test_kernelspec.py",
+    "test_lab*.py",
+    "test_payload.py",
+    "test_room.py",
+    "test_schedule*.py",
+    "test_timeline.py",
+    "test_view.py",
+    "test_views_*.py",
+    "test_widget*.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, and the marker `no_jax`."""
+    for item in items:
+        if any(item.path.match(pattern) for pattern in NO_JAX):
+            item.add_marker("no_jax")
+    rank = {name: i for i, name in enumerate(HEAVIEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage leave out what was imported, and come less often: they took a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
+def pytest_runtest_logfinish() -> None:
+    """What tests traced and compiled goes once it is much. JAX keeps it: each program has mappings of memory, of which
+    Linux lets a process have 65,530, and each object makes the collections of garbage longer."""
+    if next(_tests) % 16 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAPPINGS:
+        jax.clear_caches()
 
 
 @dataclass(frozen=True)
@@ -67,18 +126,6 @@ class Notebook:
         return self.shell.user_ns[name]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> Iterator[None]:
-    """What a module's tests traced and compiled goes with them, and that of every 16 notebooks. JAX keeps it: each
-    program has mappings of memory, of which Linux lets a process have 65,530, and each object makes the collections of
-    garbage longer."""
-    yield
-    jax.clear_caches()
-
-
-_shells = itertools.count(1)
-
-
 @contextmanager
 def shell() -> Iterator[InteractiveShell]:
     """A fresh IPython shell, nothing loaded, no history file. After it nothing holds its notebook."""
@@ -92,8 +139,6 @@ def shell() -> Iterator[InteractiveShell]:
         atexit.unregister(opened.atexit_operations)  # else it lives as long as the process
         InteractiveShell.clear_instance()
         sys.modules["__main__"] = main
-        if next(_shells) % 16 == 0:
-            jax.clear_caches()
 
 
 @pytest.fixture
