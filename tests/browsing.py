@@ -89,21 +89,25 @@ class Shown:
         """The view on show."""
         return self.root.locator("[role=tabpanel]:visible")
 
+    def settle(self) -> None:
+        """Wait until the widget has drawn what has changed, and told Python all that it has to tell."""
+        self.page.evaluate("stub.settled()")
+
     def traits(self) -> dict[str, Any]:
         """What Python would read, once the widget has told it all that it has to tell."""
-        self.page.wait_for_timeout(120)  # longer than the widget waits for further changes
+        self.settle()
         return self.page.evaluate(
             "({leaf: model.get('leaf'), device: model.get('device'), tab: model.get('tab')})"
         )
 
     def trait(self, name: str) -> Any:
         """One that Python would read."""
-        self.page.wait_for_timeout(120)
+        self.settle()
         return self.page.evaluate("name => model.get(name)", name)
 
     def saved(self) -> list[dict[str, Any]]:
         """Every message to Python, in order."""
-        self.page.wait_for_timeout(120)
+        self.settle()
         return self.page.evaluate("model.saved")
 
     def fire(self, **traits: Any) -> None:

@@ -63,6 +63,16 @@ for (const target of [window, document, document.documentElement, document.body]
   target.removeEventListener = (...given) => ((onPage -= 1), remove.apply(target, given));
 }
 
+// What the page will still do by itself, but for what it takes back after more than a second, as "copied".
+const [soon, late] = [new Set(), 1000];
+const { setTimeout: begin, clearTimeout: cancel } = window;
+window.setTimeout = (job, delay = 0, ...given) => {
+  const timer = begin(() => (soon.delete(timer), job(...given)), delay);
+  if (delay < late) soon.add(timer);
+  return timer;
+};
+window.clearTimeout = (timer) => (soon.delete(timer), cancel(timer));
+
 let [end, before] = [() => {}, 0];
 
 /** Draw `packed`, all of it or the views in `only`, in a page with nothing else but the widget's static twin. */
@@ -93,6 +103,12 @@ export async function fire(traits) {
 /** Once what waits for its size, or for the next frame, has drawn itself. */
 async function drawn() {
   for (let i = 0; i < 2; i += 1) await new Promise(requestAnimationFrame);
+}
+
+/** Once the widget has drawn what has changed, and told Python all that it has to tell. */
+export async function settled() {
+  do await drawn();
+  while (soon.size);
 }
 
 /** Take the widget away; returns how many listeners it left on the model and the page. */

@@ -36,13 +36,13 @@ def point(shown: Shown, p: Pipeline, rank: int, time: float, below: float = LANE
     end = max(event.end for event in (*p.events, *p.ideal_events))
     x, y = box["x"] + box["width"] * time / end, box["y"] + TOP + PITCH * rank + below
     shown.page.mouse.move(x, y)
-    shown.page.wait_for_timeout(50)
+    shown.settle()
     return x, y
 
 
 def pixels(shown: Shown) -> str:
     """The picture, once it has been drawn."""
-    shown.page.wait_for_timeout(60)
+    shown.settle()
     return plot(shown).locator("canvas").evaluate("canvas => canvas.toDataURL()")
 
 

@@ -85,7 +85,7 @@ def test_a_hover_tells_what_is_there_moves_nothing_and_leaves_no_mark(show: Stag
     places = "root => [...root.querySelectorAll('.jsm-layout *')].filter(n => !n.closest('svg, [aria-live]'))"
     places += ".map(n => n.getBoundingClientRect()).map(b => [b.x, b.y, b.width, b.height])"
     shown = show(attached(), leaf=UP)
-    show.page.wait_for_timeout(50)
+    shown.settle()
     before = shown.root.evaluate(places), held(shown).inner_text()
     device(shown, 5).hover(force=True)
     expect(held(shown)).to_contain_text("device 5")
@@ -100,7 +100,7 @@ def test_a_hover_tells_what_is_there_moves_nothing_and_leaves_no_mark(show: Stag
 def test_the_page_stays_as_high_wherever_the_pointer_is(tab: str, show: Stage):
     shown = show(attached(), tab=tab)
     height = "root => root.getBoundingClientRect().height"
-    show.page.wait_for_timeout(50)
+    shown.settle()
     box, before = shown.panel.bounding_box(), shown.root.evaluate(height)
     assert box is not None
     for x, y in product(range(10, int(box["width"]), 90), range(10, int(box["height"]), 40)):
@@ -291,7 +291,7 @@ def test_2000_leaves_on_512_devices_are_few_elements_and_all_can_be_reached(show
     seen = set()
     for share in (0.25, 0.5, 0.75, 1):
         tree.evaluate("(tree, share) => { tree.scrollTop = share * tree.scrollHeight; }", share)
-        show.page.wait_for_timeout(50)
+        shown.settle()
         assert rows(shown).count() < 120
         seen.add(titles(shown)[-1].split()[0])
     assert len(seen) == 4
