@@ -126,7 +126,7 @@ def plain(home: Home) -> dict[str, np.ndarray]:
     """The numbers of the step as it is."""
     call = home.step.make()
     result = call.run()
-    return dict(zip(zoo.names(call, result), zoo.snapshot(call, result), strict=True))
+    return zoo.numbers(call, result)
 
 
 def proved(notebook: Notebook, folder: Path, home: Home, line: str, mesh: str) -> Code:

@@ -61,7 +61,7 @@ def trained(kind: Kind, fn: Callable[..., Any], dtype: Any = F32) -> Numbers:
         whole = jax.tree.map(lambda *parts: jnp.concatenate(parts), *halves)
         call = replace(call, args=tuple((call.arguments() | whole).values()))
         result = fn(*call.args)
-        found.append(dict(zip(zoo.names(call, result), zoo.snapshot(call, result), strict=True)))
+        found.append(zoo.numbers(call, result))
         call = kind.step.advance(call, result)
     return found
 

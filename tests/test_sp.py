@@ -69,7 +69,7 @@ def test_attention_of_every_library_gives_the_plain_numbers(name):
     got = jaxshard_magic.shard(call.fn, "sp", mesh=jaxshard_magic.mesh("data=2 seq=4"))(
         *call.args, **call.kwargs
     )
-    assert_same(step, call, got, plain, plain.run())
+    assert_same(step, zoo.numbers(call, got), zoo.numbers(plain, plain.run()))
 
 
 def moved(report, wanted):
@@ -144,6 +144,7 @@ def test_with_tp_every_all_reduce_of_a_layer_becomes_a_gather_and_a_scatter(ran)
     assert moved(ran("scanned, remat", *MEGATRON)[0].report(), wanted) == by_line(wanted)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_on_a_tpu_no_activation_is_all_reduced_over_the_tensor_axis(tmp_path, monkeypatch):
     """There the lookup is scattered too; small sums are joined over both axes."""

@@ -2,7 +2,7 @@
 
 for step in zoo.STEPS.values():
     call = step.make()
-    numbers = zoo.snapshot(call, call.run())
+    numbers = zoo.numbers(call, call.run())
 """
 
 from . import attention_models as attention_models
@@ -27,5 +27,4 @@ from .registry import STEPS as STEPS
 from .registry import Call as Call
 from .registry import Step as Step
 from .registry import step as step
-from .snapshot import names as names
-from .snapshot import snapshot as snapshot
+from .snapshot import numbers as numbers

@@ -11,24 +11,17 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from .registry import Call
 
 
-def snapshot(call: Call, result: Any) -> list[np.ndarray]:
-    """The numbers of the result and of the NNX objects among the arguments, in the order of `names`.
+def numbers(call: Call, result: Any) -> dict[str, np.ndarray]:
+    """The numbers of the result and of the NNX objects among the arguments: `result.0.w`, `model.linear.kernel`.
 
     Keys come as their uint32 data and bfloat16 as float32; functions and other leaves are left out.
     """
-    return [x for _, x in _numbers(call, result)]
-
-
-def names(call: Call, result: Any) -> list[str]:
-    """A name for each array of `snapshot`: `result.0.w`, `model.linear.kernel`."""
-    return [name for name, _ in _numbers(call, result)]
-
-
-def _numbers(call: Call, result: Any) -> list[tuple[str, np.ndarray]]:
     trees = {"result": result}
     trees |= {name: x for name, x in call.arguments().items() if _changes_in_place(x)}
-    leaves = tree_flatten_with_path(trees)[0]
-    return [(_name(path), _as_numpy(x)) for path, x in leaves if _is_number(x)]
+    leaves = [(_name(path), x) for path, x in tree_flatten_with_path(trees)[0] if _is_number(x)]
+    by_name = {name: _as_numpy(x) for name, x in leaves}
+    assert len(by_name) == len(leaves) > 0, "names must differ"
+    return by_name
 
 
 def _changes_in_place(tree: Any) -> bool:
