@@ -53,9 +53,28 @@ if TYPE_CHECKING:
 MAPPINGS = 5_000  # of memory: about a thousand programs that JAX keeps, and a gigabyte
 _tests = itertools.count(1)
 
-
-# Seconds of work: with two processes nothing long may begin last.
-HEAVIEST = ("test_zoo.py",)
+# Tens of seconds each: with two processes nothing long may begin last.
+HEAVIEST = (
+    "test_zoo.py",
+    "test_strategies.py",
+    "test_pipeline_step.py",
+    "test_pipeline_numbers.py",
+    "test_communication.py",
+    "test_traffic.py",
+    "test_step_nnx.py",
+    "test_sp.py",
+    "test_sp_positions.py",
+    "test_ten_steps.py",
+    "test_accumulate.py",
+    "test_magic_code.py",
+    "test_simulate.py",
+    "test_targets.py",
+    "test_targets_cache.py",
+    "test_widget_compare.py",
+    "test_widget_pipeline.py",
+    "test_widgets.py",
+    "test_widget_selection.py",
+)
 # Views, schedules, parsers and what is about the files themselves: no jax takes part, or none that could differ.
 NO_JAX = (
     "test_bundles.py",

@@ -210,6 +210,7 @@ def test_a_chip_is_named_once():
     assert chosen(plan_only=True, on="h100", among="dp,fsdp").on == "H100"
 
 
+@pytest.mark.ci
 def test_a_slice_that_is_not_attached_is_searched_with_its_own_compiler():
     found = jaxshard_magic.choose(step, shapes(), mesh="v5e:2x2 data=4", among="dp,fsdp,tp")
     assert found.source == "predicted" and found.trial is not None and found.report is not None

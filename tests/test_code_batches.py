@@ -104,8 +104,9 @@ def train_step(w, x, optimizer):
 def rows():
     for home in FIVE:
         for line, mesh in LINES:
-            quick = (home.name, line) in QUICK
-            yield pytest.param(home, line, mesh, id=f"{home.name}-{line}", marks=[] if quick else [full])
+            mark = () if home is FIVE[0] else pytest.mark.ci
+            mark = mark if (home.name, line) in QUICK else full
+            yield pytest.param(home, line, mesh, id=f"{home.name}-{line}", marks=mark)
 
 
 @pytest.mark.parametrize(("home", "line", "mesh"), list(rows()))
@@ -164,6 +165,7 @@ def assert_close(notebook: Notebook, run, rtol: float = 1e-5) -> None:
         np.testing.assert_allclose(run.numbers[name], x, rtol=0, atol=rtol * np.abs(x).max(), err_msg=name)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("step", "call"),
     [
@@ -180,18 +182,21 @@ def test_sums_stay_sums_and_what_is_of_each_example_is_joined(notebook, tmp_path
     assert "def microbatch(x, w=gathered(w, {})):" in program.text
 
 
+@pytest.mark.ci
 def test_nothing_is_held_divided_over_the_examples_where_each_device_has_its_own(notebook, tmp_path):
     program, _ = run_of(notebook, ROWS, "fsdp+tp --microbatches 2 --reduce once", tmp_path, "data=4 model=2")
     held = [line for line in program.text.splitlines() if "hold(x @" in line]
     assert not any('P("data"' in line for line in held)
 
 
+@pytest.mark.ci
 def test_a_loop_over_time_is_added_up_after_it(notebook, tmp_path):
     program, run = run_of(notebook, TIME, "fsdp --reduce once", tmp_path)
     assert_close(notebook, run)
     assert program.same and 'in_shards(shard, 1, x, lie={"1.a": P(' in program.text
 
 
+@pytest.mark.ci
 def test_objects_are_read_from_copies_that_are_gathered_before(notebook, tmp_path):
     line = "fsdp --microbatches 4 --reduce once-gathered"
     program, run = run_of(notebook, OBJECT_STEP, line, tmp_path, model=MODEL + OBJECTS, more=", optimizer")
@@ -200,6 +205,7 @@ def test_objects_are_read_from_copies_that_are_gathered_before(notebook, tmp_pat
     assert 'lie={"1.a.kernel": P(' in program.text
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("step", "why"), [(NORMALISED, "normalised"), (NOISY, "noisy")], ids=str)
 def test_a_batch_that_the_step_changes_as_a_whole_is_not_taken_in_parts(notebook, tmp_path, step, why):
     program, run = run_of(notebook, step, "dp --microbatches 4 --reduce once", tmp_path)
@@ -208,6 +214,7 @@ def test_a_batch_that_the_step_changes_as_a_whole_is_not_taken_in_parts(notebook
     assert "Without --microbatches 4: " in program.text and "Without --reduce once: " in program.text
 
 
+@pytest.mark.ci
 def test_of_convolutions_no_device_has_its_own_gradients(notebook, tmp_path):
     program, run = run_of(
         notebook, CONVOLVED, "dp --microbatches 4 --reduce once", tmp_path, model=MODEL + IMAGES
@@ -230,6 +237,7 @@ PRODUCT = """def train_step(w, x):
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("line", ["dp --reduce-dtype bf16", "fsdp --microbatches 2 --reduce-dtype bf16"])
 def test_gradients_are_rounded_to_bfloat16_before_devices_add_them_up(notebook, tmp_path, line):
     program, run = run_of(notebook, PRODUCT, line, tmp_path, "data=8", EXACT)
@@ -239,12 +247,14 @@ def test_gradients_are_rounded_to_bfloat16_before_devices_add_them_up(notebook, 
     assert 'rounded=["1"], dtype="bfloat16"' in program.text and "Without --" not in program.text
 
 
+@pytest.mark.ci
 def test_a_type_that_changes_no_sum_changes_nothing_of_the_program(notebook, tmp_path):
     program, run = run_of(notebook, ROWS, "dp --reduce-dtype f32", tmp_path)
     assert_close(notebook, run)
     assert program.same and "in_shards" not in program.text and "Without --" not in program.text
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 @pytest.mark.parametrize("line", ["dp", "fsdp", "dp --microbatches 2 --reduce once"])
 def test_a_slice_sends_two_bytes_for_a_number(notebook, tmp_path, monkeypatch, line):

@@ -22,10 +22,8 @@ LEFT = {"nnx_transformer": "1 of 17 products run in their own type"}  # nnx.Embe
 
 
 def rows():
-    return [
-        pytest.param(home, id=home.name, marks=[] if home.name in QUICK else [pytest.mark.full])
-        for home in FIVE
-    ]
+    marks = dict(zip(QUICK, ((), pytest.mark.ci), strict=True))
+    return [pytest.param(home, id=home.name, marks=marks.get(home.name, pytest.mark.full)) for home in FIVE]
 
 
 def planned(notebook) -> dict[str, np.ndarray]:
@@ -85,6 +83,7 @@ def test_each_operand_is_cast_where_a_product_reads_it_and_sums_stay_in_float32(
     assert '(x.astype(jnp.bfloat16)@last["w"].astype(jnp.bfloat16)).astype(jnp.float32)+last["b"]' in text
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 def test_a_slice_adds_gradients_up_in_bfloat16_unless_the_line_asks_for_float32(
     notebook, tmp_path, monkeypatch
@@ -128,6 +127,7 @@ def squeezed(program) -> str:
     return re.sub(r"\s+|P\([^)]*\)|hold\(", "", program.text)
 
 
+@pytest.mark.ci
 def test_what_a_loop_carries_enters_it_in_the_type_that_it_is_carried_in(notebook, tmp_path):
     program = written(
         notebook,
@@ -160,6 +160,7 @@ def test_softmax_and_norms_read_float32(notebook):
     assert re.search(r"softmax\(\(.*?\)\.astype\(jnp\.float32\)\)", text)
 
 
+@pytest.mark.ci
 def test_containers_that_a_step_fills_stay_the_very_ones(notebook, tmp_path):
     program = written(
         notebook,
@@ -182,6 +183,7 @@ def test_containers_that_a_step_fills_stay_the_very_ones(notebook, tmp_path):
     )
 
 
+@pytest.mark.ci
 def test_a_step_that_bears_no_other_types_is_written_without_and_says_why(notebook, tmp_path):
     program = written(
         notebook,

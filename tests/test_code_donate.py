@@ -35,11 +35,8 @@ AGAIN = {
 
 
 def rows():
-    quick = ("dict_of_arrays", "equinox_filter_jit")
-    return [
-        pytest.param(home, id=home.name, marks=[] if home.name in quick else [pytest.mark.full])
-        for home in FIVE
-    ]
+    marks = {"dict_of_arrays": (), "equinox_filter_jit": pytest.mark.ci}
+    return [pytest.param(home, id=home.name, marks=marks.get(home.name, pytest.mark.full)) for home in FIVE]
 
 
 @pytest.mark.parametrize("home", rows())

@@ -6,7 +6,6 @@ import pytest
 from taken_home import FIVE, MESHES, POSITIONS, Home, code, proved
 
 pytestmark = pytest.mark.usefixtures("as_asked")
-full = pytest.mark.full
 
 # Strategies under which a program can't do all that the plan does: sums of partial products joined before devices add
 # them up, sums scattered, the last weight that was gathered kept, lookups inside of library modules.
@@ -20,10 +19,9 @@ OTHERS = {
 def rows():
     for home in FIVE:
         for strategy, mesh in [*MESHES, *(POSITIONS if home.positions else ())]:
-            quick = (home.name, strategy) in QUICK
-            yield pytest.param(
-                home, strategy, mesh, id=f"{home.name}-{strategy}", marks=[] if quick else [full]
-            )
+            mark = () if home is FIVE[0] else pytest.mark.ci
+            mark = mark if (home.name, strategy) in QUICK else pytest.mark.full
+            yield pytest.param(home, strategy, mesh, id=f"{home.name}-{strategy}", marks=mark)
 
 
 QUICK = {
@@ -97,7 +95,8 @@ def option_rows():
     for home in FIVE:
         for line, mesh in OPTIONS:
             quick = home.name == "linen_train_state" and "microbatches 4" in line
-            yield pytest.param(home, line, mesh, id=f"{home.name}-{line}", marks=[] if quick else [full])
+            mark = pytest.mark.ci if quick else pytest.mark.full
+            yield pytest.param(home, line, mesh, id=f"{home.name}-{line}", marks=mark)
 
 
 @pytest.mark.parametrize(("home", "line", "mesh"), option_rows())

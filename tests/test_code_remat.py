@@ -102,6 +102,7 @@ def test_a_loop_that_the_plan_cuts_into_its_trips_has_each_checkpointed(notebook
     assert without.temp - found.temp > 0.9 * LAYERS * ARRAY - 2 * ARRAY
 
 
+@pytest.mark.ci
 def test_a_loop_that_the_plan_cuts_into_segments_is_scanned_in_segments(notebook, tmp_path):
     """Two arrays of each of 8 trips are kept; in 4 segments those of 2 trips, and 4 inputs."""
     text, found, without = compared(notebook, tmp_path, "4", LAYER + LOOPED)
@@ -143,6 +144,7 @@ def test_every_form_of_a_scan_is_cut_into_segments(notebook, tmp_path, form):
     assert found.products == without.products + LAYERS
 
 
+@pytest.mark.ci
 def test_of_two_loops_that_which_keeps_more_is_cut(notebook, tmp_path):
     model = LAYER + (
         "def loss_of(w, x):\n"
@@ -155,6 +157,7 @@ def test_of_two_loops_that_which_keeps_more_is_cut(notebook, tmp_path):
     assert found.products == without.products + LAYERS
 
 
+@pytest.mark.ci
 def test_a_loop_that_stands_at_one_line_for_two_of_which_one_is_cut_is_left_as_it_is(notebook, tmp_path):
     model = LAYER + (
         "def layers(x, w):\n    return lax.scan(lambda x, w: (layer(x, w), None), x, w)[0].sum()\n"
@@ -165,6 +168,7 @@ def test_a_loop_that_stands_at_one_line_for_two_of_which_one_is_cut_is_left_as_i
     assert found.products == without.products
 
 
+@pytest.mark.ci
 def test_one_segment_is_the_whole_loss(notebook, tmp_path):
     """A layer's sine is computed again from its matmul: that of each."""
     text, found, without = compared(notebook, tmp_path, "1", LAYER + CHAIN)
@@ -172,6 +176,7 @@ def test_one_segment_is_the_whole_loss(notebook, tmp_path):
     assert found.products == without.products + LAYERS
 
 
+@pytest.mark.ci
 def test_segments_of_straight_line_code_are_told_to_be_left_out(notebook, tmp_path):
     text, found, without = compared(notebook, tmp_path, "3", LAYER + CHAIN)
     assert "Without --remat 3: " in text and "checkpoint(" not in text
@@ -244,6 +249,7 @@ CALLS = {  # a model; how it is named; what the program has then
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", rows(CALLS, 2))
 def test_a_call_that_the_expression_means_is_checkpointed_where_it_stands(notebook, tmp_path, case):
     """Each of the layers has one matmul to do again."""
@@ -253,6 +259,7 @@ def test_a_call_that_the_expression_means_is_checkpointed_where_it_stands(notebo
     assert found.products == without.products + LAYERS
 
 
+@pytest.mark.ci
 def test_a_call_inside_of_a_loop_and_a_function_that_is_scanned_over(notebook, tmp_path):
     text, found, without = compared(notebook, tmp_path, "layer", LAYER + LOOPED)
     assert "lambda x, w: (jax.checkpoint(layer)(x, w), None)" in text
@@ -284,6 +291,7 @@ LEFT_OUT = {  # a model; how it is named
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", rows(LEFT_OUT, 1))
 def test_what_no_call_of_the_text_is_alone_is_told_to_be_left_out(notebook, tmp_path, case):
     model, how = LEFT_OUT[case]
@@ -321,6 +329,7 @@ VALUES = {  # a model; what the program has then
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", rows(VALUES, 1))
 def test_statements_that_make_and_use_a_named_value_are_a_function_that_is_done_again(
     notebook, tmp_path, case
@@ -331,6 +340,7 @@ def test_statements_that_make_and_use_a_named_value_are_a_function_that_is_done_
     assert found.products == without.products + LAYERS
 
 
+@pytest.mark.ci
 def test_statements_with_more_matmuls_than_that_of_the_value_are_left_as_they_are(notebook, tmp_path):
     """The statement that makes the value has another matmul, whose result is needed as well."""
     model = (
@@ -372,6 +382,7 @@ def train_step(model, x):
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("how", "line"),
     [

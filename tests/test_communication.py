@@ -40,6 +40,7 @@ def test_a_step_moves_what_theory_says_from_the_lines_that_theory_says(step, str
     assert sum(c.wire_bytes for c in report.collectives) == sent
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("step", ["gated mlp", "transformer, scanned"])
 def test_on_64_devices_in_three_dimensions_too(step):
     here = Path(__file__).parent

@@ -25,6 +25,7 @@ def ran(tmp_path_factory) -> tuple[str, str]:
     return done.stdout, page.read_text()
 
 
+@pytest.mark.ci
 def test_both_strategies_train_to_the_same_loss_and_most_test_digits_right(ran):
     found = re.findall(r"^(\S+) +loss (\S+) -> (\S+)   (\S+)% of", ran[0], re.MULTILINE)
     assert [strategy for strategy, *_ in found] == ["dp", "fsdp"]
@@ -35,6 +36,7 @@ def test_both_strategies_train_to_the_same_loss_and_most_test_digits_right(ran):
     assert float(again[1]) == pytest.approx(float(last), abs=2e-2)
 
 
+@pytest.mark.ci
 def test_the_reports_name_their_mesh_and_say_that_the_numbers_are_the_same(ran):
     text = ran[0]
     assert re.search(r"^dp .* data=8 +8 simulated CPU devices", text, re.MULTILINE)
@@ -42,6 +44,7 @@ def test_the_reports_name_their_mesh_and_say_that_the_numbers_are_the_same(ran):
     assert len(re.findall(r"^  numbers +(?:same|yes) ", text, re.MULTILINE)) == 2
 
 
+@pytest.mark.ci
 def test_the_page_is_where_it_says_and_has_no_script(ran):
     text, page = ran
     assert re.search(r"^Report: /.*report\.html$", text, re.MULTILINE)

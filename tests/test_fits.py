@@ -65,7 +65,7 @@ TABLE = [
         key,
         name,
         share,
-        marks=[*([] if (key, name) in QUICK else [pytest.mark.full]), *[no_gpus] * (key == "h100")],
+        marks=[pytest.mark.ci if (key, name) in QUICK else pytest.mark.full, *[no_gpus] * (key == "h100")],
     )
     for key in MESHES
     for name in CASES
@@ -103,6 +103,7 @@ def test_what_fits_is_told_from_what_does_not(key, name, share):
     assert verdict(report).ok == fits
 
 
+@pytest.mark.ci
 def test_the_same_weights_fit_in_place_and_not_twice():
     in_place, there = compiled("v5e", "weights in place", 0.6)[1:]
     rows = there // ROW

@@ -13,6 +13,8 @@ import pytest
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 
+pytestmark = pytest.mark.ci
+
 ROOT = Path(__file__).parents[1]
 NAME = "jaxshard-cpu8"
 

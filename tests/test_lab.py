@@ -12,6 +12,8 @@ from browsing import expect
 from lab_server import Lab, lab, until
 from nbconvert import HTMLExporter
 
+pytestmark = pytest.mark.ci
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Request, WebSocket
 

@@ -11,6 +11,8 @@ from lab_server import lab, until
 from test_lab import CELLS as REPORT
 from test_lab import NAME, SHARD, START, Notebook
 
+pytestmark = pytest.mark.ci
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
 

@@ -86,6 +86,7 @@ def test_a_method_is_planned_and_compiled_and_not_called(given):
     assert found.chosen is not None and found.name == "trainer.train_step"
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 def test_a_slice_that_is_not_attached_is_compiled_for_and_the_plain_step_stays(given):
     found = given.run('%%shard auto --among dp,fsdp --mesh "v5e:2x4 data=8"' + STEP + LOOP)

@@ -138,6 +138,7 @@ def test_an_option_that_is_left_out_is_said(prepared, options, said):
     assert said in prepared.run("%shard code").text
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 def test_what_a_loop_keeps_goes_to_the_host_s_memory_in_a_program_for_a_slice(
     prepared, tmp_path, monkeypatch
@@ -242,6 +243,7 @@ def test_functions_are_what_they_were_after_it(prepared):
     prepared.run("w, loss = train_step(w, x)")
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 def test_a_program_for_a_slice_is_compiled_by_the_slices_own_compiler(prepared):
     prepared.run("%mesh v5e:2x4 data=8;")

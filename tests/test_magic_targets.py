@@ -60,6 +60,7 @@ def test_shapes_are_compiled_for_the_slice_and_nothing_runs(notebook):
     assert notebook["train_step"].__class__ is type(lambda: None)  # the plain one is back
 
 
+@pytest.mark.ci
 @needs_libtpu
 def test_arrays_are_taken_by_their_shapes_and_stay_where_they_are(notebook):
     notebook.run(STATE + "state = init(jax.random.key(0))\nbatch = jnp.ones((64, 1024))\n")
@@ -69,6 +70,7 @@ def test_arrays_are_taken_by_their_shapes_and_stay_where_they_are(notebook):
     assert before.devices() <= set(jax.devices("cpu"))
 
 
+@pytest.mark.ci
 @needs_libtpu
 def test_a_cell_ends_at_its_first_call_of_the_step(notebook):
     notebook.run(SHAPES)
@@ -82,6 +84,7 @@ def test_a_cell_ends_at_its_first_call_of_the_step(notebook):
     assert notebook["done"] == []
 
 
+@pytest.mark.ci
 @needs_libtpu
 def test_what_does_not_fit_is_a_finding_with_a_change_that_was_compiled(notebook):
     # 8 GiB of weights and as much of new ones, whole on each of 4 chips of 15.75 GiB; a quarter of it fits.
@@ -121,6 +124,7 @@ def test_without_arguments_it_says_what_is_missing(notebook):
     assert "no state and no batch" in str(notebook.fails("%%shard dp\nimport jax, jax.numpy as jnp\n" + STEP))
 
 
+@pytest.mark.ci
 @needs_libtpu
 def test_a_slice_that_nobody_offers_is_compiled_for_and_said(notebook, capsys):
     notebook.run("%mesh v5e:3x5 data=15")
@@ -137,6 +141,7 @@ def test_the_doctor_sends_nothing_over_a_mesh_that_is_not_attached(notebook):
     assert "✗" not in told
 
 
+@pytest.mark.ci
 @needs_libtpu
 def test_in_python_a_step_on_a_slice_compiles_and_refuses_to_be_called():
     def double(x):

@@ -35,7 +35,7 @@ def here(request, tmp_path_factory):
     return SCRIPT["executed"](notebook, tmp_path_factory.mktemp("nb")) if request.param == "run" else notebook
 
 
-@pytest.fixture(scope="module", params=["saved", "run"])
+@pytest.fixture(scope="module", params=["saved", pytest.param("run", marks=pytest.mark.ci)])
 def on_slice(request, tmp_path_factory):
     notebook = saved()
     if request.param == "run":

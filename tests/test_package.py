@@ -86,6 +86,7 @@ def test_the_readme_has_one_command_for_the_job_and_one_for_the_tests():
     assert second.endswith("-m pytest -n 2")
 
 
+@pytest.mark.ci
 def test_the_worked_example_of_the_readme_runs_cell_by_cell(tmp_path):
     section = (ROOT / "README.md").read_text().partition("## A worked example")[2].partition("\n## ")[0]
     cells = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)

@@ -66,6 +66,7 @@ def test_a_first_mesh_simulates_its_devices_without_a_restart():
     assert int(os.environ["NPROC"]) >= 32
 
 
+@pytest.mark.ci
 @alone
 def test_simulated_devices_start_before_anything_else_has_run():
     built = use("cpu:4 data=4")
@@ -73,6 +74,7 @@ def test_simulated_devices_start_before_anything_else_has_run():
     assert simulate.machine() == Machine("cpu", 4, 4)
 
 
+@pytest.mark.ci
 @alone
 def test_enough_devices_are_used_as_they_are():
     before = use("data=8").mesh
@@ -83,12 +85,14 @@ def test_enough_devices_are_used_as_they_are():
     np.testing.assert_array_equal(x + x, 2 * np.arange(8.0))
 
 
+@pytest.mark.ci
 @alone
 def test_a_lone_cpu_is_simulated_as_eight_devices_where_the_mesh_takes_what_is_left():
     jnp.zeros(())
     assert use("data=-1 model=2").mesh.shape == {"data": 4, "model": 2}
 
 
+@pytest.mark.ci
 @alone
 def test_devices_asked_for_by_the_user_are_kept_when_jax_starts():
     jax.config.update("jax_num_cpu_devices", 16)
@@ -96,6 +100,7 @@ def test_devices_asked_for_by_the_user_are_kept_when_jax_starts():
     assert jax.device_count() == 16
 
 
+@pytest.mark.ci
 @alone
 def test_as_many_devices_as_are_allowed_run_a_program():
     mesh = use("data=512").mesh
@@ -144,6 +149,7 @@ def test_sharded_committed_and_plain_arrays_all_work_on_the_new_devices():
         np.testing.assert_array_equal(user[name] + spread(host, built.mesh, "data"), 2 * host)
 
 
+@pytest.mark.ci
 @alone
 def test_keys_old_and_new_draw_the_same_numbers_after_the_move():
     mesh = use("data=4").mesh
@@ -168,6 +174,7 @@ def test_keys_old_and_new_draw_the_same_numbers_after_the_move():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.ci
 @alone
 def test_types_survive_weak_ones_and_64_bit_ones():
     mesh = use("data=4").mesh
@@ -210,6 +217,7 @@ class Trainer:
         return self.state["w"]
 
 
+@pytest.mark.ci
 @alone
 def test_arrays_are_found_wherever_the_namespace_leads():
     mesh = use("data=4").mesh
@@ -255,6 +263,7 @@ def test_arrays_are_found_wherever_the_namespace_leads():
     np.testing.assert_array_equal(user["jitted"](new), 2 * np.arange(8.0))
 
 
+@pytest.mark.ci
 @alone
 def test_an_nnx_model_and_its_optimizer_train_on():
     import optax
@@ -285,6 +294,7 @@ def test_an_nnx_model_and_its_optimizer_train_on():
     np.testing.assert_allclose(step(model, user["optimizer"], user["batch"]), second, rtol=1e-6)
 
 
+@pytest.mark.ci
 @alone
 def test_equinox_modules_and_train_states_come_along():
     import equinox as eqx
@@ -317,6 +327,7 @@ def test_equinox_modules_and_train_states_come_along():
     user["state"].apply_gradients(grads=user["state"].params)
 
 
+@pytest.mark.ci
 @alone
 def test_what_cannot_keep_its_spec_is_unsharded_and_said():
     mesh = use("fsdp=4").mesh
@@ -330,6 +341,7 @@ def test_what_cannot_keep_its_spec_is_unsharded_and_said():
     np.testing.assert_array_equal(user["lost"] + user["kept"], 2 * np.arange(8.0))
 
 
+@pytest.mark.ci
 @alone
 def test_meshes_and_arrays_that_stay_behind_are_noted():
     mesh = use("data=4").mesh
@@ -354,6 +366,7 @@ def test_meshes_and_arrays_that_stay_behind_are_noted():
     assert on_new_devices(jax.device_put(left, NamedSharding(built.mesh, P())))
 
 
+@pytest.mark.ci
 @alone
 def test_the_default_device_is_the_same_one_of_the_new_devices():
     use("data=4")
@@ -386,6 +399,7 @@ def test_when_an_array_cannot_be_read_nothing_changes():
     assert all(user[k] is before[k] for k in before)
 
 
+@pytest.mark.ci
 @alone
 def test_a_namespace_nested_deeper_than_python_can_follow_does_no_harm():
     mesh = use("data=4").mesh

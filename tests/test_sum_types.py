@@ -64,6 +64,7 @@ def test_the_check_allows_for_the_rounding_of_the_type_that_is_sent():
     assert check is not None and check.passed
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize(
     ("options", "item"),

@@ -93,6 +93,7 @@ print(len(t.built(width=128).text) > 0)
 """
 
 
+@pytest.mark.ci
 def test_an_interrupt_ends_the_compiler_for_good_and_the_next_compile_works(tmp_path):
     process = script(tmp_path, WAITS)
     pid = int(process.stdout.readline())
@@ -116,6 +117,7 @@ print(len(t.built(width=128).text) > 0)
 """
 
 
+@pytest.mark.ci
 def test_an_interrupt_ends_what_a_comparison_compiles_and_it_tells_what_is_left(tmp_path):
     process = script(tmp_path, COMPARES.replace("MESH", repr("v5e:2x4 data=8")))
     pid = int(process.stdout.readline())
@@ -128,6 +130,7 @@ def test_an_interrupt_ends_what_a_comparison_compiles_and_it_tells_what_is_left(
     assert said(process) == ["True"]
 
 
+@pytest.mark.ci
 def test_the_compiler_ends_with_a_process_that_is_killed(tmp_path):
     process = script(tmp_path, WAITS)
     pid = int(process.stdout.readline())
@@ -138,6 +141,7 @@ def test_the_compiler_ends_with_a_process_that_is_killed(tmp_path):
     assert ends(pid)
 
 
+@pytest.mark.ci
 def test_two_processes_compile_at_once(tmp_path):
     body = "one, other = (t.built() for _ in range(2))\nprint(one == other, one.stats)"
     (tmp_path / "one").mkdir()
@@ -148,6 +152,7 @@ def test_two_processes_compile_at_once(tmp_path):
     assert one[0].startswith("True MemoryStats(argument_size_in_bytes=")
 
 
+@pytest.mark.ci
 def test_the_time_limit_ends_the_compiler_and_the_next_compile_works():
     built()
     pid = the_compiler().pid
@@ -172,6 +177,7 @@ def killed_at_work(process):
     process.kill()
 
 
+@pytest.mark.ci
 def test_a_compiler_that_is_killed_is_told_in_one_line():
     built()
     compiler = psutil.Process(the_compiler().pid)
@@ -253,6 +259,7 @@ def test_other_systems_are_told_what_has_a_compiler(monkeypatch, without, system
     )
 
 
+@pytest.mark.ci
 def test_a_slice_that_the_compiler_refuses_is_told_in_one_line(monkeypatch):
     def load(topology):
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: no such\nslice")
@@ -262,6 +269,7 @@ def test_a_slice_that_the_compiler_refuses_is_told_in_one_line(monkeypatch):
     assert message == "the compiler refuses v5e:3x5: INVALID_ARGUMENT: no such slice"
 
 
+@pytest.mark.ci
 def test_a_step_that_the_compiler_refuses_is_told_in_one_line_and_all_it_says_is_kept(folder):
     def step(w, x):
         return jax.ffi.ffi_call("nothing_of_this_name", Shape(x.shape, x.dtype))(x @ w)
@@ -318,6 +326,7 @@ CALLS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("step", CALLS)
 def test_a_step_that_calls_python_compiles_for_a_slice_and_is_told_so_once(step):
     made = sharded(step)
@@ -327,6 +336,7 @@ def test_a_step_that_calls_python_compiles_for_a_slice_and_is_told_so_once(step)
     assert f"calls Python in each run from line {line}:" in told.message
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("step", CALLS)
 @pytest.mark.skipif(gpu.missing() is not None, reason="jax's CUDA plugin is not installed")
 def test_for_gpus_a_call_to_python_is_named_with_its_line(step):
@@ -337,6 +347,7 @@ def test_for_gpus_a_call_to_python_is_named_with_its_line(step):
     )
 
 
+@pytest.mark.ci
 def test_what_jax_lowers_for_no_tpu_is_told_with_its_line():
     def step(w, x):
         return x @ w + jnp.linalg.eigvals(w)[0].real
@@ -352,6 +363,7 @@ def test_what_jax_lowers_for_no_tpu_is_told_with_its_line():
 # Beside what is attached
 
 
+@pytest.mark.ci
 def test_an_attached_mesh_works_on_beside_it():
     w = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
     x = np.linspace(0, 1, 64 * 64, dtype=np.float32).reshape(64, 64)

@@ -19,12 +19,14 @@ __all__ = ["folder", "started"]
 # The cache. A program has the lines that led to it, the caller's too: each test below looks twice from one line.
 
 
+@pytest.mark.ci
 def test_the_second_look_asks_no_compiler_and_says_the_same(started):
     first, second = (built() for _ in range(2))
     assert first == second
     assert len(started) == 1
 
 
+@pytest.mark.ci
 def test_another_program_another_slice_and_another_order_of_the_devices_are_compiled_anew(started):
     for width, mesh in [(64, MESH), (128, MESH), (64, "v5e:4x4 data=16"), (64, "v5e:2x4 data=4 model=2")]:
         built(width=width, mesh=mesh)
@@ -49,6 +51,7 @@ def without_its_value(folder: Path) -> None:
     value.unlink()
 
 
+@pytest.mark.ci
 def test_a_damaged_cache_costs_one_compile_and_is_whole_again(started, folder):
     texts, asked = [], []
     for happens in (nothing, overwritten, nothing, shutil.rmtree, nothing):
@@ -70,6 +73,7 @@ def test_what_is_damaged_is_not_there_and_can_be_kept_again(folder, damage):
     assert cache.get("key") == large
 
 
+@pytest.mark.ci
 def test_where_nothing_can_be_written_nothing_is_kept_and_all_works(started, folder):
     folder.parent.write_text("a file, no folder")
     first, second = (built() for _ in range(2))
@@ -118,6 +122,7 @@ def cell_of():
         linecache.cache.pop(file, None)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -135,6 +140,7 @@ def test_the_same_cell_in_another_session_is_not_compiled_again_and_has_that_ses
     assert f'"{other}"' in second.text and f'"{one}"' not in second.text
 
 
+@pytest.mark.ci
 def test_a_report_has_the_lines_of_this_sessions_cell(cell_of):
     shapes = Shape((64, 64), jnp.float32), Shape((64, 64), jnp.float32)
     built(cell_of("/tmp/ipykernel_111/31415926.py"))

@@ -82,6 +82,7 @@ def test_microbatches_gather_weights_and_add_up_gradients_at_every_trip():
     assert waiting["all-reduce", ("data",), WEIGHT] == 2  # those of a whole step
 
 
+@pytest.mark.ci
 def test_for_a_tpu_weights_are_gathered_as_it_multiplies_them():
     step = jaxshard_magic.shard(layers, "fsdp", mesh=jaxshard_magic.mesh("v5e:2x4 data=8"))
     entry = step.prepare(*arguments())
