@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import zoo
-from conftest import Notebook
+from conftest import FLAGS, Notebook
 from zoo import equinox_steps, linen_steps, nnx_transformers, parts, plain_steps, transformers
 
 from jaxshard_magic.analysis.collectives import collectives
@@ -106,13 +106,10 @@ def bare(program: Code, folder: Path) -> Run:
     script, saved, dumped = folder / "program.py", folder / "numbers.npz", folder / "hlo"
     script.write_text(program.text + SAVED)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA", "PYTHON"))}
-    flags = (  # what runs once is not worth LLVM's optimising
-        "--xla_backend_optimization_level=0 "
-        f"--xla_dump_to={dumped} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=jit_program"
-    )
+    dump = [f"--xla_dump_to={dumped}", "--xla_dump_hlo_as_text", "--xla_dump_hlo_module_re=jit_program"]
     done = subprocess.run(
         [sys.executable, str(script), str(saved)],
-        env=kept | {"XLA_FLAGS": flags, "JAX_COMPILATION_CACHE_DIR": ""},
+        env=kept | {"XLA_FLAGS": " ".join([*FLAGS, *dump]), "JAX_COMPILATION_CACHE_DIR": ""},
         capture_output=True,
         text=True,
         check=False,

@@ -82,8 +82,10 @@ def test_the_kernel_has_a_name_that_tells_what_it_is_and_a_logo(installed: Path)
     assert (Path(found.resource_dir) / "logo-svg.svg").read_text().startswith("<svg")
 
 
-def test_the_bundles_are_in_the_wheel(installed: Path):
-    static = packages(installed) / "jaxshard_magic" / "static"
+def test_the_bundles_and_the_table_of_chips_are_in_the_wheel(installed: Path):
+    package = packages(installed) / "jaxshard_magic"
+    static = package / "static"
+    assert (package / "hardware.toml").is_file()
     assert {path.name for path in static.iterdir()} == {
         "report.js",
         "compare.js",
