@@ -71,7 +71,7 @@ def read(assignment: bytes, program: bytes, module: Module) -> Assignment:
         raise ValueError("the buffer assignment places a value that no instruction makes")
     names, inlined = _names(program, module, {instruction for instruction, _ in made.values()})
     definitions = {
-        value: names[instruction]._replace(index=index) if index else names[instruction]
+        value: Definition(*names[instruction], index)
         for value, (instruction, index) in made.items()
         if instruction not in inlined
     }
@@ -117,9 +117,9 @@ def _trace(data: bytes) -> tuple[tuple[int, int], ...]:
     return tuple(zip(kinds, values, strict=True))
 
 
-def _names(program: bytes, module: Module, wanted: set[int]) -> tuple[dict[int, Definition], set[int]]:
-    """The results of instructions by the instructions' ids, for all computations that have a `wanted` one; and the ids
-    of those whose computation the text leaves out, as it does with what an asynchronous operation runs.
+def _names(program: bytes, module: Module, wanted: set[int]) -> tuple[dict[int, tuple[str, str]], set[int]]:
+    """Computation and name of instructions by their ids, for all computations that have a `wanted` one; and the ids of
+    those whose computation the text leaves out, as it does with what an asynchronous operation runs.
 
     The schedule lists the ids in the order in which the text has the instructions: the thousands of messages that
     describe them need not be read.
@@ -130,7 +130,7 @@ def _names(program: bytes, module: Module, wanted: set[int]) -> tuple[dict[int, 
     entries = [e for schedule in wire.messages(fields, 7) for e in wire.messages(wire.fields(schedule), 1)]
     (numbers,), (sequences,) = wire.columns(entries, (1,), (2,))
     _, (packed,) = wire.columns(sequences, (), (1,))
-    found: dict[int, Definition] = {}
+    places: dict[int, tuple[str, str]] = {}
     inlined = set[int]()
     for number, part in zip(numbers, packed, strict=True):
         ids = wire.integers(part)
@@ -145,8 +145,8 @@ def _names(program: bytes, module: Module, wanted: set[int]) -> tuple[dict[int, 
             raise ValueError(
                 f"the schedule runs {len(ids)} instructions of {name!r}, which has {len(instructions)}"
             )
-        found |= {i: Definition(name, made) for i, made in zip(ids, instructions, strict=True)}
-    unknown = next((i for i in wanted if i not in found and i not in inlined), None)
+        places.update(zip(ids, ((name, instruction) for instruction in instructions), strict=True))
+    unknown = next((i for i in wanted if i not in places and i not in inlined), None)
     if unknown is not None:
         raise ValueError(f"the buffer assignment names instruction {unknown}, which is not scheduled")
-    return found, inlined
+    return places, inlined

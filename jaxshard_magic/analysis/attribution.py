@@ -11,7 +11,7 @@ from .origin import Origin, Origins, op_name
 from .sources import SourceText
 
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
-_HOST = re.compile(r"callback|is_host_transfer")
+_HOST = "callback", "is_host_transfer"
 
 
 def attributed(
@@ -61,7 +61,7 @@ def host_calls(
     found: list[str | None] = []
     sent: set[tuple[str, str | None]] = set()
     for computation in module.computations.values():
-        if not _HOST.search(computation.text):
+        if not any(word in computation.text for word in _HOST):
             continue
         for i in computation.instructions.values():
             called = i.opcode == "custom-call" and _CALLBACK.search(i.rest) is not None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..report import Collective
-from .hlo import Computation, Instruction, Module, read, runs
+from .hlo import Computation, Counted, Instruction, Module, read
 
 # What one device sends on a ring of n, as a multiple of the array: a * (n - 1) / n + b.
 _RING = {
@@ -80,11 +80,13 @@ def collectives(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Collective
 
 def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
     """Every collective that runs, in the order of the program's text. Those among one device are left out."""
-    how_often = runs(module)
+    counted = Counted(module)
     found = []
-    for name, times in how_often.items():
-        computation = module.computations[name]
+    for name, computation in module.computations.items():
         for instruction, kind in _collectives_of(computation):
+            times = counted[name]
+            if not times.times:
+                break
             axes, size = _axes_of(module, instruction, kind, mesh_axes)
             if size < 2:
                 continue
@@ -172,7 +174,7 @@ def _collectives_of(computation: Computation) -> Iterator[tuple[Instruction, str
 
 def _continues(computation: Computation, instruction: Instruction) -> bool:
     """TPU repeats a collective in the fusions that start, step and finish it: only the first counts."""
-    if 'chain_id="' not in instruction.attributes:
+    if 'chain_id="' not in instruction.rest:
         return False
     starts = (i.attributes for i in computation.instructions.values() if i.opcode == "custom-call")
     return not any('custom_call_target="AsyncCollectiveStart"' in attributes for attributes in starts)
@@ -231,10 +233,7 @@ def _axes_of(
         if text.startswith("mesh") and "{" not in text:
             text += instruction.attribute("device_ids") or ""
         # Without global ids the groups name replicas, each with all its partitions.
-        local = (
-            "use_global_device_ids=true" not in instruction.attributes
-            and "channel_id=" in instruction.attributes
-        )
+        local = "use_global_device_ids=true" not in instruction.rest and "channel_id=" in instruction.rest
         spread = module.partitions if local and kind in ("all-gather", "all-reduce", "reduce-scatter") else 1
         index, size = _grouped(text, sizes, module.replicas * module.partitions, spread)
     return (None if index is None else tuple(names[i] for i in index)), size

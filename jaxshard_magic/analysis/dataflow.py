@@ -184,7 +184,8 @@ class Dataflow:
         if computation.name not in self._known_users:
             users: dict[str, list[Instruction]] = {}
             for instruction in computation.instructions.values():
-                for operand in dict.fromkeys(instruction.operands):
+                operands = instruction.operands
+                for operand in dict.fromkeys(operands) if len(operands) > 1 else operands:
                     users.setdefault(operand, []).append(instruction)
             self._known_users[computation.name] = users
         return self._known_users[computation.name]

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$", re.MULTILINE)
@@ -17,7 +17,16 @@ _INSTRUCTION = re.compile(
     re.MULTILINE,
 )
 _CALLED = re.compile(r"%?([\w.\-]+)")
+_FUSED = re.compile(r" fusion\(.*?, calls=%?([\w.\-]+)")
+_CALLING = (
+    " while(",
+    " conditional(",
+    " call(",
+    " custom-call(",
+    "-start(",
+)  # opcodes that run others, but for fusions
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
+_NAMES = re.compile(r"(%[\w.\-]+(?:, %[\w.\-]+)*)\)")
 _OPERAND = re.compile(r"%?([A-Za-z_][\w.\-]*(?:#\d+)*)\s*(?:,|$)")
 _PART = re.compile(r"%?([A-Za-z_][\w.\-]*)#(\d+(?:#\d+)*)")
 _NESTING = re.compile(r'"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,')
@@ -45,15 +54,19 @@ class Shape:
         return -(-width * math.prod(self.dims) // 8)
 
 
-@dataclass(frozen=True)
-class Instruction:
-    """`result` is the text of an instruction's type, `rest` starts with its operands, behind the bracket."""
-
+class _Line(NamedTuple):
     name: str
     opcode: str
     result: str
     rest: str
     root: bool
+
+
+class Instruction(_Line):
+    """`result` is the text of an instruction's type, `rest` starts with its operands, behind the bracket.
+
+    A tuple, since thousands are made, each in a third of the time that a frozen dataclass takes.
+    """
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
@@ -65,6 +78,8 @@ class Instruction:
         """Names of the operands, in order; none for a parameter or a constant."""
         if self.opcode in ("constant", "parameter"):
             return ()
+        if plain := _NAMES.match(self.rest):
+            return tuple(plain[1].replace("%", "").split(", "))
         return tuple(_OPERAND.findall(_COMMENT.sub("", self.rest[: self._end()])))
 
     @cached_property
@@ -100,12 +115,13 @@ class Call(NamedTuple):
     known: bool = True
 
 
-@dataclass(frozen=True)
-class Computation:
-    """`text` is what stands between its brackets."""
-
+class _Block(NamedTuple):
     name: str
     text: str
+
+
+class Computation(_Block):
+    """`text` is what stands between its brackets. A tuple, as `Instruction` is."""
 
     @cached_property
     def instructions(self) -> dict[str, Instruction]:
@@ -114,12 +130,13 @@ class Computation:
         if "#" in self.text:
             for name, index in _PART.findall(self.text):
                 parts.setdefault(name, set()).add(index)
-        found: dict[str, Instruction] = {}
-        for root, name, result, opcode, rest in (line.groups() for line in _INSTRUCTION.finditer(self.text)):
-            found[name] = made = Instruction(name, opcode, result, rest, bool(root))
-            for index in sorted(parts.get(name, ())):
-                found.update(_parts_of(made, index))
-        return found
+        lines: dict[str, Instruction] = {}
+        for root, name, result, opcode, rest in _INSTRUCTION.findall(self.text):
+            lines[name] = line = Instruction(name, opcode, result, rest, bool(root))
+            if parts:
+                for index in sorted(parts.get(name, ())):
+                    lines.update(_parts_of(line, index))
+        return lines
 
     @property
     def root(self) -> Instruction | None:
@@ -154,6 +171,7 @@ class Module:
         return int(found[1]) if found else 1
 
 
+@lru_cache(4096)
 def shapes(result: str) -> tuple[Shape, ...]:
     """The arrays of a type, tuples flattened.
 
@@ -189,27 +207,39 @@ def _heads(text: str) -> Iterator[re.Match[str]]:
 
 
 def runs(module: Module) -> dict[str, Runs]:
-    """How often every computation that runs does so, loop trips multiplied in, nested loops too.
+    """How often every computation that runs does so, as `Counted` has it."""
+    counted = Counted(module)
+    return {name: times for name in module.computations if (times := counted[name]).times}
 
-    Each branch of a conditional counts as run once; what a reduction applies to its elements is left out.
+
+class Counted:
+    """How often a computation runs, by its name, loop trips multiplied in, nested loops too; 0 times where none calls it.
+
+    Each branch of a conditional counts as run once; what a reduction applies to its elements is left out. Of an
+    unrolled program nothing but the entry is asked for: who calls whom is read where another computation is.
     """
-    callers: dict[str, list[tuple[str, Call]]] = {}
-    for computation in module.computations.values():
-        for call in _calls_of(module, computation):
-            callers.setdefault(call.computation, []).append((computation.name, call))
-    found = {module.entry.name: Runs(1, True)}
 
-    def count(name: str) -> Runs:
-        if name not in found:
+    def __init__(self, module: Module):
+        self._module = module
+        self._known = {module.entry.name: Runs(1, True)}
+
+    def __getitem__(self, name: str) -> Runs:
+        if name not in self._known:
             times, known = 0, True
-            for caller, call in callers.get(name, ()):
-                site = count(caller)
+            for caller, call in self._callers.get(name, ()):
+                site = self[caller]
                 times += site.times * call.times
                 known = known and (not site.times or (site.known and call.known))
-            found[name] = Runs(times, known)
-        return found[name]
+            self._known[name] = Runs(times, known)
+        return self._known[name]
 
-    return {name: times for name in module.computations if (times := count(name)).times}
+    @cached_property
+    def _callers(self) -> dict[str, list[tuple[str, Call]]]:
+        callers: dict[str, list[tuple[str, Call]]] = {}
+        for computation in self._module.computations.values():
+            for call in _calls_of(self._module, computation):
+                callers.setdefault(call.computation, []).append((computation.name, call))
+        return callers
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
@@ -263,14 +293,13 @@ def _element(computation: Computation, value: Instruction | None) -> int | None:
 
 def _calls_of(module: Module, computation: Computation) -> Iterator[Call]:
     text = computation.text
-    if not ("calls=" in text or "body=" in text or " call(" in text or "computation" in text):
+    if " fusion(" in text:
+        yield from (Call(name, 1) for name in _FUSED.findall(text))
+    if not any(opcode in text for opcode in _CALLING):
         return
     for instruction in computation.instructions.values():
         opcode = instruction.opcode
-        if opcode == "fusion":
-            for name in _callees(instruction, "calls"):
-                yield Call(name, 1)
-        elif opcode == "while":
+        if opcode == "while":
             trips = trip_count(module, computation, instruction)
             times, known = (1, False) if trips is None else (trips, True)
             yield from (Call(name, times, known) for name in _callees(instruction, "body"))

@@ -87,15 +87,15 @@ class _Walk:
         made_here = self.made.get(computation.name, {})
         results: dict[str, Result] = {}
         root = _NOTHING
-        for i in computation.instructions.values():
-            operands = [results.get(name, _NOTHING) for name in i.operands]
+        for name, i in computation.instructions.items():
+            operands = [results.get(operand, _NOTHING) for operand in i.operands]
             result = self.passed_on(i, operands, arguments)
-            made = made_here.get(i.name)
+            made = made_here.get(name)
             if made:
                 result = _with(result, made)
                 for _, value in made:
                     self.starts[value] = len(self.order)
-            results[i.name] = result
+            results[name] = result
             self.step(computation, i, operands, result)
             root = result if i.root else root
         self.extend(root, len(self.order))
@@ -104,19 +104,23 @@ class _Walk:
 
     def step(self, computation: Computation, i: Instruction, operands: list[Result], result: Result) -> None:
         """One instruction runs: what it returns and what it reads is live."""
-        now = read = len(self.order)
+        now, opcode = len(self.order), i.opcode
         self.order.append((computation, i))
-        if i.opcode == "parameter":
+        if opcode == "parameter":
             self.parameters[computation.name] = now
         self.extend(result, now)
-        if i.opcode in ("while", "call"):
+        if opcode == "tuple":
+            return
+        if opcode in ("while", "call"):
             # Inside, the state of the loop takes the operand's place, or what reads the parameter speaks for itself.
-            read = min(self.parameters.get(name, now) for name in called(i, "body", "to_apply"))
-        if i.opcode in ("get-tuple-element", "copy"):
-            operands = [Result(operand.value) for operand in operands]
-        if i.opcode != "tuple":
-            for operand in operands:
-                self.extend(operand, read)
+            now = min(self.parameters.get(name, now) for name in called(i, "body", "to_apply"))
+        ends, whole = self.ends, opcode not in ("get-tuple-element", "copy")
+        for operand in operands:
+            value, elements = operand
+            if elements and whole:
+                self.extend(operand, now)
+            elif value is not None and ends.get(value, -1) < now:
+                ends[value] = now
 
     def named(self, name: str) -> Computation:
         if name not in self.module.computations:
@@ -134,6 +138,8 @@ class _Walk:
     def passed_on(self, i: Instruction, operands: list[Result], arguments: Sequence[Result]) -> Result:
         """What the result of an instruction holds of values that others made; walks through what it calls."""
         match i.opcode:
+            case "fusion":  # most of a program
+                return _NOTHING
             case "parameter":
                 number = _NUMBER.match(i.rest)
                 position = int(number[0]) if number else 0
@@ -166,6 +172,8 @@ class _Walk:
 
 def _with(passed: Result, made: Sequence[tuple[tuple[int, ...], int]]) -> Result:
     """A result with the values that its instruction makes, by their places in it."""
+    if len(made) == 1 and not made[0][0]:
+        return Result(made[0][1], passed.elements)
     value = passed.value
     inside: dict[int, list[tuple[tuple[int, ...], int]]] = {}
     for index, identity in made:
