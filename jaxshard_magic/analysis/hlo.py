@@ -213,7 +213,7 @@ def runs(module: Module) -> dict[str, Runs]:
 
 
 class Counted:
-    """How often a computation runs, by its name, loop trips multiplied in, nested loops too; 0 times where none calls it.
+    """How often a computation runs, by its name, loop trips multiplied in, nested loops too; 0 times where it does not.
 
     Each branch of a conditional counts as run once; what a reduction applies to its elements is left out. Of an
     unrolled program nothing but the entry is asked for: who calls whom is read where another computation is.

@@ -235,7 +235,8 @@ class Pipeline:
             if 0 <= s + towards < len(self.stages):
                 there = self.stages[s + towards]
                 n = len(there.program.moving_outs)
-                found[s] = Route(there.ins if towards > 0 else there.cotangents[:n])
+                targets = there.ins if towards > 0 else there.cotangents[:n]
+                found[s] = Route(targets, of_programs=True)
         return found
 
     def _route_of_sums(self, sent: Sequence[tuple[int, int]], owner: int) -> Route:

@@ -1,5 +1,6 @@
 """Arrays handed from the devices of one rank to those of another, again and again, with little work a call."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ except (ImportError, AttributeError):
     _runtime = None
 
 Way = Callable[[jax.Array], jax.Array]
+_SMALL = 2**16  # bytes that are copied in less time than the runtime takes to wake the thread that copies
 
 
 class Route:
@@ -35,6 +37,10 @@ class Route:
     threads may call, but the program that cuts runs on the devices that the arrays come from: where there is one, the
     thread that runs programs there must be the one that calls.
 
+    `of_programs`: what is given are outputs of compiled programs, which lie as XLA lays arrays out by default. On
+    simulated devices, small ones that are computed already are then copied by the thread that calls: the runtime's own
+    copy is made by another thread, and takes the next program off the thread that runs it, since it is not there yet.
+
     >>> one, other = jax.devices()[:2]
     >>> route = Route([jax.sharding.SingleDeviceSharding(other)])
     >>> [moved] = route([jax.device_put(1.0, one)])
@@ -42,8 +48,8 @@ class Route:
     True
     """
 
-    def __init__(self, targets: Sequence[Sharding]):
-        self._targets = list(targets)
+    def __init__(self, targets: Sequence[Sharding], *, of_programs: bool = False):
+        self._targets, self._of_programs = list(targets), of_programs
         self._plan: _Plan | None = None
 
     def __call__(self, arrays: Sequence[Any]) -> list[jax.Array]:
@@ -53,20 +59,22 @@ class Route:
             return plan(arrays)
         moved = [_put(x, target) for x, target in zip(arrays, self._targets, strict=True)]
         if all(isinstance(x, jax.Array) for x in arrays):
-            self._plan = _planned(arrays, moved)
+            self._plan = _planned(arrays, moved, self._of_programs)
         return moved
 
 
 @dataclass(frozen=True)
 class _Plan:
     """How arrays of the types, shardings and commitments `seen` go: those of `cut_first` by one program, then each one
-    of `others` in its way, all the rest copied by the runtime, given their lists of devices, targets and semantics."""
+    of `others` in its way, all the rest copied by the runtime, given their lists of devices, targets and semantics.
+    `here`: of arrays that are all plain, small and on one device each how the caller copies them, once computed."""
 
     seen: list[tuple[Sharding, Any, bool]]
     cut_first: list[int]
     program: Callable[[list[jax.Array]], list[jax.Array]]
     others: dict[int, Way]
     copies: tuple[list, list[Sharding], list]
+    here: "list[_Here]"
 
     def fits(self, arrays: Sequence[Any]) -> bool:
         """Whether these are like those that were seen, by identity: a program's outputs have the same objects for type
@@ -85,6 +93,8 @@ class _Plan:
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         others = self.others
+        if self.here and all(x.is_ready() for x in arrays):
+            return [copy(x) for copy, x in zip(self.here, arrays, strict=True)]
         if self.cut_first:
             arrays = list(arrays)
             for i, x in zip(self.cut_first, self.program([arrays[i] for i in self.cut_first]), strict=True):
@@ -97,6 +107,28 @@ class _Plan:
         return [others[i](x) if i in others else next(rest) for i, x in enumerate(arrays)]
 
 
+class _Here:
+    """Copies an array like `x`, to where `y` lies, by its address."""
+
+    def __init__(self, x: jax.Array, y: jax.Array):
+        self._shape, self._dtype, self._bytes = x.shape, x.dtype, ctypes.c_char * x.nbytes
+        self._to = y.aval, y.sharding, list(y.sharding.device_set)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x.block_until_ready()  # raises where its program did: an array without numbers is ready, and has an address
+        aval, sharding, devices = self._to
+        there = self._bytes.from_address(x.unsafe_buffer_pointer())
+        copy = np.frombuffer(there, self._dtype).reshape(self._shape).copy()
+        return _assembled(aval, sharding, [copy], devices, True, False)
+
+
+def _fits_here(x: jax.Array) -> bool:
+    """Whether `_Here` can copy the array; the runtime packs some types more tightly than numpy."""
+    device = next(iter(x.sharding.device_set))
+    plain = device.platform == "cpu" and len(x.sharding.device_set) == 1
+    return plain and 0 < x.nbytes <= _SMALL and x.nbytes == x.on_device_size_in_bytes()
+
+
 def _put(x: Any, target: Sharding) -> jax.Array:
     """By `jax.device_put`, which shares the memory of devices in common and of numpy's arrays, `may_alias` or not."""
     if isinstance(x, np.ndarray):
@@ -106,7 +138,7 @@ def _put(x: Any, target: Sharding) -> jax.Array:
     return jax.device_put(x, target)
 
 
-def _planned(arrays: Sequence[jax.Array], moved: Sequence[jax.Array]) -> _Plan:
+def _planned(arrays: Sequence[jax.Array], moved: Sequence[jax.Array], of_programs: bool) -> _Plan:
     """`moved`: the same arrays at their targets, which tell what types they have there."""
     others: dict[int, Way] = {}
     cut_first: dict[int, Sharding] = {}
@@ -121,12 +153,14 @@ def _planned(arrays: Sequence[jax.Array], moved: Sequence[jax.Array]) -> _Plan:
             targets.append(y.sharding)
         else:
             others[i] = way
+    here = of_programs and len(lists) == len(arrays) and not cut_first and all(map(_fits_here, arrays))
     return _Plan(
         [(x.sharding, x.aval, x.committed) for x in arrays],
         list(cut_first),
         jax.jit(lambda xs: xs, out_shardings=list(cut_first.values())),
         others,
         (lists, targets, [_ALWAYS] * len(lists) if lists else []),
+        [_Here(x, y) for x, y in zip(arrays, moved, strict=True)] if here else [],
     )
 
 
