@@ -67,9 +67,14 @@ def by(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture(params=[False, True], ids=["any arrays", "of programs"])
+def of_programs(request):
+    return request.param
+
+
 @pytest.mark.parametrize(("source", "target"), PLACES.values(), ids=PLACES)
-def test_values_and_shardings_arrive_at_every_call(source, target, by):
-    route = Route([target])
+def test_values_and_shardings_arrive_at_every_call(source, target, by, of_programs):
+    route = Route([target], of_programs=of_programs)
     double = jax.jit(lambda x: x * 2)
     for k in range(3):
         x = double(jax.device_put(VALUES + k, source))
@@ -85,8 +90,8 @@ def test_values_and_shardings_arrive_at_every_call(source, target, by):
 
 
 @pytest.mark.parametrize(("source", "target"), MOVES.values(), ids=MOVES)
-def test_what_was_given_may_be_deleted_or_donated_at_once(source, target, by):
-    route = Route([target])
+def test_what_was_given_may_be_deleted_or_donated_at_once(source, target, by, of_programs):
+    route = Route([target], of_programs=of_programs)
     spend = jax.jit(lambda x: x - 1, donate_argnums=0)
     for end in (spend, lambda x: x.delete(), spend, lambda x: x.delete()):
         x = jax.jit(lambda x: x + 0)(jax.device_put(VALUES, source))
@@ -188,8 +193,8 @@ def test_an_uncommitted_array_after_a_committed_one_arrives_committed():
     assert route([jnp.asarray(VALUES)])[0].committed
 
 
-def test_another_shape_type_or_place_than_the_last_arrives_as_well():
-    route = Route([on([2, 3], "data")])
+def test_another_shape_type_or_place_than_the_last_arrives_as_well(of_programs):
+    route = Route([on([2, 3], "data")], of_programs=of_programs)
     shapes = [VALUES, VALUES[:4], VALUES.astype(np.int32), VALUES, VALUES.T[:2]]
     for sharding in (on([0, 1], "data"), alone(0), on([4, 5, 6, 7])):
         for values in shapes:
@@ -199,8 +204,8 @@ def test_another_shape_type_or_place_than_the_last_arrives_as_well():
             np.testing.assert_array_equal(moved, values)
 
 
-def test_a_deleted_array_is_an_error_and_the_next_arrives():
-    route = Route([alone(1)])
+def test_a_deleted_array_is_an_error_and_the_next_arrives(of_programs):
+    route = Route([alone(1)], of_programs=of_programs)
     for _ in range(3):
         x = jax.device_put(VALUES, alone(0))
         route([x])
@@ -235,6 +240,38 @@ def test_a_call_does_not_wait_for_the_values(target):
     assert not moved.is_ready()  # type: ignore[attr-defined]
     slow.delete()
     np.testing.assert_allclose(moved, work(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int4", "bfloat16", "float8_e4m3fn", "float32", "complex64"])
+def test_small_results_of_programs_arrive_whatever_their_type(dtype):
+    route = Route([alone(1)] * 2, of_programs=True)
+    values = (np.arange(15).reshape(3, 5) % 4).astype(jnp.dtype(dtype))
+    same = jax.jit(lambda x: [x, x[0, 0]])
+    for k in range(3):
+        matrix, number = route(jax.block_until_ready(same(jax.device_put(np.roll(values, k), alone(0)))))
+        np.testing.assert_array_equal(np.asarray(matrix), np.roll(values, k))
+        assert np.asarray(number) == np.roll(values, k)[0, 0]
+
+
+def test_what_a_program_failed_to_make_is_no_array_of_numbers():
+    def fail(x):
+        if failing:
+            raise ValueError("the disk is full")
+        return np.asarray(x)
+
+    failing = False
+    shape = jax.ShapeDtypeStruct((2,), np.float32)
+    work = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, a: jnp.tanh(a @ a.T) * 0.5, x)[0, :2])
+    read = jax.jit(lambda x: jax.pure_callback(fail, shape, x))
+    x, route = jax.device_put(np.ones((400, 400), np.float32), alone(0)), Route([alone(1)], of_programs=True)
+    for _ in range(2):
+        route([jax.block_until_ready(read(work(x)))])
+    failing = True
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the disk is full"):
+        failed = read(work(x))  # raises at once where the callback is reached at once
+        while not failed.is_ready():
+            pass
+        jax.block_until_ready(route([failed]))
 
 
 def test_later_calls_do_without_device_put(monkeypatch):

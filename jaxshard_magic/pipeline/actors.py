@@ -38,12 +38,16 @@ class Actor:
         """The value of `key`, once it is there; in the actor's own thread. Raises Stopped where the run was stopped."""
         if self.run is not None and self.run.stopped:
             raise Stopped
-        while key not in self._there:
-            found, value = self._inbox.get()
-            if found is _STOP:
+        there = self._there
+        if key in there:
+            return there.pop(key)
+        while True:
+            name, value = self._inbox.get()
+            if name is _STOP:
                 raise Stopped
-            self._there[found] = value
-        return self._there.pop(key)
+            if name == key:
+                return value
+            there[name] = value
 
     def do(self, job: Callable[[], Any]) -> None:
         """Have the thread call this after all that it was told before; it must raise nothing."""

@@ -21,6 +21,28 @@ Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class StagePlan:
+    """What a rank runs of one stage, the same for every microbatch: looked up once, since an action takes microseconds.
+
+    `takes`, `returns`: whether it reads what the stage before it hands on, and cotangents of what it hands on itself.
+    `outs`, `backs`: how many results go on, and how many cotangents back. `gives`: the outputs of the loss that it
+    makes, behind `outs`. `on`, `back`: the ways of both, with the ranks of their ends. `seed`: the cotangents of the
+    loss, where the stage makes it.
+    """
+
+    number: int
+    programs: Mapping[str, Call]
+    takes: bool
+    returns: bool
+    outs: int
+    gives: tuple[int, ...]
+    backs: int
+    on: tuple[Route, int] | None
+    back: tuple[Route, int] | None
+    seed: Sequence[Any]
+
+
+@dataclass(frozen=True)
 class RankPlan:
     """All of a rank's part that is the same in every step.
 
@@ -51,10 +73,27 @@ class RankPlan:
     numbers: Sequence[Any]
 
     @cached_property
-    def actions(self) -> list[tuple[str, int, int, str]]:
+    def actions(self) -> list[tuple[str, StagePlan, int, str]]:
         """Kind, stage, microbatch and name of each, in order."""
-        found = [a for step in self.split.schedule.grid[self.rank] for a in parts(step)]
-        return [(a.kind, a.stage, a.microbatch, str(a)) for a in found]
+        stages = {s: self._stage(s) for s in self.split.schedule.stages_of[self.rank]}
+        actions = [a for step in self.split.schedule.grid[self.rank] for a in parts(step)]
+        return [(a.kind, stages[a.stage], a.microbatch, str(a)) for a in actions]
+
+    def _stage(self, s: int) -> StagePlan:
+        program, rank_of = self.split.programs[s], self.split.schedule.rank_of
+        stage = program.stage
+        return StagePlan(
+            number=s,
+            programs={kind: call for (kind, number), call in self.programs.items() if number == s},
+            takes=bool(stage.ins),
+            returns=bool(program.moving_outs),
+            outs=len(stage.outs),
+            gives=tuple(stage.gives),
+            backs=len(program.moving_ins),
+            on=(self.forward[s], rank_of[s + 1]) if s in self.forward else None,
+            back=(self.backward[s], rank_of[s - 1]) if s in self.backward else None,
+            seed=[self.seed] if program.makes_loss else [],
+        )
 
 
 class RankRun:
@@ -85,11 +124,11 @@ class RankRun:
         self._run_groups(before=True)
         self._prepare()
         act = {"F": self._forward, "B": self._backward, "I": self._input, "W": self._weight}
-        for kind, s, m, name in plan.actions:
+        for kind, stage, m, name in plan.actions:
             try:
-                act[kind](s, m, name)
+                act[kind](stage, m, name)
             except Exception as error:
-                error.add_note(f"in action {name} of the pipeline: stage {s}, microbatch {m}")
+                error.add_note(f"in action {name} of the pipeline: stage {stage.number}, microbatch {m}")
                 raise
         if plan.takes:
             self._all_well()
@@ -142,18 +181,18 @@ class RankRun:
         self.events.append((name, start - self._start, time.perf_counter() - self._start))
         return outs
 
-    def _forward(self, s: int, m: int, name: str) -> None:
-        plan, program = self.plan, self.plan.split.programs[s]
-        stage = program.stage
-        ins = self._taken("forward", s - 1, s, m) if stage.ins else []
+    def _forward(self, stage: StagePlan, m: int, name: str) -> None:
+        s, n = stage.number, stage.outs
+        ins = self._taken("forward", s - 1, s, m) if stage.takes else []
         others = self._others[s]
-        outs = self._timed(name, plan.programs["F", s], plan.numbers[m], self._parameters[s], others, ins)
-        n, g = len(stage.outs), len(stage.gives)
+        outs = self._timed(name, stage.programs["F"], self.plan.numbers[m], self._parameters[s], others, ins)
         if n:
-            self._hand("forward", plan.forward[s], s, s + 1, m, outs[:n])
-        for j, x in zip(stage.gives, outs[n : n + g], strict=True):
-            self._give(s, j, x)
-        self._held[s, m] = others, outs[n + g :]
+            self._hand("forward", stage.on, s, s + 1, m, outs[:n])
+        kept = n
+        for j in stage.gives:
+            self._give(s, j, outs[kept])
+            kept += 1
+        self._held[s, m] = others, outs[kept:]
         self.peak = max(self.peak, len(self._held) + len(self._waiting))
 
     def _give(self, s: int, j: int, x: Any) -> None:
@@ -172,44 +211,47 @@ class RankRun:
         ]
         self._given[j] = [x]
 
-    def _cotangents(self, s: int, m: int) -> list:
-        program = self.plan.split.programs[s]
-        found = self._taken("backward", s + 1, s, m) if program.moving_outs else []
-        return [*found, self.plan.seed] if program.makes_loss else found
+    def _behind(self, stage: StagePlan, m: int, kept: Sequence[Any]) -> list:
+        """What a backward pass reads: cotangents of what the stage has handed on, of the loss, and what is kept."""
+        s = stage.number
+        cotangents = self._taken("backward", s + 1, s, m) if stage.returns else []
+        return [*cotangents, *stage.seed, *kept]
 
-    def _backward(self, s: int, m: int, name: str) -> None:
+    def _backward(self, stage: StagePlan, m: int, name: str) -> None:
+        s = stage.number
         others, kept = self._held.pop((s, m))
-        rest = [*self._cotangents(s, m), *kept]
-        program = self.plan.programs["B", s]
+        rest, number = self._behind(stage, m, kept), self.plan.numbers[m]
         back, self._sums[s] = self._timed(
-            name, program, self._sums[s], self.plan.numbers[m], self._parameters[s], others, rest
+            name, stage.programs["B"], self._sums[s], number, self._parameters[s], others, rest
         )
-        self._hand_back(s, m, back)
+        if back:
+            self._hand("backward", stage.back, s, s - 1, m, back)
 
-    def _input(self, s: int, m: int, name: str) -> None:
+    def _input(self, stage: StagePlan, m: int, name: str) -> None:
+        s, n = stage.number, stage.backs
         others, kept = self._held.pop((s, m))
-        rest = [*self._cotangents(s, m), *kept]
-        program, plan = self.plan.programs["I", s], self.plan
-        outs = self._timed(name, program, plan.numbers[m], self._parameters[s], others, rest)
-        n = len(plan.split.programs[s].moving_ins)
+        rest, number = self._behind(stage, m, kept), self.plan.numbers[m]
+        outs = self._timed(name, stage.programs["I"], number, self._parameters[s], others, rest)
         self._waiting[s, m] = others, [*rest, *outs[n:]]
-        self._hand_back(s, m, outs[:n])
+        if n:
+            self._hand("backward", stage.back, s, s - 1, m, outs[:n])
 
-    def _weight(self, s: int, m: int, name: str) -> None:
+    def _weight(self, stage: StagePlan, m: int, name: str) -> None:
+        s = stage.number
         others, rest = self._waiting.pop((s, m))
-        program = self.plan.programs["W", s]
         _, self._sums[s] = self._timed(
-            name, program, self._sums[s], self.plan.numbers[m], self._parameters[s], others, rest
+            name,
+            stage.programs["W"],
+            *(self._sums[s], self.plan.numbers[m], self._parameters[s], others, rest),
         )
 
-    def _hand_back(self, s: int, m: int, arrays: Sequence[Any]) -> None:
-        if arrays:
-            self._hand("backward", self.plan.backward[s], s, s - 1, m, arrays)
-
-    def _hand(self, key: str, route: Route, s: int, to: int, m: int, arrays: Sequence[Any]) -> None:
+    def _hand(
+        self, key: str, way: tuple[Route, int] | None, s: int, to: int, m: int, arrays: Sequence[Any]
+    ) -> None:
+        assert way is not None, f"stage {s} hands on to stage {to}"
+        route, rank = way
         sent = None if self._start is None else time.perf_counter() - self._start
-        other = self._actors[self.plan.split.schedule.rank_of[to]]
-        other.give((key, to, m), (route(arrays), sent))
+        self._actors[rank].give((key, to, m), (route(arrays), sent))
 
     def _taken(self, key: str, source: int, s: int, m: int) -> list:
         arrays, sent = self._actor.take((key, s, m))

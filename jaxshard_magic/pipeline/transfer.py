@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,8 +83,8 @@ class _Plan:
             return False
         for x, (sharding, aval, committed) in zip(arrays, self.seen, strict=True):
             if (
-                getattr(x, "sharding", None) is not sharding
-                or x.aval is not aval
+                getattr(x, "aval", None) is not aval
+                or x.sharding is not sharding
                 or x.committed is not committed
                 or x.is_deleted()
             ):
@@ -93,8 +93,12 @@ class _Plan:
 
     def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         others = self.others
-        if self.here and all(x.is_ready() for x in arrays):
-            return [copy(x) for copy, x in zip(self.here, arrays, strict=True)]
+        if self.here:
+            for x in arrays:
+                if not x.is_ready():
+                    break
+            else:
+                return list(map(_copied_here, arrays, self.here))
         if self.cut_first:
             arrays = list(arrays)
             for i, x in zip(self.cut_first, self.program([arrays[i] for i in self.cut_first]), strict=True):
@@ -107,26 +111,35 @@ class _Plan:
         return [others[i](x) if i in others else next(rest) for i, x in enumerate(arrays)]
 
 
-class _Here:
-    """Copies an array like `x`, to where `y` lies, by its address."""
+class _Here(NamedTuple):
+    """Arrays of this shape and type, so many bytes in one place, are copied to one device."""
 
-    def __init__(self, x: jax.Array, y: jax.Array):
-        self._shape, self._dtype, self._bytes = x.shape, x.dtype, ctypes.c_char * x.nbytes
-        self._to = y.aval, y.sharding, list(y.sharding.device_set)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x.block_until_ready()  # raises where its program did: an array without numbers is ready, and has an address
-        aval, sharding, devices = self._to
-        there = self._bytes.from_address(x.unsafe_buffer_pointer())
-        copy = np.frombuffer(there, self._dtype).reshape(self._shape).copy()
-        return _assembled(aval, sharding, [copy], devices, True, False)
+    shape: tuple[int, ...]
+    dtype: Any
+    memory: type[ctypes.Array]
+    aval: Any
+    target: Sharding
+    devices: list[Any]
 
 
-def _fits_here(x: jax.Array) -> bool:
-    """Whether `_Here` can copy the array; the runtime packs some types more tightly than numpy."""
-    device = next(iter(x.sharding.device_set))
-    plain = device.platform == "cpu" and len(x.sharding.device_set) == 1
-    return plain and 0 < x.nbytes <= _SMALL and x.nbytes == x.on_device_size_in_bytes()
+def _here(x: jax.Array, y: jax.Array) -> _Here:
+    """How `x` is copied to where `y` lies."""
+    memory, target = ctypes.c_char * x.nbytes, y.sharding
+    return _Here(x.shape, x.dtype, memory, y.aval, target, list(target.device_set))
+
+
+def _copied_here(x: jax.Array, here: _Here) -> jax.Array:
+    shape, dtype, memory, aval, target, devices = here
+    x.block_until_ready()  # raises what its program did: jax 0.10 calls an array of a failed program ready, too
+    values = np.ndarray(shape, dtype, memory.from_address(x.unsafe_buffer_pointer())).copy()
+    return _assembled(aval, target, [values], devices, True, False)
+
+
+def _small(x: jax.Array) -> bool:
+    """Whether the caller copies the array sooner than the runtime does; types of less than a byte lie packed there."""
+    (device, *more), dtype = x.sharding.device_set, x.dtype
+    whole = dtype.kind in "biufc" or dtype == jnp.bfloat16
+    return device.platform == "cpu" and not more and whole and 0 < x.nbytes <= _SMALL
 
 
 def _put(x: Any, target: Sharding) -> jax.Array:
@@ -153,14 +166,14 @@ def _planned(arrays: Sequence[jax.Array], moved: Sequence[jax.Array], of_program
             targets.append(y.sharding)
         else:
             others[i] = way
-    here = of_programs and len(lists) == len(arrays) and not cut_first and all(map(_fits_here, arrays))
+    here = of_programs and len(lists) == len(arrays) and not cut_first and all(map(_small, arrays))
     return _Plan(
         [(x.sharding, x.aval, x.committed) for x in arrays],
         list(cut_first),
         jax.jit(lambda xs: xs, out_shardings=list(cut_first.values())),
         others,
         (lists, targets, [_ALWAYS] * len(lists) if lists else []),
-        [_Here(x, y) for x, y in zip(arrays, moved, strict=True)] if here else [],
+        list(map(_here, arrays, moved)) if here else [],
     )
 
 
