@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..program.flow import Flow
+from ..program.flow import Flow, closure
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.primitives import is_literal
 from ..program.primitives.primitive import Kind, Runs
@@ -213,13 +213,9 @@ class _Graph:
         for v, sources in self.sources.items():
             for s in sources:
                 after.setdefault(s, []).append(v)
-        todo = [v for v, rule in self.rule.items() if rule is Runs.PRODUCT] + self.widened
-        hot = [False] * len(self.wide)
-        for v in todo:
-            if not hot[v]:
-                hot[v] = True
-                todo.extend(after.get(v, ()))
-        return hot
+        made = [v for v, rule in self.rule.items() if rule is Runs.PRODUCT]
+        hot = closure([*made, *self.widened], lambda v: after.get(v, ()))
+        return [v in hot for v in range(len(self.wide))]
 
 
 def _constant(e: Equation, k: int, known: dict[Value, Any]) -> Any:

@@ -96,14 +96,24 @@ class Flow:
             start: where to begin.
             through: as of `back`: (the value made, the one that it is made from, by which equation); None: always.
         """
-        seen = {v for v in start if v is not None}
-        todo = list(seen)
-        for v in todo:
-            for w, e in self.after[v]:
-                if w not in seen and (through is None or through(w, v, e)):
-                    seen.add(w)
-                    todo.append(w)
-        return seen
+        return closure(
+            (v for v in start if v is not None),
+            lambda v: (w for w, e in self.after[v] if through is None or through(w, v, e)),
+        )
+
+
+def closure(
+    start: Iterable[Value], after: Callable[[Value], Iterable[Value]], among: Set[Value] | None = None
+) -> set[Value]:
+    """`start`, what comes `after` those (`among` certain values), and so on: for ways between values that are not all
+    of a program's."""
+    seen = set(start)
+    todo = list(seen)
+    for v in todo:
+        new = {w for w in after(v) if w not in seen and (among is None or w in among)}
+        seen |= new
+        todo += new
+    return seen
 
 
 def by_alias(_v: Value, _w: Value, e: Equation | None) -> bool:

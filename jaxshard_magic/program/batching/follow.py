@@ -145,14 +145,15 @@ def _followed(walk: Walk, batch: Mapping[int, int | Label]) -> Followed:
         good = fits(label, small.shapes[a], walk.large.shapes[b], walk.ratio)
         ins.append(label if good else Unknown())
     outs = walk.outputs(ins)
-    used = _used(walk, outs)
+    flow = Flow(small)
+    used = _used(walk, flow, outs)
     return Followed(
         small=small,
         large=walk.large,
         ratio=walk.ratio,
         of=walk.labels(),
         outputs=tuple(outs),
-        causes=_causes(walk, outs),
+        causes=_causes(walk, flow, outs),
         scales={
             (e.index, i): x
             for e in small.equations
@@ -164,19 +165,19 @@ def _followed(walk: Walk, batch: Mapping[int, int | Label]) -> Followed:
     )
 
 
-def _used(walk: Walk, outs: Sequence[Label]) -> set[Value]:
+def _used(walk: Walk, flow: Flow, outs: Sequence[Label]) -> set[Value]:
     """The values that known outputs are made of, and those that decide on branches and trips: what is averaged for want
     of better is averaged as it is."""
     start = [v for v, x in zip(walk.small.outputs, outs, strict=True) if not isinstance(x, Unknown)]
     for e in walk.small.equations:
         start += [e.ins[0]] if e.name == "cond" else e.doors[1].scope.outs if e.name == "while" else []
-    return set(Flow(walk.small).back(start, lambda _v, w, _e: not isinstance(walk.of[w], Unknown)))
+    return set(flow.back(start, lambda _v, w, _e: not isinstance(walk.of[w], Unknown)))
 
 
-def _causes(walk: Walk, outs: Sequence[Label]) -> tuple[int, ...]:
+def _causes(walk: Walk, flow: Flow, outs: Sequence[Label]) -> tuple[int, ...]:
     """The equations at which unknown outputs became so."""
     lost = [v for v, x in zip(walk.small.outputs, outs, strict=True) if isinstance(x, Unknown)]
-    met = Flow(walk.small).back(lost, lambda _v, w, _e: isinstance(walk.of[w], Unknown))
+    met = flow.back(lost, lambda _v, w, _e: isinstance(walk.of[w], Unknown))
     found = {walk.small.maker[v].index for v in met if v in walk.small.maker} & walk.begins
     return tuple(sorted(found | {x.cause for x in outs if isinstance(x, Unknown) and x.cause is not None}))
 

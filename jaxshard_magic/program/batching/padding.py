@@ -145,6 +145,8 @@ def padded(x: Any, widths: Sequence[tuple[int, int]]) -> Any:
 
 def _touches(small: Equation, large: Equation, dims: Any) -> bool:
     """Does an equation that moves rows about do so along those that were added?"""
+    if not large.eqn.invars:
+        return False
     found = {d for v in (*large.ins, *large.outs) for d in dims(v)}
     does, params, shape = large.primitive, large.params, shape_of(large.eqn.invars[0])
     if does.kind is Kind.MATRIX:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 
+from ...program.flow import closure
 from ...program.ir import Door, Equation, Program, Value
 from ...program.primitives import called, scan_counts
 from ..layout import Layout
@@ -37,11 +38,11 @@ def find_deferred(layout: Layout, waiting: Collection[Value] = (), whole: Collec
     makers = {e.index: dims for e in program.equations if (dims := summed_batch(layout, e)) is not None}
     roots = {program.equations[i].outs[0] for i in makers}
     after = _linear_ways(layout, makers)
-    kept, before = _reached(roots, after), None
+    kept, before = closure(roots, lambda v: after.get(v, ())), None
     while kept != before:
         before = kept
         kept = _agreed(program, makers, kept - {*whole}, {*waiting})
-        kept = _reached(roots & kept, after, kept)
+        kept = closure(roots & kept, lambda v: after.get(v, ()), kept)
     return Deferred(
         frozenset(kept), {i: d for i, d in makers.items() if program.equations[i].outs[0] in kept}
     )
@@ -68,7 +69,8 @@ def summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
     if any(b and d is None for b, d in zip(batchy, dims, strict=True)):
         return None
     if (c := e.contraction) is not None:
-        sums = all(batchy[:2]) and dims[:2] in c.contracted and dims[0] != c.ragged
+        whole = e.params.get("batch_group_count", 1) == 1  # a grouped convolution is left to the compiler
+        sums = whole and all(batchy[:2]) and dims[:2] in c.contracted and dims[0] != c.ragged
     elif e.primitive.reduces:
         sums = e.primitive.linear is not None and dims[0] in e.params["axes"]
     else:
@@ -114,19 +116,6 @@ def _linear_ways(layout: Layout, makers: Mapping[int, BatchDims]) -> dict[Value,
                 if (v := e.ins[k]) is not None:
                     after[v].extend(e.outs)
     return after
-
-
-def _reached(
-    start: Iterable[Value], after: Mapping[Value, list[Value]], within: set[Value] | None = None
-) -> set[Value]:
-    seen = set(start)
-    todo = list(seen)
-    for v in todo:
-        for w in after.get(v, ()):
-            if w not in seen and (within is None or w in within):
-                seen.add(w)
-                todo.append(w)
-    return seen
 
 
 def _agreed(
