@@ -5,7 +5,7 @@ import zoo
 
 from jaxshard_magic.program.batching.batch import find_batch
 from jaxshard_magic.program.dimensions import Dimensions
-from jaxshard_magic.program.flow import Flow, by_anything
+from jaxshard_magic.program.flow import Flow
 from jaxshard_magic.program.ir import Program
 from jaxshard_magic.program.peel import peel
 from jaxshard_magic.program.roles import find_roles
@@ -33,7 +33,7 @@ def found(request):
     flow = Flow(program)
     roles = find_roles(t, flow)
     batch = find_batch(Dimensions(program, (4, 2)), roles)
-    used = flow.back(program.outputs, by_anything)
+    used = flow.back(program.outputs)
     names = {i: path_name(p) for i, p in enumerate(t.in_paths) if program.inputs[i] in used}
     return (
         step,
