@@ -66,8 +66,8 @@ def test_constraints_of_a_program_stand_at_its_lines(named):
 
 
 def test_a_cell_that_raised_is_taken_as_far_as_it_ran(named):
-    cells = ("%mesh data=8;", GIVEN, NET)
-    for cell in cells:
+    ran = ("%mesh data=8;", GIVEN, NET)
+    for cell in ran:
         named.run(cell)
     named.fails("shift = 0\n1 / 0\nx = None")
     named.run(RUN)

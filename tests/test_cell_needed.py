@@ -10,7 +10,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from jaxshard_magic.notebook import cells
+from jaxshard_magic.notebook import cells as notebook_cells
 
 STEP = "def train_step(p):\n    return p - rate"
 CALL = "p = train_step(p)"
@@ -18,12 +18,12 @@ CALL = "p = train_step(p)"
 
 def found(*cells: str) -> tuple[list[str], set[str]]:
     """The statements that the last of these cells needs and its own, and the names that nothing gives a value."""
-    units = [cells.Unit(f"cell {n}", text) for n, text in enumerate(cells, 1)]
-    statements, missing = cells.needed(units, {"train_step"}, "train_step")
+    units = [notebook_cells.Unit(f"cell {n}", text) for n, text in enumerate(cells, 1)]
+    statements, missing = notebook_cells.needed(units, {"train_step"}, "train_step")
     return [alone(s) for s in statements], missing
 
 
-def alone(s: cells.Statement) -> str:
+def alone(s: notebook_cells.Statement) -> str:
     """Its text without what another statement has of its first line."""
     return s.text.encode()[s.before :].decode()
 
@@ -32,7 +32,7 @@ def needed(*cells: str) -> list[str]:
     """Those of earlier cells, where nothing is missing."""
     statements, missing = found(*cells)
     assert missing == set()
-    own = len(cells.Unit("the last", cells[-1]).statements)
+    own = len(notebook_cells.Unit("the last", cells[-1]).statements)
     return statements[: len(statements) - own]
 
 
@@ -357,7 +357,7 @@ def test_a_cell_that_is_no_python_is_passed_over():
     ],
 )
 def test_a_value_that_python_can_write_is_written(value: object, text: str):
-    assert cells.as_text("x", value) == text
+    assert notebook_cells.as_text("x", value) == text
     names: dict[str, object] = {}
     exec(text, names)
     assert names["x"] == value
@@ -379,7 +379,7 @@ def test_a_value_that_python_can_write_is_written(value: object, text: str):
     ],
 )
 def test_a_value_that_has_no_such_form_is_not_written(value: object):
-    assert cells.as_text("x", value) is None
+    assert notebook_cells.as_text("x", value) is None
 
 
 def test_a_function_that_its_module_no_longer_has_is_not_written():
@@ -387,7 +387,7 @@ def test_a_function_that_its_module_no_longer_has_is_not_written():
         return text
 
     dedent.__module__, dedent.__qualname__ = "textwrap", "dedent"
-    assert cells.as_text("x", dedent) is None
+    assert notebook_cells.as_text("x", dedent) is None
 
 
 def test_what_is_printed_together_is_not_needed_together():
