@@ -81,7 +81,7 @@ def test_options_vary_in_every_combination_and_those_of_a_pipeline_only_where_th
 
 
 def test_what_every_candidate_is_given_is_in_its_line():
-    (line,) = tried("data=8", "fsdp", common={"precision": "bf16", "schedule": "1f1b", "remat": None})
+    (line,) = tried("data=8", "fsdp", options={"precision": "bf16", "schedule": "1f1b", "remat": None})
     assert line == 'fsdp --mesh "data=8" --precision bf16'
 
 
