@@ -21,7 +21,8 @@ def test_an_rnn_over_time_with_the_batch_second():
         return each.mean(), h, each, each.sum(0)
 
     params = {"u": normal(5, 4, 4), "w": W}
-    check(case(loss, params, TIMES, dims=(1,)), MEAN, ROW, Rows(1), ROW)
+    # Without XLA's fusion emitters tanh is another approximation where fewer rows than a vector's are left: 3e-6 off.
+    check(case(loss, params, TIMES, dims=(1,)), MEAN, ROW, Rows(1), ROW, rtol=1e-4)
 
 
 def test_a_loss_summed_from_step_to_step():

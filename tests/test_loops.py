@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cells import LOOP, STEP, close
 
-from jaxshard_magic.notebook import magics
+from jaxshard_magic.notebook import shard_cell
 from jaxshard_magic.notebook.cells.lengths import Lengths
 from jaxshard_magic.notebook.cells.loops import Unchanged, follow_loops
 
@@ -241,7 +241,7 @@ def test_a_function_can_be_sent_to_another_process():
 def watched(given, monkeypatch):
     """A notebook somebody looks at, so that its cells are followed."""
     given.shell.user_ns["drawn"] = drawn = []
-    monkeypatch.setattr(magics, "line_for", lambda shell: drawn.append)
+    monkeypatch.setattr(shard_cell, "line_for", lambda shell: drawn.append)
     return given
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cells import LOOP, STEP
 
-from jaxshard_magic.notebook import magics, progress
+from jaxshard_magic.notebook import progress, shard_cell
 from jaxshard_magic.notebook.progress import Progress, frontend, line, training
 from jaxshard_magic.notebook.progress.training import Training, duration_text
 
@@ -185,7 +185,7 @@ def test_times_to_wait_are_told_in_their_two_largest_units():
 def drawn(given, monkeypatch) -> list[str]:
     """What a front end would show of the notebook's cells; lines come fast."""
     lines: list[str] = []
-    monkeypatch.setattr(magics, "line_for", lambda shell: lines.append)
+    monkeypatch.setattr(shard_cell, "line_for", lambda shell: lines.append)
     monkeypatch.setattr(line, "TICK", 0.02)
     monkeypatch.setattr(training, "EVIDENT", 0.0)
     monkeypatch.setattr(training, "STANDS", 0.0)

@@ -82,10 +82,10 @@ def test_no_argument_is_kept_alive():
         assert gone() is None
 
 
-def test_the_planner_refuses_before_anything_is_given_up():
+def test_a_plan_is_refused_before_anything_is_given_up():
     step = shard(jax.jit(descend), donate=True)
     state, _ = step(params(), BATCH)
-    with pytest.raises(ShardError, match=r"batch.x has 3 examples"):
+    with pytest.raises(ShardError, match=r"batch.x: dimension 0 of \(3, 3\) has size 3"):
         step(state, jax.tree.map(lambda x: x[:3], BATCH))
     same(step(state, BATCH), descend(params_after_one(), BATCH))
 
