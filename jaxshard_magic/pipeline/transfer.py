@@ -91,7 +91,7 @@ class _Plan:
                 return False
         return True
 
-    def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    def __call__(self, arrays: Sequence[Any]) -> list[jax.Array]:
         others = self.others
         if self.here:
             for x in arrays:
@@ -131,7 +131,8 @@ def _here(x: jax.Array, y: jax.Array) -> _Here:
 def _copied_here(x: jax.Array, here: _Here) -> jax.Array:
     shape, dtype, memory, aval, target, devices = here
     x.block_until_ready()  # raises what its program did: jax 0.10 calls an array of a failed program ready, too
-    values = np.ndarray(shape, dtype, memory.from_address(x.unsafe_buffer_pointer())).copy()
+    buffer: Any = memory.from_address(x.unsafe_buffer_pointer())
+    values = np.ndarray(shape, dtype, buffer).copy()
     return _assembled(aval, target, [values], devices, True, False)
 
 
