@@ -36,7 +36,7 @@ def measured() -> tuple[float, int]:
 def main() -> int:
     notebook, over = Notebook(InteractiveShell.instance()), False
     *before, cell = HOME.cells("fsdp --microbatches 2")
-    cell += ";"  # else the notebook's Out holds every report
+    cell = f"{cell.rstrip()};"  # else the notebook's Out holds every report
     settings = [f"%config ShardSession.{name}" for name in ("progress = False", "options_limit = 0")]
     for text in ("%load_ext jaxshard_magic", *settings, "%mesh data=8;", *before):
         notebook.run(text)
