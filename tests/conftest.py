@@ -4,6 +4,7 @@ import atexit
 import gc
 import itertools
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ SETTINGS = {
     "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "true",
 }
 os.environ.update(SETTINGS)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a process that a shell began in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
