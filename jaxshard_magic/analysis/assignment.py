@@ -125,18 +125,16 @@ def _names(program: bytes, module: Module, wanted: set[int]) -> tuple[dict[int, 
     describe them need not be read.
     """
     fields = wire.fields(program)
-    (numbers,), (texts,) = wire.columns(wire.messages(fields, 3), (5,), (1,))
-    names = dict(zip(numbers, texts, strict=True))
     entries = [e for schedule in wire.messages(fields, 7) for e in wire.messages(wire.fields(schedule), 1)]
     (numbers,), (sequences,) = wire.columns(entries, (1,), (2,))
     _, (packed,) = wire.columns(sequences, (), (1,))
+    sequences = {number: wire.integers(part) for number, part in zip(numbers, packed, strict=True)}
+    sequences = {number: ids for number, ids in sequences.items() if not wanted.isdisjoint(ids)}
+    names = _named(wire.messages(fields, 3), set(sequences))
     places: dict[int, tuple[str, str]] = {}
     inlined = set[int]()
-    for number, part in zip(numbers, packed, strict=True):
-        ids = wire.integers(part)
-        if wanted.isdisjoint(ids):
-            continue
-        name = names.get(number, b"").decode()
+    for number, ids in sequences.items():
+        name = names.get(number, "")
         if name.startswith(_INLINED) and name not in module.computations:
             inlined.update(ids)
             continue
@@ -150,3 +148,17 @@ def _names(program: bytes, module: Module, wanted: set[int]) -> tuple[dict[int, 
     if unknown is not None:
         raise ValueError(f"the buffer assignment names instruction {unknown}, which is not scheduled")
     return places, inlined
+
+
+def _named(messages: Sequence[bytes], wanted: set[int]) -> dict[int, str]:
+    """The names of some computations by their ids. XLA lists what is called before its callers, fused computations by
+    the thousand: those that run by themselves are near the end."""
+    names: dict[int, str] = {}
+    for data in reversed(messages):
+        if len(names) == len(wanted):
+            break
+        found = wire.record(data)
+        number = found.get(5)
+        if isinstance(number, int) and number in wanted:
+            names[number] = wire.message(found.get(1, b"")).decode()
+    return names
