@@ -32,7 +32,7 @@ from jaxshard_magic.schedule import Costs, simulate
 from jaxshard_magic.schedule.actions import parts
 
 OF_DEVICE_PUT = 0.5  # what moving arrays as they lie may cost, in device_puts of the same list
-AN_ACTION = 100  # microseconds
+AN_ACTION = 80  # microseconds
 OF_SIMULATED, FROM_SIMULATED = 1.05, 0.02  # a step's time, and by how much its bubble may differ
 OF_WHOLE_BACKWARD = 1.02  # FLOPs
 OF_PLAIN_COMPILE = 2.5
