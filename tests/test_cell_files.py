@@ -23,9 +23,9 @@ RUN = "%%shard fsdp\ndef ours(): pass\nw, loss = train_step(w, x)"
 @pytest.fixture(
     params=[
         "/tmp/ipykernel_81/{code}.py",
-        "/tmp/ipython-input-{code}.py",
+        pytest.param("/tmp/ipython-input-{code}.py", marks=pytest.mark.ci),
         "/tmp/ipython-input-{number}-{code}.py",
-        None,
+        pytest.param(None, marks=pytest.mark.ci),
     ]
 )
 def named(request, notebook, monkeypatch):

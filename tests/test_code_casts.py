@@ -22,7 +22,7 @@ LEFT = {"nnx_transformer": "1 of 17 products run in their own type"}  # nnx.Embe
 
 
 def rows():
-    marks = dict(zip(QUICK, ((), pytest.mark.ci), strict=True))
+    marks = dict.fromkeys(QUICK, pytest.mark.ci)
     return [pytest.param(home, id=home.name, marks=marks.get(home.name, pytest.mark.full)) for home in FIVE]
 
 

@@ -35,7 +35,7 @@ AGAIN = {
 
 
 def rows():
-    marks = {"dict_of_arrays": (), "equinox_filter_jit": pytest.mark.ci}
+    marks = dict.fromkeys(("dict_of_arrays", "equinox_filter_jit"), pytest.mark.ci)
     return [pytest.param(home, id=home.name, marks=marks.get(home.name, pytest.mark.full)) for home in FIVE]
 
 

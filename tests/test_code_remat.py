@@ -134,6 +134,7 @@ def rows(names, quick: int):
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("form", rows(FORMS, 1))
 def test_every_form_of_a_scan_is_cut_into_segments(notebook, tmp_path, form):
     layer2 = LAYER + "def layer2(x, w):\n    x = layer(x, w)\n    return x, x * 2\n"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import Notebook
 from markup import Reader, assert_inert
+from thinned import CI
 
 from jaxshard_magic.codegen import Code, wrappers
 from jaxshard_magic.report import Collective
@@ -274,7 +275,15 @@ SELECTED = """() => {
 }"""
 
 
-@pytest.fixture(params=[(868, "light"), (620, "light"), (868, "dark"), (620, "dark")], ids=str)
+@pytest.fixture(
+    params=[
+        (868, "light"),
+        pytest.param((620, "light"), marks=CI),
+        pytest.param((868, "dark"), marks=CI),
+        (620, "dark"),
+    ],
+    ids=str,
+)
 def shown(browser: "Browser", request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["Page"]:
     width, theme = request.param
     page = browser.new_page(viewport={"width": width, "height": 700}, color_scheme=theme)

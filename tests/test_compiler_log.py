@@ -200,6 +200,7 @@ print(len(log.messages))
 """
 
 
+@pytest.mark.ci
 def test_under_a_cell_of_a_notebook_stands_what_the_user_wrote_and_nothing_of_the_compiler(
     tmp_path, monkeypatch
 ):

@@ -76,6 +76,7 @@ def test_a_bad_argument_is_refused_before_any_training(arguments, says, capsys):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_every_fifth_digit_is_kept_for_the_test_and_none_is_in_both():
     digits = demo.load_digits()
     assert digits.images.shape == (1437, 8, 8, 1)

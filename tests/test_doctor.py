@@ -363,6 +363,7 @@ def examined_in(code: str, tmp_path: Path, **variables: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.ci
 def test_a_backend_that_does_not_start_stops_no_examination(tmp_path):
     lines = examined_in("", tmp_path, JAX_PLATFORMS="nowhere")
     (said,) = [line for line in lines if "Unable to initialize backend 'nowhere'" in line]
@@ -370,6 +371,7 @@ def test_a_backend_that_does_not_start_stops_no_examination(tmp_path):
     assert "environment" in lines and "mesh" not in lines
 
 
+@pytest.mark.ci
 def test_a_jax_that_cannot_be_imported_stops_no_examination(tmp_path):
     broken = "import jaxlib.version; jaxlib.version.__version__ = '0.0.1'"
     lines = examined_in(broken, tmp_path)

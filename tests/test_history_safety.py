@@ -26,6 +26,7 @@ __all__ = ["kept", "path"]
 # Several at once
 
 
+@pytest.mark.ci
 def test_fifty_processes_write_at_once_and_no_report_is_lost(path: Path):
     with writers(path, 50, 3) as started:
         added = [number for process in started for number in told(process)]

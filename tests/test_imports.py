@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -159,6 +160,7 @@ def room_of(parts: Sequence[str]) -> str:
     return inner if inner in MAY_IMPORT else (*parts, "__init__")[1]
 
 
+@cache
 def read(path: Path) -> list[Import]:
     name = ".".join(dotted(path)[1:])
     whole = any(f"{name}.".startswith(f"{late}.") for late in LATE_MODULES)

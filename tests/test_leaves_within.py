@@ -151,6 +151,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.ci
 def test_every_device_is_said_to_hold_what_jax_puts_there(show: Stage):
     axes = {"data": 2, "pipe": 4}
     devices = np.array(jax.devices()[:8]).reshape(2, 4)

@@ -59,6 +59,7 @@ def test_a_step_that_trained_before_begins_with_its_first_state(prepared):
     assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(16.0**2)
 
 
+@pytest.mark.ci
 def test_what_only_an_earlier_training_loop_gives_is_trained_in_the_program(prepared):
     prepared.run(STEP)
     prepared.run("for _ in range(2):\n    w, first = train_step(w, x)")
@@ -180,6 +181,7 @@ def test_a_step_that_gives_back_the_gradients_of_an_nnx_model_has_a_program(note
     assert notebook.run("%shard code").same
 
 
+@pytest.mark.ci
 def test_a_pipeline_is_left_out_and_the_numbers_stay(notebook):
     notebook.run(MODEL)
     notebook.run("w, x = [jnp.ones((SIZE, SIZE)) / SIZE] * 4, jnp.ones((8, SIZE))")
@@ -296,6 +298,7 @@ def test_what_a_cell_displays_a_program_prints(prepared):
     assert in_a_process(prepared.run("%shard code").text) == "the loss 256.0\n"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("made", "draw"),
     [("rng = np.random.default_rng(0)", "rng.normal"), ("draw = np.random.default_rng(0).normal", "draw")],
@@ -331,6 +334,7 @@ def test_a_change_of_what_something_else_holds_is_kept(prepared):
     assert "cfg.rate = 0.5" in prepared.run("%shard code").text
 
 
+@pytest.mark.ci
 def test_what_is_drawn_without_a_generator_of_its_own_is_drawn_in_order(prepared):
     prepared.run("import numpy as np\ndef seed_all(n):\n    np.random.seed(n)")
     prepared.run("seed_all(3)\nunread = np.random.rand(3)")
@@ -341,6 +345,7 @@ def test_what_is_drawn_without_a_generator_of_its_own_is_drawn_in_order(prepared
     assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(prepared["loss"]), rel=1e-5)
 
 
+@pytest.mark.ci
 def test_texts_in_quotes_stay_as_they_are_in_microbatches(prepared):
     prepared.run(
         "%%shard dp --microbatches 2 --mesh data=4;\ndef train_step(w, x):\n    def loss(w):\n"
@@ -382,6 +387,7 @@ def test_what_a_failed_cell_did_not_run_is_left_out(prepared):
     assert "rate = 0.1" in text and "kept = 1" in text and "boom" not in text and "rate = 7" not in text
 
 
+@pytest.mark.ci
 def test_a_way_that_the_cells_do_not_bear_is_left_out_with_what_they_raised(notebook):
     notebook.run("import jax, jax.numpy as jnp\nw, x = [jnp.ones((256, 256)) / 256] * 4, jnp.ones((16, 256))")
     step = """def train_step(w, x):

@@ -189,6 +189,7 @@ print("the next step works", all(np.isfinite(w).all() for w in state))
 """
 
 
+@pytest.mark.ci
 def test_an_interrupt_ends_a_long_step_soon_and_the_next_step_works():
     here = Path(__file__).parent
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}

@@ -62,10 +62,8 @@ STEPS = {
 QUICK = {  # a row or two of each schedule
     ("tied embeddings, scanned", "zb-h1", 2),
     ("scanned transformer", "interleaved", 2),
-    ("three layers", "gpipe", 4),
     ("encoder and decoder", "1f1b", 3),
     ("metrics", "dualpipev", 2),
-    ("adafactor", "1f1b", 2),
     ("penalty on weights", "gpipe", 3),
     ("experts and keys", "1f1b", 2),
     ("nnx batch norm and dropout", "gpipe", 2),
@@ -119,7 +117,7 @@ TABLE = """
     mlp         interleaved  2       fsdp
     mlp         looped-bfs   2       -
     mlp         zb-h1        2       fsdp
-    mlp         zb-h2        4       dp     *
+    mlp         zb-h2        4       dp
     mlp         zero-bubble  2       tp
     mlp         zb-v         2       dp
     mlp         v-half       2       dp
@@ -141,7 +139,7 @@ TABLE = """
     unrolled    v-min        4       tp
     unrolled    dualpipev    4       dp
     unrolled    dualpipev    6       -
-    scanned     gpipe        2       fsdp   *
+    scanned     gpipe        2       fsdp
     scanned     1f1b         6       -
     scanned     interleaved  3       dp
     scanned     looped-bfs   4       dp

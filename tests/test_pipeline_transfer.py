@@ -59,7 +59,7 @@ PLACES = {
 MOVES = {name: pair for name, pair in PLACES.items() if not pair[0].is_equivalent_to(pair[1], VALUES.ndim)}
 
 
-@pytest.fixture(params=["runtime", "jax alone"])
+@pytest.fixture(params=["runtime", pytest.param("jax alone", marks=pytest.mark.full)])
 def by(request, monkeypatch):
     """The runtime's own functions, and a jax that has none of their names."""
     if request.param == "jax alone":

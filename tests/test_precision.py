@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from narrowed import BF16, F32, ROUNDING, Loss, decoder, model, off, pictures, types_of
+from thinned import thinned
 from zoo.transformers import Form
 
 from jaxshard_magic.gradients.precision import precision
@@ -24,7 +25,7 @@ MODELS = (
 )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS, ("transformer", "nnx", "a derivative rule of its own")))
 def test_gradients_are_those_in_float32_to_a_few_roundings(name):
     loss = model(name)
     value, grads = loss.found

@@ -39,6 +39,7 @@ def test_a_jit_that_the_session_ran_before_is_not_traced_again(given, cell):
     assert len(given["traces"]) == 1
 
 
+@pytest.mark.ci
 def test_programs_of_a_cell_that_runs_again_do_not_pile_up(given):
     counts = []
     for _ in range(4):

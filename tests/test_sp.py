@@ -59,7 +59,7 @@ def test_divided_positions_give_the_plain_numbers(ran, form, on):
     "name",
     [
         "nnx_scanned_transformer",
-        "linen_scanned_transformer",
+        pytest.param("linen_scanned_transformer", marks=pytest.mark.full),
         pytest.param("equinox_attention", marks=pytest.mark.full),
     ],
 )

@@ -189,6 +189,7 @@ def test_a_compiler_that_is_killed_is_told_in_one_line():
     assert built(width=128).text
 
 
+@pytest.mark.ci
 def test_an_idle_compiler_ends_and_the_next_job_starts_another():
     target = Target(chip("v5e"), (2, 4))
     compiler = Compiler(target.environment(), idle_s=0.2)

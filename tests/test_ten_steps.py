@@ -35,9 +35,9 @@ TABLE = """
     linen            -              2      bf16  fsdp
     linen            each           -      f32   dp
     linen            once           regex  bf16  fsdp+tp
-    linen            once-gathered  full   f32   tp        *
+    linen            once-gathered  full   f32   tp
     pytree           -              regex  f32   dp
-    pytree           each           full   bf16  fsdp      *
+    pytree           each           full   bf16  fsdp
     pytree           once           2      f32   tp
     pytree           once-gathered  -      bf16  fsdp+tp
     equinox          -              full   bf16  dp

@@ -4,12 +4,14 @@ import json
 import re
 import zlib
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from browsing import Shown, Stage, expect
 from sample_collectives import GPT_COLLECTIVES
 from sample_reports import MIB, SAMPLES, attached, changed, files, hostile, partly, simulated, too_big
+from thinned import CI, thinned
 
 from jaxshard_magic.report import Collective, Report
 from jaxshard_magic.views.payload import payload
@@ -56,7 +58,7 @@ def told_by(data: dict[str, Any]) -> bytes:
     return zlib.compress(json.dumps(data).encode())
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", thinned(SHOWN, ("simulated", "partly"), CI))
 def test_all_lines_together_and_their_details_come_to_what_is_sent(name: str, show: Stage):
     report = SAMPLES[name]()
     shown = show(report, ["communication"])
@@ -281,8 +283,12 @@ def test_names_from_code_are_text(show: Stage):
         expect(shown.panel.locator("pre").first).to_contain_text("<script>alert('x')</script>")
 
 
-@pytest.mark.parametrize("width", [900, 620])
-@pytest.mark.parametrize("name", [*SHOWN, "hostile"])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    thinned(
+        product([*SHOWN, "hostile"], (900, 620)), [("attached", 620), ("partly", 900), ("hostile", 620)], CI
+    ),
+)
 def test_every_line_fits_when_it_is_open_and_axe_finds_nothing(name: str, width: int, show: Stage):
     shown = show(SAMPLES[name](), ["communication"], width, "dark" if width == 620 else "light")
     for each in lines(shown).all():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from browsing import Shown, Stage, expect
 from sample_pipelines import PIPELINES, fused, interleaved, large, measured, one_f_one_b, reported
+from thinned import CI, thinned
 
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
@@ -279,7 +280,7 @@ def test_the_lead_the_parts_and_the_ranks_say_what_python_says(show: Stage):
         assert words.percent_text(rank.bubble) in text and (rank.holds or "") in text
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", thinned(PIPELINES, ("measured", "fused", "hostile"), CI))
 def test_every_pipeline_is_drawn_in_both_themes_and_nothing_stands_out_of_it(name: str, show: Stage):
     data = packed_pipeline(PIPELINES[name]())
     for width, theme in ((900, "light"), (620, "light"), (620, "dark")):
