@@ -7,7 +7,7 @@ import pytest
 from cells import FAST, LOOP, STEP, one_line
 from IPython.core.completer import provisionalcompleter
 
-from jaxshard_magic.notebook.options import FLAGS, HELP, STRATEGIES
+from jaxshard_magic.notebook.options import HELP, STRATEGIES, Options
 from jaxshard_magic.request.strategy_text import AUTO, JOBS
 from jaxshard_magic.step import ShardedStep
 
@@ -134,7 +134,7 @@ def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
     given.run("%shard --help")
     shown = capsys.readouterr().out
     assert shown == HELP + "\n"
-    assert all(flag.name in shown for flag in FLAGS)
+    assert all(flag.name in shown for flag in Options.flags())
     assert all(name in shown for name in STRATEGIES)
     given.run("%%shard --help\npass")
     assert capsys.readouterr().out == shown

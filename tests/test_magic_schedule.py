@@ -7,7 +7,7 @@ from cells import one_line
 from IPython.core.completer import provisionalcompleter
 from IPython.utils.capture import capture_output
 
-from jaxshard_magic.notebook.options import HELP, SCHEDULE_FLAGS
+from jaxshard_magic.notebook.options import HELP, ScheduleOptions
 from jaxshard_magic.notebook.schedule_line import parse_costs
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.schedule import NAMES, Costs, Schedule, compare, make, parse, simulate
@@ -381,7 +381,7 @@ def test_help_has_every_schedule_with_its_source_and_every_option(notebook, caps
     told = capsys.readouterr().out
     words = " ".join(told.split())
     assert all(f" {name} {named.about} ({named.source})" in words for name, named in NAMES.items())
-    assert all(flag.name in told for flag in SCHEDULE_FLAGS)
+    assert all(flag.name in told for flag in ScheduleOptions.flags())
     assert max(map(len, told.splitlines())) <= 120
     assert "%shard schedule" in HELP
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxshard_magic
-from jaxshard_magic.notebook.options import FLAGS
+from jaxshard_magic.notebook.options import Options
 from jaxshard_magic.request import strategy_text as names
 from jaxshard_magic.strategies import compose
 
@@ -133,7 +133,7 @@ def test_the_strategy_that_contributing_adds_places_arrays_as_it_says(monkeypatc
 def test_the_readme_lists_every_option():
     text = (ROOT / "README.md").read_text()
     rows = "\n".join(re.findall(r"^\| `-.*", text, re.MULTILINE))
-    assert [flag.name for flag in FLAGS if f"`{flag.name}" not in rows] == []
+    assert [flag.name for flag in Options.flags() if f"`{flag.name}" not in rows] == []
 
 
 def test_ci_runs_the_test_command_of_the_readme():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..cell_files import is_cell_file
 from ..errors import ShardError
 from . import cells
-from .options import CODE_FLAGS, flags_text, parse_code
+from .options import CodeOptions, flags_text, parse_command
 from .progress import Progress, line_for
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def written(
 ) -> "tuple[Code | None, str | None]":
     """What a `%shard code` line returns, and the name to keep it under. Raises ShardError for a line that it can't
     be, and before there is a step."""
-    options = parse_code(text)
+    options = parse_command(text, CodeOptions)
     if options.help:
         print(help_text())
         return None, None
@@ -137,6 +137,6 @@ constraints at your own lines. It runs without jaxshard_magic.
 
     %shard code                    the program of the last %%shard cell's step
 
-{flags_text(CODE_FLAGS)}
+{flags_text(CodeOptions)}
 
 What it moves between devices is read from the program as compiled, and stands at its beginning beside the plan's."""

@@ -3,12 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError, did_you_mean, one_of
-from .options import CODE_FLAGS, COMMANDS, EXPLORE_FLAGS, FLAGS, HISTORY_FLAGS, SCHEDULE_FLAGS, STRATEGIES
+from .options import (
+    COMMANDS,
+    STRATEGIES,
+    CodeOptions,
+    ExploreOptions,
+    HistoryOptions,
+    Options,
+    ScheduleOptions,
+)
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_LINES = {"history": HISTORY_FLAGS, "explore": EXPLORE_FLAGS, "code": CODE_FLAGS}
+_LINES = {"history": HistoryOptions, "explore": ExploreOptions, "code": CodeOptions}
 
 
 def one_line(error: ShardError) -> str:
@@ -36,16 +44,16 @@ def completions(shell: "InteractiveShell", event: Any) -> list[str]:
     if before[:2] == ["%shard", "schedule"]:
         from . import schedule_line as _schedules
 
-        return [*_schedules.NAMES, _schedules.EVERY, *(flag.name for flag in SCHEDULE_FLAGS)]
-    for command, flags in _LINES.items():
+        return [*_schedules.NAMES, _schedules.EVERY, *(flag.name for flag in ScheduleOptions.flags())]
+    for command, options in _LINES.items():
         if before[:2] == ["%shard", command]:
-            return [flag.name for flag in flags]
+            return [flag.name for flag in options.flags()]
     if before[-1:] == ["--step"]:
         return [name for name, value in shell.user_ns.items() if callable(value) and not name.startswith("_")]
     if before[-1:] == ["--schedule"]:
         from ..schedule import NAMES
 
         return [*NAMES]
-    flags = [flag.name for flag in FLAGS]
+    flags = [flag.name for flag in Options.flags()]
     commands = COMMANDS if before == ["%shard"] else ()
     return flags if event.symbol.startswith("-") else [*commands, *STRATEGIES, *flags]

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
 from . import cells
-from .options import (
-    EXPLORE_FLAGS,
-    FLAGS,
-    ExploreOptions,
-    Options,
-    flags_text,
-    parse,
-    parse_explore,
-    with_strategy,
-)
+from .options import ExploreOptions, Options, flags_text, parse, parse_command, with_strategy
 from .shard_cell import sharded
 
 if TYPE_CHECKING:
@@ -42,7 +33,7 @@ def explored(
 ) -> "tuple[Explorer | None, str | None]":
     """What `%shard explore state --mesh "data=4 model=2"` asks for, and the name to keep it under; None where that was
     help. Raises ShardError for a line that can't be answered, and where there is nothing to explore."""
-    options = parse_explore(line)
+    options = parse_command(line, ExploreOptions)
     if options.help:
         print(help_text())
         return None, None
@@ -111,7 +102,7 @@ def _own_options(step: "ShardedStep") -> Options:
 
 def _kept(options: Options) -> Iterator[str]:
     """The options that every line of the explorer has as well, each as it is typed."""
-    for flag in FLAGS:
+    for flag in Options.flags():
         value = getattr(options, flag.into)
         if flag.into in _OF_THE_EXPLORER | _OF_OTHERS | _OF_PIPELINES or value == getattr(Options, flag.into):
             continue
@@ -137,6 +128,6 @@ shapes alone. Nothing runs.
     %shard explore state params.w                  those that the notebook holds under these names
     %shard explore "wte=f32[50257,768]"            an array by its type alone
 
-{flags_text(EXPLORE_FLAGS)}
+{flags_text(ExploreOptions)}
 
 In Python: ex.mesh = "data=2 model=4", ex["wte.embedding"] = P(None, "model"), ex.line, ex.compile()."""

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
-from .options import HISTORY_FLAGS, flags_text, parse_history
+from .options import HistoryOptions, flags_text, parse_command
 
 if TYPE_CHECKING:
     from ..history import History, Store
@@ -78,7 +78,7 @@ def listed(line: str, store: "Store") -> "tuple[History | Report | None, str | N
     """
     from ..history import SHOWN, History
 
-    options = parse_history(line)
+    options = parse_command(line, HistoryOptions)
     if options.help:
         print(help_text())
         return None, None
@@ -119,7 +119,7 @@ def help_text() -> str:
     %shard history fsdp gpt        those with these words in their step, strategy, mesh, options or cell
     %shard history 12              report 12 in full
 
-{flags_text(HISTORY_FLAGS)}
+{flags_text(HistoryOptions)}
 
 They lie in a database in your data folder, with their cells and the versions that ran them; nothing of arrays' contents
 does. %config ShardSession.remember = False keeps none."""

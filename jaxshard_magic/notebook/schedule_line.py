@@ -11,7 +11,7 @@ from .. import schedule
 from ..errors import ShardError, did_you_mean, one_of
 from ..schedule import NAMES, Comparison, Costs, Schedule
 from ..schedule.compare import cut
-from .options import SCHEDULE_FLAGS, ScheduleOptions, flags_text, parse_schedule
+from .options import ScheduleOptions, flags_text, parse_command
 
 EVERY = "all"
 STAGES, MICROBATCHES_A_STAGE = 4, 4
@@ -25,7 +25,7 @@ def scheduled(line: str, axes: Mapping[str, int]) -> tuple[Schedule | Comparison
 
     Sizes that it does not say are taken and printed: the ranks from the pipeline axis of `axes`, the mesh's.
     """
-    options = parse_schedule(line)
+    options = parse_command(line, ScheduleOptions)
     if options.help:
         print(help_text())
         return None, None
@@ -214,7 +214,7 @@ Schedules:
 {names}
 
 Options:
-{flags_text(SCHEDULE_FLAGS)}
+{flags_text(ScheduleOptions)}
 
 Costs are times of one microbatch on a P-th of the model, in any unit: forward, input gradient, weight gradient, and
 the transfer of a result to the next rank; 1,1,1,0 by default. One for each of the P parts, in the model's order:

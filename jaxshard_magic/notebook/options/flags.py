@@ -1,8 +1,12 @@
-"""What the command lines of the magics take: strategies, commands, and the options of each, as tables."""
+"""What the command lines of the magics take: strategies, commands, and the options of each, a row an option."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from ...errors import ShardError
 
 STRATEGIES = {
     "dp": "data parallel: the batch is split, every device holds all weights",
@@ -19,100 +23,220 @@ COMMANDS = ("doctor", "abstract", "schedule", "compare", "history", "explore", "
 
 @dataclass(frozen=True)
 class Flag:
-    """One option: `metavar` is empty where it takes no value, `into` is the field of `Options` it sets."""
+    """One option as it is typed.
+
+    Args:
+        name: with its dashes.
+        metavar: what stands for its value in the help text; empty where it takes none, and sets `sets`.
+        help: one line.
+        into: the field that it sets.
+        reads: its value of the text; raises `ShardError`.
+        many: whether it may stand several times, each value added to the field's tuple.
+    """
 
     name: str
     metavar: str
     help: str
     into: str
+    reads: "Callable[[Flag, str], Any]"
     sets: Any = True
+    many: bool = False
 
 
-FLAGS = (
-    Flag("--mesh", "TEXT", 'the mesh, for this cell only: --mesh "data=4 model=2"', "mesh"),
-    Flag("--step", "NAME", "which function is the train step; trainer.step too", "step"),
-    Flag("--spec", "NAME=SPEC", "PartitionSpec of an argument: --spec \"batch=P('data')\"", "specs"),
-    Flag(
-        "--rule",
-        "REGEX=SPEC",
-        "PartitionSpec of leaves: --rule \".*kernel=P(None,'tp')\"",
-        "rules",
-    ),
-    Flag("--microbatches", "N", "take the batch in N parts; same gradients, less memory", "microbatches"),
-    Flag("--reduce", "WHEN", "sum microbatches' gradients over devices: each, once, once-gathered", "reduce"),
-    Flag("--remat", "WHAT", "compute again for the backward pass: N segments, full, dots, REGEX", "remat"),
-    Flag("--precision", "TYPE", "products in bf16 or fp16; parameters stay float32", "precision"),
-    Flag("--reduce-dtype", "TYPE", "add gradients up over devices in bf16, fp16 or f32", "reduce_dtype"),
-    Flag("--pad", "", "add rows to an uneven batch; numbers stay those of the real ones", "pad"),
-    Flag(
+def said(_: Flag, text: str) -> str:
+    """The text as it is."""
+    return text
+
+
+def count(flag: Flag, text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ShardError(f"{flag.name} takes a whole number from 1 on, not {text!r}")
+    return int(text)
+
+
+def number(flag: Flag, text: str) -> float:
+    """A finite number above 0."""
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise ShardError(f"{flag.name} takes a number above 0, not {text!r}")
+
+
+def variable(flag: Flag, text: str) -> str:
+    """A name that a variable can have."""
+    if not text.isidentifier():
+        raise ShardError(f"{flag.name} takes the name of a variable, not {text!r}")
+    return text
+
+
+def assignment(flag: Flag, text: str) -> str:
+    """Text with an equals sign."""
+    if "=" not in text:
+        raise ShardError(f"{flag.name} {text!r} has no '='; write {flag.name} \"{flag.metavar}\"")
+    return text
+
+
+def option(
+    name: str,
+    metavar: str,
+    help: str,
+    default: Any = None,
+    reads: Callable[[Flag, str], Any] = said,
+    no: str = "",
+) -> Any:
+    """A field of a line's options with the flag that sets it, and the help of the flag `--no-...` where it has one."""
+    flags = [(name, metavar, help, reads, True)] + (
+        [(f"--no-{name[2:]}", "", no, reads, False)] if no else []
+    )
+    return field(default=default, metadata={"flags": flags})
+
+
+@dataclass(frozen=True)
+class LineOptions:
+    """What the options of every line begin with: `words` are those that are no option, in order."""
+
+    words: tuple[str, ...] = ()
+    output: str | None = option("-o", "VAR", "keep what is returned under this name", reads=variable)
+    help: bool = option("--help", "", "this text", False)
+
+    @classmethod
+    def flags(cls) -> tuple[Flag, ...]:
+        """The line's own options in the order of its fields, then those that all lines have."""
+        own = [each for each in fields(cls) if each.name not in LineOptions.__dataclass_fields__]
+        return tuple(
+            Flag(name, metavar, help, each.name, reads, sets, isinstance(each.default, tuple))
+            for each in (*own, *(e for e in fields(cls) if e not in own))
+            for name, metavar, help, reads, sets in each.metadata.get("flags", ())
+        )
+
+
+@dataclass(frozen=True)
+class Options(LineOptions):
+    """A parsed `%%shard` line; `strategy` is the word of it that is one."""
+
+    strategy: str = ""
+    mesh: str | None = option("--mesh", "TEXT", 'the mesh, for this cell only: --mesh "data=4 model=2"')
+    step: str | None = option("--step", "NAME", "which function is the train step; trainer.step too")
+    specs: tuple[str, ...] = option(
+        "--spec", "NAME=SPEC", "PartitionSpec of an argument: --spec \"batch=P('data')\"", (), assignment
+    )
+    rules: tuple[str, ...] = option(
+        "--rule", "REGEX=SPEC", "PartitionSpec of leaves: --rule \".*kernel=P(None,'tp')\"", (), assignment
+    )
+    microbatches: int | None = option(
+        "--microbatches", "N", "take the batch in N parts; same gradients, less memory", reads=count
+    )
+    reduce: str = option(
+        "--reduce", "WHEN", "sum microbatches' gradients over devices: each, once, once-gathered", "each"
+    )
+    remat: str | None = option(
+        "--remat", "WHAT", "compute again for the backward pass: N segments, full, dots, REGEX"
+    )
+    precision: str | None = option("--precision", "TYPE", "products in bf16 or fp16; parameters stay float32")
+    reduce_dtype: str | None = option(
+        "--reduce-dtype", "TYPE", "add gradients up over devices in bf16, fp16 or f32"
+    )
+    pad: bool = option("--pad", "", "add rows to an uneven batch; numbers stay those of the real ones", False)
+    stages: int | None = option(
         "--stages",
         "P",
         "of pp: stages of the pipeline; else those of the mesh's pipeline axis, or 4",
-        "stages",
-    ),
-    Flag(
-        "--schedule",
-        "NAME",
-        "of pp: their order, 1f1b unless said; %shard schedule --help has all",
-        "schedule",
-    ),
-    Flag(
+        reads=count,
+    )
+    schedule: str | None = option(
+        "--schedule", "NAME", "of pp: their order, 1f1b unless said; %shard schedule --help has all"
+    )
+    chunks: int | None = option(
         "--chunks",
         "V",
         "of pp: parts of the model for each stage's devices, as for %shard schedule",
-        "chunks",
-    ),
-    Flag("--balance", "WHAT", "of pp: stages of the same flops, or of the same measured time", "balance"),
-    Flag(
-        "--cut", "REGEX", "of pp: stages begin at these modules and scopes; else at jaxshard_magic.cut", "cut"
-    ),
-    Flag("--check", "", "compare with the plain step on the same inputs", "check"),
-    Flag("--on", "CHIP", "predict the step's time on this chip: --on v5e, --on h100", "on"),
-    Flag("--dry-run", "", "trace, plan and compile; run no step", "dry_run"),
-    Flag("--repeat", "N", "call the step N more times on copies, for its timing", "repeat"),
-    Flag("--compare", "", "try several strategies, the usual ones unless said, side by side", "compare"),
-    Flag("--meshes", "AXES", 'compared on these: all, or "data=8; data=4 model=2"', "meshes"),
-    Flag("--vary", "NAME=A,B", "compared with each value: --vary microbatches=1,4,16", "vary"),
-    Flag("--keep-going", "", "compare the others where a strategy of the list is none", "keep_going"),
-    Flag("--budget", "SECONDS", "of auto: search no longer than this, 300 unless said", "budget"),
-    Flag("--among", "A,B", "of auto: search only these strategies", "among"),
-    Flag("--plan-only", "", "of auto: compile nothing, choose by what plans say", "plan_only"),
-    Flag("--donate", "", "let the step reuse the memory of its own earlier results", "donate", True),
-    Flag("--no-donate", "", "keep every array that the step was given", "donate", False),
-    Flag("--name", "LABEL", "the Report's name", "name"),
-    Flag("-o", "VAR", "keep the Report under this name", "output"),
-    Flag("--help", "", "this text", "help"),
-)
-SCHEDULE_FLAGS = (
-    Flag("--stages", "P", "ranks of the pipeline; else those of the mesh's pipeline axis, or 4", "stages"),
-    Flag("--microbatches", "M", "parts of the batch; else 4 for each stage", "microbatches"),
-    Flag("--chunks", "V", "parts of the model that a rank holds, where the schedule has no number", "chunks"),
-    Flag("--costs", "TEXT", "of a microbatch: F,I,W or F,I,W,transfer, or with names, as below", "costs"),
-    Flag("--memory-limit", "N", "for those that search: most microbatches that a rank holds", "memory_limit"),
-    Flag("-o", "VAR", "keep what is returned under this name", "output"),
-    Flag("--help", "", "this text", "help"),
-)
-HISTORY_FLAGS = (
-    Flag("--strategy", "NAME", "those of this strategy: --strategy fsdp+tp", "strategy"),
-    Flag("--name", "NAME", "those of the step, or the label, of this name", "name"),
-    Flag("--since", "WHEN", "from then on: 3h, 7d, 2w, or a day, 2026-11-01", "since"),
-    Flag("--limit", "N", "show so many of the newest, 50 unless said", "limit"),
-    Flag("--json", "FILE", "write them with their reports in full", "json"),
-    Flag("-o", "VAR", "keep what is returned under this name", "output"),
-    Flag("--help", "", "this text", "help"),
-)
-EXPLORE_FLAGS = (
-    Flag("--mesh", "TEXT", 'the mesh to begin with: --mesh "data=4 model=2"; else the last step\'s', "mesh"),
-    Flag("-o", "VAR", "keep the explorer under this name", "output"),
-    Flag("--help", "", "this text", "help"),
-)
-CODE_FLAGS = (
-    Flag("--file", "FILE", "write the program there as well", "file"),
-    Flag("-o", "VAR", "keep what is returned under this name", "output"),
-    Flag("--help", "", "this text", "help"),
-)
+        reads=count,
+    )
+    balance: str | None = option(
+        "--balance", "WHAT", "of pp: stages of the same flops, or of the same measured time"
+    )
+    cut: str | None = option(
+        "--cut", "REGEX", "of pp: stages begin at these modules and scopes; else at jaxshard_magic.cut"
+    )
+    check: bool = option("--check", "", "compare with the plain step on the same inputs", False)
+    on: str | None = option("--on", "CHIP", "predict the step's time on this chip: --on v5e, --on h100")
+    dry_run: bool = option("--dry-run", "", "trace, plan and compile; run no step", False)
+    repeat: int = option("--repeat", "N", "call the step N more times on copies, for its timing", 0, count)
+    compare: bool = option(
+        "--compare", "", "try several strategies, the usual ones unless said, side by side", False
+    )
+    meshes: str | None = option("--meshes", "AXES", 'compared on these: all, or "data=8; data=4 model=2"')
+    vary: tuple[str, ...] = option(
+        "--vary", "NAME=A,B", "compared with each value: --vary microbatches=1,4,16", (), assignment
+    )
+    keep_going: bool = option(
+        "--keep-going", "", "compare the others where a strategy of the list is none", False
+    )
+    budget: float | None = option(
+        "--budget", "SECONDS", "of auto: search no longer than this, 300 unless said", reads=number
+    )
+    among: str | None = option("--among", "A,B", "of auto: search only these strategies")
+    plan_only: bool = option("--plan-only", "", "of auto: compile nothing, choose by what plans say", False)
+    donate: bool | None = option(
+        "--donate",
+        "",
+        "let the step reuse the memory of its own earlier results",
+        no="keep every array that the step was given",
+    )
+    name: str | None = option("--name", "LABEL", "the Report's name")
+    output: str | None = option("-o", "VAR", "keep the Report under this name", reads=variable)
 
 
-def flags_text(flags: Sequence[Flag]) -> str:
-    """The options as lines of a help text."""
-    return "\n".join(f"    {flag.name + ' ' + flag.metavar:<21}{flag.help}" for flag in flags)
+@dataclass(frozen=True)
+class ScheduleOptions(LineOptions):
+    """A parsed `%shard schedule` line; a size that it does not say is None, `costs` is its text."""
+
+    stages: int | None = option(
+        "--stages", "P", "ranks of the pipeline; else those of the mesh's pipeline axis, or 4", reads=count
+    )
+    microbatches: int | None = option(
+        "--microbatches", "M", "parts of the batch; else 4 for each stage", reads=count
+    )
+    chunks: int | None = option(
+        "--chunks", "V", "parts of the model that a rank holds, where the schedule has no number", reads=count
+    )
+    costs: str | None = option(
+        "--costs", "TEXT", "of a microbatch: F,I,W or F,I,W,transfer, or with names, as below"
+    )
+    memory_limit: float | None = option(
+        "--memory-limit", "N", "for those that search: most microbatches that a rank holds", reads=number
+    )
+
+
+@dataclass(frozen=True)
+class HistoryOptions(LineOptions):
+    """A parsed `%shard history` line; what it does not say is None."""
+
+    strategy: str | None = option("--strategy", "NAME", "those of this strategy: --strategy fsdp+tp")
+    name: str | None = option("--name", "NAME", "those of the step, or the label, of this name")
+    since: str | None = option("--since", "WHEN", "from then on: 3h, 7d, 2w, or a day, 2026-11-01")
+    limit: int | None = option("--limit", "N", "show so many of the newest, 50 unless said", reads=count)
+    json: str | None = option("--json", "FILE", "write them with their reports in full")
+
+
+@dataclass(frozen=True)
+class ExploreOptions(LineOptions):
+    """A parsed `%shard explore` line; what it does not say is None."""
+
+    mesh: str | None = option(
+        "--mesh", "TEXT", 'the mesh to begin with: --mesh "data=4 model=2"; else the last step\'s'
+    )
+    output: str | None = option("-o", "VAR", "keep the explorer under this name", reads=variable)
+
+
+@dataclass(frozen=True)
+class CodeOptions(LineOptions):
+    """A parsed `%shard code` line; what it does not say is None."""
+
+    file: str | None = option("--file", "FILE", "write the program there as well")
+
+
+def flags_text(options: type[LineOptions]) -> str:
+    """The options of a line as lines of a help text."""
+    return "\n".join(f"    {flag.name + ' ' + flag.metavar:<21}{flag.help}" for flag in options.flags())

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from ...errors import ShardError, one_of
-from .flags import FLAGS, STRATEGIES
-from .line import Options
+from .flags import STRATEGIES, Options
 
 
 def chooses(options: Options) -> bool:
@@ -77,11 +76,13 @@ def only(options: Options, command: str, *fields: str) -> None:
     plain = replace(options, words=(command,), **{name: getattr(Options, name) for name in fields})
     if options.words == (command,) and plain == Options(words=(command,)):
         return
-    allowed = one_of(f"{flag.name} {flag.metavar}" for flag in FLAGS if flag.into in fields)
+    allowed = one_of(f"{flag.name} {flag.metavar}" for flag in Options.flags() if flag.into in fields)
     given = " ".join(options.words[1:]) or one_of(_given(plain))
     quote = f'; quote the mesh: --mesh "{options.mesh} {given}"' if options.mesh and options.words[1:] else ""
     raise ShardError(f"%shard {command} takes {allowed} and nothing else; unexpected: {given}{quote}")
 
 
 def _given(options: Options) -> list[str]:
-    return [flag.name for flag in FLAGS if getattr(options, flag.into) != getattr(Options, flag.into)]
+    return [
+        flag.name for flag in Options.flags() if getattr(options, flag.into) != getattr(Options, flag.into)
+    ]

@@ -1,11 +1,11 @@
 """The help text of `%%shard`."""
 
-from .flags import FLAGS, STRATEGIES, flags_text
+from .flags import STRATEGIES, Options, flags_text
 
 
 def _help() -> str:
     strategies = "\n".join(f"    {name:<21}{text}" for name, text in STRATEGIES.items())
-    flags = flags_text(FLAGS)
+    flags = flags_text(Options)
     return f"""Run this cell's train step sharded over the mesh, with the same numbers, and return the Report.
 
     %%shard STRATEGY [options]     above a cell that defines the train step, or calls one
