@@ -27,7 +27,6 @@ from sample_choices import (
     predicted,
     untimed,
 )
-from thinned import CI, thinned
 
 from jaxshard_magic.report.choice import BOUND, CHOSEN, RUNNER_UP, Choice, Question
 from jaxshard_magic.report.comparison import Comparison
@@ -382,7 +381,8 @@ def test_to_html_writes_a_whole_document_and_returns_its_path(tmp_path):
     assert html == page(predicted())
 
 
-@pytest.mark.parametrize("width", thinned([868, 620], [620], CI))
+@pytest.mark.ci
+@pytest.mark.parametrize("width", [868, 620])
 def test_nothing_is_cut_off_in_a_browser(width: int, tmp_path):
     with chromium() as browser:
         page = browser.new_page(viewport={"width": width, "height": 600})

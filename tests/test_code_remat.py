@@ -93,6 +93,7 @@ def compared(notebook, tmp_path, how: str, model: str, **other) -> tuple[str, Ra
     return text, found, without
 
 
+@pytest.mark.ci
 def test_a_loop_that_the_plan_cuts_into_its_trips_has_each_checkpointed(notebook, tmp_path):
     """A trip keeps its input and a cosine; checkpointed, its input."""
     text, found, without = compared(notebook, tmp_path, str(LAYERS), LAYER + LOOPED)

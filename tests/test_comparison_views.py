@@ -23,7 +23,6 @@ from sample_comparisons import (
     trial,
 )
 from sample_reports import wrong
-from thinned import CI, thinned
 
 from jaxshard_magic.report.comparison import Comparison, Trial
 from jaxshard_magic.views import words
@@ -351,7 +350,8 @@ def test_forty_trials_are_all_listed():
     assert len(many().to_html()) < 250_000
 
 
-@pytest.mark.parametrize("width", thinned([900, 620], [620], CI))
+@pytest.mark.ci
+@pytest.mark.parametrize("width", [900, 620])
 def test_nothing_is_cut_off_in_a_browser(width: int, tmp_path):
     with chromium() as browser:
         page = browser.new_page(viewport={"width": width, "height": 600})

@@ -50,6 +50,7 @@ def test_threads_of_a_kernel_write_at_once(kept: Store):
     assert sorted(numbers(kept.rows())) == list(range(1, 41))
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_a_killed_writer_leaves_all_that_it_finished(path: Path):
     added: list[int] = []

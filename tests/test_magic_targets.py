@@ -43,6 +43,7 @@ def test_the_list_names_every_chip_and_what_installs_its_compiler(notebook, caps
     assert max(map(len, shown.splitlines())) <= 100
 
 
+@pytest.mark.ci
 @needs_libtpu
 def test_shapes_are_compiled_for_the_slice_and_nothing_runs(notebook):
     notebook.run(SHAPES)

@@ -223,6 +223,7 @@ class Net(linen.Module):
         return linen.Dense(1)(x)[:, 0]
 
 
+@pytest.mark.full
 def test_a_linen_model_with_dropout_and_an_equinox_model_are_taken_alike():
     net, x = Net(), data()["x"]
     weights = net.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, x)

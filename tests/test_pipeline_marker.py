@@ -11,6 +11,7 @@ import optax
 import pipelined_steps as steps
 import pytest
 from flax import nnx
+from thinned import thinned
 
 import jaxshard_magic
 from jaxshard_magic import cut
@@ -298,7 +299,9 @@ def test_too_few_markers_end_a_cell_before_anything_runs():
         sharded.prepare(*args)
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatches": 4, "remat": "full", "precision": "bf16"}])
+@pytest.mark.parametrize(
+    "options", thinned([{}, {"microbatches": 4, "remat": "full", "precision": "bf16"}], [{}])
+)
 def test_without_a_pipeline_a_marked_step_is_sharded_as_it_is(options):
     (step, args), (plain, _) = marked({1, 3}), marked()
     sharded, same = (jaxshard_magic.shard(f, "fsdp", mesh="data=4", **options)(*args) for f in (step, plain))

@@ -151,8 +151,8 @@ TABLE = """
     scanned     v-min        6       -
     scanned     dualpipev    5       -
     tied        gpipe        5       -
-    tied        1f1b         2       dp
-    tied        interleaved  4       tp     *
+    tied        1f1b         2       dp     *
+    tied        interleaved  4       tp
     tied        looped-bfs   6       -
     tied        looped-bfs   8       -
     tied        zb-h1        8       -
@@ -170,7 +170,7 @@ TABLE = """
     batch-norm  gpipe        6       -
     batch-norm  gpipe        8       -
     batch-norm  1f1b         3       fsdp
-    batch-norm  1f1b         5       -      *
+    batch-norm  1f1b         5       -
     batch-norm  1f1b         8       -
     batch-norm  interleaved  2       -
     batch-norm  looped-bfs   3       fsdp

@@ -23,7 +23,7 @@ TABLE = """
     nnx-cnn          -              full   bf16  fsdp+tp
     nnx-cnn          each           regex  f32   tp
     nnx-cnn          once           -      bf16  fsdp
-    nnx-cnn          once-gathered  2      f32   dp        *
+    nnx-cnn          once-gathered  2      f32   dp
     nnx-transformer  -              -      bf16  fsdp+tp
     nnx-transformer  each           2      f32   tp
     nnx-transformer  once           full   f32   fsdp

@@ -10,6 +10,8 @@ from sample_comparisons import many, measured_trials, one_too_big, predicted
 
 from jaxshard_magic.views.format import SPACE
 
+pytestmark = pytest.mark.ci
+
 
 def test_keys_move_among_the_points_by_time_and_by_memory(show: Stage):
     shown = show(measured_trials(), chosen=DP)
