@@ -6,36 +6,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..codegen import Code
-    from ..explorer import Explorer
     from ..history import History
-    from ..report import Pipeline, Report
     from ..report.choice import Choice
-    from ..report.comparison import Comparison
     from ..schedule import Comparison as Schedules
     from ..schedule import Schedule
     from .session import ShardSession
 
-_REPORT = ("jaxshard_magic.report", "Report")
-_PIPELINE = ("jaxshard_magic.report.pipeline", "Pipeline")
+_WIDGETS = {  # with the function of views.show that displays them
+    ("jaxshard_magic.report", "Report"): "show",
+    ("jaxshard_magic.report.pipeline", "Pipeline"): "show_pipeline",
+    ("jaxshard_magic.report.comparison", "Comparison"): "show_comparison",
+    ("jaxshard_magic.explorer.explorer", "Explorer"): "show_explorer",
+}
 _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
 _SCHEDULES = ("jaxshard_magic.schedule.compare", "Comparison")
-_COMPARISON = ("jaxshard_magic.report.comparison", "Comparison")
-_CHOICE = ("jaxshard_magic.report.choice", "Choice")
-_EXPLORER = ("jaxshard_magic.explorer.explorer", "Explorer")
-_HISTORY = ("jaxshard_magic.history.listed", "History")
-_CODE = ("jaxshard_magic.codegen.code", "Code")
-_WITHOUT_WIDGET = (_CHOICE, _HISTORY, _CODE)
+_WITHOUT_WIDGET = (
+    ("jaxshard_magic.report.choice", "Choice"),
+    ("jaxshard_magic.history.listed", "History"),
+    ("jaxshard_magic.codegen.code", "Code"),
+)
 
 
 def register(shell: Any, session: "ShardSession") -> None:
     """From here on the notebook shows each of them as the session's `view` says, those made by hand as well."""
     displays, bundles, pages = _formatters(shell)
-    displays.for_type_by_name(*_REPORT, partial(_report, session))
-    displays.for_type_by_name(*_PIPELINE, partial(_pipeline, session))
+    for name, function in _WIDGETS.items():
+        displays.for_type_by_name(*name, partial(_display, session, function))
     displays.for_type_by_name(*_SCHEDULE, partial(_schedule, session))
     bundles.for_type_by_name(*_SCHEDULES, partial(_schedules_bundle, session))
-    displays.for_type_by_name(*_COMPARISON, partial(_comparison, session))
-    displays.for_type_by_name(*_EXPLORER, partial(_explorer, session))
     for name in _WITHOUT_WIDGET:
         pages.for_type_by_name(*name, partial(_html, session))
 
@@ -43,7 +41,7 @@ def register(shell: Any, session: "ShardSession") -> None:
 def remove(shell: Any) -> None:
     """Take out what `register` put in."""
     for formatter in _formatters(shell):
-        for name in (_REPORT, _PIPELINE, _SCHEDULE, _SCHEDULES, _COMPARISON, _EXPLORER, *_WITHOUT_WIDGET):
+        for name in (*_WIDGETS, _SCHEDULE, _SCHEDULES, *_WITHOUT_WIDGET):
             formatter.pop(".".join(name), None)
 
 
@@ -56,23 +54,17 @@ def _formatters(shell: Any) -> tuple[Any, Any, Any]:
     )
 
 
-def _report(session: "ShardSession", report: "Report") -> None:
-    """Displays, or raises NotImplementedError where IPython's own formatters show what is wanted."""
-    from ..views.show import show
+def _display(session: "ShardSession", function: str, value: Any) -> None:
+    """Display, or raise NotImplementedError where IPython's own formatters show what is wanted."""
+    from ..views import show
 
-    show(report, session.view)
-
-
-def _pipeline(session: "ShardSession", pipeline: "Pipeline") -> None:
-    from ..views.show import show_pipeline
-
-    show_pipeline(pipeline, session.view)
+    getattr(show, function)(value, session.view)
 
 
 def _schedule(session: "ShardSession", schedule: "Schedule") -> None:
     from ..analysis.timeline import timeline
 
-    _pipeline(session, timeline(schedule))
+    _display(session, "show_pipeline", timeline(schedule))
 
 
 def _schedules_bundle(session: "ShardSession", compared: "Schedules") -> dict[str, str]:
@@ -80,18 +72,6 @@ def _schedules_bundle(session: "ShardSession", compared: "Schedules") -> dict[st
 
     text = {"text/plain": schedules.to_text(compared)}
     return text if session.view == "text" else text | {"text/html": schedules.to_html(compared)}
-
-
-def _comparison(session: "ShardSession", comparison: "Comparison") -> None:
-    from ..views.show import show_comparison
-
-    show_comparison(comparison, session.view)
-
-
-def _explorer(session: "ShardSession", explorer: "Explorer") -> None:
-    from ..views.show import show_explorer
-
-    show_explorer(explorer, session.view)
 
 
 def _html(session: "ShardSession", shown: "Choice | History | Code") -> str | None:

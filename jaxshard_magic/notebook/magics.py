@@ -86,7 +86,9 @@ class ShardMagics(Magics):
                 print(getdoc(self.mesh))
                 return None
             if text == "--list":
-                print(mesh_line.listing())
+                from ..targets import slices
+
+                print(slices.listing())
                 return None
             if text:
                 self.session.mesh = self._meshes.built(text)
@@ -210,10 +212,12 @@ class ShardMagics(Magics):
 
     def _cell(self, options: Options, line: str, source: str, mesh: "Callable[[Options], Mesh]") -> ShardCell:
         """The cell parsed and its step found; `mesh` gives that of the line."""
+        from ..targets import target_of
+
         code = cells.parse(self.shell, source, f"%%shard {line.strip()}")
         place = cells.find_step(code.tree, self.shell.user_ns, options.step)
         devices = mesh(options)
-        if (target := mesh_line.target(devices)) is not None:
+        if (target := target_of(devices)) is not None:
             options = compiled_only(options, target.name)
         return ShardCell(self.shell, self.session, options, code, place, devices)
 

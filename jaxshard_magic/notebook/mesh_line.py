@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from ..mesh import BuiltMesh
-    from ..targets import Target
     from .session import ShardSession
 
 
@@ -96,15 +95,3 @@ def show(built: "BuiltMesh") -> None:
 
     info = mesh_info(built.mesh, built.source)
     display({"text/plain": mesh_text(info), "text/html": mesh_html(info)}, raw=True)
-
-
-def listing() -> str:
-    from ..targets import slices
-
-    return slices.listing()
-
-
-def target(mesh: "Mesh") -> "Target | None":
-    from ..targets import target_of
-
-    return target_of(mesh)
