@@ -1,10 +1,11 @@
-"""How many steps the loops that run will make, from lengths that cost nothing to know."""
+"""How many steps the loops that run will make, from lengths that cost nothing to know and the passes so far."""
 
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 # What a `__len__` that has no answer raises. The loop itself never asks for it, so none of these is the cell's.
@@ -22,41 +23,48 @@ _ITERATORS = ("builtins", "itertools")  # modules whose iterators know what is l
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop in a cell's code, by its lines. `steps`: how often one pass calls the step, where the code alone
-    tells; None otherwise."""
+    """A loop in a cell's code, by its lines."""
 
     filename: str
     first: int
     last: int
-    steps: int | None
 
     def runs(self, lines: Iterable[tuple[str, int]]) -> bool:
         """Is one of these lines, of the frames of a stack, inside the loop?"""
         return any(name == self.filename and self.first <= line <= self.last for name, line in lines)
 
 
-@dataclass(eq=False)
 class Run:
-    """One run of `loop` over so many passes, entered after `calls` calls of the step.
+    """One run of `loop` over `iterable`, of `passes` passes, None where nobody knows. It iterates in its place: which
+    pass has `begun`, and after how many `calls()` of the step."""
 
-    Its passes are seen by the first loop inside it: how often that was entered, and after how many calls first
-    and last.
-    """
+    def __init__(self, loop: Loop, iterable: Iterable[Any], passes: int | None, calls: Callable[[], int]):
+        self.loop, self.passes, self.begun = loop, passes, 0
+        self._items, self._calls = iter(iterable), calls
+        self.first = self.last = (
+            calls()
+        )  # calls of the step before the first pass, and before the one that runs
 
-    loop: Loop
-    passes: int | None
-    calls: int
-    inner: Loop | None = None
-    entered: int = 0
-    first_at: int = 0
-    last_at: int = 0
+    def __iter__(self) -> "Run":
+        return self
 
-    def enters(self, loop: Loop, calls: int) -> None:
-        if self.inner is None:
-            self.inner, self.first_at = loop, calls
-        if self.inner is loop:
-            self.last_at = calls
-            self.entered += 1
+    def __next__(self) -> Any:
+        self.begun, self.last = self.begun + 1, self._calls()
+        return next(self._items)
+
+    def calls_in(self, inside: "Run | None", calls_inside: float | None) -> float | None:
+        """The calls in all passes: of a pass as many as in those that ended, while the first runs as many as the loop
+        `inside` it will make."""
+        ended, calls = self.begun - 1, self.last - self.first
+        if ended < 1:
+            in_pass = (
+                None if inside is None or calls_inside is None else inside.first - self.first + calls_inside
+            )
+        elif inside is None and (not calls or calls % ended):
+            in_pass = None  # under a condition
+        else:
+            in_pass = calls / ended
+        return None if in_pass is None or self.passes is None else in_pass * self.passes
 
 
 class Lengths:
@@ -77,48 +85,23 @@ class Lengths:
         finally:
             self._calls, self._runs = None, []
 
-    @property
-    def counts(self) -> bool:
-        return self._calls is not None
-
-    def enter(self, loop: Loop, passes: int | None, frame: types.FrameType | None) -> None:
-        """`loop` begins in `frame`. The loops that still run are those that the stack's lines lie in."""
+    def enter(self, loop: Loop, iterable: Any, passes: int | None, frame: types.FrameType | None) -> Any:
+        """What `loop`, which begins in `frame`, is to iterate over instead; while nothing is counted `iterable` itself.
+        The loops that still run are those that the stack's lines lie in."""
         if self._calls is None:
-            return
-        calls, lines = self._calls(), _lines(frame)
-        running: list[Run] = []
-        for run in self._runs:
-            if run.loop is loop or not run.loop.runs(lines):
-                break
-            running.append(run)
-        if running:
-            running[-1].enters(loop, calls)
-        self._unknown = any(loop.runs(lines) for loop in self.endless)
-        self._runs = [*running, Run(loop, passes, calls)]
+            return iterable
+        lines = _lines(frame)
+        running = takewhile(lambda run: run.loop is not loop and run.loop.runs(lines), self._runs)
+        self._unknown = any(each.runs(lines) for each in self.endless)
+        self._runs = [*running, Run(loop, iterable, passes, self._calls)]
+        return self._runs[-1]
 
     def total(self) -> int | None:
         """How many calls there will be when the outermost loop ends as it goes now; None when not known."""
-        runs = self._runs
-        if not runs or self._unknown:
-            return None
-        calls = _calls_in(runs)
-        return None if calls is None else runs[0].calls + round(calls)
-
-
-def _calls_in(runs: list[Run]) -> float | None:
-    """The calls in the whole of `runs[0]`: of a pass as many as the passes before had, in the first one as many
-    as the loop inside it will make."""
-    calls, inside = None, None
-    for run in reversed(runs):
-        if run.entered > 1:
-            in_pass = (run.last_at - run.first_at) / (run.entered - 1)
-        elif inside is None:
-            in_pass = run.loop.steps
-        else:
-            in_pass = None if calls is None else inside.calls - run.calls + calls
-        calls = None if in_pass is None or run.passes is None else in_pass * run.passes
-        inside = run
-    return calls
+        inside, calls = None, None
+        for run in reversed(self._runs):
+            inside, calls = run, run.calls_in(inside, calls)
+        return None if inside is None or calls is None or self._unknown else inside.first + round(calls)
 
 
 def _lines(frame: types.FrameType | None) -> list[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """Has the loops of a cell that call the step say how long they are, and leaves the cell's code as it runs.
 
-What a loop iterates over is passed through a callable that gives it back unchanged. Code has no name for it: it
-lies among the constants of the compiled code, so that functions which outlive their cell keep it.
+What a loop iterates over is passed through a callable that counts its passes, or gives it back unchanged. Code has no
+name for it: it lies among the constants of the compiled code, so that functions which outlive their cell keep it.
 """
 
 import ast
@@ -47,11 +47,9 @@ class Iterated(Unchanged):
         self.parts: list[Part] = []
 
     def __call__(self, value: Any) -> Any:
-        if self._lengths.counts:
-            known = [*(part.length for part in self.parts), length(value)]
-            passes = min((n for n in known if n is not None), default=None)
-            self._lengths.enter(self._loop, passes, sys._getframe(1))
-        return value
+        known = [*(part.length for part in self.parts), length(value)]
+        passes = min((n for n in known if n is not None), default=None)
+        return self._lengths.enter(self._loop, value, passes, sys._getframe(1))
 
 
 def follow_loops(
@@ -92,21 +90,14 @@ class _Follower:
             return
         if not self._reach.within(*body):
             return
-        if isinstance(node, ast.For):
-            node.iter = self._iterated(node.iter, self._loop(node, self._reach.steps(*body)))
-        elif isinstance(node, (ast.While, ast.AsyncFor)):
-            self._lengths.endless.add(self._loop(node, None))
+        if isinstance(node, (ast.While, ast.AsyncFor)):
+            self._lengths.endless.add(self._loop(node))
         else:
-            self._comprehension(node, self._reach.steps(*body))
+            for loop in [node] if isinstance(node, ast.For) else node.generators:
+                loop.iter = self._iterated(loop.iter, self._loop(node))
 
-    def _comprehension(self, node: Any, steps: int | None) -> None:
-        *outer, last = node.generators
-        steps = None if any(generator.ifs for generator in node.generators) else steps
-        for generator, in_pass in [*((generator, None) for generator in outer), (last, steps)]:
-            generator.iter = self._iterated(generator.iter, self._loop(node, in_pass))
-
-    def _loop(self, node: Any, steps: int | None) -> Loop:
-        return Loop(self._filename, node.lineno, node.end_lineno or node.lineno, steps)
+    def _loop(self, node: Any) -> Loop:
+        return Loop(self._filename, node.lineno, node.end_lineno or node.lineno)
 
     def _iterated(self, value: ast.expr, loop: Loop) -> ast.expr:
         through = Iterated(self._lengths, loop)

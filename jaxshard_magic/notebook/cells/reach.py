@@ -1,4 +1,4 @@
-"""Which code of a cell calls the step, itself or through functions, and how often."""
+"""Which code of a cell calls the step, itself or through functions."""
 
 import ast
 import types
@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from .names import called, plain_function, used_by, written_here
-
-_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class Reach:
@@ -35,46 +32,6 @@ class Reach:
             for node in nodes
             for text in called(node)
         )
-
-    def steps(self, *nodes: ast.AST) -> int | None:
-        """How often the step is called when these run once; None where the code alone doesn't tell."""
-        return self._steps_in(nodes, frozenset())
-
-    def _steps_in(self, nodes: Any, seen: frozenset[str]) -> int | None:
-        total = 0
-        for node in nodes:
-            steps = self._steps_of(node, seen)
-            if steps is None:
-                return None
-            total += steps
-        return total
-
-    def _steps_of(self, node: ast.AST, seen: frozenset[str]) -> int | None:
-        if isinstance(node, _LATER) or not self.within(node):
-            return 0
-        if isinstance(node, _LOOPS):
-            return None
-        if isinstance(node, (ast.If, ast.IfExp)):
-            either, other = (
-                self._steps_in(branch if isinstance(branch, list) else [branch], seen)
-                for branch in (node.body, node.orelse)
-            )
-            return either if either == other and not self.within(node.test) else None
-        if isinstance(node, (ast.BoolOp, ast.Match)):
-            return None
-        own: int | None = 0
-        if isinstance(node, ast.Call):
-            own = self._steps_of_call(ast.unparse(node.func), seen)
-        inner = self._steps_in(ast.iter_child_nodes(node), seen)
-        return None if own is None or inner is None else own + inner
-
-    def _steps_of_call(self, text: str, seen: frozenset[str]) -> int | None:
-        name = _last(text)
-        if text in self._steps:
-            return 1
-        if name in self._inside and name not in seen:
-            return self._steps_in(self._bodies[name], seen | {name})
-        return None if name in self._inside or text in self._elsewhere else 0
 
 
 def _last(text: str) -> str:
