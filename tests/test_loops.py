@@ -100,7 +100,10 @@ SHAPES = {
     "one step either way": ("for x in 'ab':\n  if x: train_step(1)\n  else: train_step(2)", [None, 2]),
     "a comprehension": ("losses = [train_step() for x in range(2)]", [None, 2]),
     "a comprehension of two loops": ("[train_step() for x in range(2) for y in range(3)]", [None] + [6] * 5),
-    "one loop after the other": ("for x in 'ab': train_step()\nfor x in 'cd': train_step()", [None, 2, None, 4]),
+    "one loop after the other": (
+        "for x in 'ab': train_step()\nfor x in 'cd': train_step()",
+        [None, 2, None, 4],
+    ),
     "a step before and in each epoch": (
         "train_step()\nfor e in 'ab':\n  train_step()\n  for b in 'ab': train_step()",
         [None, None, None, 7, 7, 7, 7],
