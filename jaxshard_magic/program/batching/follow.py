@@ -1,6 +1,6 @@
 """How every value of a program follows its batch: the same function traced at two batch sizes, walked in lockstep."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ...errors import ShardError
 from ..flow import Flow
-from ..ir import Equation, Program, Scope, Value
+from ..ir import Equation, Program, Value
 from ..lines import is_users, place
 from ..primitives import called
 from ..sizes import nbytes
@@ -187,7 +187,7 @@ def _norms(small: Program, large: Program, trained: Collection[int]) -> frozense
     reached = Flow(small).forward(small.inputs[i] for i in trained)
     return frozenset(
         v
-        for e in _once(small.top)
+        for e in small.top.walk(_runs_once)
         for v in e.outs
         if e.name != OPAQUE
         and v not in reached
@@ -196,9 +196,6 @@ def _norms(small: Program, large: Program, trained: Collection[int]) -> frozense
     )
 
 
-def _once(scope: Scope) -> Iterator[Equation]:
-    """The equations that one step runs once and that can be taken apart: not of loops, branches, custom rules."""
-    for e in scope.equations:
-        yield e
-        if called(e.eqn) is not None and not e.primitive.custom:
-            yield from _once(e.doors[0].scope)
+def _runs_once(e: Equation) -> bool:
+    """Is what an equation holds run once a step, and can be taken apart? Not loops, branches, custom rules."""
+    return called(e.eqn) is not None and not e.primitive.custom
