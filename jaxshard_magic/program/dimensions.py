@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
+from .flow import closure
 from .ir import Equation, Program, Value
 from .links import Links, find_links
 from .unionfind import UnionFind
@@ -61,13 +62,7 @@ class Dimensions:
 
     def reach(self, c: int, among: Callable[[int], bool]) -> frozenset[int]:
         """`c` and what shifting, concatenating, slicing or microbatching makes of it, `among` certain classes."""
-        seen, todo = {c}, [c]
-        for a in todo:
-            for b in self._parts.get(a, set()) - seen:
-                if among(b):
-                    seen.add(b)
-                    todo.append(b)
-        return frozenset(seen)
+        return frozenset(closure([c], lambda a: filter(among, self._parts.get(a, ()))))
 
     def of_node(self, node: int) -> int:
         return self._class[node]

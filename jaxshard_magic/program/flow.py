@@ -89,6 +89,11 @@ class Flow:
                 break
         return seen
 
+    def inputs_behind(self, start: Iterable[Value | None], through: Through | None = None) -> set[int]:
+        """The inputs, by position, that the values of `start` are made of; `through` as of `back`."""
+        met = self.back(start, through)
+        return {i for i, v in enumerate(self.program.inputs) if v in met}
+
     def forward(self, start: Iterable[Value | None], through: Through | None = None) -> set[Value]:
         """The values that are made of those of `start`, they among them.
 

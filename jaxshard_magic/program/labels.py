@@ -28,9 +28,8 @@ def label_of(op_name: str) -> tuple[str, int] | None:
 
 def weight_label(program: Program, flow: Flow, value: Value) -> str | None:
     """The label of a weight on its way to where it is used; None where it is not one input alone."""
-    place = {v: i for i, v in enumerate(program.inputs)}
-    inputs = [place[v] for v in flow.back([value], _by_part) if v in place]
-    return f"{WEIGHT}.{inputs[0]}" if len(inputs) == 1 else None
+    inputs = flow.inputs_behind([value], _by_part)
+    return f"{WEIGHT}.{inputs.pop()}" if len(inputs) == 1 else None
 
 
 def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]) -> dict[int, str]:

@@ -16,7 +16,7 @@ from ..program.mapped import Cut, Mapped, Name, PerDevice, by_leaf, on_a_device
 from ..program.peel import Peeled, specs
 from ..program.roles import PARAMS
 from ..program.trace import path_name, trace
-from ..program.untraceable import Explained, unbound
+from ..program.untraceable import explained, unbound
 from ..request import Request
 from .layout import Axes
 from .named_axes import mesh_axes, spare_axes
@@ -87,7 +87,7 @@ class _Call:
             results.append(result)
             return outs, paths
 
-        with Explained(self.step):
+        with explained(self.step):
             while True:
                 known = names or self.own or spare_axes(self.mesh)
                 axes = self.axes(names) if known else ({}, ())  # the step has yet to say which axis it lacks
