@@ -24,8 +24,8 @@ from ..program.primitives.primitive import Runs
 from .cells import Cells, place_of
 from .edits import Edit, OptionEdits, keyword_edit
 from .inside import in_type
-from .marks import SEEN, Marks, marked
-from .swap import swapped
+from .last import last_call, planned_with
+from .marks import SEEN, Marks, expression_of
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -133,7 +133,7 @@ def cast_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
         if left
         else []
     )
-    if step.request.gradients.reduce_dtype is None and step.entry is not None and step.entry.plan.shards > 1:
+    if step.request.gradients.reduce_dtype is None and last_call(step)[0].plan.shards > 1:
         notes.append(_SUMS)
     edits = [e for k in sorted({*cast.made, *built}) if (e := _edit(cast, k, plain, cells)) is not None]
     return OptionEdits(tuple(edits), frozenset({"precision"}), tuple(notes))
@@ -149,9 +149,7 @@ def _with(
 
 def _losses(step: "ShardedStep", cells: Cells, marks: Marks) -> list[ClosedJaxpr]:
     """What the step differentiates, with the marks in it."""
-    assert step.entry is not None and step.entry.call_of is not None
-    with swapped(marks.both(cells), {SEEN: marks.seen}):
-        rewritten = step.planned_for(step.entry.call_of).rewritten
+    rewritten = planned_with(step, marks.both(cells), {SEEN: marks.seen}).rewritten
     assert rewritten is not None
     return [e.params["gradient"].loss for e in gradients_of(Program(rewritten.captured.closed))]
 
@@ -215,7 +213,7 @@ class _Reading:
             for at, v in enumerate(e.ins):
                 if v is not None:
                     self.readers[v].append((e, at))
-            if (k := _number(e)) is not None:
+            if (k := expression_of(e)) is not None:
                 self.named[k].append(e)
 
     def fill(self, read: dict[int, set], held: dict[int, set], hidden: dict[int, set]) -> None:
@@ -234,7 +232,7 @@ class _Reading:
         while todo:
             v = todo.pop()
             e = self.made_by.get(v) if v is not None else None
-            if e is None or e.index in seen or _number(e) is not None:
+            if e is None or e.index in seen or expression_of(e) is not None:
                 continue
             seen.add(e.index)
             yield e
@@ -273,7 +271,7 @@ class _Reading:
                     continue
                 maker = self.made_by.get(v)
                 if maker is not None and (
-                    maker.index in own or self.marks.within.get(_number(maker) or -1) == k
+                    maker.index in own or self.marks.within.get(expression_of(maker) or -1) == k
                 ):
                     continue
                 if not (e.primitive.moves and all(_adds(r) for w in e.outs for r, _ in self.readers[w])):
@@ -286,10 +284,6 @@ def _doors(e: Equation) -> list:
 
 def _adds(e: Equation) -> bool:
     return e.primitive.elementwise and e.primitive.adds
-
-
-def _number(e: Equation) -> int | None:
-    return marked(e.params["name"]) if e.name == "name" else None
 
 
 def _edit(marks: _Cast, k: int, plain: Marks, cells: Cells) -> Edit | None:

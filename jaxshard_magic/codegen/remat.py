@@ -21,6 +21,7 @@ from ..step.planned import own_mesh
 from . import inside
 from .cells import Cells, full_name, place_of
 from .edits import Edit, OptionEdits, checkpoint_edits, edited_trees
+from .last import last_call
 from .sites import ARRAYS, METHOD, OBJECTS, OTHERS, Site, Sites
 from .stretches import Stretch, stretch
 from .swap import swapped
@@ -65,11 +66,13 @@ def _policy(how: str) -> str:
 
 def _by_blocks(step: "ShardedStep", cells: Cells) -> list[Edit]:
     """The edits that do again what the plan does again: none unless the traced step then takes as many FLOPs."""
-    rewritten = step.entry.rewritten if step.entry is not None else None
+    entry, _ = last_call(step)
+    rewritten = entry.rewritten
     if step.request.gradients.remat is None or rewritten is None:
         return []
     edits = _edits(step, cells, rewritten.rematted, step.request.gradients.remat.strip())
-    return edits if edits and _work(_traced(step, cells, edits)) == _planned_work(step) else []
+    planned = _work(Program(entry.traced.closed))
+    return edits if edits and _work(_traced(step, cells, edits)) == planned else []
 
 
 def _edits(step: "ShardedStep", cells: Cells, losses: Sequence[Rematted], how: str) -> list[Edit]:
@@ -205,9 +208,8 @@ def _named(module: str, cells: Cells) -> str | None:
 
 def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edit] = ()) -> Program:
     """The user's step, with edits in its text."""
-    assert step.entry is not None and step.entry.call_of is not None
-    call, traced = step.entry.call_of, step.entry.traced
-    mapped = traced.mapped if isinstance(traced, PerDevice) else None
+    entry, call = last_call(step)
+    mapped = entry.traced.mapped if isinstance(entry.traced, PerDevice) else None
     avals = specs(call.leaves) if mapped is None else mapped.parts(specs(call.leaves))
     both, given = {}, {}
     if cells is not None:
@@ -215,11 +217,6 @@ def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edi
         given = {cells.name(f.__name__): f for f in _FUNCTIONS} | {"jax": jax}
     with swapped(both, given), own_mesh(step.mesh), on_a_device(mapped), anew():
         return Program(jax.make_jaxpr(lambda *leaves: call.fun(*leaves)[0])(*avals))
-
-
-def _planned_work(step: "ShardedStep") -> tuple[int, int]:
-    assert step.entry is not None
-    return _work(Program(step.entry.traced.closed))
 
 
 def _work(program: Program) -> tuple[int, int]:

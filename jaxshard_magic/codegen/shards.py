@@ -23,8 +23,8 @@ from ..strategies.regions.sum_types import TypedSums, sum_type
 from ..strategies.regions.unreduced import Unreduced
 from .cells import Cells, Place
 from .edits import Edit, edited_trees
+from .last import last_call, planned_with
 from .pins import Pin, spec_text
-from .swap import swapped
 from .tables import table
 
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ class Sums:
 def sums_of(step: "ShardedStep", cells: Cells, call: Place) -> Sums:
     """How the plan adds up what the gradient call at a place gives."""
     named = edited_trees(cells, [Edit(call, f"{_GIVEN}(", ")")])
-    assert step.entry is not None and step.entry.call_of is not None
-    with swapped(named, {_GIVEN: _named}):
-        run = step.planned_for(step.entry.call_of).plan.run
+    run = planned_with(step, named, {_GIVEN: _named}).plan.run
     return _sums(run, step.request.gradients.sum_dtype) if isinstance(run, Hold) else Sums()
 
 
@@ -116,8 +114,7 @@ def _patterns(chosen: Collection[str], paths: Collection[str]) -> Iterable[str]:
 def gathered_before(step: "ShardedStep", names: Collection[str]) -> dict[str, str] | None:
     """The arguments that have weights divided over the examples' mesh axes, with a table of where their arrays lie
     without these; None where one is not among `names`."""
-    assert step.entry is not None
-    plan, found = step.entry.plan, {}
+    plan, found = last_call(step)[0].plan, {}
     divided = [p for p in plan.leaves if p.role == PARAMS and _over(p.spec) & {*plan.batch_axes}]
     for name in dict.fromkeys(_root(p.path) for p in divided):
         mine = {p.path.partition(".")[2]: p.spec for p in plan.leaves if _root(p.path) == name}

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from ..program.batching.examples import Constant, Joined, Summed
+from ..program.batching.examples import Constant, Joined, Summed, times
 from ..program.batching.follow import Followed, follow, told
 from ..program.capture import Gradient
 from ..program.ir import Equation, Program, Value
@@ -128,7 +127,7 @@ class Accumulated:
         left, stacked = iter(sums), iter(parts)
         for v, how in self.outputs.how.items():
             x = join(next(stacked), how.dim, self.cut.shards) if isinstance(how, Joined) else next(left)
-            found[v] = _times(x, how.scale).astype(self.large.avals[v].dtype)
+            found[v] = times(x, how.scale).astype(self.large.avals[v].dtype)
         return found
 
     def _one(self, passes: Passes) -> ClosedJaxpr:
@@ -158,11 +157,3 @@ class _One(Drawing):
         outs = [self._given.get(v, x) for v, x in zip(e.outs, outs, strict=True)]
         self._made.update((v, x) for v, x in zip(e.outs, outs, strict=True) if v in self._wanted)
         return outs
-
-
-def _times(x: Any, factor: Fraction) -> Any:
-    if factor == 1:
-        return x
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return x * float(factor)
-    return x * factor.numerator // factor.denominator

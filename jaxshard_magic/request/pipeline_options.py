@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError, one_of
 from ..schedule import NAMES, Costs, Schedule, make
 from ..schedule.names import Sizes
-from .gradient_options import GradientOptions
+from .gradient_options import GradientOptions, Options, check_choice, check_count
 
 BALANCE = ("flops", "measured")
 MICROBATCHES_A_STAGE = 4  # from here on another microbatch makes the bubble little smaller
@@ -21,7 +21,7 @@ _NOT_WITH = {
 
 
 @dataclass(frozen=True)
-class PipelineOptions:
+class PipelineOptions(Options):
     """`stages`: how many ranks the pipeline has; None for those of the mesh. `schedule`: the order in which they work.
     `chunks`: parts of the model that a rank holds, None for the number that the schedule is made for. `balance`: what
     is the same for all stages, their flops or their measured time. `cut`: a regular expression for the names that
@@ -35,16 +35,10 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         for option, count in (("--stages", self.stages), ("--chunks", self.chunks)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ShardError(f"{option} takes a whole number from 1 on, not {count!r}")
-        for option, value, allowed in (
-            ("--schedule", self.schedule, NAMES),
-            ("--balance", self.balance, BALANCE),
-        ):
-            if value not in allowed:
-                raise ShardError(
-                    f"{option} takes {one_of(allowed)}, not {value!r}.{did_you_mean(str(value), allowed)}"
-                )
+            if count is not None:
+                check_count(option, count)
+        check_choice("--schedule", self.schedule, NAMES)
+        check_choice("--balance", self.balance, BALANCE)
         fixed = NAMES[self.schedule].chunks
         if self.chunks is not None and fixed is not None and self.chunks != fixed:
             several = one_of(name for name, named in NAMES.items() if named.chunks is None)
@@ -54,15 +48,6 @@ class PipelineOptions:
             )
         if self.cut is not None:
             _regular("--cut", self.cut)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that differ from the defaults, by name."""
-        return {
-            name: getattr(self, name)
-            for name in self.__match_args__
-            if getattr(self, name) != getattr(PipelineOptions, name)
-        }
 
     def scheduled(self, stages: int, microbatches: int) -> Schedule:
         """The schedule of so many stages (ranks) and microbatches.

@@ -131,6 +131,16 @@ def sized(factor: Fraction) -> Label:
     return CONSTANT if factor == 1 else Size(factor)
 
 
+def times(x: Any, factor: Fraction) -> Any:
+    """`x` times a factor, in its own type; whole numbers are rounded down."""
+    if factor == 1:
+        return x
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x * jnp.asarray(float(factor), x.dtype)
+    return x * factor.numerator // factor.denominator
+
+
 def literal(small: Any, large: Any) -> Label:
     """How two numbers written into the programs differ."""
     if small == large or (small != small and large != large):

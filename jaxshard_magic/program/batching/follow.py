@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import jax.numpy as jnp
-
 from ...errors import ShardError
 from ..flow import Flow
 from ..ir import Equation, Program, Value
 from ..lines import is_users, place
 from ..primitives import called
 from ..sizes import nbytes
-from .examples import CONSTANT, Label, Rows, Unknown, fits
+from .examples import CONSTANT, ONE, Label, Rows, Unknown, fits, times
 from .walk import OPAQUE, Walk
 
 NORM_BYTES = 4096  # the most of a value that is computed once a step for all microbatches
@@ -44,16 +42,7 @@ class Followed:
 
     def rescaled(self, e: Equation, values: Sequence[Any]) -> list:
         """The operands of `e` in a microbatch, as they are to enter it."""
-        return [_times(x, self.scales.get((e.index, i))) for i, x in enumerate(values)]
-
-
-def _times(x: Any, scale: Fraction | None) -> Any:
-    if scale is None:
-        return x
-    x = jnp.asarray(x)
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return x * jnp.asarray(float(scale), x.dtype)
-    return x * scale.numerator // scale.denominator
+        return [times(x, self.scales.get((e.index, i), ONE)) for i, x in enumerate(values)]
 
 
 def follow(
