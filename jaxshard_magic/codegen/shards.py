@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from ..program.ir import Equation, Value
 from ..program.roles import PARAMS
 from ..strategies.hold import Hold
-from ..strategies.layout import Spec, partition_spec
+from ..strategies.layout import Spec, partition_spec, spec_of
 from ..strategies.regions.sum_types import TypedSums, sum_type
 from ..strategies.regions.unreduced import Unreduced
 from .cells import Cells, Place
@@ -114,27 +114,19 @@ def _patterns(chosen: Collection[str], paths: Collection[str]) -> Iterable[str]:
 def gathered_before(step: "ShardedStep", names: Collection[str]) -> dict[str, str] | None:
     """The arguments that have weights divided over the examples' mesh axes, with a table of where their arrays lie
     without these; None where one is not among `names`."""
-    plan, found = last_call(step)[0].plan, {}
-    divided = [p for p in plan.leaves if p.role == PARAMS and _over(p.spec) & {*plan.batch_axes}]
-    for name in dict.fromkeys(_root(p.path) for p in divided):
-        mine = {p.path.partition(".")[2]: p.spec for p in plan.leaves if _root(p.path) == name}
-        kept = {
-            path: partition_spec(_without(_entries(spec), plan.batch_axes)) for path, spec in mine.items()
-        }
-        found[name] = _dict(table(kept))
-    return found if found.keys() <= {*names} else None
+    plan, tables = last_call(step)[0].plan, {}
+    batch_axes = {*plan.batch_axes}
+    weights = (leaf for leaf in plan.leaves if leaf.role == PARAMS)
+    divided = [leaf for leaf in weights if batch_axes.intersection(*spec_of(leaf.spec))]
+    for name in dict.fromkeys(_root(leaf.path) for leaf in divided):
+        own = (leaf for leaf in plan.leaves if _root(leaf.path) == name)
+        specs = {leaf.path.partition(".")[2]: _without(spec_of(leaf.spec), batch_axes) for leaf in own}
+        tables[name] = _dict(table({path: partition_spec(spec) for path, spec in specs.items()}))
+    return tables if tables.keys() <= {*names} else None
 
 
 def _root(path: str) -> str:
     return path.partition(".")[0]
-
-
-def _entries(spec: PartitionSpec) -> Spec:
-    return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
-
-
-def _over(spec: PartitionSpec) -> set[str]:
-    return {axis for entry in _entries(spec) for axis in entry}
 
 
 def _dict(specs: Mapping[str, str]) -> str:
@@ -145,7 +137,7 @@ def undivided(pins: Iterable[Pin], axes: Collection[str]) -> list[Pin]:
     """The pins of arrays that are one device's along some mesh axes, which divide nothing of them."""
 
     def one(text: str) -> str:
-        spec = ast.literal_eval(f"[{text[2:-1]}]")
-        return spec_text(_without(_entries(PartitionSpec(*spec)), axes))
+        entries = ast.literal_eval(f"[{text[2:-1]}]")
+        return spec_text(_without(spec_of(entries), axes))
 
     return [replace(pin, specs=tuple(map(one, pin.specs))) for pin in pins]

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from jax.sharding import PartitionSpec
 
+from ..strategies.layout import spec_of
 from .pins import spec_text
 
 _NUMBER = re.compile(r"\d+")
@@ -38,7 +39,7 @@ def table(specs: Mapping[str, PartitionSpec]) -> dict[str, str]:
 
 def text_of(spec: PartitionSpec) -> str:
     """`P("data", None)` without what it ends in of None."""
-    return spec_text([() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec])
+    return spec_text(spec_of(spec))
 
 
 def _pattern(paths: Sequence[str]) -> str:

@@ -85,12 +85,8 @@ def _is_product(e: Equation, wide: list[bool]) -> bool:
     ):
         return False
     precision = e.params.get("precision")
-    plain = all(p is None or isinstance(p, lax.Precision) for p in _pair(precision))
-    return plain and not _is_inner(e)
-
-
-def _pair(precision: Any) -> tuple:
-    return precision if isinstance(precision, tuple) else (precision,)
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    return all(p is None or isinstance(p, lax.Precision) for p in pair) and not _is_inner(e)
 
 
 def _is_inner(e: Equation) -> bool:

@@ -236,7 +236,7 @@ class _Rewriting(Taking):
 
     def __init__(self, program: Program, calls: Mapping[int, TakenBy], axes: tuple[Name, ...]):
         super().__init__(program)
-        self._calls, self._axes = calls, axes
+        self._taken_by, self._axes = calls, axes
 
     def __call__(self, *args: Any) -> list:
         outs = super().__call__(*args)
@@ -246,7 +246,7 @@ class _Rewriting(Taking):
         return outs
 
     def take(self, e: Equation, operands: Sequence[Any]) -> list:
-        return self._calls[e.index](operands, self.scale)
+        return self._taken_by[e.index](operands, self.scale)
 
 
 def _whole(call: Gradient, passes: Passes) -> TakenBy:

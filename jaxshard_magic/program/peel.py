@@ -132,7 +132,7 @@ class Peeled:
     def as_shapes(self) -> "Peeled":
         """The same call with shapes in the place of its arrays. It keeps none of them alive, and none of its NNX
         objects: it can be traced, and not be run."""
-        nodes = None if self.nodes is None else nnx_calls().without_objects(self.nodes)
+        nodes = None if self.nodes is None else replace(self.nodes, roots=(), holders=(), index=None)
         made = replace(self, leaves=specs(self.leaves), arguments=((), {}), nodes=nodes)
         made.__dict__["inputs"] = self.inputs  # they are read off the arguments
         return made

@@ -106,12 +106,9 @@ class _Traffic:
         over, out = self._contracted(e), e.outs[0]
         if over and self._layout.batchy(out):
             yield activation_sum(self._layout, out, over, e.trips)
-        elif over:
-            yield from gradient_sum(self._layout, out, over, e.trips, whole=self._added_up_whole(e))
-
-    def _added_up_whole(self, e: Equation) -> bool:
-        """A lookup's gradient; of a TPU it is not certain that it is not scattered after all."""
-        return e.primitive.scatters and self._layout.platform != "tpu"
+        elif over:  # a lookup's gradient is added up whole; of a TPU's it is not certain
+            whole = e.primitive.scatters and self._layout.platform != "tpu"
+            yield from gradient_sum(self._layout, out, over, e.trips, whole=whole)
 
     def _contracted(self, e: Equation) -> Axes:
         """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""

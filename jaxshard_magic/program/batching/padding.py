@@ -116,10 +116,9 @@ class Padded(Emitter):
 
     def mixes(self, small: Equation, large: Equation) -> bool:
         """Does an equation mix rows so that those added can't be kept out?"""
-        grown = [self.dims(v) for v in (*large.ins, *large.outs)]
-        wrong = any(len(dims) > 1 for dims in grown)
-        if not large.doors and any(grown):
-            lost = any(grown[: len(large.ins)]) and not all(self.dims(v) for v in large.outs)
+        wrong = any(len(self.dims(v)) > 1 for v in (*large.ins, *large.outs))
+        if not large.doors and self.grown(large):
+            lost = self.loses_rows(large)
             wrong |= lost and large.primitive.fill is None
             wrong |= _touches(small, large, self.dims)
             if (c := large.contraction) is not None:
