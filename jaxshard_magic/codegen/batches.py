@@ -112,16 +112,18 @@ class _Taken:
         copied = [name for name in objects(self.step) if name in region.read]
         kept = {name: name for name in copied}
         kept |= {name: f"{self.cells.name(AHEAD)}({name}, {lie})" for name, lie in ahead.items()}
-        given = ", ".join([*region.batch, *(f"{name}={made}" for name, made in kept.items())])
+        given = ", ".join([*region.batch, *(f"{name}={assigned}" for name, assigned in kept.items())])
         copies = [f"{indent}    {name} = nnx.clone({name})\n" for name in copied]
         first = min([region.first.lineno, *(d.lineno for d in getattr(region.first, "decorator_list", ()))])
         targets = ast.unparse(ast.Assign(region.last.targets, ast.Constant(0), lineno=0))[:-1]
         inner = {n for part in ast.walk(self.cells.trees[region.file]) for n in _inside_text(part)}
-        made = Place(region.file, region.last.lineno, region.last.col_offset, value.lineno, value.col_offset)
+        assigned = Place(
+            region.file, region.last.lineno, region.last.col_offset, value.lineno, value.col_offset
+        )
         begun = "".join([f"{indent}def {self.part}({given}):\n", *copies])
         return (
             *indented(region.file, (n for n in range(first, end[0] + 1) if n not in inner)),
-            Edit(made, "return ", gone=True),
+            Edit(assigned, "return ", gone=True),
             Edit(Place(region.file, first, 0, *end), begun, f"\n\n{indent}{targets}{call}"),
         )
 

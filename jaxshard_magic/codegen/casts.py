@@ -80,12 +80,12 @@ class _Cast(Marks):
         return x
 
     def both(self, cells: Cells) -> dict[str, tuple[ast.Module, ast.Module]]:
-        found = super().both(cells)
+        trees = super().both(cells)
         for k in self.typed:
             node = self.nodes[k]
             assert isinstance(node, ast.Call)
             node.keywords.append(ast.keyword("dtype", ast.Constant(str(self.dtype))))
-        return found
+        return trees
 
     def called(self, k: int) -> int | None:
         """The expression that stands for the function in a call."""
@@ -109,30 +109,26 @@ def cast_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
         return OptionEdits()
     dtype, plain = TYPES[how], _Cast()
     try:
-        found = [typed(loss, how) for loss in _losses(step, cells, plain)]
-        asked = sum(types.changed for _, types in found)
-        if not asked:
-            return OptionEdits(
-                options=frozenset({"precision"})
-            )  # the plan has no product to run in it either
-        casts, built = _casts(plain, found, dtype)
-        cast, losses = _with(step, cells, casts, built, dtype)
-        if useless := {k for k in cast.trees & cast.made if not _helps(cast, k, losses)}:
+        losses = [typed(loss, how) for loss in _losses(step, cells, plain)]
+        planned = sum(types.changed for _, types in losses)
+        if not planned:  # the plan has no product to run in it either
+            return OptionEdits(options=frozenset({"precision"}))
+        casts, built = _casts(plain, losses, dtype)
+        cast, programs = _with(step, cells, casts, built, dtype)
+        if useless := {k for k in cast.trees & cast.made if not _helps(cast, k, programs)}:
             casts = {k: to for k, to in casts.items() if k not in useless}
-            cast, losses = _with(step, cells, casts, built, dtype)
+            cast, programs = _with(step, cells, casts, built, dtype)
     except Exception as error:  # of the user's own functions, given other types
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return OptionEdits(notes=(f"Casts at the lines of the cells are left out: {said}",))
-    before = [e for program, _ in found for e in _products(program)]
-    after = [e for program in losses for e in _products(program)]
-    left = asked - (sum(_runs_in(e, dtype) for e in after) - sum(_runs_in(e, dtype) for e in before))
-    if left == asked:
+        raised = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return OptionEdits(notes=(f"Casts at the lines of the cells are left out: {raised}",))
+    before = [e for program, _ in losses for e in _products(program)]
+    after = [e for program in programs for e in _products(program)]
+    left = planned - (sum(_runs_in(e, dtype) for e in after) - sum(_runs_in(e, dtype) for e in before))
+    if left == planned:
         return OptionEdits()
-    notes = (
-        [f"{left} of {asked} products run in their own type: they stand in imported functions."]
-        if left
-        else []
-    )
+    notes = []
+    if left:
+        notes.append(f"{left} of {planned} products run in their own type: they stand in imported functions.")
     if step.request.gradients.reduce_dtype is None and last_call(step)[0].plan.shards > 1:
         notes.append(_SUMS)
     edits = [e for k in sorted({*cast.made, *built}) if (e := _edit(cast, k, plain, cells)) is not None]

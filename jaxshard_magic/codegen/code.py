@@ -144,10 +144,10 @@ def code_of(
 def _inside(way: Way, name: Callable[[str], str]) -> list[Callable[..., Any]]:
     """Those of INSIDE that a way's edits call, and those that these call."""
     texts = [e.before + e.after for edits in way.edits.values() for e in edits]
-    found = {f for f in INSIDE if any(f"{name(f.__name__)}(" in text for text in texts)}
+    called = {f for f in INSIDE if any(f"{name(f.__name__)}(" in text for text in texts)}
     for f in reversed(INSIDE):  # they call those before them
-        found |= {g for g in INSIDE if f in found and g.__name__ in _names(f.__code__)}
-    return [f for f in INSIDE if f in found]
+        called |= {g for g in INSIDE if f in called and g.__name__ in _names(f.__code__)}
+    return [f for f in INSIDE if f in called]
 
 
 def _names(code: CodeType) -> set[str]:
@@ -189,8 +189,8 @@ def _left_out(step: "ShardedStep", written: Collection[str]) -> Iterator[str]:
     for option, value in step.request.gradients.given.items():
         if option in written:
             continue
-        said = f"--{option.replace('_', '-')}" + ("" if value is True else f" {value}")
-        yield f"Without {said}: {_CHANGES[option]}."
+        text = f"--{option.replace('_', '-')}" + ("" if value is True else f" {value}")
+        yield f"Without {text}: {_CHANGES[option]}."
     if step.request.donate and "donate" not in written:
         yield "Without --donate: the old state stays until the new one is made."
     if n := sum(leaf.path.startswith("closure.") for leaf in last_call(step)[0].plan.leaves):
@@ -214,8 +214,8 @@ def _moves(planned: Sequence[Collective], sent: Sequence[Collective]) -> Iterato
         yield "    none"
     for key in sorted(here | there, key=lambda k: (-k[2] * (here | there)[k], k[0])):
         kind, over, size = key
-        said = f"    {here[key]} x {kind} over {'+'.join(over or ('?',))} of {size:,} bytes"
-        yield said if here[key] == there[key] else f"{said} ({there[key]})"
+        line = f"    {here[key]} x {kind} over {'+'.join(over or ('?',))} of {size:,} bytes"
+        yield line if here[key] == there[key] else f"{line} ({there[key]})"
     if same:
         return
     more = sum(c.wire_bytes for c in sent) - sum(c.wire_bytes for c in planned)

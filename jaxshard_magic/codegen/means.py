@@ -113,9 +113,11 @@ def _reads_rows(step: "ShardedStep", n: int) -> bool:
 
 def _follows_rows(small: Traced, large: Traced, cut: Mapping[int, int]) -> bool:
     program, first = Program(small.closed), len(small.consts)
-    found = follow(program, Program(large.closed), {first + i: d for i, d in cut.items()})
-    changed = {v for i in (*found.draws, *(i for i, _ in found.scales)) for v in program.equations[i].outs}
+    followed = follow(program, Program(large.closed), {first + i: d for i, d in cut.items()})
+    changed = {
+        v for i in (*followed.draws, *(i for i, _ in followed.scales)) for v in program.equations[i].outs
+    }
     calls, flow = gradients_of(program), Flow(program)
-    read = [found.of[v] for e in calls for v in e.ins if v is not None]
+    read = [followed.of[v] for e in calls for v in e.ins if v is not None]
     rows = all(isinstance(label, Constant) or label == Rows(0) for label in read)
     return rows and not changed & flow.back(v for e in calls for v in e.ins).keys()

@@ -43,7 +43,7 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
         """Does an expression's value come from what this equation reads, within the expression?"""
         return e is None or (not e.primitive.pinned and over[expression_of(e)] is None)
 
-    found = []
+    pinned = []
     for k in values:
         outer = over[k]
         back = {v: list(hold.layout.flow.back([made_by[v].ins[0]], within)) for v in values[k]}
@@ -52,13 +52,13 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
             for v, ws in back.items()
             for makers in [_makers(ws, made_by)]
         }
-        made = any(_makers(ws, made_by) for ws in back.values())
-        if outer is not None and made and len(specs) == 1 and () not in specs:
-            found.append(Pin(marks.places[k], *specs, mapped=bool(outer)))
+        holds = any(_makers(ws, made_by) for ws in back.values())
+        if outer is not None and holds and len(specs) == 1 and () not in specs:
+            pinned.append(Pin(marks.places[k], *specs, mapped=bool(outer)))
             tables = {_used(hold, e) for ws in back.values() for e in _makers(ws, made_by)}
             if k in marks.tables and not outer and len(tables) == 1 and None not in tables:
-                found.append(Pin(marks.tables[k], (str(tables.pop()),), table=True))
-    return found
+                pinned.append(Pin(marks.tables[k], (str(tables.pop()),), table=True))
+    return pinned
 
 
 def _used(hold: Hold, e: Equation) -> str | None:

@@ -142,8 +142,8 @@ class Program:
         types = f"axis_types=(AxisType.Auto,) * {len(names)}"
         constants = []
         if {inside.in_microbatches, inside.in_shards} & {*self.functions}:
-            told = "# The mesh axes that the examples are divided over."
-            constants.append(f"{told}\n{self.name('EXAMPLES')} = {self.examples!r}")
+            comment = "# The mesh axes that the examples are divided over."
+            constants.append(f"{comment}\n{self.name('EXAMPLES')} = {self.examples!r}")
         if wrappers.apart in self.functions:
             constants.append(
                 f"# Numbers of these types are arrays to the step, but for these arguments.\n"
@@ -151,8 +151,8 @@ class Program:
                 f"{self.name('STATIC')} = {self.static!r}"
             )
         if self.donated:
-            told = "# Arguments whose memory the step's results take."
-            constants.append(f"{told}\n{self.name('DONATED')} = {self.donated!r}")
+            comment = "# Arguments whose memory the step's results take."
+            constants.append(f"{comment}\n{self.name('DONATED')} = {self.donated!r}")
         tables = [*constants, self._table("ARGUMENTS", self.arguments), self._table("RESULTS", self.results)]
         functions = [self._renamed(self._function(f)) for f in self.functions]
         return [self._renamed(f"mesh = jax.make_mesh({sizes}, {names}, {types})"), *tables, *functions]
@@ -163,9 +163,9 @@ class Program:
         return text.replace(_COMPILED, "donating(program, ") if donates else text
 
     def _table(self, name: str, specs: Mapping[str, PartitionSpec]) -> str:
-        said = {"ARGUMENTS": "Where the step's arguments lie", "RESULTS": "Where its results lie"}[name]
+        title = {"ARGUMENTS": "Where the step's arguments lie", "RESULTS": "Where its results lie"}[name]
         rows = [f"    {pattern!r}: {self._renamed(spec)}," for pattern, spec in table(specs).items()]
-        head = f"# {said}, by their paths; arrays that no pattern matches have a copy on every device."
+        head = f"# {title}, by their paths; arrays that no pattern matches have a copy on every device."
         return "\n".join([head, f"{self.name(name)} = {{", *rows, "}"])
 
     def _piece(self, piece: Piece) -> str:

@@ -79,11 +79,11 @@ def _edits(step: "ShardedStep", cells: Cells, losses: Sequence[Rematted], how: s
     """None where what is done again is no call, loop or stretch of the text."""
     if all(map(_is_by_value, losses)):
         return _of_values(losses, cells)
-    sites, found = Sites(cells), defaultdict[Site | None, set[int]](set)
+    sites, again_at = Sites(cells), defaultdict[Site | None, set[int]](set)
     for loss in losses:
         for site, what in _done_again(loss, how, sites, cells.imports):
-            found[site].add(what)
-    wanted = {site: what for site, what in found.items() if what != {_NOTHING}}
+            again_at[site].add(what)
+    wanted = {site: what for site, what in again_at.items() if what != {_NOTHING}}
     if any(len(what) > 1 for what in wanted.values()):
         return []
     return _at_sites(step, cells, sites, {site: min(what) for site, what in wanted.items()})
@@ -142,14 +142,14 @@ def _loop(site: Site | None, imports: Mapping[str, str]) -> Site | None:
 
 def _of_values(losses: Sequence[Rematted], cells: Cells) -> list[Edit]:
     """The statements from what makes a value to what uses it last, as functions that are done again."""
-    found: dict[Stretch | None, set[Any]] = defaultdict(set)
+    stretches: dict[Stretch | None, set[Any]] = defaultdict(set)
     for scope, block in (
         (s, b) for loss in losses for s, blocks in loss.again.ranges.items() for b in blocks
     ):
         equations = scope.equations[block.start : block.stop]
-        found[stretch([frames(e) for e in equations], cells)].add(block.policy)
+        stretches[stretch([frames(e) for e in equations], cells)].add(block.policy)
     edits = []
-    for at, policies in found.items():
+    for at, policies in stretches.items():
         (policy,) = policies if len(policies) == 1 else (None,)
         if at is None or not isinstance(policy, AllBut):
             return []
@@ -170,11 +170,11 @@ def _at_sites(
     with sites.given(calls) as kinds:
         if calls:
             _traced(step)
-    found = []
+    edits = []
     for site, what in wanted.items():
         assert site is not None
-        found.append(_call(site, kinds[site], cells) if what == _CALL else _trips(site, what, cells))
-    return [] if None in found else [e for e in found if e is not None]
+        edits.append(_call(site, kinds[site], cells) if what == _CALL else _trips(site, what, cells))
+    return [] if None in edits else [e for e in edits if e is not None]
 
 
 def _call(site: Site, kinds: set[str], cells: Cells) -> Edit | None:
@@ -193,8 +193,8 @@ def _call(site: Site, kinds: set[str], cells: Cells) -> Edit | None:
 def _trips(site: Site, what: int, cells: Cells) -> Edit | None:
     node, place = site.node, place_of(site.node.func, site.file)
     if what != _TRIPS:
-        made = f"{cells.name('scan_in_segments')}({what})"
-        return Edit(place, made, gone=True) if place.line == place.end_line else None
+        scan = f"{cells.name('scan_in_segments')}({what})"
+        return Edit(place, scan, gone=True) if place.line == place.end_line else None
     at, checkpoint = _LOOPS[full_name(node, cells.imports)], _named("jax", cells)
     if len(node.args) <= at or any(isinstance(a, ast.Starred) for a in node.args) or checkpoint is None:
         return None
@@ -221,5 +221,5 @@ def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edi
 
 def _work(program: Program) -> tuple[int, int]:
     """FLOPs of the products of a step, and of those among them that are done again."""
-    found: Totals = totals(counted(program, Flow(program)))
-    return found.flops, found.recomputed
+    sums: Totals = totals(counted(program, Flow(program)))
+    return sums.flops, sums.recomputed

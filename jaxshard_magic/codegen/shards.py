@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from ..program.ir import Equation, Value
 from ..program.roles import PARAMS
 from ..strategies.hold import Hold
-from ..strategies.layout import Spec, partition_spec, spec_of
+from ..strategies.layout import partition_spec, spec_of, without
 from ..strategies.regions.sum_types import TypedSums, sum_type
 from ..strategies.regions.unreduced import Unreduced
 from .cells import Cells, Place
@@ -60,7 +60,7 @@ def sums_of(step: "ShardedStep", cells: Cells, call: Place) -> Sums:
     return _sums(run, step.request.gradients.sum_dtype) if isinstance(run, Hold) else Sums()
 
 
-def _named(found: Any) -> Any:
+def _named(results: Any) -> Any:
     """What a gradient call gives, each float by its path."""
 
     def one(path: Any, x: Any) -> Any:
@@ -68,12 +68,12 @@ def _named(found: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
         return checkpoint_name(x, _MARK + name) if floats else x
 
-    return jax.tree_util.tree_map_with_path(one, found)
+    return jax.tree_util.tree_map_with_path(one, results)
 
 
 def _sums(run: Hold, dtype: Any) -> Sums:
     layout, program, flow = run.layout, run.program, run.layout.flow
-    made = {program.equations[i].outs[0] for i in run.region(TypedSums).members}
+    typed = {program.equations[i].outs[0] for i in run.region(TypedSums).members}
     late = {program.equations[i].outs[k]: s for (i, k), s in run.region(Unreduced).loop_sums.items()}
 
     def within(v: Value, w: Value, _e: Equation | None) -> bool:
@@ -81,7 +81,7 @@ def _sums(run: Hold, dtype: Any) -> Sums:
 
     def rounds(v: Value) -> bool:
         own = program.avals[v].dtype
-        return v in made or (v in late and sum_type(dtype, own, gradient=late[v].gradient) != own)
+        return v in typed or (v in late and sum_type(dtype, own, gradient=late[v].gradient) != own)
 
     places, waiting, rounded = {}, set(), set()
     for e, path in _names(program.equations):
@@ -90,17 +90,13 @@ def _sums(run: Hold, dtype: Any) -> Sums:
         waiting |= {path} if late.keys() & met.keys() else set()
         rounded |= {path} if any(map(rounds, met)) else set()
         spec = layout.at_rest(v)
-        places[path] = partition_spec(spec if path in waiting else _without(spec, layout.batch_axes))
+        places[path] = partition_spec(spec if path in waiting else without(spec, layout.batch_axes))
     return Sums(places, frozenset(waiting), frozenset(rounded), dtype)
 
 
 def _names(equations: Iterable[Equation]) -> Iterable[tuple[Equation, str]]:
     names = ((e, e.params["name"]) for e in equations if e.name == "name")
     return ((e, name.removeprefix(_MARK)) for e, name in names if name.startswith(_MARK))
-
-
-def _without(spec: Iterable[Iterable[str]], axes: Collection[str]) -> Spec:
-    return [tuple(a for a in entry if a not in axes) for entry in spec]
 
 
 def _patterns(chosen: Collection[str], paths: Collection[str]) -> Iterable[str]:
@@ -120,7 +116,7 @@ def gathered_before(step: "ShardedStep", names: Collection[str]) -> dict[str, st
     divided = [leaf for leaf in weights if batch_axes.intersection(*spec_of(leaf.spec))]
     for name in dict.fromkeys(_root(leaf.path) for leaf in divided):
         own = (leaf for leaf in plan.leaves if _root(leaf.path) == name)
-        specs = {leaf.path.partition(".")[2]: _without(spec_of(leaf.spec), batch_axes) for leaf in own}
+        specs = {leaf.path.partition(".")[2]: without(spec_of(leaf.spec), batch_axes) for leaf in own}
         tables[name] = _dict(table({path: partition_spec(spec) for path, spec in specs.items()}))
     return tables if tables.keys() <= {*names} else None
 
@@ -138,6 +134,6 @@ def undivided(pins: Iterable[Pin], axes: Collection[str]) -> list[Pin]:
 
     def one(text: str) -> str:
         entries = ast.literal_eval(f"[{text[2:-1]}]")
-        return spec_text(_without(spec_of(entries), axes))
+        return spec_text(without(spec_of(entries), axes))
 
     return [replace(pin, specs=tuple(map(one, pin.specs))) for pin in pins]

@@ -25,16 +25,16 @@ def table(specs: Mapping[str, PartitionSpec]) -> dict[str, str]:
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for path in specs:
         alike[tuple(_NUMBER.split(path))].append(path)
-    found: dict[str, str] = {}
+    rows: dict[str, str] = {}
     for paths in alike.values():
         pattern = _pattern(paths)
         texts = {text_of(specs[path]) for path in paths}
         others = [p for p in specs if p not in paths and fnmatchcase(p, pattern)]
         if len(paths) > 1 and len(texts) == 1 and not others:
-            found[pattern] = texts.pop()
+            rows[pattern] = texts.pop()
         else:
-            found |= {glob.escape(path): text_of(specs[path]) for path in paths}
-    return {pattern: text for pattern, text in found.items() if text != "P()"}
+            rows |= {glob.escape(path): text_of(specs[path]) for path in paths}
+    return {pattern: text for pattern, text in rows.items() if text != "P()"}
 
 
 def text_of(spec: PartitionSpec) -> str:

@@ -66,15 +66,15 @@ class Way:
     def distance(self, wanted: Sequence[Collective]) -> int:
         """The bytes that a device sends in a step for collectives which only one of the two has."""
         sent: Counter[tuple[Any, ...]] = Counter()
-        for sign, found in ((1, self.collectives or ()), (-1, wanted)):
-            for c in found:
+        for sign, moved in ((1, self.collectives or ()), (-1, wanted)):
+            for c in moved:
                 sent[c.kind, c.axes, c.bytes] += sign * c.wire_bytes
         return sum(map(abs, sent.values()))
 
 
-def counted(found: Iterable[Collective]) -> Moves:
+def counted(moved: Iterable[Collective]) -> Moves:
     moves: Moves = Counter()
-    for c in found:
+    for c in moved:
         moves[c.kind, c.axes, c.bytes] += c.count
     return moves
 
@@ -147,9 +147,9 @@ def _constraints(step: "ShardedStep", cells: Cells) -> Callable[[OptionEdits], l
 
     def beside(written: OptionEdits) -> list[list[Edit]]:
         axes = written.per_device
-        held = [*hold_edits(undivided(activations, axes), hold, spec), *([] if axes else in_vmap)]
+        holding = [*hold_edits(undivided(activations, axes), hold, spec), *([] if axes else in_vmap)]
         more = [] if "remat" in written.options else twice
-        return [held, [*held, *tables], [*held, *more], [*held, *tables, *more]]
+        return [holding, [*holding, *tables], [*holding, *more], [*holding, *tables, *more]]
 
     return beside
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import jax
@@ -91,8 +93,8 @@ class Accumulated:
                 inputs[k] = x
             outs = taken_scaled(call, loss, [mine, *norms, *inputs], seed, loss_scale)
             values, state, gradients = outs[:given], outs[given : call.outs], outs[call.outs :]
-            terms = [x for x, summed in zip(values, self.is_sum, strict=True) if summed] + gradients
-            parts = [x for x, summed in zip(values, self.is_sum, strict=True) if not summed]
+            terms = [*compress(values, self.is_sum), *gradients]
+            parts = list(compress(values, map(not_, self.is_sum)))
             return ([a + x.astype(a.dtype) for a, x in zip(sums, terms, strict=True)], state), parts
 
         start = [operands[k] for k in outputs.carried.values()]
@@ -115,9 +117,7 @@ class Accumulated:
         return float(how.scale)
 
     def _zeros(self) -> list:
-        sums = [
-            self.small.avals[v] for v, is_sum in zip(self.outputs.given, self.is_sum, strict=True) if is_sum
-        ]
+        sums = [self.small.avals[v] for v in compress(self.outputs.given, self.is_sum)]
         wide = [*sums, *(self._call.loss.in_avals[k] for k in self._call.differentiated)]
         return [jnp.zeros(a.shape, summed_in(a.dtype)) for a in wide]
 

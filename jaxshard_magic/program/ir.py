@@ -177,11 +177,11 @@ class Program:
             into = [(a, b, 0) for a, b in zip(ins[nc:], body.ins, strict=True)]
             out = [(a, b, 0) for a, b in zip(body.outs, outs, strict=True)]
             loop = list(zip(body.outs, body.ins[nb:], strict=True))
-            asked = [(a, b, 0) for a, b in zip([*ins[:nc], *carried], test.ins, strict=True)]
+            into_test = [(a, b, 0) for a, b in zip([*ins[:nc], *carried], test.ins, strict=True)]
             again = list(zip(body.outs, test.ins[nc:], strict=True))
             return [
                 Door(body, into, out, loop, list(zip(carried, outs, strict=True))),
-                Door(test, asked, [], again, []),
+                Door(test, into_test, [], again, []),
             ]
         if e.name == "cond":
             bodies = [self._open(*opened(b), e.trips, e) for b in params["branches"]]

@@ -75,16 +75,16 @@ def _keys(flow: Flow) -> set[int]:
 
 def _among_optimizer(traced: Traced, of: list[str], rank: dict[int, int]) -> list[int]:
     """Other state whose nearest neighbours, as the arguments are nested, are optimizer state: its counters."""
-    found = []
+    counters = []
     for i in (i for i, r in rank.items() if r == 2 and of[i] == OTHER):
         path = traced.in_paths[i]
         for depth in range(len(path) - 1, 0, -1):
             beside = {of[j] for j, p in enumerate(traced.in_paths) if p[:depth] == path[:depth]} - {OTHER}
             if beside:
                 if beside == {OPTIMIZER}:
-                    found.append(i)
+                    counters.append(i)
                 break
-    return found
+    return counters
 
 
 def _follows(i: int, params: set[int], pairs: Pairs, steps: Steps) -> bool:

@@ -43,7 +43,7 @@ def changed_state(traced: Traced) -> list[tuple[int, int]]:
     by_form = defaultdict(list)
     for members, form in _subtrees(traced.out_paths, range(5)):
         by_form[form].append(members)
-    found: dict[int, int] = {}
+    changed: dict[int, int] = {}
     for members, form in _subtrees(traced.in_paths, (1, 2)):
         places = by_form[form]
         fits = [[_alike(ins[i], outs[o]) for i, o in zip(members, place, strict=True)] for place in places]
@@ -51,8 +51,8 @@ def changed_state(traced: Traced) -> list[tuple[int, int]]:
         if best is None or all(fits[best]) or sum(fits[best]) * 2 <= len(members):
             continue
         triples = zip(members, places[best], fits[best], strict=True)
-        found.update((i, o) for i, o, fit in triples if not fit)
-    return sorted(found.items())
+        changed.update((i, o) for i, o, fit in triples if not fit)
+    return sorted(changed.items())
 
 
 def _alike(a, b) -> bool:
@@ -100,7 +100,7 @@ def _match_trees(traced: Traced, flow: Flow, steps: Steps) -> Pairs:
         values = [v for m in members if (v := outs[m]) is not None]
         if len(values) == len(members):
             by_form[form, *(_signature(flow, v) for v in values)].append(members)
-    found = []
+    candidates = []
     for members, form in _subtrees(traced.in_paths, (1, 2)):
         if members[0] < closed_over:
             continue
@@ -113,9 +113,9 @@ def _match_trees(traced: Traced, flow: Flow, steps: Steps) -> Pairs:
             )  # handed back untouched: only if nothing newer exists
             if written_back or any(d is not None for d in distance):
                 cost = sum(_FAR if d is None else min(d, _FAR) for d in distance)
-                found.append((idle, -len(members), not written_back, cost, candidate, members))
+                candidates.append((idle, -len(members), not written_back, cost, candidate, members))
     pairs, used = {}, set()
-    for idle, *_, candidate, members in sorted(found):
+    for idle, *_, candidate, members in sorted(candidates):
         if not pairs.keys() & set(candidate) and (idle or not used & set(members)):
             pairs.update(zip(candidate, members, strict=True))
             used |= set(members)

@@ -61,8 +61,8 @@ class PipelineOptions(Options):
         if why is None:
             return make(self.schedule, stages=stages, microbatches=microbatches, chunks=self.chunks)
         nearest = range(microbatches - 1, 1, -1), range(microbatches + 1, microbatches + 2 * stages + 1)
-        found = (next((m for m in each if self.refused(stages, m) is None), None) for each in nearest)
-        near = [f"--microbatches {m}" for m in found if m is not None]
+        nearby = (next((m for m in each if self.refused(stages, m) is None), None) for each in nearest)
+        near = [f"--microbatches {m}" for m in nearby if m is not None]
         raise ShardError(
             f"--schedule {self.schedule} --stages {stages} --microbatches {microbatches}: {why.partition(';')[0]}; use "
             f"{' or '.join(near)}",
@@ -92,7 +92,7 @@ def pipeline_options(
     Raises `ShardError` for options of a pipeline without one, and for those of `gradients` that a pipeline has no use
     for.
     """
-    said = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in given.items() if value is not None}
     if "pp" in names:
         for name, why in _NOT_WITH.items():
             if name in gradients.given:
@@ -105,9 +105,9 @@ def pipeline_options(
                 "--microbatches 1: one stage of the pipeline would work at a time; use 2 or more, or leave it out for "
                 f"up to {MICROBATCHES_A_STAGE} for each stage"
             )
-        return PipelineOptions(**said)
-    if said:
-        name, value = next(iter(said.items()))
+        return PipelineOptions(**options)
+    if options:
+        name, value = next(iter(options.items()))
         strategy = "+".join(("pp", *(each for each in names if each not in ("pmap", "spmd"))))
         raise ShardError(
             f"--{name} {value} is for pipelines, and {'+'.join(names)} is none; leave it out, or write %%shard "
@@ -138,9 +138,9 @@ def default_microbatches(batch_size: int, shards: int, stages: int, piped: Pipel
     def most(size: int, among: Sequence[int] = usual) -> int | None:
         return next((m for m in among if size and size % (shards * m) == 0), None)
 
-    found = most(batch_size)
-    if found is not None:
-        return found
+    count = most(batch_size)
+    if count is not None:
+        return count
     if stages == 1 and batch_size % shards == 0 and piped.refused(1, 1) is None:
         return 1
     step = shards * min(usual)

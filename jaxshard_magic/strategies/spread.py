@@ -132,8 +132,7 @@ def _along(call: _Call, in_axes: Any, axes: Any) -> list[Cut | None] | None:
 
 def _dims(peeled: Peeled, in_axes: Any) -> list[int | None]:
     """The axis of each flat input that `jax.pmap` maps over: what it was told of the arguments by position, and 0."""
-    full = peeled.tree.unflatten(range(peeled.tree.num_leaves))
-    args, kwargs = full
+    args, kwargs = peeled.tree.unflatten(range(peeled.tree.num_leaves))
     if isinstance(in_axes, (tuple, list)):
         in_axes = tuple(in_axes[i] for i in peeled.positions)
     flat = [*by_leaf(in_axes, tuple(args)), *(0 for _ in jax.tree.leaves(kwargs))]

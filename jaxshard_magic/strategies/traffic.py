@@ -16,7 +16,7 @@ from ..plan import Sent
 from ..program.ir import Door, Equation, Scope, Value
 from ..program.sizes import nbytes
 from .hold import Hold
-from .layout import Axes, Spec
+from .layout import Axes, Spec, without
 from .reductions import activation_sum, gradient_sum
 from .regions import Region
 
@@ -154,8 +154,8 @@ class _Traffic:
             )
             if gone and (v, gone) not in self._gathered:
                 self._gathered.add((v, gone))
-                left = [tuple(a for a in axes if a not in gone) for axes in spec]
-                yield self._sent("all-gather", gone, self._layout.bytes_of(v, left), e.trips)
+                size = self._layout.bytes_of(v, without(spec, gone))
+                yield self._sent("all-gather", gone, size, e.trips)
 
     def _linked(self) -> dict[int, dict[int, set[str]]]:
         """By equation and by dimension of what it touches: the axes of the dimensions that are the same there."""

@@ -113,8 +113,8 @@ def varying(small: Shape, large: Shape, ratio: Fraction) -> int | None:
     """
     if len(small) != len(large):
         return None
-    found = [d for d, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
-    return found[0] if len(found) == 1 and small[found[0]] * ratio == large[found[0]] else None
+    dims = [d for d, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
+    return dims[0] if len(dims) == 1 and small[dims[0]] * ratio == large[dims[0]] else None
 
 
 def fits(label: Label, small: Shape, large: Shape, ratio: Fraction) -> bool:

@@ -94,21 +94,21 @@ def told(program: Program, cause: int) -> str:
 
 
 def _ratio(small: Program, large: Program, batch: Mapping[int, int | Label]) -> Fraction:
-    found = {}
+    ratios = {}
     for i, label in batch.items():
         dim = label.dim if isinstance(label, Rows) else label
         if isinstance(dim, int):
             a, b = (p.shapes[p.inputs[i]] for p in (small, large))
             if dim >= len(a) or not a[dim]:
                 raise ShardError(f"input {i} has no examples in dimension {dim}; its shape is {a}")
-            found[i] = Fraction(b[dim], a[dim])
-    if len(set(found.values())) != 1 or 1 in found.values():
-        sizes = ", ".join(f"input {i}: {float(r):g}" for i, r in found.items()) or "none"
+            ratios[i] = Fraction(b[dim], a[dim])
+    if len(set(ratios.values())) != 1 or 1 in ratios.values():
+        sizes = ", ".join(f"input {i}: {float(r):g}" for i, r in ratios.items()) or "none"
         raise ShardError(
             "a program is followed from one batch size to another: all its batches have to grow alike, and by another "
             f"factor than 1; they grow by ({sizes})"
         )
-    return next(iter(found.values()))
+    return next(iter(ratios.values()))
 
 
 def _same_form(small: Program, large: Program) -> None:
@@ -167,8 +167,8 @@ def _causes(walk: Walk, flow: Flow, outs: Sequence[Label]) -> tuple[int, ...]:
     """The equations at which unknown outputs became so."""
     lost = [v for v, x in zip(walk.small.outputs, outs, strict=True) if isinstance(x, Unknown)]
     met = flow.back(lost, lambda _v, w, _e: isinstance(walk.of[w], Unknown))
-    found = {walk.small.maker[v].index for v in met if v in walk.small.maker} & walk.begins
-    return tuple(sorted(found | {x.cause for x in outs if isinstance(x, Unknown) and x.cause is not None}))
+    begun = {walk.small.maker[v].index for v in met if v in walk.small.maker} & walk.begins
+    return tuple(sorted(begun | {x.cause for x in outs if isinstance(x, Unknown) and x.cause is not None}))
 
 
 def _norms(small: Program, large: Program, trained: Collection[int]) -> frozenset[Value]:

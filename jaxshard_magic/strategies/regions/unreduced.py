@@ -15,7 +15,7 @@ from ...program.ir import Equation, Value
 from ...program.labels import GRADIENT
 from ...program.phases import BACKWARD
 from ...program.primitives import bind, is_float, scan_counts
-from ..layout import Axes, Layout, Spec, partition_spec
+from ..layout import Axes, Layout, Spec, partition_spec, without
 from ..reductions import gradient_sum
 from .deferred import BatchDims, Deferred, joint, summands
 from .region import Context, Emission, Region
@@ -186,10 +186,8 @@ class Unreduced(Region):
     def _whole(self, value: Value) -> Spec:
         """What divides a part, never the axes that the parts lie along: what it is stored over, so that it need not
         move for that, or what tensor parallelism divides where it is stored whole."""
-        stored, used = (
-            [tuple(a for a in axes if a not in self._axes) for axes in spec]
-            for spec in (self.layout.at_rest(value), self.layout.in_use(value))
-        )
+        specs = self.layout.at_rest(value), self.layout.in_use(value)
+        stored, used = (without(spec, self._axes) for spec in specs)
         return stored if any(stored) else used
 
     def _stored(self, value: Value, whole: Spec) -> Spec:
