@@ -113,7 +113,7 @@ def gathered_before(step: "ShardedStep", names: Collection[str]) -> dict[str, st
     plan, tables = last_call(step)[0].plan, {}
     batch_axes = {*plan.batch_axes}
     weights = (leaf for leaf in plan.leaves if leaf.role == PARAMS)
-    divided = [leaf for leaf in weights if batch_axes.intersection(*spec_of(leaf.spec))]
+    divided = [leaf for leaf in weights if batch_axes & {a for axes in spec_of(leaf.spec) for a in axes}]
     for name in dict.fromkeys(_root(leaf.path) for leaf in divided):
         own = (leaf for leaf in plan.leaves if _root(leaf.path) == name)
         specs = {leaf.path.partition(".")[2]: without(spec_of(leaf.spec), batch_axes) for leaf in own}
