@@ -126,9 +126,8 @@ class PerDevice(Traced):
         returned = [a for a, kind in zip(axes, kinds, strict=True) if kind == "out"]
         ranks = [len(aval.shape) + 1 for aval in self.closed.out_avals]
         constants = set(self.in_paths[: len(self.consts)])
-        rest = (
-            None if path in constants else 0 for path in self.out_paths[len(returned) :]
-        )  # what is written back
+        written_back = self.out_paths[len(returned) :]
+        rest = (None if path in constants else 0 for path in written_back)
         return tuple(
             None if a is None else Cut(a % rank, True)
             for a, rank in zip([*returned, *rest], ranks, strict=True)
