@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .cells import Cells, Place, place_of
-from .edits import Edit, OptionEdits, is_gradient
+from .edits import Edit, OptionEdits, indented, is_gradient
+from .last import last_call
 from .means import batch_names, calls_of, convolves, is_mean, objects
 from .shards import gathered_before, sums_of
 
@@ -39,9 +40,7 @@ def microbatch_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
     """The edits that take the step's gradient over microbatches, and have devices add it up as the line asks; none
     where its text, or what it gives, has no such form: then the program leaves the options out."""
     options, names = _OPTIONS & {*step.request.gradients.given}, batch_names(step)
-    regions = [
-        r for f, tree in cells.trees.items() for r in _regions(tree, f, cells.lines[f], names, cells.imports)
-    ]
+    regions = list(_regions(cells, names))
     n, calls = calls_of(step) if options and len(regions) == 1 else (1, ())
     mean = is_mean(step, n, calls)
     if mean is None:
@@ -58,7 +57,6 @@ def microbatch_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
 def _in_shards(taken: "_Taken", options: set[str], plain: OptionEdits, convolved: bool) -> OptionEdits:
     """`plain`: the region without options of how devices add up what it gives."""
     step, region = taken.step, taken.region
-    assert step.entry is not None
     sums = sums_of(step, taken.cells, place_of(region.last.value, region.file))
     changes = {"reduce": sums.late, "reduce_dtype": sums.rounded}
     without_effect = {option for option, sums in changes.items() if not sums} & options
@@ -71,7 +69,7 @@ def _in_shards(taken: "_Taken", options: set[str], plain: OptionEdits, convolved
     if options == plain.options or ahead is None:
         return plain
     edits = taken.edits(taken.in_shards(sums.text()), ahead)
-    axes = step.entry.plan.batch_axes
+    axes = last_call(step)[0].plan.batch_axes
     return OptionEdits(edits, frozenset(options), per_device=axes, fallback=plain)
 
 
@@ -114,20 +112,18 @@ class _Taken:
         copied = [name for name in objects(self.step) if name in region.read]
         kept = {name: name for name in copied}
         kept |= {name: f"{self.cells.name(AHEAD)}({name}, {lie})" for name, lie in ahead.items()}
-        given = ", ".join([*region.batch, *(f"{name}={made}" for name, made in kept.items())])
+        given = ", ".join([*region.batch, *(f"{name}={assigned}" for name, assigned in kept.items())])
         copies = [f"{indent}    {name} = nnx.clone({name})\n" for name in copied]
         first = min([region.first.lineno, *(d.lineno for d in getattr(region.first, "decorator_list", ()))])
         targets = ast.unparse(ast.Assign(region.last.targets, ast.Constant(0), lineno=0))[:-1]
         inner = {n for part in ast.walk(self.cells.trees[region.file]) for n in _inside_text(part)}
-        made = Place(region.file, region.last.lineno, region.last.col_offset, value.lineno, value.col_offset)
+        assigned = Place(
+            region.file, region.last.lineno, region.last.col_offset, value.lineno, value.col_offset
+        )
         begun = "".join([f"{indent}def {self.part}({given}):\n", *copies])
         return (
-            *(
-                Edit(Place(region.file, n, 0, n, 0), "    ")
-                for n in range(first, end[0] + 1)
-                if n not in inner
-            ),
-            Edit(made, "return ", gone=True),
+            *indented(region.file, (n for n in range(first, end[0] + 1) if n not in inner)),
+            Edit(assigned, "return ", gone=True),
             Edit(Place(region.file, first, 0, *end), begun, f"\n\n{indent}{targets}{call}"),
         )
 
@@ -141,25 +137,22 @@ def _inside_text(node: ast.AST) -> range:
     return range(0)
 
 
-def _regions(
-    tree: ast.Module, file: str, lines: set[int], names: set[str], imports: Mapping[str, str]
-) -> Iterator[_Region]:
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and function.lineno in lines:
-            batch = [a.arg for a in function.args.args if a.arg in names]
-            found = _region(function, batch, imports) if batch else None
-            if found is not None:
-                first, last, used = found
-                yield _Region(file, first, last, tuple(n for n in batch if n in used), frozenset(used))
+def _regions(cells: Cells, names: set[str]) -> Iterator[_Region]:
+    for file, tree in cells.trees.items():
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef) and function.lineno in cells.lines[file]:
+                region = _region(function, file, names, cells.imports)
+                if region is not None:
+                    yield region
 
 
 def _region(
-    function: ast.FunctionDef, batch: list[str], imports: Mapping[str, str]
-) -> tuple[ast.stmt, ast.Assign, set[str]] | None:
-    """The first statement that the gradient call needs of the batch, the call, and the names that they read."""
-    body = function.body
+    function: ast.FunctionDef, file: str, names: set[str], imports: Mapping[str, str]
+) -> _Region | None:
+    """From the first statement that the gradient call needs of the batch to the call."""
+    body, batch = function.body, [a.arg for a in function.args.args if a.arg in names]
     at = _gradient_call(body, imports)
-    if at is None:
+    if at is None or not batch:
         return None
     s = body[at]
     assert isinstance(s, ast.Assign)
@@ -178,7 +171,7 @@ def _region(
     whole = sorted(moved) == list(range(min(moved), at + 1))
     if not whole or inside & after or not needed & set(batch) or s.value.lineno != s.lineno:
         return None
-    return body[min(moved)], s, needed
+    return _Region(file, body[min(moved)], s, tuple(n for n in batch if n in needed), frozenset(needed))
 
 
 def _gradient_call(body: Sequence[ast.stmt], imports: Mapping[str, str]) -> int | None:

@@ -24,8 +24,8 @@ from ..program.primitives.primitive import Runs
 from .cells import Cells, place_of
 from .edits import Edit, OptionEdits, keyword_edit
 from .inside import in_type
-from .marks import SEEN, Marks, marked
-from .swap import swapped
+from .last import last_call, planned_with
+from .marks import SEEN, Marks, expression_of
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -80,12 +80,12 @@ class _Cast(Marks):
         return x
 
     def both(self, cells: Cells) -> dict[str, tuple[ast.Module, ast.Module]]:
-        found = super().both(cells)
+        trees = super().both(cells)
         for k in self.typed:
             node = self.nodes[k]
             assert isinstance(node, ast.Call)
             node.keywords.append(ast.keyword("dtype", ast.Constant(str(self.dtype))))
-        return found
+        return trees
 
     def called(self, k: int) -> int | None:
         """The expression that stands for the function in a call."""
@@ -109,31 +109,27 @@ def cast_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
         return OptionEdits()
     dtype, plain = TYPES[how], _Cast()
     try:
-        found = [typed(loss, how) for loss in _losses(step, cells, plain)]
-        asked = sum(types.changed for _, types in found)
-        if not asked:
-            return OptionEdits(
-                options=frozenset({"precision"})
-            )  # the plan has no product to run in it either
-        casts, built = _casts(plain, found, dtype)
-        cast, losses = _with(step, cells, casts, built, dtype)
-        if useless := {k for k in cast.trees & cast.made if not _helps(cast, k, losses)}:
+        losses = [typed(loss, how) for loss in _losses(step, cells, plain)]
+        planned = sum(types.changed for _, types in losses)
+        if not planned:  # the plan has no product to run in it either
+            return OptionEdits(options=frozenset({"precision"}))
+        casts, built = _casts(plain, losses, dtype)
+        cast, programs = _with(step, cells, casts, built, dtype)
+        if useless := {k for k in cast.trees & cast.made if not _helps(cast, k, programs)}:
             casts = {k: to for k, to in casts.items() if k not in useless}
-            cast, losses = _with(step, cells, casts, built, dtype)
+            cast, programs = _with(step, cells, casts, built, dtype)
     except Exception as error:  # of the user's own functions, given other types
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return OptionEdits(notes=(f"Casts at the lines of the cells are left out: {said}",))
-    before = [e for program, _ in found for e in _products(program)]
-    after = [e for program in losses for e in _products(program)]
-    left = asked - (sum(_runs_in(e, dtype) for e in after) - sum(_runs_in(e, dtype) for e in before))
-    if left == asked:
+        raised = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return OptionEdits(notes=(f"Casts at the lines of the cells are left out: {raised}",))
+    before = [e for program, _ in losses for e in _products(program)]
+    after = [e for program in programs for e in _products(program)]
+    left = planned - (sum(_runs_in(e, dtype) for e in after) - sum(_runs_in(e, dtype) for e in before))
+    if left == planned:
         return OptionEdits()
-    notes = (
-        [f"{left} of {asked} products run in their own type: they stand in imported functions."]
-        if left
-        else []
-    )
-    if step.request.gradients.reduce_dtype is None and step.entry is not None and step.entry.plan.shards > 1:
+    notes = []
+    if left:
+        notes.append(f"{left} of {planned} products run in their own type: they stand in imported functions.")
+    if step.request.gradients.reduce_dtype is None and last_call(step)[0].plan.shards > 1:
         notes.append(_SUMS)
     edits = [e for k in sorted({*cast.made, *built}) if (e := _edit(cast, k, plain, cells)) is not None]
     return OptionEdits(tuple(edits), frozenset({"precision"}), tuple(notes))
@@ -149,9 +145,7 @@ def _with(
 
 def _losses(step: "ShardedStep", cells: Cells, marks: Marks) -> list[ClosedJaxpr]:
     """What the step differentiates, with the marks in it."""
-    assert step.entry is not None and step.entry.call_of is not None
-    with swapped(marks.both(cells), {SEEN: marks.seen}):
-        rewritten = step.planned_for(step.entry.call_of).rewritten
+    rewritten = planned_with(step, marks.both(cells), {SEEN: marks.seen}).rewritten
     assert rewritten is not None
     return [e.params["gradient"].loss for e in gradients_of(Program(rewritten.captured.closed))]
 
@@ -215,7 +209,7 @@ class _Reading:
             for at, v in enumerate(e.ins):
                 if v is not None:
                     self.readers[v].append((e, at))
-            if (k := _number(e)) is not None:
+            if (k := expression_of(e)) is not None:
                 self.named[k].append(e)
 
     def fill(self, read: dict[int, set], held: dict[int, set], hidden: dict[int, set]) -> None:
@@ -234,7 +228,7 @@ class _Reading:
         while todo:
             v = todo.pop()
             e = self.made_by.get(v) if v is not None else None
-            if e is None or e.index in seen or _number(e) is not None:
+            if e is None or e.index in seen or expression_of(e) is not None:
                 continue
             seen.add(e.index)
             yield e
@@ -273,7 +267,7 @@ class _Reading:
                     continue
                 maker = self.made_by.get(v)
                 if maker is not None and (
-                    maker.index in own or self.marks.within.get(_number(maker) or -1) == k
+                    maker.index in own or self.marks.within.get(expression_of(maker) or -1) == k
                 ):
                     continue
                 if not (e.primitive.moves and all(_adds(r) for w in e.outs for r, _ in self.readers[w])):
@@ -286,10 +280,6 @@ def _doors(e: Equation) -> list:
 
 def _adds(e: Equation) -> bool:
     return e.primitive.elementwise and e.primitive.adds
-
-
-def _number(e: Equation) -> int | None:
-    return marked(e.params["name"]) if e.name == "name" else None
 
 
 def _edit(marks: _Cast, k: int, plain: Marks, cells: Cells) -> Edit | None:

@@ -88,14 +88,14 @@ def place_of(node: ast.expr, file: str) -> Place:
 
 def imported(*trees: ast.Module) -> dict[str, str]:
     """What the names stand for that texts import, as `{"jnp": "jax.numpy", "grad": "jax.grad"}`."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in (n for tree in trees for n in ast.walk(tree)):
         if isinstance(node, ast.Import):
-            found |= {a.asname: a.name for a in node.names if a.asname}
-            found |= {root: root for a in node.names if not a.asname for root in [a.name.partition(".")[0]]}
+            names |= {a.asname: a.name for a in node.names if a.asname}
+            names |= {root: root for a in node.names if not a.asname for root in [a.name.partition(".")[0]]}
         elif isinstance(node, ast.ImportFrom):
-            found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-    return found
+            names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return names
 
 
 def full_name(call: ast.Call, imports: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from ..report.written import Shown, saved
 from ..targets import target_of
 from .cells import Piece, cells_of
 from .inside import INSIDE
+from .last import last_call
 from .program import Program, axes_of, donated_of, specs_of, wrapper_of
 from .trying import Moves, Way, best_way, counted
 
@@ -100,15 +101,14 @@ def code_of(
 
     Raises ShardError before the step has run or was compiled, and for one whose batch was padded.
     """
-    entry = step.entry
-    if entry is None or entry.call_of is None:
-        raise ShardError(f"{step.name} has neither run nor been compiled; call it, then write its code")
+    entry, last = last_call(step)
     if entry.added:
         raise ShardError(
             f"--pad added rows to the batch of {step.name}, and plain JAX divides no batch that does not divide: run "
             "the step on a batch that does, without --pad, then write its code"
         )
-    kinds = {p.kind for p in inspect.signature(step.__wrapped__).parameters.values()}
+    parameters = inspect.signature(step.__wrapped__).parameters
+    names, kinds = list(parameters), {p.kind for p in parameters.values()}
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise ShardError(
             f"{step.name} takes * or ** arguments, which have no names of their own to say where they lie: name its "
@@ -125,36 +125,29 @@ def code_of(
         draft,
         functions=(
             *_inside(way, draft.name),
-            *wrapper_of(entry.call_of, entry.traced, donates=bool(donated)),
+            *wrapper_of(last, entry.traced, donates=bool(donated)),
         ),
         edits=way.edits,
         notes=notes,
         devices=step.mesh.size if facts.mesh.source == "simulated" else None,
         call=call,
         examples=entry.plan.batch_axes,
-        numbers=tuple(sorted(t.__name__ for t in entry.call_of.step.numbers if t is not bool)),
-        static=_static(step),
+        numbers=tuple(sorted(t.__name__ for t in last.step.numbers if t is not bool)),
+        static=tuple(names[k] if isinstance(k, int) else k for k in last.statics),
         donated=donated,
-        unwrapped=entry.call_of.step.pmap is not None,
+        unwrapped=last.step.pmap is not None,
     )
     sizes = dict(step.mesh.shape)
     return Code(step.name, step.strategy, sizes, program.text(), facts.collectives, way.collectives, notes)
 
 
-def _static(step: "ShardedStep") -> tuple[str, ...]:
-    """The names of the arguments that the user's own jit holds."""
-    assert step.entry is not None and step.entry.call_of is not None
-    names = list(inspect.signature(step.__wrapped__).parameters)
-    return tuple(names[k] if isinstance(k, int) else k for k in step.entry.call_of.statics)
-
-
 def _inside(way: Way, name: Callable[[str], str]) -> list[Callable[..., Any]]:
     """Those of INSIDE that a way's edits call, and those that these call."""
     texts = [e.before + e.after for edits in way.edits.values() for e in edits]
-    found = {f for f in INSIDE if any(f"{name(f.__name__)}(" in text for text in texts)}
+    called = {f for f in INSIDE if any(f"{name(f.__name__)}(" in text for text in texts)}
     for f in reversed(INSIDE):  # they call those before them
-        found |= {g for g in INSIDE if f in found and g.__name__ in _names(f.__code__)}
-    return [f for f in INSIDE if f in found]
+        called |= {g for g in INSIDE if f in called and g.__name__ in _names(f.__code__)}
+    return [f for f in INSIDE if f in called]
 
 
 def _names(code: CodeType) -> set[str]:
@@ -196,17 +189,12 @@ def _left_out(step: "ShardedStep", written: Collection[str]) -> Iterator[str]:
     for option, value in step.request.gradients.given.items():
         if option in written:
             continue
-        said = f"--{option.replace('_', '-')}" + ("" if value is True else f" {value}")
-        yield f"Without {said}: {_CHANGES[option]}."
+        text = f"--{option.replace('_', '-')}" + ("" if value is True else f" {value}")
+        yield f"Without {text}: {_CHANGES[option]}."
     if step.request.donate and "donate" not in written:
         yield "Without --donate: the old state stays until the new one is made."
-    held = (
-        [leaf.path for leaf in step.entry.plan.leaves if leaf.path.startswith("closure.")]
-        if step.entry
-        else []
-    )
-    if held:
-        yield f"{len(held)} array{'s' * (len(held) > 1)} that the step closes over: every device has the whole of each."
+    if n := sum(leaf.path.startswith("closure.") for leaf in last_call(step)[0].plan.leaves):
+        yield f"{n} array{'s' * (n > 1)} that the step closes over: every device has the whole of each."
     if step.request.pipeline is not None:
         yield (
             "Without the pipeline: plain JAX runs no schedule of stages. Here every device along its axis holds the\n"
@@ -226,8 +214,8 @@ def _moves(planned: Sequence[Collective], sent: Sequence[Collective]) -> Iterato
         yield "    none"
     for key in sorted(here | there, key=lambda k: (-k[2] * (here | there)[k], k[0])):
         kind, over, size = key
-        said = f"    {here[key]} x {kind} over {'+'.join(over or ('?',))} of {size:,} bytes"
-        yield said if here[key] == there[key] else f"{said} ({there[key]})"
+        line = f"    {here[key]} x {kind} over {'+'.join(over or ('?',))} of {size:,} bytes"
+        yield line if here[key] == there[key] else f"{line} ({there[key]})"
     if same:
         return
     more = sum(c.wire_bytes for c in sent) - sum(c.wire_bytes for c in planned)

@@ -45,6 +45,11 @@ class OptionEdits:
         return OptionEdits(edits, self.options | other.options, notes, axes, fallback)
 
 
+def indented(file: str, lines: Iterable[int]) -> list[Edit]:
+    """Four spaces before each of these lines."""
+    return [Edit(Place(file, n, 0, n, 0), "    ") for n in lines]
+
+
 def hold_edits(pins: Iterable[Pin], hold: str, spec: str) -> list[Edit]:
     """`hold(..., P("data"))` around expressions; `spec`: what the program calls PartitionSpec."""
     return [Edit(pin.place, f"{hold}(", f", {spec}{how[1:]})") for pin in pins for how in pin.specs]

@@ -8,12 +8,19 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
+from ..program.ir import Equation
 from .cells import Cells, Place, place_of
 
 SEEN = "jaxshard_seen"  # what an expression's value is given to, by its number
 _MARK = "jaxshard:seen."
 _CHANGED = (ast.Name, ast.Attribute, ast.Subscript)
 _COMPUTE = (ast.BinOp, ast.Call, ast.Subscript)
+_LEFT = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.JoinedStr,
+    ast.MatchValue,
+)  # inner functions have their own turn
 
 
 @dataclass
@@ -50,8 +57,9 @@ class Marks:
         return tree
 
 
-def marked(name: str) -> int | None:
-    """The number of the expression that a name is of, None for other names."""
+def expression_of(e: Equation) -> int | None:
+    """The number of the expression whose value an equation names; None for other equations."""
+    name = e.params["name"] if e.name == "name" else ""
     return int(name.removeprefix(_MARK)) if name.startswith(_MARK) else None
 
 
@@ -82,18 +90,6 @@ class _Marking(ast.NodeTransformer):
         self._kinds = (*_COMPUTE, ast.Name, ast.Attribute) if marks.names else _COMPUTE
         self._parts: list[list[int]] = [[]]  # of the expressions that are open, those next to them
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        return node  # it has its own turn
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
-        return node
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        return node
-
-    def visit_MatchValue(self, node: ast.MatchValue) -> Any:
-        return node
-
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is not None:
             node.value = self.visit(node.value)
@@ -106,6 +102,8 @@ class _Marking(ast.NodeTransformer):
         return node
 
     def generic_visit(self, node: ast.AST) -> Any:
+        if isinstance(node, _LEFT):
+            return node
         if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)) and isinstance(node, _CHANGED):
             return node  # what is changed in place stays the very object
         if not isinstance(node, self._kinds):

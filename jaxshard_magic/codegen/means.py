@@ -1,5 +1,6 @@
 """What a step's gradient call gives of a part of the batch: is it a mean or a sum over examples?"""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -19,6 +20,7 @@ from ..program.trace import Traced, path_name
 from ..request.gradient_options import GradientOptions
 from ..step.planned import own_mesh
 from ..step.tracing import captured_at
+from .last import last_call
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -43,33 +45,29 @@ def convolves(calls: Sequence[Accumulated]) -> bool:
 
 def objects(step: "ShardedStep") -> list[str]:
     """The step's arguments that are NNX objects: a loop's body may only read copies of its own."""
-    call = step.entry.call_of if step.entry is not None else None
-    return (
-        [] if call is None or call.nodes is None else [path_name(path[:1]) for path in call.nodes.root_paths]
-    )
+    _, call = last_call(step)
+    return [] if call.nodes is None else [path_name(path[:1]) for path in call.nodes.root_paths]
 
 
 def batch_names(step: "ShardedStep") -> set[str]:
     """The step's arguments that are examples as a whole."""
-    assert step.entry is not None
-    roles: dict[str, set[str]] = {}
-    for leaf in step.entry.plan.leaves:
-        roles.setdefault(leaf.path.partition(".")[0], set()).add(leaf.role)
-    return {name for name, found in roles.items() if found == {BATCH}}
+    roles: dict[str, set[str]] = defaultdict(set)
+    for leaf in last_call(step)[0].plan.leaves:
+        roles[leaf.path.partition(".")[0]].add(leaf.role)
+    return {name for name, own in roles.items() if own == {BATCH}}
 
 
 def calls_of(step: "ShardedStep") -> tuple[int, Sequence[Accumulated]]:
     """Over how many microbatches the step's gradient calls are taken, and those calls: of a step without microbatches
     as they would be with the fewest. None where there can't be any."""
-    entry, n = step.entry, step.request.gradients.microbatches
-    assert entry is not None and entry.call_of is not None
+    (entry, call), n = last_call(step), step.request.gradients.microbatches
     rewritten, plan = entry.rewritten, entry.plan
     if n == 1:
         each = (plan.examples or 0) // plan.shards
         n = next((k for k in range(2, each + 1) if each % k == 0), 1)
         request = replace(step.request, gradients=GradientOptions(microbatches=n))
         try:
-            rewritten = step.planned_for(entry.call_of, request).rewritten
+            rewritten = step.planned_for(call, request).rewritten
         except ShardError:
             return n, ()
     return n, tuple(rewritten.calls.values()) if rewritten is not None else ()
@@ -98,17 +96,16 @@ def _reads_rows(step: "ShardedStep", n: int) -> bool:
     """Does the gradient call read of the batch what an n-th of it has as well: a row for each example?
 
     Not so where the step, before it takes its gradient, normalises its batch as a whole, or draws noise for it."""
-    entry = step.entry
-    assert entry is not None and entry.call_of is not None
+    entry, call = last_call(step)
     if isinstance(entry.traced, PerDevice):
         return True
-    batch, avals = batch_names(step), specs(entry.call_of.leaves)
+    batch, avals = batch_names(step), specs(call.leaves)
     names = [leaf.path.partition(".")[0] for leaf in entry.plan.leaves[len(entry.traced.consts) :]]
     cut = {i: 0 for i, (name, a) in enumerate(zip(names, avals, strict=True)) if name in batch and a.shape}
     part = [a.update(shape=(a.shape[0] // n, *a.shape[1:])) if i in cut else a for i, a in enumerate(avals)]
     try:
         with own_mesh(step.mesh):
-            large, small = (captured_at(entry.call_of, these) for these in (avals, part))
+            large, small = (captured_at(call, these) for these in (avals, part))
         return _follows_rows(small, large, cut)
     except (ShardError, TypeError, ValueError):  # of a step that takes its sizes from elsewhere
         return False
@@ -116,9 +113,11 @@ def _reads_rows(step: "ShardedStep", n: int) -> bool:
 
 def _follows_rows(small: Traced, large: Traced, cut: Mapping[int, int]) -> bool:
     program, first = Program(small.closed), len(small.consts)
-    found = follow(program, Program(large.closed), {first + i: d for i, d in cut.items()})
-    changed = {v for i in (*found.draws, *(i for i, _ in found.scales)) for v in program.equations[i].outs}
+    followed = follow(program, Program(large.closed), {first + i: d for i, d in cut.items()})
+    changed = {
+        v for i in (*followed.draws, *(i for i, _ in followed.scales)) for v in program.equations[i].outs
+    }
     calls, flow = gradients_of(program), Flow(program)
-    read = [found.of[v] for e in calls for v in e.ins if v is not None]
+    read = [followed.of[v] for e in calls for v in e.ins if v is not None]
     rows = all(isinstance(label, Constant) or label == Rows(0) for label in read)
     return rows and not changed & flow.back(v for e in calls for v in e.ins).keys()

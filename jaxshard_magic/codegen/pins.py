@@ -9,7 +9,7 @@ from ..strategies.hold import Hold
 from ..strategies.layout import Spec, partition_spec
 from ..strategies.sp import made_as
 from .cells import Place
-from .marks import Marks, marked
+from .marks import Marks, expression_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
     made_by = program.maker
     values: dict[int, list[Value]] = defaultdict(list)
     for e in program.equations:
-        k = _expression(e)
+        k = expression_of(e)
         if k is not None:
             values[k].append(e.outs[0])
     over: dict[int | None, int | None] = {k: _over(hold, vs, marks.ranks[k]) for k, vs in values.items()}
@@ -41,9 +41,9 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
 
     def within(_v: Value, _w: Value, e: Equation | None) -> bool:
         """Does an expression's value come from what this equation reads, within the expression?"""
-        return e is None or (not e.primitive.pinned and over[_expression(e)] is None)
+        return e is None or (not e.primitive.pinned and over[expression_of(e)] is None)
 
-    found = []
+    pinned = []
     for k in values:
         outer = over[k]
         back = {v: list(hold.layout.flow.back([made_by[v].ins[0]], within)) for v in values[k]}
@@ -52,13 +52,13 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
             for v, ws in back.items()
             for makers in [_makers(ws, made_by)]
         }
-        made = any(_makers(ws, made_by) for ws in back.values())
-        if outer is not None and made and len(specs) == 1 and () not in specs:
-            found.append(Pin(marks.places[k], *specs, mapped=bool(outer)))
+        holds = any(_makers(ws, made_by) for ws in back.values())
+        if outer is not None and holds and len(specs) == 1 and () not in specs:
+            pinned.append(Pin(marks.places[k], *specs, mapped=bool(outer)))
             tables = {_used(hold, e) for ws in back.values() for e in _makers(ws, made_by)}
             if k in marks.tables and not outer and len(tables) == 1 and None not in tables:
-                found.append(Pin(marks.tables[k], (str(tables.pop()),), table=True))
-    return found
+                pinned.append(Pin(marks.tables[k], (str(tables.pop()),), table=True))
+    return pinned
 
 
 def _used(hold: Hold, e: Equation) -> str | None:
@@ -77,10 +77,6 @@ def _over(hold: Hold, values: Iterable[Value], ranks: set[int]) -> int | None:
         examples = more == 1 and layout.dims.of(v)[0] in layout.batch.classes
         found.add(more if more == 0 or examples else None)
     return found.pop() if len(found) == len(ranks) == 1 else None
-
-
-def _expression(e: Equation) -> int | None:
-    return marked(e.params["name"]) if e.name == "name" else None
 
 
 def _makers(values: Iterable[Value], made_by: Mapping[Value, Equation]) -> list[Equation]:

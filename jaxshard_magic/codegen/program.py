@@ -140,36 +140,32 @@ class Program:
     def _own(self) -> list[str]:
         sizes, names = tuple(self.axes.values()), tuple(self.axes)
         types = f"axis_types=(AxisType.Auto,) * {len(names)}"
+        constants = []
         if {inside.in_microbatches, inside.in_shards} & {*self.functions}:
-            said = "# The mesh axes that the examples are divided over."
-            examples = [f"{said}\n{self.name('EXAMPLES')} = {self.examples!r}"]
-        else:
-            examples = []
+            comment = "# The mesh axes that the examples are divided over."
+            constants.append(f"{comment}\n{self.name('EXAMPLES')} = {self.examples!r}")
         if wrappers.apart in self.functions:
-            examples.append(
+            constants.append(
                 f"# Numbers of these types are arrays to the step, but for these arguments.\n"
                 f"{self.name('NUMBERS')} = ({''.join(f'{n}, ' for n in self.numbers)})\n"
                 f"{self.name('STATIC')} = {self.static!r}"
             )
         if self.donated:
-            said = "# Arguments whose memory the step's results take."
-            examples.append(f"{said}\n{self.name('DONATED')} = {self.donated!r}")
-        tables = [*examples, self._table("ARGUMENTS", self.arguments), self._table("RESULTS", self.results)]
+            comment = "# Arguments whose memory the step's results take."
+            constants.append(f"{comment}\n{self.name('DONATED')} = {self.donated!r}")
+        tables = [*constants, self._table("ARGUMENTS", self.arguments), self._table("RESULTS", self.results)]
         functions = [self._renamed(self._function(f)) for f in self.functions]
         return [self._renamed(f"mesh = jax.make_mesh({sizes}, {names}, {types})"), *tables, *functions]
 
     def _function(self, f: Callable[..., Any]) -> str:
         text = text_of(f)
-        return (
-            text.replace(_COMPILED, "donating(program, ")
-            if self.donated and text.startswith("def sharded(")
-            else text
-        )
+        donates = self.donated and text.startswith("def sharded(")
+        return text.replace(_COMPILED, "donating(program, ") if donates else text
 
     def _table(self, name: str, specs: Mapping[str, PartitionSpec]) -> str:
-        said = {"ARGUMENTS": "Where the step's arguments lie", "RESULTS": "Where its results lie"}[name]
+        title = {"ARGUMENTS": "Where the step's arguments lie", "RESULTS": "Where its results lie"}[name]
         rows = [f"    {pattern!r}: {self._renamed(spec)}," for pattern, spec in table(specs).items()]
-        head = f"# {said}, by their paths; arrays that no pattern matches have a copy on every device."
+        head = f"# {title}, by their paths; arrays that no pattern matches have a copy on every device."
         return "\n".join([head, f"{self.name(name)} = {{", *rows, "}"])
 
     def _piece(self, piece: Piece) -> str:

@@ -21,6 +21,7 @@ from ..step.planned import own_mesh
 from . import inside
 from .cells import Cells, full_name, place_of
 from .edits import Edit, OptionEdits, checkpoint_edits, edited_trees
+from .last import last_call
 from .sites import ARRAYS, METHOD, OBJECTS, OTHERS, Site, Sites
 from .stretches import Stretch, stretch
 from .swap import swapped
@@ -65,22 +66,24 @@ def _policy(how: str) -> str:
 
 def _by_blocks(step: "ShardedStep", cells: Cells) -> list[Edit]:
     """The edits that do again what the plan does again: none unless the traced step then takes as many FLOPs."""
-    rewritten = step.entry.rewritten if step.entry is not None else None
+    entry, _ = last_call(step)
+    rewritten = entry.rewritten
     if step.request.gradients.remat is None or rewritten is None:
         return []
     edits = _edits(step, cells, rewritten.rematted, step.request.gradients.remat.strip())
-    return edits if edits and _work(_traced(step, cells, edits)) == _planned_work(step) else []
+    planned = _work(Program(entry.traced.closed))
+    return edits if edits and _work(_traced(step, cells, edits)) == planned else []
 
 
 def _edits(step: "ShardedStep", cells: Cells, losses: Sequence[Rematted], how: str) -> list[Edit]:
     """None where what is done again is no call, loop or stretch of the text."""
     if all(map(_is_by_value, losses)):
         return _of_values(losses, cells)
-    sites, found = Sites(cells), defaultdict[Site | None, set[int]](set)
+    sites, again_at = Sites(cells), defaultdict[Site | None, set[int]](set)
     for loss in losses:
         for site, what in _done_again(loss, how, sites, cells.imports):
-            found[site].add(what)
-    wanted = {site: what for site, what in found.items() if what != {_NOTHING}}
+            again_at[site].add(what)
+    wanted = {site: what for site, what in again_at.items() if what != {_NOTHING}}
     if any(len(what) > 1 for what in wanted.values()):
         return []
     return _at_sites(step, cells, sites, {site: min(what) for site, what in wanted.items()})
@@ -139,14 +142,14 @@ def _loop(site: Site | None, imports: Mapping[str, str]) -> Site | None:
 
 def _of_values(losses: Sequence[Rematted], cells: Cells) -> list[Edit]:
     """The statements from what makes a value to what uses it last, as functions that are done again."""
-    found: dict[Stretch | None, set[Any]] = defaultdict(set)
+    stretches: dict[Stretch | None, set[Any]] = defaultdict(set)
     for scope, block in (
         (s, b) for loss in losses for s, blocks in loss.again.ranges.items() for b in blocks
     ):
         equations = scope.equations[block.start : block.stop]
-        found[stretch([frames(e) for e in equations], cells)].add(block.policy)
+        stretches[stretch([frames(e) for e in equations], cells)].add(block.policy)
     edits = []
-    for at, policies in found.items():
+    for at, policies in stretches.items():
         (policy,) = policies if len(policies) == 1 else (None,)
         if at is None or not isinstance(policy, AllBut):
             return []
@@ -167,11 +170,11 @@ def _at_sites(
     with sites.given(calls) as kinds:
         if calls:
             _traced(step)
-    found = []
+    edits = []
     for site, what in wanted.items():
         assert site is not None
-        found.append(_call(site, kinds[site], cells) if what == _CALL else _trips(site, what, cells))
-    return [] if None in found else [e for e in found if e is not None]
+        edits.append(_call(site, kinds[site], cells) if what == _CALL else _trips(site, what, cells))
+    return [] if None in edits else [e for e in edits if e is not None]
 
 
 def _call(site: Site, kinds: set[str], cells: Cells) -> Edit | None:
@@ -190,8 +193,8 @@ def _call(site: Site, kinds: set[str], cells: Cells) -> Edit | None:
 def _trips(site: Site, what: int, cells: Cells) -> Edit | None:
     node, place = site.node, place_of(site.node.func, site.file)
     if what != _TRIPS:
-        made = f"{cells.name('scan_in_segments')}({what})"
-        return Edit(place, made, gone=True) if place.line == place.end_line else None
+        scan = f"{cells.name('scan_in_segments')}({what})"
+        return Edit(place, scan, gone=True) if place.line == place.end_line else None
     at, checkpoint = _LOOPS[full_name(node, cells.imports)], _named("jax", cells)
     if len(node.args) <= at or any(isinstance(a, ast.Starred) for a in node.args) or checkpoint is None:
         return None
@@ -205,9 +208,8 @@ def _named(module: str, cells: Cells) -> str | None:
 
 def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edit] = ()) -> Program:
     """The user's step, with edits in its text."""
-    assert step.entry is not None and step.entry.call_of is not None
-    call, traced = step.entry.call_of, step.entry.traced
-    mapped = traced.mapped if isinstance(traced, PerDevice) else None
+    entry, call = last_call(step)
+    mapped = entry.traced.mapped if isinstance(entry.traced, PerDevice) else None
     avals = specs(call.leaves) if mapped is None else mapped.parts(specs(call.leaves))
     both, given = {}, {}
     if cells is not None:
@@ -217,12 +219,7 @@ def _traced(step: "ShardedStep", cells: Cells | None = None, edits: Sequence[Edi
         return Program(jax.make_jaxpr(lambda *leaves: call.fun(*leaves)[0])(*avals))
 
 
-def _planned_work(step: "ShardedStep") -> tuple[int, int]:
-    assert step.entry is not None
-    return _work(Program(step.entry.traced.closed))
-
-
 def _work(program: Program) -> tuple[int, int]:
     """FLOPs of the products of a step, and of those among them that are done again."""
-    found: Totals = totals(counted(program, Flow(program)))
-    return found.flops, found.recomputed
+    sums: Totals = totals(counted(program, Flow(program)))
+    return sums.flops, sums.recomputed

@@ -18,13 +18,13 @@ from jax.sharding import PartitionSpec
 from ..program.ir import Equation, Value
 from ..program.roles import PARAMS
 from ..strategies.hold import Hold
-from ..strategies.layout import Spec, partition_spec
+from ..strategies.layout import partition_spec, spec_of, without
 from ..strategies.regions.sum_types import TypedSums, sum_type
 from ..strategies.regions.unreduced import Unreduced
 from .cells import Cells, Place
 from .edits import Edit, edited_trees
+from .last import last_call, planned_with
 from .pins import Pin, spec_text
-from .swap import swapped
 from .tables import table
 
 if TYPE_CHECKING:
@@ -56,13 +56,11 @@ class Sums:
 def sums_of(step: "ShardedStep", cells: Cells, call: Place) -> Sums:
     """How the plan adds up what the gradient call at a place gives."""
     named = edited_trees(cells, [Edit(call, f"{_GIVEN}(", ")")])
-    assert step.entry is not None and step.entry.call_of is not None
-    with swapped(named, {_GIVEN: _named}):
-        run = step.planned_for(step.entry.call_of).plan.run
+    run = planned_with(step, named, {_GIVEN: _named}).plan.run
     return _sums(run, step.request.gradients.sum_dtype) if isinstance(run, Hold) else Sums()
 
 
-def _named(found: Any) -> Any:
+def _named(results: Any) -> Any:
     """What a gradient call gives, each float by its path."""
 
     def one(path: Any, x: Any) -> Any:
@@ -70,12 +68,12 @@ def _named(found: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
         return checkpoint_name(x, _MARK + name) if floats else x
 
-    return jax.tree_util.tree_map_with_path(one, found)
+    return jax.tree_util.tree_map_with_path(one, results)
 
 
 def _sums(run: Hold, dtype: Any) -> Sums:
     layout, program, flow = run.layout, run.program, run.layout.flow
-    made = {program.equations[i].outs[0] for i in run.region(TypedSums).members}
+    typed = {program.equations[i].outs[0] for i in run.region(TypedSums).members}
     late = {program.equations[i].outs[k]: s for (i, k), s in run.region(Unreduced).loop_sums.items()}
 
     def within(v: Value, w: Value, _e: Equation | None) -> bool:
@@ -83,7 +81,7 @@ def _sums(run: Hold, dtype: Any) -> Sums:
 
     def rounds(v: Value) -> bool:
         own = program.avals[v].dtype
-        return v in made or (v in late and sum_type(dtype, own, gradient=late[v].gradient) != own)
+        return v in typed or (v in late and sum_type(dtype, own, gradient=late[v].gradient) != own)
 
     places, waiting, rounded = {}, set(), set()
     for e, path in _names(program.equations):
@@ -92,17 +90,13 @@ def _sums(run: Hold, dtype: Any) -> Sums:
         waiting |= {path} if late.keys() & met.keys() else set()
         rounded |= {path} if any(map(rounds, met)) else set()
         spec = layout.at_rest(v)
-        places[path] = partition_spec(spec if path in waiting else _without(spec, layout.batch_axes))
+        places[path] = partition_spec(spec if path in waiting else without(spec, layout.batch_axes))
     return Sums(places, frozenset(waiting), frozenset(rounded), dtype)
 
 
 def _names(equations: Iterable[Equation]) -> Iterable[tuple[Equation, str]]:
     names = ((e, e.params["name"]) for e in equations if e.name == "name")
     return ((e, name.removeprefix(_MARK)) for e, name in names if name.startswith(_MARK))
-
-
-def _without(spec: Iterable[Iterable[str]], axes: Collection[str]) -> Spec:
-    return [tuple(a for a in entry if a not in axes) for entry in spec]
 
 
 def _patterns(chosen: Collection[str], paths: Collection[str]) -> Iterable[str]:
@@ -116,28 +110,19 @@ def _patterns(chosen: Collection[str], paths: Collection[str]) -> Iterable[str]:
 def gathered_before(step: "ShardedStep", names: Collection[str]) -> dict[str, str] | None:
     """The arguments that have weights divided over the examples' mesh axes, with a table of where their arrays lie
     without these; None where one is not among `names`."""
-    assert step.entry is not None
-    plan, found = step.entry.plan, {}
-    divided = [p for p in plan.leaves if p.role == PARAMS and _over(p.spec) & {*plan.batch_axes}]
-    for name in dict.fromkeys(_root(p.path) for p in divided):
-        mine = {p.path.partition(".")[2]: p.spec for p in plan.leaves if _root(p.path) == name}
-        kept = {
-            path: partition_spec(_without(_entries(spec), plan.batch_axes)) for path, spec in mine.items()
-        }
-        found[name] = _dict(table(kept))
-    return found if found.keys() <= {*names} else None
+    plan, tables = last_call(step)[0].plan, {}
+    batch_axes = {*plan.batch_axes}
+    weights = (leaf for leaf in plan.leaves if leaf.role == PARAMS)
+    divided = [leaf for leaf in weights if batch_axes & {a for axes in spec_of(leaf.spec) for a in axes}]
+    for name in dict.fromkeys(_root(leaf.path) for leaf in divided):
+        own = (leaf for leaf in plan.leaves if _root(leaf.path) == name)
+        specs = {leaf.path.partition(".")[2]: without(spec_of(leaf.spec), batch_axes) for leaf in own}
+        tables[name] = _dict(table({path: partition_spec(spec) for path, spec in specs.items()}))
+    return tables if tables.keys() <= {*names} else None
 
 
 def _root(path: str) -> str:
     return path.partition(".")[0]
-
-
-def _entries(spec: PartitionSpec) -> Spec:
-    return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
-
-
-def _over(spec: PartitionSpec) -> set[str]:
-    return {axis for entry in _entries(spec) for axis in entry}
 
 
 def _dict(specs: Mapping[str, str]) -> str:
@@ -148,7 +133,7 @@ def undivided(pins: Iterable[Pin], axes: Collection[str]) -> list[Pin]:
     """The pins of arrays that are one device's along some mesh axes, which divide nothing of them."""
 
     def one(text: str) -> str:
-        spec = ast.literal_eval(f"[{text[2:-1]}]")
-        return spec_text(_without(_entries(PartitionSpec(*spec)), axes))
+        entries = ast.literal_eval(f"[{text[2:-1]}]")
+        return spec_text(without(spec_of(entries), axes))
 
     return [replace(pin, specs=tuple(map(one, pin.specs))) for pin in pins]

@@ -7,7 +7,7 @@ from itertools import islice
 
 from ..gradients.named import Frame
 from .cells import Cells, Place
-from .edits import Edit
+from .edits import Edit, indented
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Stretch:
         after = f"\n\n{indent}return {call}"
         if not returns:
             after = f"\n{indent}    return {results}\n\n{indent}{results} = {call}"
-        rows = (Edit(Place(self.file, n, 0, n, 0), "    ") for n in range(self.first, end[0] + 1))
-        return (
-            [*rows, Edit(Place(self.file, self.first, 0, *end), before, after)] if returns or results else []
-        )
+        if not (returns or results):
+            return []
+        rows = indented(self.file, range(self.first, end[0] + 1))
+        return [*rows, Edit(Place(self.file, self.first, 0, *end), before, after)]
 
 
 def stretch(chains: Sequence[Sequence[Frame]], cells: Cells) -> Stretch | None:

@@ -28,16 +28,16 @@ def swapped(trees: Mapping[str, tuple[ast.Module, ast.Module]], given: Mapping[s
 
 
 def _named(tree: ast.Module, file: str) -> Names:
-    found: Names = {}
+    codes: Names = {}
 
     def add(code: types.CodeType) -> None:
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
-                found.setdefault(inner.co_qualname, []).append(inner)
+                codes.setdefault(inner.co_qualname, []).append(inner)
                 add(inner)
 
     add(compile(ast.fix_missing_locations(tree), file, "exec"))
-    return found
+    return codes
 
 
 def _functions_of(files: Collection[str]) -> dict[str, list[types.FunctionType]]:

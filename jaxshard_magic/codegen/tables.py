@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from jax.sharding import PartitionSpec
 
+from ..strategies.layout import spec_of
 from .pins import spec_text
 
 _NUMBER = re.compile(r"\d+")
@@ -24,21 +25,21 @@ def table(specs: Mapping[str, PartitionSpec]) -> dict[str, str]:
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for path in specs:
         alike[tuple(_NUMBER.split(path))].append(path)
-    found: dict[str, str] = {}
+    rows: dict[str, str] = {}
     for paths in alike.values():
         pattern = _pattern(paths)
         texts = {text_of(specs[path]) for path in paths}
         others = [p for p in specs if p not in paths and fnmatchcase(p, pattern)]
         if len(paths) > 1 and len(texts) == 1 and not others:
-            found[pattern] = texts.pop()
+            rows[pattern] = texts.pop()
         else:
-            found |= {glob.escape(path): text_of(specs[path]) for path in paths}
-    return {pattern: text for pattern, text in found.items() if text != "P()"}
+            rows |= {glob.escape(path): text_of(specs[path]) for path in paths}
+    return {pattern: text for pattern, text in rows.items() if text != "P()"}
 
 
 def text_of(spec: PartitionSpec) -> str:
     """`P("data", None)` without what it ends in of None."""
-    return spec_text([() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec])
+    return spec_text(spec_of(spec))
 
 
 def _pattern(paths: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..analysis.collectives import collectives
@@ -16,17 +15,19 @@ from ..compiler_log import captured
 from ..program.hooks import anew
 from ..program.lines import lines_kept
 from ..program.mapped import PerDevice
-from ..program.peel import specs
+from ..program.peel import Peeled, specs
 from ..report import Collective
 from ..step.elsewhere import canonical, elsewhere
 from ..step.planned import own_mesh
 from ..strategies.hold import Hold
+from ..strategies.pmap import one_device
 from ..targets import target_of
 from . import inside
 from .batches import microbatch_edits
 from .casts import cast_edits
 from .cells import Cells
 from .edits import Edit, OptionEdits, by_file, edited_trees, hold_edits, regather_edits, vmap_edits
+from .last import last_call, planned_with
 from .marks import SEEN, Marks
 from .pins import Pin, pins
 from .program import axes_of, renamed
@@ -65,15 +66,15 @@ class Way:
     def distance(self, wanted: Sequence[Collective]) -> int:
         """The bytes that a device sends in a step for collectives which only one of the two has."""
         sent: Counter[tuple[Any, ...]] = Counter()
-        for sign, found in ((1, self.collectives or ()), (-1, wanted)):
-            for c in found:
+        for sign, moved in ((1, self.collectives or ()), (-1, wanted)):
+            for c in moved:
                 sent[c.kind, c.axes, c.bytes] += sign * c.wire_bytes
         return sum(map(abs, sent.values()))
 
 
-def counted(found: Iterable[Collective]) -> Moves:
+def counted(moved: Iterable[Collective]) -> Moves:
     moves: Moves = Counter()
-    for c in found:
+    for c in moved:
         moves[c.kind, c.axes, c.bytes] += c.count
     return moves
 
@@ -141,37 +142,32 @@ def _constraints(step: "ShardedStep", cells: Cells) -> Callable[[OptionEdits], l
     tables = hold_edits((pin for pin in pinned if pin.table), hold, spec)
     in_vmap = []
     if any(pin.mapped for pin in pinned):
-        in_vmap = vmap_edits(cells, step.entry.plan.batch_axes if step.entry is not None else ())
+        in_vmap = vmap_edits(cells, last_call(step)[0].plan.batch_axes)
     twice = regather_edits(cells, cells.name("again"))
 
     def beside(written: OptionEdits) -> list[list[Edit]]:
         axes = written.per_device
-        held = [*hold_edits(undivided(activations, axes), hold, spec), *([] if axes else in_vmap)]
+        holding = [*hold_edits(undivided(activations, axes), hold, spec), *([] if axes else in_vmap)]
         more = [] if "remat" in written.options else twice
-        return [held, [*held, *tables], [*held, *more], [*held, *tables, *more]]
+        return [holding, [*holding, *tables], [*holding, *more], [*holding, *tables, *more]]
 
     return beside
 
 
 def _pins(step: "ShardedStep", cells: Cells) -> list[Pin]:
     """Of a program that holds no array in place there are none."""
-    assert step.entry is not None
-    run, call = step.entry.plan.run, step.entry.call_of
-    if not isinstance(run, Hold) or call is None:
+    if not isinstance(last_call(step)[0].plan.run, Hold):
         return []
     marks = Marks()
-    with swapped(marks.both(cells), {SEEN: marks.seen}):
-        planned = step.planned_for(call)
-    return pins(planned.plan.run, marks) if isinstance(planned.plan.run, Hold) else []
+    run = planned_with(step, marks.both(cells), {SEEN: marks.seen}).plan.run
+    return pins(run, marks) if isinstance(run, Hold) else []
 
 
 def _way(step: "ShardedStep", cells: Cells, edits: Sequence[Edit]) -> Way:
     """What a program with these edits moves: compiled, not run."""
-    given = {cells.name(f.__name__): f for f in _functions(step)} | {
-        cells.name("P"): PartitionSpec,
-        "jax": jax,
-    }
-    with swapped(edited_trees(cells, edits), {k: v for k, v in given.items() if edits}):
+    given = {cells.name(f.__name__): f for f in _functions(step)}
+    given |= {cells.name("P"): PartitionSpec, "jax": jax}
+    with swapped(edited_trees(cells, edits), given if edits else {}):
         compiled = _compiled(step)
     text = compiled.as_text()
     return Way(by_file(edits), collectives(text, step.mesh.shape) if text else None)
@@ -179,8 +175,7 @@ def _way(step: "ShardedStep", cells: Cells, edits: Sequence[Edit]) -> Way:
 
 def _functions(step: "ShardedStep") -> list[types.FunctionType]:
     """Those that stand inside of a step, on its mesh."""
-    assert step.entry is not None
-    namespace = {**vars(inside), "mesh": step.mesh, "EXAMPLES": step.entry.plan.batch_axes}
+    namespace = {**vars(inside), "mesh": step.mesh, "EXAMPLES": last_call(step)[0].plan.batch_axes}
     for f in (inside.where, *inside.INSIDE):
         own = namespace[f.__name__] = types.FunctionType(f.__code__, namespace, f.__name__, f.__defaults__)
         own.__kwdefaults__ = f.__kwdefaults__
@@ -189,14 +184,12 @@ def _functions(step: "ShardedStep") -> list[types.FunctionType]:
 
 def _compiled(step: "ShardedStep") -> Any:
     """The user's step as it is now, with arguments and results where the plan has them, as plain JAX compiles it."""
-    entry, mesh = step.entry, step.mesh
-    assert entry is not None and entry.call_of is not None
-    call, plan, n = entry.call_of, entry.plan, len(entry.traced.consts)
-    ins = [NamedSharding(mesh, spec) for spec in plan.in_specs[n:]]
+    (entry, call), mesh = last_call(step), step.mesh
+    ins = [NamedSharding(mesh, spec) for spec in entry.plan.in_specs[len(entry.traced.consts) :]]
     run = _spread(step) if isinstance(entry.traced, PerDevice) else lambda *leaves: call.fun(*leaves)[0]
     target = target_of(mesh)
     with own_mesh(mesh), lines_kept(), anew(), nullcontext() if target is None else canonical():
-        outs = [NamedSharding(mesh, spec) for spec in _out_specs(entry)]
+        outs = [NamedSharding(mesh, spec) for spec in _out_specs(entry, call)]
         lowered = jax.jit(run, in_shardings=ins, out_shardings=outs).lower(*specs(call.leaves))
         if target is not None:
             return elsewhere(lowered, target, mesh, step.compile_limit)
@@ -204,11 +197,10 @@ def _compiled(step: "ShardedStep") -> Any:
             return lowered.compile()
 
 
-def _out_specs(entry: "Entry") -> list[PartitionSpec]:
+def _out_specs(entry: "Entry", call: Peeled) -> list[PartitionSpec]:
     """Where the user's step is to have its results. Of NNX objects it gives back what it changes: a step whose gradient
     the plan looks into changes all that it differentiates."""
-    call, traced = entry.call_of, entry.traced
-    assert call is not None
+    traced = entry.traced
     places = dict(zip(traced.out_paths, entry.plan.out_specs, strict=True))
     carried = 0 if entry.rewritten is None else entry.rewritten.carried
     paths = list(traced.out_paths[: len(traced.out_paths) - carried])
@@ -224,20 +216,12 @@ def _out_specs(entry: "Entry") -> list[PartitionSpec]:
 
 def _spread(step: "ShardedStep") -> Callable[..., Any]:
     """What each device does of a step written for one, on the mesh with the step's own names of its axes."""
-    entry = step.entry
-    assert entry is not None and entry.call_of is not None and isinstance(entry.traced, PerDevice)
-    call, traced, names = entry.call_of, entry.traced, axes_of(entry)
+    entry, call = last_call(step)
+    traced, names = entry.traced, axes_of(entry)
+    assert isinstance(traced, PerDevice)
     mesh = Mesh(step.mesh.devices, tuple(names[a] for a in step.mesh.axis_names))
     ins, outs = ([renamed(s, names) for s in specs] for specs in (entry.plan.in_specs, entry.plan.out_specs))
-    cuts = [c.dim if c and c.device_axis else None for c in traced.mapped.cuts]
-    places = [
-        next((d for d, e in enumerate(s) if e), None) if traced.mapped.device_axis else None for s in outs
-    ]
-
-    def one(*parts: Any) -> list:
-        mine = [x if d is None else lax.squeeze(x, [d]) for x, d in zip(parts, cuts, strict=True)]
-        made = call.fun(*mine)[0]
-        return [x if d is None else lax.expand_dims(x, [d]) for x, d in zip(made, places, strict=True)]
-
+    out_cuts = traced.stacked if traced.mapped.device_axis else [None] * len(outs)
+    one = one_device(lambda *leaves: call.fun(*leaves)[0], traced.mapped.cuts, out_cuts)
     ins = tuple(ins[len(traced.consts) :])
     return jax.shard_map(one, mesh=mesh, in_specs=ins, out_specs=list(outs), check_vma=False)

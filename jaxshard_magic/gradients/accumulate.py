@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from ..program.batching.examples import Constant, Joined, Summed
+from ..program.batching.examples import Constant, Joined, Summed, times
 from ..program.batching.follow import Followed, follow, told
 from ..program.capture import Gradient
 from ..program.ir import Equation, Program, Value
@@ -92,8 +93,8 @@ class Accumulated:
                 inputs[k] = x
             outs = taken_scaled(call, loss, [mine, *norms, *inputs], seed, loss_scale)
             values, state, gradients = outs[:given], outs[given : call.outs], outs[call.outs :]
-            terms = [x for x, summed in zip(values, self.is_sum, strict=True) if summed] + gradients
-            parts = [x for x, summed in zip(values, self.is_sum, strict=True) if not summed]
+            terms = [*compress(values, self.is_sum), *gradients]
+            parts = list(compress(values, map(not_, self.is_sum)))
             return ([a + x.astype(a.dtype) for a, x in zip(sums, terms, strict=True)], state), parts
 
         start = [operands[k] for k in outputs.carried.values()]
@@ -116,9 +117,7 @@ class Accumulated:
         return float(how.scale)
 
     def _zeros(self) -> list:
-        sums = [
-            self.small.avals[v] for v, is_sum in zip(self.outputs.given, self.is_sum, strict=True) if is_sum
-        ]
+        sums = [self.small.avals[v] for v in compress(self.outputs.given, self.is_sum)]
         wide = [*sums, *(self._call.loss.in_avals[k] for k in self._call.differentiated)]
         return [jnp.zeros(a.shape, summed_in(a.dtype)) for a in wide]
 
@@ -128,7 +127,7 @@ class Accumulated:
         left, stacked = iter(sums), iter(parts)
         for v, how in self.outputs.how.items():
             x = join(next(stacked), how.dim, self.cut.shards) if isinstance(how, Joined) else next(left)
-            found[v] = _times(x, how.scale).astype(self.large.avals[v].dtype)
+            found[v] = times(x, how.scale).astype(self.large.avals[v].dtype)
         return found
 
     def _one(self, passes: Passes) -> ClosedJaxpr:
@@ -158,11 +157,3 @@ class _One(Drawing):
         outs = [self._given.get(v, x) for v, x in zip(e.outs, outs, strict=True)]
         self._made.update((v, x) for v, x in zip(e.outs, outs, strict=True) if v in self._wanted)
         return outs
-
-
-def _times(x: Any, factor: Fraction) -> Any:
-    if factor == 1:
-        return x
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return x * float(factor)
-    return x * factor.numerator // factor.denominator

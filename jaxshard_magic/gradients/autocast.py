@@ -63,10 +63,7 @@ def raised(program: Program) -> Types:
 
 def visible(scope: Scope) -> Iterator[Equation]:
     """The equations of a scope and of the bodies in it; functions with derivative rules of their own stay shut."""
-    for e in scope.equations:
-        yield e
-        for door in e.doors if not e.primitive.custom else ():
-            yield from visible(door.scope)
+    return scope.walk(lambda e: not e.primitive.custom)
 
 
 NARROW = frozenset(jnp.dtype(t) for t in (jnp.bfloat16, jnp.float16))
@@ -88,12 +85,8 @@ def _is_product(e: Equation, wide: list[bool]) -> bool:
     ):
         return False
     precision = e.params.get("precision")
-    plain = all(p is None or isinstance(p, lax.Precision) for p in _pair(precision))
-    return plain and not _is_inner(e)
-
-
-def _pair(precision: Any) -> tuple:
-    return precision if isinstance(precision, tuple) else (precision,)
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    return all(p is None or isinstance(p, lax.Precision) for p in pair) and not _is_inner(e)
 
 
 def _is_inner(e: Equation) -> bool:
@@ -234,12 +227,4 @@ def _fits(x: Any, dtype: Any) -> bool:
 
 def _is_cheap(e: Equation) -> bool:
     """Does a function with a derivative rule of its own hold nothing that rounding or range would hurt?"""
-    inner = [i for door in e.doors for i in _all(door.scope)]
-    return all(i.doors or i.primitive.compares or i.primitive.runs is Runs.FOLLOW for i in inner)
-
-
-def _all(scope: Scope) -> Iterator[Equation]:
-    for e in scope.equations:
-        yield e
-        for door in e.doors:
-            yield from _all(door.scope)
+    return all(i.doors or i.primitive.compares or i.primitive.runs is Runs.FOLLOW for i in e.inside())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -61,14 +62,12 @@ class Checkpointed(Replay):
     def run(self, scope: Scope, args: Any) -> list:
         if scope not in self._parts:
             return super().run(scope, args)
-        env: dict[Value | None, Any] = dict(zip(scope.ins, args, strict=True))
-        env.update(zip(scope.const_values, scope.consts, strict=True))
+        env = scope.env(args)
         for part, policy in self._parts[scope]:
             values = [env[v] for v in part.ins]
             made = super().run(part, values) if policy is None else self._again(scope, part, policy, values)
             env.update(zip(part.outs, made, strict=True))
-        results = zip(scope.jaxpr.outvars, scope.outs, strict=True)
-        return [v.val if i is None else env[i] for v, i in results]  # a literal has no number
+        return scope.results(env)
 
     def body(self, scope: Scope, args: Any) -> list:
         policy = self.blocks.bodies.get(scope)
@@ -125,29 +124,27 @@ def _unrolled(e: Equation) -> bool:
 
 def _parts(scope: Scope, blocks: Sequence[Block]) -> list[tuple[Scope, Policy | None]]:
     """The equations of a scope in parts, each a scope of its own, with the policies of those that are blocks."""
-    last = {v: k for k, e in enumerate(scope.equations) for v in e.ins if v is not None}
-    last |= dict.fromkeys((v for v in scope.outs if v is not None), len(scope.equations))
-    variables = {v: var for e in scope.equations for v, var in zip(e.outs, e.eqn.outvars, strict=True)}
-    variables |= dict(zip(scope.ins, scope.jaxpr.invars, strict=True))
-    variables |= dict(zip(scope.const_values, scope.jaxpr.constvars, strict=True))
-    found, at = [], 0
+    runs: list[tuple[list[Equation], Policy | None]] = []
+    at = 0
     for block in blocks:
-        ranges = [(at, block.start, None), (block.start, block.stop, block.policy)]
-        found += [(_part(scope, a, b, last, variables), policy) for a, b, policy in ranges if a < b]
+        runs.append((scope.equations[at : block.start], None))
+        runs.append((scope.equations[block.start : block.stop], block.policy))
         at = block.stop
-    rest = len(scope.equations)
-    return [*found, (_part(scope, at, rest, last, variables), None)] if at < rest else found
+    runs.append((scope.equations[at:], None))
+    runs = [run for run in runs if run[0]]
+    parts = parts_of(scope, [equations for equations, _ in runs])
+    return [(part, policy) for part, (_, policy) in zip(parts, runs, strict=True)]
 
 
-def _part(scope: Scope, start: int, stop: int, last: dict[Value, int], variables: dict[Value, Any]) -> Scope:
-    equations = scope.equations[start:stop]
-    made = {v: None for e in equations for v in e.outs}
-    ins = list(dict.fromkeys(v for e in equations for v in e.ins if v is not None and v not in made))
-    outs = [v for v in made if last.get(v, -1) >= stop]
-    jaxpr = scope.jaxpr.replace(
-        constvars=[],
-        invars=[variables[v] for v in ins],
-        outvars=[variables[v] for v in outs],
-        eqns=[e.eqn for e in equations],
-    )
-    return Scope(jaxpr, (), ins, list(outs), [], equations)
+def parts_of(scope: Scope, runs: Sequence[list[Equation]]) -> list[Scope]:
+    """The equations of a scope in `runs`, one after the other: each a scope of its own, from the values that it reads
+    to those that are read later."""
+    later, parts = {v for v in scope.outs if v is not None}, []
+    for equations in reversed(runs):
+        made = {v: None for e in equations for v in e.outs}
+        read = {v: None for e in equations for v in e.ins if v is not None}
+        outs: list[Value | None] = [v for v in made if v in later]
+        jaxpr = SimpleNamespace(outvars=outs)  # asked only for literals among the results
+        parts.append(Scope(jaxpr, (), [v for v in read if v not in made], outs, [], equations))
+        later |= read.keys()
+    return parts[::-1]

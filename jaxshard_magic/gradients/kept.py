@@ -11,8 +11,6 @@ from ..program.ir import Equation, Scope, Value
 from ..program.primitives import bind, is_literal
 from ..program.sizes import nbytes
 
-_STILL = frozenset({"stop_gradient"})  # nothing is differentiated through it
-
 
 @dataclass(frozen=True)
 class Kept:
@@ -32,7 +30,7 @@ def keeps(scope: Scope) -> list[Kept]:
     found = []
     for e in scope.equations:
         active = tuple(v in moving for v in e.ins)
-        if e.name in _STILL or not any(active) or not any(map(_inexact, e.eqn.outvars)):
+        if e.name == "stop_gradient" or not any(active) or not any(map(_inexact, e.eqn.outvars)):
             found.append(Kept((), 0))
             continue
         moving.update(v for v, var in zip(e.outs, e.eqn.outvars, strict=True) if _inexact(var))

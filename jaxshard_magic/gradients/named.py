@@ -47,10 +47,6 @@ class Names:
                 start = k
         return found
 
-    def matching_values(self, pattern: re.Pattern) -> set[str]:
-        """The names of values that match."""
-        return {name for name in self.values.values() if pattern.search(name)}
-
     def nearest(self, pattern: str) -> list[str]:
         """Names that there are, those most like `pattern` first."""
         scopes = (part for scope in self.scopes for e in scope.equations for part in _path(e).split("/"))

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..program.batching.examples import Constant, Joined, Kept, Summed, Unknown, combine
 from ..program.batching.follow import Followed
-from ..program.ir import Equation, Value
+from ..program.ir import Value
 from ..program.primitives import is_literal
 from ..program.sizes import nbytes
 from .part import Part
@@ -67,7 +67,7 @@ class Outputs:
         found, seen, todo = [], {v}, [v]
         while todo:
             e = self._makers.get(todo.pop())
-            if e is None or e.primitive.product or _has_products(e):
+            if e is None or any(i.primitive.product for i in (e, *e.inside())):
                 return None
             for w in e.ins:
                 if w is None or w in seen or isinstance(self.followed.of[w], Constant):
@@ -101,9 +101,3 @@ class Outputs:
 def _literal(v: Any) -> Any:
     assert is_literal(v)
     return v.val
-
-
-def _has_products(e: Equation) -> bool:
-    return any(
-        inner.primitive.product or _has_products(inner) for door in e.doors for inner in door.scope.equations
-    )

@@ -5,7 +5,7 @@ leaves out those that were added, and divides by the real examples alone. So it 
 and is taken in microbatches like any other.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -66,7 +66,7 @@ class _Loss(Padded, Replay):
     def __init__(self, small: Program, large: Program, part: Program, examples: int, growth: Fraction):
         self._examples, self._growth = examples, growth
         self._numbers: Any = None
-        self._fixed = {e.index for outer in small.equations if outer.primitive.custom for e in _inside(outer)}
+        self._fixed = {e.index for outer in small.equations if outer.primitive.custom for e in outer.inside()}
         super().__init__(small, large, part)
 
     def __call__(self, numbers: Any, *operands: Any) -> list:
@@ -91,7 +91,7 @@ class _Loss(Padded, Replay):
     def _counts(self, small: Equation, large: Equation) -> bool:
         """Do the numbers of an equation's results depend on how many rows there are?"""
         literals = zip(small.eqn.invars, large.eqn.invars, strict=True)
-        other = any(is_literal(a) and _differ(a.val, b.val) for a, b in literals)  # pyright: ignore[reportAttributeAccessIssue]
+        other = any(is_literal(a) and np.any(np.not_equal(a.val, b.val)) for a, b in literals)  # pyright: ignore[reportAttributeAccessIssue]
         return other or (
             not large.doors and self.grown(large) and (self.loses_rows(large) or large.primitive.counted)
         )
@@ -107,14 +107,3 @@ class _Loss(Padded, Replay):
             )
         (dim,) = self.dims(e.outs[0])
         return [drawn(e, small, dim, jnp.minimum(self._numbers, self._examples - 1), values)]
-
-
-def _differ(a: Any, b: Any) -> bool:
-    return bool(np.any(np.not_equal(a, b)))
-
-
-def _inside(e: Equation) -> Iterator[Equation]:
-    for door in e.doors:
-        for inner in door.scope.equations:
-            yield inner
-            yield from _inside(inner)

@@ -1,6 +1,8 @@
 """Some values of a program without the rest of it."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from ..program.emit import Emitter
@@ -37,10 +39,7 @@ class Chosen(Emitter):
     def run(self, scope: Scope, args: Any) -> list:
         if scope is not self._scope:
             return super().run(scope, args)
-        bare = Scope(
-            _without_outputs(scope.jaxpr), scope.consts, scope.ins, [], scope.const_values, scope.equations
-        )
-        return super().run(bare, args)
+        return super().run(replace(scope, jaxpr=SimpleNamespace(outvars=[]), outs=[]), args)
 
     def equation(self, e: Equation, values: list) -> list:
         if e.index in self._idle:
@@ -78,7 +77,3 @@ def _opened(scope: Scope, wanted: set[Value]) -> set[int]:
         for door in e.doors
         if any(v in wanted for x in door.scope.equations for v in x.outs) or _opened(door.scope, wanted)
     }
-
-
-def _without_outputs(jaxpr: Any) -> Any:
-    return jaxpr.replace(outvars=[], debug_info=jaxpr.debug_info._replace(result_paths=None))

@@ -13,12 +13,11 @@ from .remat import Rematted, remat
 @dataclass
 class Passes:
     """Makes of a loss what `options` ask of it; `notes` say what each pass did, one line a pass. `rematted`: the
-    losses with remat in them. `needs_host_memory`: some of what they keep goes to memory of the kind `pinned_host`."""
+    losses with remat in them."""
 
     options: GradientOptions
     notes: list[str] = field(default_factory=list)
     rematted: list[Rematted] = field(default_factory=list)
-    needs_host_memory: bool = False
 
     def __call__(self, loss: ClosedJaxpr) -> ClosedJaxpr:
         """`loss`: flat arrays -> value, aux; not differentiated yet."""
@@ -30,7 +29,6 @@ class Passes:
             again = remat(loss, str(self.options.remat))
             loss = again.closed
             self.rematted.append(again)
-            self.needs_host_memory |= again.needs_host_memory
             self._note(again.note)
         if self.options.precision in ("bf16", "fp16"):  # last: remat would take these for the user's own
             loss = recomputed(loss)

@@ -77,7 +77,11 @@ class _Cast(Replay):
         self.types = types
         self._shared: dict[tuple[Value, Any], Any] = {}
         self._given = _given(program)
-        self._ends = {body: ends for e in program.equations for body, ends in _ends(e, types)}
+        self._ends = {  # the types that the results of bodies leave them in
+            door.scope: [types.of[v] for v in e.outs] if door.out else [None] * len(door.scope.outs)
+            for e in program.equations
+            for door in (() if e.primitive.custom else e.doors)
+        }
 
     def __call__(self, *args: Any) -> list:
         outs = super().__call__(*args)
@@ -92,7 +96,7 @@ class _Cast(Replay):
 
     def body(self, scope: Scope, args: Any) -> list:
         outs = super().body(scope, args)
-        return [_as(x, dtype) for x, dtype in zip(outs, self._ends[id(scope)], strict=True)]
+        return [_as(x, dtype) for x, dtype in zip(outs, self._ends[scope], strict=True)]
 
     def equation(self, e: Equation, values: list) -> list:
         dtype = self.types.runs.get(e.index)
@@ -133,15 +137,6 @@ def _entered(e: Equation, door: Any) -> list[tuple[int, Value]]:
     return list(enumerate(inside, int(e.name == "cond")))
 
 
-def _ends(e: Equation, types: Types) -> list[tuple[int, list]]:
-    """The bodies of an equation, by id, each with the types that its results leave it in."""
-    ends = []
-    for door in e.doors if not e.primitive.custom else ():
-        outside = [types.of[v] for v in e.outs]
-        ends.append((id(door.scope), outside if door.out else [None] * len(door.scope.outs)))
-    return ends
-
-
 def _as(x: Any, dtype: Any) -> Any:
     """A float in another type; a literal stays one."""
     if not (is_float(dtype) and is_float(x.dtype)) or x.dtype == dtype:
@@ -160,12 +155,9 @@ def _note(program: Program, types: Types, dtype: Any) -> str:
     if dtype in NARROW:
         sums = sum(e.primitive.rounds for e in visible(program.top))
         return f"{changed}; the loss and {_count(sums, 'reduction')} in float32"
-    own = sum(e.primitive.custom and _is_narrow(program, e) for e in visible(program.top))
+    custom = (e for e in visible(program.top) if e.primitive.custom)
+    own = sum(any(program.avals[v].dtype in NARROW for v in e.outs) for e in custom)
     return changed + f"; {_count(own, 'function')} with a derivative rule as written" * bool(own)
-
-
-def _is_narrow(program: Program, e: Equation) -> bool:
-    return any(program.avals[v].dtype in NARROW for v in e.outs)
 
 
 def _count(n: int, noun: str) -> str:

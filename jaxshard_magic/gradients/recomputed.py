@@ -7,8 +7,6 @@ hindered; what a loop keeps of every trip it takes as it is.
 
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,11 +14,11 @@ from jax.extend.core import ClosedJaxpr
 
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.lines import user_context
-from ..program.primitives import is_literal
 from ..program.primitives.primitive import Kind, Runs
 from ..program.primitives.table import primitive_of
 from ..program.replay import Replay, replayed
 from .autocast import NARROW, WIDE
+from .blocks import parts_of
 
 _CHEAP = (Kind.ELEMENTWISE, Kind.SHAPE, Kind.CUT, Kind.EACH)
 
@@ -51,44 +49,31 @@ def _is_cheap(name: str) -> bool:
     return again and name not in ("name", "dynamic_update_slice")
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Equations of a scope that follow one another, and what of theirs is read later; `wide` where they hold narrow
-    and float32 arrays."""
-
-    scope: Scope
-    made: list[Value]
-    wide: bool
-
-
 class _Recomputed(Replay):
     """Re-emits a program with the wide stretches of its loops in `jax.checkpoint`."""
 
     def __init__(self, program: Program):
         super().__init__(program)
-        self._parts: dict[int, list[_Part]] = {}
+        self._parts: dict[Scope, list[tuple[Scope, bool]]] = {}
         self._around = ""  # the innermost loop or remat that the equation stands in
 
     def run(self, scope: Scope, args: Any) -> list:
         if self._around != "scan":
             return super().run(scope, args)
-        if id(scope) not in self._parts:
-            self._parts[id(scope)] = _parts(scope, self.program)
-        env: dict[Value, Any] = dict(zip(scope.ins, args, strict=True))
-        env.update(zip(scope.const_values, scope.consts, strict=True))
-        for part in self._parts[id(scope)]:
-            outs = self._part(part, [env[v] for v in part.scope.ins])
-            env.update(zip(part.made, outs, strict=True))
-        results = zip(scope.jaxpr.outvars, scope.outs, strict=True)
-        return [v.val if is_literal(v) else env[i] for v, i in results]  # pyright: ignore[reportArgumentType]
+        if scope not in self._parts:
+            self._parts[scope] = _parts(scope, self.program)
+        env = scope.env(args)
+        for part, wide in self._parts[scope]:
+            values = [env[v] for v in part.ins]
+            outs = self._again(part, values) if wide else super().run(part, values)
+            env.update(zip(part.outs, outs, strict=True))
+        return scope.results(env)
 
-    def _part(self, part: _Part, values: list) -> list:
+    def _again(self, part: Scope, values: list) -> list:
         run = super().run
-        if not part.wide:
-            return run(part.scope, values)
         # A loop's two passes are two loops, between which nothing is merged.
-        fresh = jax.checkpoint(lambda *xs: tuple(run(part.scope, xs)), policy=keeps, prevent_cse=False)
-        with user_context(part.scope.equations[0].eqn.source_info.traceback):
+        fresh = jax.checkpoint(lambda *xs: tuple(run(part, xs)), policy=keeps, prevent_cse=False)
+        with user_context(part.equations[0].eqn.source_info.traceback):
             return list(fresh(*values))
 
     def equation(self, e: Equation, values: list) -> list:
@@ -105,8 +90,9 @@ class _Recomputed(Replay):
             self._around = around
 
 
-def _parts(scope: Scope, program: Program) -> list[_Part]:
-    """A scope cut before and after every product, loop, branch and effect, and after casts of what it is given."""
+def _parts(scope: Scope, program: Program) -> list[tuple[Scope, bool]]:
+    """A scope cut before and after every product, loop, branch and effect, and after casts of what it is given; each
+    part with whether it holds narrow and float32 arrays."""
     given, runs = {*scope.ins, *scope.const_values}, [list[Equation]()]
     for e in scope.equations:
         if _is_cut(e):
@@ -114,8 +100,7 @@ def _parts(scope: Scope, program: Program) -> list[_Part]:
         else:
             runs[-1].append(e)
     apart = [part for run in runs for part in _casts_apart(run, given) if part]
-    later = _read_later(apart, scope)
-    return [_part(run, kept, program) for run, kept in zip(apart, later, strict=True)]
+    return [(part, _is_wide(part.equations, program)) for part in parts_of(scope, apart)]
 
 
 def _is_cut(e: Equation) -> bool:
@@ -133,24 +118,6 @@ def _casts_apart(run: list[Equation], given: set[Value]) -> tuple[list[Equation]
 def _is_wide(run: Sequence[Equation], program: Program) -> bool:
     if all(_is_cut(e) or e.name == "convert_element_type" for e in run):
         return False
-    held = [program.avals[v] for e in run for v in (*e.ins, *e.outs) if v is not None]
-    dtypes = {getattr(aval, "dtype", None) for aval in held}
+    avals = [program.avals[v] for e in run for v in (*e.ins, *e.outs) if v is not None]
+    dtypes = {getattr(aval, "dtype", None) for aval in avals}
     return not dtypes.isdisjoint(NARROW) and not dtypes.isdisjoint(WIDE)
-
-
-def _read_later(runs: Sequence[Sequence[Equation]], scope: Scope) -> list[set[Value]]:
-    """What is read after each run."""
-    read, found = {v for v in scope.outs if v is not None}, []
-    for run in reversed(runs):
-        found.append(set(read))
-        read |= {v for e in run for v in e.ins if v is not None}
-    return found[::-1]
-
-
-def _part(run: list[Equation], later: set[Value], program: Program) -> _Part:
-    """Equations as a scope of their own, from what they read to what is read later."""
-    made = {v: var for e in run for v, var in zip(e.outs, e.eqn.outvars, strict=True)}
-    ins = dict.fromkeys(v for e in run for v in e.ins if v is not None and v not in made)
-    outs = [v for v in made if v in later]
-    jaxpr = SimpleNamespace(outvars=[made[v] for v in outs])  # all that a run asks a scope's jaxpr for
-    return _Part(Scope(jaxpr, (), list(ins), [*outs], [], run), outs, _is_wide(run, program))

@@ -103,7 +103,8 @@ def _by_number(program: Program, count: int) -> tuple[Blocks, str]:
     shares = _shares(top, found, count)
     fits = count <= len(top.equations)
     if not (fits or shares):
-        raise ShardError(f"--remat {count}: this loss can be cut into {_most(top)} segments at most")
+        most = max([len(top.equations), *_loops(top).values()])
+        raise ShardError(f"--remat {count}: this loss can be cut into {most} segments at most")
     cut = best_cuts(found, 0, len(found.own), count)[-1] if fits else None
     if shares and (cut is None or _loops_peak(program, found, shares) < cut.peak):
         return _in_loops(top, shares, count)
@@ -133,20 +134,16 @@ def _loops(top: Scope) -> dict[int, int]:
     return {k: e.params["length"] for k, e in found.items()}
 
 
-def _most(top: Scope) -> int:
-    return max([len(top.equations), *_loops(top).values()])
-
-
 def _loops_peak(program: Program, found: Costs, shares: dict[int, int]) -> float:
     """What is held at most when loops are cut: all that is kept outside of them, what is carried into each of their
     blocks, and what one block keeps."""
     outside = found.inside(0, len(found.own)) - sum(found.own[k] for k in shares)
-    carried = sum(n * _carried(program, program.top.equations[k]) for k, n in shares.items())
+    carried = sum(
+        n * nbytes(program.avals[inside])
+        for k, n in shares.items()
+        for _, inside in program.top.equations[k].doors[0].loop
+    )
     return outside + carried + max(found.own[k] / n for k, n in shares.items())
-
-
-def _carried(program: Program, loop: Equation) -> int:
-    return sum(nbytes(program.avals[inside]) for _, inside in loop.doors[0].loop)
 
 
 def _in_loops(top: Scope, shares: dict[int, int], count: int) -> tuple[Blocks, str]:
@@ -213,7 +210,7 @@ def _by_name(program: Program, how: str) -> tuple[Blocks, str]:
     if ranges or bodies:
         count = len(bodies) + sum(map(len, ranges.values()))
         return Blocks(ranges, bodies), f"{_many(count, 'block')} of {how}"
-    values, marked = names.matching_values(pattern), set()
+    values, marked = {name for name in names.values.values() if pattern.search(name)}, set()
     for scope in names.scopes:
         blocks, equations = regions(scope, values)
         marked |= equations

@@ -31,7 +31,7 @@ from .padded import with_rows
 from .passes import Passes
 from .remat import Rematted
 from .scaled import CARRIED, taken_scaled, with_scaled_gradients
-from .scaling import all_finite
+from .scaling import Scale, all_finite
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class Rewritten:
         calls: the gradient calls over microbatches, by their equations' index in `captured`.
         findings: what was done.
         rematted: the losses with remat in them.
-        needs_host_memory: some of what these keep goes to memory of the kind `pinned_host`.
         carried: the first constants of `traced` that come back as its last outputs.
         added: by argument, flat, the dimension that rows are added to and how many.
         mapped: how it is spread where it is written for one device.
@@ -55,7 +54,6 @@ class Rewritten:
     calls: Mapping[int, Accumulated]
     findings: tuple[Finding, ...]
     rematted: tuple[Rematted, ...] = ()
-    needs_host_memory: bool = False
     carried: int = 0
     added: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     mapped: Mapped | None = None
@@ -64,6 +62,11 @@ class Rewritten:
     def out_shapes(self) -> list[tuple[int, ...]]:
         """The shapes of the step's outputs, without rows that are added."""
         return [aval.shape for aval in self.captured.closed.out_avals]
+
+    @property
+    def needs_host_memory(self) -> bool:
+        """Whether some of what `rematted` keep goes to memory of the kind `pinned_host`."""
+        return any(loss.needs_host_memory for loss in self.rematted)
 
     def by_hand(self) -> Traced | None:
         """The step with its microbatches as a loop written by hand, where that is what its numbers are to equal: where
@@ -142,9 +145,8 @@ def _with_rows(
     return replace(rewritten, captured=whole, added=wanted.added, findings=findings)
 
 
-Coupling = Callable[
-    [Accumulated], Finding | None
-]  # what is said of microbatches that are not the whole batch's sum
+Coupling = Callable[[Accumulated], Finding | None]  # of microbatches that are not the whole batch's sum
+TakenBy = Callable[[Sequence[Any], Scale | None], list]
 
 
 def _rewritten(captures: Captures, roles: Roles, options: GradientOptions, coupling: Coupling) -> Rewritten:
@@ -152,11 +154,9 @@ def _rewritten(captures: Captures, roles: Roles, options: GradientOptions, coupl
     program, calls, findings, carried = Program(step.closed), {}, (), 0
     if captures.part is not None:
         calls, findings = _accumulations(captures, roles, passes, coupling)
-        taking = _Accumulating(program, calls)
-    else:
-        taking = _Passing(program, passes)
-    if captures.mapped is not None:
-        taking.axes = tuple(captures.mapped.sizes)
+    whole = {} if calls else {e.index: _whole(e.params["gradient"], passes) for e in gradients_of(program)}
+    axes = () if captures.mapped is None else tuple(captures.mapped.sizes)
+    taking = _Rewriting(program, calls or whole, axes)
     if options.precision == "fp16":
         traced, carried = with_scaled_gradients(step, taking, roles), CARRIED
     else:
@@ -167,12 +167,8 @@ def _rewritten(captures: Captures, roles: Roles, options: GradientOptions, coupl
 def _noted(rewritten: Rewritten, passes: Passes) -> Rewritten:
     """With what the passes did to the losses."""
     notes = (Finding("inside", "info", note) for note in passes.notes)
-    return replace(
-        rewritten,
-        findings=(*rewritten.findings, *notes),
-        rematted=tuple(passes.rematted),
-        needs_host_memory=passes.needs_host_memory,
-    )
+    findings = (*rewritten.findings, *notes)
+    return replace(rewritten, findings=findings, rematted=tuple(passes.rematted))
 
 
 def _accumulations(
@@ -232,37 +228,31 @@ def _exact(call: Accumulated) -> None:
     )
 
 
-class _Agreeing(Taking):
-    """With a loss scale, the devices along `axes` leave a step out together: where the gradients of one overflow."""
+class _Rewriting(Taking):
+    """Takes the gradients of a captured step by `calls`, which are given operands and the loss scale, by their index.
 
-    axes: tuple[Name, ...] = ()
+    With a loss scale, the devices along `axes` leave a step out together: where the gradients of one overflow.
+    """
+
+    def __init__(self, program: Program, calls: Mapping[int, TakenBy], axes: tuple[Name, ...]):
+        super().__init__(program)
+        self._taken_by, self._axes = calls, axes
 
     def __call__(self, *args: Any) -> list:
         outs = super().__call__(*args)
-        if self.axes and self.scale is not None:
+        if self._axes and self.scale is not None:
             off = jnp.where(all_finite(self.gradients), 0.0, jnp.inf)
-            self.gradients = [lax.psum(off, self.axes)]
+            self.gradients = [lax.psum(off, self._axes)]
         return outs
 
-
-class _Passing(_Agreeing):
-    """Gradients of the whole batch, through the passes alone."""
-
-    def __init__(self, program: Program, passes: Passes):
-        super().__init__(program)
-        self._losses = {e.index: Program(passes(e.params["gradient"].loss)) for e in gradients_of(program)}
-
     def take(self, e: Equation, operands: Sequence[Any]) -> list:
-        return taken_scaled(e.params["gradient"], Replay(self._losses[e.index]), operands, 1.0, self.scale)
+        return self._taken_by[e.index](operands, self.scale)
 
 
-class _Accumulating(_Agreeing):
-    def __init__(self, program: Program, calls: Mapping[int, Accumulated]):
-        super().__init__(program)
-        self._made = calls
-
-    def take(self, e: Equation, operands: Sequence[Any]) -> list:
-        return self._made[e.index](operands, self.scale)
+def _whole(call: Gradient, passes: Passes) -> TakenBy:
+    """Takes a gradient of the whole batch, through the passes alone."""
+    loss = Program(passes(call.loss))
+    return lambda operands, scale: taken_scaled(call, Replay(loss), operands, 1.0, scale)
 
 
 def _accumulated(
@@ -305,17 +295,10 @@ def _accumulated(
 def _state(program: Program, roles: Roles) -> dict[int, dict[int, int]]:
     """For each gradient call, by its index: aux output -> the operand whose next value the step makes of it."""
     flow = Flow(program)
-    place = {v: i for i, v in enumerate(program.inputs)}
     found: dict[int, dict[int, int]] = {}
     for e in gradients_of(program):
         call: Gradient = e.params["gradient"]
-        operands = {
-            place[w]: k
-            for k, v in enumerate(e.ins)
-            if v is not None
-            for w in flow.back([v], by_alias)
-            if w in place
-        }
+        operands = {i: k for k, v in enumerate(e.ins) for i in flow.inputs_behind([v], by_alias)}
         outs = {v: j for j, v in enumerate(e.outs[: call.outs])}
         for o, i in roles.state.items():
             if i not in operands:

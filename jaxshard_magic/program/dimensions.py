@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
+from .flow import closure
 from .ir import Equation, Program, Value
 from .links import Links, find_links
 from .unionfind import UnionFind
@@ -39,35 +40,29 @@ class Dimensions:
         that one (microbatches), as the next. A major part that no mesh axis divides (the 3 of 3, heads, head size)
         can carry none, and the whole with it."""
         looped = {self._sets.find(n) for n in self.links.looped}
-        made = []
+        links = []
         for split in self.links.splits:
             part = next((n for n in split.parts if self._sets.find(n) not in looped), split.parts[0])
             if part == split.parts[0] and all(self.program.sizes[part] % n for n in axis_sizes):
                 self.unshardable.add(split.whole)
             else:
                 self._sets.union(split.whole, part)
-                made.append((split.whole, part, split.equation))
-        return made
+                links.append((split.whole, part, split.equation))
+        return links
 
     @cached_property
     def _parts(self) -> dict[int, set[int]]:
         """The classes that are parts of a class, or of which it is a part."""
-        found = defaultdict[int, set[int]](set)
+        parts = defaultdict[int, set[int]](set)
         for a, b in self.links.cut:
             a, b = self._class[a], self._class[b]
-            found[a].add(b)
-            found[b].add(a)
-        return found
+            parts[a].add(b)
+            parts[b].add(a)
+        return parts
 
     def reach(self, c: int, among: Callable[[int], bool]) -> frozenset[int]:
         """`c` and what shifting, concatenating, slicing or microbatching makes of it, `among` certain classes."""
-        seen, todo = {c}, [c]
-        for a in todo:
-            for b in self._parts.get(a, set()) - seen:
-                if among(b):
-                    seen.add(b)
-                    todo.append(b)
-        return frozenset(seen)
+        return frozenset(closure([c], lambda a: filter(among, self._parts.get(a, ()))))
 
     def of_node(self, node: int) -> int:
         return self._class[node]

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax._src.source_info_util import current_name_stack, new_name_stack  # jax has no public form
 
-from .ir import Door, Equation, Program, Scope, Value
+from .ir import Door, Equation, Program, Scope
 from .lines import Calls, user_context
-from .primitives import bind, is_literal, scan_counts
+from .primitives import bind, scan_counts
 
 
 class Emitter:
@@ -46,11 +46,10 @@ class Emitter:
         return self.run(scope, args)
 
     def run(self, scope: Scope, args: Any) -> list:
-        env: dict[Value, Any] = dict(zip(scope.ins, args, strict=True))
-        env.update(zip(scope.const_values, scope.consts, strict=True))
+        env = scope.env(args)
         for e in scope.equations:
-            operands = zip(e.eqn.invars, e.ins, strict=True)
-            values = [v.val if is_literal(v) else env[i] for v, i in operands]  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+            operands = zip(e.ins, e.eqn.invars, strict=True)
+            values = [var.val if v is None else env[v] for v, var in operands]  # pyright: ignore[reportAttributeAccessIssue]
             info, caller = e.eqn.source_info, self._caller
             names = current_name_stack() + info.name_stack
             if e.index in self._scopes:
@@ -62,8 +61,7 @@ class Emitter:
                     env.update(zip(e.outs, self.equation(e, values), strict=True))
                 finally:
                     self._caller = caller
-        results = zip(scope.jaxpr.outvars, scope.outs, strict=True)
-        return [v.val if is_literal(v) else env[i] for v, i in results]  # pyright: ignore[reportArgumentType]
+        return scope.results(env)
 
     def equation(self, e: Equation, values: list) -> list:
         """The results of one equation."""
@@ -94,16 +92,16 @@ class Emitter:
         return [*carry, *ys]
 
     def _while(self, e: Equation, values: list, body: Door, test: Door) -> list:
-        asked, fixed = e.params["cond_nconsts"], e.params["body_nconsts"]
-        start = tuple(map(_array, values[asked + fixed :]))
+        tested, fixed = e.params["cond_nconsts"], e.params["body_nconsts"]
+        start = tuple(map(_array, values[tested + fixed :]))
 
-        def go_on(carry):
-            return self.run(test.scope, [*values[:asked], *carry])[0]
+        def goes_on(carry):
+            return self.run(test.scope, [*values[:tested], *carry])[0]
 
         def trip(carry):
-            return tuple(self.body(body.scope, [*values[asked : asked + fixed], *carry]))
+            return tuple(self.body(body.scope, [*values[tested : tested + fixed], *carry]))
 
-        return list(lax.while_loop(go_on, trip, start))
+        return list(lax.while_loop(goes_on, trip, start))
 
 
 def _array(x: Any) -> Any:

@@ -82,8 +82,8 @@ def parts(e: Equation, axes_of: Callable[[Value], Sequence[Sequence[str]]], size
 
     `axes_of`: the mesh axes of every dimension of a value. `sizes`: devices along each mesh axis.
     """
-    found = (axes_of(v) for v in (*e.ins[:2], e.outs[0]) if v is not None)
-    return prod(sizes[a] for a in {a for dims in found for axes in dims for a in axes})
+    specs = (axes_of(v) for v in (*e.ins[:2], e.outs[0]) if v is not None)
+    return prod(sizes[a] for a in {a for dims in specs for axes in dims for a in axes})
 
 
 def multiply_adds(e: Equation) -> int:
@@ -108,16 +108,16 @@ def _inside(
     recomputed: bool = False,
     exact: bool = True,
 ) -> list[Work]:
-    found = []
+    works = []
     for e in scope.equations:
         again = recomputed or _REMATTED in str(e.eqn.source_info.name_stack)
         if e.primitive.product and e.outs[0] in used:
-            found.append(_work(e, phase[e.index], again, exact))
+            works.append(_work(e, phase[e.index], again, exact))
         known = exact and e.name != "while"
         bodies = [_inside(door.scope, phase, used, again, known) for door in e.doors]
         for body in [max(bodies, key=_flops)] if e.name == "cond" else bodies:
-            found += body
-    return found
+            works += body
+    return works
 
 
 def _work(e: Equation, phase: str, recomputed: bool, exact: bool) -> Work:

@@ -57,11 +57,11 @@ class Flow:
     @cached_property
     def after(self) -> list[list[Hop]]:
         """`after[v]`: what is made from `v`, as `before` has it the other way round."""
-        found: list[list[Hop]] = [[] for _ in self.before]
+        hops: list[list[Hop]] = [[] for _ in self.before]
         for v, sources in enumerate(self.before):
             for w, e in sources:
-                found[w].append((v, e))
-        return found
+                hops[w].append((v, e))
+        return hops
 
     @cached_property
     def used(self) -> Set[Value]:
@@ -88,6 +88,11 @@ class Flow:
             if limit is not None and len(seen) > limit:
                 break
         return seen
+
+    def inputs_behind(self, start: Iterable[Value | None], through: Through | None = None) -> set[int]:
+        """The inputs, by position, that the values of `start` are made of; `through` as of `back`."""
+        met = self.back(start, through)
+        return {i for i, v in enumerate(self.program.inputs) if v in met}
 
     def forward(self, start: Iterable[Value | None], through: Through | None = None) -> set[Value]:
         """The values that are made of those of `start`, they among them.
@@ -123,36 +128,36 @@ def by_alias(_v: Value, _w: Value, e: Equation | None) -> bool:
 
 def results(program: Program) -> list[Value | None]:
     """What a step is run for: its outputs, what decides on branches and trips, and operands of side effects."""
-    found = list(program.outputs)
+    values = list(program.outputs)
     for e in program.equations:
         if e.name == "cond":
-            found.append(e.ins[0])
+            values.append(e.ins[0])
         elif e.name == "while":
-            found += e.doors[1].scope.outs
+            values += e.doors[1].scope.outs
         elif e.eqn.effects and not e.doors:
-            found += e.ins
-    return found
+            values += e.ins
+    return values
 
 
 def made_of(scope: Scope, start: Collection[Value]) -> set[Value]:
     """`start` and all values of a body that equations make which read one of them."""
-    found = set(start)
+    values = set(start)
     for e in scope.equations:
-        if any(v in found for v in e.ins):
-            found.update(e.outs)
-    return found
+        if any(v in values for v in e.ins):
+            values.update(e.outs)
+    return values
 
 
 def needed(scope: Scope, wanted: Collection[Value], known: Collection[Value]) -> set[int]:
     """The equations of a body that the values `wanted` depend on, not looking behind those `known`."""
-    todo, found = set(wanted), set()
+    todo, indices = set(wanted), set()
     for e in reversed(scope.equations):
         inside = {v for door in e.doors for inner in door.scope.equations for v in inner.outs}
         if todo.isdisjoint(e.outs) and todo.isdisjoint(inside):
             continue
-        found.add(e.index)
+        indices.add(e.index)
         todo.update(v for v in e.ins if v is not None and v not in known)
-    return found
+    return indices
 
 
 def origins(scope: Scope, roots: Collection[Value]) -> Mapping[Value, frozenset[Value]]:

@@ -49,9 +49,9 @@ class _Forgetting:
         self._cache = cache
 
     def __call__(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        known = _mine.stand_ins
-        if known is not None:
-            fun = known.setdefault(fun, functools.partial(fun))
+        stand_ins = _mine.stand_ins
+        if stand_ins is not None:
+            fun = stand_ins.setdefault(fun, functools.partial(fun))
         return self._cache(fun, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

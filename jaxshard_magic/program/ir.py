@@ -3,7 +3,7 @@
 All that reads or rewrites a step (links, roles, strategies, re-emission) goes over this one form.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,22 @@ class Scope:
     outs: list[Value | None]
     const_values: list[Value]
     equations: list["Equation"] = field(default_factory=list)
+
+    def walk(self, into: Callable[["Equation"], bool] = lambda e: True) -> Iterator["Equation"]:
+        """Its equations, each before those of its bodies; of the bodies, those of equations that `into` holds for."""
+        for e in self.equations:
+            yield e
+            if into(e):
+                yield from e.inside(into)
+
+    def env(self, args: Sequence[Any]) -> dict[Value | None, Any]:
+        """The arrays by their values where a run on `args` begins."""
+        return dict(zip((*self.ins, *self.const_values), (*args, *self.consts), strict=True))
+
+    def results(self, env: dict[Value | None, Any]) -> list:
+        """What a run that ends with the arrays `env` gives."""
+        outs = zip(self.outs, self.jaxpr.outvars, strict=True)
+        return [var.val if v is None else env[v] for v, var in outs]
 
 
 @dataclass(eq=False, slots=True)
@@ -58,6 +74,11 @@ class Equation:
     @property
     def params(self) -> dict[str, Any]:
         return self.eqn.params
+
+    def inside(self, into: Callable[["Equation"], bool] = lambda e: True) -> Iterator["Equation"]:
+        """The equations of its bodies, as `Scope.walk` gives them."""
+        for door in self.doors:
+            yield from door.scope.walk(into)
 
 
 @dataclass(eq=False, slots=True)
@@ -156,11 +177,11 @@ class Program:
             into = [(a, b, 0) for a, b in zip(ins[nc:], body.ins, strict=True)]
             out = [(a, b, 0) for a, b in zip(body.outs, outs, strict=True)]
             loop = list(zip(body.outs, body.ins[nb:], strict=True))
-            asked = [(a, b, 0) for a, b in zip([*ins[:nc], *carried], test.ins, strict=True)]
+            into_test = [(a, b, 0) for a, b in zip([*ins[:nc], *carried], test.ins, strict=True)]
             again = list(zip(body.outs, test.ins[nc:], strict=True))
             return [
                 Door(body, into, out, loop, list(zip(carried, outs, strict=True))),
-                Door(test, asked, [], again, []),
+                Door(test, into_test, [], again, []),
             ]
         if e.name == "cond":
             bodies = [self._open(*opened(b), e.trips, e) for b in params["branches"]]

@@ -22,15 +22,14 @@ def label_of(op_name: str) -> tuple[str, int] | None:
     >>> label_of("jit(step)/transpose(jvp())/shard.gradient.17/dot_general")
     ('shard.gradient', 17)
     """
-    found = _LABEL.search(op_name)
-    return (found[1], int(found[2])) if found else None
+    match = _LABEL.search(op_name)
+    return (match[1], int(match[2])) if match else None
 
 
 def weight_label(program: Program, flow: Flow, value: Value) -> str | None:
     """The label of a weight on its way to where it is used; None where it is not one input alone."""
-    place = {v: i for i, v in enumerate(program.inputs)}
-    inputs = [place[v] for v in flow.back([value], _by_part) if v in place]
-    return f"{WEIGHT}.{inputs[0]}" if len(inputs) == 1 else None
+    inputs = flow.inputs_behind([value], lambda v, w, e: by_alias(v, w, e) or bool(e and e.primitive.part))
+    return f"{WEIGHT}.{inputs.pop()}" if len(inputs) == 1 else None
 
 
 def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]) -> dict[int, str]:
@@ -45,7 +44,7 @@ def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]
         return by_alias(v, w, e) or bool(e and e.primitive.elementwise and e.primitive.adds)
 
     updates = (i for i, phase in phases.items() if phase == "update")
-    found = {
+    named = {
         i: UPDATE for i in updates if not program.equations[i].doors
     }  # a loop over microbatches holds all phases
     for o, i in roles.state.items():
@@ -55,8 +54,8 @@ def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]
             for value in flow.back([gradient], same_or_summand):
                 e = program.maker.get(value)
                 if e is not None and not e.doors and phases.get(e.index) == "backward":
-                    found[e.index] = f"{GRADIENT}.{i}"
-    return found
+                    named[e.index] = f"{GRADIENT}.{i}"
+    return named
 
 
 def _gradients_of(program: Program, flow: Flow, output: Value | None) -> Iterable[Value]:
@@ -70,7 +69,3 @@ def _gradients_of(program: Program, flow: Flow, output: Value | None) -> Iterabl
         return v not in flow.gradients and not mixes and program.shapes[w] == shape
 
     return [v for v in flow.back([output], elementwise) if v in flow.gradients]
-
-
-def _by_part(v: Value, w: Value, e: Equation | None) -> bool:
-    return by_alias(v, w, e) or bool(e and e.primitive.part)

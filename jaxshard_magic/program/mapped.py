@@ -123,12 +123,14 @@ class PerDevice(Traced):
         tree = self.result.tree
         axes = by_leaf(self.mapped.out_axes, tree.unflatten(range(tree.num_leaves)))
         kinds = (kind for kind, _ in self.result.leaves)
-        found = [a for a, kind in zip(axes, kinds, strict=True) if kind == "out"]
+        returned = [a for a, kind in zip(axes, kinds, strict=True) if kind == "out"]
         ranks = [len(aval.shape) + 1 for aval in self.closed.out_avals]
-        held = set(self.in_paths[: len(self.consts)])
-        rest = (None if path in held else 0 for path in self.out_paths[len(found) :])  # what is written back
+        constants = set(self.in_paths[: len(self.consts)])
+        written_back = self.out_paths[len(returned) :]
+        rest = (None if path in constants else 0 for path in written_back)
         return tuple(
-            None if a is None else Cut(a % rank, True) for a, rank in zip([*found, *rest], ranks, strict=True)
+            None if a is None else Cut(a % rank, True)
+            for a, rank in zip([*returned, *rest], ranks, strict=True)
         )
 
     def on_one(
@@ -169,8 +171,8 @@ def by_leaf(axes: Any, tree: Any) -> list[int | None]:
     >>> by_leaf((0, None), ({"w": 1, "b": 2}, 3))
     [0, 0, None]
     """
-    said = jax.tree.map(lambda a: _WHOLE if a is None else a, axes, is_leaf=lambda a: a is None)
-    return [None if a is _WHOLE else a for a in jax.tree.leaves(jax.tree.broadcast(said, tree))]
+    prefix = jax.tree.map(lambda a: _WHOLE if a is None else a, axes, is_leaf=lambda a: a is None)
+    return [None if a is _WHOLE else a for a in jax.tree.leaves(jax.tree.broadcast(prefix, tree))]
 
 
 @contextmanager

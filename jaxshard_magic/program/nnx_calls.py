@@ -3,7 +3,7 @@ place."""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_
 from types import FunctionType, NoneType
@@ -106,11 +106,6 @@ def open_nodes(roots: Sequence[Any], root_paths: Sequence[KeyPath]) -> Nodes:
     return Nodes(
         tuple(roots), tuple(root_paths), tuple(graphdefs), tuple(holders), tuple(paths), structures, index
     )
-
-
-def without_objects(nodes: Nodes) -> Nodes:
-    """What a trace needs of them: their structure, without the objects themselves."""
-    return replace(nodes, roots=(), holders=(), index=None)
 
 
 def _key(key: Any) -> Any:

@@ -44,12 +44,12 @@ class Result:
     def held(self) -> "dict[KeyPath, Any]":
         """The leaves that are no arrays, by their paths."""
         places = self.tree.unflatten(range(len(self.leaves)))
-        found = {}
+        by_path = {}
         for path, k in jax.tree_util.tree_flatten_with_path(places)[0]:
             kind, value = self.leaves[k]
             if kind == "held":
-                found[RETURN, *path] = value
-        return found
+                by_path[RETURN, *path] = value
+        return by_path
 
     @cached_property
     def _all_outs(self) -> bool:
@@ -58,8 +58,8 @@ class Result:
     def build(self, outs: Sequence[Any], nodes: Sequence[Any] = ()) -> Any:
         if self._all_outs:
             return self.tree.unflatten(outs[: len(self.leaves)])
-        made = {"out": outs, "node": nodes}
-        return self.tree.unflatten([v if kind == "held" else made[kind][v] for kind, v in self.leaves])
+        parts = {"out": outs, "node": nodes}
+        return self.tree.unflatten([v if kind == "held" else parts[kind][v] for kind, v in self.leaves])
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ class Peeled:
     def as_shapes(self) -> "Peeled":
         """The same call with shapes in the place of its arrays. It keeps none of them alive, and none of its NNX
         objects: it can be traced, and not be run."""
-        nodes = None if self.nodes is None else nnx_calls().without_objects(self.nodes)
-        made = replace(self, leaves=specs(self.leaves), arguments=((), {}), nodes=nodes)
-        made.__dict__["inputs"] = self.inputs  # they are read off the arguments
-        return made
+        nodes = None if self.nodes is None else replace(self.nodes, roots=(), holders=(), index=None)
+        call = replace(self, leaves=specs(self.leaves), arguments=((), {}), nodes=nodes)
+        call.__dict__["inputs"] = self.inputs  # they are read off the arguments
+        return call
 
     @cached_property
     def inputs(self) -> list[tuple[KeyPath, Any, bool]]:
@@ -178,7 +178,10 @@ def peel(step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled
         tuple(getattr(jax.config, name) for name in _SETTINGS),
     )
     keys = {i: held_key(x, step.names) for i, x in held.items()}
-    loose = fixed, tuple((i, type(held[i]) if _is_number(held[i]) else k) for i, k in keys.items())
+    loose = (
+        fixed,
+        tuple((i, type(held[i]) if type(held[i]) in NUMBERS - {bool} else k) for i, k in keys.items()),
+    )
     key = fixed, tuple(keys.items())
     return Peeled(
         step, positions, arguments, statics, tree, array_places, node_places, held, nodes, flat, key, loose
@@ -205,10 +208,6 @@ def _is_traced(x: Any, step: Step) -> bool:
     if isinstance(x, np.ndarray):
         return x.dtype.kind not in "OSUMm"
     return isinstance(x, _ARRAYS) or type(x) in step.numbers
-
-
-def _is_number(x: Any) -> bool:
-    return type(x) in NUMBERS and type(x) is not bool
 
 
 def aval(x: Any) -> tuple[tuple[int, ...], Any, bool]:

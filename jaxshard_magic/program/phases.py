@@ -13,11 +13,11 @@ def phases(program: Program, flow: Flow) -> dict[int, str]:
     and all in its bodies belongs there; of the rest, what depends on a gradient is the update. A step that takes no
     gradients is forward as a whole.
     """
-    late, found = flow.forward(flow.gradients), {}
+    late, phase_of = flow.forward(flow.gradients), {}
     todo = [(e, "") for e in program.top.equations]
     for e, outside in todo:
         stack = f"{outside}/{e.eqn.source_info.name_stack}"
         made_late = "jvp(" not in stack and any(v in late for v in (*e.ins, *e.outs))
-        found[e.index] = BACKWARD if "transpose(" in stack else UPDATE if made_late else FORWARD
+        phase_of[e.index] = BACKWARD if "transpose(" in stack else UPDATE if made_late else FORWARD
         todo += [(inner, stack) for door in e.doors for inner in door.scope.equations]
-    return found
+    return phase_of

@@ -35,8 +35,8 @@ class Product:
 
 def products(dims: Dimensions, storage: Storage) -> list[Product]:
     """Every product of the program, in order."""
-    found = ((e, e.contraction) for e in dims.program.equations)
-    return [_product(dims, storage, e, c) for e, c in found if c is not None]
+    contractions = ((e, e.contraction) for e in dims.program.equations)
+    return [_product(dims, storage, e, c) for e, c in contractions if c is not None]
 
 
 def _product(dims: Dimensions, storage: Storage, e: Equation, contraction: Contraction) -> Product:

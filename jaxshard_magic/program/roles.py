@@ -37,13 +37,15 @@ def find_roles(traced: Traced, flow: Flow) -> Roles:
     """
     pairs, steps = match_state(traced, flow)
     avals = [flow.program.avals[v] for v in flow.program.inputs]
-    state, keys, wrt = set(pairs.values()), _keys(flow), _reached_from_marks(flow)
+    state, keys = set(pairs.values()), _keys(flow)
+    wrt = flow.inputs_behind((v for e in flow.differentiated for v in e.ins), by_alias)
     inexact = {i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact)}
     closed_over = len(traced.consts)
     params = wrt & state & inexact or {i for i in wrt & inexact if i >= closed_over}
-    feeding = _feeding(flow, [o for o, i in pairs.items() if i in params])
+    updated = (flow.program.outputs[o] for o, i in pairs.items() if i in params)
+    feeding = flow.inputs_behind(updated, lambda v, _w, _e: v not in flow.gradients)
     following = {i for i in state & inexact if avals[i].shape and _follows(i, params, pairs, steps)}
-    used = flow.back(flow.program.outputs)
+    used = flow.inputs_behind(flow.program.outputs)
     of, rank = [], {}
     for i, aval in enumerate(avals):
         if i in keys:
@@ -55,7 +57,7 @@ def find_roles(traced: Traced, flow: Flow) -> Roles:
         elif i in state:
             role, rank[i] = OTHER, 1 if i in following else 2
         else:
-            role = BATCH if aval.shape and flow.program.inputs[i] in used else OTHER
+            role = BATCH if aval.shape and i in used else OTHER
         of.append(role)
     for i in _among_optimizer(traced, of, rank):
         of[i], rank[i] = OPTIMIZER, 1
@@ -64,45 +66,25 @@ def find_roles(traced: Traced, flow: Flow) -> Roles:
 
 
 def _keys(flow: Flow) -> set[int]:
-    position = {v: i for i, v in enumerate(flow.program.inputs)}
-    avals = flow.program.avals
-    found = {i for v, i in position.items() if jnp.issubdtype(avals[v].dtype, jax.dtypes.prng_key)}
-    for e in flow.random:
-        for v in flow.back(e.ins, by_alias):
-            if (
-                v in position
-                and avals[v].dtype == jnp.uint32
-                and (not avals[v].shape or avals[v].shape[-1] == 2)
-            ):
-                found.add(position[v])
-    return found
-
-
-def _reached_from_marks(flow: Flow) -> set[int]:
-    position = {v: i for i, v in enumerate(flow.program.inputs)}
-    met = (v for e in flow.differentiated for v in flow.back(e.ins, by_alias))
-    return {position[v] for v in met if v in position}
-
-
-def _feeding(flow: Flow, outputs: list[int]) -> set[int]:
-    """The inputs that these outputs depend on, other than through a gradient."""
-    position = {v: i for i, v in enumerate(flow.program.inputs)}
-    met = flow.back([flow.program.outputs[o] for o in outputs], lambda v, _w, _e: v not in flow.gradients)
-    return {position[v] for v in met if v in position}
+    """The inputs of a key's type, and those of the shape of a key's data that are used as keys."""
+    avals = [flow.program.avals[v] for v in flow.program.inputs]
+    used = flow.inputs_behind((v for e in flow.random for v in e.ins), by_alias)
+    data = {i for i in used if avals[i].dtype == jnp.uint32 and avals[i].shape[-1:] in ((), (2,))}
+    return data | {i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key)}
 
 
 def _among_optimizer(traced: Traced, of: list[str], rank: dict[int, int]) -> list[int]:
     """Other state whose nearest neighbours, as the arguments are nested, are optimizer state: its counters."""
-    found = []
+    counters = []
     for i in (i for i, r in rank.items() if r == 2 and of[i] == OTHER):
         path = traced.in_paths[i]
         for depth in range(len(path) - 1, 0, -1):
             beside = {of[j] for j, p in enumerate(traced.in_paths) if p[:depth] == path[:depth]} - {OTHER}
             if beside:
                 if beside == {OPTIMIZER}:
-                    found.append(i)
+                    counters.append(i)
                 break
-    return found
+    return counters
 
 
 def _follows(i: int, params: set[int], pairs: Pairs, steps: Steps) -> bool:

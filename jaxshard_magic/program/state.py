@@ -1,7 +1,7 @@
 """Which output is the next value of which input: the step's state, found from the program, not from names."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 from jax.tree_util import KeyPath
 
@@ -40,23 +40,19 @@ def changed_state(traced: Traced) -> list[tuple[int, int]]:
     leaves as they were.
     """
     ins, outs = traced.closed.in_avals, traced.closed.out_avals
-
-    def form(members, paths, depth):
-        return tuple(paths[m][depth:] for m in members)
-
     by_form = defaultdict(list)
-    for path, members in _subtrees(traced.out_paths, range(5)).items():
-        by_form[form(members, traced.out_paths, len(path))].append(members)
-    found: dict[int, int] = {}
-    for path, members in _subtrees(traced.in_paths, (1, 2)).items():
-        places = by_form[form(members, traced.in_paths, len(path))]
+    for members, form in _subtrees(traced.out_paths, range(5)):
+        by_form[form].append(members)
+    changed: dict[int, int] = {}
+    for members, form in _subtrees(traced.in_paths, (1, 2)):
+        places = by_form[form]
         fits = [[_alike(ins[i], outs[o]) for i, o in zip(members, place, strict=True)] for place in places]
         best = max(range(len(places)), key=lambda k: sum(fits[k]), default=None)
         if best is None or all(fits[best]) or sum(fits[best]) * 2 <= len(members):
             continue
         triples = zip(members, places[best], fits[best], strict=True)
-        found.update((i, o) for i, o, fit in triples if not fit)
-    return sorted(found.items())
+        changed.update((i, o) for i, o, fit in triples if not fit)
+    return sorted(changed.items())
 
 
 def _alike(a, b) -> bool:
@@ -84,32 +80,31 @@ def _elementwise_steps(flow: Flow) -> Steps:
     return found
 
 
-def _subtrees(paths: Iterable[KeyPath], depths: Iterable[int]) -> dict[KeyPath, list[int]]:
+def _subtrees(
+    paths: Sequence[KeyPath], depths: Sequence[int]
+) -> Iterator[tuple[list[int], tuple[KeyPath, ...]]]:
+    """The leaves below each path of one of the `depths`, by position, with their paths from there on."""
     trees: dict[KeyPath, list[int]] = defaultdict(list)
-    depths = tuple(depths)
     for i, path in enumerate(paths):
         for k in depths:
             if len(path) > k:
                 trees[path[:k]].append(i)
-    return trees
+    return ((leaves, tuple(paths[i][len(top) :] for i in leaves)) for top, leaves in trees.items())
 
 
 def _match_trees(traced: Traced, flow: Flow, steps: Steps) -> Pairs:
     ins, outs = flow.program.inputs, flow.program.outputs
     closed_over = len(traced.consts)
-
-    def form(members, paths, values, depth):
-        return tuple((paths[m][depth:], *_signature(flow, values[m])) for m in members)
-
     by_form = defaultdict(list)
-    for path, members in _subtrees(traced.out_paths, range(5)).items():
-        if all(outs[m] is not None for m in members):
-            by_form[form(members, traced.out_paths, outs, len(path))].append(members)
-    found = []
-    for path, members in _subtrees(traced.in_paths, (1, 2)).items():
+    for members, form in _subtrees(traced.out_paths, range(5)):
+        values = [v for m in members if (v := outs[m]) is not None]
+        if len(values) == len(members):
+            by_form[form, *(_signature(flow, v) for v in values)].append(members)
+    candidates = []
+    for members, form in _subtrees(traced.in_paths, (1, 2)):
         if members[0] < closed_over:
             continue
-        for candidate in by_form[form(members, traced.in_paths, ins, len(path))]:
+        for candidate in by_form[form, *(_signature(flow, ins[m]) for m in members)]:
             pairs = list(zip(candidate, members, strict=True))
             distance = [steps.get(pair) for pair in pairs]
             written_back = all(traced.out_paths[o] == traced.in_paths[i] for o, i in pairs)
@@ -118,9 +113,9 @@ def _match_trees(traced: Traced, flow: Flow, steps: Steps) -> Pairs:
             )  # handed back untouched: only if nothing newer exists
             if written_back or any(d is not None for d in distance):
                 cost = sum(_FAR if d is None else min(d, _FAR) for d in distance)
-                found.append((idle, -len(members), not written_back, cost, candidate, members))
+                candidates.append((idle, -len(members), not written_back, cost, candidate, members))
     pairs, used = {}, set()
-    for idle, *_, candidate, members in sorted(found):
+    for idle, *_, candidate, members in sorted(candidates):
         if not pairs.keys() & set(candidate) and (idle or not used & set(members)):
             pairs.update(zip(candidate, members, strict=True))
             used |= set(members)

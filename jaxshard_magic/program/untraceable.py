@@ -1,21 +1,14 @@
 """A step that jax can't trace: which line of the user's own asks for what, and what to write instead."""
 
 import linecache
-import site
-import sysconfig
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 import jax
 
 from ..errors import ShardError
-from .lines import place
-
-_OURS = str(Path(__file__).resolve().parents[1])
-_LIBRARIES = tuple(
-    {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site.getsitepackages(), _OURS, "<frozen "}
-)
+from .lines import is_users, place
 
 # Most particular first: the errors of indexing and of branching are kinds of ConcretizationTypeError.
 _ADVICE = (
@@ -42,27 +35,23 @@ _UNBOUND = "unbound axis name: "
 _OUT = "return the array from the step and read it outside"
 
 
-class Explained:
+@contextmanager
+def explained(step: str) -> Iterator[None]:
     """A context in which `step` is traced: what jax can't trace becomes a `ShardError` that names the line.
 
     Errors of the user's own code pass through.
     """
-
-    def __init__(self, step: str):
-        self._step = step
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+    try:
+        yield
+    except Exception as error:
         doing, fix = _kind(error)
-        if doing is not None:
-            raise ShardError(
-                f"{self._step} can't be compiled: {_line(traceback)} {doing}; {fix}", fix=fix
-            ) from error
+        if doing is None:
+            raise
+        line = _line(error.__traceback__)
+        raise ShardError(f"{step} can't be compiled: {line} {doing}; {fix}", fix=fix) from error
 
 
-def unbound(error: BaseException | None) -> str | None:
+def unbound(error: BaseException) -> str | None:
     """The axis name that a trace has met and that nothing has bound; None for other errors."""
     text = str(error)
     if isinstance(error, NameError) and _UNBOUND in text:
@@ -70,7 +59,7 @@ def unbound(error: BaseException | None) -> str | None:
     return None
 
 
-def _kind(error: BaseException | None) -> tuple[str | None, str]:
+def _kind(error: BaseException) -> tuple[str | None, str]:
     for kind, doing in _ADVICE:
         if isinstance(error, kind):
             return doing, _FIXES.get(kind, _OUT)
@@ -91,14 +80,14 @@ def _kind(error: BaseException | None) -> tuple[str | None, str]:
 
 def _line(traceback: TracebackType | None) -> str:
     """`line 4, `if loss > 3:`,` for the innermost line that is no library's."""
-    found = None
+    innermost = None
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES):
-            found = name, traceback.tb_lineno, traceback.tb_frame.f_globals
+        if is_users(name):
+            innermost = name, traceback.tb_lineno, traceback.tb_frame.f_globals
         traceback = traceback.tb_next
-    if found is None:
+    if innermost is None:
         return "it"
-    name, number, names = found
+    name, number, names = innermost
     text = linecache.getline(name, number, names).strip()
     return f"{place(name, number)}, `{text}`," if text else place(name, number)

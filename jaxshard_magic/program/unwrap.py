@@ -103,9 +103,7 @@ def strip(fn: Callable[..., Any]) -> Step:
                 f"{name} has jax.pmap twice, of which neither can be spread alone; take both off, and name the mesh's "
                 "axes as the step does: %mesh i=4 j=2"
             )
-        said = _pmap_options(f)
-        pmap = Pmap(said["axis_name"], said["in_axes"], said["out_axes"])
-        static, donated = said["static"], said["donated"]
+        pmap, static, donated = _pmap_options(f)
         return Step(
             f.__wrapped__, name, bound, names, static, donated, numbers=NUMBERS, graph=False, pmap=pmap
         )
@@ -178,20 +176,17 @@ def _not_read(decorator: str) -> ShardError:
     )
 
 
-def _pmap_options(f: Any) -> dict[str, Any]:
-    """What `jax.pmap` was told, which its closures hold. Donated positions are counted there without the static."""
+def _pmap_options(f: Any) -> tuple[Pmap, frozenset[int], frozenset[int]]:
+    """What `jax.pmap` was told, its static and its donated positions, which its closures hold. Donated ones are counted
+    there without the static."""
     try:
-        said = _cells(_cells(f)["infer_params"])
-        static, name = said["static_broadcasted_tuple"], said["axis_name"]
-        last = max((*static, *said["donate_tuple"], 0)) + len(static) + 1
+        options = _cells(_cells(f)["infer_params"])
+        static, name = options["static_broadcasted_tuple"], options["axis_name"]
+        last = max((*static, *options["donate_tuple"], 0)) + len(static) + 1
         dynamic = [i for i in range(last) if i not in static]
-        return {
-            "axis_name": None if name == _NO_AXIS else name,
-            "in_axes": said["in_axes"],
-            "out_axes": said["out_axes_tree"].unflatten(said["out_axes_flat"]),
-            "static": frozenset(static),
-            "donated": frozenset(dynamic[i] for i in said["donate_tuple"]),
-        }
+        out_axes = options["out_axes_tree"].unflatten(options["out_axes_flat"])
+        pmap = Pmap(None if name == _NO_AXIS else name, options["in_axes"], out_axes)
+        return pmap, frozenset(static), frozenset(dynamic[i] for i in options["donate_tuple"])
     except (KeyError, AttributeError):
         raise ShardError(
             f"this jax ({jax.__version__}) keeps the options of jax.pmap where jaxshard_magic can't read them; shard "
@@ -229,8 +224,8 @@ def _cached_partial(f: types.FunctionType) -> tuple[Any, tuple, dict] | None:
     ):
         return None
     try:
-        cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
-        return cells["f"].cell_contents, tuple(cells["cached_args"].cell_contents), {}
+        cells = _cells(f)
+        return cells["f"], tuple(cells["cached_args"]), {}
     except KeyError:
         raise ShardError(
             "this flax keeps the arguments of nnx.cached_partial where jaxshard_magic can't read them; shard "

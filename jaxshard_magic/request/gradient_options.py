@@ -1,6 +1,7 @@
 """The options of a step's gradient calls, checked."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +14,17 @@ _NARROW = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
 @dataclass(frozen=True)
-class GradientOptions:
+class Options:
+    """Options that have defaults."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from the defaults, by name."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+
+
+@dataclass(frozen=True)
+class GradientOptions(Options):
     """`microbatches`: how many parts the batch is taken in. `reduce`: when their gradients are summed over devices.
     `reduce_dtype`: the type in which devices add gradients up; by default float32 where `precision` is a narrower one.
     `remat`: what the backward pass computes again, a number of segments, a policy or a regular expression.
@@ -28,17 +39,12 @@ class GradientOptions:
     reduce_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.microbatches, bool)
-            or not isinstance(self.microbatches, int)
-            or self.microbatches < 1
-        ):
-            raise ShardError(f"--microbatches takes a whole number from 1 on, not {self.microbatches!r}")
-        _among("--reduce", self.reduce, REDUCE)
+        check_count("--microbatches", self.microbatches)
+        check_choice("--reduce", self.reduce, REDUCE)
         if self.precision is not None:
-            _among("--precision", self.precision, PRECISION)
+            check_choice("--precision", self.precision, PRECISION)
         if self.reduce_dtype is not None:
-            _among("--reduce-dtype", self.reduce_dtype, PRECISION)
+            check_choice("--reduce-dtype", self.reduce_dtype, PRECISION)
         if self.remat is not None and not str(self.remat):
             raise ShardError(
                 "--remat takes a number of segments, a policy such as full or dots, or a regular expression"
@@ -65,17 +71,15 @@ class GradientOptions:
         how = self.reduce_dtype or (self.precision and "f32")
         return None if how is None else jnp.dtype(_NARROW.get(how, jnp.float32))
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that differ from the defaults, by name."""
-        return {
-            name: getattr(self, name)
-            for name in self.__match_args__
-            if getattr(self, name) != getattr(GradientOptions, name)
-        }
+
+def check_count(option: str, value: Any) -> None:
+    """Raise `ShardError` for what is no whole number from 1 on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ShardError(f"{option} takes a whole number from 1 on, not {value!r}")
 
 
-def _among(option: str, value: str, allowed: tuple[str, ...]) -> None:
+def check_choice(option: str, value: str, allowed: Collection[str]) -> None:
+    """Raise `ShardError` for a value that is not `allowed`."""
     if value not in allowed:
         raise ShardError(
             f"{option} takes {one_of(allowed)}, not {value!r}.{did_you_mean(str(value), allowed)}"

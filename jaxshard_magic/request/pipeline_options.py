@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError, one_of
 from ..schedule import NAMES, Costs, Schedule, make
 from ..schedule.names import Sizes
-from .gradient_options import GradientOptions
+from .gradient_options import GradientOptions, Options, check_choice, check_count
 
 BALANCE = ("flops", "measured")
 MICROBATCHES_A_STAGE = 4  # from here on another microbatch makes the bubble little smaller
@@ -21,7 +21,7 @@ _NOT_WITH = {
 
 
 @dataclass(frozen=True)
-class PipelineOptions:
+class PipelineOptions(Options):
     """`stages`: how many ranks the pipeline has; None for those of the mesh. `schedule`: the order in which they work.
     `chunks`: parts of the model that a rank holds, None for the number that the schedule is made for. `balance`: what
     is the same for all stages, their flops or their measured time. `cut`: a regular expression for the names that
@@ -35,16 +35,10 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         for option, count in (("--stages", self.stages), ("--chunks", self.chunks)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ShardError(f"{option} takes a whole number from 1 on, not {count!r}")
-        for option, value, allowed in (
-            ("--schedule", self.schedule, NAMES),
-            ("--balance", self.balance, BALANCE),
-        ):
-            if value not in allowed:
-                raise ShardError(
-                    f"{option} takes {one_of(allowed)}, not {value!r}.{did_you_mean(str(value), allowed)}"
-                )
+            if count is not None:
+                check_count(option, count)
+        check_choice("--schedule", self.schedule, NAMES)
+        check_choice("--balance", self.balance, BALANCE)
         fixed = NAMES[self.schedule].chunks
         if self.chunks is not None and fixed is not None and self.chunks != fixed:
             several = one_of(name for name, named in NAMES.items() if named.chunks is None)
@@ -54,15 +48,6 @@ class PipelineOptions:
             )
         if self.cut is not None:
             _regular("--cut", self.cut)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that differ from the defaults, by name."""
-        return {
-            name: getattr(self, name)
-            for name in self.__match_args__
-            if getattr(self, name) != getattr(PipelineOptions, name)
-        }
 
     def scheduled(self, stages: int, microbatches: int) -> Schedule:
         """The schedule of so many stages (ranks) and microbatches.
@@ -76,8 +61,8 @@ class PipelineOptions:
         if why is None:
             return make(self.schedule, stages=stages, microbatches=microbatches, chunks=self.chunks)
         nearest = range(microbatches - 1, 1, -1), range(microbatches + 1, microbatches + 2 * stages + 1)
-        found = (next((m for m in each if self.refused(stages, m) is None), None) for each in nearest)
-        near = [f"--microbatches {m}" for m in found if m is not None]
+        nearby = (next((m for m in each if self.refused(stages, m) is None), None) for each in nearest)
+        near = [f"--microbatches {m}" for m in nearby if m is not None]
         raise ShardError(
             f"--schedule {self.schedule} --stages {stages} --microbatches {microbatches}: {why.partition(';')[0]}; use "
             f"{' or '.join(near)}",
@@ -107,7 +92,7 @@ def pipeline_options(
     Raises `ShardError` for options of a pipeline without one, and for those of `gradients` that a pipeline has no use
     for.
     """
-    said = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in given.items() if value is not None}
     if "pp" in names:
         for name, why in _NOT_WITH.items():
             if name in gradients.given:
@@ -120,9 +105,9 @@ def pipeline_options(
                 "--microbatches 1: one stage of the pipeline would work at a time; use 2 or more, or leave it out for "
                 f"up to {MICROBATCHES_A_STAGE} for each stage"
             )
-        return PipelineOptions(**said)
-    if said:
-        name, value = next(iter(said.items()))
+        return PipelineOptions(**options)
+    if options:
+        name, value = next(iter(options.items()))
         strategy = "+".join(("pp", *(each for each in names if each not in ("pmap", "spmd"))))
         raise ShardError(
             f"--{name} {value} is for pipelines, and {'+'.join(names)} is none; leave it out, or write %%shard "
@@ -153,9 +138,9 @@ def default_microbatches(batch_size: int, shards: int, stages: int, piped: Pipel
     def most(size: int, among: Sequence[int] = usual) -> int | None:
         return next((m for m in among if size and size % (shards * m) == 0), None)
 
-    found = most(batch_size)
-    if found is not None:
-        return found
+    count = most(batch_size)
+    if count is not None:
+        return count
     if stages == 1 and batch_size % shards == 0 and piped.refused(1, 1) is None:
         return 1
     step = shards * min(usual)

@@ -155,7 +155,7 @@ def make_request(
     if on is not None and (target := target_of(mesh)) is not None:
         raise ShardError(f"on={on!r}: the mesh names the chip, {target.name}. Leave on out")
     pairs = rules.items() if isinstance(rules, Mapping) else rules or ()
-    made = Request(
+    request = Request(
         strategy,
         automatic(mesh),
         {name: _spec(spec) for name, spec in (specs or {}).items()},
@@ -165,8 +165,8 @@ def make_request(
         chip=None if on is None else hardware.chip(on).key,
         **{name: value for name, value in options.items() if name not in (*_OF_GRADIENTS, *_OF_PIPELINE)},
     )
-    _ = made.axes  # refuses a mesh without the axes of the strategy
-    return made
+    _ = request.axes  # refuses a mesh without the axes of the strategy
+    return request
 
 
 def step_options(strategy: str, options: Mapping[str, Any]) -> tuple[GradientOptions, PipelineOptions | None]:
@@ -175,10 +175,10 @@ def step_options(strategy: str, options: Mapping[str, Any]) -> tuple[GradientOpt
     Raises `ShardError` for a strategy or values that are none, and for options that do not go together.
     """
     names = [part.name for part in parse_strategy(strategy)]
-    said = {name: value for name in _OF_GRADIENTS if (value := options.get(name)) is not None}
-    if "remat" in said:
-        said["remat"] = str(said["remat"])
-    gradients = GradientOptions(**said)
+    of_gradients = {name: value for name in _OF_GRADIENTS if (value := options.get(name)) is not None}
+    if "remat" in of_gradients:
+        of_gradients["remat"] = str(of_gradients["remat"])
+    gradients = GradientOptions(**of_gradients)
     given = {name: options.get(name) for name in _OF_PIPELINE}
     return gradients, pipeline_options(names, given, gradients, options.get("microbatches"))
 

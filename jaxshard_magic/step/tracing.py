@@ -11,7 +11,7 @@ from ..program.capture import capturing
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced, Vjp, trace
-from ..program.untraceable import Explained
+from ..program.untraceable import explained
 from ..request import GradientOptions, Request
 from ..strategies import spread
 
@@ -99,7 +99,7 @@ def _traced(
         results.append(result)
         return outs, paths
 
-    with Explained(peeled.step.name), on_a_device(mapped):
+    with explained(peeled.step.name), on_a_device(mapped):
         traced = trace(fun, avals, [path for path, _, _ in peeled.inputs], seen)
     return traced, results[-1]
 

@@ -20,7 +20,7 @@ from ..specs import Placement
 from .dp import data_parallel
 from .fsdp import fully_sharded
 from .hold import Hold
-from .layout import Axes, Layout, Strategy, partition_spec
+from .layout import Axes, Layout, Strategy, partition_spec, spec_of
 from .placements import apply_placements, dims_over
 from .pmap import spread_plan
 from .positions import one_example
@@ -175,9 +175,7 @@ def _batch_divides(traced: Traced, layout: Layout) -> None:
 
 def _idle_axes(layout: Layout, axes: Mapping[str, Axes], in_specs: Sequence[PartitionSpec]) -> Axes:
     busy = {a for used in axes.values() for a in used} | set(layout.batch_axes)
-    for spec in in_specs:
-        for entry in spec:
-            busy |= {entry} if isinstance(entry, str) else set(entry or ())
+    busy |= {a for spec in in_specs for axes in spec_of(spec) for a in axes}
     return tuple(a for a in layout.mesh.axis_names if a not in busy and layout.mesh.shape[a] > 1)
 
 

@@ -7,7 +7,7 @@ they are made, and gradients pinned to where their parameters lie; loop bodies a
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax import lax
@@ -19,7 +19,7 @@ from ..program.labels import PIN, weight_label
 from ..program.lines import user_context
 from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
-from .layout import Axes, Layout, Spec
+from .layout import Axes, Layout, Spec, without
 from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
 
@@ -209,19 +209,16 @@ class Hold(Emitter):
     def _to_use(self, x: Any, v: Value) -> Any:
         """A weight at rest, brought to where it is used."""
         rest, use = self.layout.at_rest(v), self.layout.in_use(v)
-        over = self.layout.gathered_over(v)
-        between = [tuple(a for a in axes if a not in over) for axes in rest]
+        between = without(rest, self.layout.gathered_over(v))
         if between != use:  # gather over data first, then move the tensor shard
             x = self.layout.pin(x, between)
         return self.layout.pin(x, use)
 
 
-class _Kept:
-    __slots__ = ("bytes", "gathered", "source")
-
-    def __init__(self, source: Any, gathered: Any, size: int):
-        self.source = source  # kept so that its id stays taken
-        self.gathered, self.bytes = gathered, size
+class _Kept(NamedTuple):
+    source: Any  # kept so that its id stays taken
+    gathered: Any
+    bytes: int
 
 
 class _Body:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,7 +137,18 @@ class Layout:
         return out
 
 
+def spec_of(entries: Iterable[Any]) -> Spec:
+    """The mesh axes of every dimension that a PartitionSpec has an entry for."""
+    return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
+
+
+def without(spec: Iterable[Axes], axes: Collection[str]) -> Spec:
+    """A spec in which these axes divide nothing."""
+    return [tuple(a for a in has if a not in axes) for has in spec]
+
+
 def partition_spec(spec: Sequence[Axes]) -> PartitionSpec:
+    """As jax takes it: `("data",)` as "data", `()` as None."""
     return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
 
 

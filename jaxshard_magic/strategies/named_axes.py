@@ -27,7 +27,8 @@ def mesh_axes(
         _refuse_names(step, names, mesh)
     if others:
         found[others[0]] = free
-    over = [n for n, axes in found.items() if n in others or axes[0] in own or _divides_examples(axes[0])]
+    examples = [n for n, axes in found.items() if job_of(axes[0]) in ("data", "fsdp", None)]
+    over = [n for n, axes in found.items() if n in others or axes[0] in own or n in examples]
     if not over:
         if not free:
             _refuse_mesh(mesh)
@@ -40,10 +41,6 @@ def mesh_axes(
 def spare_axes(mesh: Mesh) -> Axes:
     """The mesh axes for the batch by their names, else those whose names say nothing."""
     return batch_axes({}, mesh) or tuple(a for a in mesh.axis_names if job_of(a) is None)
-
-
-def _divides_examples(axis: str) -> bool:
-    return job_of(axis) in ("data", "fsdp", None)
 
 
 def _refuse_names(step: str, names: Sequence[Name], mesh: Mesh) -> NoReturn:

@@ -10,7 +10,7 @@ from ..mesh import job_of
 from ..program.trace import Traced, path_name
 from ..request import Request
 from ..specs import Placement, check_rules, format_spec, match_rules, validate_spec
-from .layout import Axes, Layout, Spec
+from .layout import Axes, Layout, Spec, partition_spec, spec_of
 
 
 def placements(traced: Traced, request: Request, metadata: Sequence[Any] = ()) -> dict[int, Placement]:
@@ -33,7 +33,7 @@ def placements(traced: Traced, request: Request, metadata: Sequence[Any] = ()) -
             placed[i] = Placement(_of(traced, i, spec, mesh, names[i]), f"rule {pattern}={format_spec(spec)}")
     check_rules(rules, names)
     for name, spec in request.specs.items():
-        for i in _under(name, names, traced, spec):
+        for i in _fitting(name, names, traced, spec):
             placed[i] = Placement(_of(traced, i, spec, mesh, names[i]), f"given {name}={format_spec(spec)}")
     return placed
 
@@ -67,28 +67,31 @@ def apply_placements(layout: Layout, placed: Mapping[int, Placement]) -> None:
 def _of(traced: Traced, i: int, spec: PartitionSpec, mesh: Mesh, name: str) -> Spec:
     shape = traced.closed.in_avals[i].shape
     validate_spec(spec, shape, mesh, name)
-    entries = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
-    return entries + [()] * (len(shape) - len(entries))
+    return spec_of(spec) + [()] * (len(shape) - len(spec))
 
 
 def _known_axes(noted: Any, mesh: Mesh) -> PartitionSpec:
     """Metadata may use logical names; those that are no axis of this mesh say nothing here."""
-
-    def known(entry):
-        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        here = tuple(a for a in axes if a in mesh.axis_names)
-        return here[0] if len(here) == 1 else here or None
-
-    return PartitionSpec(*(known(entry) for entry in noted))
+    return partition_spec([tuple(a for a in axes if a in mesh.axis_names) for axes in spec_of(noted)])
 
 
-def _under(name: str, names: Sequence[str], traced: Traced, spec: PartitionSpec) -> list[int]:
-    found = [i for i, n in enumerate(names) if n == name or n.startswith(name + ".")]
+def under(name: str, names: Sequence[str]) -> list[int]:
+    """The inputs, by their `names`, that a spec of `name` is for: that one, and all below.
+
+    Raises ShardError where there is none.
+    """
+    found = [i for i, n in enumerate(names) if n == name or n.startswith(f"{name}.")]
     if not found:
         arguments = list(dict.fromkeys(n.split(".")[0] for n in names))
         raise ShardError(
             f"--spec names '{name}'; the step's arguments are {one_of(arguments)}.{did_you_mean(name, arguments)}"
         )
+    return found
+
+
+def _fitting(name: str, names: Sequence[str], traced: Traced, spec: PartitionSpec) -> list[int]:
+    """Those of `under` that have all dimensions of `spec`; all, where none has or the name is one input's."""
+    found = under(name, names)
     whole = found == [names.index(name)] if name in names else False
     fitting = [i for i in found if len(traced.closed.in_avals[i].shape) >= len(spec)]
     return found if whole or not fitting else fitting

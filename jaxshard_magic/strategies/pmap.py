@@ -46,7 +46,7 @@ def spread_plan(facts: Facts, request: Request) -> Plan:
         out_specs=out_specs,
         leaves=tuple(_leaf(traced, i, spec) for i, spec in enumerate(in_specs)),
         run=jax.shard_map(
-            _one_device(emitter, traced.cuts, out_cuts),
+            one_device(emitter, traced.cuts, out_cuts),
             mesh=mesh,
             in_specs=in_specs,
             out_specs=list(out_specs),
@@ -81,16 +81,19 @@ class _OnMesh(Emitter):
         return bind(over_axes(e.eqn, self._axes), values)
 
 
-def _one_device(
-    emitter: Emitter, cuts: Sequence[Cut | None], out_cuts: Sequence[Cut | None]
+def one_device(
+    step: Callable[..., list], cuts: Sequence[Cut | None], out_cuts: Sequence[Cut | None]
 ) -> Callable[..., list]:
-    """What a device does: its place along a device axis has that no more inside the step, and again outside."""
+    """What a device does: its place along a device axis has that no more inside the step, and again outside.
+
+    `cuts` are those of the step's flat inputs, `out_cuts` of its results.
+    """
 
     def run(*parts: Any) -> list:
         inside = [
             lax.squeeze(x, [c.dim]) if c and c.device_axis else x for x, c in zip(parts, cuts, strict=True)
         ]
-        outs = emitter(*inside)
+        outs = step(*inside)
         return [
             lax.expand_dims(x, [c.dim]) if c and c.device_axis else x
             for x, c in zip(outs, out_cuts, strict=True)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from ..plan import Sent
 from ..program.ir import Value
-from .layout import Axes, Layout
+from .layout import Axes, Layout, without
 
 
 def activation_sum(layout: Layout, value: Value, over: Axes, trips: int) -> Sent:
@@ -14,7 +14,7 @@ def activation_sum(layout: Layout, value: Value, over: Axes, trips: int) -> Sent
     spec = layout.active(value)
     lying = {a for axes in spec for a in axes}
     into = tuple(a for a in over if a in lying)
-    size = layout.bytes_of(value, [tuple(a for a in axes if a not in into) for axes in spec])
+    size = layout.bytes_of(value, without(spec, into))
     if layout.simulated and layout.program.avals[value].dtype == jnp.bfloat16:
         size *= 2  # the CPU adds them up in float32
     return Sent("reduce-scatter" if into else "all-reduce", over, layout.count(over), size, trips)

@@ -13,7 +13,7 @@ from ..plan import Finding
 from ..program.ir import Equation, Value
 from ..program.primitives.primitive import Kind
 from ..program.products import products
-from .layout import Axes, Layout, Spec
+from .layout import Axes, Layout, Spec, without
 from .positions import find_positions, keys_of
 
 
@@ -73,7 +73,7 @@ def read_whole(layout: Layout, e: Equation) -> dict[int, Spec]:
     if not axes:
         return {}
     read = ((k, v) for k, v in enumerate(e.ins) if k and v is not None)
-    return {k: _without(layout.active(v), axes) for k, v in read if layout.batchy(v)}
+    return {k: without(layout.active(v), axes) for k, v in read if layout.batchy(v)}
 
 
 def made_as(layout: Layout, e: Equation, value: Value) -> list[Spec]:
@@ -81,7 +81,7 @@ def made_as(layout: Layout, e: Equation, value: Value) -> list[Spec]:
     before these are divided."""
     active = layout.active(value)
     axes = _looked_up(layout, e) if e.name == "gather" else ()
-    return [_without(active, axes), active] if axes else [active]
+    return [without(active, axes), active] if axes else [active]
 
 
 def _looked_up(layout: Layout, e: Equation) -> Axes:
@@ -96,10 +96,6 @@ def _looked_up(layout: Layout, e: Equation) -> Axes:
         return ()
     spec = layout.used(table)
     return tuple(a for d in along for a in spec[d] if a in layout.sequence_axes)
-
-
-def _without(spec: Spec, axes: Axes) -> Spec:
-    return [tuple(a for a in has if a not in axes) for has in spec]
 
 
 def why_positions(layout: Layout, i: int) -> str | None:

@@ -9,17 +9,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError
 from ..program.batching.batch import find_batch
 from ..program.dimensions import Dimensions
 from ..program.mapped import Cut, Mapped, Name, PerDevice, by_leaf, on_a_device
 from ..program.peel import Peeled, specs
 from ..program.roles import PARAMS
 from ..program.trace import path_name, trace
-from ..program.untraceable import Explained, unbound
+from ..program.untraceable import explained, unbound
 from ..request import Request
 from .layout import Axes
 from .named_axes import mesh_axes, spare_axes
+from .placements import under
 
 _SMALL = 2**20  # bytes of an array that is looked at
 
@@ -60,11 +61,6 @@ class _Call:
         self.paths = [path for path, _, _ in peeled.inputs]
         self.names = [path_name(path) for path in self.paths]
 
-    @property
-    def batch_devices(self) -> int:
-        """The devices along the axes of the batch."""
-        return prod(self.mesh.shape[a] for a in self.own or spare_axes(self.mesh))
-
     def axes(self, names: Sequence[Name]) -> tuple[dict[Name, Axes], tuple[Name, ...]]:
         """The mesh axes behind each name, and the names that arrays are cut along."""
         return mesh_axes(self.step, names, self.mesh, self.own)
@@ -87,7 +83,7 @@ class _Call:
             results.append(result)
             return outs, paths
 
-        with Explained(self.step):
+        with explained(self.step):
             while True:
                 known = names or self.own or spare_axes(self.mesh)
                 axes = self.axes(names) if known else ({}, ())  # the step has yet to say which axis it lacks
@@ -136,8 +132,7 @@ def _along(call: _Call, in_axes: Any, axes: Any) -> list[Cut | None] | None:
 
 def _dims(peeled: Peeled, in_axes: Any) -> list[int | None]:
     """The axis of each flat input that `jax.pmap` maps over: what it was told of the arguments by position, and 0."""
-    full = peeled.tree.unflatten(range(peeled.tree.num_leaves))
-    args, kwargs = full
+    args, kwargs = peeled.tree.unflatten(range(peeled.tree.num_leaves))
     if isinstance(in_axes, (tuple, list)):
         in_axes = tuple(in_axes[i] for i in peeled.positions)
     flat = [*by_leaf(in_axes, tuple(args)), *(0 for _ in jax.tree.leaves(kwargs))]
@@ -148,7 +143,8 @@ def _stacked(call: _Call) -> Mapped | None:
     """The call of an undecorated step whose every array begins with a device axis, the parameters alike all along it;
     None for other calls."""
     leading = {a.shape[0] if a.shape else None for a in call.avals}
-    if len(leading) != 1 or not leading <= {call.mesh.size, call.batch_devices}:
+    along_batch = prod(call.mesh.shape[a] for a in call.own or spare_axes(call.mesh))
+    if len(leading) != 1 or not leading <= {call.mesh.size, along_batch}:
         return None
     cuts = [Cut(0, True)] * len(call.avals)
     try:
@@ -212,14 +208,10 @@ def _given_cuts(call: _Call, given: Mapping[str, PartitionSpec], devices: int) -
     cuts: list[Cut | None] = [None] * len(call.avals)
     for name, spec in given.items():
         dims = [d for d, entry in enumerate(spec) if entry is not None]
-        found = [i for i, n in enumerate(call.names) if n == name or n.startswith(f"{name}.")]
-        if not found:
-            arguments = list(dict.fromkeys(n.split(".")[0] for n in call.names))
-            hint = did_you_mean(name, arguments)
-            raise ShardError(f"--spec names '{name}'; the step's arguments are {one_of(arguments)}.{hint}")
+        inputs = under(name, call.names)
         if len(dims) != 1:
             raise ShardError(f"--spec {name}={spec}: under pmap a spec says which one dimension is the batch")
-        for i in found:
+        for i in inputs:
             if len(call.avals[i].shape) > dims[0]:
                 cuts[i] = Cut(dims[0], False)
                 _divides(call, i, cuts[i], devices, ())

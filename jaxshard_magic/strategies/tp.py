@@ -126,13 +126,11 @@ def _tables(layout: Layout, found: list[Product], chosen: set[int], n: int) -> s
 
 def _first_uses(layout: Layout, found: list[Product]) -> dict[int, Product]:
     """The first product that reads each parameter as a weight."""
-    position = {v: i for i, v in enumerate(layout.program.inputs)}
     uses: dict[int, Product] = {}
     for p in found:
         for k in p.weights:
-            for v in layout.flow.back([p.equation.ins[k]], by_alias):
-                if v in position:
-                    uses.setdefault(position[v], p)
+            for i in layout.flow.inputs_behind([p.equation.ins[k]], by_alias):
+                uses.setdefault(i, p)
     return uses
 
 

@@ -16,7 +16,7 @@ from ..plan import Sent
 from ..program.ir import Door, Equation, Scope, Value
 from ..program.sizes import nbytes
 from .hold import Hold
-from .layout import Axes, Spec
+from .layout import Axes, Spec, without
 from .reductions import activation_sum, gradient_sum
 from .regions import Region
 
@@ -106,12 +106,9 @@ class _Traffic:
         over, out = self._contracted(e), e.outs[0]
         if over and self._layout.batchy(out):
             yield activation_sum(self._layout, out, over, e.trips)
-        elif over:
-            yield from gradient_sum(self._layout, out, over, e.trips, whole=self._added_up_whole(e))
-
-    def _added_up_whole(self, e: Equation) -> bool:
-        """A lookup's gradient; of a TPU it is not certain that it is not scattered after all."""
-        return e.primitive.scatters and self._layout.platform != "tpu"
+        elif over:  # a lookup's gradient is added up whole; of a TPU's it is not certain
+            whole = e.primitive.scatters and self._layout.platform != "tpu"
+            yield from gradient_sum(self._layout, out, over, e.trips, whole=whole)
 
     def _contracted(self, e: Equation) -> Axes:
         """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""
@@ -157,8 +154,8 @@ class _Traffic:
             )
             if gone and (v, gone) not in self._gathered:
                 self._gathered.add((v, gone))
-                left = [tuple(a for a in axes if a not in gone) for axes in spec]
-                yield self._sent("all-gather", gone, self._layout.bytes_of(v, left), e.trips)
+                size = self._layout.bytes_of(v, without(spec, gone))
+                yield self._sent("all-gather", gone, size, e.trips)
 
     def _linked(self) -> dict[int, dict[int, set[str]]]:
         """By equation and by dimension of what it touches: the axes of the dimensions that are the same there."""

@@ -8,6 +8,7 @@ class lives on (then it is inside an example: positions, pixels, channels).
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from ..dimensions import Dimensions
 from ..ir import Equation
@@ -58,12 +59,12 @@ def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ..
         clear, first = True, next(iter(named))
     else:
         classes, clear, first = evidence.choose()
-    found = {}
+    batch_dims = {}
     for i in roles.data | set(given or ()):
         batchy = tuple(d for d, c in enumerate(dims.big(dims.program.inputs[i])) if c in classes)
         if batchy:
-            found[i] = batchy
-    return Batch(classes, found, clear, dims.largest[first] if first is not None else None)
+            batch_dims[i] = batchy
+    return Batch(classes, batch_dims, clear, dims.largest[first] if first is not None else None)
 
 
 class _Evidence:
@@ -107,9 +108,7 @@ class _Evidence:
         frees = [{c for c in k if self.free(c)} for k in (*ins[:2], outs[0])]
         if all(frees):
             return  # two activations: no weight in it
-        size = 1
-        for z in self.dims.program.shapes[e.outs[0]]:
-            size *= z
+        size = prod(self.dims.program.shapes[e.outs[0]])
         self.products.append((e.trips * size, frozenset().union(*frees)))
 
     def reach(self, c: int) -> frozenset[int]:
@@ -170,9 +169,7 @@ class _Evidence:
 def _ends(e: Equation, ins: list, outs: list) -> set:
     """Classes that this equation sums, contracts, slices or looks at through a window."""
     if (c := e.contraction) is not None:
-        summed = {ins[0][d] for d, _ in c.contracted if ins[0]} | {
-            ins[0][d] for d, _, _ in c.windowed if ins[0]
-        }
+        summed = {ins[0][d] for d, *_ in (*c.contracted, *c.windowed) if ins[0]}
         return summed | {outs[0][d] for _, _, d in c.windowed}
     if e.primitive.kind is Kind.REDUCTION:
         return {ins[0][d] for d in reduced(e.params) if ins[0]}

@@ -113,8 +113,8 @@ def varying(small: Shape, large: Shape, ratio: Fraction) -> int | None:
     """
     if len(small) != len(large):
         return None
-    found = [d for d, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
-    return found[0] if len(found) == 1 and small[found[0]] * ratio == large[found[0]] else None
+    dims = [d for d, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
+    return dims[0] if len(dims) == 1 and small[dims[0]] * ratio == large[dims[0]] else None
 
 
 def fits(label: Label, small: Shape, large: Shape, ratio: Fraction) -> bool:
@@ -129,6 +129,16 @@ def fits(label: Label, small: Shape, large: Shape, ratio: Fraction) -> bool:
 def sized(factor: Fraction) -> Label:
     """A number that is `factor` times as large in the large program."""
     return CONSTANT if factor == 1 else Size(factor)
+
+
+def times(x: Any, factor: Fraction) -> Any:
+    """`x` times a factor, in its own type; whole numbers are rounded down."""
+    if factor == 1:
+        return x
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x * jnp.asarray(float(factor), x.dtype)
+    return x * factor.numerator // factor.denominator
 
 
 def literal(small: Any, large: Any) -> Label:

@@ -1,19 +1,17 @@
 """How every value of a program follows its batch: the same function traced at two batch sizes, walked in lockstep."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import jax.numpy as jnp
-
 from ...errors import ShardError
 from ..flow import Flow
-from ..ir import Equation, Program, Scope, Value
+from ..ir import Equation, Program, Value
 from ..lines import is_users, place
 from ..primitives import called
 from ..sizes import nbytes
-from .examples import CONSTANT, Label, Rows, Unknown, fits
+from .examples import CONSTANT, ONE, Label, Rows, Unknown, fits, times
 from .walk import OPAQUE, Walk
 
 NORM_BYTES = 4096  # the most of a value that is computed once a step for all microbatches
@@ -44,16 +42,7 @@ class Followed:
 
     def rescaled(self, e: Equation, values: Sequence[Any]) -> list:
         """The operands of `e` in a microbatch, as they are to enter it."""
-        return [_times(x, self.scales.get((e.index, i))) for i, x in enumerate(values)]
-
-
-def _times(x: Any, scale: Fraction | None) -> Any:
-    if scale is None:
-        return x
-    x = jnp.asarray(x)
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return x * jnp.asarray(float(scale), x.dtype)
-    return x * scale.numerator // scale.denominator
+        return [times(x, self.scales.get((e.index, i), ONE)) for i, x in enumerate(values)]
 
 
 def follow(
@@ -105,21 +94,21 @@ def told(program: Program, cause: int) -> str:
 
 
 def _ratio(small: Program, large: Program, batch: Mapping[int, int | Label]) -> Fraction:
-    found = {}
+    ratios = {}
     for i, label in batch.items():
         dim = label.dim if isinstance(label, Rows) else label
         if isinstance(dim, int):
             a, b = (p.shapes[p.inputs[i]] for p in (small, large))
             if dim >= len(a) or not a[dim]:
                 raise ShardError(f"input {i} has no examples in dimension {dim}; its shape is {a}")
-            found[i] = Fraction(b[dim], a[dim])
-    if len(set(found.values())) != 1 or 1 in found.values():
-        sizes = ", ".join(f"input {i}: {float(r):g}" for i, r in found.items()) or "none"
+            ratios[i] = Fraction(b[dim], a[dim])
+    if len(set(ratios.values())) != 1 or 1 in ratios.values():
+        sizes = ", ".join(f"input {i}: {float(r):g}" for i, r in ratios.items()) or "none"
         raise ShardError(
             "a program is followed from one batch size to another: all its batches have to grow alike, and by another "
             f"factor than 1; they grow by ({sizes})"
         )
-    return next(iter(found.values()))
+    return next(iter(ratios.values()))
 
 
 def _same_form(small: Program, large: Program) -> None:
@@ -178,8 +167,8 @@ def _causes(walk: Walk, flow: Flow, outs: Sequence[Label]) -> tuple[int, ...]:
     """The equations at which unknown outputs became so."""
     lost = [v for v, x in zip(walk.small.outputs, outs, strict=True) if isinstance(x, Unknown)]
     met = flow.back(lost, lambda _v, w, _e: isinstance(walk.of[w], Unknown))
-    found = {walk.small.maker[v].index for v in met if v in walk.small.maker} & walk.begins
-    return tuple(sorted(found | {x.cause for x in outs if isinstance(x, Unknown) and x.cause is not None}))
+    begun = {walk.small.maker[v].index for v in met if v in walk.small.maker} & walk.begins
+    return tuple(sorted(begun | {x.cause for x in outs if isinstance(x, Unknown) and x.cause is not None}))
 
 
 def _norms(small: Program, large: Program, trained: Collection[int]) -> frozenset[Value]:
@@ -187,7 +176,7 @@ def _norms(small: Program, large: Program, trained: Collection[int]) -> frozense
     reached = Flow(small).forward(small.inputs[i] for i in trained)
     return frozenset(
         v
-        for e in _once(small.top)
+        for e in small.top.walk(_runs_once)
         for v in e.outs
         if e.name != OPAQUE
         and v not in reached
@@ -196,9 +185,6 @@ def _norms(small: Program, large: Program, trained: Collection[int]) -> frozense
     )
 
 
-def _once(scope: Scope) -> Iterator[Equation]:
-    """The equations that one step runs once and that can be taken apart: not of loops, branches, custom rules."""
-    for e in scope.equations:
-        yield e
-        if called(e.eqn) is not None and not e.primitive.custom:
-            yield from _once(e.doors[0].scope)
+def _runs_once(e: Equation) -> bool:
+    """Is what an equation holds run once a step, and can be taken apart? Not loops, branches, custom rules."""
+    return called(e.eqn) is not None and not e.primitive.custom

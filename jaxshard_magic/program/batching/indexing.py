@@ -96,8 +96,14 @@ def gather(site: Site) -> Label:
         return Rows(spots[index.dim], scale_of([operand], [1]))
     index = site.exact(1)
     if not isinstance(index, Rows):
+        if isinstance(operand, Places):
+            raise Lost
+        if not isinstance(operand, Rows):
+            return operand
         gone = (*dn.collapsed_slice_dims, *dn.operand_batching_dims)
-        return moved(operand, _window_dim(site, operand, gone, dn.offset_dims, site.params["slice_sizes"]))
+        if site.params["slice_sizes"][operand.dim] != site.shape(0)[operand.dim]:
+            raise Lost
+        return moved(operand, _window_dim(site, operand, gone, dn.offset_dims))
     paired = zip(dn.operand_batching_dims, dn.start_indices_batching_dims, strict=True)
     if isinstance(operand, Sum) or (isinstance(operand, Rows) and (operand.dim, index.dim) not in paired):
         raise Lost
@@ -112,16 +118,10 @@ def _check_own(site: Site, index_map: Sequence[int], index: Places, operand: Lab
         raise Lost
 
 
-def _window_dim(
-    site: Site, operand: Label, gone: Collection[int], window: Sequence[int], sizes: Sequence[int]
-) -> int:
-    """Where the dimension of `operand` is in slices of it that hold all of it; `gone`: dimensions they lack."""
-    if not isinstance(operand, Rows):
-        if isinstance(operand, Places):
-            raise Lost
-        return 0
+def _window_dim(site: Site, operand: Rows, gone: Collection[int], window: Sequence[int]) -> int:
+    """Where the dimension of `operand` is in slices of it; `gone`: dimensions they lack."""
     kept = [d for d in range(len(site.shape(0))) if d not in gone]
-    if operand.dim not in kept or sizes[operand.dim] != site.shape(0)[operand.dim]:
+    if operand.dim not in kept:
         raise Lost
     return window[kept.index(operand.dim)]
 
@@ -147,10 +147,7 @@ def scatter(site: Site) -> Label:
     if not isinstance(operand, Rows):
         return site.aligned((0, 2)) if site.e.primitive.linear is not None else site.all_exact()
     gone = (*dn.inserted_window_dims, *dn.operand_batching_dims)
-    kept = [d for d in range(len(site.shape(0))) if d not in gone]
-    if operand.dim not in kept:
-        raise Lost
-    return _set_in(site, dn.update_window_dims[kept.index(operand.dim)])
+    return _set_in(site, _window_dim(site, operand, gone, dn.update_window_dims))
 
 
 def _set_in(site: Site, dim: int) -> Label:

@@ -49,8 +49,8 @@ class Padded(Emitter):
 
     def run(self, scope: Scope, args: Any) -> list:
         small = self._twins[scope]
-        held = zip(small.consts, scope.const_values, strict=True)
-        outs = super().run(replace(scope, consts=tuple(self.as_rows(x, v) for x, v in held)), args)
+        consts = zip(small.consts, scope.const_values, strict=True)
+        outs = super().run(replace(scope, consts=tuple(self.as_rows(x, v) for x, v in consts)), args)
         pairs = zip(outs, small.jaxpr.outvars, strict=True)
         return [v.val if is_literal(v) else x for x, v in pairs]  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -116,10 +116,9 @@ class Padded(Emitter):
 
     def mixes(self, small: Equation, large: Equation) -> bool:
         """Does an equation mix rows so that those added can't be kept out?"""
-        grown = [self.dims(v) for v in (*large.ins, *large.outs)]
-        wrong = any(len(dims) > 1 for dims in grown)
-        if not large.doors and any(grown):
-            lost = any(grown[: len(large.ins)]) and not all(self.dims(v) for v in large.outs)
+        wrong = any(len(self.dims(v)) > 1 for v in (*large.ins, *large.outs))
+        if not large.doors and self.grown(large):
+            lost = self.loses_rows(large)
             wrong |= lost and large.primitive.fill is None
             wrong |= _touches(small, large, self.dims)
             if (c := large.contraction) is not None:
@@ -147,24 +146,24 @@ def _touches(small: Equation, large: Equation, dims: Any) -> bool:
     """Does an equation that moves rows about do so along those that were added?"""
     if not large.eqn.invars:
         return False
-    found = {d for v in (*large.ins, *large.outs) for d in dims(v)}
+    grown = {d for v in (*large.ins, *large.outs) for d in dims(v)}
     does, params, shape = large.primitive, large.params, shape_of(large.eqn.invars[0])
     if does.kind is Kind.MATRIX:
-        return len(shape) - (does.inner or len(params["fft_lengths"])) <= max(found)
+        return len(shape) - (does.inner or len(params["fft_lengths"])) <= max(grown)
     if does.kind is Kind.ORDER or (does.along and does.kind is Kind.CUT):
-        return not found.isdisjoint(along(params, len(shape)))
+        return not grown.isdisjoint(along(params, len(shape)))
     if large.name == "reshape":
         return _major(large.eqn.invars[0], dims(large.ins[0])) != _major(
             large.eqn.outvars[0], dims(large.outs[0])
         )
     if large.name == "pad":
-        return any(after > 0 or between for _, after, between in (params["padding_config"][d] for d in found))
+        return any(after > 0 or between for _, after, between in (params["padding_config"][d] for d in grown))
     if large.name == "slice":
         ours, theirs = (p["limit_indices"] for p in (small.params, large.params))
         real, starts = shape_of(small.eqn.invars[0]), params["start_indices"]
-        return any(starts[d] or ours[d] != real[d] or theirs[d] != shape[d] for d in found)
+        return any(starts[d] or ours[d] != real[d] or theirs[d] != shape[d] for d in grown)
     after = shape_of(large.eqn.outvars[0])
-    return does.cuts and any(after[d] != shape[d] for d in found)
+    return does.cuts and any(after[d] != shape[d] for d in grown)
 
 
 def _major(v: Any, dims: Sequence[int]) -> list[int]:

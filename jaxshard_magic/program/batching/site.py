@@ -143,18 +143,18 @@ def number(label: Label) -> Fraction:
 
 def scale_of(labels: Sequence[Label], powers: Sequence[int]) -> Fraction:
     """The scale of a product of values."""
-    found = Fraction(1)
+    scale = Fraction(1)
     for label, power in zip(labels, powers, strict=True):
         match label:
             case Constant():
                 continue
             case Size(x) | Rows(_, x):
-                found *= x**power
+                scale *= x**power
             case Sum(x) if power == 1:
-                found *= x
+                scale *= x
             case _:
                 raise Lost
-    return found
+    return scale
 
 
 def left_of(label: Label, gone: Collection[int]) -> int:

@@ -81,10 +81,10 @@ class Walk:
         self.begins.discard(e.index)
         self.draws.pop(e.index, None)
         try:
-            found = self.results(site)
+            results = self.results(site)
         except Lost:
-            found = [Unknown(e.index)] * len(e.outs)
-        for v, label, a, b in zip(e.outs, found, e.eqn.outvars, f.eqn.outvars, strict=True):
+            results = [Unknown(e.index)] * len(e.outs)
+        for v, label, a, b in zip(e.outs, results, e.eqn.outvars, f.eqn.outvars, strict=True):
             label = label if fits(label, shape_of(a), shape_of(b), self.ratio) else Unknown(e.index)
             if v in self.full and isinstance(label, (Sum, Unknown)):
                 self.norms[v], label = v, CONSTANT
@@ -163,14 +163,14 @@ class Walk:
 
     def _while(self, site: Site, doors: list[tuple[Door, Door]]) -> list[Label]:
         (body, other), (test, tested) = doors
-        asked, fixed = site.params["cond_nconsts"], site.params["body_nconsts"]
-        start = asked + fixed
+        of_test, fixed = site.params["cond_nconsts"], site.params["body_nconsts"]
+        start = of_test + fixed
 
         def trip(carry: list[Label]) -> tuple[list[Label], list[Label]]:
-            again = self.scope(test.scope, tested.scope, [*site.labels[:asked], *carry])
-            return self.scope(body.scope, other.scope, [*site.labels[asked:start], *carry]), again
+            again = self.scope(test.scope, tested.scope, [*site.labels[:of_test], *carry])
+            return self.scope(body.scope, other.scope, [*site.labels[of_test:start], *carry]), again
 
-        carry, again = self._carried(site, start, body.scope.ins[start - asked :], trip)
+        carry, again = self._carried(site, start, body.scope.ins[start - of_test :], trip)
         if again != [CONSTANT]:
             raise Lost
         return carry
@@ -191,17 +191,17 @@ class Walk:
         for trips in itertools.count(1):
             outs, rest = trip(carry)
             site.scales.clear()
-            found = [self._met(site, i, out) for i, out in zip(positions, outs, strict=True)]
-            for i, (old, new) in enumerate(zip(carry, found, strict=True)):
+            ended = [self._met(site, i, out) for i, out in zip(positions, outs, strict=True)]
+            for i, (old, new) in enumerate(zip(carry, ended, strict=True)):
                 if isinstance(old, Unknown):
-                    found[i] = old  # whatever made it unknown now: else a loop in a loop never ends
+                    ended[i] = old  # whatever made it unknown now: else a loop in a loop never ends
                 elif old != new and trips > _TRIPS:
-                    found[i] = Unknown(site.e.index)
-            if found == carry and not any(zero):
+                    ended[i] = Unknown(site.e.index)
+            if ended == carry and not any(zero):
                 break
             zero = [False] * len(inner)
             self._mark(inner, zero)
-            carry = found
+            carry = ended
         return carry, rest
 
     def _met(self, site: Site, i: int, out: Label) -> Label:
@@ -221,14 +221,16 @@ class Walk:
             return [site.labels[0]] * len(site.e.outs)
         if site.exact(0) != CONSTANT:
             raise Lost
-        found = [self.scope(a.scope, b.scope, site.labels[1:]) for a, b in doors]
+        branches = [self.scope(a.scope, b.scope, site.labels[1:]) for a, b in doors]
         outs = []
-        for i, labels in enumerate(zip(*found, strict=True)):
+        for i, labels in enumerate(zip(*branches, strict=True)):
             unknown = next((x for x in labels if isinstance(x, Unknown)), None)
-            said = {
+            distinct = {
                 x for x, (door, _) in zip(labels, doors, strict=True) if not self._zero_out(door.scope, i)
             }
-            outs.append(unknown or (said or {labels[0]}).pop() if len(said) < 2 else Unknown(site.e.index))
+            outs.append(
+                unknown or (distinct or {labels[0]}).pop() if len(distinct) < 2 else Unknown(site.e.index)
+            )
         return outs
 
     def _zero_out(self, scope: Scope, i: int) -> bool:

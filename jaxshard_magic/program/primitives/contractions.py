@@ -1,7 +1,7 @@
 """Products (matmuls, convolutions): which dimensions of their operands and result correspond, and their FLOPs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -67,16 +67,8 @@ def ragged_dot(params: Mapping[str, Any], shapes: Sequence[Shape]) -> Contractio
     count = len(shapes[2]) - 1
     inside = lc if first else [] if ragged in lb else [d for d, _ in plain.left]
     counted = [(1, d) for d in groups] + ([(-1, 0)] if first else [])
-    return Contraction(
-        contracted=plain.contracted,
-        batch=plain.batch,
-        left=plain.left,
-        right=plain.right,
-        summed=plain.summed,
-        ragged=ragged,
-        by_group=((2, count), *counted),
-        sized=tuple(zip(range(count), (*lb, *inside), strict=False)),
-    )
+    sized = tuple(zip(range(count), (*lb, *inside), strict=False))
+    return replace(plain, ragged=ragged, by_group=((2, count), *counted), sized=sized)
 
 
 def scaled_matmul(_params: Mapping[str, Any], _shapes: Sequence[Shape]) -> Contraction:
@@ -111,18 +103,10 @@ def conv_work(
     """As XLA's cost analysis: what meets padding, or the zeros between dilated elements, is not counted."""
     left, right = shapes[:2]
     (batch, channels, *space), (_, _, *window), (_, made, *places) = params["dimension_numbers"]
+    distances = (params[name] for name in ("rhs_dilation", "window_strides", "padding", "lhs_dilation"))
     meetings = [
         _meetings(left[i], (right[k], dilation), (out[o], stride), low, spread)
-        for i, k, o, dilation, stride, (low, _), spread in zip(
-            space,
-            window,
-            places,
-            params["rhs_dilation"],
-            params["window_strides"],
-            params["padding"],
-            params["lhs_dilation"],
-            strict=True,
-        )
+        for i, k, o, dilation, stride, (low, _), spread in zip(space, window, places, *distances, strict=True)
     ]
     examples = left[batch] // params["batch_group_count"]
     return examples * left[channels] // params["feature_group_count"] * out[made] * prod(meetings)

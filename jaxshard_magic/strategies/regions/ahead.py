@@ -60,7 +60,8 @@ def gathered_ahead(context: Context) -> Ahead:
     read = (v for e in program.equations if layout.storage.batchy_equation(e) and not e.doors for v in e.ins)
     by_activations = [v for v in read if v is not None and not layout.batchy(v)]
     used = layout.flow.back(by_activations, lambda _v, w, _e: not layout.batchy(w))
-    for e in _entered_once(program.top):
+    plain = program.top.walk(lambda e: called(e.eqn) is not None and not e.primitive.remat)
+    for e in (e for e in plain if e.name == "scan"):
         n, k = scan_counts(e.params)
         inside = e.doors[0].scope.ins
         if any(v in context.deferred.values for v in inside[n : n + k]):
@@ -75,14 +76,6 @@ def _divided(layout: Layout, value: Value | None) -> bool:
         return False
     in_use = {a for axes in layout.in_use(value) for a in axes}
     return any(a not in in_use for axes in layout.at_rest(value) for a in axes)
-
-
-def _entered_once(scope: Scope) -> Iterator[Equation]:
-    for e in scope.equations:
-        if e.name == "scan":
-            yield e
-        elif called(e.eqn) is not None and not e.primitive.remat:
-            yield from _entered_once(e.doors[0].scope)
 
 
 def _made_of(layout: Layout, scope: Scope, known: set[Value]) -> set[Value]:

@@ -15,7 +15,7 @@ from ...program.ir import Equation, Value
 from ...program.labels import GRADIENT
 from ...program.phases import BACKWARD
 from ...program.primitives import bind, is_float, scan_counts
-from ..layout import Axes, Layout, Spec, partition_spec
+from ..layout import Axes, Layout, Spec, partition_spec, without
 from ..reductions import gradient_sum
 from .deferred import BatchDims, Deferred, joint, summands
 from .region import Context, Emission, Region
@@ -186,10 +186,8 @@ class Unreduced(Region):
     def _whole(self, value: Value) -> Spec:
         """What divides a part, never the axes that the parts lie along: what it is stored over, so that it need not
         move for that, or what tensor parallelism divides where it is stored whole."""
-        stored, used = (
-            [tuple(a for a in axes if a not in self._axes) for axes in spec]
-            for spec in (self.layout.at_rest(value), self.layout.in_use(value))
-        )
+        specs = self.layout.at_rest(value), self.layout.in_use(value)
+        stored, used = (without(spec, self._axes) for spec in specs)
         return stored if any(stored) else used
 
     def _stored(self, value: Value, whole: Spec) -> Spec:
@@ -233,20 +231,13 @@ def _loop_sums(context: Context, deferred: Deferred) -> dict[tuple[int, int], Lo
     def rank(e: Equation) -> tuple[bool, bool]:
         return not context.labels.get(e.index, "").startswith(GRADIENT), phase.get(e.index) != BACKWARD
 
-    def in_parts(_v: Value, w: Value, _e: Equation | None) -> bool:
-        return w in deferred.values
-
-    for e in program.equations:
-        for k, (inside, outside) in enumerate(_results(e)):
+    for e in (e for e in program.equations if e.name == "scan"):
+        for k, (inside, outside, _) in enumerate(e.doors[0].out):
             if inside in deferred.values and outside not in deferred.values:
-                before = flow.back([inside], in_parts)
+                before = flow.back([inside], lambda _v, w, _e: w in deferred.values)
                 maker = min((made_by[v] for v in before if v in made_by), key=rank)
                 path = [maker]
                 while (outer := path[0].outer) is not e and outer is not None:
                     path.insert(0, outer)
                 sums[e.index, k] = LoopSum(tuple(path), phase.get(maker.index) == BACKWARD)
     return sums
-
-
-def _results(e: Equation) -> list[tuple[Value | None, Value | None]]:
-    return [(a, b) for a, b, _ in e.doors[0].out] if e.name == "scan" else []
