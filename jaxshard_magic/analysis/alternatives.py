@@ -8,7 +8,7 @@ from ..errors import ShardError
 from ..program.mapped import PerDevice
 from ..report import Alternative
 from ..request.gradient_options import REDUCE, GradientOptions
-from .summary import facts_of
+from .summary import reading_of
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -64,10 +64,10 @@ def _changes(inside: GradientOptions, fixed: bool) -> Iterator[tuple[str, Gradie
 
 
 def _of(entry: "Entry", change: str) -> Alternative:
-    facts, shares = facts_of(entry), entry.plan.shares
-    devices = facts.memory.per_device if facts.memory is not None else ()
+    reading, shares = reading_of(entry), entry.plan.shares
+    devices = reading.memory.per_device if reading.memory is not None else ()
     peaks = [d.peak for d in devices if d.peak is not None]
-    rows = facts.collectives
+    rows = reading.collectives
     return Alternative(
         change,
         peak=max(peaks, default=None),
