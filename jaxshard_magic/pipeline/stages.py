@@ -49,7 +49,7 @@ def stages_of(loss: Program, trained: Collection[int], stages: int) -> tuple[Sta
         wanted = {v for v in outs if made[v] == s} | {
             v for j in gives[s] if (v := loss.outputs[j]) is not None
         }
-        read = _inputs_read(loss, wanted - {*ins}, ins)
+        read = inputs_read(loss, wanted, ins)
         found.append(
             Stage(
                 s,
@@ -78,11 +78,12 @@ def _last_read(loss: Program, at: dict[int, int], made: dict[Value, int], stages
     return found
 
 
-def _inputs_read(loss: Program, wanted: Collection[Value], known: Iterable[Value]) -> list[int]:
+def inputs_read(program: Program, wanted: Iterable[Value], known: Iterable[Value]) -> list[int]:
     """The positions of the inputs that `wanted` are made of, not looking behind what is known."""
-    indices = needed(loss.top, wanted, set(known))
-    read = {v for e in loss.top.equations if e.index in indices for v in e.ins} | set(wanted)
-    return [i for i, v in enumerate(loss.inputs) if v in read]
+    wanted, known = set(wanted), set(known)
+    indices = needed(program.top, wanted - known, known)
+    read = {v for e in program.top.equations if e.index in indices for v in e.ins} | wanted
+    return [i for i, v in enumerate(program.inputs) if v in read]
 
 
 def _pinned(loss: Program, parameters: Collection[Value], at: dict[int, int], stages: int) -> dict[int, int]:
