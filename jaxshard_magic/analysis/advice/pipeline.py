@@ -77,8 +77,8 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
         return
     numbers = [n for n in _dividing(case, 2 * wanted) if n > p.microbatches]
     more = sorted(numbers, key=lambda n: (n < wanted, abs(n - wanted)))
-    found = next(filter(None, (_with(case, n) for n in more)), None)
-    then = found or _with(case, wanted)
+    able = next(filter(None, (_with(case, n) for n in more)), None)
+    then = able or _with(case, wanted)
     if then is None or p.bubble.predicted - then.bubble < SMALLER:
         return
     message = (
@@ -86,8 +86,8 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
         f"{_share(p.bubble.predicted)}, as predicted; with {then.microbatches} it would be {_share(then.bubble)}, "
         "where a microbatch takes as much less time as it is smaller."
     )
-    fix = f"--microbatches {then.microbatches}" if found else None
-    if found is None and case.examples:
+    fix = f"--microbatches {then.microbatches}" if able else None
+    if able is None and case.examples:
         message += f" {case.examples} examples{_over(case)} don't divide so."
         fix = f"a batch of {-(-case.examples // (wanted * case.shards)) * wanted * case.shards} examples"
     level = "warning" if p.bubble.predicted - then.bubble >= MUCH else "info"
@@ -195,10 +195,10 @@ def heavy_boundary(case: PipelineCase) -> Iterator[Advice]:
     def slow(b: _Boundary) -> bool:
         return b.seconds is not None and b.seconds > LONG * forward
 
-    found = [b for b in _boundaries(case) if slow(b) or (b.times >= TIMES and (seen or b.seconds is None))]
-    if not found:
+    heavy = [b for b in _boundaries(case) if slow(b) or (b.times >= TIMES and (seen or b.seconds is None))]
+    if not heavy:
         return
-    b = max(found, key=lambda b: (b.seconds or 0.0, b.bytes or 0))
+    b = max(heavy, key=lambda b: (b.seconds or 0.0, b.bytes or 0))
     what = "Each microbatch goes" if b.bytes is None else f"{byte_text(b.bytes)} of each microbatch go"
     message = f"{what} from stage {b.stage} to stage {b.stage + 1}"
     if b.times >= TIMES:
