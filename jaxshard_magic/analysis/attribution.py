@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..report import Leaf
 from .collectives import Cause, Move
-from .frames import Frame
 from .hlo import Module
 from .origin import Origin, Origins, op_name
 from .sources import SourceText
@@ -37,8 +36,9 @@ def caused(
         what = _what(module, move, origin, leaves)
         if origin.frame is None:
             return Cause(phase=origin.phase, what=what)
-        line = text.line(origin.frame)
-        return Cause(origin.phase, origin.frame.file, origin.frame.line, line, _at(origin.deeper), what)
+        frame, deeper = origin.frame, origin.deeper
+        at = None if deeper is None else f"{deeper.file}:{deeper.line}"
+        return Cause(origin.phase, frame.file, frame.line, text.line(frame), at, what)
 
     return tuple((move, cause(move, origin)) for move, origin in moves)
 
@@ -66,10 +66,6 @@ def host_calls(
                 lines.append(line)
             sent.add((op_name(i), line))
     return tuple(lines)
-
-
-def _at(frame: Frame | None) -> str | None:
-    return None if frame is None else f"{frame.file}:{frame.line}"
 
 
 def _what(module: Module, move: Move, origin: Origin, leaves: Sequence[Leaf]) -> str:

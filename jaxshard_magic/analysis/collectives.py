@@ -257,7 +257,7 @@ def replica_groups(text: str) -> Groups:
         return _mesh_groups(text)
     if text.startswith("["):
         shape, _, source = text.partition("<=")
-        return _rows(_iota(source).reshape(_ints(shape)))
+        return tuple(map(tuple, _iota(source).reshape(_ints(shape)).tolist()))
     return tuple(_lists(text))
 
 
@@ -282,7 +282,7 @@ def _mesh_groups(text: str) -> Groups:
     ids = (numbers if numbers.size else np.arange(math.prod(axes.values()))).reshape(shape)
     rest = [i for i in range(len(shape)) if i not in chosen]
     size = math.prod(shape[i] for i in chosen)
-    return _rows(ids.transpose(*rest, *chosen).reshape(-1, size))
+    return tuple(map(tuple, ids.transpose(*rest, *chosen).reshape(-1, size).tolist()))
 
 
 def _iota(text: str) -> np.ndarray:
@@ -299,7 +299,3 @@ def _lists(text: str) -> list[tuple[int, ...]]:
 
 def _ints(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", text)]
-
-
-def _rows(array: np.ndarray) -> Groups:
-    return tuple(tuple(row) for row in array.tolist())

@@ -211,12 +211,6 @@ def _heads(text: str) -> Iterator[re.Match[str]]:
         at = text.find("{\n", at + 1)
 
 
-def runs(module: Module) -> dict[str, Runs]:
-    """How often every computation that runs does so, as `Counted` has it."""
-    counted = Counted(module)
-    return {name: times for name in module.computations if (times := counted[name]).times}
-
-
 class Counted:
     """How often a computation runs, by its name, loop trips multiplied in, nested loops too; 0 times where it does not.
 

@@ -191,7 +191,8 @@ def build_entry(
     if rewritten is not None and rewritten.needs_host_memory:
         _has_host_memory(request)
     target = target_of(mesh)
-    say(f"compiling for {target.name if target else _devices(mesh.size)}")
+    devices = target.name if target else f"{mesh.size} device{'s' * (mesh.size > 1)}"
+    say(f"compiling for {devices}")
     _has_sums(request.gradients, plan)
     start = time.perf_counter()
     n = len(traced.consts)
@@ -281,10 +282,6 @@ def _carrying(call: Callable[..., Any], consts: list, carried: int) -> Callable[
 def file_of(peeled: Peeled) -> str | None:
     """The file that defines the step, as Python knows it; None where it has none."""
     return getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None)
-
-
-def _devices(n: int) -> str:
-    return f"{n} device{'s' * (n > 1)}"
 
 
 def _hold_anything(*trees: Any) -> bool:
