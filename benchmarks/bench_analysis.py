@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from theory import steps
 
 import jaxshard_magic
-from jaxshard_magic.analysis.summary import facts
+from jaxshard_magic.analysis.summary import read_entry
 from jaxshard_magic.step import Entry
 
 LIMIT_S, MB = 3.0, 20  # seconds for so many MB of HLO text
@@ -35,7 +35,7 @@ def entry(layers: int, *, scan: bool) -> Entry:
 
 def seconds(made: Entry) -> float:
     start = time.perf_counter()
-    facts(made)
+    read_entry(made)
     return time.perf_counter() - start
 
 

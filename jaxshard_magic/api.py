@@ -81,18 +81,22 @@ def doctor(mesh: Mesh | str | None = None) -> Doctor:
     no mesh, or one that these devices cannot make.
     """
     try:
-        if mesh is None:
-            mesh = _all_devices()
-        elif isinstance(mesh, str):
-            mesh = build_mesh(mesh).mesh
+        mesh = _mesh(mesh, _all_devices)
     except RuntimeError:  # a backend does not start, which `examine` tells
         mesh = None
     return examine(mesh)
 
 
 def _all_devices() -> Mesh:
-    found = jax.devices()
-    return jax.make_mesh((len(found),), ("data",), (AxisType.Auto,), devices=found)
+    devices = jax.devices()
+    return jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
+
+
+def _mesh(given: Mesh | str | None, default: Callable[[], Mesh]) -> Mesh:
+    """The mesh that was given, or that its text describes; `default()` where none was."""
+    if given is None:
+        return default()
+    return build_mesh(given).mesh if isinstance(given, str) else given
 
 
 def shard(
@@ -157,13 +161,9 @@ def shard(
         "cut": cut,
     }
     step_options(strategy, options)  # refused before devices are simulated for it
-    if mesh is None:
-        mesh = default_mesh(strategy, stages=stages).mesh
-    elif isinstance(mesh, str):
-        mesh = build_mesh(mesh).mesh
     request = make_request(
         strategy,
-        mesh,
+        _mesh(mesh, lambda: default_mesh(strategy, stages=stages).mesh),
         specs=specs,
         rules=rules,
         on=on,
@@ -305,8 +305,4 @@ def _words(strategies: str | Sequence[str]) -> Sequence[str]:
 
 def _devices(mesh: Mesh | str | None) -> Mesh:
     """The mesh whose devices all candidates are on."""
-    if mesh is None:
-        mesh = default_mesh("dp").mesh
-    elif isinstance(mesh, str):
-        mesh = build_mesh(mesh).mesh
-    return automatic(mesh)
+    return automatic(_mesh(mesh, lambda: default_mesh("dp").mesh))

@@ -22,6 +22,10 @@ RATES = {
 }
 
 
+# Figures of a chip that stand in its row as they are here.
+_AS_WRITTEN = ("name", "kind", "flops", "hbm_bandwidth", "node", "per_chip", "compiler", "cores", "marketed")
+
+
 @dataclass(frozen=True)
 class Link:
     """What joins the devices of one node or slice: so many `links` a chip, each with a `bandwidth` in bytes/s
@@ -70,8 +74,8 @@ class Chip:
     node: int
     link: Link
     network: Network | None
-    per_chip: int
     source: tuple[str, ...]
+    per_chip: int = 1
     visible: int | None = None
     compiler: Mapping[str, Any] | None = field(default=None, hash=False)
     slices: tuple[tuple[int, ...], ...] = ()
@@ -113,11 +117,11 @@ def interconnects() -> dict[str, float]:
 def chip(name: str) -> Chip:
     """The chip with this name, in any case: "v5e", "h100", "a100-80", "TPU v5 lite". Raises `ShardError` for a
     name that no chip has."""
-    found = chip_of(name)
-    if found is None:
+    named = chip_of(name)
+    if named is None:
         near = did_you_mean(_word(name), _by_word())
         raise ShardError(f"'{name}' names no known chip; known are {one_of(chips())}.{near}")
-    return found
+    return named
 
 
 def chip_of(device_kind: str) -> Chip | None:
@@ -139,23 +143,15 @@ def _chip(key: str, row: Mapping[str, Any]) -> Chip:
     usable = row.get("usable_gib", visible and visible * DEFAULT_SHARE)
     return Chip(
         key=key,
-        name=row["name"],
         aliases=tuple(row["aliases"]),
-        kind=row["kind"],
-        flops=row["flops"],
         hbm=int(row["hbm_gib"] * GIB),
         usable=None if usable is None else int(usable * GIB),
-        hbm_bandwidth=row["hbm_bandwidth"],
-        node=row["node"],
         link=Link(**row["link"]),
         network=Network(**row["network"]) if "network" in row else None,
-        per_chip=row.get("per_chip", 1),
         source=tuple(row["source"]),
         visible=None if visible is None else int(visible * GIB),
-        compiler=row.get("compiler"),
         slices=tuple(tuple(map(int, text.split("x"))) for text in row.get("slices", ())),
-        cores=row.get("cores", 1),
-        marketed=row.get("marketed"),
+        **{name: row[name] for name in _AS_WRITTEN if name in row},
     )
 
 

@@ -66,7 +66,7 @@ class MeshSpec:
         return cls(axes, *made_of, text=given)
 
     def __str__(self) -> str:
-        axes = _text(self.axes)
+        axes = axes_text(self.axes)
         if self.source == "attached":
             return axes
         return f"{self.made_of} {axes}"
@@ -88,14 +88,14 @@ class MeshSpec:
         if size is not None:
             if exactly and size != devices:
                 raise ShardError(
-                    f"mesh {_text(self.axes)} takes {size} devices ({_product(self.axes)}), "
+                    f"mesh {axes_text(self.axes)} takes {size} devices ({_product(self.axes)}), "
                     f"{self.made_of} has {devices}. {self._instead(devices)}"
                 )
             return self.axes
         fixed = math.prod(n for _, n in self.axes if n != -1)
         if devices % fixed:
             raise ShardError(
-                f"mesh {_text(self.axes)}: {devices} devices don't divide by {fixed}, so -1 has no value. "
+                f"mesh {axes_text(self.axes)}: {devices} devices don't divide by {fixed}, so -1 has no value. "
                 f"{self._instead(devices)}"
             )
         return tuple((a, devices // fixed if n == -1 else n) for a, n in self.axes)
@@ -105,12 +105,12 @@ class MeshSpec:
         fixed = math.prod(n for _, n in self.axes if n != -1)
         if self.source == "simulated":
             count = self.size or math.ceil(devices / fixed) * fixed
-            return f"Use cpu:{count} {_text(self.axes)}"
+            return f"Use cpu:{count} {axes_text(self.axes)}"
         first, *others = self.axes
         rest = math.prod(n for _, n in others if n != -1)
         if devices % rest == 0:
             axes = tuple((a, abs(n)) for a, n in others)
-            return f"Use {_text(((first[0], devices // rest), *axes))}"
+            return f"Use {axes_text(((first[0], devices // rest), *axes))}"
         return f"Use {first[0]}={devices}"
 
 
@@ -176,7 +176,7 @@ def choose(spec: MeshSpec, machine: Machine) -> Literal["attached", "cpu", "star
     on_cpu = simulated or machine.platform == "cpu"
     if on_cpu and count > simulate.MAX_DEVICES:
         raise ShardError(
-            f"mesh {_text(spec.axes)} takes {count} simulated devices; {simulate.MAX_DEVICES} are the most. "
+            f"mesh {axes_text(spec.axes)} takes {count} simulated devices; {simulate.MAX_DEVICES} are the most. "
             "Use smaller axes"
         )
     if not simulated and machine.devices >= count:
@@ -185,12 +185,12 @@ def choose(spec: MeshSpec, machine: Machine) -> Literal["attached", "cpu", "star
         return "start"
     if simulated and (machine.cpu == 0 or machine.cpu >= count):
         return "cpu"  # without a CPU backend, `simulate.cpu_devices` says why there is none
-    remedy = f"%mesh cpu:{count} {_text(spec.axes)}"
+    remedy = f"%mesh cpu:{count} {axes_text(spec.axes)}"
     if on_cpu and machine.platform == "cpu":
         if machine.processes == 1:
             return "restart"
         raise ShardError(
-            f"mesh {_text(spec.axes)} takes {count} devices; these {machine.processes} processes have "
+            f"mesh {axes_text(spec.axes)} takes {count} devices; these {machine.processes} processes have "
             f"{machine.devices} CPU devices. Set jax_num_cpu_devices before jax.distributed.initialize"
         )
     if simulated:
@@ -201,7 +201,7 @@ def choose(spec: MeshSpec, machine: Machine) -> Literal["attached", "cpu", "star
         )
     later = "" if machine.cpu >= count else " first thing after a restart of the kernel"
     raise ShardError(
-        f"mesh {_text(spec.axes)} takes {count} devices; this machine has {_devices(machine.devices)} of "
+        f"mesh {axes_text(spec.axes)} takes {count} devices; this machine has {_devices(machine.devices)} of "
         f"platform {machine.platform}. For simulated ones run {remedy}{later}",
         fix=remedy,
     )
@@ -235,7 +235,7 @@ def default_spec(jobs: Sequence[str], devices: int, platform: str, stages: int |
         stages = stages or next((n for n in (4, 3, 2) if left % n == 0), min(4, left))
         inner = default_spec([j for j in jobs if j != "pipeline"], max(1, left // stages), "").axes
         axes = (("pipe", stages), *(a for a in inner if len(jobs) > 1 or a[1] > 1))
-        return MeshSpec(axes, text=_text(axes))
+        return MeshSpec(axes, text=axes_text(axes))
     wanted = [j for j in JOBS if j in jobs] or ["data"]
     rest = next((j for j in ("fsdp", "data") if j in wanted), wanted[0])
     sizes: dict[str, int] = {}
@@ -248,7 +248,7 @@ def default_spec(jobs: Sequence[str], devices: int, platform: str, stages: int |
     if "data" not in wanted:
         names["fsdp"] = "data"
     axes = tuple((names[j], sizes[j]) for j in wanted)
-    return MeshSpec(axes, text=_text(axes))
+    return MeshSpec(axes, text=axes_text(axes))
 
 
 def default_text(mesh: Mesh, jobs: Sequence[str], stages: int | None = None) -> str:
@@ -379,16 +379,17 @@ def _check_axes(axes: Axes) -> None:
     names = [a for a, _ in axes]
     for name, size in axes:
         if names.count(name) > 1:
-            raise ShardError(f"mesh {_text(axes)} has the axis '{name}' twice: give each its own name")
+            raise ShardError(f"mesh {axes_text(axes)} has the axis '{name}' twice: give each its own name")
         if size == 0 or size < -1:
             raise ShardError(f"axis '{name}' has the size {size}; use 1 or more, or -1 for what is left")
     if len(left := [a for a, n in axes if n == -1]) > 1:
         raise ShardError(
-            f"mesh {_text(axes)}: only one axis can be -1, not {' and '.join(left)}. Give one a size"
+            f"mesh {axes_text(axes)}: only one axis can be -1, not {' and '.join(left)}. Give one a size"
         )
 
 
-def _text(axes: Axes) -> str:
+def axes_text(axes: Axes) -> str:
+    """Axes as they are written: `data=4 model=2`."""
     return " ".join(f"{a}={n}" for a, n in axes)
 
 

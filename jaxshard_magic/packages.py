@@ -23,11 +23,11 @@ def companions() -> dict[str, str]:
         lines = requires("jax") or []
     except PackageNotFoundError:
         return {}
-    found: dict[str, str] = {}
+    required: dict[str, str] = {}
     for name, clauses, extra in (m.groups() for m in map(_REQUIREMENT.match, lines) if m):
         if clauses and (name in (*TPU, *CUDA) or (name == "jaxlib" and not extra)):
-            found.setdefault(name, clauses.strip())
-    return found
+            required.setdefault(name, clauses.strip())
+    return required
 
 
 def fits(given: str, clauses: str) -> bool:
@@ -55,5 +55,5 @@ def _version(name: str) -> str | None:
 
 def numbers(text: str) -> list[int]:
     """`0.10.2.dev7+cuda` as [0, 10, 2]."""
-    found = re.match(r"\d+(\.\d+)*", text)
-    return [int(n) for n in found[0].split(".")] if found else []
+    version = re.match(r"\d+(\.\d+)*", text)
+    return [int(n) for n in version[0].split(".")] if version else []

@@ -21,11 +21,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxshard_magic.analysis.collectives import (
-    Total,
     collectives,
     moves,
     replica_groups,
-    totals,
     wire_bytes,
 )
 from jaxshard_magic.analysis.hlo import read
@@ -257,18 +255,6 @@ def test_data_parallel_gradients_are_one_reduction_of_every_parameter():
     assert [(c.kind, c.axes, c.count, c.bytes) for c in got] == [
         ("all-reduce", ("data",), 1, n) for n in sizes
     ]
-
-
-def test_totals_add_up_by_axes_and_kind():
-    rows = (
-        Collective("all-reduce", ("data",), 4, 2, 100, 300),
-        Collective("all-reduce", ("data",), 4, 1, 40, 60),
-        Collective("all-gather", None, 2, 3, 10, 15),
-    )
-    assert totals(rows) == {
-        (("data",), "all-reduce"): Total(3, 360),
-        (None, "all-gather"): Total(3, 15),
-    }
 
 
 @pytest.mark.parametrize(

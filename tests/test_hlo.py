@@ -3,7 +3,7 @@
 import pytest
 
 from jaxshard_magic.analysis.collectives import collectives, moves
-from jaxshard_magic.analysis.hlo import Runs, Shape, read, runs
+from jaxshard_magic.analysis.hlo import Counted, Module, Runs, Shape, read
 from jaxshard_magic.report import Collective
 
 SUM = """
@@ -13,6 +13,11 @@ SUM = """
   ROOT %s = f32[] add(%a, %b)
 }
 """
+
+
+def runs(module: Module) -> dict[str, Runs]:
+    counted = Counted(module)
+    return {name: times for name in module.computations if (times := counted[name]).times}
 
 
 def counter_loop(name: str, trips: int, inside: str = "", start: int = 0, step: int = 1) -> str:

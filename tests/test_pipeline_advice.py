@@ -6,8 +6,8 @@ import pytest
 from sample_runs import ran
 
 from jaxshard_magic.analysis.advice.moves import moved, told, with_moves
-from jaxshard_magic.analysis.advice.pipeline import pipeline_advice
-from jaxshard_magic.analysis.pipelined import measured, predicted
+from jaxshard_magic.analysis.advice.pipeline import PipelineCase, pipeline_advice
+from jaxshard_magic.analysis.pipelined import measured
 from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.report import Advice, Pipeline
 from jaxshard_magic.schedule import Costs, make, parse
@@ -17,25 +17,17 @@ MIB = 2**20
 
 
 def compiled(name: str, stages: int, microbatches: int, costs: Costs, chunks: int | None = None) -> Pipeline:
-    made = make(name, stages=stages, microbatches=microbatches, chunks=chunks)
-    return predicted(
-        made,
-        costs,
-        holds=[None] * stages,
-        devices=[(rank,) for rank in range(stages)],
-        activation_bytes=[None] * stages,
-    )
+    return timeline(make(name, stages=stages, microbatches=microbatches, chunks=chunks), costs, "s")
 
 
 def ran_as(name: str, stages: int, microbatches: int, costs: Costs, alike=None) -> Pipeline:
     run = ran(make(name, stages=stages, microbatches=microbatches), costs)
-    none, split = [None] * stages, [0.5] * stages
-    return measured(run, holds=none, devices=[()] * stages, activation_bytes=none, split=split, alike=alike)
+    return measured(run, [0.5] * stages, alike)
 
 
 def advise(p: Pipeline, code: str | None = None, **more) -> list[Advice]:
     given = {"examples": None, "shards": 1, "crossing": (), "units": (), "balanced": False} | more
-    return [a for a in pipeline_advice(p, **given) if code in (None, a.code)]
+    return [a for a in pipeline_advice(PipelineCase(p, **given)) if code in (None, a.code)]
 
 
 EVEN = Costs(MS, MS, MS)

@@ -181,10 +181,9 @@ def test_nothing_of_a_step_is_held_after_it(monkeypatch):
 
         return call
 
-    for plan in pipe._plans:
-        programs = {k: watched(f) if k[0] in "FBIW" else f for k, f in plan.programs.items()}
-        monkeypatch.setitem(plan.__dict__, "programs", programs)
-        monkeypatch.delitem(plan.__dict__, "actions")  # made of the programs, once
+    for stage in {id(stage): stage for plan in pipe._plans for _, stage, *_ in plan.actions}.values():
+        programs = {kind: watched(program) for kind, program in stage.programs.items()}
+        monkeypatch.setitem(stage.__dict__, "programs", programs)
     state, loss = step(ws, BATCH)
     kept = {id(x) for x in jax.tree.leaves((state, loss))}
     gc.collect()

@@ -7,7 +7,7 @@ import pytest
 from sample_reports import attached
 from sample_runs import ran
 
-from jaxshard_magic.analysis.pipelined import measured, predicted
+from jaxshard_magic.analysis.pipelined import measured, of_model
 from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.schedule import Costs, Schedule, make, parse
@@ -18,16 +18,18 @@ MS = 1e-3
 UNEVEN = Costs([MS, MS, MS, 2 * MS], [MS, MS, MS, 2 * MS], [MS, MS, MS, 2 * MS], 0.1 * MS)
 
 
-def of_model(stages: int = 4) -> dict:
-    return {
-        "holds": [f"blocks {i}" for i in range(stages)],
-        "devices": [(2 * i, 2 * i + 1) for i in range(stages)],
-        "activation_bytes": [1024 * (stages - i) for i in range(stages - 1)] + [None],
-    }
+def with_ranks(p: Pipeline) -> Pipeline:
+    stages = len(p.ranks)
+    return of_model(
+        p,
+        holds=[f"blocks {i}" for i in range(stages)],
+        devices=[(2 * i, 2 * i + 1) for i in range(stages)],
+        activation_bytes=[*(1024 * (stages - i) for i in range(stages - 1)), None],
+    )
 
 
 def of_run(made: Schedule, costs: Costs, split=None) -> Pipeline:
-    return measured(ran(made, costs), **of_model(made.stages), split=split)
+    return with_ranks(measured(ran(made, costs), split))
 
 
 def test_a_run_as_predicted_has_nothing_unexplained():
@@ -66,7 +68,7 @@ def test_a_pause_that_no_cost_tells_of_is_not_explained():
     paused = tuple(
         replace(e, start=e.start + 9 * MS, end=e.end + 9 * MS) if "B" in e.action else e for e in run.events
     )
-    p = measured(replace(run, events=paused), **of_model(2))
+    p = measured(replace(run, events=paused))
     # Forward and backward 3 slots of 1 and 2 ms, 12 ms of 18 busy; with the pause of 18 + 18.
     assert p.bubble.predicted == pytest.approx(1 / 3)
     assert p.bubble.measured == pytest.approx(1 - 12 / 36)
@@ -98,7 +100,7 @@ def test_what_if_is_of_the_measured_costs():
 
 def test_a_pipeline_that_was_only_compiled_is_predicted_in_seconds():
     made = make("1f1b", stages=4, microbatches=8)
-    p = predicted(made, UNEVEN, **of_model())
+    p = with_ranks(timeline(made, UNEVEN, "s"))
     assert (p.source, p.unit, p.bubble.measured, p.makespan[2]) == ("predicted", "s", None, None)
     assert replace(p, ranks=()) == replace(timeline(made, UNEVEN, "s"), ranks=())
     assert [rank.holds for rank in p.ranks] == ["blocks 0", "blocks 1", "blocks 2", "blocks 3"]

@@ -8,7 +8,7 @@ from ..errors import ShardError
 from ..program.mapped import PerDevice
 from ..report import Alternative
 from ..request.gradient_options import REDUCE, GradientOptions
-from .summary import facts_of
+from .summary import reading_of
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -30,23 +30,23 @@ def alternatives(step: "ShardedStep", limit_s: float) -> tuple[Alternative, ...]
     ]
     if entry is None or not changes:
         return ()
-    found = [_of(entry, "")]
+    tried = [_of(entry, "")]
     needed = entry.compile_s * len(changes)
     why = None
     if needed > limit_s:
         why = f"not compiled: all of these would take about {needed:.0f} s, and the limit is {limit_s:.0f} s"
     for change, inside in changes:
         if why is not None:
-            found.append(Alternative(change, why=why))
+            tried.append(Alternative(change, why=why))
             continue
         try:
-            found.append(_of(step.otherwise(inside), change))
+            tried.append(_of(step.otherwise(inside), change))
         except ShardError as error:
-            found.append(Alternative(change, why=str(error)))
+            tried.append(Alternative(change, why=str(error)))
         except KeyboardInterrupt:
             why = "not compiled: interrupted"
-            found.append(Alternative(change, why=why))
-    return tuple(found)
+            tried.append(Alternative(change, why=why))
+    return tuple(tried)
 
 
 def _changes(inside: GradientOptions, fixed: bool) -> Iterator[tuple[str, GradientOptions]]:
@@ -64,10 +64,10 @@ def _changes(inside: GradientOptions, fixed: bool) -> Iterator[tuple[str, Gradie
 
 
 def _of(entry: "Entry", change: str) -> Alternative:
-    facts, shares = facts_of(entry), entry.plan.shares
-    devices = facts.memory.per_device if facts.memory is not None else ()
+    reading, shares = reading_of(entry), entry.plan.shares
+    devices = reading.memory.per_device if reading.memory is not None else ()
     peaks = [d.peak for d in devices if d.peak is not None]
-    rows = facts.collectives
+    rows = reading.collectives
     return Alternative(
         change,
         peak=max(peaks, default=None),

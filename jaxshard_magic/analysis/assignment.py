@@ -96,8 +96,10 @@ def _allocations(messages: Sequence[bytes]) -> tuple[tuple[Allocation, ...], dic
     owners = [index for index, _, _, count in kept for _ in range(count)]
     slots = dict(zip(values, map(Slot, owners, offsets, sizes), strict=True))
     ids = iter(values)
-    found = (Allocation(index, size, kind, tuple(islice(ids, count))) for index, size, kind, count in kept)
-    return tuple(found), slots
+    allocations = (
+        Allocation(index, size, kind, tuple(islice(ids, count))) for index, size, kind, count in kept
+    )
+    return tuple(allocations), slots
 
 
 def _made(messages: Sequence[bytes], wanted: Collection[int]) -> dict[int, tuple[int, tuple[int, ...]]]:
@@ -157,8 +159,8 @@ def _named(messages: Sequence[bytes], wanted: set[int]) -> dict[int, str]:
     for data in reversed(messages):
         if len(names) == len(wanted):
             break
-        found = wire.record(data)
-        number = found.get(5)
+        fields = wire.record(data)
+        number = fields.get(5)
         if isinstance(number, int) and number in wanted:
-            names[number] = wire.message(found.get(1, b"")).decode()
+            names[number] = wire.message(fields.get(1, b"")).decode()
     return names

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from ..report import Collective, Leaf
-from .collectives import Cause, Move, merge
-from .frames import Frame
+from ..report import Leaf
+from .collectives import Cause, Move
 from .hlo import Module
 from .origin import Origin, Origins, op_name
 from .sources import SourceText
@@ -14,40 +13,34 @@ _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
 _HOST = "callback", "is_host_transfer"
 
 
-def attributed(
-    module: Module, found: Sequence[Move], origins: Origins, leaves: Sequence[Leaf], text: SourceText
-) -> tuple[Collective, ...]:
-    """The collectives of a program, alike ones of one line merged, each with the line that caused it.
-
-    `leaves` are the step's inputs that `origins` counts; files keep the names that Python knows them by.
-    """
-    return merge(caused(module, traced(module, found, origins), leaves, text))
-
-
-def traced(module: Module, found: Iterable[Move], origins: Origins) -> tuple[tuple[Move, Origin], ...]:
-    """Each of `found` with where it comes from."""
+def traced(module: Module, moves: Iterable[Move], origins: Origins) -> tuple[tuple[Move, Origin], ...]:
+    """Each of `moves` with where it comes from."""
     return tuple(
         (
             move,
             origins.of(module.computations[move.computation], move.instruction, move.operand, move.position),
         )
-        for move in found
+        for move in moves
     )
 
 
 def caused(
-    module: Module, found: Iterable[tuple[Move, Origin]], leaves: Sequence[Leaf], text: SourceText
+    module: Module, moves: Iterable[tuple[Move, Origin]], leaves: Sequence[Leaf], text: SourceText
 ) -> tuple[tuple[Move, Cause], ...]:
-    """Each of `found` with its cause in the words of a report; `leaves` and files as in `attributed`."""
+    """Each of `moves` with the line that caused it and what it moves, in the words of a report.
+
+    `leaves` are the step's inputs that its `Origins` count; files keep the names that Python knows them by.
+    """
 
     def cause(move: Move, origin: Origin) -> Cause:
         what = _what(module, move, origin, leaves)
         if origin.frame is None:
             return Cause(phase=origin.phase, what=what)
-        line = text.line(origin.frame)
-        return Cause(origin.phase, origin.frame.file, origin.frame.line, line, _at(origin.deeper), what)
+        frame, deeper = origin.frame, origin.deeper
+        at = None if deeper is None else f"{deeper.file}:{deeper.line}"
+        return Cause(origin.phase, frame.file, frame.line, text.line(frame), at, what)
 
-    return tuple((move, cause(move, origin)) for move, origin in found)
+    return tuple((move, cause(move, origin)) for move, origin in moves)
 
 
 def host_calls(
@@ -58,7 +51,7 @@ def host_calls(
     CPU and GPU call it as a function; TPU sends each argument to the host, and those of one call have one name.
     `own`: the step's own place of one that the text tells.
     """
-    found: list[str | None] = []
+    lines: list[str | None] = []
     sent: set[tuple[str, str | None]] = set()
     for computation in module.computations.values():
         if not any(word in computation.text for word in _HOST):
@@ -70,13 +63,9 @@ def host_calls(
             frame = own(origins.of_instruction(i)).frame
             line = None if frame is None else f"line {frame.line}"
             if called or (op_name(i), line) not in sent:
-                found.append(line)
+                lines.append(line)
             sent.add((op_name(i), line))
-    return tuple(found)
-
-
-def _at(frame: Frame | None) -> str | None:
-    return None if frame is None else f"{frame.file}:{frame.line}"
+    return tuple(lines)
 
 
 def _what(module: Module, move: Move, origin: Origin, leaves: Sequence[Leaf]) -> str:

@@ -1,6 +1,5 @@
 """What fills a device's memory while a step runs, and at its peak, from XLA's own buffer assignment."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,11 @@ from ..targets import Built
 from . import assignment as xla
 from . import wire
 from .assignment import Allocation, Assignment, Definition, Slot
-from .hlo import Computation, Instruction, Module, Shape, shapes
-from .liveness import BRANCHES, Liveness, Range, Result, called, liveness, values
+from .hlo import BRANCHES, Computation, Instruction, Module, Shape, called, elements, shapes
+from .liveness import Liveness, Range, Result, liveness, values
 
 _MOST_POINTS = 400
 _RETURNING = {"while": ("body",), "conditional": BRANCHES}  # attributes: whose results the opcode returns
-_NESTING = re.compile(r"[\[({]|[\])}]|,")
 
 Point = tuple[int, int]  # position in the program, bytes from there on
 
@@ -42,7 +40,7 @@ class LiveBuffer:
         """The array that lies there; None for a tuple's table of addresses."""
         result = self.instruction.result
         for position in self.index:
-            result = _parts(result)[position]
+            result = elements(result)[position]
         return None if result.startswith("(") else shapes(result)[0]
 
 
@@ -237,19 +235,3 @@ class _Makers:
         if computation is None or made.instruction not in computation.instructions:
             raise ValueError(f"the program has no instruction {made.instruction!r} in {made.computation!r}")
         return computation.instructions[made.instruction]
-
-
-def _parts(tuple_type: str) -> list[str]:
-    """The types of a tuple's elements.
-
-    >>> _parts("(s32[], f32[4,8]{1,0}, /*index=2*/(f32[2]{0}, pred[]))")
-    ['s32[]', 'f32[4,8]{1,0}', '(f32[2]{0}, pred[])']
-    """
-    text = re.sub(r"/\*.*?\*/", "", tuple_type)[1:-1]
-    depth, start, found = 0, 0, []
-    for token in _NESTING.finditer(text):
-        if token[0] == "," and depth == 0:
-            found.append(text[start : token.start()].strip())
-            start = token.end()
-        depth += (token[0] in "[({") - (token[0] in "])}")
-    return [*found, text[start:].strip()]

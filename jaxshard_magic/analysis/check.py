@@ -49,13 +49,13 @@ class Plain:
         shapes = [x.shape for x in outs]
         run = self._as_it_is(traced, shapes) if by_hand is None else self._compiled_by_hand(by_hand, shapes)
         rounding = None if narrow is None else (self._compiled_by_hand(traced, shapes), narrow)
-        found = compare(names, [_host(x) for x in outs], run, self._leaves, limit, rounding)
+        outcome = compare(names, [_host(x) for x in outs], run, self._leaves, limit, rounding)
         if by_hand is not None:
-            return replace(found, reference="a loop over microbatches written by hand, on one device")
+            return replace(outcome, reference="a loop over microbatches written by hand, on one device")
         if not isinstance(traced, PerDevice):
-            return found
+            return outcome
         axes = one_of(map(repr, traced.mapped.axes))
-        return replace(found, reference=f"jax.vmap of the step over {axes} on one device")
+        return replace(outcome, reference=f"jax.vmap of the step over {axes} on one device")
 
     def _as_it_is(self, traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Run:
         if isinstance(traced, PerDevice):
@@ -67,14 +67,14 @@ class Plain:
 
     def _once(self, run: Run) -> Run:
         """`run`, which remembers what it gives for the call's own inputs."""
-        found: list[list[np.ndarray]] = []
+        outs: list[list[np.ndarray]] = []
 
         def remembered(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
             if leaves is not self._leaves:
                 return run(leaves)
-            if not found:
-                found.append(run(leaves))
-            return found[0]
+            if not outs:
+                outs.append(run(leaves))
+            return outs[0]
 
         return remembered
 

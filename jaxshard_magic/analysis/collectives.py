@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -61,14 +62,6 @@ class Cause(NamedTuple):
     what: str | None = None
 
 
-@dataclass(frozen=True)
-class Total:
-    """`count` collectives per step, and the bytes that one device sends for them on rings."""
-
-    count: int
-    wire_bytes: int
-
-
 def collectives(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Collective, ...]:
     """The collectives of a compiled step, alike ones merged, those that send most first.
 
@@ -81,7 +74,7 @@ def collectives(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Collective
 def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
     """Every collective that runs, in the order of the program's text. Those among one device are left out."""
     counted = Counted(module)
-    found = []
+    every = []
     for name, computation in module.computations.items():
         for instruction, kind in _collectives_of(computation):
             times = counted[name]
@@ -95,41 +88,32 @@ def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
                     *(kind, axes, size, times.times, nbytes, times.known),
                     *(instruction, name, instruction.operands[k], k),
                 )
-                found += _strung(module, computation, move) or [move]
-    return tuple(found)
+                every += _strung(module, computation, move) or [move]
+    return tuple(every)
 
 
-def merge(found: Iterable[tuple[Move, Cause]]) -> tuple[Collective, ...]:
+def merge(caused: Iterable[tuple[Move, Cause]]) -> tuple[Collective, ...]:
     """Merge moves that are alike in all but what they move by adding their counts."""
-    counts: dict[_Alike, int] = {}
-    moved: dict[_Alike, set[str]] = {}
-    for move, why in found:
-        alike = _Alike(move.kind, move.axes, move.group_size, move.bytes, move.exact, why._replace(what=None))
-        counts[alike] = counts.get(alike, 0) + move.count
-        moved.setdefault(alike, set()).update({why.what} if why.what else ())
-    merged = [
-        Collective(
-            kind=a.kind,
-            axes=a.axes,
-            group_size=a.group_size,
-            count=n,
-            bytes=a.bytes,
-            wire_bytes=wire_bytes(a.kind, a.group_size, n * a.bytes),
-            exact=a.exact,
-            **a.cause._replace(what=_listed(sorted(moved[a])))._asdict(),
+    counts = Counter[Collective]()
+    moved: dict[Collective, set[str]] = {}
+    for move, cause in caused:
+        alike = Collective(
+            *(move.kind, move.axes, move.group_size, 0, move.bytes, 0),
+            exact=move.exact,
+            **cause._replace(what=None)._asdict(),
         )
-        for a, n in counts.items()
+        counts[alike] += move.count
+        moved.setdefault(alike, set()).update({cause.what} if cause.what else ())
+    merged = [
+        replace(
+            alike,
+            count=n,
+            wire_bytes=wire_bytes(alike.kind, alike.group_size, n * alike.bytes),
+            what=_listed(sorted(moved[alike])),
+        )
+        for alike, n in counts.items()
     ]
     return tuple(sorted(merged, key=lambda c: (-c.wire_bytes, c.kind, c.axes or (), c.bytes, c.line or 0)))
-
-
-class _Alike(NamedTuple):
-    kind: str
-    axes: tuple[str, ...] | None
-    group_size: int
-    bytes: int
-    exact: bool
-    cause: Cause
 
 
 def _listed(names: Sequence[str]) -> str | None:
@@ -149,15 +133,6 @@ def wire_bytes(kind: str, group_size: int, size: int) -> int:
     """
     a, b = _RING[kind]
     return (2 * a * size * (group_size - 1) + group_size) // (2 * group_size) + b * size
-
-
-def totals(found: Iterable[Collective]) -> dict[tuple[tuple[str, ...] | None, str], Total]:
-    """Count and wire bytes by (axes, kind)."""
-    out: dict[tuple[tuple[str, ...] | None, str], Total] = {}
-    for c in found:
-        old = out.get((c.axes, c.kind), Total(0, 0))
-        out[c.axes, c.kind] = Total(old.count + c.count, old.wire_bytes + c.wire_bytes)
-    return out
 
 
 def _collectives_of(computation: Computation) -> Iterator[tuple[Instruction, str]]:
@@ -200,8 +175,8 @@ def _strung(module: Module, computation: Computation, move: Move) -> list[Move]:
         return []
     names = list(made.operands)
     if made.opcode == "fusion":
-        body = module.computations.get((made.attribute("calls") or "").lstrip("%"))
-        root = next((i for i in body.instructions.values() if i.root), None) if body else None
+        body = module.named(made.attribute("calls"))
+        root = body.root if body else None
         inside = [body.instructions.get(name) for name in root.operands] if body and root else []
         if (
             root is None
@@ -282,7 +257,7 @@ def replica_groups(text: str) -> Groups:
         return _mesh_groups(text)
     if text.startswith("["):
         shape, _, source = text.partition("<=")
-        return _rows(_iota(source).reshape(_ints(shape)))
+        return tuple(map(tuple, _iota(source).reshape(_ints(shape)).tolist()))
     return tuple(_lists(text))
 
 
@@ -307,7 +282,7 @@ def _mesh_groups(text: str) -> Groups:
     ids = (numbers if numbers.size else np.arange(math.prod(axes.values()))).reshape(shape)
     rest = [i for i in range(len(shape)) if i not in chosen]
     size = math.prod(shape[i] for i in chosen)
-    return _rows(ids.transpose(*rest, *chosen).reshape(-1, size))
+    return tuple(map(tuple, ids.transpose(*rest, *chosen).reshape(-1, size).tolist()))
 
 
 def _iota(text: str) -> np.ndarray:
@@ -324,7 +299,3 @@ def _lists(text: str) -> list[tuple[int, ...]]:
 
 def _ints(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", text)]
-
-
-def _rows(array: np.ndarray) -> Groups:
-    return tuple(tuple(row) for row in array.tolist())

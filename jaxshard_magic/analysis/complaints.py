@@ -47,29 +47,29 @@ def complaints(messages: Iterable[str], mesh: Mapping[str, int] | None = None) -
     >>> complaints(["[SPMD] Involuntary full rematerialization. And more"] * 2)[0].text
     'XLA says: Involuntary full rematerialization'
     """
-    found: dict[Complaint, Complaint] = {}
+    merged: dict[Complaint, Complaint] = {}
     for message in messages:
         one = _read(message, mesh or {})
         kind = replace(one, seconds=None)
-        if before := found.get(kind):
+        if before := merged.get(kind):
             # What is slow is told of when it gets slow, and again, with its seconds, when it is done.
             known = [s for s in (before.seconds, one.seconds) if s is not None]
             count = before.count + (one.seconds is None)
             one = replace(before, count=count, seconds=sum(known) if known else None)
-        found[kind] = one
-    return tuple(found.values())
+        merged[kind] = one
+    return tuple(merged.values())
 
 
 def findings(
-    found: Sequence[Complaint], line_of: Callable[[Complaint], str | None] = lambda _: None
+    complaints: Sequence[Complaint], line_of: Callable[[Complaint], str | None] = lambda _: None
 ) -> tuple[Finding, ...]:
-    """What to tell the user of `found`, the same of one line once; `line_of` says `line 12` where that is known."""
+    """What to tell the user of `complaints`, the same of one line once; `line_of` says `line 12` where it is known."""
     counts: dict[Finding, int] = {}
-    for one in found:
+    for one in complaints:
         line = line_of(one)
         took = f": this took {time(one.seconds)}" if one.seconds is not None else ""
-        said = f"{f'At {line} ' if line else ''}{one.text}{took}"
-        finding = Finding(one.code, LEVELS.get(one.code, "warning"), said, one.fix)
+        message = f"{f'At {line} ' if line else ''}{one.text}{took}"
+        finding = Finding(one.code, LEVELS.get(one.code, "warning"), message, one.fix)
         counts[finding] = counts.get(finding, 0) + one.count
     return tuple(
         replace(finding, message=f"{finding.message}{f' ({n} times)' if n > 1 else ''}.")

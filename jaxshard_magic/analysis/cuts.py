@@ -76,9 +76,9 @@ def between(before: Cut, after: Cut) -> Axes | None:
             steps = [[a for a in entry if a != axis] for entry in before.axes]
             if axis in will:
                 steps[will[axis]].append(axis)
-            found = tuple(map(tuple, steps))
-            if found not in (before.axes, after.axes):
-                return found
+            way = tuple(map(tuple, steps))
+            if way not in (before.axes, after.axes):
+                return way
     return None
 
 
@@ -115,11 +115,11 @@ def _grouped(axes: Iterable[tuple[str, int]], sizes: Sequence[int]) -> list[list
     groups: list[list[tuple[str, int]]] = []
     for size in sizes:
         group: list[tuple[str, int]] = []
-        while (held := prod(n for _, n in group)) < size:
+        while (parts := prod(n for _, n in group)) < size:
             if (axis := next(left, None)) is None:
                 return None
             group.append(axis)
-        if held != size:
+        if parts != size:
             return None
         groups.append(group)
     return groups

@@ -8,7 +8,7 @@ from functools import cached_property
 from .hlo import Computation, Instruction, Module
 
 Place = tuple[str, str]  # computation, instruction
-Found = tuple[Computation, Instruction]
+Site = tuple[Computation, Instruction]
 
 _MOST = 200  # values looked at from one start: what is further away says nothing of it
 _MOVING = frozenset(
@@ -29,16 +29,16 @@ class Dataflow:
         self.module = module
         self._known_users: dict[str, dict[str, list[Instruction]]] = {}
         self._fusions: dict[str, Place] = {}  # of the bodies that a walk went into
-        self._calls: dict[str, Found | None] = {}  # of computations, by their names
+        self._calls: dict[str, Site | None] = {}  # of computations, by their names
 
-    def producers(self, computation: Computation, name: str) -> Iterator[Found]:
+    def producers(self, computation: Computation, name: str) -> Iterator[Site]:
         """The instruction that makes a value, and those behind it for as long as they only move it, nearest first.
 
         The last is where something is computed, or a parameter of the program.
         """
         return self._walk((computation.name, name), self._back)
 
-    def consumers(self, computation: Computation, name: str) -> Iterator[Found]:
+    def consumers(self, computation: Computation, name: str) -> Iterator[Site]:
         """The instructions that depend on a value, nearest first."""
         walk = self._walk((computation.name, name), self._on)
         next(walk, None)
@@ -46,17 +46,17 @@ class Dataflow:
 
     def elements(self, computation: Computation, name: str) -> dict[int, Instruction]:
         """The elements that are taken out of a tuple, also behind the end of an asynchronous operation."""
-        found: dict[int, Instruction] = {}
+        elements: dict[int, Instruction] = {}
         for user in self._users(computation).get(name, ()):
             if user.opcode == _ELEMENT:
-                found.setdefault(_index(user), user)
+                elements.setdefault(_index(user), user)
             elif user.opcode.endswith("-done"):
-                found.update(self.elements(computation, user.name))
-        return found
+                elements.update(self.elements(computation, user.name))
+        return elements
 
     def _walk(
         self, start: Place, step: Callable[[Computation, Instruction], Iterator[Place]]
-    ) -> Iterator[Found]:
+    ) -> Iterator[Site]:
         seen, todo = {start}, deque([start])
         while todo and len(seen) < _MOST:
             where, name = todo.popleft()
@@ -88,12 +88,12 @@ class Dataflow:
                 yield where.name, caller.name
             yield from ((where.name, operand) for operand in caller.operands[number : number + 1])
 
-    def _call_of(self, computation: Computation) -> Found | None:
+    def _call_of(self, computation: Computation) -> Site | None:
         if computation.name not in self._calls:
             written = re.compile(rf"calls=%?{re.escape(computation.name)}(?![\w.-])")
             callers = (c for c in self.module.computations.values() if written.search(c.text))
-            found = ((c, i) for c in callers for i in c.instructions.values() if written.search(i.rest))
-            self._calls[computation.name] = next(found, None)
+            calls = ((c, i) for c in callers for i in c.instructions.values() if written.search(i.rest))
+            self._calls[computation.name] = next(calls, None)
         return self._calls[computation.name]
 
     def _element_back(self, computation: Computation, i: Instruction) -> Iterator[Place]:
@@ -117,7 +117,7 @@ class Dataflow:
             yield computation.name, start.operands[index]
 
     def _moves_only(self, fusion: Instruction) -> bool:
-        body = self._named(fusion.attribute("calls"))
+        body = self.module.named(fusion.attribute("calls"))
         inside = body.instructions.values() if body else ()
         arrays = [
             i for i in inside if any(shape.dims for shape in i.shapes)
@@ -146,7 +146,7 @@ class Dataflow:
 
     def _into(self, computation: Computation, fusion: Instruction, name: str) -> Place | None:
         """Where a fusion takes a value in: it is named after its last operation, and another may be the one to ask."""
-        body = self._named(fusion.attribute("calls")) if fusion.opcode == "fusion" else None
+        body = self.module.named(fusion.attribute("calls")) if fusion.opcode == "fusion" else None
         if body is None:
             return None
         number = f"{fusion.operands.index(name)})"
@@ -161,7 +161,7 @@ class Dataflow:
     def _through_tuple(self, computation: Computation, made: Instruction, name: str) -> Iterator[Place]:
         indices = {k for k, operand in enumerate(made.operands) if operand == name}
         for user in self._users(computation).get(made.name, ()):
-            body = self._named(user.attribute("body")) if user.opcode == "while" else None
+            body = self.module.named(user.attribute("body")) if user.opcode == "while" else None
             if body is not None:
                 yield from self._elements(body, None, indices)
         yield from self._elements(computation, made.name, indices)
@@ -202,29 +202,26 @@ class Dataflow:
         }
 
     @cached_property
-    def _loops(self) -> dict[str, list[Found]]:
+    def _loops(self) -> dict[str, list[Site]]:
         """The loops that run a computation as their body."""
-        found: dict[str, list[Found]] = {}
+        loops: dict[str, list[Site]] = {}
         for computation in self.module.computations.values():
             if " while(" in computation.text:
                 for i in computation.instructions.values():
-                    body = self._named(i.attribute("body")) if i.opcode == "while" else None
+                    body = self.module.named(i.attribute("body")) if i.opcode == "while" else None
                     if body is not None:
-                        found.setdefault(body.name, []).append((computation, i))
-        return found
-
-    def _named(self, name: str | None) -> Computation | None:
-        return self.module.computations.get(name.lstrip("%")) if name else None
+                        loops.setdefault(body.name, []).append((computation, i))
+        return loops
 
 
 def _chain(computation: Computation, mark: Instruction) -> tuple[str, str] | None:
     """The names of the chain and of the channel of the collective that `mark` starts or ends."""
     near = (computation.instructions[name].rest for name in mark.operands)
-    found = next(((c, text) for text in near if (c := _CHAIN.search(text))), None)
-    if found is None:
-        return None
-    channel = _CHANNEL.search(found[1])
-    return found[0][1], channel[1] if channel else ""
+    for text in near:
+        if chain := _CHAIN.search(text):
+            channel = _CHANNEL.search(text)
+            return chain[1], channel[1] if channel else ""
+    return None
 
 
 def _index(element: Instruction) -> int:

@@ -16,6 +16,7 @@ _INSTRUCTION = re.compile(
     r"^[ \t]+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$",
     re.MULTILINE,
 )
+BRANCHES = ("branch_computations", "true_computation", "false_computation")  # attributes of a conditional
 _CALLED = re.compile(r"%?([\w.\-]+)")
 _FUSED = re.compile(r" fusion\(.*?, calls=%?([\w.\-]+)")
 _CALLING = (
@@ -167,8 +168,12 @@ class Module:
         return self._count("num_partitions")
 
     def _count(self, name: str) -> int:
-        found = re.search(rf"\b{name}=(\d+)", self.header)
-        return int(found[1]) if found else 1
+        count = re.search(rf"\b{name}=(\d+)", self.header)
+        return int(count[1]) if count else 1
+
+    def named(self, name: str | None) -> Computation | None:
+        """The computation of this name, `%` before it or not; None without a name, and where there is none."""
+        return self.computations.get(name.lstrip("%")) if name else None
 
 
 @lru_cache(4096)
@@ -204,12 +209,6 @@ def _heads(text: str) -> Iterator[re.Match[str]]:
         if head:
             yield head
         at = text.find("{\n", at + 1)
-
-
-def runs(module: Module) -> dict[str, Runs]:
-    """How often every computation that runs does so, as `Counted` has it."""
-    counted = Counted(module)
-    return {name: times for name in module.computations if (times := counted[name]).times}
 
 
 class Counted:
@@ -250,7 +249,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
         return int(known[1])
-    condition, body = (_named(module, loop.attribute(key)) for key in ("condition", "body"))
+    condition, body = (module.named(loop.attribute(key)) for key in ("condition", "body"))
     test = _test(condition) if condition else None
     init = _source(computation, loop.operands[0])
     if not body or not test or not init or init.opcode != "tuple":
@@ -302,40 +301,33 @@ def _calls_of(module: Module, computation: Computation) -> Iterator[Call]:
         if opcode == "while":
             trips = trip_count(module, computation, instruction)
             times, known = (1, False) if trips is None else (trips, True)
-            yield from (Call(name, times, known) for name in _callees(instruction, "body"))
-            yield from (Call(name, times + 1, known) for name in _callees(instruction, "condition"))
+            yield from (Call(name, times, known) for name in called(instruction, "body"))
+            yield from (Call(name, times + 1, known) for name in called(instruction, "condition"))
         elif opcode == "conditional":
-            keys = ("branch_computations", "true_computation", "false_computation")
-            yield from (Call(name, 1) for name in _callees(instruction, *keys))
+            yield from (Call(name, 1) for name in called(instruction, *BRANCHES))
         elif opcode == "call":
-            yield from (Call(name, 1) for name in _callees(instruction, "to_apply", "calls"))
+            yield from (Call(name, 1) for name in called(instruction, "to_apply", "calls"))
         elif opcode == "custom-call" or opcode.endswith("-start"):
-            yield from (Call(name, 1) for name in _callees(instruction, "calls", "called_computations"))
+            yield from (Call(name, 1) for name in called(instruction, "calls", "called_computations"))
 
 
-def _callees(instruction: Instruction, *keys: str) -> list[str]:
-    found: list[str] = []
-    for key in keys:
-        found += _CALLED.findall(instruction.attribute(key) or "")
-    return found
-
-
-def _named(module: Module, name: str | None) -> Computation | None:
-    return module.computations.get(name.lstrip("%")) if name else None
+def called(instruction: Instruction, *keys: str) -> list[str]:
+    """The computations that attributes of an instruction name, in the order of `keys`."""
+    return [name for key in keys for name in _CALLED.findall(instruction.attribute(key) or "")]
 
 
 def _source(computation: Computation, name: str) -> Instruction | None:
     """The instruction that makes the value `name`, behind copies and casts."""
-    found = computation.instructions.get(name)
-    while found and found.opcode in ("copy", "bitcast", "convert"):
-        found = computation.instructions.get(found.operands[0])
-    return found
+    source = computation.instructions.get(name)
+    while source and source.opcode in ("copy", "bitcast", "convert"):
+        source = computation.instructions.get(source.operands[0])
+    return source
 
 
 def _parts_of(whole: Instruction, index: str) -> Iterator[tuple[str, Instruction]]:
     """What takes element 1, then its element 0, out of a tuple, for the index `1#0`; nothing that it has not."""
     for k in map(int, index.split("#")):
-        types = _elements(whole.result)
+        types = elements(whole.result)
         if k >= len(types):
             return
         name = f"{whole.name}#{k}"
@@ -343,18 +335,18 @@ def _parts_of(whole: Instruction, index: str) -> Iterator[tuple[str, Instruction
         yield name, whole
 
 
-def _elements(result: str) -> list[str]:
+def elements(result: str) -> list[str]:
     """The types in a tuple's type; none of another's.
 
-    >>> _elements("(s32[], (f32[4,8]{1,0}, pred[]), /*index=2*/token[])")
+    >>> elements("(s32[], (f32[4,8]{1,0}, pred[]), /*index=2*/token[])")
     ['s32[]', '(f32[4,8]{1,0}, pred[])', 'token[]']
     """
-    text, at, found = _COMMENT.sub("", result).strip(), 1, []
+    text, at, types = _COMMENT.sub("", result).strip(), 1, []
     while text.startswith("(") and text[at : at + 1] not in (")", ""):
         end = _balanced(text, at)
-        found.append(text[at:end].strip())
+        types.append(text[at:end].strip())
         at = end + (text[end : end + 1] == ",")
-    return found
+    return types
 
 
 def _constant(instruction: Instruction | None) -> int | None:

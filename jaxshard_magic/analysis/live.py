@@ -14,9 +14,9 @@ MOST = 10  # buffers that get a row of their own
 
 
 def with_live(
-    found: Memory, live: LiveBytes, module: Module, origins: Origins, leaves: Sequence[Leaf]
+    memory: Memory, live: LiveBytes, module: Module, origins: Origins, leaves: Sequence[Leaf]
 ) -> Memory:
-    """`found` with the bytes live through the step and the largest temporaries at the peak; files have the names that
+    """`memory` with the bytes live through the step and the largest temporaries at the peak; files have the names that
     Python knows them by."""
     rows = _merged(
         _row(buffer, module, origins, leaves) for buffer in live.buffers if buffer.kind == "temporary"
@@ -25,7 +25,7 @@ def with_live(
     others = sum(row.count for row in rest), sum(row.bytes for row in rest)
     where, peak = live.order[live.at[live.peak]]
     frame = origins.of_value(where, peak).frame
-    told = Live(
+    through = Live(
         at=live.at,
         bytes=live.bytes,
         instructions=len(live.order),
@@ -34,17 +34,17 @@ def with_live(
         file=frame and frame.file,
         line=frame and frame.line,
     )
-    return replace(found, buffers=tuple(rows[:MOST]), others=others, live=told)
+    return replace(memory, buffers=tuple(rows[:MOST]), others=others, live=through)
 
 
-def renamed(found: Memory, name_of: Callable[[str], str]) -> Memory:
+def renamed(memory: Memory, name_of: Callable[[str], str]) -> Memory:
     """The same with the reader's names for files."""
-    live, buffers = found.live, found.buffers
+    live, buffers = memory.live, memory.buffers
     if live is not None and live.file is not None:
         live = replace(live, file=name_of(live.file))
     if buffers is not None:
         buffers = tuple(b if b.file is None else replace(b, file=name_of(b.file)) for b in buffers)
-    return replace(found, buffers=buffers, live=live)
+    return replace(memory, buffers=buffers, live=live)
 
 
 def _row(buffer: LiveBuffer, module: Module, origins: Origins, leaves: Sequence[Leaf]) -> Buffer:
@@ -78,12 +78,12 @@ def _what(buffer: LiveBuffer, leaves: Sequence[Leaf]) -> str:
 
 def _merged(rows: Iterable[Buffer]) -> list[Buffer]:
     """Alike ones together, largest first."""
-    found: dict[Buffer, tuple[int, int]] = {}
+    sizes: dict[Buffer, tuple[int, int]] = {}
     for row in rows:
         alike = replace(row, bytes=0, count=0)
-        nbytes, count = found.get(alike, (0, 0))
-        found[alike] = nbytes + row.bytes, count + 1
-    merged = [replace(row, bytes=nbytes, count=count) for row, (nbytes, count) in found.items()]
+        nbytes, count = sizes.get(alike, (0, 0))
+        sizes[alike] = nbytes + row.bytes, count + 1
+    merged = [replace(row, bytes=nbytes, count=count) for row, (nbytes, count) in sizes.items()]
     return sorted(merged, key=lambda row: -row.bytes)
 
 
@@ -94,8 +94,8 @@ def _phases(names: Sequence[str | None]) -> tuple[tuple[str, int], ...]:
         return ()
     begins = _split(names, {"forward"}, {"backward", "update"})
     ends = _split(names, {"forward", "backward"}, {"update"})
-    found = [("forward", 0), ("backward", begins)]
-    return (*found, ("update", ends)) if begins < ends < len(names) else tuple(found)
+    phases = ("forward", 0), ("backward", begins)
+    return (*phases, ("update", ends)) if begins < ends < len(names) else phases
 
 
 def _split(names: Sequence[str | None], before: set[str], after: set[str]) -> int:

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .assignment import Definition
-from .hlo import Computation, Instruction, Module
+from .hlo import BRANCHES, Computation, Instruction, Module, called
 
 _SAME = frozenset({"bitcast", "opt-barrier", "optimization-barrier", "add-dependency", "domain"})
-BRANCHES = ("branch_computations", "true_computation", "false_computation")
 _MOST_ELEMENTS = 1 << 20  # of a tuple: an index beyond comes from damaged bytes
 _NUMBER = re.compile(r"\d+")
-_NAME = re.compile(r"%?([\w.\-]+)")
 
 Range = tuple[int, int]  # the first and the last position
 
@@ -195,9 +193,3 @@ def _with(passed: Result, made: Sequence[tuple[tuple[int, ...], int]]) -> Result
 
 def _element(whole: Result, index: int) -> Result:
     return whole.elements[index] if index < len(whole.elements) else _NOTHING
-
-
-def called(i: Instruction, *keys: str) -> list[str]:
-    """The computations that attributes of an instruction name, in the order of `keys`."""
-    texts = (i.attribute(key) for key in keys)
-    return [name for text in texts if text for name in _NAME.findall(text)]

@@ -1,7 +1,7 @@
 """What a device holds while the step runs, from XLA's own accounts of the compiled program."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..targets import gpu
 _ROLES = ("params", "optimizer", "batch")
 
 
-def memory(stats: Any, leaves: Sequence[Leaf], mesh: Mesh, limit: int | None) -> Memory:
+def memory(stats: Any, leaves: Iterable[Leaf], mesh: Mesh, limit: int | None) -> Memory:
     """Bytes per device at the peak of the step, arguments split by role.
 
     `stats` is XLA's memory analysis, None where there is none; `leaves` are the arguments that the program reads;
@@ -24,49 +24,53 @@ def memory(stats: Any, leaves: Sequence[Leaf], mesh: Mesh, limit: int | None) ->
     padding of arguments (TPU).
     The parts add up to `peak`; without figures from XLA, `temporaries` and `peak` are None.
     """
-    roles = Counter[str]()
-    for leaf in leaves:
-        roles[leaf.role if leaf.role in _ROLES else "other"] += leaf.bytes_per_device
-    temporaries = peak = None
+    arguments = by_role((leaf.role, leaf.bytes_per_device) for leaf in leaves)
+    temporaries = None
     if stats is not None:
         outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
         lasting = stats.argument_size_in_bytes + outputs + stats.generated_code_size_in_bytes
-        told = getattr(stats, "peak_memory_in_bytes", 0)
-        if told and mesh.devices.flat[0].platform == "tpu":
-            peak = max(
-                told + stats.generated_code_size_in_bytes, lasting
-            )  # what lies in one place one after the other
+        reported = getattr(stats, "peak_memory_in_bytes", 0)
+        if reported and mesh.devices.flat[0].platform == "tpu":
+            # What lies in one place one after the other counts once.
+            peak = max(reported + stats.generated_code_size_in_bytes, lasting)
         else:
-            peak = max(told, lasting + stats.temp_size_in_bytes)  # CPU's own leaves out the temporaries
+            peak = max(reported, lasting + stats.temp_size_in_bytes)  # CPU's own leaves out the temporaries
         temporaries = peak - lasting
-        roles["other"] = lasting - sum(roles[role] for role in _ROLES)
-    alike = DeviceMemory(
-        device=0,
-        params=roles["params"],
-        optimizer=roles["optimizer"],
-        batch=roles["batch"],
-        other=roles["other"],
-        temporaries=temporaries,
-        peak=peak,
-        limit=limit,
-    )
+        arguments["other"] += lasting - arguments.total()
     devices = mesh.devices.flatten().tolist()
-    return Memory(tuple(replace(alike, device=d.id) for d in devices), "compiled")
+    return Memory(tuple(device_memory(d.id, arguments, temporaries, limit) for d in devices), "compiled")
 
 
-def with_limit(found: Memory, limit: int) -> Memory:
+def by_role(sizes: Iterable[tuple[str, int]]) -> Counter[str]:
+    """Bytes of the arrays of each role that a `DeviceMemory` tells apart, all others as "other"."""
+    roles = Counter[str]()
+    for role, size in sizes:
+        roles[role if role in _ROLES else "other"] += size
+    return roles
+
+
+def device_memory(
+    device: int, arrays: Counter[str], temporaries: int | None, limit: int | None
+) -> DeviceMemory:
+    """What the device of this id holds: `arrays` by role, and beside them `temporaries`, None where not known."""
+    peak = None if temporaries is None else arrays.total() + temporaries
+    own = {role: arrays[role] for role in (*_ROLES, "other")}
+    return DeviceMemory(device, **own, temporaries=temporaries, peak=peak, limit=limit)
+
+
+def with_limit(memory: Memory, limit: int) -> Memory:
     """The same bytes on devices that have `limit` each."""
-    return replace(found, per_device=tuple(replace(d, limit=limit) for d in found.per_device))
+    return replace(memory, per_device=tuple(replace(d, limit=limit) for d in memory.per_device))
 
 
-def with_temporaries(found: Memory, reserved: int) -> Memory:
-    """The same with the bytes that the compiler's buffer assignment sets aside for temporaries, on a backend whose own
-    figures count those of two memories together (TPU)."""
+def with_temporaries(memory: Memory, temporaries_beside: Callable[[int], int]) -> Memory:
+    """The same with other bytes for temporaries, which are given for the bytes of a device's own arrays."""
     rows = []
-    for d in found.per_device:
-        held = d.params + d.optimizer + d.batch + d.other
-        rows.append(replace(d, temporaries=reserved, peak=held + reserved))
-    return replace(found, per_device=tuple(rows))
+    for d in memory.per_device:
+        arrays = d.params + d.optimizer + d.batch + d.other
+        temporaries = temporaries_beside(arrays)
+        rows.append(replace(d, temporaries=temporaries, peak=arrays + temporaries))
+    return replace(memory, per_device=tuple(rows))
 
 
 def peaks(mesh: Mesh) -> tuple[int | None, ...]:
@@ -74,16 +78,16 @@ def peaks(mesh: Mesh) -> tuple[int | None, ...]:
     return tuple(_stats(device).get("peak_bytes_in_use") for device in mesh.devices.flatten().tolist())
 
 
-def with_measured(found: Memory, before: Sequence[int | None], after: Sequence[int | None]) -> Memory:
+def with_measured(memory: Memory, before: Sequence[int | None], after: Sequence[int | None]) -> Memory:
     """The peaks that devices came to while the step ran, in the mesh's order. A backend tells the most since it
     started: where that was no more than `before` the step, the step's own is not known."""
     if len(before) != len(after):
-        return found
-    rows = zip(found.per_device, before, after, strict=True)
+        return memory
+    rows = zip(memory.per_device, before, after, strict=True)
     measured = (
         replace(d, measured=b if a is not None and b is not None and b > a else None) for d, a, b in rows
     )
-    return replace(found, per_device=tuple(measured))
+    return replace(memory, per_device=tuple(measured))
 
 
 def usable(chip: Chip) -> int:

@@ -84,8 +84,8 @@ class Origins:
         if own.frame is not None:
             return own
         near = (i for _, i in islice(self._flow.consumers(computation, instruction.name), _MOST))
-        found = next((o for i in near if (o := self.of_instruction(i)).frame), own)
-        return replace(found, phase=own.phase or found.phase)
+        user = next((o for i in near if (o := self.of_instruction(i)).frame), own)
+        return replace(user, phase=own.phase or user.phase)
 
     def place(self, frames: Sequence[Frame]) -> Origin:
         """The innermost of `frames` that is at home, else the innermost of all."""
@@ -101,7 +101,7 @@ class Origins:
     ) -> tuple[str, int] | None:
         """Which weight or gradient an array is, by its own name or that of what made it."""
         made = (i for _, i in self._flow.producers(computation, operand))
-        return next((found for i in chain(own, made) if (found := label_of(op_name(i)))), None)
+        return next((label for i in chain(own, made) if (label := label_of(op_name(i)))), None)
 
     def _witnesses(
         self, computation: Computation, collective: Instruction, operand: str, own: Sequence[Instruction]
@@ -131,14 +131,14 @@ class Origins:
         return None
 
     def _frames_of(self, instruction: Instruction) -> tuple[Frame, ...]:
-        found = _FRAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
-        return self.frames[int(found[1])] if found else ()
+        frame = _FRAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
+        return self.frames[int(frame[1])] if frame else ()
 
 
 def op_name(instruction: Instruction) -> str:
     """The name that jax gave the operation, with the scopes it stands in; empty where there is none."""
-    found = _OP_NAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
-    name = found[1] if found else ""
+    match = _OP_NAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
+    name = match[1] if match else ""
     return name.replace("\\'", "'").replace('\\"', '"') if "\\" in name else name
 
 

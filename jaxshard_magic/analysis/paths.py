@@ -29,26 +29,26 @@ def told_together(paths: Sequence[str], common: int | None = None) -> str:
     if not words:
         return ""
     common = common_words(paths) if common is None else common
-    found: dict[str, list[str]] = {}
+    numbers_of: dict[str, list[str]] = {}
     for w in words:
         rest = w[common:]
         if rest[0][0].isdigit() and common:
             rest = [w[common - 1], *rest]
-        numbers = found.setdefault(rest[0], [])
+        numbers = numbers_of.setdefault(rest[0], [])
         numbers += [word for word in rest[1:] if word[0].isdigit()][:1]
-    told = [f"{name} {_ranges(numbers)}" if numbers else name for name, numbers in found.items()]
-    more = [f"{len(told) - _MOST} more"] if len(told) > _MOST else []
-    return ", ".join([*told[:_MOST], *more])
+    parts = [f"{name} {_ranges(numbers)}" if numbers else name for name, numbers in numbers_of.items()]
+    more = [f"{len(parts) - _MOST} more"] if len(parts) > _MOST else []
+    return ", ".join([*parts[:_MOST], *more])
 
 
 def _ranges(numbers: Iterable[str]) -> str:
     """`0-3, 7` for single numbers; slices `0:3` hold the layers 0 to 2."""
-    held: set[int] = set()
+    every: set[int] = set()
     for number in numbers:
         first, _, end = number.partition(":")
-        held.update(range(int(first), int(end)) if end else [int(first)])
+        every.update(range(int(first), int(end)) if end else [int(first)])
     runs: list[list[int]] = []
-    for n in sorted(held):
+    for n in sorted(every):
         if runs and runs[-1][1] == n - 1:
             runs[-1][1] = n
         else:

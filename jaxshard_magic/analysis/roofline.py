@@ -7,6 +7,7 @@ product, and after it the collectives, as if nothing overlapped.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..hardware import Chip
 from ..plan import Plan, Share
@@ -15,6 +16,8 @@ from ..report import Collective, Leaf, Timing
 from ..report.held import on_fullest
 from ..targets import Target
 from ..wires import Wire, axis_bandwidths
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,20 @@ def roofline(
         own = sum(max(pair) for pair in pairs) + update
         slow = sum(m for c, m in pairs if m > c) + update
         waiting = slow / own if own else None
-    sent = [None] if collectives is None else [seconds(c, wires) for c in collectives]
-    communication = None if None in sent else sum(s for s in sent if s is not None)
+    communication = None if collectives is None else total(seconds(c, wires) for c in collectives)
     return Roofline(chip, wires, compute, memory, own, communication, waiting)
+
+
+def known(values: Iterable[Number | None]) -> list[Number] | None:
+    """All of the values; None where one of them is not known."""
+    every = list(values)
+    return None if None in every else [value for value in every if value is not None]
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """The sum of the values; None where one of them is not known."""
+    every = known(values)
+    return None if every is None else sum(every)
 
 
 def with_seconds(collectives: Iterable[Collective], wires: Mapping[str, Wire]) -> tuple[Collective, ...]:
@@ -93,7 +107,7 @@ def seconds(c: Collective, wires: Mapping[str, Wire]) -> float | None:
     return c.wire_bytes / min(known) if known and len(known) == len(rates) else None
 
 
-def timing(measured: Timing, plan: Plan, found: Roofline | None, attached: bool) -> Timing:
+def timing(measured: Timing, plan: Plan, roof: Roofline | None, attached: bool) -> Timing:
     """`measured` with the step's FLOPs and, where a chip is known, the prediction for it.
 
     `attached`: the step ran on that chip, so that its share of the chip's peak can be told.
@@ -105,18 +119,18 @@ def timing(measured: Timing, plan: Plan, found: Roofline | None, attached: bool)
         recomputed=float(work.recomputed) if work.exact and not plan.unseen else None,
         device_flops=None if plan.shares is None else float(sum(s.flops for s in plan.shares)),
     )
-    if found is None:
+    if roof is None:
         return counted
     return replace(
         counted,
-        on=found.chip.name,
-        predicted_step_s=found.step,
-        bound=found.bound,
-        compute_s=found.compute,
-        memory_s=found.memory,
-        communication_s=found.communication,
-        links={a: w.bandwidth for a, w in found.wires.items() if w.bandwidth},
-        mfu=_mfu(plan, found.chip, devices, measured) if attached and not plan.unseen else None,
+        on=roof.chip.name,
+        predicted_step_s=roof.step,
+        bound=roof.bound,
+        compute_s=roof.compute,
+        memory_s=roof.memory,
+        communication_s=roof.communication,
+        links={a: w.bandwidth for a, w in roof.wires.items() if w.bandwidth},
+        mfu=_mfu(plan, roof.chip, devices, measured) if attached and not plan.unseen else None,
     )
 
 
@@ -136,7 +150,7 @@ def _mfu(plan: Plan, chip: Chip, devices: int, measured: Timing) -> float | None
 
 def _update_bytes(leaves: Iterable[Leaf]) -> int:
     """Parameters and optimizer state are read and written once, and the gradient is read: no product shares that."""
-    held = Counter[str]()
+    size = Counter[str]()
     for leaf in on_fullest(list(leaves)):
-        held[leaf.role] += leaf.bytes_per_device
-    return 3 * held["params"] + 2 * held["optimizer"]
+        size[leaf.role] += leaf.bytes_per_device
+    return 3 * size["params"] + 2 * size["optimizer"]

@@ -72,14 +72,14 @@ def sources(
 def _source(
     file: str, wanted: set[int], text: SourceText, home: bool, name_of: Callable[[str], str]
 ) -> Source:
-    found = text.lines(file)
+    lines = text.lines(file)
     if file in text.notes:
         return Source(name_of(file), (), (), home, text.notes[file])
-    numbers = range(1, len(found) + 1)
-    if not is_cell(file) or len(found) > MOST_LINES:
+    numbers = range(1, len(lines) + 1)
+    if not is_cell(file) or len(lines) > MOST_LINES:
         near = {n + d for n in wanted for d in range(-AROUND, AROUND + 1)}
         numbers = [n for n in numbers if n in near]
-    return Source(name_of(file), tuple(numbers), tuple(found[n - 1] for n in numbers), home)
+    return Source(name_of(file), tuple(numbers), tuple(lines[n - 1] for n in numbers), home)
 
 
 def is_cell(file: str) -> bool:

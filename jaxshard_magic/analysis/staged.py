@@ -53,7 +53,7 @@ def staged(pipeline: Pipeline, planned: Sequence[LeafPlan], said: Mapping[Key, S
 
 def staged_leaves(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> tuple[Leaf, ...]:
     """One `Leaf` per planned input, in the same order, on the stages that have it."""
-    found = []
+    rows = []
     for plan, place in zip(planned, pipeline.leaves, strict=True):
         first, size = min(place.readers, default=0), place.sharding.mesh.shape[pipeline.ranks.axis]
         row = leaf(replace(plan, spec=place.sharding.spec), pipeline.ranks.between(first, first + size))
@@ -69,14 +69,14 @@ def staged_leaves(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> tuple[Leaf
             )
         if place.put_together:
             why = "stages have different numbers of its layers: put together here after each step"
-        found.append(replace(row, within=within, why=why))
-    return tuple(found)
+        rows.append(replace(row, within=within, why=why))
+    return tuple(rows)
 
 
 def _names(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> list[list[str]]:
     """The parameters of each rank, those in pieces with their layers."""
     split = pipeline.split
-    found: list[list[str]] = [[] for _ in range(len(pipeline.ranks))]
+    names: list[list[str]] = [[] for _ in range(len(pipeline.ranks))]
     for s, program in enumerate(split.programs):
         for i in program.stage.parameters:
             at = split.leaf_of.get(split.input_of[i])
@@ -85,8 +85,8 @@ def _names(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> list[list[str]]:
             piece, path = split.loss.pieces[i], planned[at].path
             if piece.first is not None and piece.end is not None:
                 path = f"{path}[{piece.first}:{piece.end}]"
-            found[split.schedule.rank_of[s]].append(path)
-    return found
+            names[split.schedule.rank_of[s]].append(path)
+    return names
 
 
 def _units(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> Iterator[tuple[tuple[str, float], ...]]:
@@ -100,11 +100,11 @@ def _units(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> Iterator[tuple[tu
     trained = [paths[k] for units in split.loss.units for u in units for k in u.parameters if k in paths]
     common = common_words(trained)
     for units in split.loss.units:
-        found: list[tuple[str, float]] = []
+        named: list[tuple[str, float]] = []
         for unit in units:
             mine = [paths[k] for k in unit.parameters if k in paths]
-            name = told_together(mine, common) if mine else found[-1][0] if found else "operations"
+            name = told_together(mine, common) if mine else named[-1][0] if named else "operations"
             if unit.layer is not None:
                 name = f"layer {unit.layer}"
-            found.append((name, unit.cost))
-        yield tuple(found)
+            named.append((name, unit.cost))
+        yield tuple(named)

@@ -1,7 +1,8 @@
 """What a pipeline's actions would take on a chip: the roofline of each stage's programs, and their collectives."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from ..hardware import Chip
 from ..pipeline.executed import Pipeline
@@ -12,7 +13,7 @@ from ..schedule.actions import KINDS
 from ..targets import Target
 from ..wires import Wire
 from .collectives import merge
-from .roofline import roofline, seconds
+from .roofline import known, roofline, seconds, total
 from .staged_memory import piece_bytes
 from .staged_moves import Said, sent_by
 from .staged_works import flops, runs_of, works_of
@@ -30,25 +31,23 @@ def roofline_costs(
     way = wires[pipeline.ranks.axis].bandwidth
     if not way and len(pipeline.ranks) > 1:
         return None
-    forward, input_grad, weight_grad, transfer = [], [], [], []
-    for s in range(len(pipeline.stages)):
-        own = _own(pipeline, s, chip, target)
-        sent = _sent(pipeline, s, said, wires)
-        if own is None or sent is None:
+    stages = range(len(pipeline.stages))
+    passes = []
+    for s in stages:
+        times = known((*_own(pipeline, s, chip, target), *_sent(pipeline, s, said, wires)))
+        if times is None:
             return None
-        forward.append(own[0] + sent[0])
-        input_grad.append(own[1] + sent[1])
-        weight_grad.append(own[2] + sent[2])
-        transfer.append(max(sent_by(pipeline, s)) / way if way else 0.0)
+        passes.append([own + sent for own, sent in zip(times[:3], times[3:], strict=True)])
+    transfer = [max(sent_by(pipeline, s)) / way if way else 0.0 for s in stages]
+    forward, input_grad, weight_grad = zip(*passes, strict=True)
     return Costs(forward, input_grad, weight_grad, transfer)
 
 
 def flops_costs(pipeline: Pipeline) -> Costs:
     """Each stage's FLOPs of one microbatch, in units of the mean forward pass."""
-    found = [[flops(works) for works in works_of(pipeline, s).values()] for s in range(len(pipeline.stages))]
-    mean = sum(f for f, _, _ in found) / len(found) or 1.0
-    forward, input_grad, weight_grad = ([each[k] / mean for each in found] for k in range(3))
-    return Costs(forward, input_grad, weight_grad)
+    passes = [[flops(works) for works in works_of(pipeline, s).values()] for s in range(len(pipeline.stages))]
+    mean = fmean(forward for forward, _, _ in passes) or 1.0
+    return Costs(*([count / mean for count in each] for each in zip(*passes, strict=True)))
 
 
 def update_seconds(pipeline: Pipeline, chip: Chip, leaves: Sequence[Leaf]) -> float:
@@ -72,48 +71,37 @@ def around_seconds(
     for (kind, number), one in said.items():
         if kind in KINDS:
             continue
-        total = None if one.moves is None else _total(seconds(row, wires) for row in merge(one.moves))
-        if total is None:
+        taken = total(_times(one, wires))
+        if taken is None:
             return None
         if kind in ("prepare", "settle"):
-            of_ranks[number] += total
+            of_ranks[number] += taken
         else:
-            rest += total
+            rest += taken
     return max(of_ranks.values(), default=0.0) + rest
 
 
-def _own(pipeline: Pipeline, s: int, chip: Chip, target: Target | None) -> tuple[float, float, float] | None:
+def _own(pipeline: Pipeline, s: int, chip: Chip, target: Target | None) -> list[float | None]:
     """Seconds of the products of a stage's forward pass, of its input gradients and of its weight gradients."""
     axes = pipeline.ranks.mesh.shape
     shares = ([share for _, share in works] for works in works_of(pipeline, s).values())
-    forward, input_grad, weight_grad = (roofline(chip, axes, each, (), (), target).own for each in shares)
-    if forward is None or input_grad is None or weight_grad is None:
-        return None
-    return forward, input_grad, weight_grad
+    return [roofline(chip, axes, each, (), (), target).own for each in shares]
 
 
 def _sent(
     pipeline: Pipeline, s: int, said: Mapping[Key, Said], wires: Mapping[str, Wire]
-) -> tuple[float, float, float] | None:
+) -> list[float | None]:
     """Seconds of the collectives of the same three, the mean over microbatches; those of a whole backward pass count as
     the weights'."""
     runs, m = runs_of(pipeline), pipeline.split.schedule.microbatches
 
-    def each(kind: str) -> Iterable[float | None]:
-        one = said.get((kind, s), Said(()))
-        if one.moves is None:
-            return [None]
-        times = (seconds(row, wires) for row in merge(one.moves))
-        return [None if t is None else t * runs[kind, s] / m for t in times]
+    def each(kind: str) -> Iterator[float | None]:
+        for t in _times(said.get((kind, s), Said(())), wires):
+            yield None if t is None else t * runs[kind, s] / m
 
-    forward, input_grad, weight_grad = (
-        _total(t for kind in kinds for t in each(kind)) for kinds in ("F", "I", "WB")
-    )
-    if forward is None or input_grad is None or weight_grad is None:
-        return None
-    return forward, input_grad, weight_grad
+    return [total(t for kind in kinds for t in each(kind)) for kinds in ("F", "I", "WB")]
 
 
-def _total(times: Iterable[float | None]) -> float | None:
-    known = list(times)
-    return None if None in known else sum(t for t in known if t is not None)
+def _times(one: Said, wires: Mapping[str, Wire]) -> list[float | None]:
+    """Seconds of the collectives of a program that runs once, None for what is not known."""
+    return [None] if one.moves is None else [seconds(row, wires) for row in merge(one.moves)]

@@ -1,6 +1,5 @@
 """What each rank of a pipeline holds: its arrays, the activations of microbatches on their way, and its programs'."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,9 +13,8 @@ from ..program.ir import Value
 from ..program.sizes import array_bytes
 from ..report import DeviceMemory, Leaf, Memory
 from ..schedule.actions import KINDS, parts
-from .memory import device_limit
-
-_ROLES = ("params", "optimizer", "batch")
+from .memory import by_role, device_limit, device_memory
+from .roofline import known
 
 
 def staged_memory(pipeline: Pipeline, leaves: Sequence[Leaf]) -> Memory:
@@ -27,26 +25,21 @@ def staged_memory(pipeline: Pipeline, leaves: Sequence[Leaf]) -> Memory:
     """
     rows: dict[int, DeviceMemory] = {}
     for rank, mesh in enumerate(pipeline.ranks.each):
-        roles = Counter[str]()
-        for place, row in zip(pipeline.leaves, leaves, strict=True):
-            role = row.role if row.role in _ROLES else "other"
-            roles[role] += piece_bytes(pipeline, place, rank)
-            if place.put_together and rank == place.readers[0]:
-                roles[role] += row.bytes_per_device
-        acting, updating = _while_acting(pipeline, rank), _while_updating(pipeline, rank)
-        temporaries = None if acting is None or updating is None else max(acting, updating)
+        arrays = by_role(_arrays(pipeline, leaves, rank))
+        temporaries = None
+        if (peaks := known([_while_acting(pipeline, rank), _while_updating(pipeline, rank)])) is not None:
+            temporaries = max(peaks)
         for device in mesh.devices.flat:
-            rows[device.id] = DeviceMemory(
-                device=device.id,
-                params=roles["params"],
-                optimizer=roles["optimizer"],
-                batch=roles["batch"],
-                other=roles["other"],
-                temporaries=temporaries,
-                peak=None if temporaries is None else sum(roles.values()) + temporaries,
-                limit=device_limit(device),
-            )
+            rows[device.id] = device_memory(device.id, arrays, temporaries, device_limit(device))
     return Memory(tuple(rows[d.id] for d in pipeline.ranks.mesh.devices.flat), "compiled")
+
+
+def _arrays(pipeline: Pipeline, leaves: Sequence[Leaf], rank: int) -> Iterator[tuple[str, int]]:
+    """Role and bytes on one device of the step's own arrays on a rank."""
+    for place, leaf in zip(pipeline.leaves, leaves, strict=True):
+        yield leaf.role, piece_bytes(pipeline, place, rank)
+        if place.put_together and rank == place.readers[0]:
+            yield leaf.role, leaf.bytes_per_device
 
 
 def piece_bytes(pipeline: Pipeline, place: Place, rank: int) -> int:
@@ -66,17 +59,17 @@ def shard_bytes(aval: Any, sharding: NamedSharding) -> int:
 def most_held(pipeline: Pipeline, rank: int) -> int:
     """The most bytes of activations that a rank holds on one device, going through its actions in order."""
     schedule = pipeline.split.schedule
-    each = {s: _held_by(pipeline.stages[s]) for s in schedule.stages_of[rank]}
-    held = most = 0
+    kept_by = {s: _kept_bytes(pipeline.stages[s]) for s in schedule.stages_of[rank]}
+    now = most = 0
     for step in schedule.grid[rank]:
         for action in parts(step):
-            kept, waiting = each[action.stage]
-            held += {"F": kept, "B": -kept, "I": waiting, "W": -kept - waiting}[action.kind]
-            most = max(most, held)
+            kept, waiting = kept_by[action.stage]
+            now += {"F": kept, "B": -kept, "I": waiting, "W": -kept - waiting}[action.kind]
+            most = max(most, now)
     return most
 
 
-def _held_by(stage: StageJobs) -> tuple[int, int]:
+def _kept_bytes(stage: StageJobs) -> tuple[int, int]:
     """Bytes on one device of what a microbatch keeps from its forward pass on, and from its input gradient on."""
     program = stage.program
     cotangents = program.whole.inputs[program.slots.given :]
@@ -91,38 +84,32 @@ def _bytes(stage: StageJobs, values: Iterable[Value]) -> int:
 def _while_acting(pipeline: Pipeline, rank: int) -> int | None:
     stages = [pipeline.stages[s] for s in pipeline.split.schedule.stages_of[rank]]
     sums = sum(shard_bytes(a, at) for s in stages for a, at in zip(s.sums, s.sums_at, strict=True))
-    taken = sum(shard_bytes(a, at) for s in stages for a, at in s.stacked)
-    own = _known(_own_bytes(made, pipeline) for made in _programs(pipeline, rank, acting=True))
-    return None if own is None else sums + taken + most_held(pipeline, rank) + max(own, default=0)
+    batch = sum(shard_bytes(a, at) for s in stages for a, at in s.stacked)
+    own = known(_own_bytes(program, pipeline) for program in _programs(pipeline, rank, acting=True))
+    return None if own is None else sums + batch + most_held(pipeline, rank) + max(own, default=0)
 
 
 def _while_updating(pipeline: Pipeline, rank: int) -> int | None:
     """The gradients, twice where their sums are of another type, and what the programs of the update make."""
-    own = _known(_own_bytes(made, pipeline) for made in _programs(pipeline, rank, acting=False))
+    own = known(_own_bytes(program, pipeline) for program in _programs(pipeline, rank, acting=False))
     return None if own is None else sum(own)
 
 
 def _programs(pipeline: Pipeline, rank: int, *, acting: bool) -> Iterator[Made]:
     """Those of a rank's actions, or those that it runs after them."""
-    for key, made in pipeline.programs.items():
+    for key, program in pipeline.programs.items():
         if pipeline.rank_of(key) == rank and key[0] != "prepare" and (key[0] in KINDS) == acting:
-            yield made
+            yield program
 
 
-def _known(sizes: Iterable[int | None]) -> list[int] | None:
-    """All of them; None where one is not known."""
-    found = list(sizes)
-    return None if None in found else [n for n in found if n is not None]
-
-
-def _own_bytes(made: Made, pipeline: Pipeline) -> int | None:
+def _own_bytes(program: Made, pipeline: Pipeline) -> int | None:
     """Bytes of a program beside its arguments; None where the compiler does not tell."""
-    stats = made.compiled.memory_analysis()
+    stats = program.compiled.memory_analysis()
     if stats is None:
         return None
     outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
-    told = getattr(stats, "peak_memory_in_bytes", 0)
+    reported = getattr(stats, "peak_memory_in_bytes", 0)
     # TPU's peak counts once what lies in one place one after the other; CPU's leaves the temporaries out
-    if told and pipeline.ranks.mesh.devices.flat[0].platform == "tpu":
-        return max(told - stats.argument_size_in_bytes, outputs)
+    if reported and pipeline.ranks.mesh.devices.flat[0].platform == "tpu":
+        return max(reported - stats.argument_size_in_bytes, outputs)
     return stats.temp_size_in_bytes + outputs

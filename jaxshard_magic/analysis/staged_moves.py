@@ -64,7 +64,7 @@ def _named(pipeline: Pipeline, key: Key, leaves: Sequence[Leaf]) -> Sequence[Lea
     split, (kind, number) = pipeline.split, key
     inputs: Sequence[int] = ()
     if kind == "settle":
-        inputs = pipeline.owned(number)
+        inputs = pipeline.settled[number].owned
     elif kind in KINDS:
         inputs = split.programs[number].stage.parameters
     at = [split.leaf_of.get(split.input_of[i]) for i in inputs]
@@ -76,24 +76,13 @@ def _places(pipeline: Pipeline, key: Key) -> Sequence[int]:
     places = [i for i, is_read in enumerate(pipeline.programs[key].reads) if is_read]
     kind, number = key
     if kind == "settle":
-        owned = pipeline.owned(number)
-        sums = [owned.index(i) for i, _, _ in _sums(pipeline, number)]
-        return [sums[p] for p in places]
+        settled = pipeline.settled[number]
+        return [settled.owned.index(settled.sums[p][0]) for p in places]
     if kind in KINDS:
         n = len(pipeline.split.programs[number].stage.parameters)
         first = 1 + (n if kind in "BW" else 0)  # the sums and the number of the microbatch
         return [p - first if 0 <= p - first < n else n for p in places]
     return places
-
-
-def _sums(pipeline: Pipeline, rank: int) -> list[tuple[int, int, int]]:
-    """The sums of gradients that a rank's gradients are made of, in the order in which its program takes them: of which
-    input of the loss, in which stage, and of which of its parameters."""
-    split = pipeline.split
-    stages_of = split.schedule.stages_of
-    stages = [*stages_of[rank], *(s for r, each in enumerate(stages_of) if r != rank for s in each)]
-    every = ((i, s, k) for s in stages for k, i in enumerate(split.programs[s].stage.parameters))
-    return [(i, s, k) for i, s, k in every if split.owner(i) == rank]
 
 
 class _Lines:
@@ -122,15 +111,15 @@ class _Lines:
 
     def _of_gradients(self, rank: int, origins: Origins) -> Callable[[Origin], Origin]:
         """A rank's gradients are summed for the equations that make them."""
-        owned, sums = self._pipeline.owned(rank), _sums(self._pipeline, rank)
+        settled = self._pipeline.settled[rank]
 
         def own(origin: Origin) -> Origin:
             if origin.leaf is None:
                 return origin
-            makers = [self._maker(s, k) for i, s, k in sums if i == owned[origin.leaf]]
+            makers = [self._maker(s, k) for i, s, k in settled.sums if i == settled.owned[origin.leaf]]
             places = [self._place(e, origins) for e in makers if e is not None]
-            told = Origin(origin.frame, origin.deeper)
-            place = told if told in places or not places else places[0]
+            stated = Origin(origin.frame, origin.deeper)
+            place = stated if stated in places or not places else places[0]
             return replace(_at(origin, place), phase="backward", gradient=True)
 
         return own
@@ -155,12 +144,12 @@ def staged_collectives(pipeline: Pipeline, said: Mapping[Key, Said]) -> tuple[Co
     """What moves in a step: how often in all stages together, and what a device sends, the mean over the stages, so
     that rows add up. None where a program does not say."""
     runs, ranks = runs_of(pipeline), len(pipeline.ranks)
-    found: list[tuple[Move, Cause]] = []
+    every: list[tuple[Move, Cause]] = []
     for key, one in said.items():
         if one.moves is None:
             return None
-        found += [(replace(move, count=move.count * runs.get(key, 1)), cause) for move, cause in one.moves]
-    rows = (*_between(pipeline), *merge(found))
+        every += [(replace(move, count=move.count * runs.get(key, 1)), cause) for move, cause in one.moves]
+    rows = (*_between(pipeline), *merge(every))
     mean = (replace(row, wire_bytes=row.wire_bytes // ranks) for row in rows)
     return tuple(sorted(mean, key=lambda c: -c.wire_bytes))
 
@@ -168,15 +157,15 @@ def staged_collectives(pipeline: Pipeline, said: Mapping[Key, Said]) -> tuple[Co
 def sent_by(pipeline: Pipeline, s: int) -> tuple[int, int]:
     """Bytes that one device of a stage sends of one microbatch to the next stage, and to the one before."""
     stage, schedule = pipeline.stages[s], pipeline.split.schedule
-    program, found = stage.program, []
+    program, sent = stage.program, []
     for to, ends, at in (
         (s + 1, program.made[: len(program.stage.outs)], stage.made),
         (s - 1, program.given_back, stage.given_back),
     ):
         there = 0 <= to < len(pipeline.stages) and schedule.rank_of[to] != schedule.rank_of[s]
         values = [(v, a) for v, a in zip(ends, at, strict=False) if there and isinstance(v, Value)]
-        found.append(sum(shard_bytes(program.whole.avals[v], a) for v, a in values))
-    return found[0], found[1]
+        sent.append(sum(shard_bytes(program.whole.avals[v], a) for v, a in values))
+    return sent[0], sent[1]
 
 
 def _between(pipeline: Pipeline) -> Iterator[Collective]:

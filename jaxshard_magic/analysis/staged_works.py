@@ -19,12 +19,12 @@ def works_of(pipeline: Pipeline, s: int) -> dict[str, Works]:
     of its input gradients (I) and of its weights' (W)."""
     program = pipeline.stages[s].program
     top = {inner: e.index for e in program.whole.top.equations for inner in _inside(e)}
-    found: dict[str, Works] = {"F": [], "I": [], "W": []}
+    works: dict[str, Works] = {"F": [], "I": [], "W": []}
     for work, share in pipeline.insides.shares(program):
         at = top[work.equation]
         kind = "I" if at in program.input_equations else "W" if at in program.backward_equations else "F"
-        found[kind].append((work, share))
-    return found
+        works[kind].append((work, share))
+    return works
 
 
 def flops(works: Works) -> int:

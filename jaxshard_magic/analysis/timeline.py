@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Bubble, Pipeline, PipelineEvent, Rank, Refused, WhatIf
-from jaxshard_magic.schedule import NAMES, Costs, Schedule, Simulation, make, simulate
+from ..errors import ShardError
+from ..report import Bubble, Pipeline, PipelineEvent, Rank, Refused, WhatIf
+from ..schedule import NAMES, Costs, Schedule, Simulation, make, simulate
 
 # What-ifs are simulated for so many actions in all: about half a second.
 _ACTIONS = 120_000
@@ -19,12 +19,12 @@ def timeline(schedule: Schedule, costs: Costs | None = None, unit: str = "") -> 
     Args:
         unit: of the costs: "s", or "" where they are units of their own.
     """
-    found = simulate(schedule, costs)
-    costs = found.costs
+    run = simulate(schedule, costs)
+    costs = run.costs
     stages = schedule.stages * schedule.chunks
     own = costs.per_stage(stages)
     ideal = simulate(schedule, costs.even(stages))
-    imagined, refused = what_if(schedule, costs)
+    others, refused = what_if(schedule, costs)
     each = (own.forward, own.input_grad, own.weight_grad, own.transfer)
     return Pipeline(
         schedule.name,
@@ -33,26 +33,26 @@ def timeline(schedule: Schedule, costs: Costs | None = None, unit: str = "") -> 
         schedule.chunks,
         "predicted",
         unit,
-        Bubble(ideal.bubble, simulate(schedule, costs.without_transfer()).bubble, found.bubble),
-        (ideal.makespan, found.makespan, None),
-        tuple(_rank(found, ideal, rank) for rank in range(schedule.stages)),
+        Bubble(ideal.bubble, simulate(schedule, costs.without_transfer()).bubble, run.bubble),
+        (ideal.makespan, run.makespan, None),
+        tuple(_rank(run, ideal, rank) for rank in range(schedule.stages)),
         tuple(tuple(map(str, row)) for row in schedule.grid),
-        _events(found),
+        _events(run),
         _events(ideal),
         tuple(zip(*each, strict=True)),
-        tuple(imagined),
+        tuple(others),
         tuple(refused),
         tuple(own.kept),
     )
 
 
-def _rank(found: Simulation, ideal: Simulation, rank: int) -> Rank:
+def _rank(run: Simulation, ideal: Simulation, rank: int) -> Rank:
     return Rank(
-        stages=found.schedule.stages_of[rank],
-        bubble=_share(found.idle[rank], found.makespan),
+        stages=run.schedule.stages_of[rank],
+        bubble=_share(run.idle[rank], run.makespan),
         ideal=_share(ideal.idle[rank], ideal.makespan),
-        peak_activations=found.peak_activations[rank],
-        work=found.makespan - found.idle[rank],
+        peak_activations=run.peak_activations[rank],
+        work=run.makespan - run.idle[rank],
     )
 
 
@@ -60,8 +60,8 @@ def _share(idle: float, makespan: float) -> float:
     return idle / makespan if makespan else 0.0
 
 
-def _events(found: Simulation) -> tuple[PipelineEvent, ...]:
-    return tuple(PipelineEvent(e.rank, str(e.action), e.start, e.end) for e in found.events)
+def _events(run: Simulation) -> tuple[PipelineEvent, ...]:
+    return tuple(PipelineEvent(e.rank, str(e.action), e.start, e.end) for e in run.events)
 
 
 class _Choice(NamedTuple):
@@ -82,16 +82,16 @@ def what_if(schedule: Schedule, costs: Costs) -> tuple[list[WhatIf], list[Refuse
     choices = sorted(
         _choices(schedule), key=lambda c: (c[1:] != _sizes(schedule), c.stages * c.microbatches * c.chunks)
     )
-    left, found, refused = _ACTIONS, [], []
+    left, others, refused = _ACTIONS, [], []
     for choice in choices:
         left -= _effort(choice)
         if left < 0:
             break
         try:
-            found.append(imagined(schedule, costs, *choice))
+            others.append(imagined(schedule, costs, *choice))
         except ShardError as error:
             refused.append(Refused(*choice, str(error)))
-    return found, refused
+    return others, refused
 
 
 def imagined(now: Schedule, costs: Costs, name: str, stages: int, microbatches: int, chunks: int) -> WhatIf:
@@ -100,7 +100,20 @@ def imagined(now: Schedule, costs: Costs, name: str, stages: int, microbatches: 
     Raises ShardError where that schedule has no form for these sizes.
     """
     choice = _Choice(name, stages, microbatches, chunks)
-    return _what_if(now, make(**choice._asdict(), costs=_scaled(now, costs, choice)))
+    other = make(**choice._asdict(), costs=_scaled(now, costs, choice))
+    run = simulate(other)
+    ideal = simulate(other, run.costs.even(other.stages * other.chunks))
+    share = now.stages * now.microbatches / (other.stages * other.chunks * other.microbatches)
+    return WhatIf(
+        other.name,
+        other.stages,
+        other.microbatches,
+        other.chunks,
+        ideal.bubble,
+        run.bubble,
+        run.makespan,
+        max(run.peak_activations) * share,
+    )
 
 
 def _effort(choice: _Choice) -> int:
@@ -121,24 +134,6 @@ def _choices(schedule: Schedule) -> Iterable[_Choice]:
             for microbatches in sorted({max(1, m // 2), m, 2 * m, 4 * m}):
                 for chunks in _CHUNKS if named.chunks is None else (named.chunks,):
                     yield _Choice(name, stages, microbatches, chunks)
-
-
-def _what_if(now: Schedule, other: Schedule) -> WhatIf:
-    """`other`, made for what the work of `now` costs it."""
-    others = other.stages * other.chunks
-    found = simulate(other)
-    ideal = simulate(other, found.costs.even(others))
-    share = now.stages * now.microbatches / (others * other.microbatches)
-    return WhatIf(
-        other.name,
-        other.stages,
-        other.microbatches,
-        other.chunks,
-        ideal.bubble,
-        found.bubble,
-        found.makespan,
-        max(found.peak_activations) * share,
-    )
 
 
 def _scaled(now: Schedule, costs: Costs, choice: _Choice) -> Costs:

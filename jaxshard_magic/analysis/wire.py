@@ -27,7 +27,7 @@ def fields(data: bytes) -> list[tuple[int, Value]]:
     >>> fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02]) + b"hi")
     [(1, 150), (2, b'hi')]
     """
-    found: list[tuple[int, Value]] = []
+    every: list[tuple[int, Value]] = []
     position, end = 0, len(data)
     try:
         while position < end:
@@ -42,23 +42,23 @@ def fields(data: bytes) -> list[tuple[int, Value]]:
                 if value > 127:
                     value, position = _varint(data, position - 1)
                 if kind == _VARINT:
-                    found.append((tag >> 3, value))
+                    every.append((tag >> 3, value))
                     continue
             else:
                 value = _WIDTH[kind]
             inside = data[position : position + value]
             position += value
-            found.append((tag >> 3, inside if kind == _BYTES else int.from_bytes(inside, "little")))
+            every.append((tag >> 3, inside if kind == _BYTES else int.from_bytes(inside, "little")))
     except (IndexError, KeyError):
         position = end + 1
     if position != end:
         raise _broken(end)
-    return found
+    return every
 
 
-def messages(found: Sequence[tuple[int, Value]], number: int) -> list[bytes]:
+def messages(fields: Sequence[tuple[int, Value]], number: int) -> list[bytes]:
     """All messages of a repeated field among `fields`. Raises ValueError where a number is among them."""
-    return [value if isinstance(value, bytes) else message(value) for key, value in found if key == number]
+    return [value if isinstance(value, bytes) else message(value) for key, value in fields if key == number]
 
 
 def record(data: bytes) -> dict[int, Value]:
@@ -78,14 +78,14 @@ def integers(value: Value) -> list[int]:
         data = _padded(value)
         ends = np.flatnonzero(data[: len(value)] < 128) + 1
         return _varints(data, np.concatenate(([0], ends[:-1])))[0].tolist()
-    found, position = [], 0
+    numbers, position = [], 0
     try:
         while position < len(value):
             number, position = _varint(value, position)
-            found.append(number)
+            numbers.append(number)
     except IndexError:
         raise ValueError("the last of the packed numbers of a protocol buffer is cut short") from None
-    return found
+    return numbers
 
 
 def columns(
@@ -103,7 +103,7 @@ def columns(
     data, lengths = _padded(joined), np.fromiter(map(len, messages), np.int64, len(messages))
     ends = lengths.cumsum()
     at, left = ends - lengths, np.flatnonzero(lengths)  # where to go on, and in which messages
-    found = np.zeros((len(numbers), len(messages)), np.uint64)
+    table = np.zeros((len(numbers), len(messages)), np.uint64)
     spans = np.zeros((len(texts), 2, len(messages)), np.int64)
     for _ in range(_TOGETHER):
         tags, inside = _varints(data, at[left])
@@ -115,7 +115,7 @@ def columns(
         behind = inside + long.astype(np.int64)
         if (behind > ends[left]).any():
             raise _broken(len(joined))
-        for number, column in zip(numbers, found, strict=True):
+        for number, column in zip(numbers, table, strict=True):
             here = tags == number << 3 | _VARINT
             column[left[here]] = values[here]
         for number, span in zip(texts, spans, strict=True):
@@ -123,7 +123,7 @@ def columns(
             span[:, left[here]] = inside[here], behind[here]
         at[left] = behind
         left = left[behind < ends[left]]
-    ints = found.tolist()
+    ints = table.tolist()
     parts = [[joined[a:b] for a, b in zip(*span, strict=True)] for span in spans.tolist()]
     for row in left.tolist():
         for number, value in fields(joined[at[row] : ends[row]]):
@@ -165,10 +165,10 @@ def _varints(data: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for shift in range(7, _LONGEST + 1, 7):
         if not more.size:
             break
-        found = data[at[more]].astype(np.uint64)
-        values[more] |= (found & 127) << shift
+        part = data[at[more]].astype(np.uint64)
+        values[more] |= (part & 127) << shift
         at[more] += 1
-        more = more[found > 127]
+        more = more[part > 127]
     if more.size:
         raise _broken(data.size)
     return values, at

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.summary import facts_of
+from ..analysis.summary import reading_of
 from ..errors import ShardError
 from ..report import Collective
 from ..report.written import Shown, saved
@@ -114,13 +114,13 @@ def code_of(
             f"{step.name} takes * or ** arguments, which have no names of their own to say where they lie: name its "
             "arguments, then write its code"
         )
-    facts = facts_of(entry)
+    reading = reading_of(entry)
     axes = {axes_of(entry)[axis]: size for axis, size in step.mesh.shape.items()}
     draft = Program(pieces, path, axes, *specs_of(entry), (), {})
-    way = best_way(step, cells_of(pieces, draft.name), facts.collectives or ())
+    way = best_way(step, cells_of(pieces, draft.name), reading.collectives or ())
     donated = donated_of(entry) if step.request.donate else ()
     way = replace(way, options=way.options | ({"donate"} if donated else set()))
-    notes = tuple(_notes(step, facts.collectives, way, missing, elsewhere))
+    notes = tuple(_notes(step, reading.collectives, way, missing, elsewhere))
     program = replace(
         draft,
         functions=(
@@ -129,7 +129,7 @@ def code_of(
         ),
         edits=way.edits,
         notes=notes,
-        devices=step.mesh.size if facts.mesh.source == "simulated" else None,
+        devices=step.mesh.size if reading.mesh.source == "simulated" else None,
         call=call,
         examples=entry.plan.batch_axes,
         numbers=tuple(sorted(t.__name__ for t in last.step.numbers if t is not bool)),
@@ -138,7 +138,7 @@ def code_of(
         unwrapped=last.step.pmap is not None,
     )
     sizes = dict(step.mesh.shape)
-    return Code(step.name, step.strategy, sizes, program.text(), facts.collectives, way.collectives, notes)
+    return Code(step.name, step.strategy, sizes, program.text(), reading.collectives, way.collectives, notes)
 
 
 def _inside(way: Way, name: Callable[[str], str]) -> list[Callable[..., Any]]:

@@ -1,19 +1,16 @@
 """One step under several strategies, meshes and options: what to try, and trying it side by side."""
 
 from .candidates import PLACED, USUAL, VARIED, Candidate, Refused, Requests, candidates, line_of, varied
-from .meshes import EVERY, meshes_of, reshaped
+from .meshes import meshes_of
 from .search import BUDGET, Searching
-from .space import AMONG, SAVING, STAND_IN, Hardware, hardware_for, space
+from .space import AMONG, Hardware, hardware_for, space
 from .trials import REPEAT, How, Trying
 
 __all__ = [
     "AMONG",
     "BUDGET",
-    "EVERY",
     "PLACED",
     "REPEAT",
-    "SAVING",
-    "STAND_IN",
     "USUAL",
     "VARIED",
     "Candidate",
@@ -27,7 +24,6 @@ __all__ = [
     "hardware_for",
     "line_of",
     "meshes_of",
-    "reshaped",
     "space",
     "varied",
 ]

@@ -105,10 +105,8 @@ def candidates(requests: Requests, most: int = MOST) -> list[Candidate | Refused
         except ShardError as error:
             if not requests.keep_going:
                 more = " --keep-going compares the others" if len(requests.strategies) > 1 else ""
-                said = str(error)
-                raise ShardError(
-                    f"{said}{'' if said.endswith(('.', '?')) else '.'}{more}", fix=error.fix
-                ) from None
+                end = "" if str(error).endswith((".", "?")) else "."
+                raise ShardError(f"{error}{end}{more}", fix=error.fix) from None
             tried.append(Refused(strategy, {}, {}, strategy, str(error), error.fix))
             continue
         tried += _of(strategy, parts, requests)
@@ -175,7 +173,7 @@ def varied(texts: Sequence[str]) -> dict[str, list[Any]]:
 
     Raises ShardError for text of another form, and for numbers that are none.
     """
-    found: dict[str, list[Any]] = {}
+    values_of: dict[str, list[Any]] = {}
     for text in texts:
         name, _, values = text.partition("=")
         name = name.strip().removeprefix("--").replace("-", "_")
@@ -184,8 +182,8 @@ def varied(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise ShardError(
                 f"--vary {text}: write an option and its values, as in --vary microbatches=1,4,16"
             )
-        found[name] = [None if value == "none" else _value(name, value) for value in given]
-    return found
+        values_of[name] = [None if value == "none" else _value(name, value) for value in given]
+    return values_of
 
 
 def _value(name: str, value: str) -> Any:

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from ..errors import ShardError
-from ..mesh import Axes, MeshSpec, arranged, axes_for, default_spec
+from ..mesh import Axes, MeshSpec, arranged, axes_for, axes_text, default_spec
 from ..request import Part, jobs_of, part_axes
 from ..targets import devices as devices_of
 from ..targets import target_of
@@ -26,9 +26,9 @@ def text_of(mesh: Mesh, axes: Axes | None = None) -> str:
     axes = tuple(mesh.shape.items()) if axes is None else axes
     target, platform = target_of(mesh), mesh.devices.flat[0].platform
     if target is not None:
-        return f"{target.name} {_text(axes)}"
+        return f"{target.name} {axes_text(axes)}"
     beside = platform == "cpu" and jax.default_backend() != "cpu"
-    return f"cpu:{mesh.size} {_text(axes)}" if beside else _text(axes)
+    return f"cpu:{mesh.size} {axes_text(axes)}" if beside else axes_text(axes)
 
 
 def suited(
@@ -106,7 +106,3 @@ def _resolved(text: str, mesh: Mesh) -> Axes:
     if spec.size not in (None, mesh.size):
         raise ShardError(f"--meshes {text} takes {spec.size} devices; this comparison is on {mesh.size}")
     return axes
-
-
-def _text(axes: Axes) -> str:
-    return " ".join(f"{axis}={size}" for axis, size in axes)

@@ -43,14 +43,13 @@ def _links(families: "Sequence[Node]", chip: Chip) -> Question:
 
 
 def _chain(cut: int | str | None) -> Question:
-    asks = "Is it a chain of layers?"
     if cut is None:
-        return Question(asks, None, "it was not tried to cut it into stages", yes="pp", no="tp")
-    if isinstance(cut, str):
-        return Question(
-            asks, False, f"it can't be cut into stages: {cut.partition('. ')[0]}", yes="pp", no="tp"
-        )
-    return Question(asks, True, f"it can be cut into {cut} stages", yes="pp", no="tp")
+        answer, because = None, "it was not tried to cut it into stages"
+    elif isinstance(cut, str):
+        answer, because = False, f"it can't be cut into stages: {cut.partition('. ')[0]}"
+    else:
+        answer, because = True, f"it can be cut into {cut} stages"
+    return Question("Is it a chain of layers?", answer, because, yes="pp", no="tp")
 
 
 def _best(families: "Sequence[Node]", strategy: str) -> "Sketch | None":

@@ -104,9 +104,8 @@ class Searching:
     @property
     def step(self) -> "ShardedStep | None":
         """The step of the choice, as it was compiled and without the calls that were its trial; None without one."""
-        found = (n.position for n in self._nodes if n.outcome == CHOSEN and n.position is not None)
-        position = next(found, None)
-        step = None if position is None else self._trying.step(position)
+        chosen = (n.position for n in self._nodes if n.outcome == CHOSEN and n.position is not None)
+        step = next(map(self._trying.step, chosen), None)
         if step is not None:
             step.restart()
         return step
@@ -121,17 +120,13 @@ class Searching:
             if isinstance(node.candidate, Refused):
                 node.outcome, node.why = REFUSED, node.candidate.why
                 continue
-            self._say(f"planning {node.candidate.line}, {at + 1} of {len(self._nodes)}")
-            if self._sketched(node, args, kwargs):
+            if self._planned(node, args, kwargs, f", {at + 1} of {len(self._nodes)}"):
                 self._put(node, node.least)
 
-    def _planned(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        self._say(f"planning {node.candidate.line}")
-        return self._sketched(node, args, kwargs)
-
-    def _sketched(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Plan a candidate; whether it can be planned, and may fit."""
+    def _planned(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any], place: str = "") -> bool:
+        """Plan a candidate; whether it can be planned, and may fit. `place`: which it is, as it is said."""
         assert isinstance(node.candidate, Candidate)
+        self._say(f"planning {node.candidate.line}{place}")
         try:
             with self._trying.python:
                 step = self._trying.sharded(node.candidate)
@@ -163,8 +158,8 @@ class Searching:
         heapq.heappush(self._heap, (late, least, next(self._order), waiting))
 
     def _likely(self, node: Node) -> bool:
-        known = node.sketch
-        return known is None or known.needs is None or self._limit is None or known.needs <= self._limit
+        needs = None if node.sketch is None else node.sketch.needs
+        return needs is None or self._limit is None or needs <= self._limit
 
     def _next(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Node | None:
         """The candidate to try next; None where none is left that could be better, or none for now."""
@@ -320,8 +315,8 @@ class Searching:
             if node.outcome == LEFT and node.position is None and self._slower(node.least):
                 node.outcome = BOUND
             if self._compile and node.outcome == SLOWER and node not in ranked:
-                said = None if node.trial is None else node.trial.why
-                node.outcome, node.why = REFUSED, said or "its numbers are not those of the plain step"
+                why = None if node.trial is None else node.trial.why
+                node.outcome, node.why = REFUSED, why or "its numbers are not those of the plain step"
         for node, outcome in zip(ranked, (CHOSEN, RUNNER_UP), strict=False):
             node.outcome = outcome
         first = [*ranked, *(n for n in self._nodes if n not in ranked)]
@@ -360,8 +355,8 @@ class Searching:
         fit = [n for n in self._fitting() if n.candidate.line in usable]
 
         def seconds(node: Node) -> float:
-            found = comparison.seconds(usable[node.candidate.line])
-            return math.inf if found is None else found
+            taken = comparison.seconds(usable[node.candidate.line])
+            return math.inf if taken is None else taken
 
         return sorted(fit, key=seconds)
 

@@ -43,11 +43,11 @@ def sketch(
     step: ShardedStep, candidate: Candidate, args: Sequence[Any], kwargs: Mapping[str, Any], chip: Chip
 ) -> Sketch:
     """Plan `step`, made of `candidate`, and compile nothing. Raises `ShardError` for what can't be planned."""
-    found = step.planned(*args, **kwargs)
-    plan, mesh = found.plan, candidate.mesh
+    planned = step.planned(*args, **kwargs)
+    plan, mesh = planned.plan, candidate.mesh
     if not isinstance(plan.run, Hold):
         return Sketch()
-    memory = footprint(plan.run, [len(found.traced.consts) + i for i in found.donated])
+    memory = footprint(plan.run, [len(planned.traced.consts) + i for i in planned.donated])
     if step.request.pipeline is not None:
         return _of_stages(step, plan, candidate, memory.arrays, memory.between, chip)
     moves = map(collective, traffic(plan.run))
@@ -125,11 +125,10 @@ def _sent(plan: Plan, m: int, chip: Chip, candidate: Candidate) -> tuple[float |
         else:
             (after if over_batch else during).append(move)
     mesh = candidate.mesh
-    times = (
+    first, last = (
         roofline(chip, mesh.shape, (), (), map(collective, moves), target_of(mesh)).communication
         for moves in (during, after)
     )
-    first, last = times
     return first, last
 
 

@@ -271,5 +271,5 @@ def _one_line(error: ShardError) -> str:
 
 def described(error: Exception) -> str:
     """An exception of somebody else's in one line."""
-    said = " ".join(str(error).partition("\n")[0].split())
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = " ".join(str(error).partition("\n")[0].split())
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

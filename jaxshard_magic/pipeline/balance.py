@@ -24,11 +24,11 @@ def stage_starts(
         fixed = {u: False for u in range(1, len(costs)) if u not in among}
     best = cut(costs, units.crossing, stages, fixed)
     assert best is not None, "allowed_starts refuses too few"
-    found, limit = best, EVEN * largest(costs, best)
+    chosen, limit = best, EVEN * largest(costs, best)
     for first, layers in _scans(units):
         if any(u in fixed for u in range(first + 1, first + layers)):
             continue
-        inside = sum(first < start < first + layers for start in found)
+        inside = sum(first < start < first + layers for start in chosen)
         options = [
             (largest(costs, starts), starts, more)
             for parts in range(inside + 1, stages + 1)
@@ -42,8 +42,8 @@ def stage_starts(
         ]
         fitting = [option for option in options if option[0] <= limit]
         if fitting:
-            _, found, fixed = min(fitting, key=lambda option: option[0])
-    return found
+            _, chosen, fixed = min(fitting, key=lambda option: option[0])
+    return chosen
 
 
 def _scans(units: Units) -> list[tuple[int, int]]:
@@ -61,15 +61,15 @@ def _equal(first: int, layers: int, parts: int) -> dict[int, bool]:
 def _enough(units: int, stages: int, chunks: int) -> None:
     if units >= stages:
         return
-    asked = f"--stages {stages // chunks}" + (f" of {chunks} chunks each" if chunks > 1 else "")
+    option = f"--stages {stages // chunks}" + (f" of {chunks} chunks each" if chunks > 1 else "")
     if not units:
         raise ShardError(
-            f"{asked}: the loss has no operation that depends on parameters and on examples, so that there is nothing "
+            f"{option}: the loss has no operation that depends on parameters and on examples, so that there is nothing "
             "to cut into stages; use dp"
         )
     most = units // chunks
     fewer = "use a schedule with one chunk a rank" if chunks > 1 else "use dp"
     raise ShardError(
-        f"{asked}: the loss has {units} place{'s' * (units > 1)} for a stage (operations on parameters and examples, "
+        f"{option}: the loss has {units} place{'s' * (units > 1)} for a stage (operations on parameters and examples, "
         f"each layer of a scan one), {stages} are needed; {f'use --stages {most} or fewer' if most > 1 else fewer}"
     )

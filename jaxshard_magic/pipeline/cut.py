@@ -42,11 +42,11 @@ def cut(
             paid[(work > limit) | ~starts(end)] = np.inf
             first[p, end] = int(np.argmin(paid))
             best[p, end] = paid[first[p, end]]
-    found, end = [], n
+    bounds, end = [], n
     for p in range(parts, 1, -1):
         end = int(first[p, end])
-        found.append(end)
-    return found[::-1]
+        bounds.append(end)
+    return bounds[::-1]
 
 
 def largest(costs: Sequence[float], bounds: Sequence[int]) -> float:
@@ -63,9 +63,9 @@ class _Starts:
         self._forced = sorted(u for u, cut in fixed.items() if cut)
 
     def __call__(self, end: int) -> np.ndarray:
-        found = self._allowed[:end].copy()
-        found[: max((u for u in self._forced if u < end), default=0)] = False
-        return found
+        allowed = self._allowed[:end].copy()
+        allowed[: max((u for u in self._forced if u < end), default=0)] = False
+        return allowed
 
 
 def _least_largest(before: np.ndarray, starts: _Starts, parts: int) -> float:

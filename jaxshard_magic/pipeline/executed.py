@@ -16,12 +16,12 @@ from .actors import Actor, together
 from .homes import Homes, Insides, Ranks
 from .jobs import Elsewhere, Job, Key, Made, made_elsewhere, make, shape_of
 from .leaves import Leaf, Output
-from .rank import RankPlan, RankRun
+from .rank import RankPlan, RankRun, StagePlan
 from .rank_jobs import Prepared, Settled, Whole, group_job
 from .record import Event, Handover, Run
 from .routes import sending
 from .split import Split
-from .stage_jobs import Alike, StageJobs
+from .stage_jobs import StageJobs
 from .transfer import Route
 
 _KEPT = 32  # timed calls that are looked back on
@@ -38,15 +38,16 @@ class Pipeline:
     def __init__(self, split: Split, plan: Plan, ranks: Ranks, donated: Collection[int] = ()):
         self.split, self.plan, self.ranks = split, plan, ranks
         self.homes = Homes(split, plan, ranks)
-        self.insides, alike = Insides(split, self.homes), Alike()
+        self.insides, alike = Insides(split, self.homes), {}
         rank_of = split.schedule.rank_of
         self.stages = [
             StageJobs(p, rank_of[s], self.homes, split.call.cut.microbatches, alike, self.insides.of(p))
             for s, p in enumerate(split.programs)
         ]
         self._whole = Whole(split)
-        self._prepared = [self._prepare(rank) for rank in range(len(ranks))]
-        self._settled = [Settled(split, self.homes, self.stages, rank) for rank in range(len(ranks))]
+        places = split, self.homes, self.stages
+        self._prepared = [Prepared(*places, rank, self._whole) for rank in range(len(ranks))]
+        self.settled = [Settled(*places, rank) for rank in range(len(ranks))]
         self.wants = [self._wanted(rank) for rank in range(len(ranks))]
         self.leaves = [Leaf(i, self.homes, self.wants) for i in range(len(split.leaves))]
         self.outputs = [Output(o, self.homes) for o in range(len(split.outputs))]
@@ -59,27 +60,23 @@ class Pipeline:
         self._runs: deque[Run] = deque(maxlen=_KEPT)
         self.peaks: tuple[int, ...] = (0,) * len(ranks)
 
-    def _prepare(self, rank: int) -> Prepared:
-        mine = {s: self.stages[s] for s in self.split.schedule.stages_of[rank]}
-        return Prepared(self.split, self.homes, mine, rank, self._whole)
-
     def _wanted(self, rank: int) -> set[Value]:
         """The values around the gradient call that a rank reads."""
-        split, found = self.split, set()
+        split, wanted = self.split, set()
         for group in split.placed.groups:
             if group.place == rank:
-                found.update(group.reads)
+                wanted.update(group.reads)
         for s in split.schedule.stages_of[rank]:
-            found.update(split.input_of[i] for i in split.programs[s].stage.parameters)
+            wanted.update(split.input_of[i] for i in split.programs[s].stage.parameters)
         prepared = self._prepared[rank]
-        found.update(prepared.reads)
-        found.update(
+        wanted.update(prepared.reads)
+        wanted.update(
             which for others in prepared.others.values() for kind, which in others if kind == "value"
         )
         if rank == split.hub:
-            found.update(self._whole.outs_read)
-            found.update(v for part in split.outputs for v in part.values if v not in split.placed.at)
-        return found
+            wanted.update(self._whole.outs_read)
+            wanted.update(v for part in split.outputs for v in part.values if v not in split.placed.at)
+        return wanted
 
     def _may_take(self, donated: Collection[int]) -> frozenset[Value]:
         """The values of donated inputs that one group alone reads, after the gradients, and no stage keeps."""
@@ -121,26 +118,22 @@ class Pipeline:
             return self.split.placed.groups[number].place
         return self.split.hub if kind == "finish" else number
 
-    def owned(self, rank: int) -> list[int]:
-        """The inputs of the loss whose gradients a rank adds up."""
-        return self._settled[rank].owned
-
     def jobs(self) -> dict[Key, Job]:
         """All programs of the pipeline."""
         split = self.split
-        found: dict[Key, Job] = {}
+        jobs: dict[Key, Job] = {}
         for grid in split.schedule.grid:
             for action in (a for step in grid for a in parts(step)):
                 key = action.kind, action.stage
-                if key not in found:
-                    found[key] = self.stages[action.stage].job(action.kind)
+                if key not in jobs:
+                    jobs[key] = self.stages[action.stage].job(action.kind)
         for rank in range(len(self.ranks)):
-            found["prepare", rank] = self._prepared[rank].job
-            found["settle", rank] = self._settled[rank].job
+            jobs["prepare", rank] = self._prepared[rank].job
+            jobs["settle", rank] = self.settled[rank].job
         for g, (job, _, _) in enumerate(self._groups):
-            found["group", g] = job
-        found["finish", 0] = self._finish()
-        return found
+            jobs["group", g] = job
+        jobs["finish", 0] = self._finish()
+        return jobs
 
     def _finish(self) -> Job:
         """The results of the gradient call, on the rank that has the loss."""
@@ -188,9 +181,9 @@ class Pipeline:
         for g, group in enumerate(split.placed.groups):
             if group.place == rank:
                 _, kept, given = self._groups[g]
-                send = sending(f"group {g}", rank, group.wanted, wants, homes)
+                send = sending(rank, group.wanted, wants, homes)
                 groups.append((group, made["group", g].call, kept, given, send))
-        settled = self._settled[rank]
+        settled = self.settled[rank]
         gradients = [split.gradient_of[i] for i in settled.owned]
         carried = {
             len(split.call.outputs.given) + n: split.results[j].values[0]
@@ -198,46 +191,57 @@ class Pipeline:
         }
         mine = {j: v for j, v in carried.items() if rank == split.schedule.rank_of[self._giver(j)[0]]}
         results = self._result_values() if rank == split.hub else []
+        stages = {s: self._stage(s, made) for s in split.schedule.stages_of[rank]}
+        actions = (a for step in split.schedule.grid[rank] for a in parts(step))
         return RankPlan(
             rank=rank,
             split=split,
             programs={k: m.call for k, m in made.items() if m.call is not None},
             prepared=self._prepared[rank],
             settled=settled,
-            leaves=sending("leaves", rank, leaves, wants, homes),
+            leaves=sending(rank, leaves, wants, homes),
             groups=groups,
-            gradients=sending("gradients", rank, gradients, wants, homes),
-            results=sending("results", rank, results, wants, homes),
-            carried={j: sending(f"state {j}", rank, [v], wants, homes) for j, v in mine.items()},
+            gradients=sending(rank, gradients, wants, homes),
+            results=sending(rank, results, wants, homes),
+            carried={j: sending(rank, [v], wants, homes) for j, v in mine.items()},
             outs_read=self._whole.outs_read if rank == split.hub else [],
-            forward=self._routes(rank, 1),
-            backward=self._routes(rank, -1),
+            actions=[(a.kind, stages[a.stage], a.microbatch, str(a)) for a in actions],
             sums={o: self._route_of_sums(settled.sent[o], o) for o in settled.sent},
             given=self._given_of(rank),
             takes=bool(self._taken),
             ends=[v for part in split.outputs for v in part.values if at.get(v, split.hub) == rank],
-            seed=self._seed(rank),
             numbers=[jax.device_put(np.int32(m), homes.at(rank)) for m in range(split.schedule.microbatches)],
         )
 
-    def _seed(self, rank: int) -> Any:
-        """The cotangent of the loss, where the rank has the loss."""
-        for s in self.split.schedule.stages_of[rank]:
-            if self.split.programs[s].makes_loss:
-                dtype = self.split.loss.program.closed.out_avals[0].dtype
-                return jax.device_put(np.asarray(self.split.call.seed, dtype), self.stages[s].cotangents[-1])
-        return None
+    def _stage(self, s: int, made: Mapping[Key, Made]) -> StagePlan:
+        program, stage = self.split.programs[s], self.split.programs[s].stage
+        return StagePlan(
+            number=s,
+            programs={kind: m.call for (kind, n), m in made.items() if n == s and m.call is not None},
+            takes=bool(stage.ins),
+            returns=bool(program.moving_outs),
+            outs=len(stage.outs),
+            gives=tuple(stage.gives),
+            backs=len(program.moving_ins),
+            on=self._way(s, s + 1),
+            back=self._way(s, s - 1),
+            seed=self._seed(s),
+        )
 
-    def _routes(self, rank: int, towards: int) -> dict[int, Route]:
-        """Of each stage of a rank the way of its results to the next stage, or to the one before."""
-        found = {}
-        for s in self.split.schedule.stages_of[rank]:
-            if 0 <= s + towards < len(self.stages):
-                there = self.stages[s + towards]
-                n = len(there.program.moving_outs)
-                targets = there.ins if towards > 0 else there.cotangents[:n]
-                found[s] = Route(targets, of_programs=True)
-        return found
+    def _seed(self, s: int) -> list:
+        """The cotangent of the loss, where the stage makes it."""
+        if not self.split.programs[s].makes_loss:
+            return []
+        dtype = self.split.loss.program.closed.out_avals[0].dtype
+        return [jax.device_put(np.asarray(self.split.call.seed, dtype), self.stages[s].cotangents[-1])]
+
+    def _way(self, s: int, to: int) -> tuple[Route, int] | None:
+        """The way of a stage's results to the next stage, or to the one before, and the rank of that."""
+        if not 0 <= to < len(self.stages):
+            return None
+        there = self.stages[to]
+        targets = there.ins if to > s else there.cotangents[: len(there.program.moving_outs)]
+        return Route(targets, of_programs=True), self.split.schedule.rank_of[to]
 
     def _route_of_sums(self, sent: Sequence[tuple[int, int]], owner: int) -> Route:
         return Route([self.homes.at(owner, self.stages[s].sums_at[k].spec) for s, k in sent])

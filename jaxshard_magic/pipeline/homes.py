@@ -151,13 +151,9 @@ class Insides:
 
     def layout(self, program: StageProgram) -> Layout:
         """The layout of a stage's program."""
-        s = program.stage.number
-        if s not in self._layouts:
-            self._layouts[s] = self._laid_out(program)
-        return self._layouts[s]
-
-    def _laid_out(self, program: StageProgram) -> Layout:
         stage, whole = program.stage, program.whole
+        if stage.number in self._layouts:
+            return self._layouts[stage.number]
         n = program.slots.parameters
         loss = self._split.loss.program
         moving = [stage.outs[k] for k in program.moving_outs]
@@ -166,7 +162,7 @@ class Insides:
         positions = {n + k: ds for k, v in enumerate(read) if (ds := self._dims(v, self._loss.sequence))}
         first = len(whole.outputs) - n
         frozen = {n + k: i for k, i in enumerate(stage.others) if self._is_state(i)}
-        return self._layout(
+        self._layouts[stage.number] = self._layout(
             whole,
             Inputs(
                 {k: self._parameter(i) for k, i in (*enumerate(stage.parameters), *frozen.items())},
@@ -175,6 +171,7 @@ class Insides:
                 {first + k: k for k in range(n)},
             ),
         )
+        return self._layouts[stage.number]
 
     def shares(self, program: StageProgram) -> list[tuple[Work, Share]]:
         """The products of a stage's program, each with what one device does of it."""

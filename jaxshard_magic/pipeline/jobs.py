@@ -66,30 +66,30 @@ def made_elsewhere(
 ) -> dict[Key, Made]:
     """All of them compiled by the compiler of devices that are not attached, alike ones once."""
     known: dict[Hashable, Made] = {}
-    found = {}
+    made = {}
     alike = {key: job.likeness for key, job in jobs.items()}
     total = len(set(alike.values()))
     for key, job in jobs.items():
         if alike[key] not in known:
             say(f"{len(known) + 1} of {total} programs")
             known[alike[key]] = Made(*compiler(job))
-        found[key] = known[alike[key]]
-    return found
+        made[key] = known[alike[key]]
+    return made
 
 
 def make(jobs: Mapping[Key, Job]) -> dict[Key, Made]:
     """All of them compiled, as many at a time as there are cores, and alike ones once where that can be."""
     first: dict[Hashable, Future[Compiled]] = {}
-    found: dict[Key, Future[Compiled]] = {}
+    programs: dict[Key, Future[Compiled]] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for key, job in jobs.items():
             lowered = job.lowered()
             like = likeness(lowered) if jax.tree.leaves((job.ins, job.outs)) else key
             if like in first:
-                found[key] = pool.submit(_after, first[like], lowered, job.mesh)
+                programs[key] = pool.submit(_after, first[like], lowered, job.mesh)
             else:
-                found[key] = first[like] = pool.submit(_compiled, lowered)
-        compiled = {key: each.result() for key, each in found.items()}
+                programs[key] = first[like] = pool.submit(_compiled, lowered)
+        compiled = {key: each.result() for key, each in programs.items()}
     return {key: Made(c, _reads(c), quick_call(c)) for key, c in compiled.items()}
 
 

@@ -89,10 +89,10 @@ def cut_loss(
             cuts[e.index] = Cut((0, *places, len(mine)), (mine[0], *(mine[k] for k in places)))
     program, pieces = _in_pieces(loss, parameters, cuts, whole)
     of = {v: i for i, v in enumerate(loss.inputs)}
-    told = [
+    uncut = [
         Uncut(tuple(sorted(of[v] for v in units.read[u])), x.layer, x.cost) for u, x in enumerate(units.units)
     ]
-    parts = [tuple(told[a:b]) for a, b in pairwise([0, *bounds, len(told)])]
+    parts = [tuple(uncut[a:b]) for a, b in pairwise([0, *bounds, len(uncut)])]
     return CutLoss(program, pieces, tuple(parts), tuple(units.crossing[b] for b in bounds), among is not None)
 
 
@@ -104,8 +104,7 @@ def _in_pieces(
     while True:
         pieces = [piece for i in range(len(loss.inputs)) for piece in _pieces(i, bounds.get(i))]
         replay = CutScans(loss, cuts, whole)
-        run = partial(_run, replay, bounds)
-        closed = jax.make_jaxpr(run)(*(_aval(loss, piece) for piece in pieces))
+        closed = jax.make_jaxpr(partial(_run, replay, bounds))(*(_aval(loss, piece) for piece in pieces))
         if not replay.joined:
             return Program(closed), tuple(pieces)
         bounds = {i: b for i, b in bounds.items() if i not in replay.joined}
@@ -116,17 +115,13 @@ def _pieces(operand: int, bounds: tuple[int, ...] | None) -> list[Piece]:
 
 
 def _run(replay: CutScans, bounds: Mapping[int, tuple[int, ...]], *xs: Any) -> list:
-    return replay(*_gathered(replay.program, bounds, xs))
-
-
-def _gathered(loss: Program, bounds: Mapping[int, tuple[int, ...]], xs: Sequence[Any]) -> list:
-    rest, found = iter(xs), []
-    for i in range(len(loss.inputs)):
+    rest, inputs = iter(xs), []
+    for i in range(len(replay.program.inputs)):
         if i in bounds:
-            found.append(Pieces([next(rest) for _ in bounds[i][1:]], bounds[i], i))
+            inputs.append(Pieces([next(rest) for _ in bounds[i][1:]], bounds[i], i))
         else:
-            found.append(next(rest))
-    return found
+            inputs.append(next(rest))
+    return replay(*inputs)
 
 
 def _aval(loss: Program, piece: Piece) -> Any:
@@ -140,22 +135,22 @@ def _stepped_over(
     loss: Program, parameters: Collection[int], cuts: Mapping[int, Cut]
 ) -> dict[int, tuple[int, ...]]:
     """The parameters with as many layers as a cut scan that something made of them may be stepped over by."""
-    found: dict[int, tuple[int, ...]] = {}
+    layers: dict[int, tuple[int, ...]] = {}
     for i in parameters:
         shape = loss.shapes[loss.inputs[i]]
         for e in loss.top.equations:
             if e.index in cuts and shape and shape[0] == cuts[e.index].bounds[-1]:
                 consts, carried = scan_counts(e.params)
                 if _made_of(loss, loss.inputs[i]) & {v for v in e.ins[consts + carried :] if v is not None}:
-                    found.setdefault(i, cuts[e.index].bounds)
-    return found
+                    layers.setdefault(i, cuts[e.index].bounds)
+    return layers
 
 
 def _made_of(loss: Program, value: Value) -> set[Value]:
     """`value` and what is made of it alone."""
-    found = {value}
+    made = {value}
     for e in loss.top.equations:
         arrays = {v for v in e.ins if v is not None}
-        if arrays and arrays <= found:
-            found.update(e.outs)
-    return found
+        if arrays and arrays <= made:
+            made.update(e.outs)
+    return made

@@ -16,13 +16,13 @@ _TIMES = 3
 def unit_seconds(pipeline: Pipeline) -> list[float]:
     """The seconds of each unit of the loss, forward and backward together: its share, by FLOPs, of what its stage's
     programs take at best of three runs. Arrays are zeros: time does not depend on what numbers are."""
-    found = []
+    times = []
     for s, units in enumerate(pipeline.split.loss.units):
         kinds = [kind for kind, stage in pipeline.programs if kind in KINDS and stage == s]
         seconds = sum(_seconds(pipeline, kind, s) for kind in kinds)
         total = sum(unit.cost for unit in units)
-        found += [seconds * (unit.cost / total if total else 1 / len(units)) for unit in units]
-    return found
+        times += [seconds * (unit.cost / total if total else 1 / len(units)) for unit in units]
+    return times
 
 
 def _seconds(pipeline: Pipeline, kind: str, s: int) -> float:

@@ -74,10 +74,10 @@ def placed(
 
 def _agreed(kinds: Kinds, places: Mapping[Value, int]) -> dict[Value, int]:
     """The place of each kind whose values are all at one."""
-    found: dict[Value, set[int]] = defaultdict(set)
+    at_of: dict[Value, set[int]] = defaultdict(set)
     for v, place in places.items():
-        found[kinds.of(v)].add(place)
-    return {kind: min(at) for kind, at in found.items() if len(at) == 1}
+        at_of[kinds.of(v)].add(place)
+    return {kind: min(at) for kind, at in at_of.items() if len(at) == 1}
 
 
 def _follow(program: Program, at: dict[Value, int], pairs: Sequence[tuple[Value, Value]], last: int) -> None:
@@ -85,9 +85,9 @@ def _follow(program: Program, at: dict[Value, int], pairs: Sequence[tuple[Value,
     while True:
         made = dict(at)
         for e in program.top.equations:
-            found = {v for v in e.ins if v in made}
-            if found and not made.keys() & set(e.outs):
-                made.update(dict.fromkeys(e.outs, _place(program, found, made, last)))
+            read = {v for v in e.ins if v in made}
+            if read and not made.keys() & set(e.outs):
+                made.update(dict.fromkeys(e.outs, _place(program, read, made, last)))
         more = {i: made[o] for i, o in pairs if i not in at and o in made}
         if not more:
             return
@@ -132,19 +132,19 @@ class _Groups:
         return frozenset(read & self.at.keys()).union(*(self._behind.get(v, ()) for v in read))
 
     def _take(self, e: Equation, last: int) -> None:
-        found, shapes = self._sources(e.ins), self.program.shapes
-        if not any(shapes[v] for v in found) and (not found or any(shapes[v] for v in e.outs)):
-            self._behind.update(dict.fromkeys(e.outs, found))
+        sources, shapes = self._sources(e.ins), self.program.shapes
+        if not any(shapes[v] for v in sources) and (not sources or any(shapes[v] for v in e.outs)):
+            self._behind.update(dict.fromkeys(e.outs, sources))
             return
-        place = _place(self.program, found, self.at, last)
-        behind = {v for v in found if v in self._late or not self._home.get(v, (True,))[0]}
+        place = _place(self.program, sources, self.at, last)
+        behind = {v for v in sources if v in self._late or not self._home.get(v, (True,))[0]}
         before = e.index in self._early or not (behind or any(shapes[v] for v in e.outs))
-        levels = (self._level[v] + (self.at[v] != place) for v in found if before or v in behind)
+        levels = (self._level[v] + (self.at[v] != place) for v in sources if before or v in behind)
         key = (before, max(levels, default=0), place)
         for v in e.outs:
             self.at[v], self._level[v], self._home[v] = place, key[1], key
         self._made[key] += e.outs
-        for v in found:
+        for v in sources:
             self._readers[v].add(key)
 
     def all(self, places: Mapping[Value, int], operands: Collection[Value]) -> tuple[Group, ...]:

@@ -3,13 +3,11 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jax
 
 from ..program.ir import Value
-from ..schedule.actions import parts
 from .actors import Actor
 from .places import Group
 from .rank_jobs import Prepared, Settled
@@ -46,10 +44,10 @@ class StagePlan:
 class RankPlan:
     """All of a rank's part that is the same in every step.
 
-    `programs` by kind and number. `forward`, `backward`: of each of its stages the way to the next one and to the one
-    before. `sums`: the way of sums of gradients to the ranks that own the parameters; `given`: which outputs of the
-    loss its stages give, and their way to the hub. `takes`: some program takes over memory of the step's inputs, which
-    must not be lost to an error. `ends`: the step's outputs here. `seed`: the cotangent of the loss.
+    `programs` by kind and number. `actions`: kind, stage, microbatch and name of each, in order. `sums`: the way of
+    sums of gradients to the ranks that own the parameters; `given`: which outputs of the loss its stages give, and
+    their way to the hub. `takes`: some program takes over memory of the step's inputs, which must not be lost to an
+    error. `ends`: the step's outputs here.
     """
 
     rank: int
@@ -63,37 +61,12 @@ class RankPlan:
     results: Sending
     carried: Mapping[int, Sending]
     outs_read: Sequence[Value]
-    forward: Mapping[int, Route]
-    backward: Mapping[int, Route]
+    actions: Sequence[tuple[str, StagePlan, int, str]]
     sums: Mapping[int, Route]
     given: tuple[list[int], Route | None]
     takes: bool
     ends: Sequence[Value]
-    seed: Any
     numbers: Sequence[Any]
-
-    @cached_property
-    def actions(self) -> list[tuple[str, StagePlan, int, str]]:
-        """Kind, stage, microbatch and name of each, in order."""
-        stages = {s: self._stage(s) for s in self.split.schedule.stages_of[self.rank]}
-        actions = [a for step in self.split.schedule.grid[self.rank] for a in parts(step)]
-        return [(a.kind, stages[a.stage], a.microbatch, str(a)) for a in actions]
-
-    def _stage(self, s: int) -> StagePlan:
-        program, rank_of = self.split.programs[s], self.split.schedule.rank_of
-        stage = program.stage
-        return StagePlan(
-            number=s,
-            programs={kind: call for (kind, number), call in self.programs.items() if number == s},
-            takes=bool(stage.ins),
-            returns=bool(program.moving_outs),
-            outs=len(stage.outs),
-            gives=tuple(stage.gives),
-            backs=len(program.moving_ins),
-            on=(self.forward[s], rank_of[s + 1]) if s in self.forward else None,
-            back=(self.backward[s], rank_of[s - 1]) if s in self.backward else None,
-            seed=[self.seed] if program.makes_loss else [],
-        )
 
 
 class RankRun:

@@ -10,7 +10,6 @@ from ..gradients.accumulate import summed_in
 from ..gradients.part import Part
 from ..gradients.rows import rows_of
 from ..gradients.rows import split as in_microbatches
-from ..program.flow import needed
 from ..program.ir import Program, Value
 from ..program.labels import GRADIENT
 from .homes import Homes
@@ -18,6 +17,7 @@ from .jobs import Job, shape_of
 from .places import Group
 from .split import Split
 from .stage_jobs import StageJobs
+from .stages import inputs_read
 
 
 class Whole:
@@ -28,29 +28,22 @@ class Whole:
         self._norms = list(self._call.followed.norms.values())
         outputs, program = self._call.outputs, self._call.large
         outs = [v for j, v in enumerate(program.outputs) if v is not None and j not in outputs.carried]
-        self._norm_operands = self._operands(self._norms, ())
-        self._out_operands = self._operands(outs, outputs.how)
+        self._norm_operands = inputs_read(program, self._norms, ())
+        self._out_operands = inputs_read(program, outs, outputs.how)
         self.norms_read = self._values(self._norm_operands)
         self.outs_read = self._values(self._out_operands)
-
-    def _operands(self, wanted: Sequence[Value], known: Collection[Value]) -> list[int]:
-        """The operands that these values of the whole batch's loss are made of."""
-        program = self._call.large
-        indices = needed(program.top, set(wanted) - set(known), set(known))
-        read = {v for e in program.top.equations if e.index in indices for v in e.ins} | set(wanted)
-        return [k for k, v in enumerate(program.inputs) if v in read]
 
     def _values(self, operands: Sequence[int]) -> list[Value]:
         return [v for k in operands for v in self._split.operands[k].values]
 
     def _given(self, operands: Sequence[int], arrays: Sequence[Any]) -> list:
         """The operands of the loss, of which these come as `arrays`, some in pieces."""
-        found: list[Any] = [None] * len(self._call.large.inputs)
+        given: list[Any] = [None] * len(self._call.large.inputs)
         rest = iter(arrays)
         for k in operands:
             parts = [next(rest) for _ in self._split.operands[k].values]
-            found[k] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-        return found
+            given[k] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        return given
 
     def norms(self, arrays: Sequence[Any]) -> list:
         """The sums, from the values `norms_read`."""
@@ -84,20 +77,21 @@ class Prepared:
     makes. `reads`: the values that the job takes.
     """
 
-    def __init__(self, split: Split, homes: Homes, stages: dict[int, StageJobs], rank: int, whole: Whole):
+    def __init__(self, split: Split, homes: Homes, stages: Sequence[StageJobs], rank: int, whole: Whole):
         self._split, self._whole = split, whole
+        mine = split.schedule.stages_of[rank]
         self._making: list[tuple[str, int]] = []  # what is made: the kind, and which
         self.others: dict[int, list[tuple[str, int]]] = {}
         outs: list[Any] = []
         sources: dict[Value, None] = {}
-        for s, jobs in stages.items():
-            found = self.others[s] = []
-            for i, sharding in zip(jobs.program.stage.others, jobs.others, strict=True):
+        for s in mine:
+            others = self.others[s] = []
+            for i, sharding in zip(stages[s].program.stage.others, stages[s].others, strict=True):
                 kind, which = self._source(i)
                 if kind == "value":
-                    found.append((kind, which))
+                    others.append((kind, which))
                     continue
-                found.append(("made", len(self._making)))
+                others.append(("made", len(self._making)))
                 self._making.append((kind, which))
                 outs.append(sharding)
                 if kind == "examples":
@@ -105,8 +99,8 @@ class Prepared:
                 elif kind == "norm":
                     sources.update(dict.fromkeys(whole.norms_read))
         self.reads = list(sources)
-        self._sums = [a for jobs in stages.values() for a in jobs.sums]
-        zeros = [at for jobs in stages.values() for at in jobs.sums_at]
+        self._sums = [a for s in mine for a in stages[s].sums]
+        zeros = [at for s in mine for at in stages[s].sums_at]
         avals = [shape_of(split.around.program.avals[v]) for v in self.reads]
         at = [homes.sharding(v, rank) for v in self.reads]
         self.job = Job(self._run, (avals,), (at,), (outs, zeros))
@@ -147,40 +141,34 @@ class Prepared:
 class Settled:
     """The gradients that a rank owns, from the sums of its own stages and from those of others that read a parameter.
 
-    `own`: the stages and positions of the sums that stay. `sent[rank]`: those that go to another. `received`: the
-    stages that send to this one, and which inputs of the loss.
+    `owned`: the inputs of the loss whose gradients these are. `sums`: what they are made of, in the order in which the
+    job takes it: of which input of the loss, in which stage, and of which of its parameters. `own`: the stages and
+    positions of the sums that stay. `sent[rank]`: those that go to another. `received`: the ranks that send to this
+    one.
     """
 
     def __init__(self, split: Split, homes: Homes, stages: Sequence[StageJobs], rank: int):
         pieces = split.loss.program.closed.in_avals
         self.owned = [i for i in split.gradient_of if split.owner(i) == rank]
-        self.own: list[tuple[int, int]] = []
+        self.sums: list[tuple[int, int, int]] = []
         self.sent: dict[int, list[tuple[int, int]]] = {}
-        self.received: dict[int, list[int]] = {}
-        self._inputs: list[tuple[int, int, int]] = []  # of the loss, and the stage and position of the sum
         self._stages = stages
-        avals, at = [], []
-        for s in split.schedule.stages_of[rank]:
-            jobs = stages[s]
-            for k, i in enumerate(jobs.program.stage.parameters):
-                if (owner := split.owner(i)) == rank:
-                    self.own.append((s, k))
-                    self._inputs.append((i, s, k))
-                    avals.append(jobs.sums[k])
-                    at.append(jobs.sums_at[k])
-                else:
-                    self.sent.setdefault(owner, []).append((s, k))
-        for other in range(len(split.schedule.stages_of)):
-            if other == rank:
-                continue
-            for s in split.schedule.stages_of[other]:
+        avals, at, makers = [], [], []
+        stages_of = split.schedule.stages_of
+        for maker in sorted(range(len(stages_of)), key=lambda r: r != rank):
+            for s in stages_of[maker]:
                 jobs = stages[s]
                 for k, i in enumerate(jobs.program.stage.parameters):
-                    if split.owner(i) == rank:
-                        self.received.setdefault(other, []).append(i)
-                        self._inputs.append((i, s, k))
+                    owner = split.owner(i)
+                    if owner == rank:
+                        self.sums.append((i, s, k))
+                        makers.append(maker)
                         avals.append(jobs.sums[k])
                         at.append(homes.at(rank, jobs.sums_at[k].spec))
+                    elif maker == rank:
+                        self.sent.setdefault(owner, []).append((s, k))
+        self.own = [(s, k) for (_, s, k), maker in zip(self.sums, makers, strict=True) if maker == rank]
+        self.received = [maker for maker in dict.fromkeys(makers) if maker != rank]
         self._avals = [shape_of(pieces[i]) for i in self.owned]
         values = [split.gradient_of[i] for i in self.owned]
         outs = [homes.sharding(v, rank) for v in values]
@@ -188,7 +176,7 @@ class Settled:
 
     def _run(self, sums: Sequence[Any]) -> list:
         total: dict[int, Any] = {}
-        for (i, s, k), parts in zip(self._inputs, sums, strict=True):
+        for (i, s, k), parts in zip(self.sums, sums, strict=True):
             with jax.named_scope(f"{GRADIENT}.{self.owned.index(i)}"):
                 x = self._stages[s].summed(k, parts)
             total[i] = total[i] + x if i in total else x

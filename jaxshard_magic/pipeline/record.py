@@ -61,10 +61,10 @@ class Run:
     @property
     def work(self) -> tuple[float, ...]:
         """The seconds that each rank was busy with actions."""
-        found = [0.0] * self.schedule.stages
+        busy = [0.0] * self.schedule.stages
         for event in self.events:
-            found[event.rank] += event.end - event.start
-        return tuple(found)
+            busy[event.rank] += event.end - event.start
+        return tuple(busy)
 
     def bubble(self) -> float:
         """The share of all ranks' time, 0 to 1, between the first start and the last end, in which they ran no action.
@@ -124,20 +124,20 @@ class Run:
 
     def _times(self) -> dict[tuple[int, str], list[float]]:
         """The seconds of each stage's actions of each kind."""
-        found: dict[tuple[int, str], list[float]] = {}
+        times: dict[tuple[int, str], list[float]] = {}
         for event in self.events:
             action = parse_step(event.action)
             assert isinstance(action, Action), "parts of a fused action have an event each"
-            found.setdefault((action.stage, action.kind), []).append(event.end - event.start)
-        return found
+            times.setdefault((action.stage, action.kind), []).append(event.end - event.start)
+        return times
 
     def _quickest(self) -> dict[tuple[int, int], float]:
         """Seconds of the quickest transfer from each stage to another."""
-        found: dict[tuple[int, int], float] = {}
+        quickest: dict[tuple[int, int], float] = {}
         for each in self.handovers:
             way, seconds = (each.from_stage, each.to_stage), max(0.0, each.arrived - each.sent)
-            found[way] = min(seconds, found.get(way, seconds))
-        return found
+            quickest[way] = min(seconds, quickest.get(way, seconds))
+        return quickest
 
 
 _Times = Mapping[tuple[int, str], Sequence[float]]

@@ -62,12 +62,12 @@ class Split:
     @cached_property
     def users(self) -> dict[int, tuple[int, ...]]:
         """Of each input of the loss the stages that read it, in order."""
-        found: dict[int, list[int]] = defaultdict(list)
+        users: dict[int, list[int]] = defaultdict(list)
         for program in self.programs:
             stage = program.stage
             for i in (*stage.parameters, *stage.others):
-                found[i].append(stage.number)
-        return {i: tuple(stages) for i, stages in found.items()}
+                users[i].append(stage.number)
+        return {i: tuple(stages) for i, stages in users.items()}
 
     @cached_property
     def leaf_of(self) -> dict[Value, int]:
@@ -118,13 +118,13 @@ class Split:
 
     def _inputs(self) -> dict[int, Value]:
         """The value around the call of each input of the loss that is an operand of the call, or a piece of one."""
-        found, seen = {}, defaultdict(int)
+        inputs, seen = {}, defaultdict(int)
         for i, piece in enumerate(self.loss.pieces):
             k = piece.operand - self.first
             if k >= 0:
-                found[i] = self.operands[k].values[seen[k]]
+                inputs[i] = self.operands[k].values[seen[k]]
                 seen[k] += 1
-        return found
+        return inputs
 
     def _state_ranks(self) -> list[int]:
         """The rank that makes each output that a microbatch hands to the next."""
@@ -150,13 +150,13 @@ def _bounds(loss: CutLoss, first: int) -> dict[int, tuple[int, ...]]:
     for piece in loss.pieces:
         if piece.end is not None:
             ends[piece.operand - first].append(piece.end)
-    return {k: tuple(found) for k, found in ends.items()}
+    return {k: tuple(rows) for k, rows in ends.items()}
 
 
 def _parts(values: Sequence[Value], cuts: Sequence[tuple[int, ...] | None], start: int) -> tuple[Part, ...]:
-    found, at = [], start
+    parts, at = [], start
     for cut in cuts:
         n = 1 if cut is None else len(cut) - 1
-        found.append(Part(tuple(values[at : at + n])))
+        parts.append(Part(tuple(values[at : at + n])))
         at += n
-    return tuple(found)
+    return tuple(parts)

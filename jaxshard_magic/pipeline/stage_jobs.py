@@ -22,16 +22,18 @@ _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 
 
 class Functions:
-    """What the programs of alike stages run: `(number of the microbatch, parameters, others, rest)`, with the sums of
-    gradients before them where it adds to these."""
+    """What the programs of alike stages run, `run[kind]`: `(number of the microbatch, parameters, others, rest)`, with
+    the sums of gradients before them where it adds to these."""
 
     def __init__(self, program: StageProgram, layout: Layout | None):
-        runner, n = Runner(program, layout), len(program.moving_ins)
-        self.runner = runner
-        self.forward = _of_microbatch(program, runner, program.forward)
-        self.backward = _adding(_of_microbatch(program, runner, program.backward), n)
-        self.input_gradient = _of_microbatch(program, runner, program.input_gradient)
-        self.weight_gradient = _adding(_of_microbatch(program, runner, program.weight_gradient), 0)
+        self.runner = runner = Runner(program, layout)
+        backward = _of_microbatch(program, runner, program.backward)
+        self.run = {
+            "F": _of_microbatch(program, runner, program.forward),
+            "B": _adding(backward, len(program.moving_ins)),
+            "I": _of_microbatch(program, runner, program.input_gradient),
+            "W": _adding(_of_microbatch(program, runner, program.weight_gradient), 0),
+        }
 
 
 def _of_microbatch(program: StageProgram, runner: Runner, share: Share) -> Callable[..., list]:
@@ -60,7 +62,8 @@ class StageJobs:
 
     `stacked`: what it takes of the batch, all microbatches together, and where that lies. `sums`, `sums_at`: in what it
     adds up the gradient of each parameter; in `parts`, one for each shard of the examples, where devices store the
-    parameter whole: they are summed over devices once a step.
+    parameter whole: they are summed over devices once a step. `alike`: the functions of stages before this one, which
+    it shares with those like it.
     """
 
     def __init__(
@@ -69,11 +72,11 @@ class StageJobs:
         rank: int,
         homes: Homes,
         microbatches: int,
-        alike: "Alike",
+        alike: dict[Hashable, Functions],
         layout: Layout | None,
     ):
         self.program, self._rank, self._homes, self._layout = program, rank, homes, layout
-        self._functions = alike.functions(program, layout)
+        self._functions = _alike(alike, program, layout)
         whole, s = program.whole, program.slots
         inputs = whole.inputs
         self.parameters = [self.sharding(v) for v in inputs[: s.parameters]]
@@ -121,45 +124,36 @@ class StageJobs:
     def _of_end(self, end: End) -> NamedSharding:
         return self.sharding(end) if isinstance(end, Value) else self._at()
 
-    def _of(self, values: list[Value]) -> tuple[list, list]:
-        return [shape_of(self.program.whole.avals[v]) for v in values], [self.sharding(v) for v in values]
-
     def job(self, kind: str) -> Job:
         """The program of actions of a kind: F, B, I or W."""
-        program, s, functions = self.program, self.program.slots, self._functions
-        kept, kept_at = self._of(program.kept)
-        more, more_at = self._of(program.kept_for_weights)
-        behind, behind_at = self._of(list(program.whole.inputs[s.given :]))
-        sums = (self.sums, *self._args), (self.sums_at, *self._ins)
-        if kind == "F":
-            ins, ins_at = self._of(list(program.whole.inputs[s.parameters + s.others : s.given]))
-            return Job(functions.forward, (*self._args, ins), (*self._ins, ins_at), [*self.made, *kept_at])
-        if kind == "I":
-            back = Job(functions.input_gradient, self._args, self._ins, [*self.given_back, *more_at])
-            return _with(back, [*behind, *kept], [*behind_at, *kept_at])
-        if kind == "W":
-            adding = Job(functions.weight_gradient, *sums, ([], self.sums_at), (0,))
-            return _with(adding, [*behind, *kept, *more], [*behind_at, *kept_at, *more_at])
-        adding = Job(functions.backward, *sums, (self.given_back, self.sums_at), (0,))
-        return _with(adding, [*behind, *kept], [*behind_at, *kept_at])
+        program, s = self.program, self.program.slots
+        inputs = program.whole.inputs
+        behind = [*inputs[s.given :], *program.kept]
+        rest = {
+            "F": inputs[s.parameters + s.others : s.given],
+            "B": behind,
+            "I": behind,
+            "W": [*behind, *program.kept_for_weights],
+        }[kind]
+        outs = {
+            "F": [*self.made, *map(self.sharding, program.kept)],
+            "B": (self.given_back, self.sums_at),
+            "I": [*self.given_back, *map(self.sharding, program.kept_for_weights)],
+            "W": ([], self.sums_at),
+        }[kind]
+        avals = *self._args, [shape_of(program.whole.avals[v]) for v in rest]
+        ins = *self._ins, list(map(self.sharding, rest))
+        if kind in "BW":
+            return Job(self._functions.run[kind], (self.sums, *avals), (self.sums_at, *ins), outs, (0,))
+        return Job(self._functions.run[kind], avals, ins, outs)
 
 
-def _with(job: Job, avals: list, ins: list) -> Job:
-    return Job(job.run, (*job.avals, avals), (*job.ins, ins), job.outs, job.donate)
-
-
-class Alike:
-    """Stages that are the same program, laid out the same, share their functions: they are traced once."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, Functions] = {}
-
-    def functions(self, program: StageProgram, layout: Layout | None) -> Functions:
-        """Those of the first stage like this one."""
-        key = _key(program, layout)
-        if key not in self._known:
-            self._known[key] = Functions(program, layout)
-        return self._known[key]
+def _alike(known: dict[Hashable, Functions], program: StageProgram, layout: Layout | None) -> Functions:
+    """Those of the first stage that is the same program, laid out the same: they are traced once."""
+    key = _key(program, layout)
+    if key not in known:
+        known[key] = Functions(program, layout)
+    return known[key]
 
 
 def _key(program: StageProgram, layout: Layout | None) -> Hashable:

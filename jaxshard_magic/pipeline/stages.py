@@ -42,15 +42,15 @@ def stages_of(loss: Program, trained: Collection[int], stages: int) -> tuple[Sta
     for j, v in enumerate(loss.outputs):
         gives[made.get(v, stages - 1) if v is not None else stages - 1].append(j)
     last_read = _last_read(loss, at, made, stages)
-    found = []
+    every = []
     ins: tuple[Value, ...] = ()
     for s in range(stages):
         outs = tuple(v for v, stage in made.items() if stage <= s < last_read.get(v, -1))
         wanted = {v for v in outs if made[v] == s} | {
             v for j in gives[s] if (v := loss.outputs[j]) is not None
         }
-        read = _inputs_read(loss, wanted - {*ins}, ins)
-        found.append(
+        read = inputs_read(loss, wanted, ins)
+        every.append(
             Stage(
                 s,
                 ins,
@@ -61,28 +61,29 @@ def stages_of(loss: Program, trained: Collection[int], stages: int) -> tuple[Sta
             )
         )
         ins = outs
-    return tuple(found)
+    return tuple(every)
 
 
 def _last_read(loss: Program, at: dict[int, int], made: dict[Value, int], stages: int) -> dict[Value, int]:
     """The last stage that reads each value that a stage makes, by its own equations or by free ones that they read."""
-    found: dict[Value, int] = {}
+    last: dict[Value, int] = {}
     behind = origins(loss.top, made)
     for e in loss.top.equations:
         if e.index in at:
             for v in origins_of(e, behind):
-                found[v] = max(found.get(v, -1), at[e.index])
+                last[v] = max(last.get(v, -1), at[e.index])
     for v in loss.outputs:  # what is in no stage the last one gives
         if v is not None and v not in made:
-            found.update(dict.fromkeys(behind.get(v, frozenset()), stages - 1))
-    return found
+            last.update(dict.fromkeys(behind.get(v, frozenset()), stages - 1))
+    return last
 
 
-def _inputs_read(loss: Program, wanted: Collection[Value], known: Iterable[Value]) -> list[int]:
+def inputs_read(program: Program, wanted: Iterable[Value], known: Iterable[Value]) -> list[int]:
     """The positions of the inputs that `wanted` are made of, not looking behind what is known."""
-    indices = needed(loss.top, wanted, set(known))
-    read = {v for e in loss.top.equations if e.index in indices for v in e.ins} | set(wanted)
-    return [i for i, v in enumerate(loss.inputs) if v in read]
+    wanted, known = set(wanted), set(known)
+    indices = needed(program.top, wanted - known, known)
+    read = {v for e in program.top.equations if e.index in indices for v in e.ins} | wanted
+    return [i for i, v in enumerate(program.inputs) if v in read]
 
 
 def _pinned(loss: Program, parameters: Collection[Value], at: dict[int, int], stages: int) -> dict[int, int]:
@@ -101,10 +102,10 @@ def _pinned(loss: Program, parameters: Collection[Value], at: dict[int, int], st
     users: dict[Value, set[int]] = defaultdict(set)
     for s in range(stages):
         mine = {v for e in loss.top.equations if at.get(e.index) == s for v in e.ins if v is not None}
-        found = needed(
+        run = needed(
             loss.top, mine - stop, stop | {v for e in loss.top.equations if e.index in at for v in e.outs}
         )
-        read = mine | {v for e in free if e.index in found for v in e.ins if v is not None}
+        read = mine | {v for e in free if e.index in run for v in e.ins if v is not None}
         for p in read & set(parameters):
             users[p].add(s)
     pinned: dict[int, int] = {}

@@ -32,14 +32,14 @@ def allowed_starts(
     Raises ShardError where these are too few, with how many there are.
     """
     if pattern is not None:
-        found = named_starts(units, pattern)
-        n = len({*found} - {0}) + 1
+        starts = named_starts(units, pattern)
+        n = len({*starts} - {0}) + 1
         if n < stages:
             raise ShardError(
                 f"--cut: there are {n} places for a stage to begin, {stages} stages are asked for; use --stages "
                 f"{max(n // chunks, 1)} or fewer, or an expression that finds more"
             )
-        return found
+        return starts
     marked = marked_starts(units)
     if marked is None:
         return None
@@ -55,18 +55,18 @@ def named_starts(units: Units, pattern: str) -> list[int]:
     """
     names = Names(units.loss)
     spans = names.spans(units.loss.top, re.compile(pattern))
-    found = set()
+    starts = set()
     for first, stop in spans:
         inside = {e.index for e in units.loss.top.equations[first:stop]}
         mine = [units.span[e.index][0] for e in units.main if e.index in inside]
-        found.update(mine[:1])
-    if not found:
+        starts.update(mine[:1])
+    if not starts:
         there = one_of(names.nearest(pattern))
         raise ShardError(
             f"--cut {pattern!r} finds no module, function or scope that the loss calls"
             + (f"; there are {there}" if there else "; it names none: leave --cut out")
         )
-    return sorted(found)
+    return sorted(starts)
 
 
 def marked_starts(units: Units) -> Marked | None:
@@ -75,7 +75,7 @@ def marked_starts(units: Units) -> Marked | None:
     One at the start of an equation with a body counts as before it, one at its end as behind it; of a scan that is
     each layer.
     """
-    found: set[int] = set()
+    starts: set[int] = set()
     markers: set[int] = set()  # units that are nothing else
     after, inside, seen = 0, 0, False
     for e in units.loss.top.equations:
@@ -89,13 +89,13 @@ def marked_starts(units: Units) -> Marked | None:
         if e.index in units.span and not e.doors:
             markers.add(first)
         if runs[0]:
-            found.update(range(first, max(after, first + 1)))
+            starts.update(range(first, max(after, first + 1)))
         if len(runs) > 1 and runs[-1]:
-            found.update(range(first + 1, after + 1))
+            starts.update(range(first + 1, after + 1))
     if not seen:
         return None
     work = [u for u in range(len(units.units)) if u not in markers]
-    ends = {bisect_left(work, u) for u in found}  # markers that follow one another are one place
+    ends = {bisect_left(work, u) for u in starts}  # markers that follow one another are one place
     return Marked(sorted({work[k - 1] + 1 for k in ends if 0 < k < len(work)}), inside)
 
 
@@ -119,10 +119,10 @@ def _inside(door: Door, outside: Collection[Value]) -> set[Value]:
     """The values of a body that are made of values outside of it."""
     start = {b for a, b, _ in door.into if a in outside}
     while True:
-        found = made_of(door.scope, start)
-        again = {b for a, b in door.loop if a in found} - start
+        made = made_of(door.scope, start)
+        again = {b for a, b in door.loop if a in made} - start
         if not again:
-            return found
+            return made
         start |= again
 
 

@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
+from math import prod
 
 from ..program.flops import counted
 from ..program.flow import Flow, made_of, origins, origins_of
@@ -78,11 +80,7 @@ class Units:
             if last > first:  # between layers stands what the scan carries
                 _, carried = scan_counts(e.params)
                 alive(first + 1, last, sum(nbytes(avals[v]) for v in e.outs[:carried]))
-        found, now = [], 0
-        for step in change[:-1]:
-            now += step
-            found.append(now)
-        return found
+        return list(accumulate(change[:-1]))
 
     def _last_read(self, v: Value, reader: Equation) -> int:
         """The last unit that reads `v`: of a scan, the first layer reads what it starts from."""
@@ -95,11 +93,11 @@ class Units:
 
     @cached_property
     def _readers(self) -> dict[Value, list[Equation]]:
-        found: dict[Value, list[Equation]] = defaultdict(list)
+        readers: dict[Value, list[Equation]] = defaultdict(list)
         for e in self.main:
             for v in {v for v in e.ins if v is not None}:
-                found[v].append(e)
-        return found
+                readers[v].append(e)
+        return readers
 
 
 def layers_of(e: Equation) -> int:
@@ -111,17 +109,10 @@ def layers_of(e: Equation) -> int:
 
 def _costs(loss: Program) -> dict[int, float]:
     """FLOPs of each equation of the top level: of its products, and one for each number that it makes."""
-    found = {e.index: float(sum(_numbers(loss, v) for v in e.outs)) for e in loss.top.equations}
+    costs = {e.index: float(sum(prod(loss.shapes[v]) for v in e.outs)) for e in loss.top.equations}
     for work in counted(loss, Flow(loss)):
         e = loss.equations[work.equation]
         while e.outer is not None:
             e = e.outer
-        found[e.index] += work.flops
-    return found
-
-
-def _numbers(program: Program, value: Value) -> int:
-    size = 1
-    for n in program.shapes[value]:
-        size *= n
-    return size
+        costs[e.index] += work.flops
+    return costs

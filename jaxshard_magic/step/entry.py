@@ -123,10 +123,10 @@ class Entry:
 
     def with_rows(self, leaves: Sequence[Any]) -> list[Any]:
         """The flat inputs with the rows that the program adds to the batch."""
-        found = list(leaves)
+        wider = list(leaves)
         for i, (dim, more) in self.added.items():
-            found[i] = padded(found[i], [(0, more * (d == dim)) for d in range(found[i].ndim)])
-        return found
+            wider[i] = padded(wider[i], [(0, more * (d == dim)) for d in range(wider[i].ndim)])
+        return wider
 
     def real_rows(self, outs: Sequence[Any]) -> list[Any]:
         """The flat outputs without the rows that were added to the batch."""
@@ -185,13 +185,14 @@ def build_entry(
     Raises `ShardError` for a step that jax can't trace and for what can't be planned; an exception of the user's own
     code passes through.
     """
-    mesh, found = request.mesh, planned(peeled, request, say=say, traces=traces)
-    traced, result, rewritten, plan = found.traced, found.result, found.rewritten, found.plan
-    avals, donated = found.avals, found.donated
+    mesh, step = request.mesh, planned(peeled, request, say=say, traces=traces)
+    traced, result, rewritten, plan = step.traced, step.result, step.rewritten, step.plan
+    avals, donated = step.avals, step.donated
     if rewritten is not None and rewritten.needs_host_memory:
         _has_host_memory(request)
     target = target_of(mesh)
-    say(f"compiling for {target.name if target else _devices(mesh.size)}")
+    devices = target.name if target else f"{mesh.size} device{'s' * (mesh.size > 1)}"
+    say(f"compiling for {devices}")
     _has_sums(request.gradients, plan)
     start = time.perf_counter()
     n = len(traced.consts)
@@ -199,13 +200,12 @@ def build_entry(
     outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
     constants = specs(traced.consts)
     carried = rewritten.carried if rewritten is not None else 0
-    own = carried or (
-        rewritten is not None and rewritten.added
-    )  # inputs or rows that the user's trees have not
+    same_inputs = rewritten is None or not (carried or rewritten.added)  # as the user's trees have them
     whole = (
         peeled.all_traced
         and result.plain
-        and not (donated or own)
+        and same_inputs
+        and not donated
         and _hold_anything(peeled.tree, result.tree)
     )
     lowered = _lower_whole if whole else _lower_flat
@@ -224,7 +224,7 @@ def build_entry(
             complaints, read, call = compiled.log, reads(lowering), None
     consts = list(jax.device_put(list(traced.consts), shardings[:n])) if target is None else []
     if carried and call is not None:
-        call = _Carrying(call, consts, carried)
+        call = _carrying(call, consts, carried)
     return Entry(
         traced,
         plan,
@@ -236,10 +236,10 @@ def build_entry(
         consts,
         shardings[n:],
         donated,
-        found.trace_s,
+        step.trace_s,
         time.perf_counter() - start,
         read,
-        getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
+        file_of(peeled),
         complaints,
         peeled.as_shapes(),
         rewritten,
@@ -268,20 +268,20 @@ def _has_host_memory(request: Request) -> None:
         )
 
 
-class _Carrying:
+def _carrying(call: Callable[..., Any], consts: list, carried: int) -> Callable[..., list]:
     """A program whose first constants come back as its last results, and are those of the next call."""
 
-    def __init__(self, call: Callable[..., Any], consts: list, carried: int):
-        self._call, self._consts, self._carried = call, consts, carried
+    def carrying(given: Any, *rest: Any) -> list:
+        outs = call(given, *rest)
+        consts[:carried] = outs[-carried:]
+        return outs[:-carried]
 
-    def __call__(self, consts: Any, *rest: Any) -> list:
-        outs = self._call(consts, *rest)
-        self._consts[: self._carried] = outs[-self._carried :]
-        return outs[: -self._carried]
+    return carrying
 
 
-def _devices(n: int) -> str:
-    return f"{n} device{'s' * (n > 1)}"
+def file_of(peeled: Peeled) -> str | None:
+    """The file that defines the step, as Python knows it; None where it has none."""
+    return getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None)
 
 
 def _hold_anything(*trees: Any) -> bool:

@@ -18,8 +18,8 @@ def gathered(trees: Sequence[Any], to: Any) -> Any:
     """
     if not trees:
         raise ShardError("gather() takes what the step gave back: state = step.gather(state)")
-    made = [_moved(tree, to) for tree in trees]
-    return made[0] if len(made) == 1 else tuple(made)
+    moved = [_moved(tree, to) for tree in trees]
+    return moved[0] if len(moved) == 1 else tuple(moved)
 
 
 def _moved(tree: Any, to: Any) -> Any:

@@ -15,7 +15,7 @@ from ..gradients.rewrite import Rewritten, in_microbatches
 from ..pipeline.around import flat, gradient_call
 from ..pipeline.executed import Pipeline
 from ..pipeline.homes import Ranks
-from ..pipeline.jobs import Job
+from ..pipeline.jobs import Elsewhere, Job
 from ..pipeline.loss import Wish
 from ..pipeline.measured import unit_seconds
 from ..pipeline.split import Split
@@ -30,7 +30,7 @@ from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
 from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
-from .entry import Entry
+from .entry import Entry, file_of
 from .planned import traced
 from .tracing import capture
 
@@ -123,22 +123,22 @@ def build_pipelined(
     """Split and compile one kind of call. `beside()` is a context for while its programs compile. Raises as
     `split_call` does.
     """
-    asked, target = request.pipeline, target_of(request.mesh)
-    assert asked is not None
+    options, target = request.pipeline, target_of(request.mesh)
+    assert options is not None
     call = split_call(peeled, request, say)
     donated = to_donate(peeled, call.traced, call.plan, request.donate)
     constants = list(call.traced.consts)
     n = len(constants)
     taken = [n + i for i in donated]
     pipeline = call.pipeline(taken=taken)
-    if asked.balance == "measured":
+    if options.balance == "measured":
         if target is not None:
             raise ShardError(
                 f"--balance measured: {target.name} is not attached; leave it out to balance FLOPs"
             )
         say("measuring the stages")
         pipeline.compile()
-        pipeline = call.pipeline(Wish(asked.cut, unit_seconds(pipeline)), taken)
+        pipeline = call.pipeline(Wish(options.cut, unit_seconds(pipeline)), taken)
     say(f"compiling {len(pipeline.jobs())} programs for {len(call.ranks)} stages")
     start = time.perf_counter()
     complaints: list[str] = []
@@ -149,7 +149,7 @@ def build_pipelined(
     else:
         with beside(), canonical():
             pipeline.compile_elsewhere(
-                _Compiler(target, compile_limit, complaints),
+                _compiler(target, compile_limit, complaints),
                 lambda done: say(f"compiling for {target.name}: {done}"),
             )
     shardings = [leaf.sharding for leaf in pipeline.leaves]
@@ -159,7 +159,7 @@ def build_pipelined(
         pipeline,
         call.result,
         peeled.tree,
-        _Call(pipeline, donated, len(peeled.leaves)) if target is None else None,
+        _call(pipeline, donated, len(peeled.leaves)) if target is None else None,
         False,
         list(jax.device_put(constants, shardings[:n])) if target is None else [],
         shardings[n:],
@@ -167,7 +167,7 @@ def build_pipelined(
         call.trace_s,
         time.perf_counter() - start,
         (True,) * len(shardings),
-        getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None),
+        file_of(peeled),
         tuple(dict.fromkeys(complaints)),
         peeled.as_shapes(),
         call.rewritten,
@@ -183,29 +183,27 @@ def _left_out(program: Program) -> Iterator[Finding]:
             yield Finding("left-out", "warning", message)
 
 
-class _Compiler:
+def _compiler(target: Target, limit_s: float, log: list[str]) -> Elsewhere:
     """The compiler of devices that are not attached, for one program after the other; what it writes to its log goes
     to `log`."""
+    end = time.monotonic() + limit_s
 
-    def __init__(self, target: Target, limit_s: float, log: list[str]):
-        self._target, self._end, self._log = target, time.monotonic() + limit_s, log
-
-    def __call__(self, job: Job) -> tuple[Built, tuple[bool, ...]]:
+    def compiled(job: Job) -> tuple[Built, tuple[bool, ...]]:
         lowered = job.lowered()
-        left = max(1.0, self._end - time.monotonic())
-        built = elsewhere(lowered, self._target, job.mesh, left)
-        self._log += built.log
+        built = elsewhere(lowered, target, job.mesh, max(1.0, end - time.monotonic()))
+        log.extend(built.log)
         return built, reads(lowered)
 
+    return compiled
 
-class _Call:
+
+def _call(pipeline: Pipeline, donated: Sequence[int], inputs: int) -> Callable[..., list]:
     """A pipeline as an entry calls its program: constants, the inputs that are kept, and those that are given."""
+    order = [*(i for i in range(inputs) if i not in donated), *donated]
+    back = [order.index(i) for i in range(inputs)]
 
-    def __init__(self, pipeline: Pipeline, donated: Sequence[int], inputs: int):
-        self._pipeline = pipeline
-        order = [*(i for i in range(inputs) if i not in donated), *donated]
-        self._back = [order.index(i) for i in range(inputs)]
-
-    def __call__(self, consts: Sequence[Any], kept: Sequence[Any], given: Sequence[Any], **how: Any) -> list:
+    def call(consts: Sequence[Any], kept: Sequence[Any], given: Sequence[Any], **how: Any) -> list:
         flat_inputs = (*kept, *given)
-        return self._pipeline([*consts, *(flat_inputs[i] for i in self._back)], **how)
+        return pipeline([*consts, *(flat_inputs[i] for i in back)], **how)
+
+    return call

@@ -325,10 +325,10 @@ class ShardedStep:
     def _build(self, peeled: Peeled) -> Entry:
         entry = self._built(peeled, self.request)
         if self.read_ahead:
-            from ..analysis.summary import facts_of
+            from ..analysis.summary import reading_of
 
             self.say("reading the compiled program")
-            facts_of(entry)
+            reading_of(entry)
         return entry
 
     def _built(self, peeled: Peeled, request: Request) -> Entry:

@@ -22,11 +22,11 @@ def advise(case: Case) -> tuple[Advice, ...]:
 
     What would make it fit is not said once more for its own sake.
     """
-    found = [advice for rule in RULES for advice in rule(case)]
-    told = {advice.fix for advice in found if advice.code in ("does-not-fit", "would-fit")}
-    return by_level(a for a in found if a.code != "not-donated" or a.fix not in told)
+    every = [advice for rule in RULES for advice in rule(case)]
+    fixes = {advice.fix for advice in every if advice.code in ("does-not-fit", "would-fit")}
+    return by_level(a for a in every if a.code != "not-donated" or a.fix not in fixes)
 
 
-def by_level(found: Iterable[Advice]) -> tuple[Advice, ...]:
+def by_level(advice: Iterable[Advice]) -> tuple[Advice, ...]:
     """Errors first, then warnings, each kind in the order that it is given in."""
-    return tuple(sorted(found, key=lambda advice: LEVELS.index(advice.level)))
+    return tuple(sorted(advice, key=lambda one: LEVELS.index(one.level)))

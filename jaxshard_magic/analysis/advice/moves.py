@@ -24,22 +24,22 @@ def moved(units: Sequence[Sequence[Unit]], costs: Costs) -> list[Move]:
     places = list(_places(units, costs))
     work = [sum(takes) for _, takes in places]
     starts = cut(work, [0.0] * len(work), len(units)) or []
-    found, after = [], 0
+    moves, after = [], 0
     for place, (before, _) in enumerate(places):
         after += place in starts
         if after != before:
-            found.append(Move(place, before, after))
-    return found
+            moves.append(Move(place, before, after))
+    return moves
 
 
 def with_moves(units: Sequence[Sequence[Unit]], costs: Costs, moves: Sequence[Move]) -> Costs:
     """The costs of stages that `moves` have changed."""
     goes = {move.place: move.after for move in moves}
-    found = [[0.0, 0.0, 0.0] for _ in units]
+    sums = [[0.0, 0.0, 0.0] for _ in units]
     for place, (before, takes) in enumerate(_places(units, costs)):
-        own = found[goes.get(place, before)]
+        own = sums[goes.get(place, before)]
         own[:] = [a + b for a, b in zip(own, takes, strict=True)]
-    forward, input_grad, weight_grad = zip(*found, strict=True)
+    forward, input_grad, weight_grad = zip(*sums, strict=True)
     return Costs(forward, input_grad, weight_grad, costs.transfer, costs.kept_for_weight_grad)
 
 
@@ -50,9 +50,9 @@ def told(units: Sequence[Sequence[Unit]], moves: Sequence[Move]) -> str:
         (_names([names[move.place] for move in group]), before, after)
         for (before, after), group in groupby(moves, key=lambda move: (move.before, move.after))
     ]
-    said = [f"{what} in stage {after} instead of {before}" for what, before, after in groups[:GROUPS]]
+    parts = [f"{what} in stage {after} instead of {before}" for what, before, after in groups[:GROUPS]]
     more = len(groups) - GROUPS
-    return ", ".join([*said, f"{more} more such moves"] if more > 0 else said)
+    return ", ".join([*parts, f"{more} more such moves"] if more > 0 else parts)
 
 
 def _names(names: Sequence[str]) -> str:

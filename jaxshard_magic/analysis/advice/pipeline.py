@@ -24,14 +24,28 @@ TIMES = 3  # what the other boundaries carry
 
 
 @dataclass(frozen=True)
-class _Case:
+class PipelineCase:
+    """What is known of a pipeline.
+
+    Args:
+        pipeline: as it ran, or as it was compiled.
+        examples: of the batch; None where they are not known.
+        shards: groups of devices that the examples of a microbatch are divided over.
+        crossing: bytes of one microbatch that go forward from each stage to the next; empty where they are not known.
+        units: of each stage, in order, the name and the cost of what is never cut, in any unit; empty where they are
+            not known.
+        balanced: whether the stages were cut by measured costs, or where the user has said.
+        transfers: time that a microbatch takes from each stage to the next, in the pipeline's unit (`Run.transfers`),
+            None where it is not known; empty where none is.
+    """
+
     pipeline: Pipeline
     examples: int | None
     shards: int
     crossing: Sequence[int]
     units: Sequence[Sequence[Unit]]
     balanced: bool
-    transfers: Sequence[float | None]
+    transfers: Sequence[float | None] = ()
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -50,36 +64,12 @@ class _Case:
         return time(value) if self.pipeline.unit == "s" else f"{value:.3g} units"
 
 
-def pipeline_advice(
-    pipeline: Pipeline,
-    *,
-    examples: int | None,
-    shards: int,
-    crossing: Sequence[int],
-    units: Sequence[Sequence[Unit]],
-    balanced: bool,
-    transfers: Sequence[float | None] = (),
-) -> list[Advice]:
-    """What is off with a pipeline, and what would be better, as the simulator predicts it at the pipeline's costs.
-
-    Args:
-        pipeline: as it ran, or as it was compiled.
-        examples: of the batch; None where they are not known.
-        shards: groups of devices that the examples of a microbatch are divided over.
-        crossing: bytes of one microbatch that go forward from each stage to the next; empty where they are not known.
-        units: of each stage, in order, the name and the cost of what is never cut, in any unit; empty where they are
-            not known.
-        balanced: whether the stages were cut by measured costs, or where the user has said.
-        transfers: time that a microbatch takes from each stage to the next, in the pipeline's unit (`Run.transfers`),
-            None where it is not known; empty where none is.
-    """
-    if pipeline.stages < 2:
-        return []
-    case = _Case(pipeline, examples, shards, crossing, units, balanced, transfers)
-    return [advice for rule in RULES for advice in rule(case)]
+def pipeline_advice(case: PipelineCase) -> list[Advice]:
+    """What is off with a pipeline, and what would be better, as the simulator predicts it at the pipeline's costs."""
+    return [] if case.pipeline.stages < 2 else [advice for rule in RULES for advice in rule(case)]
 
 
-def few_microbatches(case: _Case) -> Iterator[Advice]:
+def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
     """Fewer than four microbatches for each stage."""
     p = case.pipeline
     wanted = ENOUGH * p.stages
@@ -87,8 +77,8 @@ def few_microbatches(case: _Case) -> Iterator[Advice]:
         return
     numbers = [n for n in _dividing(case, 2 * wanted) if n > p.microbatches]
     more = sorted(numbers, key=lambda n: (n < wanted, abs(n - wanted)))
-    found = next(filter(None, (_with(case, n) for n in more)), None)
-    then = found or _with(case, wanted)
+    able = next(filter(None, (_with(case, n) for n in more)), None)
+    then = able or _with(case, wanted)
     if then is None or p.bubble.predicted - then.bubble < SMALLER:
         return
     message = (
@@ -96,15 +86,15 @@ def few_microbatches(case: _Case) -> Iterator[Advice]:
         f"{_share(p.bubble.predicted)}, as predicted; with {then.microbatches} it would be {_share(then.bubble)}, "
         "where a microbatch takes as much less time as it is smaller."
     )
-    fix = f"--microbatches {then.microbatches}" if found else None
-    if found is None and case.examples:
+    fix = f"--microbatches {then.microbatches}" if able else None
+    if able is None and case.examples:
         message += f" {case.examples} examples{_over(case)} don't divide so."
         fix = f"a batch of {-(-case.examples // (wanted * case.shards)) * wanted * case.shards} examples"
     level = "warning" if p.bubble.predicted - then.bubble >= MUCH else "info"
     yield Advice("few-microbatches", level, message, fix)
 
 
-def _dividing(case: _Case, most: int) -> list[int]:
+def _dividing(case: PipelineCase, most: int) -> list[int]:
     """The numbers of microbatches that the examples of every shard divide by."""
     if not case.examples or case.examples % case.shards:
         return []
@@ -112,7 +102,7 @@ def _dividing(case: _Case, most: int) -> list[int]:
     return [n for n in range(1, min(each, most) + 1) if each % n == 0]
 
 
-def _with(case: _Case, microbatches: int) -> WhatIf | None:
+def _with(case: PipelineCase, microbatches: int) -> WhatIf | None:
     """The same work in other microbatches; None where the schedule has no form for so many."""
     p = case.pipeline
     try:
@@ -121,11 +111,11 @@ def _with(case: _Case, microbatches: int) -> WhatIf | None:
         return None
 
 
-def _over(case: _Case) -> str:
+def _over(case: PipelineCase) -> str:
     return f" over {case.shards} groups of devices" if case.shards > 1 else ""
 
 
-def uneven_stages(case: _Case) -> Iterator[Advice]:
+def uneven_stages(case: PipelineCase) -> Iterator[Advice]:
     """One rank has clearly more to do than the mean, with the layers that would move to make them even."""
     p = case.pipeline
     work = _rank_work(case, case.costs)
@@ -149,7 +139,7 @@ def uneven_stages(case: _Case) -> Iterator[Advice]:
     yield Advice("uneven-stages", level, message, fix)
 
 
-def _more_even(case: _Case, mean: float) -> str | None:
+def _more_even(case: PipelineCase, mean: float) -> str | None:
     """What would move, and what that changes; None where it is not clearly better."""
     p, moves = case.pipeline, moved(case.units, case.costs)
     costs = with_moves(case.units, case.costs, moves)
@@ -164,13 +154,13 @@ def _more_even(case: _Case, mean: float) -> str | None:
     )
 
 
-def _rank_work(case: _Case, costs: Costs) -> list[float]:
+def _rank_work(case: PipelineCase, costs: Costs) -> list[float]:
     """What each rank does of a microbatch."""
     own = costs.per_stage(len(case.pipeline.costs))
     return [sum(own.forward[s] + own.backward[s] for s in rank.stages) for rank in case.pipeline.ranks]
 
 
-def _largest(case: _Case, rank: int) -> str:
+def _largest(case: PipelineCase, rank: int) -> str:
     """`: logits alone takes 3.2 ms`, where it is most of what a rank does."""
     own = case.costs.per_stage(len(case.pipeline.costs))
     for stage in case.pipeline.ranks[rank].stages:
@@ -196,7 +186,7 @@ class _Boundary(NamedTuple):
         return (self.bytes or 0) / self.others if self.others else 0.0
 
 
-def heavy_boundary(case: _Case) -> Iterator[Advice]:
+def heavy_boundary(case: PipelineCase) -> Iterator[Advice]:
     """Between two stages goes much more than between others, or it takes much of a forward action's time."""
     p = case.pipeline
     forward, lost = fmean(forward for forward, *_ in p.costs), p.bubble.predicted - p.bubble.uneven
@@ -205,10 +195,10 @@ def heavy_boundary(case: _Case) -> Iterator[Advice]:
     def slow(b: _Boundary) -> bool:
         return b.seconds is not None and b.seconds > LONG * forward
 
-    found = [b for b in _boundaries(case) if slow(b) or (b.times >= TIMES and (seen or b.seconds is None))]
-    if not found:
+    heavy = [b for b in _boundaries(case) if slow(b) or (b.times >= TIMES and (seen or b.seconds is None))]
+    if not heavy:
         return
-    b = max(found, key=lambda b: (b.seconds or 0.0, b.bytes or 0))
+    b = max(heavy, key=lambda b: (b.seconds or 0.0, b.bytes or 0))
     what = "Each microbatch goes" if b.bytes is None else f"{byte_text(b.bytes)} of each microbatch go"
     message = f"{what} from stage {b.stage} to stage {b.stage + 1}"
     if b.times >= TIMES:
@@ -220,7 +210,7 @@ def heavy_boundary(case: _Case) -> Iterator[Advice]:
     yield Advice("heavy-boundary", "warning" if lost >= MUCH else "info", message)
 
 
-def _boundaries(case: _Case) -> Iterator[_Boundary]:
+def _boundaries(case: PipelineCase) -> Iterator[_Boundary]:
     costs = case.pipeline.costs
     between = [s for s in range(len(costs) - 1) if case.rank_of[s] != case.rank_of[s + 1]]
     for s in between:
@@ -233,7 +223,7 @@ def _boundaries(case: _Case) -> Iterator[_Boundary]:
         )
 
 
-def better_schedule(case: _Case) -> Iterator[Advice]:
+def better_schedule(case: PipelineCase) -> Iterator[Advice]:
     """Another schedule of the same sizes that holds no more and takes clearly less time."""
     p = case.pipeline
     now = simulate(case.schedule, case.costs)
