@@ -1,6 +1,5 @@
 """An explorer as text for a terminal, and as HTML without script: its mesh, what each device holds, and the line."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -8,8 +7,8 @@ from jaxshard_magic.report import Leaf
 from jaxshard_magic.views import leaf_rows, svg, words
 from jaxshard_magic.views.format import byte_text, count_text, printable, type_parts, type_text
 from jaxshard_magic.views.page import document
-from jaxshard_magic.views.tags import axis, code, joined, table, text
-from jaxshard_magic.views.terminal import cells, plain, printed, shorten, wrap
+from jaxshard_magic.views.tags import axis, code, joined, mesh_axes, small, table, text
+from jaxshard_magic.views.terminal import cells, fitted, plain, printed, shorten, wrap, wrapped
 from jaxshard_magic.views.terminal import table as columns_of
 
 if TYPE_CHECKING:
@@ -48,13 +47,13 @@ def sets_text(ex: "Explorer") -> str:
 def to_text(ex: "Explorer", width: int | None = None) -> str:
     """Lines of at most `width` columns, the terminal's by default, held between 60 and 100; the line for the cell is
     never broken."""
-    room = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
+    room = fitted(width)
     head = "   ".join([printable(ex.strategy), printable(ex.mesh), devices_text(ex)])
     head = [head] if cells(head) <= room else wrap(head, room, "", "  ")
-    said = wrap(plain(lead(ex)), room)
-    note = wrap(plain(printable(ex.note)), room, "! ", "  ") if ex.note else []
+    bytes_held = wrap(plain(lead(ex)), room)
+    note = wrapped([ex.note], room, "! ", "  ") if ex.note else []
     line = [f"The line for your cell, {sets_text(ex)}:", f"    {printable(ex.line)}"]
-    return "\n\n".join(printed(part) for part in ([*head, *said, *note], _lines(ex, room), line))
+    return "\n\n".join(printed(part) for part in ([*head, *bytes_held, *note], _lines(ex, room), line))
 
 
 def _lines(ex: "Explorer", room: int) -> list[str]:
@@ -98,13 +97,9 @@ def _shown(ex: "Explorer") -> tuple[list[tuple[Leaf, int | None]], str]:
 
 def to_html(ex: "Explorer") -> str:
     """A fragment to stand in a notebook or a page."""
-    info = ex.mesh_info
-    axes = " &nbsp;".join(
-        f"{svg.axis_mark(name, info)} <code>{axis(name, info)}={size}</code>"
-        for name, size in ex.axes.items()
-    )
-    head = f"<p><code><b>{text(ex.strategy)}</b></code> &nbsp; {axes} &nbsp; {text(devices_text(ex))}</p>"
-    note = f"<p><small>{text(ex.note)}</small></p>" if ex.note else ""
+    mesh = f"{mesh_axes(ex.mesh_info)} &nbsp; {text(devices_text(ex))}"
+    head = f"<p><code><b>{text(ex.strategy)}</b></code> &nbsp; {mesh}</p>"
+    note = small(text(ex.note))
     line = f"<p>The line for your cell, {text(sets_text(ex))}:<br>{code(ex.line)}</p>"
     said = f'<p class="jss-verdict">{text(lead(ex))}</p>'
     return f'<div class="jss">\n{joined([said, head, note, line, _table(ex)])}\n</div>\n'
@@ -115,7 +110,7 @@ def _table(ex: "Explorer") -> str:
     head: list[tuple[str, str]] = [("", "left"), ("array", "wrap"), ("type", "left"), ("copies", "right")]
     head += [("per device", "right"), *([("now", "right")] if ex.held_now is not None else [])]
     body: Sequence[Sequence[str]] = [_cells(ex, leaf, now) for leaf, now in rows]
-    return table(head, body) + (f"<p><small>{text(left)}.</small></p>" if left else "")
+    return table(head, body) + small(f"{text(left)}." if left else "")
 
 
 def _cells(ex: "Explorer", leaf: Leaf, now: int | None) -> list[str]:

@@ -10,6 +10,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from math import isfinite, isnan
 
 from jaxshard_magic.report import Leaf
+from jaxshard_magic.report.parts import cut_of
 
 SPACE = "\u202f"
 MINUS = "\u2212"
@@ -26,6 +27,11 @@ def rounded(value: float, decimals: int) -> str:
     exact = Decimal(value).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
     text = str(abs(exact))
     return MINUS + text if exact < 0 else text
+
+
+def trimmed(number: str) -> str:
+    """A number as it is written, without zeros at the end of its decimals: `15.50` as `15.5`, `16.00` as `16`."""
+    return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -64,8 +70,7 @@ def byte_text(n: int | None, digits: int = 3) -> str:
 def limit_parts(n: int) -> tuple[str, str]:
     """A memory limit as the hardware states it, with up to two decimals: `("15.75", "GiB")`."""
     power = next(i for i in reversed(range(len(BYTE_UNITS))) if n >= 1024**i or i == 0)
-    text = rounded(n / 1024**power, 2)
-    return (text.rstrip("0").rstrip(".") if "." in text else text), BYTE_UNITS[power]
+    return trimmed(rounded(n / 1024**power, 2)), BYTE_UNITS[power]
 
 
 def limit_text(n: int | None) -> str:
@@ -115,8 +120,7 @@ def difference_text(value: float | None) -> str:
     mantissa, exponent = f"{value:.1e}".split("e")
     power = int(exponent)
     if -3 <= power < 4:
-        text = rounded(value, max(0, 1 - power))
-        return text.rstrip("0").rstrip(".") if "." in text else text
+        return trimmed(rounded(value, max(0, 1 - power)))
     return f"{mantissa.removesuffix('.0')}e{str(power).replace('-', MINUS)}"
 
 
@@ -135,9 +139,7 @@ def dtype_text(name: str) -> str:
 def type_parts(leaf: Leaf) -> tuple[tuple[str, str | None], ...]:
     """The type of a leaf in pieces of (text, mesh axis or None), for views that mark the axes."""
     parts: list[tuple[str, str | None]] = [(dtype_text(leaf.dtype) + "[", None)]
-    for i, size in enumerate(leaf.shape):
-        entry = leaf.spec[i] if i < len(leaf.spec) else None
-        axes = (entry,) if isinstance(entry, str) else entry or ()
+    for i, (size, axes) in enumerate(zip(leaf.shape, cut_of(leaf.spec, len(leaf.shape)), strict=True)):
         parts.append((("," if i else "") + str(size), None))
         for j, axis in enumerate(axes):
             parts.append(("," if j else "@(" if len(axes) > 1 else "@", None))

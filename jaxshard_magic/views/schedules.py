@@ -1,6 +1,5 @@
 """Compared schedules as text for a terminal, and as HTML with two charts."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -8,9 +7,9 @@ from jaxshard_magic.views import schedule_charts as charts
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import UNKNOWN, rounded
 from jaxshard_magic.views.html import SIGNS
-from jaxshard_magic.views.tags import code, joined, section, table
+from jaxshard_magic.views.tags import code, joined, section, small, table
 from jaxshard_magic.views.tags import text as safe
-from jaxshard_magic.views.terminal import pad, plain, wrap
+from jaxshard_magic.views.terminal import fitted, pad, plain, wrap
 
 if TYPE_CHECKING:
     from jaxshard_magic.schedule.compare import Comparison, Row
@@ -28,7 +27,7 @@ _COSTS = {
 
 def to_text(comparison: "Comparison", width: int | None = None) -> str:
     """The comparison in lines of at most `width` columns, the terminal's by default: the figures, then the curves."""
-    columns = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
+    columns = fitted(width)
     figures = [list(_HEADS)]
     figures += [[row.name, *_cells(row), _remark(comparison, row, "!", str)] for row in comparison.rows]
     parts = [
@@ -63,10 +62,10 @@ def to_html(comparison: "Comparison") -> str:
     curves = _curves(comparison)
     parts = [
         f'<p class="jss-verdict"><b>{safe(head)}</b>{holding}{safe(rest)}</p>',
-        f"<p><small>{safe(sizes(comparison))}</small></p>",
+        small(safe(sizes(comparison))),
         *(f'<div style="{side}"><small>{title}</small><br>{chart}</div>' for title, chart in drawn),
         table([(_HEADS[0], "left"), *aligned[1:-1], ("", "wrap")], figures),
-        *(f"<p><small>{safe(note)}</small></p>" for note in _notes(comparison)),
+        *(small(safe(note)) for note in _notes(comparison)),
     ]
     if len(curves) > 1:
         top = [(name, "right" if i else "left") for i, name in enumerate(curves[0])]

@@ -17,6 +17,7 @@ from jaxshard_magic.report.choice import (
     Considered,
     Question,
 )
+from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views.format import (
     SPACE,
     UNKNOWN,
@@ -35,11 +36,6 @@ _MESH = re.compile(r'\s*--mesh[= ]("[^"]*"|\S+)')
 _ORDER = (CHOSEN, RUNNER_UP, SLOWER, BOUND, TOO_LARGE, ESTIMATE, LEFT, REFUSED)
 
 
-def mesh_of(candidate: Considered) -> str:
-    """`data=4 model=2`: a candidate's mesh."""
-    return " ".join(f"{axis}={size}" for axis, size in candidate.mesh.items())
-
-
 def options_of(candidate: Considered) -> str:
     """The options as they are typed, without the mesh."""
     return _MESH.sub("", candidate.line).removeprefix(candidate.strategy).strip()
@@ -47,7 +43,7 @@ def options_of(candidate: Considered) -> str:
 
 def place_of(candidate: Considered) -> str:
     """` on data=64 model=4, --remat full`: what follows a strategy's name."""
-    mesh, options = mesh_of(candidate), options_of(candidate)
+    mesh, options = mesh_text(candidate.mesh), options_of(candidate)
     return (f" on {mesh}" if mesh else "") + (f", {options}" if options else "")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views.format import (
     MINUS,
     byte_text,
@@ -67,32 +68,22 @@ class Answer:
         return f"{self.word} {self.more}".rstrip()
 
 
-def trial_mesh(trial: Trial) -> str:
-    """`data=4 model=2`: a trial's mesh."""
-    return " ".join(f"{axis}={size}" for axis, size in trial.mesh.items())
-
-
 def trial_names(comparison: Comparison) -> dict[str, Name]:
     """What each trial is called, by its key."""
     common = _common(comparison)
-    names = {
-        trial.key: Name(trial.strategy, " ".join((*_past(trial), *_own(trial, common))))
-        for trial in comparison.trials
-    }
+    names = {trial.key: Name(trial.strategy, " ".join(_own(trial, common))) for trial in comparison.trials}
     many = Counter(name.text for name in names.values())
     return {
-        trial.key: replace(name, mesh=trial_mesh(trial)) if many[name.text] > 1 else name
+        trial.key: replace(name, mesh=mesh_text(trial.mesh)) if many[name.text] > 1 else name
         for trial in comparison.trials
         for name in [names[trial.key]]
     }
 
 
-def _past(trial: Trial) -> list[str]:
-    return [] if trial.number is None else [f"#{trial.number}"]
-
-
 def _own(trial: Trial, common: Sequence[tuple[str, str]]) -> list[str]:
-    return [_short(option) for option in _options(trial) if option not in common]
+    """The number of a trial of the past, then the options that not all trials have."""
+    past = [] if trial.number is None else [f"#{trial.number}"]
+    return past + [_short(option) for option in _options(trial) if option not in common]
 
 
 def _options(trial: Trial) -> list[tuple[str, str]]:
