@@ -105,10 +105,6 @@ class Report(Written):
 
         return figures.figure(self, name, theme)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A widget belongs to one kernel: copies and pickles go without it, and without rows."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("view", "rows")}
-
     def _short(self) -> str:
         return f"<Report {self.name!r}: {self.strategy} on {mesh_text(self.mesh.axes)}, {len(self.leaves)} leaves>"
 
