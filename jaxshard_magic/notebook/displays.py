@@ -83,15 +83,15 @@ def _schedules_bundle(session: "ShardSession", compared: "Schedules") -> dict[st
 
 
 def _comparison(session: "ShardSession", comparison: "Comparison") -> None:
-    from ..views.show import show_comparison
+    from ..views.show import show_live
 
-    show_comparison(comparison, session.view)
+    show_live(comparison, session.view)
 
 
 def _explorer(session: "ShardSession", explorer: "Explorer") -> None:
-    from ..views.show import show_explorer
+    from ..views.show import show_live
 
-    show_explorer(explorer, session.view)
+    show_live(explorer, session.view)
 
 
 def _html(session: "ShardSession", shown: "Choice | History | Code") -> str | None:

@@ -50,11 +50,8 @@ class Part:
     @property
     def over(self) -> str:
         """`data+model`, or `groups of 4` of those that match no axes."""
-        return (
-            words.axes_text(self.axes)
-            if self.axes
-            else f"groups of {count_text(self.collectives[0].group_size)}"
-        )
+        groups = f"groups of {count_text(self.collectives[0].group_size)}"
+        return words.axes_text(self.axes) if self.axes else groups
 
     @property
     def count_text(self) -> str:

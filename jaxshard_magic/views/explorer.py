@@ -27,10 +27,9 @@ def lead(ex: "Explorer") -> str:
 
 def devices_text(ex: "Explorer") -> str:
     """`8 of 8 devices`; without what is there where nobody knows."""
-    n, there = ex.devices, ex.place.count
-    return (
-        f"{count_text(n)} of {count_text(there)} devices" if there is not None else f"{count_text(n)} devices"
-    )
+    there = ex.place.count
+    of = "" if there is None else f" of {count_text(there)}"
+    return f"{count_text(ex.devices)}{of} devices"
 
 
 def sets_text(ex: "Explorer") -> str:
@@ -81,8 +80,8 @@ def _lines(ex: "Explorer", room: int) -> list[str]:
 
 def _others(columns: Mapping[str, list[str]]) -> int:
     """Columns of the terminal that all but the arrays' names take."""
-    told = {name: values if name != "array" else [""] * len(values) for name, values in columns.items()}
-    return cells(columns_of(told, ("array", "type"), "")[0]) - cells("array")
+    narrow = {name: values if name != "array" else [""] * len(values) for name, values in columns.items()}
+    return cells(columns_of(narrow, ("array", "type"), "")[0]) - cells("array")
 
 
 def _shown(ex: "Explorer") -> tuple[list[tuple[Leaf, int | None]], str]:
@@ -91,8 +90,8 @@ def _shown(ex: "Explorer") -> tuple[list[tuple[Leaf, int | None]], str]:
     order = sorted(range(len(leaves)), key=lambda i: (i not in changed, -leaves[i].bytes_per_device))
     chosen = order[: max(SHOWN, min(len(changed), 3 * SHOWN))]
     left = len(leaves) - len(chosen)
-    told = f"and {count_text(left)} more" if left else ""
-    return [(leaves[i], None if now is None else now[i]) for i in chosen], told
+    rest = f"and {count_text(left)} more" if left else ""
+    return [(leaves[i], None if now is None else now[i]) for i in chosen], rest
 
 
 def to_html(ex: "Explorer") -> str:
@@ -117,14 +116,14 @@ def _cells(ex: "Explorer", leaf: Leaf, now: int | None) -> list[str]:
     info = ex.mesh_info
     kind = "".join(axis(name, info) if name else text(piece) for piece, name in type_parts(leaf))
     why = f"<br><small>{text(leaf.why)}</small>" if leaf.why else ""
-    found = [
+    row = [
         svg.leaf_blocks(leaf, info),
         f"{code(leaf.path)}{why}",
         f"<code>{kind}</code>",
         count_text(leaf_rows.copies(leaf, info)),
         byte_text(leaf.bytes_per_device),
     ]
-    return found if ex.held_now is None else [*found, byte_text(now)]
+    return row if ex.held_now is None else [*row, byte_text(now)]
 
 
 def page(ex: "Explorer") -> str:

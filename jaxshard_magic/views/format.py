@@ -47,7 +47,9 @@ def significant(value: float, digits: int = 3) -> str:
     return rounded(value, decimals)
 
 
-def _with_unit(value: float, units: Sequence[str], step: float, digits: int) -> tuple[str, str]:
+def with_unit(value: float, units: Sequence[str], step: float, digits: int) -> tuple[str, str]:
+    """The number and the unit of `value`: the first of `units`, each `step` times the one before, that leaves it below
+    1000, else the last."""
     for unit in units[:-1]:
         if abs(value) < NEXT_UNIT:
             return significant(value, digits), unit
@@ -59,7 +61,7 @@ def byte_parts(n: int, digits: int = 3) -> tuple[str, str]:
     """The number and the unit of `n` bytes: `("4.63", "GiB")`."""
     if abs(n) < NEXT_UNIT:
         return rounded(n, 0), "B"
-    return _with_unit(n / 1024, BYTE_UNITS[1:], 1024, digits)
+    return with_unit(n / 1024, BYTE_UNITS[1:], 1024, digits)
 
 
 def byte_text(n: int | None, digits: int = 3) -> str:
@@ -84,7 +86,7 @@ def seconds_text(s: float | None) -> str:
         return UNKNOWN
     if 0 < s < LEAST_TIME:
         return f"<0.001{SPACE}us"
-    return SPACE.join(_with_unit(s * 1e6, SECOND_UNITS, 1000, 3))
+    return SPACE.join(with_unit(s * 1e6, SECOND_UNITS, 1000, 3))
 
 
 def range_text(low: float, high: float) -> str:
@@ -107,6 +109,11 @@ def share_text(fraction: float | None) -> str:
 def count_text(n: int | None) -> str:
     """A count of things: `2,064`."""
     return UNKNOWN if n is None else f"{n:,}".replace("-", MINUS)
+
+
+def more_text(count: int, shown: int) -> str:
+    """` and 3 more`, of `count` things of which so many are shown; empty where all are."""
+    return f" and {count_text(count - shown)} more" if count > shown else ""
 
 
 def difference_text(value: float | None) -> str:

@@ -12,6 +12,7 @@ from jaxshard_magic.views.tags import joined, small, table, text, unbroken
 from jaxshard_magic.views.terminal import clip, fitted, plain, printed, wrap, wrapped
 from jaxshard_magic.views.terminal import table as columns_of
 from jaxshard_magic.views.words import of_limit
+from jaxshard_magic.views.words.comparison import passed_text
 
 if TYPE_CHECKING:
     from jaxshard_magic.history import History, Row
@@ -34,14 +35,12 @@ def lead(listed: "History") -> str:
 
 def rest(listed: "History") -> str:
     """What is not in the table, and how one of it is opened; empty where there is none."""
+    if not listed.rows:
+        return ""
     left = len(listed.rows) - listed.shown
     limit = MORE if listed.shown < MORE else len(listed.rows)
     more = f"and {count_text(left)} more: %shard history --limit {limit}. " if left > 0 else ""
-    return (
-        f"{more}%shard history {listed.rows[0].id} shows report {listed.rows[0].id} in full."
-        if listed.rows
-        else ""
-    )
+    return f"{more}%shard history {listed.rows[0].id} shows report {listed.rows[0].id} in full."
 
 
 def when_text(at: datetime, now: datetime) -> str:
@@ -83,8 +82,7 @@ def same_text(row: "Row") -> str:
     """Whether the numbers are those of the plain step, or as near as a narrow precision can be."""
     if not row.passed:
         return UNKNOWN if row.passed is None else "no"
-    narrow = str(row.options.get("precision"))
-    return f"to {narrow}" if narrow in ("bf16", "fp16") else "yes"
+    return passed_text(row.options)
 
 
 def to_text(history: "History", width: int | None = None, now: datetime | None = None) -> str:

@@ -15,6 +15,7 @@ from jaxshard_magic.views.format import (
     UNKNOWN,
     byte_text,
     count_text,
+    more_text,
     place_parts,
     printable,
     seconds_text,
@@ -156,9 +157,8 @@ def _time(report: Report) -> str:
         key = svg.share_bar([(hue, 1.0, opacity)], 10, 10)
         told.append(f"{key} {name} {share_text(seconds / total)} {seconds_text(seconds)}")
         drawn.append((hue, seconds / total, opacity))
-    said = f"Predicted step {words.predicted_text(report)}: {', '.join(told)}"
-    more = f" and {count_text(len(parts) - len(told))} more" if len(parts) > len(told) else ""
-    return f"<div>{svg.whole_bar(drawn)}</div>\n{small(said + more)}"
+    sentence = f"Predicted step {words.predicted_text(report)}: {', '.join(told)}"
+    return f"<div>{svg.whole_bar(drawn)}</div>\n{small(sentence + more_text(len(parts), len(told)))}"
 
 
 def _communication(report: Report) -> str:
@@ -335,5 +335,5 @@ def _check(report: Report) -> str:
 def _paths(paths: Sequence[str], most: int = 12) -> str:
     if not paths:
         return ""
-    more = f" and {count_text(len(paths) - most)} more" if len(paths) > most else ""
+    more = more_text(len(paths), most)
     return " " + ", ".join(code(p) for p in paths[:most]) + more

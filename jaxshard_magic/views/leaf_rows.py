@@ -84,9 +84,8 @@ def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
 def followers(leaves: Sequence[Leaf]) -> dict[int, list[Leaf]]:
     """By id() of a parameter, the optimizer's leaves of its shape and spec, on its part of the mesh, whose path ends as
     its own."""
-    cuts: dict[
-        tuple[object, ...], int
-    ] = {}  # numbered, so that each leaf's is hashed once, not with every end
+    # Numbered, so that each leaf's is hashed once, not with every end.
+    cuts: dict[tuple[object, ...], int] = {}
 
     def ends(leaf: Leaf) -> Iterator[tuple[int, tuple[str, ...]]]:
         """What a leaf has in common with its followers, with ever shorter ends of its path."""

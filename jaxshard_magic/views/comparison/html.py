@@ -2,11 +2,10 @@
 memory against step time, and the line that runs each again."""
 
 from dataclasses import dataclass
-from math import isfinite
 
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.comparison import Comparison, Trial
-from jaxshard_magic.report.parts import mesh_text
+from jaxshard_magic.report.parts import finite, mesh_text
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.comparison import chart, data
 from jaxshard_magic.views.comparison.text import left_out
@@ -68,10 +67,8 @@ def trials(comparison: Comparison) -> str:
     """A row for each trial; of one that could not run, why and what would change that."""
     if not comparison.trials:
         return ""
-    limit, times = (
-        data.limit_of(comparison),
-        [comparison.seconds(t) or t.predicted for t in comparison.trials],
-    )
+    limit = data.limit_of(comparison)
+    times = (finite(comparison.seconds(t) or t.predicted) for t in comparison.trials)
     shown = _Shown(
         comparison,
         data.sent_of(comparison),
@@ -79,7 +76,7 @@ def trials(comparison: Comparison) -> str:
         words.trial_names(comparison),
         any(trial.bubble is not None for trial in comparison.trials),
         max([limit or 1, *(trial.peak or 0 for trial in comparison.trials)]),
-        max((s for s in times if s is not None and isfinite(s)), default=0.0),
+        max((s for s in times if s is not None), default=0.0),
     )
     rows = joined(_row(shown, trial) for trial in data.in_order(comparison))
     heads = _heads(shown, limit)

@@ -6,7 +6,7 @@ from jaxshard_magic.report.comparison import Comparison, Trial
 from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views import words
 from jaxshard_magic.views.comparison import data
-from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, limit_text, printable, seconds_text
+from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, more_text, printable, seconds_text
 from jaxshard_magic.views.option_table import flops_text
 from jaxshard_magic.views.terminal import cells, clip, fitted, plain, printed, table, wrapped
 
@@ -38,11 +38,7 @@ def left_out(comparison: Comparison) -> list[str]:
     left = [_SEVERAL] if data.sent_of(comparison).left_out else []
     if comparison.left:
         names = "; ".join(comparison.left[:LEFT_ROWS])
-        more = (
-            f" and {count_text(len(comparison.left) - LEFT_ROWS)} more"
-            if len(comparison.left) > LEFT_ROWS
-            else ""
-        )
+        more = more_text(len(comparison.left), LEFT_ROWS)
         left.append(f"Not tried: {names}{more}.")
     return left
 

@@ -12,10 +12,8 @@ from jaxshard_magic.views.timeline import data
 from jaxshard_magic.views.timeline.ticks import ticks
 
 IDLE, GOES_ON = "\u00b7", "\u2500"
-WITH_IDEAL, MOST_RANKS = (
-    12,
-    32,
-)  # ranks up to which each has a line for its ideal, and that have a line at all
+WITH_IDEAL = 12  # ranks up to which each has a line for its ideal
+MOST_RANKS = 32  # that have a line at all
 GAP = 2  # columns
 KEPT = "\u00a0"  # a space at which no line breaks
 

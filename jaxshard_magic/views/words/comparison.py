@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxshard_magic.report.comparison import Comparison, Trial
 from jaxshard_magic.report.parts import mesh_text
@@ -37,7 +38,6 @@ _NUMBERS = (
 )
 _OPTION = re.compile(r'--([\w-]+)(?:[ =]("[^"]*"|(?!--)\S+))?')
 _TOLD_BY_VALUE = ("precision", "schedule")  # `bf16` and `zb-h1` say enough
-_NARROW = ("bf16", "fp16")
 NAMED = 2  # trials that a sentence names
 
 
@@ -125,11 +125,8 @@ def comparison_lead(comparison: Comparison) -> list[Span]:
             spans += [strong(told), Span(f"{at}.")]
         if smallest is not None:
             told = f"Least memory: {names[smallest.key].text}, {byte_text(smallest.peak)}"
-            at = (
-                ""
-                if comparison.seconds(smallest) is None
-                else f" at {seconds_text(comparison.seconds(smallest))}"
-            )
+            seconds = comparison.seconds(smallest)
+            at = "" if seconds is None else f" at {seconds_text(seconds)}"
             spans += [Span(" ")] * bool(spans) + [strong(told), Span(f"{at}.")]
     return [*spans, *(Span(f" {sentence}") for sentence in rest)]
 
@@ -232,8 +229,13 @@ def same_answer(trial: Trial) -> Answer:
     more = "" if by is None else difference_text(by)
     if not check.passed:
         return Answer("error", "no", more)
-    narrow = str(trial.options.get("precision"))
-    return Answer("ok", f"to {narrow}" if narrow in _NARROW else "yes", more)
+    return Answer("ok", passed_text(trial.options), more)
+
+
+def passed_text(options: Mapping[str, Any]) -> str:
+    """`yes` of a check that passed under these options, `to bf16` as near as a narrow precision can be."""
+    narrow = str(options.get("precision"))
+    return f"to {narrow}" if narrow in ("bf16", "fp16") else "yes"
 
 
 def step_text(comparison: Comparison, trial: Trial) -> str:

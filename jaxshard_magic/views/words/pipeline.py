@@ -69,13 +69,11 @@ def pipeline_lead(p: Pipeline) -> list[Span]:
 def pipeline_about(p: Pipeline) -> str:
     """`zb-h1, 4 stages × 8 microbatches; 35.3 ms measured, 33.0 ms predicted.`"""
     ideal, predicted, measured = p.makespan
-    first, last = (
-        ((measured, "measured"), (predicted, "predicted"))
-        if measured is not None
-        else ((predicted, "predicted"), (ideal, "ideal"))
-    )
-    told = [f"{time_text(value, p.unit)} {name}" for value, name in (first, last)]
-    return f"{size_text(p)}; {', '.join(told)}."
+    known = [(predicted, "predicted"), (ideal, "ideal")]
+    if measured is not None:
+        known = [(measured, "measured"), *known]
+    times = [f"{time_text(value, p.unit)} {name}" for value, name in known[:2]]
+    return f"{size_text(p)}; {', '.join(times)}."
 
 
 def bubble_parts(p: Pipeline) -> list[BubblePart]:
