@@ -26,7 +26,7 @@ from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.comparison.payload import packed_comparison, payload
 from jaxshard_magic.views.comparison.widget import ComparisonView
-from jaxshard_magic.views.show import show_comparison
+from jaxshard_magic.views.show import show_live
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 MIB = 2**20
@@ -169,7 +169,7 @@ def kernel(notebook, monkeypatch) -> Iterator[Any]:
 
 def outputs(found: Comparison, how: str | None = None) -> tuple[list[dict[str, Any]], str]:
     with capture_output() as captured:
-        show_comparison(found, how)
+        show_live(found, how)
     return [output.data for output in captured.outputs], captured.stdout
 
 

@@ -24,15 +24,13 @@ def examine(mesh: "Mesh | None", variables: Mapping[str, str] = os.environ) -> D
 
     Where jax itself cannot be imported, that is a finding, and what needs no jax is told all the same.
     """
-    known, asked, cpu_devices = installed(), companions(), -1
+    known, needed, cpu_devices = installed(), companions(), -1
     broken = jax_error()
-    found = [*versions(known, asked, loaded(), sys.version_info[:2])]
+    findings = [*versions(known, needed, loaded(), sys.version_info[:2])]
     if broken is not None:
-        said, fix = (
-            f"import jax fails: {one_line(broken)}",
-            "pip install --upgrade jax jaxlib; restart the kernel",
-        )
-        found.append(Finding("devices", "jax", said, "error", fix))
+        failure = f"import jax fails: {one_line(broken)}"
+        fix = "pip install --upgrade jax jaxlib; restart the kernel"
+        findings.append(Finding("devices", "jax", failure, "error", fix))
     else:
         import jax
 
@@ -42,10 +40,10 @@ def examine(mesh: "Mesh | None", variables: Mapping[str, str] = os.environ) -> D
         allowed, cpu_devices = (
             getattr(jax.config, f"jax_{name}") for name in ("platforms", "num_cpu_devices")
         )
-        found += devices(known, variables, allowed or "")
-        found += connectivity(mesh) if mesh is not None else ()
-    found += [*targets(known, asked), *environment(variables, cpu_devices), *notebook(known)]
-    return Doctor(tuple(found))
+        findings += devices(known, variables, allowed or "")
+        findings += connectivity(mesh) if mesh is not None else ()
+    findings += [*targets(known, needed), *environment(variables, cpu_devices), *notebook(known)]
+    return Doctor(tuple(findings))
 
 
 @cache

@@ -17,18 +17,18 @@ COMPILE_CUDA = 'pip install "jaxshard_magic[cuda-aot]"'
 
 def loaded() -> dict[str, str]:
     """The versions of those that this process has imported."""
-    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in NEEDED}
-    return {name: str(running) for name, running in found.items() if running}
+    imported = {name: getattr(sys.modules.get(name), "__version__", None) for name in NEEDED}
+    return {name: str(running) for name, running in imported.items() if running}
 
 
 def versions(
-    known: Versions, asked: Mapping[str, str], running: Mapping[str, str], python: tuple[int, int]
+    known: Versions, needed: Mapping[str, str], running: Mapping[str, str], python: tuple[int, int]
 ) -> Iterator[Finding]:
     """Python and the packages: missing ones, a jaxlib that does not fit, and those replaced under this process.
 
     Args:
         known, running: the versions that are installed, and those that are imported.
-        asked: what jax asks of its companions, as `companions` tells it.
+        needed: what jax asks of its companions, as `companions` tells it.
     """
     area, text = "versions", ".".join(map(str, python))
     if python < NEWEST_PYTHON:
@@ -37,31 +37,31 @@ def versions(
     else:
         yield Finding(area, "python", text)
     for name in NEEDED:
-        found = known.get(name)
-        if found is None:
+        version = known.get(name)
+        if version is None:
             yield Finding(area, name, "not installed", "error", f"pip install {name}")
-        elif not fits(found, asked.get(name, "")):
-            mixed = f"{found}, but jax {known.get('jax')} needs {name}{asked[name]}"
+        elif not fits(version, needed.get(name, "")):
+            mixed = f"{version}, but jax {known.get('jax')} needs {name}{needed[name]}"
             yield Finding(area, name, mixed, "error", "pip install --upgrade jax jaxlib")
-        elif numbers(running.get(name, found)) != numbers(found):
-            stale = f"{found} is installed, {running[name]} still runs in this process"
+        elif numbers(running.get(name, version)) != numbers(version):
+            stale = f"{version} is installed, {running[name]} still runs in this process"
             yield Finding(area, name, stale, "warning", "restart the kernel")
         else:
-            yield Finding(area, name, found)
+            yield Finding(area, name, version)
 
 
-def targets(known: Versions, asked: Mapping[str, str]) -> Iterator[Finding]:
+def targets(known: Versions, needed: Mapping[str, str]) -> Iterator[Finding]:
     """The kinds of hardware for which a compiler is installed, attached or not; nothing is loaded."""
     area = "compilers"
     yield Finding(area, "cpu", "with jax")
     for platform, names, install in (("tpu", TPU, COMPILE_TPU), ("cuda", CUDA, COMPILE_CUDA)):
         there = [name for name in names if known.get(name)]
         for name in there:
-            found = known[name] or ""
-            if fits(found, asked.get(name, "")):
-                yield Finding(area, platform, f"{name} {found}")
+            version = known[name] or ""
+            if fits(version, needed.get(name, "")):
+                yield Finding(area, platform, f"{name} {version}")
             else:
-                mixed = f"{name} {found}, but jax {known.get('jax')} needs {name}{asked[name]}"
-                yield Finding(area, platform, mixed, "warning", f'{install} "{name}{asked[name]}"')
+                mixed = f"{name} {version}, but jax {known.get('jax')} needs {name}{needed[name]}"
+                yield Finding(area, platform, mixed, "warning", f'{install} "{name}{needed[name]}"')
         if not there:
             yield Finding(area, platform, "not installed", "info", install)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 from ..errors import ShardError, did_you_mean, one_of
@@ -62,8 +63,4 @@ def following(arrays: Sequence[Array], index: int) -> list[int]:
 
 def unlinked(ranks: Sequence[int]) -> list[tuple[int, ...]]:
     """Classes for arrays of so many dimensions of which none follows another."""
-    found, n = [], 0
-    for rank in ranks:
-        found.append(tuple(range(n, n + rank)))
-        n += rank
-    return found
+    return [tuple(range(end - rank, end)) for rank, end in zip(ranks, accumulate(ranks), strict=True)]

@@ -2,22 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from ..report.parts import Cut as Cut
+from ..report.parts import cut_of as cut_of
+
 Axes = Mapping[str, int]  # a mesh: its axes in order, with their sizes
-Cut = tuple[tuple[str, ...], ...]  # the mesh axes of every dimension, major first
-
-
-def cut_of(spec: Iterable[Any], rank: int) -> Cut:
-    """The axes of each of `rank` dimensions.
-
-    >>> cut_of(PartitionSpec(None, ("data", "model")), 3)
-    ((), ('data', 'model'), ())
-    """
-    dims = [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec]
-    return (*dims, *[()] * (rank - len(dims)))[:rank]
 
 
 def spec_of(cut: Cut) -> PartitionSpec:

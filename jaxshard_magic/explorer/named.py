@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ def arrays_of(words: Sequence[str], namespace: Mapping[str, Any]) -> tuple[Array
     for word in words:
         if (named := typed(word)) is not None:
             taken = {path for path, _ in found}
-            name = named[0] or next(n for n in _names() if n not in taken)
+            name = named[0] or next(n for i in count(1) if (n := "x" if i == 1 else f"x{i}") not in taken)
             found.append((name, named[1]))
         else:
             found += _leaves(word, _value(word, namespace))
@@ -58,14 +59,6 @@ def typed(word: str) -> tuple[str, jax.ShapeDtypeStruct] | None:
         ) from None
     shape = tuple(int(size) for size in match["shape"].split(",") if size.strip())
     return match["name"] or "", jax.ShapeDtypeStruct(shape, dtype)
-
-
-def _names() -> Any:
-    yield "x"
-    n = 1
-    while True:
-        n += 1
-        yield f"x{n}"
 
 
 def _value(word: str, namespace: Mapping[str, Any]) -> Any:

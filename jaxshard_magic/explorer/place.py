@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from ..errors import ShardError
 from ..mesh import MeshSpec, arranged
+from ..report.parts import mesh_text
 from ..simulate import machine
 from ..targets import Target, target_of
 from ..targets import devices as devices_of
@@ -47,7 +48,7 @@ class Place:
 
     def text(self, axes: Axes) -> str:
         """The mesh as it is written: `data=4 model=2`, `v5e:4x4 data=16`, `cpu:8 data=8`."""
-        sizes = " ".join(f"{axis}={size}" for axis, size in axes.items())
+        sizes = mesh_text(axes)
         if not self.made_of:
             return sizes
         return f"{f'cpu:{prod(axes.values())}' if self.made_of == 'cpu' else self.made_of} {sizes}"
@@ -62,7 +63,7 @@ class Place:
         return arranged(tuple(axes.items()), pool[:n])[0]
 
     def _too_few(self, axes: Axes, n: int, there: int) -> ShardError:
-        sizes = Place().text(axes)
+        sizes = mesh_text(axes)
         said = f"mesh {sizes} takes {n} device{'s' * (n > 1)}, and "
         if self.target is not None:
             return ShardError(f"{said}{self.made_of} has {there}")

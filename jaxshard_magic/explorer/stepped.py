@@ -92,21 +92,11 @@ def stepped(step: ShardedStep, made: Made) -> Stepped:
     if entry is None or entry.call_of is None:
         raise ShardError(f"{step.name} has not run yet; call it once, or leave --dry-run to compile it")
     plan, traces = entry.plan, {}
-    piped = step.request.pipeline is not None
     arrays = _arrays(plan, made, entry.call_of, traces)
     laid = _laid(plan, arrays)
     cell = None if step.cell is None else step.cell[1].partition("\n")[2].rstrip("\n")
-    return Stepped(
-        step.name,
-        arrays,
-        laid,
-        None if piped else laid,
-        plan.mesh,
-        cell,
-        entry.call_of,
-        made,
-        traces,
-    )
+    ran = laid if step.request.pipeline is None else None
+    return Stepped(step.name, arrays, laid, ran, plan.mesh, cell, entry.call_of, made, traces)
 
 
 def _laid(plan: Plan, arrays: tuple[Array, ...]) -> Laid:

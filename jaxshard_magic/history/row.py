@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
-from math import isfinite
 from typing import Any
 
 from ..report import Report
 from ..report.comparison import Trial
+from ..report.parts import finite, mesh_text
 from ..report.plain import plain
 
 
@@ -80,13 +80,13 @@ def facts(report: Report) -> dict[str, Any]:
     return {
         "name": report.name,
         "strategy": report.strategy,
-        "mesh": words.mesh_text(mesh),
+        "mesh": mesh_text(mesh.axes),
         "options": plain(report.options),
         "typed": words.options_text(report),
         "device": mesh.device_kind,
         "source": mesh.source,
-        "step_s": _finite(trial.measured),
-        "predicted_s": _finite(trial.predicted),
+        "step_s": finite(trial.measured),
+        "predicted_s": finite(trial.predicted),
         "on": None if timing is None else timing.on,
         "peak": trial.peak,
         "limit": trial.limit,
@@ -127,7 +127,3 @@ def _stored(value: Any) -> Any:
 def _encodable(text: str) -> str:
     """Names of files may hold bytes that no text has."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _finite(seconds: float | None) -> float | None:
-    return seconds if seconds is not None and isfinite(seconds) else None

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _WIDGETS = {  # with the function of views.show that displays them
     ("jaxshard_magic.report", "Report"): "show",
     ("jaxshard_magic.report.pipeline", "Pipeline"): "show_pipeline",
-    ("jaxshard_magic.report.comparison", "Comparison"): "show_comparison",
-    ("jaxshard_magic.explorer.explorer", "Explorer"): "show_explorer",
+    ("jaxshard_magic.report.comparison", "Comparison"): "show_live",
+    ("jaxshard_magic.explorer.explorer", "Explorer"): "show_live",
 }
 _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
 _SCHEDULES = ("jaxshard_magic.schedule.compare", "Comparison")

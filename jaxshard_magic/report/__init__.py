@@ -21,6 +21,7 @@ from jaxshard_magic.report.parts import Source as Source
 from jaxshard_magic.report.parts import Spec as Spec
 from jaxshard_magic.report.parts import Spread as Spread
 from jaxshard_magic.report.parts import Timing as Timing
+from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.report.pipeline import Bubble as Bubble
 from jaxshard_magic.report.pipeline import Pipeline as Pipeline
 from jaxshard_magic.report.pipeline import PipelineEvent as PipelineEvent
@@ -104,13 +105,8 @@ class Report(Written):
 
         return figures.figure(self, name, theme)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A widget belongs to one kernel: copies and pickles go without it, and without rows."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("view", "rows")}
-
     def _short(self) -> str:
-        axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.axes.items())
-        return f"<Report {self.name!r}: {self.strategy} on {axes}, {len(self.leaves)} leaves>"
+        return f"<Report {self.name!r}: {self.strategy} on {mesh_text(self.mesh.axes)}, {len(self.leaves)} leaves>"
 
     def _ipython_display_(self) -> None:
         from jaxshard_magic.views.show import show

@@ -189,10 +189,6 @@ class Comparison(Written):
 
         return ComparisonView(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A widget belongs to one kernel: copies and pickles go without it."""
-        return {name: value for name, value in self.__dict__.items() if name != "view"}
-
     def figure(self, theme: str = "light") -> "Figure":
         """Peak memory against step time with the Pareto front, as a plotly figure. `theme`: "light" or "dark".
 

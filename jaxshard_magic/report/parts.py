@@ -1,8 +1,31 @@
 """The parts of a report: the mesh, the leaves, memory, collectives, times, advice and the check."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
+Cut = tuple[tuple[str, ...], ...]  # the mesh axes of every dimension, major first
+
+
+def cut_of(spec: Iterable[str | Iterable[str] | None], rank: int) -> Cut:
+    """The mesh axes that a spec, or a PartitionSpec, cuts each of `rank` dimensions over.
+
+    >>> cut_of((None, ("data", "model")), 3)
+    ((), ('data', 'model'), ())
+    """
+    dims = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
+    return (*dims, *[()] * (rank - len(dims)))[:rank]
+
+
+def mesh_text(axes: Mapping[str, int]) -> str:
+    """`data=4 model=2`: mesh axes with their sizes."""
+    return " ".join(f"{axis}={size}" for axis, size in axes.items())
+
+
+def finite(number: float | None) -> float | None:
+    """`number`, None where it is infinite or not a number."""
+    return number if number is not None and isfinite(number) else None
 
 
 @dataclass(frozen=True)

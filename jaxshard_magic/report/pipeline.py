@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+from jaxshard_magic.report.written import saved
+
 
 @dataclass(frozen=True)
 class Bubble:
@@ -134,11 +136,7 @@ class Pipeline:
         from jaxshard_magic.views import chrome_trace
 
         text = chrome_trace.to_json(self)
-        if path is None:
-            return text
-        written = Path(path)
-        written.write_text(text, encoding="utf-8")
-        return written
+        return text if path is None else saved(path, text)
 
     def __repr__(self) -> str:
         size = f"{self.stages} stages x {self.microbatches} microbatches"

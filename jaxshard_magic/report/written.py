@@ -4,6 +4,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, overload
 
@@ -49,12 +50,17 @@ class Shown(ABC):
         printer.text(repr(self) if cycle else self.to_text())
 
 
+@dataclass(frozen=True, repr=False)
 class Written(Shown):
     """A frozen dataclass with a field `schema`. A class of it says what it is, as in "a comparison", and which schema
     it reads."""
 
     _what: ClassVar[str]
     _schema: ClassVar[int]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A widget belongs to one kernel: copies and pickles go without it, and without what was worked out once."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as dicts, lists, strings and numbers, ready for `json.dumps`.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.schedule.costs import Cost, Costs
 from jaxshard_magic.schedule.grid import Schedule
-from jaxshard_magic.schedule.names import NAMES, make
+from jaxshard_magic.schedule.names import known, make
 from jaxshard_magic.schedule.simulate import simulate
 
 # The largest schedules that a curve is drawn through, in actions: those that search take longer.
@@ -87,21 +87,11 @@ def compare(
     """
     names = tuple(dict.fromkeys(names.split(",") if isinstance(names, str) else names))
     costs = costs or Costs()
-    rows = [
-        _row(
-            name,
-            stages,
-            microbatches,
-            _chunks(name, chunks),
-            costs,
-            memory_limit if _searches(name) else None,
-        )
-        for name in names
-    ]
-    known = [(row.bubble, row.peak_microbatches) for row in rows if row.why is None]
-    if not known:
+    rows = [_row(name, stages, microbatches, chunks, costs, memory_limit) for name in names]
+    made = [(row.bubble, row.peak_microbatches) for row in rows if row.why is None]
+    if not made:
         raise ShardError("; ".join(dict.fromkeys(str(row.why) for row in rows)) or "nothing to compare")
-    front = _front([(bubble, peak) for bubble, peak in known if bubble is not None and peak is not None])
+    front = _front([(bubble, peak) for bubble, peak in made if bubble is not None and peak is not None])
     return Comparison(
         stages,
         microbatches,
@@ -140,48 +130,38 @@ def cut(costs: Costs, stages: int, chunks: int) -> Costs:
     )
 
 
-def _chunks(name: str, chunks: int | None) -> int:
-    named = NAMES.get(name)
-    return (named.chunks if named else 1) or chunks or 2
-
-
-def _searches(name: str) -> bool:
-    return name in NAMES and NAMES[name].searches
-
-
 def _row(
-    name: str, stages: int, microbatches: int, chunks: int, costs: Costs, memory_limit: float | None
+    name: str, stages: int, microbatches: int, chunks: int | None, costs: Costs, memory_limit: float | None
 ) -> Row:
-    if name not in NAMES:
-        make(name, stages=stages, microbatches=microbatches)  # raises
+    named = known(name)
+    chunks = named.chunks or chunks or 2
+    options = {"memory_limit": memory_limit} if named.searches else {}
 
-    def made(number: int) -> Schedule:
+    def schedule_of(number: int) -> Schedule:
         own = cut(costs, stages, chunks)
-        return make(
-            name, stages=stages, microbatches=number, chunks=chunks, costs=own, memory_limit=memory_limit
-        )
+        return make(name, stages=stages, microbatches=number, chunks=chunks, costs=own, **options)
 
     try:
-        schedule = made(microbatches)
+        schedule = schedule_of(microbatches)
     except ShardError as error:
         return Row(name, chunks, why=str(error))
-    found = simulate(schedule)
-    curve = {microbatches: found.bubble}
+    simulation = simulate(schedule)
+    curve = {microbatches: simulation.bubble}
     for number in _numbers(stages, microbatches):
-        actions = stages * number * chunks * (3 if NAMES[name].splits else 2)
-        if number not in curve and actions <= (_MOST_SEARCHED if NAMES[name].searches else _MOST):
+        actions = stages * number * chunks * (3 if named.splits else 2)
+        if number not in curve and actions <= (_MOST_SEARCHED if named.searches else _MOST):
             try:
-                curve[number] = simulate(made(number)).bubble
+                curve[number] = simulate(schedule_of(number)).bubble
             except ShardError:  # of a size that it has no form for, it has no bubble
                 continue
     return Row(
         name,
         chunks,
-        found.bubble,
-        found.steady_bubble,
-        found.makespan,
-        found.span,
-        found.peak_microbatches,
+        simulation.bubble,
+        simulation.steady_bubble,
+        simulation.makespan,
+        simulation.span,
+        simulation.peak_microbatches,
         curve=tuple(sorted(curve.items())),
         schedule=schedule,
     )

@@ -134,6 +134,13 @@ NAMES: Mapping[str, Named] = MappingProxyType(
 )
 
 
+def known(name: str) -> Named:
+    """What is known of the schedule called `name`. Raises ShardError for an unknown name."""
+    if name not in NAMES:
+        raise ShardError(f"no schedule '{name}'; there are {one_of(NAMES)}.{did_you_mean(name, NAMES)}")
+    return NAMES[name]
+
+
 def make(
     name: str,
     *,
@@ -159,9 +166,7 @@ def make(
 
     Raises ShardError for an unknown name, and for sizes that the schedule has no form for.
     """
-    named = NAMES.get(name)
-    if named is None:
-        raise ShardError(f"no schedule '{name}'; there are {one_of(NAMES)}.{did_you_mean(name, NAMES)}")
+    named = known(name)
     fixed = named.chunks
     chunks = chunks or fixed or 1
     for what, number in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):

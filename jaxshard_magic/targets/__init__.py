@@ -16,6 +16,7 @@ from . import cache as kept
 from . import gpu, tpu
 from .built import Built
 from .compiler import LIMIT_S, Compiler, given_up
+from .slices import written
 from .worker import Failed, Job, load
 
 __all__ = ["LIMIT_S", "Built", "Target", "compiled", "compiler_of", "devices", "given_up", "target_of"]
@@ -36,10 +37,7 @@ class Target:
     @property
     def name(self) -> str:
         """As `%mesh` takes it: "v5e:4x4", "h100:8", "a100-80:2x8"."""
-        extent = self.extent
-        if self.chip.kind == "gpu" and extent[0] == 1:
-            extent = extent[1:]
-        return f"{self.chip.key}:{'x'.join(map(str, extent))}"
+        return written(self.chip, self.extent)
 
     @property
     def count(self) -> int:
@@ -83,19 +81,19 @@ def devices(target: Target) -> tuple[Any, ...]:
         environment = {}
     try:
         with tpu.variables(environment):
-            found = load(target.topology())
+            slice_devices = load(target.topology())
     except JaxRuntimeError as error:
         raise ShardError(f"the compiler refuses {target.name}: {' '.join(str(error).split())}") from error
-    _made[found[0].client] = target
-    return found
+    _targets[slice_devices[0].client] = target
+    return slice_devices
 
 
 def target_of(mesh: Mesh) -> Target | None:
     """The target whose devices a mesh is of; None for devices that are attached or simulated."""
-    return _made.get(mesh.devices.flat[0].client)
+    return _targets.get(mesh.devices.flat[0].client)
 
 
-_made: dict[Any, Target] = {}
+_targets: dict[Any, Target] = {}
 _compilers: dict[str, Compiler] = {}
 
 
@@ -115,11 +113,11 @@ def compiled(
     One that the target has no room for is compiled for `Target.roomier` too. Raises `ShardError` for a program that
     the compiler refuses for another reason, at `limit_s` seconds, and where its process dies.
     """
-    built = _asked(target, program, order, tupled, limit_s)
+    built = _compiled(target, program, order, tupled, limit_s)
     larger = target.roomier()
     if built.refused is None or larger is None:
         return built
-    other = _asked(larger, program, range(len(order)), tupled, limit_s)
+    other = _compiled(larger, program, range(len(order)), tupled, limit_s)
     if other.refused is not None:
         return built
     return replace(
@@ -127,7 +125,8 @@ def compiled(
     )
 
 
-def _asked(target: Target, program: bytes, order: Sequence[int], tupled: bool, limit_s: float) -> Built:
+def _compiled(target: Target, program: bytes, order: Sequence[int], tupled: bool, limit_s: float) -> Built:
+    """What the compiler of exactly this target says, from the cache where it has said it before."""
     job = Job(program, target.topology(), tuple(order), tupled)
     key = kept.key_of(program, job.topology, job.order, tupled)
     built = kept.get(key)

@@ -36,9 +36,9 @@ def key_of(program: bytes, topology: Mapping[str, Any], order: Sequence[int], tu
 
 def get(key: str) -> Built | None:
     """What was kept under a key; None where there is nothing, or nothing readable."""
-    found = _with_cache(lambda cache: cache.get(key))
+    row = _with_cache(lambda cache: cache.get(key))
     try:
-        return None if found is None else _built(found)
+        return None if row is None else _built(row)
     except _UNREADABLE:
         return None
 
@@ -50,15 +50,9 @@ def put(key: str, built: Built) -> None:
 
 
 def _built(row: Mapping[str, Any]) -> Built:
-    stats = row["stats"]
-    return Built(
-        **{
-            **row,
-            "proto": b85decode(row["proto"]),
-            "stats": None if stats is None else MemoryStats(**stats),
-            "log": tuple(row["log"]),
-        }
-    )
+    stats = None if row["stats"] is None else MemoryStats(**row["stats"])
+    decoded = {"proto": b85decode(row["proto"]), "stats": stats, "log": tuple(row["log"])}
+    return Built(**{**row, **decoded})
 
 
 def _with_cache(job: Any) -> Any:

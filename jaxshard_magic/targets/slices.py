@@ -67,7 +67,7 @@ def note(chip: Chip, extent: Extent) -> str | None:
     """
     if offered(chip, extent):
         return None
-    name = _written(chip, extent)
+    name = written(chip, extent)
     if chip.kind == "gpu":
         sizes = one_of(map(str, _node_sizes(chip)))
         return (
@@ -89,7 +89,7 @@ def extent_of(chip: Chip, text: str) -> Extent:
     given = text.strip().lower()
     if not SIZES.fullmatch(given):
         raise ShardError(f"'{chip.key}:{text}': {_form(chip)}")
-    sizes = _sizes(given)
+    sizes = tuple(map(int, given.split("x")))
     if chip.kind == "gpu":
         return _nodes(chip, sizes)
     if len(sizes) == 1:
@@ -112,7 +112,9 @@ def named(text: str) -> tuple[Chip, Extent] | None:
     ('v5p', (4, 4, 4))
     """
     word = SOLD.fullmatch(text.strip().lower())
-    chip = word and next((c for c in chips().values() if c.kind == "tpu" and word[1] in _prefixes(c)), None)
+    chip = word and next(
+        (c for c in chips().values() if c.kind == "tpu" and word[1] in (c.key, c.marketed)), None
+    )
     if not word or not chip:
         return None
     count, rest = divmod(int(word[2]), chip.cores)
@@ -168,10 +170,6 @@ def _nodes_of(chip: Chip) -> str:
     if chip.compiler is None:
         return f"not compiled for; --on {chip.key} predicts its time"
     return f"{' '.join(map(str, _node_sizes(chip)))}, as {chip.key}:{chip.node} or {chip.key}:4x{chip.node}"
-
-
-def _prefixes(chip: Chip) -> tuple[str, ...]:
-    return chip.key, chip.marketed or chip.key
 
 
 def _most(chip: Chip) -> int:
@@ -244,24 +242,22 @@ def _even(count: int) -> Extent:
 
 
 def _chips(chip: Chip, count: int) -> str:
-    devices = f" ({count * chip.per_chip} devices)" if chip.per_chip > 1 else ""
-    return f"{count} chip{'s' * (count > 1)}{devices}"
+    return f"{count} chip{'s' * (count > 1)}{_devices(chip, count)}"
+
+
+def _devices(chip: Chip, count: int) -> str:
+    return f" ({count * chip.per_chip} devices)" if chip.per_chip > 1 else ""
 
 
 def _told(chip: Chip, extent: Extent) -> str:
     """A slice by name, and its devices where they are more than its chips."""
-    devices = f" ({math.prod(extent) * chip.per_chip} devices)" if chip.per_chip > 1 else ""
-    return f"{_written(chip, extent)}{devices}"
+    return written(chip, extent) + _devices(chip, math.prod(extent))
 
 
-def _written(chip: Chip, extent: Extent) -> str:
-    sizes = extent[1:] if chip.kind == "gpu" and extent[0] == 1 else extent
-    return f"{chip.key}:{_text(sizes)}"
+def written(chip: Chip, extent: Extent) -> str:
+    """As `%mesh` takes it: "v5e:4x4", "h100:8", "a100-80:2x8"."""
+    return f"{chip.key}:{_text(extent[1:] if chip.kind == 'gpu' and extent[0] == 1 else extent)}"
 
 
 def _text(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))
-
-
-def _sizes(text: str) -> Extent:
-    return tuple(int(n) for n in text.split("x"))

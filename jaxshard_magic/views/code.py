@@ -11,13 +11,12 @@ from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Number, Operator, String
 
 from jaxshard_magic.report import Collective, MeshInfo
-from jaxshard_magic.views import svg
 from jaxshard_magic.views.colours import BOTH
 from jaxshard_magic.views.communication import Part
 from jaxshard_magic.views.format import byte_text, count_text, printable
 from jaxshard_magic.views.html import SIGNS
 from jaxshard_magic.views.page import document
-from jaxshard_magic.views.tags import axis, code, joined, table, text
+from jaxshard_magic.views.tags import axis, code, joined, mesh_axes, small, table, text
 
 if TYPE_CHECKING:
     from jaxshard_magic.codegen import Code
@@ -71,14 +70,10 @@ def _more(program: "Code") -> int:
 
 
 def _title(program: "Code") -> str:
-    mesh = _mesh(program)
-    axes = " &nbsp;".join(
-        f"{svg.axis_mark(name, mesh)} <code>{axis(name, mesh)}={size}</code>"
-        for name, size in program.mesh.items()
-    )
+    axes = mesh_axes(_mesh(program))
     lines = _lines(program.text)
-    said = f"{count_text(lines)} line{'s' * (lines != 1)} of plain JAX"
-    return f"<p>{code(program.name)} under <b>{text(program.strategy)}</b> &nbsp; {axes} &nbsp; {said}</p>"
+    size = f"{count_text(lines)} line{'s' * (lines != 1)} of plain JAX"
+    return f"<p>{code(program.name)} under <b>{text(program.strategy)}</b> &nbsp; {axes} &nbsp; {size}</p>"
 
 
 def _mesh(program: "Code") -> MeshInfo:
@@ -100,8 +95,7 @@ def _collectives(program: "Code") -> str:
     head += [("in the plan", "right"), ("bytes sent", "right")]
     shown, left = rows[:MOST_ROWS], len(rows) - MOST_ROWS
     more = f"{count_text(left)} more are told where the program begins." if left > 0 else ""
-    small = f"<p><small>{more}</small></p>" if more else ""
-    return joined([table(head, [_cells(*row, mesh) for row in shown]), small])
+    return joined([table(head, [_cells(*row, mesh) for row in shown]), small(more)])
 
 
 def _rows(sent: Iterable[Collective], planned: Iterable[Collective]) -> list[tuple[Part, Part]]:

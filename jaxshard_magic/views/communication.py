@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from jaxshard_magic.report import Collective, Report
+from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import byte_text, count_text, seconds_text
 
@@ -44,17 +44,14 @@ class Part:
 
     @property
     def seconds(self) -> float | None:
-        known = [c.seconds for c in self.collectives if c.seconds is not None and isfinite(c.seconds)]
+        known = [seconds for c in self.collectives if (seconds := finite(c.seconds)) is not None]
         return sum(known) if known else None
 
     @property
     def over(self) -> str:
         """`data+model`, or `groups of 4` of those that match no axes."""
-        return (
-            words.axes_text(self.axes)
-            if self.axes
-            else f"groups of {count_text(self.collectives[0].group_size)}"
-        )
+        groups = f"groups of {count_text(self.collectives[0].group_size)}"
+        return words.axes_text(self.axes) if self.axes else groups
 
     @property
     def count_text(self) -> str:

@@ -59,6 +59,16 @@ def _alike(most: DeviceMemory, other: DeviceMemory) -> bool:
     return known and all(abs((getattr(most, r) or 0) - (getattr(other, r) or 0)) <= room for r in ROLES)
 
 
+def fullest(memory: Memory | None) -> DeviceMemory | None:
+    """The device that holds most; None where nothing is known of any."""
+    return groups(memory)[0].most if memory is not None and memory.per_device else None
+
+
+def roles(memory: Memory) -> list[str]:
+    """The roles that some device holds bytes of."""
+    return [role for role in ROLES if any(getattr(device, role) for device in memory.per_device)]
+
+
 def limit(memory: Memory) -> int | None:
     """The memory limit of a device, None where there is none or it is not known."""
     return next((d.limit for d in memory.per_device if d.limit is not None), None)
@@ -74,6 +84,11 @@ def measured(memory: Memory, devices: Iterable[int] | None = None) -> DeviceMemo
 def error(device: DeviceMemory) -> float | None:
     """By how much of the computed peak the measured one lies above it; None where one of them is not known."""
     return device.measured / device.peak - 1 if device.measured is not None and device.peak else None
+
+
+def length(device: DeviceMemory) -> int:
+    """Bytes that a device's bar takes: its peak, or its segments where they are more."""
+    return max(bytes_at_peak(device), sum(size for _, size in segments(device)))
 
 
 def segments(device: DeviceMemory) -> list[tuple[str, int]]:

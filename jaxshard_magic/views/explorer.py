@@ -1,6 +1,5 @@
 """An explorer as text for a terminal, and as HTML without script: its mesh, what each device holds, and the line."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -8,8 +7,8 @@ from jaxshard_magic.report import Leaf
 from jaxshard_magic.views import leaf_rows, svg, words
 from jaxshard_magic.views.format import byte_text, count_text, printable, type_parts, type_text
 from jaxshard_magic.views.page import document
-from jaxshard_magic.views.tags import axis, code, joined, table, text
-from jaxshard_magic.views.terminal import cells, plain, printed, shorten, wrap
+from jaxshard_magic.views.tags import axis, code, joined, mesh_axes, small, table, text
+from jaxshard_magic.views.terminal import cells, fitted, plain, printed, shorten, wrap, wrapped
 from jaxshard_magic.views.terminal import table as columns_of
 
 if TYPE_CHECKING:
@@ -28,10 +27,9 @@ def lead(ex: "Explorer") -> str:
 
 def devices_text(ex: "Explorer") -> str:
     """`8 of 8 devices`; without what is there where nobody knows."""
-    n, there = ex.devices, ex.place.count
-    return (
-        f"{count_text(n)} of {count_text(there)} devices" if there is not None else f"{count_text(n)} devices"
-    )
+    there = ex.place.count
+    of = "" if there is None else f" of {count_text(there)}"
+    return f"{count_text(ex.devices)}{of} devices"
 
 
 def sets_text(ex: "Explorer") -> str:
@@ -48,13 +46,13 @@ def sets_text(ex: "Explorer") -> str:
 def to_text(ex: "Explorer", width: int | None = None) -> str:
     """Lines of at most `width` columns, the terminal's by default, held between 60 and 100; the line for the cell is
     never broken."""
-    room = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
+    room = fitted(width)
     head = "   ".join([printable(ex.strategy), printable(ex.mesh), devices_text(ex)])
     head = [head] if cells(head) <= room else wrap(head, room, "", "  ")
-    said = wrap(plain(lead(ex)), room)
-    note = wrap(plain(printable(ex.note)), room, "! ", "  ") if ex.note else []
+    bytes_held = wrap(plain(lead(ex)), room)
+    note = wrapped([ex.note], room, "! ", "  ") if ex.note else []
     line = [f"The line for your cell, {sets_text(ex)}:", f"    {printable(ex.line)}"]
-    return "\n\n".join(printed(part) for part in ([*head, *said, *note], _lines(ex, room), line))
+    return "\n\n".join(printed(part) for part in ([*head, *bytes_held, *note], _lines(ex, room), line))
 
 
 def _lines(ex: "Explorer", room: int) -> list[str]:
@@ -82,8 +80,8 @@ def _lines(ex: "Explorer", room: int) -> list[str]:
 
 def _others(columns: Mapping[str, list[str]]) -> int:
     """Columns of the terminal that all but the arrays' names take."""
-    told = {name: values if name != "array" else [""] * len(values) for name, values in columns.items()}
-    return cells(columns_of(told, ("array", "type"), "")[0]) - cells("array")
+    narrow = {name: values if name != "array" else [""] * len(values) for name, values in columns.items()}
+    return cells(columns_of(narrow, ("array", "type"), "")[0]) - cells("array")
 
 
 def _shown(ex: "Explorer") -> tuple[list[tuple[Leaf, int | None]], str]:
@@ -92,19 +90,15 @@ def _shown(ex: "Explorer") -> tuple[list[tuple[Leaf, int | None]], str]:
     order = sorted(range(len(leaves)), key=lambda i: (i not in changed, -leaves[i].bytes_per_device))
     chosen = order[: max(SHOWN, min(len(changed), 3 * SHOWN))]
     left = len(leaves) - len(chosen)
-    told = f"and {count_text(left)} more" if left else ""
-    return [(leaves[i], None if now is None else now[i]) for i in chosen], told
+    rest = f"and {count_text(left)} more" if left else ""
+    return [(leaves[i], None if now is None else now[i]) for i in chosen], rest
 
 
 def to_html(ex: "Explorer") -> str:
     """A fragment to stand in a notebook or a page."""
-    info = ex.mesh_info
-    axes = " &nbsp;".join(
-        f"{svg.axis_mark(name, info)} <code>{axis(name, info)}={size}</code>"
-        for name, size in ex.axes.items()
-    )
-    head = f"<p><code><b>{text(ex.strategy)}</b></code> &nbsp; {axes} &nbsp; {text(devices_text(ex))}</p>"
-    note = f"<p><small>{text(ex.note)}</small></p>" if ex.note else ""
+    mesh = f"{mesh_axes(ex.mesh_info)} &nbsp; {text(devices_text(ex))}"
+    head = f"<p><code><b>{text(ex.strategy)}</b></code> &nbsp; {mesh}</p>"
+    note = small(text(ex.note))
     line = f"<p>The line for your cell, {text(sets_text(ex))}:<br>{code(ex.line)}</p>"
     said = f'<p class="jss-verdict">{text(lead(ex))}</p>'
     return f'<div class="jss">\n{joined([said, head, note, line, _table(ex)])}\n</div>\n'
@@ -115,21 +109,21 @@ def _table(ex: "Explorer") -> str:
     head: list[tuple[str, str]] = [("", "left"), ("array", "wrap"), ("type", "left"), ("copies", "right")]
     head += [("per device", "right"), *([("now", "right")] if ex.held_now is not None else [])]
     body: Sequence[Sequence[str]] = [_cells(ex, leaf, now) for leaf, now in rows]
-    return table(head, body) + (f"<p><small>{text(left)}.</small></p>" if left else "")
+    return table(head, body) + small(f"{text(left)}." if left else "")
 
 
 def _cells(ex: "Explorer", leaf: Leaf, now: int | None) -> list[str]:
     info = ex.mesh_info
     kind = "".join(axis(name, info) if name else text(piece) for piece, name in type_parts(leaf))
     why = f"<br><small>{text(leaf.why)}</small>" if leaf.why else ""
-    found = [
+    row = [
         svg.leaf_blocks(leaf, info),
         f"{code(leaf.path)}{why}",
         f"<code>{kind}</code>",
         count_text(leaf_rows.copies(leaf, info)),
         byte_text(leaf.bytes_per_device),
     ]
-    return found if ex.held_now is None else [*found, byte_text(now)]
+    return row if ex.held_now is None else [*row, byte_text(now)]
 
 
 def page(ex: "Explorer") -> str:

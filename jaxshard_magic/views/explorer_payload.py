@@ -1,12 +1,11 @@
 """An explorer as its widget reads it: arrays by shape, the strategy's layout, what the compiler made of a line."""
 
-import json
-import zlib
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxshard_magic.report import Collective, Report
+from jaxshard_magic.report import Collective
 from jaxshard_magic.views import device_memory, words
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, dtype_text, printable
+from jaxshard_magic.views.packing import compressed, span_pairs
 from jaxshard_magic.views.payload import ROLES
 
 if TYPE_CHECKING:
@@ -19,8 +18,7 @@ STRATEGIES = ("dp", "fsdp", "tp", "sp", "dp+tp", "fsdp+tp", "fsdp+sp", "tp+sp", 
 
 def packed_explorer(ex: "Explorer") -> bytes:
     """The payload as compact JSON in UTF-8, compressed with zlib."""
-    text = json.dumps(payload(ex), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return zlib.compress(text.encode(), 6)
+    return compressed(payload(ex))
 
 
 def payload(ex: "Explorer") -> dict[str, Any]:
@@ -101,32 +99,25 @@ def _wishes(ex: "Explorer") -> dict[str, list[list[str]]]:
 def compiled(trial: "Compiled | Refused") -> dict[str, Any]:
     """A line's figures on the fullest device, as they were predicted and as they are; or why it has none."""
     why = getattr(trial, "why", None)
-    said = {"line": printable(trial.line), "error": None, "axes": [], "verdict": [], "rows": []}
+    empty = {"line": printable(trial.line), "error": None, "axes": [], "verdict": [], "rows": []}
     if why is not None:
-        return {**said, "error": printable(why)}
-    made = cast("Compiled", trial)
-    spans = words.verdict(made.report).spans
+        return {**empty, "error": printable(why)}
+    trial = cast("Compiled", trial)
     return {
-        **said,
-        "axes": [printable(axis) for axis in made.report.mesh.axes],
-        "verdict": [[printable(span.text), span.kind] for span in spans],
-        "rows": [*_memory_rows(made), *_sent_rows(made)],
+        **empty,
+        "axes": [printable(axis) for axis in trial.report.mesh.axes],
+        "verdict": span_pairs(words.verdict(trial.report).spans),
+        "rows": [*_memory_rows(trial), *_sent_rows(trial)],
     }
 
 
 def _memory_rows(compiled: "Compiled") -> list[list[Any]]:
-    predicted, top = compiled.predicted, _fullest(compiled.report)
+    predicted, top = compiled.predicted, device_memory.fullest(compiled.report.memory)
     arrays = None if top is None else device_memory.bytes_of_arrays(top)
     return [
         ["arrays", None, byte_text(predicted and predicted.arrays), byte_text(arrays)],
         ["at the peak", None, byte_text(predicted and predicted.peak), byte_text(top and top.peak)],
     ]
-
-
-def _fullest(report: Report) -> Any:
-    if report.memory is None or not report.memory.per_device:
-        return None
-    return device_memory.groups(report.memory)[0].most
 
 
 def _sent_rows(compiled: "Compiled") -> list[list[Any]]:

@@ -10,6 +10,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from math import isfinite, isnan
 
 from jaxshard_magic.report import Leaf
+from jaxshard_magic.report.parts import cut_of
 
 SPACE = "\u202f"
 MINUS = "\u2212"
@@ -28,6 +29,11 @@ def rounded(value: float, decimals: int) -> str:
     return MINUS + text if exact < 0 else text
 
 
+def trimmed(number: str) -> str:
+    """A number as it is written, without zeros at the end of its decimals: `15.50` as `15.5`, `16.00` as `16`."""
+    return number.rstrip("0").rstrip(".") if "." in number else number
+
+
 def significant(value: float, digits: int = 3) -> str:
     """`value` with so many significant digits; digits before the point are never dropped."""
     decimals = digits - 1
@@ -41,7 +47,9 @@ def significant(value: float, digits: int = 3) -> str:
     return rounded(value, decimals)
 
 
-def _with_unit(value: float, units: Sequence[str], step: float, digits: int) -> tuple[str, str]:
+def with_unit(value: float, units: Sequence[str], step: float, digits: int) -> tuple[str, str]:
+    """The number and the unit of `value`: the first of `units`, each `step` times the one before, that leaves it below
+    1000, else the last."""
     for unit in units[:-1]:
         if abs(value) < NEXT_UNIT:
             return significant(value, digits), unit
@@ -53,7 +61,7 @@ def byte_parts(n: int, digits: int = 3) -> tuple[str, str]:
     """The number and the unit of `n` bytes: `("4.63", "GiB")`."""
     if abs(n) < NEXT_UNIT:
         return rounded(n, 0), "B"
-    return _with_unit(n / 1024, BYTE_UNITS[1:], 1024, digits)
+    return with_unit(n / 1024, BYTE_UNITS[1:], 1024, digits)
 
 
 def byte_text(n: int | None, digits: int = 3) -> str:
@@ -64,8 +72,7 @@ def byte_text(n: int | None, digits: int = 3) -> str:
 def limit_parts(n: int) -> tuple[str, str]:
     """A memory limit as the hardware states it, with up to two decimals: `("15.75", "GiB")`."""
     power = next(i for i in reversed(range(len(BYTE_UNITS))) if n >= 1024**i or i == 0)
-    text = rounded(n / 1024**power, 2)
-    return (text.rstrip("0").rstrip(".") if "." in text else text), BYTE_UNITS[power]
+    return trimmed(rounded(n / 1024**power, 2)), BYTE_UNITS[power]
 
 
 def limit_text(n: int | None) -> str:
@@ -79,7 +86,7 @@ def seconds_text(s: float | None) -> str:
         return UNKNOWN
     if 0 < s < LEAST_TIME:
         return f"<0.001{SPACE}us"
-    return SPACE.join(_with_unit(s * 1e6, SECOND_UNITS, 1000, 3))
+    return SPACE.join(with_unit(s * 1e6, SECOND_UNITS, 1000, 3))
 
 
 def range_text(low: float, high: float) -> str:
@@ -104,6 +111,11 @@ def count_text(n: int | None) -> str:
     return UNKNOWN if n is None else f"{n:,}".replace("-", MINUS)
 
 
+def more_text(count: int, shown: int) -> str:
+    """` and 3 more`, of `count` things of which so many are shown; empty where all are."""
+    return f" and {count_text(count - shown)} more" if count > shown else ""
+
+
 def difference_text(value: float | None) -> str:
     """A numerical difference or tolerance, two digits at most: `4.3e−4`, `0.012`, `0`."""
     if value is None:
@@ -115,8 +127,7 @@ def difference_text(value: float | None) -> str:
     mantissa, exponent = f"{value:.1e}".split("e")
     power = int(exponent)
     if -3 <= power < 4:
-        text = rounded(value, max(0, 1 - power))
-        return text.rstrip("0").rstrip(".") if "." in text else text
+        return trimmed(rounded(value, max(0, 1 - power)))
     return f"{mantissa.removesuffix('.0')}e{str(power).replace('-', MINUS)}"
 
 
@@ -135,9 +146,7 @@ def dtype_text(name: str) -> str:
 def type_parts(leaf: Leaf) -> tuple[tuple[str, str | None], ...]:
     """The type of a leaf in pieces of (text, mesh axis or None), for views that mark the axes."""
     parts: list[tuple[str, str | None]] = [(dtype_text(leaf.dtype) + "[", None)]
-    for i, size in enumerate(leaf.shape):
-        entry = leaf.spec[i] if i < len(leaf.spec) else None
-        axes = (entry,) if isinstance(entry, str) else entry or ()
+    for i, (size, axes) in enumerate(zip(leaf.shape, cut_of(leaf.spec, len(leaf.shape)), strict=True)):
         parts.append((("," if i else "") + str(size), None))
         for j, axis in enumerate(axes):
             parts.append(("," if j else "@(" if len(axes) > 1 else "@", None))

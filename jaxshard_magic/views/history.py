@@ -1,6 +1,5 @@
 """The history as text for a terminal, and as HTML without script: a row for each report, newest first."""
 
-import shutil
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import PurePath
@@ -9,10 +8,11 @@ from typing import TYPE_CHECKING
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, printable, seconds_text
 from jaxshard_magic.views.html import SIGNS
 from jaxshard_magic.views.page import document
-from jaxshard_magic.views.tags import joined, table, text, unbroken
-from jaxshard_magic.views.terminal import clip, plain, printed, wrap
+from jaxshard_magic.views.tags import joined, small, table, text, unbroken
+from jaxshard_magic.views.terminal import clip, fitted, plain, printed, wrap, wrapped
 from jaxshard_magic.views.terminal import table as columns_of
 from jaxshard_magic.views.words import of_limit
+from jaxshard_magic.views.words.comparison import passed_text
 
 if TYPE_CHECKING:
     from jaxshard_magic.history import History, Row
@@ -35,14 +35,12 @@ def lead(listed: "History") -> str:
 
 def rest(listed: "History") -> str:
     """What is not in the table, and how one of it is opened; empty where there is none."""
+    if not listed.rows:
+        return ""
     left = len(listed.rows) - listed.shown
     limit = MORE if listed.shown < MORE else len(listed.rows)
     more = f"and {count_text(left)} more: %shard history --limit {limit}. " if left > 0 else ""
-    return (
-        f"{more}%shard history {listed.rows[0].id} shows report {listed.rows[0].id} in full."
-        if listed.rows
-        else ""
-    )
+    return f"{more}%shard history {listed.rows[0].id} shows report {listed.rows[0].id} in full."
 
 
 def when_text(at: datetime, now: datetime) -> str:
@@ -84,17 +82,16 @@ def same_text(row: "Row") -> str:
     """Whether the numbers are those of the plain step, or as near as a narrow precision can be."""
     if not row.passed:
         return UNKNOWN if row.passed is None else "no"
-    narrow = str(row.options.get("precision"))
-    return f"to {narrow}" if narrow in ("bf16", "fp16") else "yes"
+    return passed_text(row.options)
 
 
 def to_text(history: "History", width: int | None = None, now: datetime | None = None) -> str:
     """The rows in lines of at most `width` columns, the terminal's by default, held between 60 and 100: of each report
     what ran, below it its figures, and its options where it has some."""
-    room = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
-    said, more = wrap(plain(printable(lead(history))), room), rest(history)
+    room = fitted(width)
+    more = rest(history)
     parts = [
-        said,
+        wrapped([lead(history)], room),
         _lines(history.rows[: history.shown], room, now or datetime.now().astimezone()),
         wrap(more, room) if more else [],
     ]
@@ -144,7 +141,7 @@ def to_html(history: "History", now: datetime | None = None) -> str:
     head = [("", "right"), ("when", "left"), ("step", "wrap"), ("strategy, options, mesh", "wrap")]
     head += [("step time", "right"), ("peak", "right"), ("fits", "left"), ("same numbers", "left")]
     body = [_cells(each, at) for each in history.rows[: history.shown]]
-    left = f"<p><small>{text(more)}</small></p>" if more else ""
+    left = small(text(more))
     return f'<div class="jss">\n{joined([said, table(head, body), left])}\n</div>\n'
 
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from html import escape
 
 from jaxshard_magic.report import Advice, Leaf, MeshInfo, Report
+from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import leaf_rows, marks, option_table, svg, words
 from jaxshard_magic.views.format import (
     UNKNOWN,
     byte_text,
     count_text,
+    more_text,
     place_parts,
     printable,
     seconds_text,
@@ -23,7 +25,7 @@ from jaxshard_magic.views.format import (
 )
 from jaxshard_magic.views.memory_html import memory_section
 from jaxshard_magic.views.page import document
-from jaxshard_magic.views.tags import axis, cell, code, joined, row, section, table, text
+from jaxshard_magic.views.tags import axis, cell, code, joined, mesh_axes, row, section, small, table, text
 from jaxshard_magic.views.timeline.html import pipeline_section
 
 SIGNS = {"error": "\u2716", "warning": "\u26a0\ufe0e", "info": "\u2139\ufe0e"}
@@ -38,7 +40,7 @@ def fragment(report: Report, also: str = "") -> str:
     parts = [
         _title(report),
         _verdict(report),
-        *(f"<p><small>{escape(line)}</small></p>" for line in words.notes(report)),
+        *(small(escape(line)) for line in words.notes(report)),
         _time(report),
         _figures(report),
         _options(report),
@@ -56,42 +58,32 @@ def fragment(report: Report, also: str = "") -> str:
 
 def page(report: Report) -> str:
     """The report as a whole document that follows the reader's light or dark theme."""
-    title = f"{report.strategy} {words.mesh_text(report.mesh)}"
+    title = f"{report.strategy} {mesh_text(report.mesh.axes)}"
     return document(printable(title), fragment(report))
 
 
 def _title(report: Report) -> str:
     mesh = report.mesh
-    axes = " &nbsp;".join(
-        f"{svg.axis_mark(name, mesh)} <code>{axis(name, mesh)}={size}</code>"
-        for name, size in mesh.axes.items()
-    )
-    given = words.options_text(report)
-    options = f" {code(given)}" if given else ""
-    label = (
-        f" &nbsp; <small>{text(report.name)}</small>"
-        if report.name and report.name != report.strategy
-        else ""
-    )
+    typed = words.options_text(report)
+    options = f" {code(typed)}" if typed else ""
+    named = report.name and report.name != report.strategy
+    label = f" &nbsp; <small>{text(report.name)}</small>" if named else ""
     return (
-        f"<p><b>{text(report.strategy)}</b>{options} &nbsp; {axes} &nbsp;"
+        f"<p><b>{text(report.strategy)}</b>{options} &nbsp; {mesh_axes(mesh)} &nbsp;"
         f" {text(words.devices_text(mesh))}{label}</p>"
     )
 
 
 def _verdict(report: Report) -> str:
     verdict = words.verdict(report)
-    marks = {
-        "text": text,
+    tags = {
         "strong": lambda t: f"<b>{text(t)}</b>",
         "axis": lambda t: axis(t, report.mesh),
         "code": code,
-        "memory": text,
-        "line": text,
     }
-    said = "".join(marks[span.kind](span.text) for span in verdict.spans)
+    sentences = "".join(tags.get(span.kind, text)(span.text) for span in verdict.spans)
     sign = "" if verdict.ok else f'<span class="jss-error">{SIGNS["error"]}</span> '
-    return f'<p class="jss-verdict">{sign}{said}</p>' if said else ""
+    return f'<p class="jss-verdict">{sign}{sentences}</p>' if sentences else ""
 
 
 def _figures(report: Report) -> str:
@@ -140,7 +132,7 @@ def _options(report: Report) -> str:
         for r in options
     ]
     why = "<br>".join(text(f"{r.change}: {r.why}") for r in options if r.why)
-    return section(option_table.TITLE, table(head, cells), f"<p><small>{why}</small></p>" if why else "")
+    return section(option_table.TITLE, table(head, cells), small(why))
 
 
 def _advice(advice: Advice) -> str:
@@ -165,9 +157,8 @@ def _time(report: Report) -> str:
         key = svg.share_bar([(hue, 1.0, opacity)], 10, 10)
         told.append(f"{key} {name} {share_text(seconds / total)} {seconds_text(seconds)}")
         drawn.append((hue, seconds / total, opacity))
-    said = f"Predicted step {words.predicted_text(report)}: {', '.join(told)}"
-    more = f" and {count_text(len(parts) - len(told))} more" if len(parts) > len(told) else ""
-    return f"<div>{svg.whole_bar(drawn)}</div>\n<p><small>{said}{more}</small></p>"
+    sentence = f"Predicted step {words.predicted_text(report)}: {', '.join(told)}"
+    return f"<div>{svg.whole_bar(drawn)}</div>\n{small(sentence + more_text(len(parts), len(told)))}"
 
 
 def _communication(report: Report) -> str:
@@ -188,21 +179,20 @@ def _communication(report: Report) -> str:
         share = share_text(part.sent / total if total else 0)
         rows.append([*cells, bar, part.seconds_text if timed else share])
     rest = kinds[COLLECTIVE_ROWS:]
-    left = f"{count_text(len(rest))} more send {comm.together(rest).sent_text}"
+    left = f"{count_text(len(rest))} more send {comm.together(rest).sent_text}" if rest else ""
     return section(
         f"Communication: {_sent(report)}",
         table(head, rows),
-        f"<p><small>{left}</small></p>" if rest else "",
+        small(left),
         _lines(report),
     )
 
 
 def _sent(report: Report) -> str:
     """`62% of the predicted step, 993 MiB sent by each device`."""
-    timing, total = report.timing, words.sent_text(report.collectives or ())
-    if timing is None or not timing.predicted_step_s or timing.communication_s is None:
+    share, total = words.communication_share(report), words.sent_text(report.collectives or ())
+    if share is None:
         return f"{total} sent by each device per step"
-    share = share_text(timing.communication_s / timing.predicted_step_s)
     return f"{share} of the predicted step, {total} sent by each device"
 
 
@@ -240,8 +230,7 @@ def _below(report: Report, shown: Sequence[comm.Line], rest: Sequence[comm.Line]
     left = [f"{count_text(len(rest))} more send {sent}"] if rest else []
     kinds = {c.kind for line in shown for c in line.part.collectives}
     short = ", ".join(f"{short} {kind}" for kind, short in comm.SHORT.items() if kind in kinds)
-    said = [text(one) for one in (*left, *comm.notes(report, shown), short) if one]
-    return f"<p><small>{'<br>'.join(said)}</small></p>" if said else ""
+    return small("<br>".join(text(line) for line in (*left, *comm.notes(report, shown), short) if line))
 
 
 def _source(line: comm.Line) -> str:
@@ -285,7 +274,7 @@ def _layout(report: Report) -> str:
     return section(
         f"Layout: {text(sizes)} {per}" if sizes else "Layout",
         table(head, rows),
-        f"<p><small>{said}</small></p>",
+        small(said),
     )
 
 
@@ -323,32 +312,28 @@ def _timing(report: Report) -> str:
     if timing is None or timing.step_s is None:
         return ""
     spread = timing.step_s
-    head = [
-        ("least", "right"),
-        ("median", "right"),
-        ("most", "right"),
-        ("timed calls", "right"),
-        ("calls", "right"),
-    ]
+    heads = ["least", "median", "most", "timed calls", "calls"]
     cells = [seconds_text(s) for s in (spread.min, spread.median, spread.max)]
     cells += [count_text(timing.timed), count_text(timing.calls)]
     if timing.compile_s is not None:
-        head.append(("compile", "right"))
+        heads.append("compile")
         cells.append(seconds_text(timing.compile_s))
-    return section(f"Timing: {seconds_text(spread.median)} a step", table(head, [cells]))
+    return section(
+        f"Timing: {seconds_text(spread.median)} a step", table([(head, "right") for head in heads], [cells])
+    )
 
 
 def _check(report: Report) -> str:
     lines = words.check_lines(report)
     if not lines:
         return ""
-    said = [f"<p>{text(line)}{_paths(paths)}</p>" for line, paths in lines]
+    paragraphs = [f"<p>{text(line)}{_paths(paths)}</p>" for line, paths in lines]
     passed = report.check is not None and report.check.passed
-    return section("Check: the same numbers" if passed else "Check: not the same numbers", *said)
+    return section("Check: the same numbers" if passed else "Check: not the same numbers", *paragraphs)
 
 
 def _paths(paths: Sequence[str], most: int = 12) -> str:
     if not paths:
         return ""
-    more = f" and {count_text(len(paths) - most)} more" if len(paths) > most else ""
+    more = more_text(len(paths), most)
     return " " + ", ".join(code(p) for p in paths[:most]) + more

@@ -9,6 +9,7 @@ from math import prod
 
 from jaxshard_magic.report import Leaf, MeshInfo, Report
 from jaxshard_magic.report.held import extents, held, lost, on_fullest
+from jaxshard_magic.report.parts import cut_of
 from jaxshard_magic.views.format import byte_text, count_text, index_text
 
 FOLD_FROM = 3
@@ -83,9 +84,8 @@ def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
 def followers(leaves: Sequence[Leaf]) -> dict[int, list[Leaf]]:
     """By id() of a parameter, the optimizer's leaves of its shape and spec, on its part of the mesh, whose path ends as
     its own."""
-    cuts: dict[
-        tuple[object, ...], int
-    ] = {}  # numbered, so that each leaf's is hashed once, not with every end
+    # Numbered, so that each leaf's is hashed once, not with every end.
+    cuts: dict[tuple[object, ...], int] = {}
 
     def ends(leaf: Leaf) -> Iterator[tuple[int, tuple[str, ...]]]:
         """What a leaf has in common with its followers, with ever shorter ends of its path."""
@@ -218,12 +218,8 @@ def role_bytes(leaves: Sequence[Leaf]) -> dict[str, int]:
 
 def cuts(leaf: Leaf, mesh: MeshInfo) -> tuple[tuple[tuple[str, int], ...], ...]:
     """For each dimension the axes it is cut over with their sizes, major first."""
-    cuts, sizes = [], extents(leaf, mesh.axes)
-    for i in range(len(leaf.shape)):
-        entry = leaf.spec[i] if i < len(leaf.spec) else None
-        axes = (entry,) if isinstance(entry, str) else entry or ()
-        cuts.append(tuple((axis, sizes.get(axis, 1)) for axis in axes))
-    return tuple(cuts)
+    sizes, cut = extents(leaf, mesh.axes), cut_of(leaf.spec, len(leaf.shape))
+    return tuple(tuple((axis, sizes.get(axis, 1)) for axis in axes) for axes in cut)
 
 
 def copies(leaf: Leaf, mesh: MeshInfo) -> int:

@@ -13,7 +13,7 @@ from traitlets import Bytes, Instance, TraitType, Unicode
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.views.format import printable
 
-_STATIC = Path(__file__).parents[1] / "static"
+STATIC = Path(__file__).parents[1] / "static"
 
 
 class ModuleText(Widget):
@@ -29,7 +29,7 @@ _modules: dict[str, ModuleText] = {}
 def module_text(bundle: str) -> ModuleText:
     """This kernel's one of `bundle`, made anew where somebody closed it (`Widget.close_all()`)."""
     if bundle not in _modules or _modules[bundle].comm is None:
-        text = (_STATIC / f"{bundle}.js").read_text(encoding="utf-8")
+        text = (STATIC / f"{bundle}.js").read_text(encoding="utf-8")
         _modules[bundle] = ModuleText(text=text, digest=sha256(text.encode()).hexdigest()[:16])
     return _modules[bundle]
 
@@ -49,7 +49,7 @@ class LiveView(AnyWidget):
     bundle: ClassVar[str] = "report"
     chosen_names: ClassVar[tuple[str, ...]] = ()
 
-    _esm = (_STATIC / "loader.js").read_text(encoding="utf-8")
+    _esm = (STATIC / "loader.js").read_text(encoding="utf-8")
     _data = Bytes().tag(sync=True)
     _static = Unicode().tag(sync=True)
     _module = Instance(Widget).tag(sync=True, **widget_serialization)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from jaxshard_magic.report import Report
+from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views import device_memory, words
 
 
@@ -54,16 +55,15 @@ def _range(report: Report) -> Range | None:
     spread = timing.step_s if timing else None
     if timing is None or spread is None or not _finite((spread.min, spread.median, spread.max)):
         return None
-    predicted = timing.predicted_step_s
-    known = predicted is not None and isfinite(predicted)
-    return Range(spread.min, spread.median, spread.max, predicted if known else None)
+    return Range(spread.min, spread.median, spread.max, finite(timing.predicted_step_s))
 
 
 def _share(report: Report) -> Share | None:
-    if report.memory is None or not report.memory.per_device:
+    fullest = device_memory.fullest(report.memory)
+    if report.memory is None or fullest is None or fullest.peak is None:
         return None
-    most, peak = device_memory.limit(report.memory), device_memory.groups(report.memory)[0].most.peak
-    return Share(peak / most) if most and peak is not None else None
+    most = device_memory.limit(report.memory)
+    return Share(fullest.peak / most) if most else None
 
 
 def _axes(report: Report) -> Axes | None:

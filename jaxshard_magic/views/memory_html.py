@@ -6,7 +6,7 @@ from jaxshard_magic.report import DeviceMemory, Memory, Report
 from jaxshard_magic.views import device_memory, svg, words
 from jaxshard_magic.views.device_stages import Stages, stages
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, runs
-from jaxshard_magic.views.tags import cell, code, joined, row, section, table, text
+from jaxshard_magic.views.tags import cell, code, joined, row, section, small, table, text
 
 ROWS = 8
 
@@ -29,7 +29,7 @@ def memory_section(report: Report) -> str:
     return section(
         f"Memory: {text(title)}",
         f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, groups, roles, told))}</tbody></table>",
-        f"<p><small>{count_text(left)} more devices hold less</small></p>" if left else "",
+        small(f"{count_text(left)} more devices hold less") if left else "",
         _buffers(memory),
     )
 
@@ -39,10 +39,7 @@ def _rows(
 ) -> Iterator[str]:
     """Two rows for each group: its figures, and its bar over the width of the table."""
     most, fullest = device_memory.limit(memory), device_memory.measured(memory)
-    full = max(
-        max(device_memory.bytes_at_peak(g.most), sum(n for _, n in device_memory.segments(g.most)))
-        for g in groups
-    )
+    full = max(map(device_memory.length, (group.most for group in groups)))
     full = max(full, most or 0, (fullest and fullest.measured) or 0)
     for group in groups[:ROWS]:
         d, measured = group.most, device_memory.measured(memory, group.devices)
@@ -91,4 +88,4 @@ def _buffers(memory: Memory) -> str:
         ]
         for b in memory.buffers
     ]
-    return f"<p><small>{text(lead)}</small></p>\n{table(head, rows)}"
+    return f"{small(text(lead))}\n{table(head, rows)}"

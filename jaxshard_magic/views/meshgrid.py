@@ -9,10 +9,11 @@ from itertools import product
 from math import prod
 
 from jaxshard_magic.report import MeshInfo
+from jaxshard_magic.report.parts import mesh_text as axes_text
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.format import count_text, printable
-from jaxshard_magic.views.html import axis, text
-from jaxshard_magic.views.text import cells, pad
+from jaxshard_magic.views.tags import axis, mesh_axes, small, text
+from jaxshard_magic.views.terminal import cells, pad
 
 MOST_ROWS, MOST_COLUMNS, MOST_PLANES, MOST_DEVICES = 16, 16, 8, 128
 GAP = "\u2026"
@@ -20,7 +21,7 @@ GAP = "\u2026"
 
 def mesh_text(info: MeshInfo, width: int = 80) -> str:
     """The mesh in lines of at most `width` columns: its axes, its devices, and the grid of device ids."""
-    head = f"{words.mesh_text(info)}   {words.devices_text(info, 'x')}"
+    head = f"{axes_text(info.axes)}   {words.devices_text(info, 'x')}"
     planes = [_plane_text(info, index, width - 2) for index in _plane_indices(info)]
     lines = [printable(head), *_beside(planes, width)]
     left = _planes(info) - len(planes)
@@ -31,14 +32,10 @@ def mesh_text(info: MeshInfo, width: int = 80) -> str:
 
 def mesh_html(info: MeshInfo) -> str:
     """The mesh as HTML: a table of device ids, rows and columns marked in the hue of their axis."""
-    axes = " &nbsp;".join(
-        f"{svg.axis_mark(name, info)} <code>{axis(name, info)}={size}</code>"
-        for name, size in info.axes.items()
-    )
-    head = f"<p>{axes} &nbsp; {text(words.devices_text(info))}</p>"
+    head = f"<p>{mesh_axes(info)} &nbsp; {text(words.devices_text(info))}</p>"
     planes = [_plane_html(info, index) for index in _plane_indices(info)]
     left = _planes(info) - len(planes)
-    more = f"<p><small>and {count_text(left)} more grids like these</small></p>" if left else ""
+    more = small(f"and {count_text(left)} more grids like these") if left else ""
     return f'<div class="jss">\n{head}\n{"".join(planes)}{more}\n</div>\n'
 
 

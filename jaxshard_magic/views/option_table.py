@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxshard_magic.report import Alternative, Report
-from jaxshard_magic.views.format import UNKNOWN, byte_text, share_text, significant
+from jaxshard_magic.views.format import UNKNOWN, byte_text, share_text, with_unit
 
 HEADS = {
     "peak": "Bytes on the fullest device at its peak",
@@ -58,9 +58,4 @@ def flops_text(n: float | None) -> str:
     """
     if n is None:
         return UNKNOWN
-    value, prefix = float(n), ""
-    for prefix in ("", "k", "M", "G", "T", "P", "E"):
-        if value < 999.5 or prefix == "E":
-            break
-        value /= 1000
-    return f"{significant(value)} {prefix}".rstrip()
+    return " ".join(with_unit(float(n), ("", "k", "M", "G", "T", "P", "E"), 1000, 3)).rstrip()

@@ -3,18 +3,18 @@
 Devices are told by their position in the mesh, axes by their index, so that the browser only counts.
 """
 
-import json
 import re
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
-from jaxshard_magic.report import Buffer, Collective, DeviceMemory, Leaf, Memory, Report, Source
+from jaxshard_magic.report import Buffer, Collective, Leaf, Memory, Report, Source
+from jaxshard_magic.report.parts import cut_of, finite
 from jaxshard_magic.views import device_memory, leaf_rows, marks, option_table, words
 from jaxshard_magic.views.device_stages import Stages, stages
-from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable, share_text
+from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable
+from jaxshard_magic.views.packing import axis_numbers, compressed, span_pairs
 from jaxshard_magic.views.source_lines import place, source_of
 from jaxshard_magic.views.timeline.payload import pipeline_payload
 
@@ -27,15 +27,12 @@ _IN_PATH, _GOES_ON = re.compile(r"[\w.\[\]]"), re.compile(r"[\w\[]|\.\w")
 
 def packed(report: Report) -> bytes:
     """The payload as compact JSON in UTF-8, compressed with zlib."""
-    text = json.dumps(
-        payload(report), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_number
-    )
-    return zlib.compress(text.encode(), 4)
+    return compressed(payload(report), 4)
 
 
 def payload(report: Report) -> dict[str, Any]:
     """What the report's widget shows, as data that JSON can hold. Names are plain text, never markup."""
-    index = axis_index(report)
+    index = axis_numbers(report.mesh.axes, [report])
     memory = _memory(report)
     return {
         "v": VERSION,
@@ -45,7 +42,7 @@ def payload(report: Report) -> dict[str, Any]:
             "devices": list(devices(report)),
             "text": printable(words.devices_text(report.mesh)),
         },
-        "verdict": {"ok": (said := words.verdict(report)).ok, "spans": _spans(said.spans)},
+        "verdict": {"ok": (said := words.verdict(report)).ok, "spans": span_pairs(said.spans)},
         "notes": [printable(note) for note in words.notes(report)],
         "check": _check(report),
         "time": _time(report, index),
@@ -66,19 +63,6 @@ def payload(report: Report) -> dict[str, Any]:
     }
 
 
-def axis_index(report: Report) -> dict[str, int]:
-    """The mesh's axes in order, then those that only a spec or a collective names."""
-    names = dict.fromkeys(report.mesh.axes)
-    for leaf in report.leaves:
-        for entry in leaf.spec:
-            names.update(dict.fromkeys(_axes(entry)))
-        names.update(dict.fromkeys(leaf.within))
-        names.update(dict.fromkeys(leaf.wanted))
-    for c in report.collectives or ():
-        names.update(dict.fromkeys(c.axes or ()))
-    return {axis: i for i, axis in enumerate(names)}
-
-
 def devices(report: Report) -> Sequence[int]:
     """Device ids in the mesh's order."""
     return report.mesh.devices or range(prod(report.mesh.axes.values()))
@@ -87,14 +71,6 @@ def devices(report: Report) -> Sequence[int]:
 def tab_ids(report: Report) -> list[str]:
     """The views that this report has something for."""
     return [tab["id"] for tab in _tabs(report, bool(report.memory and report.memory.per_device))]
-
-
-def _axes(entry: str | Sequence[str] | None) -> Sequence[str]:
-    return (entry,) if isinstance(entry, str) else entry or ()
-
-
-def _spans(spans: Iterable[words.Span]) -> list[list[str]]:
-    return [[printable(span.text), span.kind] for span in spans if span.text]
 
 
 def _title(report: Report) -> dict[str, str | None]:
@@ -107,11 +83,10 @@ def _title(report: Report) -> dict[str, str | None]:
 
 
 def _check(report: Report) -> dict[str, Any] | None:
-    lines = words.check_lines(report)
     if report.check is None:
         return None
-    said = [[printable(line), [printable(path) for path in paths]] for line, paths in lines]
-    return {"passed": report.check.passed, "lines": said}
+    lines = [[printable(line), list(map(printable, paths))] for line, paths in words.check_lines(report)]
+    return {"passed": report.check.passed, "lines": lines}
 
 
 def _options(report: Report) -> dict[str, Any] | None:
@@ -179,10 +154,7 @@ def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:
 
 
 def _communication_number(report: Report) -> str:
-    timing = report.timing
-    if timing and timing.predicted_step_s and timing.communication_s is not None:
-        return share_text(timing.communication_s / timing.predicted_step_s)
-    return words.sent_text(report.collectives or ())
+    return words.communication_share(report) or words.sent_text(report.collectives or ())
 
 
 def _leaves(leaves: Sequence[Leaf], index: Mapping[str, int]) -> dict[str, list[Any]]:
@@ -205,8 +177,7 @@ def _leaves(leaves: Sequence[Leaf], index: Mapping[str, int]) -> dict[str, list[
 
 
 def _spec(leaf: Leaf, index: Mapping[str, int]) -> list[list[int]]:
-    dims = [[index[axis] for axis in _axes(entry)] for entry in leaf.spec[: len(leaf.shape)]]
-    return dims + [[]] * (len(leaf.shape) - len(dims))
+    return [[index[axis] for axis in axes] for axes in cut_of(leaf.spec, len(leaf.shape))]
 
 
 def _short(report: Report, index: Mapping[str, int]) -> dict[str, dict[str, Any]]:
@@ -284,15 +255,18 @@ def _memory(report: Report) -> dict[str, Any] | None:
     memory = replace(memory, per_device=tuple(rows))
     by_device = {d.device: d for d in rows}
     told = stages(report)
-    columns = ("device", *device_memory.ROLES, "peak", "measured")
+    columns = (*device_memory.ROLES, "peak", "measured")
     most = device_memory.limit(memory)
     return {
         "limit": most,
         "limit_text": None if most is None else limit_text(most),
         "source": "measured" if memory.source == "measured" else "computed",
-        "lead": _spans(words.memory_lead(memory, told.named)),
-        "roles": [role for role in device_memory.ROLES if any(getattr(d, role) for d in rows)],
-        "devices": {c: [_part(by_device.get(d), c, d) for d in position] for c in columns},
+        "lead": span_pairs(words.memory_lead(memory, told.named)),
+        "roles": device_memory.roles(memory),
+        "devices": {
+            "device": list(position),
+            **{c: [getattr(by_device.get(d), c, None) for d in position] for c in columns},
+        },
         "stages": [printable(told.of([d])) for d in position] if told.at else None,
         "groups": _groups(memory, position, told),
         "live": _live(memory, report.sources),
@@ -328,10 +302,6 @@ def _buffer(buffer: Buffer, sources: Sequence[Source]) -> dict[str, Any]:
     }
 
 
-def _part(row: DeviceMemory | None, column: str, device: int) -> int | None:
-    return device if column == "device" else None if row is None else getattr(row, column)
-
-
 def _groups(memory: Memory, position: Mapping[int, int], told: Stages) -> list[dict[str, Any]]:
     return [
         {
@@ -350,7 +320,7 @@ def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] |
     total = words.sent(report) or 0
     order = sorted(report.collectives, key=lambda c: -c.wire_bytes)
     return {
-        "lead": _spans(words.communication_lead(report)),
+        "lead": span_pairs(words.communication_lead(report)),
         "total": total,
         "step_s": sum(s for _, _, s in words.time_parts(report)) or None,
         "rows": [_collective(c, index, total, report.sources) for c in order],
@@ -361,7 +331,6 @@ def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] |
 def _collective(
     c: Collective, index: Mapping[str, int], total: int, sources: Sequence[Source]
 ) -> dict[str, Any]:
-    known = c.seconds is not None and isfinite(c.seconds)
     return {
         "kind": printable(c.kind),
         "axes": None if c.axes is None else [index[axis] for axis in c.axes],
@@ -370,7 +339,7 @@ def _collective(
         "exact": c.exact,
         "bytes": c.bytes,
         "wire_bytes": c.wire_bytes,
-        "seconds": c.seconds if known else None,
+        "seconds": finite(c.seconds),
         "share": c.wire_bytes / total if total else 0,
         "phase": c.phase if c.phase in PHASES else None,
         "what": None if c.what is None else printable(c.what),
@@ -385,8 +354,3 @@ def _source(source: Source) -> dict[str, Any]:
     lines = [[number, printable(line)] for number, line in zip(source.numbers, source.text, strict=True)]
     note = None if source.note is None else printable(source.note)
     return {"name": printable(source.name), "home": source.home, "note": note, "lines": lines}
-
-
-def _number(value: Any) -> int | float:
-    """Numbers of other libraries, which JSON does not know."""
-    return value.item()

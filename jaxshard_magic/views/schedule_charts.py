@@ -5,13 +5,12 @@ Ink and dashes tell the schedules apart, and each line and point has its name be
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil, floor, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxshard_magic.views import words
 from jaxshard_magic.views.chart_labels import Box, named
-from jaxshard_magic.views.svg import DASHES, drawing, number
+from jaxshard_magic.views.svg import DASHES, drawing, label, number
 
 if TYPE_CHECKING:
     from jaxshard_magic.schedule.compare import Row
@@ -144,26 +143,21 @@ def _scale(most: float) -> tuple[float, float]:
     return step / 100, top / 100
 
 
-def _text(x: float, y: float, content: str, more: str = "") -> str:
-    where = f'x="{number(x)}" y="{number(y)}" font-size="{SIZE}" fill="currentColor"'
-    return f"<text {where}{more}>{escape(content)}</text>"
-
-
 def _bubble_axis(plane: _Plane, step: float) -> Iterable[str]:
     for i in range(round(plane.top / step) + 1):
         y = plane.y(i * step)
         yield f'<path d="M{LEFT} {number(y)}H{WIDTH - RIGHT}" {_INK} stroke-opacity=".18"/>'
-        yield _text(LEFT - 6, y + 4, f"{100 * i * step:g}%", ' text-anchor="end" fill-opacity=".8"')
+        yield label(LEFT - 6, y + 4, f"{100 * i * step:g}%", SIZE, ' text-anchor="end" fill-opacity=".8"')
 
 
 def _ticks(places: Sequence[tuple[float, str]], name: str) -> Iterable[str]:
-    right = -1000.0
-    for x, label in places:
-        width = CHARACTER * len(label)
+    right, middle = -1000.0, ' text-anchor="middle" fill-opacity=".8"'
+    for x, tick in places:
+        width = CHARACTER * len(tick)
         if x - width / 2 > right:
-            yield _text(x, HEIGHT - BOTTOM + 15, label, ' text-anchor="middle" fill-opacity=".8"')
+            yield label(x, HEIGHT - BOTTOM + 15, tick, SIZE, middle)
             right = x + width / 2 + 4
-    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, name, ' text-anchor="middle" fill-opacity=".8"')
+    yield label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, name, SIZE, middle)
 
 
 def _line(path: Sequence[tuple[float, float]], on_front: bool, place: int) -> str:
@@ -205,7 +199,7 @@ def _beside(ends: Sequence[tuple[tuple[float, float], str, bool]]) -> Iterable[s
     for ((x, y), name, on_front), place in zip(ordered, places, strict=True):
         if x < edge - 1 or abs(place - y) > 2:
             yield f'<path d="M{number(x + 5)} {number(y)}L{edge + 8} {number(place)}" {_INK} stroke-opacity=".3"/>'
-        yield _text(edge + 10, place + 4, name, _bold(on_front))
+        yield label(edge + 10, place + 4, name, SIZE, _bold(on_front))
 
 
 def _labels(plane: _Plane, points: Sequence[Point]) -> Iterable[str]:
@@ -231,4 +225,4 @@ def _labels(plane: _Plane, points: Sequence[Point]) -> Iterable[str]:
             line = f"M{number(x)} {number(y)}L{number(box.x - 2)} {number(box.y + LINE / 2)}"
             yield f'<path d="{line}" {_INK} stroke-opacity=".4"/>'
         taken.append(box)
-        yield _text(box.x, box.y + LINE - 3, name, _bold(point.on_front))
+        yield label(box.x, box.y + LINE - 3, name, SIZE, _bold(point.on_front))

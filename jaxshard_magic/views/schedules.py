@@ -1,6 +1,5 @@
 """Compared schedules as text for a terminal, and as HTML with two charts."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -8,15 +7,20 @@ from jaxshard_magic.views import schedule_charts as charts
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import UNKNOWN, rounded
 from jaxshard_magic.views.html import SIGNS
-from jaxshard_magic.views.tags import code, joined, section, table
+from jaxshard_magic.views.tags import code, joined, section, small, table
 from jaxshard_magic.views.tags import text as safe
-from jaxshard_magic.views.terminal import pad, plain, wrap
+from jaxshard_magic.views.terminal import fitted, pad, plain, wrap
 
 if TYPE_CHECKING:
     from jaxshard_magic.schedule.compare import Comparison, Row
 
 _HEADS = ("schedule", "chunks", "bubble", "steady", "makespan", "held", "")
 _FRONT = "on the front"
+_NOTES = (
+    "bubble: idle share of all ranks' time, from the first start to the last end; steady: where steps follow each "
+    "other without a barrier; held: microbatches of a whole rank, on the fullest one",
+    f"{_FRONT}: no other has a smaller bubble without holding more",
+)
 _COSTS = {
     "forward": "forward",
     "input_grad": "input gradient",
@@ -28,14 +32,14 @@ _COSTS = {
 
 def to_text(comparison: "Comparison", width: int | None = None) -> str:
     """The comparison in lines of at most `width` columns, the terminal's by default: the figures, then the curves."""
-    columns = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
+    columns = fitted(width)
     figures = [list(_HEADS)]
     figures += [[row.name, *_cells(row), _remark(comparison, row, "!", str)] for row in comparison.rows]
     parts = [
         wrap(lead(comparison), columns),
         wrap(sizes(comparison), columns),
         _columns(figures, columns),
-        [line for note in _notes(comparison) for line in wrap(note, columns)],
+        [line for note in _NOTES for line in wrap(note, columns)],
     ]
     curves = _curves(comparison)
     if len(curves) > 1:
@@ -63,10 +67,10 @@ def to_html(comparison: "Comparison") -> str:
     curves = _curves(comparison)
     parts = [
         f'<p class="jss-verdict"><b>{safe(head)}</b>{holding}{safe(rest)}</p>',
-        f"<p><small>{safe(sizes(comparison))}</small></p>",
+        small(safe(sizes(comparison))),
         *(f'<div style="{side}"><small>{title}</small><br>{chart}</div>' for title, chart in drawn),
         table([(_HEADS[0], "left"), *aligned[1:-1], ("", "wrap")], figures),
-        *(f"<p><small>{safe(note)}</small></p>" for note in _notes(comparison)),
+        *(small(safe(note)) for note in _NOTES),
     ]
     if len(curves) > 1:
         top = [(name, "right" if i else "left") for i, name in enumerate(curves[0])]
@@ -100,9 +104,8 @@ def sizes(comparison: "Comparison") -> str:
         given = getattr(comparison.costs, field)
         if field != "kept_for_weight_grad" or given != 1:
             parts.append(f"{name} {_several(given)}")
-    limit = (
-        "" if comparison.memory_limit is None else f"; memory limit {comparison.memory_limit:g} microbatches"
-    )
+    most = comparison.memory_limit
+    limit = "" if most is None else f"; memory limit {most:g} microbatches"
     return (
         f"{comparison.stages} stages × {comparison.microbatches} microbatches{limit}. Costs of a microbatch on one of "
         f"the model's {comparison.stages} parts: {', '.join(parts)}; a part's chunks share them."
@@ -146,19 +149,9 @@ def _cells(row: "Row") -> list[str]:
 def _remark(comparison: "Comparison", row: "Row", sign: str, marked: Callable[[str], str]) -> str:
     if row.why is not None:
         return marked(row.why.removeprefix(f"{row.name}: "))
-    over = (
-        comparison.memory_limit is not None and (row.peak_microbatches or 0) > comparison.memory_limit + 1e-9
-    )
-    said = [f"{sign} above the limit"] if over else []
-    return ", ".join([*said, _FRONT] if row.on_front else said)
-
-
-def _notes(comparison: "Comparison") -> list[str]:
-    return [
-        "bubble: idle share of all ranks' time, from the first start to the last end; steady: where steps follow each "
-        "other without a barrier; held: microbatches of a whole rank, on the fullest one",
-        f"{_FRONT}: no other has a smaller bubble without holding more",
-    ]
+    most = comparison.memory_limit
+    over = most is not None and (row.peak_microbatches or 0) > most + 1e-9
+    return ", ".join([f"{sign} above the limit"] * over + [_FRONT] * row.on_front)
 
 
 def _curves(comparison: "Comparison") -> list[list[str]]:

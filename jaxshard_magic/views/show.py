@@ -59,30 +59,17 @@ def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
     _show_or_print(_wanted(how), pipeline.to_text(), lambda also: timeline.to_html(pipeline, also), view)
 
 
-def show_comparison(comparison: Comparison, how: str | None = None) -> None:
-    """Display `comparison`, or print it where there is no notebook.
+def show_live(shown: "Comparison | Explorer", how: str | None = None) -> None:
+    """Display a comparison or an explorer, or print it where there is no notebook.
 
     Args:
         how: as for `show`.
     """
 
     def static(also: str) -> str:
-        return f'<div class="{also}">\n{comparison.to_html()}</div>\n' if also else comparison.to_html()
+        return f'<div class="{also}">\n{shown.to_html()}</div>\n' if also else shown.to_html()
 
-    _show_or_print(_wanted(how), comparison.to_text(), static, lambda: _open_view(comparison))
-
-
-def show_explorer(explorer: "Explorer", how: str | None = None) -> None:
-    """Display `explorer`, or print it where there is no notebook.
-
-    Args:
-        how: as for `show`.
-    """
-
-    def static(also: str) -> str:
-        return f'<div class="{also}">\n{explorer.to_html()}</div>\n' if also else explorer.to_html()
-
-    _show_or_print(_wanted(how), explorer.to_text(), static, lambda: _open_view(explorer))
+    _show_or_print(_wanted(how), shown.to_text(), static, lambda: _open_view(shown))
 
 
 def _show_or_print(how: str, text: str, static: Callable[[str], str], make: "Callable[[], LiveView]") -> None:

@@ -4,13 +4,13 @@ Hue is a mesh axis, with a dash pattern each; ink is what the first device holds
 and on #111; a host page may set others through the classes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from math import prod
 
 from jaxshard_magic.report import Leaf, MeshInfo
 from jaxshard_magic.views.colours import BOTH
-from jaxshard_magic.views.format import place_text
+from jaxshard_magic.views.format import place_text, printable
 from jaxshard_magic.views.leaf_rows import copies, cuts
 
 AXES = tuple(BOTH[f"a{i}"] for i in range(4))
@@ -42,6 +42,12 @@ def drawing(width: float, height: float, label: str, marks: Iterable[str]) -> st
 def rect(x: float, y: float, w: float, h: float, paint: str) -> str:
     """A rectangle at (x, y), in px; `paint` are its further attributes."""
     return f'<rect x="{number(x)}" y="{number(y)}" width="{number(w)}" height="{number(h)}" {paint}/>'
+
+
+def label(x: float, y: float, content: str, size: float, more: str = "") -> str:
+    """A text that begins at (x, y), in letters of `size` px; `more` are its further attributes."""
+    where = f'x="{number(x)}" y="{number(y)}" font-size="{size}" fill="currentColor"'
+    return f"<text {where}{more}>{escape(printable(content))}</text>"
 
 
 def axis_index(axis: str, mesh: MeshInfo) -> int:
@@ -176,38 +182,41 @@ def memory_bar(
     return stretched(12 + 2 * top, label, marks)
 
 
-def stretched(height: float, label: str, marks: Iterable[str]) -> str:
-    """A drawing 1000 units wide that takes the width of its cell."""
+def stretched(height: float, label: str, marks: Iterable[str], more: str = "") -> str:
+    """A drawing 1000 units wide that takes the width of its cell; `more` are its further attributes."""
     h = number(height)
     role = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="100%" height="{h}" viewBox="0 0 1000 {h}"'
-        f' preserveAspectRatio="none" {role}>{"".join(marks)}</svg>'
+        f' preserveAspectRatio="none" {role}{more}>{"".join(marks)}</svg>'
     )
 
 
 def share_bar(parts: Sequence[tuple[int | None, float, float]], width: float = 112, height: float = 6) -> str:
     """Parts of a whole side by side: (axis index or None for no axis, share of the width, opacity)."""
-    marks, x = [], 0.0
-    for axis, share, opacity in parts:
-        w = share * width
-        paint = fill(axis) if axis is not None else f'class="jss-grey" fill="{RULE}"'
-        edge = "" if axis is None or opacity == 1 else f' stroke="{AXES[axis]}"'
-        marks.append(rect(x, 0, max(w - 0.5, 0.5), height, f'{paint} fill-opacity="{number(opacity)}"{edge}'))
-        x += w
-    return drawing(width, height, "", marks)
+    edges = ("" if axis is None or opacity == 1 else f' stroke="{AXES[axis]}"' for axis, _, opacity in parts)
+    return drawing(width, height, "", _side_by_side(parts, edges, width, height, 0.5))
 
 
 def whole_bar(parts: Sequence[tuple[int | None, float, float]], height: float = 12) -> str:
     """The same parts as in `share_bar` over the width of their cell."""
-    marks, x = [], 0.0
-    for axis, share, opacity in parts:
+    return stretched(height, "", _side_by_side(parts, [""] * len(parts), 1000, height, 1))
+
+
+def _side_by_side(
+    parts: Sequence[tuple[int | None, float, float]],
+    edges: Iterable[str],
+    width: float,
+    height: float,
+    gap: float,
+) -> Iterator[str]:
+    """The rectangles of `share_bar` with their `edges`, a `gap` behind each."""
+    x = 0.0
+    for (axis, share, opacity), edge in zip(parts, edges, strict=True):
         paint = fill(axis) if axis is not None else f'class="jss-grey" fill="{RULE}"'
-        marks.append(
-            rect(x, 0, max(1000 * share - 1, 1), height, f'{paint} fill-opacity="{number(opacity)}"')
-        )
-        x += 1000 * share
-    return stretched(height, "", marks)
+        paint += f' fill-opacity="{number(opacity)}"{edge}'
+        yield rect(x, 0, max(share * width - gap, gap), height, paint)
+        x += share * width
 
 
 def cell_bar(share: float, paint: str, tick: float | None = None, *, hollow: bool = False) -> str:
@@ -222,8 +231,7 @@ def cell_bar(share: float, paint: str, tick: float | None = None, *, hollow: boo
     if tick is not None:
         line = 'stroke="currentColor" stroke-width="2" vector-effect="non-scaling-stroke"'
         marks.append(f'<path d="M{number(min(995.0, 1000 * tick))} 0V9" {line}/>')
-    shape = 'width="100%" height="9" viewBox="0 0 1000 9" preserveAspectRatio="none" aria-hidden="true"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {shape} style="display:block">{"".join(marks)}</svg>'
+    return stretched(9, "", marks, ' style="display:block"')
 
 
 def range_mark(low: float, middle: float, high: float, width: float = 112) -> str:

@@ -34,6 +34,19 @@ def axis(name: str, mesh: MeshInfo) -> str:
     return f'<b class="jss-a{svg.axis_index(name, mesh)}">{text(name)}</b>'
 
 
+def mesh_axes(mesh: MeshInfo) -> str:
+    """The axes of a mesh with their sizes, each with its mark and in its hue."""
+    return " &nbsp;".join(
+        f"{svg.axis_mark(name, mesh)} <code>{axis(name, mesh)}={size}</code>"
+        for name, size in mesh.axes.items()
+    )
+
+
+def small(content: str) -> str:
+    """A paragraph of small print; empty where `content`, which is HTML, is."""
+    return f"<p><small>{content}</small></p>" if content else ""
+
+
 def cell(content: str, align: str = "left", tag: str = "td", more: str = "") -> str:
     """A table cell; `align` is left, right, or wrap: left, and may break into lines."""
     if align == "wrap":

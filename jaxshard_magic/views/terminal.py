@@ -1,14 +1,20 @@
 """What text for a terminal is written with: columns, padding, wrapping, bars and tables."""
 
+import shutil
 from collections.abc import Iterable, Sequence
 from unicodedata import east_asian_width
 
-from jaxshard_magic.views.format import MINUS, SPACE, UNKNOWN
+from jaxshard_magic.views.format import MINUS, SPACE, UNKNOWN, printable
 
 EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 
 _TERMINAL = str.maketrans({MINUS: "-", UNKNOWN: "-"})
 _SPACES = str.maketrans({SPACE: " ", "\u00a0": " "})
+
+
+def fitted(width: int | None) -> int:
+    """Columns of a text: `width`, the terminal's own where that is None, held between 60 and 100."""
+    return max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
 
 
 def printed(lines: Iterable[str]) -> str:
@@ -64,6 +70,11 @@ def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
             line, word = rest, word[len(piece) :]
         line, empty = (line + word if empty else f"{line} {word}"), False
     return [*lines, line]
+
+
+def wrapped(texts: Iterable[str], width: int, first: str = "", rest: str = "") -> list[str]:
+    """The lines of `texts` below each other, each broken by `wrap`, with the minus and the dash of a keyboard."""
+    return [line for text in texts for line in wrap(plain(printable(text)), width, first, rest)]
 
 
 def bar(share: float, width: int) -> str:

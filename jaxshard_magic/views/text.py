@@ -1,10 +1,10 @@
 """A report as text for a terminal, 60 to 100 columns wide."""
 
-import shutil
 from collections.abc import Sequence
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Advice, DeviceMemory, Memory, Report
+from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import device_memory, leaf_rows, option_table, words
 from jaxshard_magic.views.device_stages import stages
@@ -20,7 +20,7 @@ from jaxshard_magic.views.format import (
     share_text,
     type_text,
 )
-from jaxshard_magic.views.terminal import bar, cells, clip, pad, plain, printed, shorten, table, wrap
+from jaxshard_magic.views.terminal import bar, cells, clip, fitted, pad, plain, printed, shorten, table, wrap
 from jaxshard_magic.views.timeline import text as timeline_text
 
 SIGNS = {"error": "x", "warning": "!", "info": "i"}
@@ -41,8 +41,7 @@ TRACED = "Lines that move data"
 
 def render(report: Report, width: int | None = None, leaves: str | int = 8) -> str:
     """The report as lines of at most `width` columns; a fix to paste is never broken."""
-    columns = shutil.get_terminal_size().columns if width is None else width
-    columns = max(60, min(100, columns))
+    columns = fitted(width)
     if leaves != "all" and not isinstance(leaves, int):
         raise ShardError(f"leaves is {leaves!r}; it is a number, or 'all' for every leaf")
     largest = None if isinstance(leaves, str) else leaves
@@ -64,7 +63,7 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
 
 def _header(report: Report, width: int) -> list[str]:
     first = [report.strategy, words.options_text(report)]
-    second = [words.mesh_text(report.mesh), words.devices_text(report.mesh, "x")]
+    second = [mesh_text(report.mesh.axes), words.devices_text(report.mesh, "x")]
     name = printable(report.name) if report.name != report.strategy else ""
     lines = [printable("   ".join(p for p in [*first, *second] if p))]
     if cells(lines[0]) > width:
@@ -113,8 +112,8 @@ def _options(report: Report, width: int) -> list[str]:
 def _advice(advice: Sequence[Advice], width: int) -> list[str]:
     lines = []
     for a in advice:
-        said = a.message if not a.fix else f"{a.message} Fix:"
-        lines += wrap(plain(printable(said)), width, f"{SIGNS.get(a.level, 'i')} ", "  ")
+        message = a.message if not a.fix else f"{a.message} Fix:"
+        lines += wrap(plain(printable(message)), width, f"{SIGNS.get(a.level, 'i')} ", "  ")
         lines += ["    " + printable(line) for line in (a.fix or "").splitlines()]
     return lines
 
@@ -142,7 +141,7 @@ def _memory(report: Report, width: int) -> list[str]:
         values.append(plain(held) + (" each" if len(g.devices) > 1 and d.peak is not None else ""))
     label_width, value_width = max(map(cells, labels)), max(map(cells, values))
     room = width - label_width - value_width - 6
-    full = max([most or 0, *(max(device_memory.bytes_at_peak(g.most), _stacked(g.most)) for g in groups)])
+    full = max([most or 0, *(device_memory.length(g.most) for g in groups)])
     for g, label, value in zip(shown, labels, values, strict=True):
         lines.append(f"  {pad(label, label_width, 'right')}  {_stack(g.most, most, full, room)}  {value}")
     left = sum(len(g.devices) for g in groups[MEMORY_ROWS:])
@@ -164,10 +163,6 @@ def _buffers(memory: Memory, width: int) -> list[str]:
         "line": [plain(UNKNOWN) if b.line is None else str(b.line) for b in shown],
     }
     return table(columns, ("at the peak", "what"))
-
-
-def _stacked(device: DeviceMemory) -> int:
-    return sum(size for _, size in device_memory.segments(device))
 
 
 def _stack(device: DeviceMemory, limit: int | None, full: int, width: int) -> str:
@@ -319,14 +314,14 @@ def _leaves(report: Report, width: int, largest: int | None) -> list[str]:
 
 
 def _reason(r: leaf_rows.Row, width: int, always: bool) -> list[str]:
-    said = ": ".join(filter(None, [leaf_rows.not_cut(r), r.leaf.why]))
-    return wrap(plain(printable(said)), width, "    ", "    ") if said and (always or r.leaf.wanted) else []
+    why = ": ".join(filter(None, [leaf_rows.not_cut(r), r.leaf.why]))
+    return wrap(plain(printable(why)), width, "    ", "    ") if why and (always or r.leaf.wanted) else []
 
 
 def _check(report: Report, width: int) -> list[str]:
     lines = []
-    for said, paths in words.check_lines(report):
-        lines += wrap(plain(printable(said)), width)
+    for sentence, paths in words.check_lines(report):
+        lines += wrap(plain(printable(sentence)), width)
         lines += ["  " + shorten(printable(p), width - 2) for p in paths[:12]]
         if len(paths) > 12:
             lines.append(f"  and {count_text(len(paths) - 12)} more")

@@ -9,8 +9,8 @@ from jaxshard_magic.views.choice.text import about, notes, runs, shares
 from jaxshard_magic.views.comparison import chart, data, html
 from jaxshard_magic.views.format import count_text, printable
 from jaxshard_magic.views.page import document
-from jaxshard_magic.views.tags import axis, cell, joined, row, section, text
-from jaxshard_magic.views.words import choice as said
+from jaxshard_magic.views.tags import axis, cell, joined, row, section, small, text
+from jaxshard_magic.views.words import choice as phrases
 
 MOST_ROWS = 40  # candidates that were not compiled
 _HEADS = (
@@ -25,34 +25,32 @@ def to_html(choice: Choice) -> str:
     """The choice as a fragment to stand in a notebook or a page, without script."""
     lead = "".join(
         f"<b>{tree.typed(span.text)}</b>" if span.kind == "strong" else tree.typed(span.text)
-        for span in said.choice_lead(choice)
+        for span in phrases.choice_lead(choice)
     )
-    agreed = f"<p>{tree.typed(said.agreement(choice))}</p>" if choice.path else ""
+    agreed = f"<p>{tree.typed(phrases.agreement(choice))}</p>" if choice.path else ""
     compiled = [html.trials(choice.comparison), chart.scatter(choice.comparison)]
-    below = notes(choice)
     parts = [
         f'<p class="jss-verdict">{lead}</p>',
-        f"<p><small>{text(about(choice))} {text(said.choice_counts(choice))}</small></p>",
+        small(f"{text(about(choice))} {text(phrases.choice_counts(choice))}"),
         section(tree.TITLE, tree.tree(choice.path), agreed) if choice.path else "",
         section("Compiled", *compiled) if choice.comparison.trials else "",
         _others_table(choice),
         "".join(f"<p>Run {name} as <code>{tree.typed(line)}</code></p>\n" for name, line in runs(choice)),
-        f"<p><small>{'<br>'.join(map(text, below))}</small></p>" if below else "",
+        small("<br>".join(map(text, notes(choice)))),
     ]
     return f'<div class="jss">\n{joined(parts)}\n</div>\n'
 
 
 def _others_table(choice: Choice) -> str:
     """A row for each candidate that was not compiled, under what ruled it out; folded where others were compiled."""
-    groups = said.not_compiled(choice)
+    groups = phrases.not_compiled(choice)
     if not groups:
         return ""
     mesh, rows = _axes_of(choice), list[str]()
     for (outcome, group), kept in zip(groups, shares([len(g) for _, g in groups], MOST_ROWS), strict=True):
-        rows.append(_whole(f"<b>{text(said.fate_text(choice, outcome, len(group)))}</b>"))
-        rows += [
-            each for candidates, why in said.by_reason(group, kept) for each in _rows(candidates, why, mesh)
-        ]
+        rows.append(_whole(f"<b>{text(phrases.fate_text(choice, outcome, len(group)))}</b>"))
+        for candidates, why in phrases.by_reason(group, kept):
+            rows += _rows(candidates, why, mesh)
         if kept < len(group):
             rows.append(_whole(f"<small>and {count_text(len(group) - kept)} more</small>"))
     heads = row(cell(name, align, "th", f' width="{width}"') for name, align, width in _HEADS)
@@ -84,15 +82,15 @@ def _rows(candidates: Sequence[Considered], why: str, mesh: MeshInfo) -> list[st
 
 
 def _row(candidate: Considered, mesh: MeshInfo) -> str:
-    needs, arrays = said.needs_text(candidate)
-    options = said.options_of(candidate)
+    needs, arrays = phrases.needs_text(candidate)
+    options = phrases.options_of(candidate)
     name = f"<b>{tree.typed(candidate.strategy)}</b>" + (f" {tree.typed(options)}" if options else "")
     on = " ".join(_sized(name, size, mesh) for name, size in candidate.mesh.items())
     more = f"<br><small>{arrays}</small>" if arrays else ""
     columns = (
         f"<code>{name}</code>",
         f"<code>{on}</code>",
-        said.bound_text(candidate),
+        phrases.bound_text(candidate),
         needs + more,
     )
     top = ' valign="top"'

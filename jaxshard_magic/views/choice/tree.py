@@ -5,21 +5,18 @@ The way that this step takes is strong, the others are quiet; where an answer is
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from jaxshard_magic.report.choice import Question
 from jaxshard_magic.views.format import printable
 from jaxshard_magic.views.svg import drawing, number, rect
+from jaxshard_magic.views.svg import label as svg_text
 from jaxshard_magic.views.tags import joined, table, text, unbroken
 from jaxshard_magic.views.terminal import wrap
 from jaxshard_magic.views.words.choice import because, steps
 
 WIDTH, BOX, LEAF = 584, 392, 128  # px: of the whole, of a question, of what an answer leads to
-PAD, GAP, SPINE = (
-    9,
-    26,
-    24,
-)  # px inside a box, between questions, and from the left to the line that joins them
+PAD, GAP = 9, 26  # px inside a box, and between questions
+SPINE = 24  # px from the left to the line that joins questions
 LETTERS, SMALL = 12, 11  # px
 LINE = 16  # px from line to line
 LONG = 24  # letters from which on a word may be broken
@@ -157,11 +154,6 @@ def _height(each: Node) -> float:
     return max(own, beside)
 
 
-def _write(x: float, y: float, said: str, size: float, more: str = "") -> str:
-    where = f'x="{number(x)}" y="{number(y)}" font-size="{size}" fill="currentColor"'
-    return f"<text {where}{more}>{escape(said)}</text>"
-
-
 def _question(each: Node, y: float, height: float) -> Iterator[str]:
     yield rect(1, y, BOX - 1, height, f'fill="none" {_LINES[each.way]}')
     asks, figures = _texts(each)
@@ -170,7 +162,7 @@ def _question(each: Node, y: float, height: float) -> Iterator[str]:
     for i, line in enumerate((*asks, *figures)):
         first = i < len(asks)
         weight = _BOLD if first and each.way == STRONG else ""
-        yield _write(PAD, at + LINE * i, line, LETTERS if first else SMALL, ink + weight)
+        yield svg_text(PAD, at + LINE * i, line, LETTERS if first else SMALL, ink + weight)
 
 
 def _leaves(each: Node, y: float, height: float) -> Iterator[str]:
@@ -181,11 +173,11 @@ def _leaves(each: Node, y: float, height: float) -> Iterator[str]:
         left, middle, strong = WIDTH - LEAF, top + size / 2, branch.way == STRONG
         ink = _INK[branch.way] + _BOLD * strong
         yield f'<path d="M{BOX} {number(middle)}H{left}" {_LINES[branch.way]}/>'
-        yield _write((BOX + left) / 2, middle - 6, branch.answer, SMALL, _MIDDLE + ink)
+        yield svg_text((BOX + left) / 2, middle - 6, branch.answer, SMALL, _MIDDLE + ink)
         paint = 'fill="currentColor" fill-opacity=".1"' if strong else 'fill="none"'
         yield rect(left, top, LEAF - 1, size, f"{paint} {_LINES[branch.way]}")
         for i, line in enumerate(lines):
-            yield _write(left + PAD, top + LINE * i + 16, line, LETTERS, _MONO + ink)
+            yield svg_text(left + PAD, top + LINE * i + 16, line, LETTERS, _MONO + ink)
         top += size + 8
 
 
@@ -194,7 +186,7 @@ def _onward(onward: Sequence[Branch], y: float) -> Iterator[str]:
     way = min((branch.way for branch in onward), key=(STRONG, UNSURE, QUIET).index)
     answer = " or ".join(branch.answer for branch in onward)
     yield f'<path d="M{SPINE} {number(y)}v{GAP}" {_LINES[way]}/>'
-    yield _write(SPINE + 8, y + GAP / 2 + 4, answer, SMALL, _INK[way] + _BOLD * (way == STRONG))
+    yield svg_text(SPINE + 8, y + GAP / 2 + 4, answer, SMALL, _INK[way] + _BOLD * (way == STRONG))
 
 
 def _folded(path: Sequence[Question]) -> str:

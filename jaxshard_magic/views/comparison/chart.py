@@ -13,8 +13,8 @@ from jaxshard_magic.views.chart_labels import named
 from jaxshard_magic.views.comparison import data
 from jaxshard_magic.views.comparison.axes import Plane, axes
 from jaxshard_magic.views.comparison.labels import LINE, Label, labels
-from jaxshard_magic.views.format import byte_text, count_text, limit_text, printable, seconds_text
-from jaxshard_magic.views.svg import LIMIT, drawing, number
+from jaxshard_magic.views.format import byte_text, count_text, limit_text, more_text, printable, seconds_text
+from jaxshard_magic.views.svg import LIMIT, drawing, label, number
 from jaxshard_magic.views.tags import unbroken
 
 WIDTH, HEIGHT, MORE_HEIGHT = 584, 248, 340
@@ -41,7 +41,7 @@ def scatter(comparison: Comparison) -> str:
         *_limit(plane, limit),
         *_front(plane, points),
         *(mark for point in points for mark in _point(plane, point)),
-        *(mark for label in names for mark in _name(plane, label)),
+        *(mark for name in names for mark in _name(plane, name)),
     ]
     told = "; ".join(
         f"{named(p.names, 99)} {seconds_text(p.seconds)} {byte_text(p.peak)}{', on the front' * p.on_front}"
@@ -59,7 +59,7 @@ def _how_to_read(comparison: Comparison, points: Sequence[data.Point], unnamed: 
     """What is on the front, and what the marks are."""
     front = [name for point in points if point.on_front for name in point.names]
     if front:
-        more = f" and {count_text(len(front) - MOST_NAMED)} more" if len(front) > MOST_NAMED else ""
+        more = more_text(len(front), MOST_NAMED)
         names = ", ".join(f"<b>{unbroken(name)}</b>" for name in front[:MOST_NAMED])
         yield f"On the Pareto front, solid: {names}{more}. No trial is both faster and smaller."
     if any(not point.usable for point in points):
@@ -68,7 +68,7 @@ def _how_to_read(comparison: Comparison, points: Sequence[data.Point], unnamed: 
     if untimed:
         names = words.trial_names(comparison)
         left = ", ".join(unbroken(names[t.key].text) for t in untimed[:MOST_NAMED])
-        more = f" and {count_text(len(untimed) - MOST_NAMED)} more" if len(untimed) > MOST_NAMED else ""
+        more = more_text(len(untimed), MOST_NAMED)
         yield f"Without a {comparison.source} step time, and not drawn: {left}{more}."
     if unnamed == 1:
         yield "One point has no room for its name; the table has it."
@@ -77,8 +77,7 @@ def _how_to_read(comparison: Comparison, points: Sequence[data.Point], unnamed: 
 
 
 def _text(x: float, y: float, content: str, more: str = "") -> str:
-    where = f'x="{number(x)}" y="{number(y)}" font-size="{SIZE}" fill="currentColor"'
-    return f"<text {where}{more}>{escape(printable(content))}</text>"
+    return label(x, y, content, SIZE, more)
 
 
 def _grid(plane: Plane) -> Iterator[str]:
@@ -139,11 +138,11 @@ def _point(plane: Plane, point: data.Point) -> Iterator[str]:
     yield f'<circle {where} {paint} stroke="currentColor" stroke-width="1.4">{title}</circle>'
 
 
-def _name(plane: Plane, label: Label) -> Iterator[str]:
+def _name(plane: Plane, name: Label) -> Iterator[str]:
     """A name, with a line to it where it stands away from its point."""
-    point, box = label.point, label.box
-    if label.end is not None:
-        x, y = label.end
+    point, box = name.point, name.box
+    if name.end is not None:
+        x, y = name.end
         path = f"M{number(plane.x(point.seconds))} {number(plane.y(point.peak))}L{number(x)} {number(y)}"
         yield f'<path d="{path}" {_INK} stroke-opacity=".35"/>'
-    yield _text(box.x, box.y + LINE - 3, label.text, _MONO + ("" if point.on_front else ' fill-opacity=".8"'))
+    yield _text(box.x, box.y + LINE - 3, name.text, _MONO + ("" if point.on_front else ' fill-opacity=".8"'))

@@ -2,10 +2,10 @@
 memory against step time, and the line that runs each again."""
 
 from dataclasses import dataclass
-from math import isfinite
 
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.report.parts import finite, mesh_text
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.comparison import chart, data
 from jaxshard_magic.views.comparison.text import left_out
@@ -13,7 +13,7 @@ from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, printabl
 from jaxshard_magic.views.html import SIGNS
 from jaxshard_magic.views.option_table import flops_text
 from jaxshard_magic.views.page import document
-from jaxshard_magic.views.tags import axis, joined, row, section, table, text, unbroken
+from jaxshard_magic.views.tags import axis, joined, row, section, small, table, text, unbroken
 
 _SIGNS = SIGNS | {"ok": "\u2714\ufe0e"}
 _SPACE = "padding:4px 8px 4px 0"
@@ -31,11 +31,11 @@ def to_html(comparison: Comparison) -> str:
     notes = [*words.comparison_notes(comparison), *left_out(comparison)]
     parts = [
         f'<p class="jss-verdict">{lead}</p>',
-        f"<p><small>{text(words.comparison_about(comparison))}</small></p>",
+        small(text(words.comparison_about(comparison))),
         trials(comparison),
         chart.scatter(comparison),
         again(comparison),
-        f"<p><small>{'<br>'.join(map(text, notes))}</small></p>" if notes else "",
+        small("<br>".join(map(text, notes))),
     ]
     return f'<div class="jss">\n{joined(parts)}\n</div>\n'
 
@@ -67,10 +67,8 @@ def trials(comparison: Comparison) -> str:
     """A row for each trial; of one that could not run, why and what would change that."""
     if not comparison.trials:
         return ""
-    limit, times = (
-        data.limit_of(comparison),
-        [comparison.seconds(t) or t.predicted for t in comparison.trials],
-    )
+    limit = data.limit_of(comparison)
+    times = (finite(comparison.seconds(t) or t.predicted) for t in comparison.trials)
     shown = _Shown(
         comparison,
         data.sent_of(comparison),
@@ -78,7 +76,7 @@ def trials(comparison: Comparison) -> str:
         words.trial_names(comparison),
         any(trial.bubble is not None for trial in comparison.trials),
         max([limit or 1, *(trial.peak or 0 for trial in comparison.trials)]),
-        max((s for s in times if s is not None and isfinite(s)), default=0.0),
+        max((s for s in times if s is not None), default=0.0),
     )
     rows = joined(_row(shown, trial) for trial in data.in_order(comparison))
     heads = _heads(shown, limit)
@@ -145,7 +143,7 @@ def _name(shown: _Shown, trial: Trial) -> str:
     """Strategy and options, and below them the mesh, each axis in its hue."""
     name = shown.names[trial.key]
     mesh = " ".join(f"{axis(a, shown.mesh)}={size}" for a, size in trial.mesh.items())
-    space = ";white-space:nowrap" if len(words.trial_mesh(trial)) <= _FEW else ""
+    space = ";white-space:nowrap" if len(mesh_text(trial.mesh)) <= _FEW else ""
     options = f" {unbroken(name.options)}" if name.options else ""
     return (
         f"<code><b>{text(name.strategy)}</b>{options}</code><br>"

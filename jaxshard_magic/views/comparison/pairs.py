@@ -6,12 +6,12 @@ Each part is there for every trial; the browser lays two of them side by side.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any
 
 from jaxshard_magic.report import Collective, Leaf, Report
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.held import held
+from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views import device_memory, leaf_rows
 from jaxshard_magic.views.format import place_parts, printable, type_parts
 
@@ -119,10 +119,8 @@ def _lies(leaves: Sequence[Leaf], known: dict[Parts, int]) -> tuple[int | None, 
 
 def _memory(report: Report) -> dict[str, int | None] | None:
     """By role on the device that is fullest at its peak."""
-    if report.memory is None or not report.memory.per_device:
-        return None
-    most = device_memory.groups(report.memory)[0].most
-    return {role: getattr(most, role) for role in (*device_memory.ROLES, "peak")}
+    most = device_memory.fullest(report.memory)
+    return most and {role: getattr(most, role) for role in (*device_memory.ROLES, "peak")}
 
 
 def _moved(report: Report, index: Mapping[str, int]) -> list[list[Any]] | None:
@@ -148,9 +146,5 @@ def _moved(report: Report, index: Mapping[str, int]) -> list[list[Any]] | None:
 
 
 def _sum(seconds: Iterable[float | None]) -> float | None:
-    total = 0.0
-    for each in seconds:
-        if each is None or not isfinite(each):
-            return None
-        total += each
-    return total
+    known = [finite(each) for each in seconds]
+    return None if None in known else sum(filter(None, known), 0.0)

@@ -1,15 +1,14 @@
 """A comparison as the widget reads it: every trial as numbers and texts, and what two of them can differ in."""
 
-import json
-import zlib
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views.comparison import data
 from jaxshard_magic.views.comparison.pairs import pairs
 from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, printable, seconds_text
+from jaxshard_magic.views.packing import axis_numbers, compressed, span_pairs
 from jaxshard_magic.views.words import comparison as words
 from jaxshard_magic.views.words import percent_text
 
@@ -18,18 +17,18 @@ VERSION = 1
 
 def packed_comparison(comparison: Comparison) -> bytes:
     """The payload as compact JSON in UTF-8, compressed with zlib."""
-    text = json.dumps(payload(comparison), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return zlib.compress(text.encode(), 6)
+    return compressed(payload(comparison))
 
 
 def payload(comparison: Comparison) -> dict[str, Any]:
     """What the comparison's widget shows, as data that JSON can hold. Names are plain text, never markup."""
-    index, sent = axis_index(comparison), data.sent_of(comparison)
+    reports = filter(None, (trial.report for trial in comparison.trials))
+    index, sent = axis_numbers(data.axes_of(comparison).axes, reports), data.sent_of(comparison)
     limit = data.limit_of(comparison)
     names, front = words.trial_names(comparison), {id(trial) for trial in comparison.front}
     return {
         "v": VERSION,
-        "lead": [[printable(span.text), span.kind] for span in words.comparison_lead(comparison)],
+        "lead": span_pairs(words.comparison_lead(comparison)),
         "about": printable(words.comparison_about(comparison)),
         "notes": [printable(note) for note in words.comparison_notes(comparison)],
         "axes": [printable(axis) for axis in index],
@@ -54,19 +53,6 @@ def payload(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def axis_index(comparison: Comparison) -> dict[str, int]:
-    """The mesh axes of all trials in their order, then those that only a leaf or a collective names."""
-    names = dict.fromkeys(data.axes_of(comparison).axes)
-    for report in filter(None, (trial.report for trial in comparison.trials)):
-        for leaf in report.leaves:
-            for entry in leaf.spec:
-                names.update(dict.fromkeys((entry,) if isinstance(entry, str) else entry or ()))
-            names.update(dict.fromkeys(leaf.within))
-        for c in report.collectives or ():
-            names.update(dict.fromkeys(c.axes or ()))
-    return {axis: i for i, axis in enumerate(names)}
-
-
 def first_shown(comparison: Comparison) -> int | None:
     """The position of the trial to show at first: the fastest, else the smallest; None where there is no answer."""
     best = comparison.fastest or comparison.smallest
@@ -80,7 +66,7 @@ def _over(name: str, index: Mapping[str, int]) -> list[int] | None:
 
 
 def _trial(comparison: Comparison, trial: Trial, name: words.Name, sent: data.Sent) -> dict[str, Any]:
-    seconds, failed = _finite(comparison.seconds(trial)), data.failed(trial)
+    seconds, failed = finite(comparison.seconds(trial)), data.failed(trial)
     sizes, check = sent.of(trial), None if trial.report is None else trial.report.check
     return {
         "name": printable(name.strategy),
@@ -97,13 +83,13 @@ def _trial(comparison: Comparison, trial: Trial, name: words.Name, sent: data.Se
         "seconds": seconds,
         "seconds_text": words.step_text(comparison, trial),
         "apart": words.is_predicted(comparison, trial),
-        "tail": _finite(words.tail(comparison, trial)),
+        "tail": finite(words.tail(comparison, trial)),
         "sent": sizes,
         "sent_text": [UNKNOWN if size is None else sent.text(size) for size in sizes],
-        "bubble": _finite(trial.bubble),
+        "bubble": finite(trial.bubble),
         "bubble_text": percent_text(trial.bubble),
         "same": _answer(words.same_answer(trial)),
-        "differs": None if check is None else _finite(words.largest_difference(check)),
+        "differs": None if check is None else finite(words.largest_difference(check)),
         "point": not failed and seconds is not None and trial.peak is not None,
         "facts": [[term, printable(told)] for term, told in _facts(comparison, trial)],
     }
@@ -128,7 +114,3 @@ def _facts(comparison: Comparison, trial: Trial) -> list[tuple[str, str]]:
         share = words.limit_share(trial)
         told.append(("peak", f"{byte_text(trial.peak)}{f', {share} of the limit' if share else ''}"))
     return [*told, ("front", words.front_text(comparison, trial))]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None

@@ -1,14 +1,14 @@
 """A comparison of strategies for a terminal: its answers, a row for each trial, and the line that runs each again."""
 
-import shutil
 from collections.abc import Sequence
 
 from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views import words
 from jaxshard_magic.views.comparison import data
-from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, limit_text, printable, seconds_text
+from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, more_text, printable, seconds_text
 from jaxshard_magic.views.option_table import flops_text
-from jaxshard_magic.views.terminal import cells, clip, plain, printed, table, wrap
+from jaxshard_magic.views.terminal import cells, clip, fitted, plain, printed, table, wrapped
 
 LEFT_ROWS = 12
 _FRONT = "* on the Pareto front: no trial is both faster and smaller"
@@ -18,23 +18,19 @@ _SEVERAL = "What goes over several axes at once, less than 0.1% of what a trial 
 def to_text(comparison: Comparison, width: int | None = None) -> str:
     """The comparison in lines of at most `width` columns, the terminal's by default, held between 60 and 100; a line to
     paste is never broken."""
-    room = max(60, min(100, shutil.get_terminal_size().columns if width is None else width))
+    room = fitted(width)
     lead = "".join(span.text for span in words.comparison_lead(comparison))
     limit = data.limit_of(comparison)
     about = words.comparison_about(comparison) + (f" Memory limit {limit_text(limit)}." if limit else "")
     notes = [*words.comparison_notes(comparison), *left_out(comparison)]
     parts = [
-        [line for said in (lead, about) for line in _wrapped(said, room)],
+        wrapped((lead, about), room),
         *figures(comparison, room),
         failures(comparison, room),
         _again(comparison),
-        [line for note in notes for line in _wrapped(note, room)],
+        wrapped(notes, room),
     ]
     return "\n\n".join(printed(part) for part in parts if part)
-
-
-def _wrapped(said: str, room: int, first: str = "", rest: str = "") -> list[str]:
-    return wrap(plain(printable(said)), room, first, rest)
 
 
 def left_out(comparison: Comparison) -> list[str]:
@@ -42,11 +38,7 @@ def left_out(comparison: Comparison) -> list[str]:
     left = [_SEVERAL] if data.sent_of(comparison).left_out else []
     if comparison.left:
         names = "; ".join(comparison.left[:LEFT_ROWS])
-        more = (
-            f" and {count_text(len(comparison.left) - LEFT_ROWS)} more"
-            if len(comparison.left) > LEFT_ROWS
-            else ""
-        )
+        more = more_text(len(comparison.left), LEFT_ROWS)
         left.append(f"Not tried: {names}{more}.")
     return left
 
@@ -106,7 +98,7 @@ def _amounts(comparison: Comparison, shown: Sequence[Trial], most: int) -> dict[
     """The mesh, and what is sent, idle and computed, in at most so many columns each."""
     sent, bubbles = data.sent_of(comparison), [words.percent_text(t.bubble) for t in shown]
     columns = {
-        "mesh": [clip(printable(words.trial_mesh(t)), most) for t in shown],
+        "mesh": [clip(printable(mesh_text(t.mesh)), most) for t in shown],
         f"sent, {sent.unit}": [clip(_sent(sent, t), most) for t in shown],
         "bubble": bubbles,
         "FLOPs": [flops_text(data.flops_of(t)) for t in shown],
@@ -129,9 +121,10 @@ def failures(comparison: Comparison, room: int) -> list[str]:
     names, lines = words.trial_names(comparison), list[str]()
     for trial in data.in_order(comparison):
         if data.failed(trial):
-            mesh = "" if names[trial.key].mesh else f" ({words.trial_mesh(trial)})"
-            said = f"{names[trial.key].text}{mesh}: {trial.why or 'no report'}"
-            lines += _wrapped(f"{said.rstrip('.')}. Fix:" if trial.fix else said, room, "x ", "  ")
+            mesh = "" if names[trial.key].mesh else f" ({mesh_text(trial.mesh)})"
+            failure = f"{names[trial.key].text}{mesh}: {trial.why or 'no report'}"
+            failure = f"{failure.rstrip('.')}. Fix:" if trial.fix else failure
+            lines += wrapped([failure], room, "x ", "  ")
             lines += ["    " + printable(line) for line in (trial.fix or "").splitlines()]
     return lines
 

@@ -30,11 +30,7 @@ class Bar:
 
     @property
     def end(self) -> int:
-        known = (
-            device_memory.bytes_at_peak(self.device),
-            sum(size for _, size in device_memory.segments(self.device)),
-        )
-        return max(*known, (self.measured and self.measured.measured) or 0)
+        return max(device_memory.length(self.device), (self.measured and self.measured.measured) or 0)
 
 
 def memory(report: Report, colours: Mapping[str, str]) -> go.Figure:
@@ -44,7 +40,7 @@ def memory(report: Report, colours: Mapping[str, str]) -> go.Figure:
     bars, left = _bars(report.memory)
     limit = device_memory.limit(report.memory)
     full = max(1, limit or 0, *(bar.end for bar in bars))
-    roles = [role for role in device_memory.ROLES if any(getattr(d, role) for d in report.memory.per_device)]
+    roles = device_memory.roles(report.memory)
     chart = go.Figure([_role_bars(role, report.memory, bars, colours, SEEN * full) for role in roles])
     if any(bar.measured for bar in bars):
         chart.add_trace(_ticks(bars, colours))
@@ -61,18 +57,14 @@ def memory(report: Report, colours: Mapping[str, str]) -> go.Figure:
 
 def _bars(memory: Memory) -> tuple[list[Bar], int]:
     """The bars, and how many devices are left without one."""
-    if len(memory.per_device) <= EVERY_DEVICE:
-        return [
-            Bar(device_text([d.device]), d, device_memory.measured(memory, [d.device]))
-            for d in memory.per_device
-        ], 0
     groups = device_memory.groups(memory)
-    left = sum(len(group.devices) for group in groups[MOST_BARS:])
-    shown = [
+    if len(memory.per_device) <= EVERY_DEVICE:
+        groups = tuple(device_memory.Group((d.device,), d) for d in memory.per_device)
+    bars = [
         Bar(device_text(group.devices), group.most, device_memory.measured(memory, group.devices))
         for group in groups[:MOST_BARS]
     ]
-    return shown, left
+    return bars, sum(len(group.devices) for group in groups[MOST_BARS:])
 
 
 def _role_bars(

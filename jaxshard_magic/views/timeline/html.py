@@ -3,7 +3,7 @@
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import UNKNOWN, count_text
-from jaxshard_magic.views.tags import joined, section, table, text
+from jaxshard_magic.views.tags import joined, section, small, table, text
 from jaxshard_magic.views.timeline import data, svg
 
 ROWS = 64
@@ -24,7 +24,7 @@ def pipeline_section(p: Pipeline | None) -> str:
     if p is None:
         return ""
     lead = "".join(span.text for span in words.pipeline_lead(p)).rstrip(".")
-    about = f"<p><small>{text(words.pipeline_about(p))}</small></p>"
+    about = small(text(words.pipeline_about(p)))
     return section(f"Pipeline: {text(lead[:1].lower() + lead[1:])}", about, *_content(p))
 
 
@@ -48,8 +48,8 @@ def _parts(p: Pipeline) -> str:
 
 def _legend(p: Pipeline) -> str:
     kinds = [f"{svg.kind_mark(kind)} {kind} {words.KINDS[kind]}" for kind in data.kinds_of(p)]
-    told = " &nbsp; ".join([*kinds, f"{svg.idle_mark()} bubble", text(svg.lanes_text(p))])
-    return f"<p><small>{told}</small></p>"
+    entries = " &nbsp; ".join([*kinds, f"{svg.idle_mark()} bubble", text(svg.lanes_text(p))])
+    return small(entries)
 
 
 def _ranks(p: Pipeline) -> str:
@@ -69,10 +69,10 @@ def _ranks(p: Pipeline) -> str:
     if len(shown) < 2:
         return ""
     head = [(name, cells[0][1]) for name, cells in shown.items()]
-    made = zip(*([content for content, _ in cells] for cells in shown.values()), strict=True)
+    rows_of_cells = zip(*([content for content, _ in cells] for cells in shown.values()), strict=True)
     left = len(p.ranks) - ROWS
-    more = f"<p><small>{count_text(left)} more ranks</small></p>" if left > 0 else ""
-    return joined([table(head, made), more])
+    more = small(f"{count_text(left)} more ranks") if left > 0 else ""
+    return joined([table(head, rows_of_cells), more])
 
 
 def _bare(devices: str | None) -> str:

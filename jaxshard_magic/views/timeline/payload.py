@@ -1,7 +1,5 @@
 """A pipeline as the widget reads it: its actions in columns, times as whole ticks, every word made here."""
 
-import json
-import zlib
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import printable
+from jaxshard_magic.views.packing import compressed, span_pairs
 from jaxshard_magic.views.timeline import data
 
 VERSION = 1
@@ -18,7 +17,7 @@ TICKS = 10**9  # that the longest time is cut into
 def packed_pipeline(p: Pipeline) -> bytes:
     """The payload of a pipeline that stands alone, as compact JSON in UTF-8, compressed with zlib."""
     alone = {"v": VERSION, "pipeline": pipeline_payload(p)}
-    return zlib.compress(json.dumps(alone, ensure_ascii=False, separators=(",", ":")).encode(), 6)
+    return compressed(alone)
 
 
 def pipeline_payload(p: Pipeline) -> dict[str, Any]:
@@ -28,7 +27,7 @@ def pipeline_payload(p: Pipeline) -> dict[str, Any]:
     scale = TICKS / end if end else 0.0
     measured = p.makespan[2]
     return {
-        "lead": [[span.text, span.kind] for span in words.pipeline_lead(p)],
+        "lead": span_pairs(words.pipeline_lead(p)),
         "about": printable(words.pipeline_about(p)),
         "parts": [
             [part.what, part.share, words.part_text(part, i == 0), part.more and printable(part.more)]

@@ -1,45 +1,41 @@
 """A pipeline for a terminal: a line a rank, a column a slot of time, letters by kind, dots where a rank is idle."""
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from math import floor
 from statistics import fmean
 
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
-from jaxshard_magic.views.format import count_text, printable
-from jaxshard_magic.views.terminal import pad, plain, printed, wrap
+from jaxshard_magic.views.format import count_text
+from jaxshard_magic.views.terminal import fitted, pad, plain, printed, wrap, wrapped
 from jaxshard_magic.views.timeline import data
 from jaxshard_magic.views.timeline.ticks import ticks
 
 IDLE, GOES_ON = "\u00b7", "\u2500"
-WITH_IDEAL, MOST_RANKS = (
-    12,
-    32,
-)  # ranks up to which each has a line for its ideal, and that have a line at all
+WITH_IDEAL = 12  # ranks up to which each has a line for its ideal
+MOST_RANKS = 32  # that have a line at all
 GAP = 2  # columns
 KEPT = "\u00a0"  # a space at which no line breaks
 
 
 def to_text(p: Pipeline, width: int | None = None) -> str:
     """The timeline as lines of at most `width` columns, held between 60 and 100; the terminal's own by default."""
-    columns = shutil.get_terminal_size().columns if width is None else width
-    return printed(lines(p, max(60, min(100, columns))))
+    return printed(lines(p, fitted(width)))
 
 
 def lines(p: Pipeline, width: int) -> list[str]:
     """The words, and the grid below them."""
     lead = "".join(span.text for span in words.pipeline_lead(p))
-    said = [f"Pipeline: {lead[:1].lower()}{lead[1:]} {words.pipeline_about(p)}"]
+    sentences = [f"Pipeline: {lead[:1].lower()}{lead[1:]} {words.pipeline_about(p)}"]
     parts = words.bubble_parts(p)
     if len(parts) > 1:
-        made = (
+        shares = (
             f"{words.part_text(part, i == 0)} {part.what}{f' ({part.more})' if part.more else ''}"
             for i, part in enumerate(parts)
         )
-        said.append(f"The bubble: {', '.join(made)}.")
-    told = [line for text in said for line in wrap(plain(printable(text)), width)]
-    return [*told, "", *_grid(p, width)] if p.ranks else told
+        sentences.append(f"The bubble: {', '.join(shares)}.")
+    head = wrapped(sentences, width)
+    return [*head, "", *_grid(p, width)] if p.ranks else head
 
 
 def _grid(p: Pipeline, width: int) -> list[str]:

@@ -1,6 +1,7 @@
 """The report in words: the verdict, the key figures, and the sentences that every view shows."""
 
 from jaxshard_magic.views.words.communication import communication_lead as communication_lead
+from jaxshard_magic.views.words.communication import communication_share as communication_share
 from jaxshard_magic.views.words.communication import least as least
 from jaxshard_magic.views.words.communication import predicted_text as predicted_text
 from jaxshard_magic.views.words.communication import sent as sent
@@ -17,15 +18,12 @@ from jaxshard_magic.views.words.comparison import front_text as front_text
 from jaxshard_magic.views.words.comparison import is_predicted as is_predicted
 from jaxshard_magic.views.words.comparison import limit_share as limit_share
 from jaxshard_magic.views.words.comparison import not_run as not_run
-from jaxshard_magic.views.words.comparison import on_cpu as on_cpu
 from jaxshard_magic.views.words.comparison import prediction_text as prediction_text
 from jaxshard_magic.views.words.comparison import same_answer as same_answer
 from jaxshard_magic.views.words.comparison import source_text as source_text
 from jaxshard_magic.views.words.comparison import step_text as step_text
 from jaxshard_magic.views.words.comparison import tail as tail
-from jaxshard_magic.views.words.comparison import trial_mesh as trial_mesh
 from jaxshard_magic.views.words.comparison import trial_names as trial_names
-from jaxshard_magic.views.words.key_figures import Figure as Figure
 from jaxshard_magic.views.words.key_figures import figures as figures
 from jaxshard_magic.views.words.memory import buffer_type as buffer_type
 from jaxshard_magic.views.words.memory import buffers_lead as buffers_lead
@@ -36,7 +34,6 @@ from jaxshard_magic.views.words.memory import memory_lead as memory_lead
 from jaxshard_magic.views.words.memory import memory_sentence as memory_sentence
 from jaxshard_magic.views.words.memory import of_limit as of_limit
 from jaxshard_magic.views.words.pipeline import KINDS as KINDS
-from jaxshard_magic.views.words.pipeline import BubblePart as BubblePart
 from jaxshard_magic.views.words.pipeline import bubble_of as bubble_of
 from jaxshard_magic.views.words.pipeline import bubble_parts as bubble_parts
 from jaxshard_magic.views.words.pipeline import devices_of as devices_of
@@ -54,18 +51,12 @@ from jaxshard_magic.views.words.pipeline import stages_text as stages_text
 from jaxshard_magic.views.words.pipeline import time_text as time_text
 from jaxshard_magic.views.words.run import check_lines as check_lines
 from jaxshard_magic.views.words.run import devices_text as devices_text
-from jaxshard_magic.views.words.run import difference as difference
 from jaxshard_magic.views.words.run import largest_difference as largest_difference
-from jaxshard_magic.views.words.run import mesh_text as mesh_text
 from jaxshard_magic.views.words.run import notes as notes
 from jaxshard_magic.views.words.run import options_text as options_text
-from jaxshard_magic.views.words.run import ran as ran
 from jaxshard_magic.views.words.spans import Span as Span
-from jaxshard_magic.views.words.spans import axes_spans as axes_spans
 from jaxshard_magic.views.words.spans import axes_text as axes_text
 from jaxshard_magic.views.words.spans import first_clause as first_clause
 from jaxshard_magic.views.words.spans import leaves_text as leaves_text
 from jaxshard_magic.views.words.spans import sentence_case as sentence_case
-from jaxshard_magic.views.words.spans import strong as strong
-from jaxshard_magic.views.words.verdict import Verdict as Verdict
 from jaxshard_magic.views.words.verdict import verdict as verdict

@@ -17,6 +17,7 @@ from jaxshard_magic.report.choice import (
     Considered,
     Question,
 )
+from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views.format import (
     SPACE,
     UNKNOWN,
@@ -35,11 +36,6 @@ _MESH = re.compile(r'\s*--mesh[= ]("[^"]*"|\S+)')
 _ORDER = (CHOSEN, RUNNER_UP, SLOWER, BOUND, TOO_LARGE, ESTIMATE, LEFT, REFUSED)
 
 
-def mesh_of(candidate: Considered) -> str:
-    """`data=4 model=2`: a candidate's mesh."""
-    return " ".join(f"{axis}={size}" for axis, size in candidate.mesh.items())
-
-
 def options_of(candidate: Considered) -> str:
     """The options as they are typed, without the mesh."""
     return _MESH.sub("", candidate.line).removeprefix(candidate.strategy).strip()
@@ -47,7 +43,7 @@ def options_of(candidate: Considered) -> str:
 
 def place_of(candidate: Considered) -> str:
     """` on data=64 model=4, --remat full`: what follows a strategy's name."""
-    mesh, options = mesh_of(candidate), options_of(candidate)
+    mesh, options = mesh_text(candidate.mesh), options_of(candidate)
     return (f" on {mesh}" if mesh else "") + (f", {options}" if options else "")
 
 
@@ -90,11 +86,8 @@ def _room(choice: Choice, candidate: Considered) -> str:
 def _against(choice: Choice, chosen: Considered) -> str:
     other = choice.runner_up
     if other is None:
-        return (
-            "; no other that was tried fits"
-            if len(choice.candidates) > 1
-            else "; there was no other candidate"
-        )
+        several = len(choice.candidates) > 1
+        return "; no other that was tried fits" if several else "; there was no other candidate"
     name = f"{other.strategy}{place_of(other)}"
     ours, theirs = choice.time_of(chosen), choice.time_of(other)
     if ours is None or theirs is None:
@@ -120,12 +113,10 @@ def _nothing(choice: Choice) -> Iterator[Span]:
     if not candidates:
         yield strong("There was nothing to try.")
         return
-    large = [
-        (peak, c) for c in candidates if c.outcome in (TOO_LARGE, ESTIMATE) for peak in [choice.peak_of(c)]
-    ]
+    large = [c for c in candidates if c.outcome in (TOO_LARGE, ESTIMATE)]
     fits = "fits" if len(large) == len(candidates) else "is known to fit" if large else "could be run"
     yield strong(f"None of {_candidates(len(candidates))} {fits}.")
-    known = [(peak, c) for peak, c in large if peak is not None]
+    known = [(peak, c) for c in large if (peak := choice.peak_of(c)) is not None]
     if known:
         _, nearest = min(known, key=lambda each: each[0])
         yield Span(" The least memory is needed by ")
@@ -144,21 +135,17 @@ def choice_counts(choice: Choice) -> str:
     """`207 considered, 3 compiled. 120 can't be faster (...); 4 left when the budget of 60 s ended. 61.2 s used.`"""
     compiled = sum(trial.report is not None for trial in choice.comparison.trials)
     large = len(choice.with_outcome(TOO_LARGE))
-    told = f"{_candidates(len(choice.candidates))} considered, {count_text(compiled) if compiled else 'none'} compiled"
+    tally = f"{_candidates(len(choice.candidates))} considered, {count_text(compiled) if compiled else 'none'} compiled"
     fewer = f"of which {count_text(large)} {'does' if large == 1 else 'do'} not fit"
-    told += f", {'none of which fits' if large == compiled else fewer}." if large else "."
+    tally += f", {'none of which fits' if large == compiled else fewer}." if large else "."
     ruled = [
         fate_text(choice, outcome, len(group))
         for outcome in (BOUND, ESTIMATE, REFUSED, LEFT)
         if (group := choice.with_outcome(outcome))
     ]
     limit = "no limit was set" if choice.budget is None else f"of a budget of {choice.budget:g}{SPACE}s"
-    used = (
-        f"{seconds_text(choice.seconds)} used{',' * (choice.budget is None)} {limit}."
-        if choice.seconds
-        else ""
-    )
-    return " ".join(filter(None, (told, "; ".join(ruled) + "." * bool(ruled), used)))
+    used = f"{seconds_text(choice.seconds)} used{',' * (choice.budget is None)} {limit}."
+    return " ".join(filter(None, (tally, "; ".join(ruled) + "." * bool(ruled), used * bool(choice.seconds))))
 
 
 def _candidates(many: int) -> str:
@@ -228,11 +215,8 @@ def _reason(alike: Sequence[Considered]) -> str:
     first = _named_axes(alike[0])
     others: dict[str, list[str]] = {}
     for candidate in alike:
-        swaps = [
-            f"{name} for {own}"
-            for own, name in zip(first, _named_axes(candidate), strict=True)
-            if name != own
-        ]
+        names = zip(first, _named_axes(candidate), strict=True)
+        swaps = [f"{name} for {own}" for own, name in names if name != own]
         if swaps:
             others.setdefault(" and ".join(swaps), []).append(candidate.strategy)
     also = [f"{swaps} under {', '.join(dict.fromkeys(under))}" for swaps, under in others.items()]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from jaxshard_magic.report import Collective, Report, Timing
+from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views.format import byte_text, seconds_text, share_text
 from jaxshard_magic.views.words.spans import Span, axes_spans, strong
 
@@ -17,14 +18,21 @@ def communication_lead(report: Report) -> list[Span]:
     collectives, timing = report.collectives, report.timing
     if not collectives:
         return [strong("Nothing moves between devices in this step.")]
-    total = sent_text(collectives)
-    if timing is None or not timing.predicted_step_s or timing.communication_s is None:
+    total, share = sent_text(collectives), communication_share(report)
+    if timing is None or share is None:
         return [strong(f"{total} sent by each device per step"), *most_spans(collectives), Span(".")]
-    share = share_text(timing.communication_s / timing.predicted_step_s)
     spent, step = least(seconds_text(timing.communication_s), collectives), predicted_text(report)
     spans = [strong(f"{share} of the predicted step is communication:")]
     spans.append(Span(f" {spent} of {step}, {total} sent by each device, nothing overlapped."))
     return spans + _links(timing)
+
+
+def communication_share(report: Report) -> str | None:
+    """`62%`: the share of the predicted step that is communication; None without a prediction."""
+    timing = report.timing
+    if timing is None or not timing.predicted_step_s or timing.communication_s is None:
+        return None
+    return share_text(timing.communication_s / timing.predicted_step_s)
 
 
 def _links(timing: Timing) -> list[Span]:
@@ -103,7 +111,7 @@ def time_parts(report: Report) -> list[tuple[str | None, tuple[str, ...] | None,
         return []
     taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
     for c in report.collectives or ():
-        taken[c.kind, c.axes] += c.seconds if c.seconds is not None and isfinite(c.seconds) else 0.0
+        taken[c.kind, c.axes] += finite(c.seconds) or 0.0
     own = max(0.0, timing.predicted_step_s - timing.communication_s)
     rest = sorted(((kind, axes, s) for (kind, axes), s in taken.items() if s), key=lambda part: -part[2])
     return [(None, None, own), *rest]

@@ -2,10 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views.format import (
     MINUS,
     byte_text,
@@ -36,7 +38,6 @@ _NUMBERS = (
 )
 _OPTION = re.compile(r'--([\w-]+)(?:[ =]("[^"]*"|(?!--)\S+))?')
 _TOLD_BY_VALUE = ("precision", "schedule")  # `bf16` and `zb-h1` say enough
-_NARROW = ("bf16", "fp16")
 NAMED = 2  # trials that a sentence names
 
 
@@ -67,32 +68,22 @@ class Answer:
         return f"{self.word} {self.more}".rstrip()
 
 
-def trial_mesh(trial: Trial) -> str:
-    """`data=4 model=2`: a trial's mesh."""
-    return " ".join(f"{axis}={size}" for axis, size in trial.mesh.items())
-
-
 def trial_names(comparison: Comparison) -> dict[str, Name]:
     """What each trial is called, by its key."""
     common = _common(comparison)
-    names = {
-        trial.key: Name(trial.strategy, " ".join((*_past(trial), *_own(trial, common))))
-        for trial in comparison.trials
-    }
+    names = {trial.key: Name(trial.strategy, " ".join(_own(trial, common))) for trial in comparison.trials}
     many = Counter(name.text for name in names.values())
     return {
-        trial.key: replace(name, mesh=trial_mesh(trial)) if many[name.text] > 1 else name
+        trial.key: replace(name, mesh=mesh_text(trial.mesh)) if many[name.text] > 1 else name
         for trial in comparison.trials
         for name in [names[trial.key]]
     }
 
 
-def _past(trial: Trial) -> list[str]:
-    return [] if trial.number is None else [f"#{trial.number}"]
-
-
 def _own(trial: Trial, common: Sequence[tuple[str, str]]) -> list[str]:
-    return [_short(option) for option in _options(trial) if option not in common]
+    """The number of a trial of the past, then the options that not all trials have."""
+    past = [] if trial.number is None else [f"#{trial.number}"]
+    return past + [_short(option) for option in _options(trial) if option not in common]
 
 
 def _options(trial: Trial) -> list[tuple[str, str]]:
@@ -134,11 +125,8 @@ def comparison_lead(comparison: Comparison) -> list[Span]:
             spans += [strong(told), Span(f"{at}.")]
         if smallest is not None:
             told = f"Least memory: {names[smallest.key].text}, {byte_text(smallest.peak)}"
-            at = (
-                ""
-                if comparison.seconds(smallest) is None
-                else f" at {seconds_text(comparison.seconds(smallest))}"
-            )
+            seconds = comparison.seconds(smallest)
+            at = "" if seconds is None else f" at {seconds_text(seconds)}"
             spans += [Span(" ")] * bool(spans) + [strong(told), Span(f"{at}.")]
     return [*spans, *(Span(f" {sentence}") for sentence in rest)]
 
@@ -241,8 +229,13 @@ def same_answer(trial: Trial) -> Answer:
     more = "" if by is None else difference_text(by)
     if not check.passed:
         return Answer("error", "no", more)
-    narrow = str(trial.options.get("precision"))
-    return Answer("ok", f"to {narrow}" if narrow in _NARROW else "yes", more)
+    return Answer("ok", passed_text(trial.options), more)
+
+
+def passed_text(options: Mapping[str, Any]) -> str:
+    """`yes` of a check that passed under these options, `to bf16` as near as a narrow precision can be."""
+    narrow = str(options.get("precision"))
+    return f"to {narrow}" if narrow in ("bf16", "fp16") else "yes"
 
 
 def step_text(comparison: Comparison, trial: Trial) -> str:

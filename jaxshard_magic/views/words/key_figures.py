@@ -47,12 +47,10 @@ def _step_figure(report: Report) -> Figure:
             calls = count_text(timing.timed)
         if timing.calls == 1:
             notes.append("one call")
+        elif timing.timed > 1:
+            notes.append(f"{range_text(spread.min, spread.max)} in {calls} calls")
         else:
-            notes.append(
-                f"{range_text(spread.min, spread.max)} in {calls} calls"
-                if timing.timed > 1
-                else f"{calls} calls"
-            )
+            notes.append(f"{calls} calls")
     else:
         notes.append("not timed" if ran(report) else "not run")
     if timing and timing.predicted_step_s is not None:
@@ -69,9 +67,8 @@ def _peak_figure(report: Report) -> Figure:
     top = groups[0]
     source = "measured" if memory.source == "measured" else "computed"
     if top.most.peak is None:
-        return Figure(
-            "peak memory", "peak", UNKNOWN, f"arrays alone {byte_text(device_memory.bytes_at_peak(top.most))}"
-        )
+        arrays = byte_text(device_memory.bytes_at_peak(top.most))
+        return Figure("peak memory", "peak", UNKNOWN, f"arrays alone {arrays}")
     alike = len(groups) == 1 and len(top.devices) > 1
     place = "every device" if alike else stages(report).named(top.devices)
     notes = [note for note in (share_of_limit(memory), place) if note]

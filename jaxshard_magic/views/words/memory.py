@@ -20,13 +20,8 @@ Named = Callable[[Sequence[int]], str]
 def memory_lead(memory: Memory, named: Named = device_text) -> list[Span]:
     """What the memory view opens with: who is fullest, in bold, and what the others hold."""
     head, rest = clauses(memory, named)
-    measured = measured_text(memory)
-    said = (
-        f" {sentence_case('; '.join([*rest, *([measured] if measured else [])]))}."
-        if rest or measured
-        else ""
-    )
-    return [strong(f"{sentence_case(head)}."), Span(said)]
+    others = "; ".join(filter(None, [*rest, measured_text(memory)]))
+    return [strong(f"{sentence_case(head)}."), Span(f" {sentence_case(others)}." if others else "")]
 
 
 def measured_text(memory: Memory) -> str | None:
@@ -59,11 +54,10 @@ def buffers_lead(memory: Memory) -> str | None:
     if not memory.buffers or memory.others is None:
         return None
     count, rest = memory.others
-    told, n = sum(b.bytes for b in memory.buffers), sum(b.count for b in memory.buffers)
-    are = f"{count_text(n)} buffer{'s are' if n != 1 else ' is'} {share_text(told / (told + rest))} of the temporaries"
-    return are + (
-        f"; {count_text(count)} more {'are' if count != 1 else 'is'} {byte_text(rest)}" if count else ""
-    )
+    size, n = sum(b.bytes for b in memory.buffers), sum(b.count for b in memory.buffers)
+    are = f"{count_text(n)} buffer{'s are' if n != 1 else ' is'} {share_text(size / (size + rest))} of the temporaries"
+    more = f"; {count_text(count)} more {'are' if count != 1 else 'is'} {byte_text(rest)}"
+    return are + more if count else are
 
 
 def buffer_type(buffer: Buffer) -> str:
@@ -97,19 +91,12 @@ def clauses(memory: Memory, named: Named = device_text) -> tuple[str, list[str]]
     """The sentence in parts: who is fullest, and what the others hold."""
     groups, most = device_memory.groups(memory), device_memory.limit(memory)
     known = groups[0].most.peak is not None
-    texts = [
-        of_limit(device_memory.bytes_at_peak(g.most), most)
-        if most and i == 0
-        else byte_text(device_memory.bytes_at_peak(g.most))
-        for i, g in enumerate(groups)
-    ]
+    sizes = [device_memory.bytes_at_peak(g.most) for g in groups]
+    texts = [of_limit(size, most) if most and i == 0 else byte_text(size) for i, size in enumerate(sizes)]
     names = [named(g.devices) for g in groups]
     if len(groups) == 1:
-        what = (
-            f"all {len(groups[0].devices)} devices are alike at"
-            if len(groups[0].devices) > 1
-            else f"{names[0]} holds"
-        )
+        alike = len(groups[0].devices)
+        what = f"all {alike} devices are alike at" if alike > 1 else f"{names[0]} holds"
         head = f"{what} {texts[0]}"
     else:
         verb = "is" if len(groups[0].devices) == 1 else "are"

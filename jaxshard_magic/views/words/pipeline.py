@@ -13,6 +13,7 @@ from jaxshard_magic.views.format import (
     seconds_text,
     share_text,
     significant,
+    trimmed,
 )
 from jaxshard_magic.views.words.spans import Span, strong
 
@@ -39,8 +40,7 @@ def time_text(value: float | None, unit: str) -> str:
     """`35.3 ms`; costs that have no unit are told in units: `33 units`, `1.5 units`."""
     if value is None or unit == "s":
         return seconds_text(value)
-    number = significant(value)
-    number = number.rstrip("0").rstrip(".") if "." in number else number
+    number = trimmed(significant(value))
     return f"{number} unit{'s' * (number != '1')}"
 
 
@@ -69,13 +69,11 @@ def pipeline_lead(p: Pipeline) -> list[Span]:
 def pipeline_about(p: Pipeline) -> str:
     """`zb-h1, 4 stages × 8 microbatches; 35.3 ms measured, 33.0 ms predicted.`"""
     ideal, predicted, measured = p.makespan
-    first, last = (
-        ((measured, "measured"), (predicted, "predicted"))
-        if measured is not None
-        else ((predicted, "predicted"), (ideal, "ideal"))
-    )
-    told = [f"{time_text(value, p.unit)} {name}" for value, name in (first, last)]
-    return f"{size_text(p)}; {', '.join(told)}."
+    known = [(predicted, "predicted"), (ideal, "ideal")]
+    if measured is not None:
+        known = [(measured, "measured"), *known]
+    times = [f"{time_text(value, p.unit)} {name}" for value, name in known[:2]]
+    return f"{size_text(p)}; {', '.join(times)}."
 
 
 def bubble_parts(p: Pipeline) -> list[BubblePart]:
@@ -149,8 +147,7 @@ def held_bytes(rank: Rank) -> str | None:
 
 def number_text(value: float) -> str:
     """A count that may have halves: `4`, `3.5`."""
-    text = rounded(value, 2)
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return trimmed(rounded(value, 2))
 
 
 def lanes_text(p: Pipeline, ideal: bool, held: bool) -> str:

@@ -8,11 +8,6 @@ from jaxshard_magic.views.format import count_text, difference_text, seconds_tex
 from jaxshard_magic.views.words.spans import leaves_text
 
 
-def mesh_text(info: MeshInfo) -> str:
-    """`data=4 model=2`."""
-    return " ".join(f"{axis}={size}" for axis, size in info.axes.items())
-
-
 def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
     """`8 x TPU v5 lite, attached`, `8 simulated CPU devices`."""
     n = len(info.devices) or prod(info.axes.values())

@@ -50,10 +50,8 @@ def _fit(report: Report) -> tuple[bool, list[Span]]:
     top, place = groups[0].most, where(groups)
     ok = True
     if top.peak is None:
-        word, size = (
-            "Peak memory not known:",
-            f"the arrays take {byte_text(device_memory.bytes_at_peak(top), 2)}",
-        )
+        word = "Peak memory not known:"
+        size = f"the arrays take {byte_text(device_memory.bytes_at_peak(top), 2)}"
     elif most is None:
         word, size = "No memory limit here:", byte_text(top.peak, 2)
     elif top.peak > most:
