@@ -61,6 +61,7 @@ def follow(
     Raises ShardError where the two programs differ by more than the size of one batch.
 
     >>> import jax
+    >>> import jax.numpy as jnp
     >>> def trace(n):
     ...     return Program(jax.make_jaxpr(lambda w, x: (x @ w).mean())(jnp.ones(3), jnp.ones((n, 3))))
     >>> follow(trace(2), trace(8), {1: 0}).outputs
@@ -79,6 +80,7 @@ def told(program: Program, cause: int) -> str:
     """An equation as a reader knows it: what it does, and the innermost line of theirs that it comes from.
 
     >>> import jax
+    >>> import jax.numpy as jnp
     >>> told(Program(jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))), 0).partition(",")[0]
     'dot_general'
     """
