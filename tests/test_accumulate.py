@@ -152,6 +152,7 @@ def test_gradients_are_reduced_between_devices_once_a_step(strategy, kind):
         assert moved("each") >= 4 * parameters
 
 
+@pytest.mark.ci
 def test_temporaries_fall_with_the_microbatches():
     def loss(params, data):
         x = data["x"]

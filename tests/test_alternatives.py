@@ -35,6 +35,7 @@ def sharded(**given):
     return made
 
 
+@pytest.mark.ci
 def test_microbatches_and_remat_are_compared_with_the_step_without_them():
     found = {a.change: a for a in alternatives(sharded(microbatches=8, remat="full"), 600)}
     own, whole, kept = found[""], found["without --microbatches 8"], found["without --remat full"]

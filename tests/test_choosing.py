@@ -53,6 +53,7 @@ def memory(monkeypatch):
     return of
 
 
+@pytest.mark.ci
 def test_the_choice_is_the_fastest_of_all_and_most_are_never_compiled():
     found = chosen()
     every = jaxshard_magic.compare(
@@ -70,6 +71,7 @@ def test_the_choice_is_the_fastest_of_all_and_most_are_never_compiled():
             assert candidate.bound <= 1.0001 * trial.predicted  # it can't be faster than that
 
 
+@pytest.mark.ci
 def test_what_a_plan_takes_at_least_is_never_more_than_the_compiled_step_takes():
     plans = {c.line: c.bound for c in chosen(plan_only=True).candidates}
     every = jaxshard_magic.compare(

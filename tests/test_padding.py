@@ -105,6 +105,7 @@ def test_a_batch_that_divides_is_left_as_it_is():
     assert not sharded.entry.added
 
 
+@pytest.mark.ci
 def test_the_last_batch_of_an_epoch_goes_on_with_the_same_state():
     step = step_of(mean)
     sharded = jaxshard_magic.shard(step, "fsdp", mesh="data=4", pad=True)

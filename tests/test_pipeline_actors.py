@@ -316,6 +316,7 @@ def test_an_interrupt_while_the_last_run_is_waited_for_harms_nothing(ranks):
     assert [around(ranks) for _ in range(5)] == [4] * 5
 
 
+@pytest.mark.ci
 def test_interrupts_at_any_moment_leave_ranks_that_work(ranks):
     deadline, caught = time.monotonic() + 2, 0
     k = 0

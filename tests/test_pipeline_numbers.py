@@ -66,7 +66,6 @@ QUICK = {  # a row or two of each schedule
     ("metrics", "dualpipev", 2),
     ("penalty on weights", "gpipe", 3),
     ("experts and keys", "1f1b", 2),
-    ("nnx batch norm and dropout", "gpipe", 2),
 }
 FITTING = {
     "1f1b": (2, 3, 4),

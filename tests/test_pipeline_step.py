@@ -131,6 +131,7 @@ def test_memory_is_that_of_each_stage():
     assert {tuple(leaf.within) for leaf in report.leaves if leaf.spec[:1] != ("pipe",)} == {("pipe",)}
 
 
+@pytest.mark.ci
 def test_options_of_the_gradients_work_inside_stages():
     step, args = steps.unrolled()
     want = five_steps(jax.jit(step), args)

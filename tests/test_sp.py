@@ -58,7 +58,7 @@ def test_divided_positions_give_the_plain_numbers(ran, form, on):
 @pytest.mark.parametrize(
     "name",
     [
-        "nnx_scanned_transformer",
+        pytest.param("nnx_scanned_transformer", marks=pytest.mark.ci),
         pytest.param("linen_scanned_transformer", marks=pytest.mark.full),
         pytest.param("equinox_attention", marks=pytest.mark.full),
     ],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from theory import steps
+from thinned import thinned
 
 import jaxshard_magic
 from jaxshard_magic.errors import ShardError
@@ -38,11 +39,15 @@ PAIRS = {  # every strategy, and every mesh
     ("dp+fsdp+tp", "data=2 fsdp=2 model=2"),
     ("spmd", "data=8"),
 }
-TRAINED = [
-    pytest.param(name, *on, marks=() if name == "gated mlp" or on in PAIRS else pytest.mark.full)
-    for name in ("gated mlp", "cnn", "transformer, scanned")
-    for on in ON
+NAMES = ("gated mlp", "cnn", "transformer, scanned")
+QUICK = [
+    *(("gated mlp", *on) for on in PAIRS),
+    ("cnn", "tp", "model=4"),
+    ("cnn", "dp+fsdp", "data=2 fsdp=4"),
+    ("transformer, scanned", "fsdp", "fsdp=8"),
+    ("transformer, scanned", "fsdp+tp", "data=2 fsdp=2 model=2"),
 ]
+TRAINED = thinned([(name, *on) for name in NAMES for on in ON], QUICK)
 
 
 def three_steps(step, call):

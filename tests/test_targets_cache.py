@@ -81,6 +81,7 @@ def test_where_nothing_can_be_written_nothing_is_kept_and_all_works(started, fol
     assert len(started) == 2
 
 
+@pytest.mark.ci
 def test_the_cache_is_bounded_and_keeps_what_was_looked_at_last(folder, monkeypatch):
     monkeypatch.setattr(cache, "SIZE", 2_000_000)
     some = [Built(proto=np.random.default_rng(i).bytes(50_000)) for i in range(80)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zoo
 from jax.tree_util import keystr, tree_flatten_with_path
+from thinned import CI, thinned
 
 import jaxshard_magic
 from jaxshard_magic.errors import ShardError
@@ -57,7 +58,7 @@ class Plain:
         return self.call.run()
 
 
-@pytest.fixture(scope="module", params=zoo.STEPS)
+@pytest.fixture(scope="module", params=thinned(zoo.STEPS, list(zoo.STEPS)[::3], CI))
 def plain(request: pytest.FixtureRequest) -> Plain:
     """One step after another."""
     return Plain(zoo.STEPS[request.param])
