@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 CACHE = (
     Path(tempfile.gettempdir()) / f"jaxshard-magic-tests-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
@@ -101,8 +102,19 @@ NO_JAX = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, and the marker `no_jax`."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    how = "K/N: of the tests marked `full` or `ci` only the Kth of N shares, each the same tests at any time"
+    parser.addoption("--share", default="1/1", help=how)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first, the marker `no_jax`, and of the dear tests the share asked for."""
+    share, shares = map(int, config.getoption("--share").split("/"))
+    if shares > 1:
+        dear = [item for item in items if item.get_closest_marker("full") or item.get_closest_marker("ci")]
+        left = {item for item in dear if crc32(item.nodeid.encode()) % shares != share - 1}
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
     for item in items:
         if any(item.path.match(pattern) for pattern in NO_JAX):
             item.add_marker("no_jax")
