@@ -7,12 +7,13 @@ from difflib import get_close_matches
 class ShardError(Exception):
     """What was given cannot be done; the message is one line that says what would fix it.
 
-    `fix` is the text to paste, when there is one.
+    `option`: what on the line asks for it, which the message then begins with. `fix`: the text to paste, when there is
+    one. `why`: what is wrong alone, for a reader who gave no option.
     """
 
-    def __init__(self, message: str, *, fix: str | None = None):
-        super().__init__(message)
-        self.fix = fix
+    def __init__(self, message: str, *, fix: str | None = None, option: str | None = None):
+        super().__init__(message if option is None else f"{option}: {message}")
+        self.fix, self.why = fix, message.partition("; ")[0]
 
 
 def one_of(names: Iterable[str]) -> str:

@@ -255,3 +255,25 @@ def test_without_a_mesh_it_says_which_one_it_takes(notebook, capsys):
     notebook.run(GIVEN)
     assert notebook.run("%%shard fsdp+tp" + STEP).mesh.axes == {"data": 4, "model": 2}
     assert capsys.readouterr().out.startswith("no %mesh yet, taking data=4 model=2")
+
+
+DEEP = """
+layers = [{"w": jnp.eye(16) / 2, "b": jnp.zeros(16)} for _ in range(4)]
+def predicted(layers, x):
+    for layer in layers:
+        x = jnp.tanh(x @ layer["w"] + layer["b"])
+    return x
+def train_step(layers, batch):
+    loss, grads = jax.value_and_grad(lambda p: (predicted(p, batch["x"]) ** 2).mean())(layers)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, layers, grads), loss
+"""
+
+
+def test_a_function_that_meets_the_state_of_a_pipeline_is_told_how_to_gather_it(given, capsys):
+    given.run("%%shard pp --mesh pipe=2" + DEEP + "layers, loss = train_step(layers, batch)")
+    capsys.readouterr()
+    given.fails("jax.jit(predicted)(layers, batch['x'])")
+    assert "train_step.gather(state)" in capsys.readouterr().err
+    given.run("layers = train_step.gather(layers)\njax.jit(predicted)(layers, batch['x'])")
+    given.fails("raise ValueError('another')")
+    assert "gather" not in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """`pp` through the front door: the plain step's numbers, state on its stages, and what the report says."""
 
 import time
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -257,3 +258,26 @@ def test_a_stack_that_is_put_together_on_a_stage_counts_there_whole_beside_its_p
     assert all("put together" in leaf.why for leaf in stacks)
     held = sum(d.params + d.optimizer + d.other for d in report.memory.per_device)
     assert held == sum(x.nbytes for x in jax.tree.leaves(args[:2])) + sum(leaf.bytes for leaf in stacks)
+
+
+@pytest.mark.parametrize("how", ["around the call", "for good", "the older way"])
+def test_another_mesh_that_the_user_has_set_is_none_of_the_pipelines(how):
+    step, args = steps.mlp()
+    other = jax.make_mesh((2, 4), ("data", "other"))
+    want = jax.jit(step)(*args)
+    piped = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=4)
+    if how == "for good":
+        jax.set_mesh(other)
+    try:
+        with (
+            jax.set_mesh(other)
+            if how == "around the call"
+            else other
+            if how == "the older way"
+            else nullcontext()
+        ):
+            first, second = piped(*args), piped(*args)
+    finally:
+        jax.set_mesh(None)
+    assert furthest(first, want) < WITHIN
+    assert furthest(second, want) < WITHIN

@@ -188,3 +188,36 @@ def test_another_mesh_that_the_user_has_set_is_left_alone():
         for _ in range(2):
             same(step(params(), BATCH), descend(params(), BATCH))
         assert jax.sharding.get_mesh() == other
+
+
+class Positive:
+    """A user's own class, which refuses what it is given, as many do."""
+
+    def __init__(self, x):
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x < 0:
+            raise ValueError(f"not positive: {x}")
+        self.x = x
+
+
+jax.tree_util.register_pytree_node(Positive, lambda p: ([p.x], None), lambda _, xs: Positive(*xs))
+
+
+def counting(ran):
+    """A step that notes each time that it runs."""
+
+    def step(x, batch):
+        seen = jax.pure_callback(lambda b: ran.append(1) or b, jax.ShapeDtypeStruct((), x.dtype), x)
+        return Positive(seen - batch.sum()), jax.grad(lambda x: (x * batch).mean())(x)
+
+    return step
+
+
+def test_a_step_that_ran_and_then_raised_does_not_run_again():
+    ran = []
+    step = shard(counting(ran))
+    for _ in range(2):
+        step(jnp.ones(()), jnp.zeros(8))
+    with pytest.raises(ValueError, match="not positive"):
+        step(jnp.ones(()), jnp.ones(8))
+    jax.effects_barrier()
+    assert len(ran) == 3

@@ -16,7 +16,7 @@ from ..program.ir import Program
 from ..program.mapped import PerDevice
 from ..program.peel import Peeled, specs
 from ..program.trace import Traced, path_name
-from ..report import Check
+from ..report import BY_HAND, Check
 
 LIMITS = {8: 1e-9, 4: 1e-4}  # by bytes of a float, of the leaf's largest number; shorter ones: 4 epsilons
 FACTOR = 8  # sharded sums run in another order than the plain ones
@@ -51,7 +51,7 @@ class Plain:
         rounding = None if narrow is None else (self._compiled_by_hand(traced, shapes), narrow)
         outcome = compare(names, [_host(x) for x in outs], run, self._leaves, limit, rounding)
         if by_hand is not None:
-            return replace(outcome, reference="a loop over microbatches written by hand, on one device")
+            return replace(outcome, reference=BY_HAND)
         if not isinstance(traced, PerDevice):
             return outcome
         axes = one_of(map(repr, traced.mapped.axes))

@@ -65,7 +65,8 @@ def _of_stages(
     stages = mesh.shape[candidate.request.stage_axis]
     shards = prod(mesh.shape[axis] for axis in plan.batch_axes)
     m = step.request.gradients.microbatches
-    m = default_microbatches(plan.examples or 0, shards, stages, piped) if m == 1 else m
+    if m == 1 and plan.examples is not None:
+        m = default_microbatches(plan.examples, shards, stages, piped)
     run = simulate(piped.scheduled(stages, m))
     shares = plan.shares and [replace(s, bytes=s.bytes + (m - 1) * s.weights) for s in plan.shares]
     products = roofline(chip, mesh.shape, shares, (), (), target).own

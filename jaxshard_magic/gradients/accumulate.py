@@ -1,6 +1,6 @@
 """A gradient call over microbatches: one scan, whose sums are the full batch's loss, gradients and outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import not_
@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from ..program.batching.examples import Constant, Joined, Summed, times
-from ..program.batching.follow import Followed, follow, told
+from ..program.batching.follow import Followed, follow, told, unfollowed
 from ..program.capture import Gradient
 from ..program.ir import Equation, Program, Value
 from ..program.replay import Replay, replayed, retraced
@@ -50,7 +50,8 @@ class Accumulated:
     """One gradient call of a step over microbatches.
 
     `small` and `large` are the call as traced at a microbatch and at the full batch; `batch[k]` is the dimension of
-    operand k that the examples run along. `carried`: aux output -> the operand whose next value it is, for state that
+    operand k that the examples run along. `data`: the operands that hold examples, or what a loss without any is about.
+    `carried`: aux output -> the operand whose next value it is, for state that
     a microbatch hands to the next where the loss couples its examples (statistics of BatchNorm).
     """
 
@@ -62,10 +63,15 @@ class Accumulated:
         cut: Cut,
         passes: Passes,
         carried: Mapping[int, int],
+        data: Collection[int] = (),
     ):
         self.cut, self.batch, self._call = cut, batch, large
+        self.data = frozenset(batch) | frozenset(data)
         self.small, self.large = (Program(replayed(call.loss, Replay)) for call in (small, large))
-        self.followed = follow(self.small, self.large, batch, trained=set(large.differentiated))
+        if cut.microbatches == 1:
+            self.followed = unfollowed(self.large)
+        else:
+            self.followed = follow(self.small, self.large, batch, trained=set(large.differentiated))
         stateless = Outputs(self.followed, {})
         moving = {j: k for j, k in carried.items() if not isinstance(self.followed.outputs[j], Constant)}
         self.outputs = stateless if stateless.exact else Outputs(self.followed, moving)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import ShardError
 from ..program.batching.batch import Batch
+from ..program.facts import Facts
 from ..program.mapped import Mapped
 from ..program.trace import Traced, path_name
 from ..request import GradientOptions
@@ -57,7 +58,7 @@ class Captures:
 
 def needs(
     captured: Traced,
-    batch: Batch,
+    facts: Facts,
     options: GradientOptions,
     shards: int,
     *,
@@ -67,14 +68,15 @@ def needs(
     """The shapes at which `captured` has to be captured again.
 
     Args:
-        batch: where its examples are, with random keys that come one for each.
+        facts: of the step as it is.
         shards: in how many parts devices have the batch.
         per_device: whether the step is what one device does, to whose batch no rows are added.
-        pipeline: whether a pipeline takes the microbatches, be it one, and has no use for rows that are added.
+        pipeline: whether a pipeline takes the microbatches, which has no use for rows that are added.
 
     Raises `ShardError` for a batch that can't be taken so.
     """
-    padded, added, larger, parts = None, {}, batch, options.microbatches
+    padded, added, parts = None, {}, options.microbatches
+    batch = larger = facts.rows
     if options.pad and batch.size is not None and batch.size % (shards * parts):
         more = -batch.size % (shards * parts)
         added = _added(captured, batch, more)
@@ -82,9 +84,9 @@ def needs(
         avals = _resized(captured, {i: (dim, size + n) for i, (dim, size, n) in added.items()})
         padded = Shapes(avals, "--pad", batch.size + more, batch.size)
     cut, part, n = None, None, len(captured.consts)
-    if parts > 1 or pipeline:
+    if parts > 1:
         each = " of each device" if per_device else ""
-        cut = _cut(captured, larger, parts, shards, each, pads=not (per_device or pipeline))
+        cut = _cut(captured, facts, larger, parts, shards, each, pads=not (per_device or pipeline))
         whole = captured.closed.in_avals[n:] if padded is None else padded.avals
         sizes = {i: (d, whole[i - n].shape[d] // parts) for i, (d,) in larger.dims.items()}
         part = Shapes(_resized(captured, sizes), f"--microbatches {parts}", cut.each, cut.examples)
@@ -116,24 +118,27 @@ def _resized(captured: Traced, sizes: Mapping[int, tuple[int, int]]) -> list[Any
     return avals[len(captured.consts) :]
 
 
-def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int, each: str, pads: bool) -> Cut:
+def _cut(
+    captured: Traced, facts: Facts, batch: Batch, microbatches: int, shards: int, each: str, pads: bool
+) -> Cut:
     option = f"--microbatches {microbatches}"
     if batch.size is None:
         raise ShardError(
-            f"{option}: no batch was found among the step's arguments; say where it is, as in "
-            "--spec \"batch=P('data')\""
+            f"no batch was found among the step's arguments; {_say_where(captured, facts)}", option=option
         )
     several = next((i for i, dims in batch.dims.items() if len(dims) != 1), None)
     if several is not None:
         raise ShardError(
-            f"{option}: {path_name(captured.in_paths[several])} has the examples along {len(batch.dims[several])} "
-            "dimensions; a microbatch of it can't be cut out"
+            f"{path_name(captured.in_paths[several])} has the examples along {len(batch.dims[several])} dimensions; a "
+            "microbatch of it can't be cut out",
+            option=option,
         )
     held = next((i for i in batch.dims if i < len(captured.consts)), None)
     if held is not None:
         raise ShardError(
-            f"{option}: {path_name(captured.in_paths[held])} holds the examples and is closed over by the step; "
-            "pass it as an argument"
+            f"{path_name(captured.in_paths[held])} holds the examples and is closed over by the step; pass it as an "
+            "argument",
+            option=option,
         )
     if batch.size % (microbatches * shards):
         per = shards if shards > 1 else 1
@@ -142,7 +147,17 @@ def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int, each: s
         ways = [f"--microbatches {n} does" for n in near] + ["--pad adds rows"] * pads
         over = f" on {shards} shards" if shards > 1 else ""
         raise ShardError(
-            f"{option}: {batch.size} examples{each} do not divide into {microbatches} microbatches{over}; "
-            f"{', '.join(ways)}"
+            f"{batch.size} examples{each} do not divide into {microbatches} microbatches{over}; {', '.join(ways)}",
+            option=option,
         )
     return Cut(batch.size, microbatches, shards)
+
+
+def _say_where(captured: Traced, facts: Facts) -> str:
+    """How to name the batch: by an argument of data that there is."""
+    closed_over = len(captured.consts)
+    data = (i for i in sorted(facts.roles.data) if i >= closed_over and captured.closed.in_avals[i].shape)
+    named = next((path_name(captured.in_paths[i]).partition(".")[0] for i in data), None)
+    if named is None:
+        return "pass the examples as an argument"
+    return f"say where it is, as in --spec \"{named}=P('data')\""

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
 from ..errors import ShardError
 from ..plan import Finding
@@ -15,6 +16,7 @@ from ..program.batching.examples import Rows, varying
 from ..program.batching.follow import Followed, follow
 from ..program.batching.padding import Padded
 from ..program.capture import Gradient, Taking, gradients_of, with_gradients
+from ..program.dimensions import Dimensions
 from ..program.facts import Facts
 from ..program.flow import Flow, by_alias
 from ..program.ir import Equation, Program, Value
@@ -121,6 +123,34 @@ def in_microbatches(facts: Facts, captures: Captures, options: GradientOptions) 
     return _noted(Rewritten(facts.traced, captures.whole, calls, findings), passes)
 
 
+def whole_batch(
+    facts: Facts, captured: Traced, options: GradientOptions, mesh: Mesh, shards: int
+) -> Rewritten:
+    """The gradient calls of a step, each with the whole batch as its one microbatch, for a pipeline to run.
+
+    Args:
+        facts: of the step as it is.
+        captured: the step with each gradient call as one equation.
+        mesh: what a rank of the pipeline has, which divides the batch in `shards`.
+    """
+    passes, program, size = Passes(options), Program(captured.closed), facts.rows.size
+    dims = Dimensions(program, tuple(mesh.shape.values()))
+    rows = {dims.of(program.inputs[i])[d] for i, along in facts.rows.dims.items() for d in along}
+    cut, calls, flow = Cut(size or 1, 1, shards if size else 1), {}, Flow(program)
+    state = {*facts.roles.stored, *facts.roles.state.values()}
+    for e in gradients_of(program):
+        call: Gradient = e.params["gradient"]
+        batch, data = {}, []
+        for k, v in enumerate(e.ins[: call.closed_over]):
+            along = [d for d, c in enumerate(dims.big(v)) if c in rows]
+            if v is not None and len(along) == 1 and program.shapes[v][along[0]] % cut.shards == 0:
+                batch[k] = along[0]
+            if v is not None and not state.issuperset(flow.inputs_behind([v])):
+                data.append(k)
+        calls[e.index] = Accumulated(call, call, batch, cut, passes, {}, data)
+    return _noted(Rewritten(facts.traced, captured, calls, ()), passes)
+
+
 def _with_rows(
     facts: Facts, captures: Captures, padded: Traced, options: GradientOptions, shards: int
 ) -> Rewritten:
@@ -188,31 +218,39 @@ def _accumulations(
     return calls, tuple(finding for finding in said if finding is not None)
 
 
-def _coupling(call: Accumulated) -> Finding | None:
+def coupled(call: Accumulated) -> str | None:
+    """Why microbatches have other numbers than the whole batch; None where they have the same."""
     outputs, where = call.outputs, f" ({call.cause})" if call.cause else ""
     if outputs.carried:
-        return Finding(
-            "microbatches",
-            "info",
-            f"The loss couples the examples of a batch{where}: statistics are those of each microbatch and go on "
-            "from one to the next, as in a loop over microbatches written by hand, which --check compares with.",
-        )
+        return f"the loss couples the examples of a batch{where}"
     if not outputs.exact:
-        return Finding(
-            "microbatches",
-            "warning",
-            f"The loss is no sum over examples{where}: the loss and gradients of the microbatches are averaged, as "
-            "in a loop over microbatches written by hand, which --check compares with.",
-        )
-    if outputs.guessed:
-        n = len(outputs.guessed)
-        return Finding(
-            "microbatches",
-            "warning",
-            f"{n} output{'s' * (n > 1)} beside the loss {'are' if n > 1 else 'is'} no sum over examples nor one "
-            "for each: averaged over the microbatches.",
-        )
+        return f"the loss is no sum over examples{where}"
+    if n := len(outputs.guessed):
+        one = f"{n} output{'s' * (n > 1)} beside the loss {'are' if n > 1 else 'is'}"
+        return f"{one} no sum over examples nor one for each"
     return None
+
+
+def _coupling(call: Accumulated) -> Finding | None:
+    why, outputs, by_hand = (
+        coupled(call),
+        call.outputs,
+        "as in a loop over microbatches written by hand, which --check",
+    )
+    if why is None:
+        return None
+    level, done = (
+        "warning",
+        f"the loss and gradients of the microbatches are averaged, {by_hand} compares with",
+    )
+    if outputs.carried:
+        level = "info"
+        done = (
+            f"statistics are those of each microbatch and go on from one to the next, {by_hand} compares with"
+        )
+    elif outputs.exact:
+        done = "averaged over the microbatches"
+    return Finding("microbatches", level, f"{why[0].upper()}{why[1:]}: {done}.")
 
 
 def _exact(call: Accumulated) -> None:
@@ -265,7 +303,7 @@ def _accumulated(
     state: Mapping[int, int],
 ) -> Accumulated:
     call: Gradient = large.params["gradient"]
-    batch = {}
+    option, batch = f"--microbatches {cut.microbatches}", {}
     for k, v in enumerate(small.ins):
         if shape_of(small.eqn.invars[k]) == shape_of(large.eqn.invars[k]):
             continue
@@ -274,19 +312,22 @@ def _accumulated(
         dim = label.dim if isinstance(label, Rows) else varying(*shapes, ratio=Fraction(cut.microbatches))
         if not isinstance(label, Rows) and large not in program.top.equations:
             raise ShardError(
-                f"--microbatches {cut.microbatches}: the step takes its gradient in a loop of its own, which takes the "
-                "batch in parts already; leave --microbatches out, or the loop"
+                "the step takes its gradient in a loop of its own, which takes the batch in parts already; leave "
+                "--microbatches out, or the loop",
+                option=option,
             )
         whole = large.eqn.invars[k].aval.str_short()
         if k >= call.closed_over:
             raise ShardError(
-                f"--microbatches {cut.microbatches}: the step takes a gradient with respect to its examples, {whole}, "
-                "which is no sum over them; leave --microbatches out"
+                f"the step takes a gradient with respect to its examples, {whole}, which is no sum over them; leave "
+                "--microbatches out",
+                option=option,
             )
         if dim is None:
             raise ShardError(
-                f"--microbatches {cut.microbatches}: the loss reads {whole}, which can't be cut into "
-                "microbatches by its examples; pass the batch itself into the loss"
+                f"the loss reads {whole}, which can't be cut into microbatches by its examples; pass the batch itself "
+                "into the loss",
+                option=option,
             )
         batch[k] = dim
     return Accumulated(small.params["gradient"], call, batch, cut, passes, state)

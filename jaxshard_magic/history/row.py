@@ -20,7 +20,7 @@ class Row:
     `at` is when it was kept, in the local time zone; `typed` the options as they are typed, `--microbatches 8`;
     `device` the kind of its devices, `on` the chip that `predicted_s` is of. Times are seconds of a step, the measured
     one the median; `peak` bytes on the fullest device, `limit` those it has room for, `sent` those that one device
-    sends in a step. `passed`: whether the numbers were those of the plain step.
+    sends in a step. `passed`: whether the numbers were those of the plain step; None where that is unknown.
     """
 
     id: int
@@ -92,7 +92,7 @@ def facts(report: Report) -> dict[str, Any]:
         "limit": trial.limit,
         "fits": trial.fits,
         "sent": None if sent is None else sum(sent.values()),
-        "passed": None if check is None else check.passed,
+        "passed": None if check is None or (check.passed and check.by_hand) else check.passed,
     }
 
 

@@ -27,6 +27,7 @@ def load(shell: "InteractiveShell") -> None:
         shell.set_hook("complete_command", completions.completions, str_key=word)
     shell.events.register("post_run_cell", magics.keeping.write)
     shell.events.register("post_run_cell", magics.failed.note)
+    shell.events.register("post_run_cell", magics.scattered.note)
     displays.register(shell, magics.session)
 
 
@@ -36,6 +37,7 @@ def unload(shell: "InteractiveShell") -> None:
     magics = manager.registry.pop(ShardMagics.__name__)
     shell.events.unregister("post_run_cell", magics.keeping.write)
     shell.events.unregister("post_run_cell", magics.failed.note)
+    shell.events.unregister("post_run_cell", magics.scattered.note)
     magics.keeping.write()
     configurables: list[Any] = shell.configurables
     configurables.remove(magics.session)

@@ -27,6 +27,7 @@ from .options import (
     with_strategy,
 )
 from .progress import Progress
+from .scattered import Scattered
 from .session import ShardSession
 from .shard_cell import ShardCell, compared, sharded, tried
 
@@ -59,6 +60,7 @@ class ShardMagics(Magics):
         self._meshes = Meshes(shell, self.session)
         self.keeping = Keeping(shell)
         self.failed = cells.Failed(shell)
+        self.scattered = Scattered(self.session)
         self._commands = {  # with lines of their own
             "schedule": self._scheduled,
             "history": self._from_history,

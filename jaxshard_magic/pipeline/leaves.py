@@ -42,18 +42,23 @@ class Leaf:
         return self._cuts is not None
 
     def hand_out(self, x: Any, here: Sequence[dict[Value, Any]]) -> None:
-        """Put the array, or its pieces, where each of its ranks looks for it."""
+        """Put the array, or its pieces, where each of its ranks looks for it; `x` may be numpy's, or lie elsewhere."""
         if self._cuts is not None:
             cuts = zip(self._cuts, self._cuts[1:], strict=False)
             parts = [jax.device_put(x[a:b], at) for (a, b), (_, at) in zip(cuts, self._targets, strict=True)]
-        elif len(self._targets) == 1:
-            parts = [x]
         else:
-            shards = {shard.device: shard.data for shard in x.addressable_shards}
-            parts = [_of_shards(shape, at, shards) for shape, at in self._targets]
+            parts = self._parts(x) if self._targets else []
         values = self.values if len(self.values) > 1 else self.values * len(parts)
         for v, rank, part in zip(values, self.readers, parts, strict=True):
             here[rank][v] = part
+
+    def _parts(self, x: Any) -> list[Any]:
+        if getattr(x, "sharding", None) != self.sharding:
+            x = jax.device_put(x, self.sharding)
+        if len(self._targets) == 1:
+            return [x]
+        shards = {shard.device: shard.data for shard in x.addressable_shards}
+        return [_of_shards(shape, at, shards) for shape, at in self._targets]
 
 
 def _of_shards(shape: tuple[int, ...], sharding: NamedSharding, shards: Mapping[Any, Any]) -> jax.Array:

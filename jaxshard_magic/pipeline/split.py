@@ -45,12 +45,12 @@ class Split:
         gradient: Gradient = gradient_call(step).params["gradient"]
         first = 1 + len(call.followed.norms)  # inputs of a microbatch's loss: its rows, sums of the batch
         parameters = {first + k for k in gradient.differentiated}
-        examples = {0} | {first + k for k in call.batch}
+        examples = {0} | {first + k for k in call.data}
         parts = schedule.stages * schedule.chunks
         weights = parameters | {first + k for k in _frozen(call, gradient)}
         self.loss: CutLoss = cut_loss(call.loss, weights, examples, parts, schedule.chunks, wish)
         self.trained = {i for i, p in enumerate(self.loss.pieces) if p.operand in parameters}
-        varying = {i for i, p in enumerate(self.loss.pieces) if p.operand in examples}
+        varying = {i for i, p in enumerate(self.loss.pieces) if p.operand - first in {-first, *call.batch}}
         self.programs = [
             StageProgram(self.loss.program, stage, varying)
             for stage in stages_of(self.loss.program, self.trained, parts)
@@ -137,7 +137,7 @@ class Split:
 def _frozen(call: Accumulated, gradient: Gradient) -> list[int]:
     """The operands that are weights as well, but not differentiated: arrays of numbers that are not the examples', nor
     state of the loss."""
-    others = {*call.batch, *call.outputs.carried.values(), *gradient.differentiated}
+    others = {*call.data, *call.outputs.carried.values(), *gradient.differentiated}
     avals = call.small.closed.in_avals
     return [
         k for k, a in enumerate(avals) if k not in others and a.shape and jnp.issubdtype(a.dtype, jnp.inexact)

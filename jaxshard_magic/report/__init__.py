@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from jaxshard_magic.report.parts import BY_HAND as BY_HAND
 from jaxshard_magic.report.parts import Advice as Advice
 from jaxshard_magic.report.parts import Alternative as Alternative
 from jaxshard_magic.report.parts import Buffer as Buffer

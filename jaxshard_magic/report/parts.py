@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
+BY_HAND = "a loop over microbatches written by hand, on one device"  # what a check may compare with
+
 Spec = tuple[str | tuple[str, ...] | None, ...]
 Cut = tuple[tuple[str, ...], ...]  # the mesh axes of every dimension, major first
 
@@ -249,3 +251,8 @@ class Check:
     noise: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     failed_by: tuple[float | None, ...] = ()
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the step was compared with a loop over microbatches, whose numbers are not the plain step's."""
+        return self.reference == BY_HAND

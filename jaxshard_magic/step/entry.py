@@ -89,6 +89,13 @@ class Entry:
             self.calls += 1
         return outs
 
+    def takes(self, inputs: tuple[Any, ...]) -> bool:
+        """Is a call's arranged input of the kind that the program was compiled for: would it run?"""
+        if self.whole and jax.tree.structure(inputs[1:]) != self.tree:
+            return False
+        avals = self.traced.closed.in_avals[len(self.consts) :]
+        return all(map(_fits, self.leaves(inputs), avals, self.shardings))
+
     def timed(self, inputs: tuple[Any, ...]) -> Any:
         jax.block_until_ready(inputs)
         start = time.perf_counter()
@@ -168,6 +175,23 @@ def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 def _lies(x: Any, sharding: NamedSharding) -> bool:
     return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
+
+
+def _fits(x: Any, aval: Any, sharding: NamedSharding) -> bool:
+    """Does a program take `x` for an input compiled as `aval`? It moves what is not committed to its devices."""
+    if isinstance(x, jax.Array) and x.committed and not _lies(x, sharding):
+        return False
+    try:
+        return kind(x) == kind(aval)
+    except TypeError:  # no array
+        return False
+
+
+def kind(x: Any) -> tuple[Any, ...]:
+    """What a program tells inputs apart by: shape, dtype and whether that is weak. Raises TypeError for no array."""
+    if not isinstance(x, jax.Array | jax.core.AbstractValue):
+        x = jax.typeof(x)
+    return x.shape, x.dtype, getattr(x, "weak_type", False)
 
 
 def build_entry(

@@ -10,8 +10,7 @@ import jax
 
 from ..compiler_log import captured
 from ..errors import ShardError
-from ..gradients.captures import needs
-from ..gradients.rewrite import Rewritten, in_microbatches
+from ..gradients.rewrite import Rewritten
 from ..pipeline.around import flat, gradient_call
 from ..pipeline.executed import Pipeline
 from ..pipeline.homes import Ranks
@@ -25,14 +24,13 @@ from ..program.ir import Program
 from ..program.peel import Peeled, Result
 from ..program.trace import Traced
 from ..request import Request
-from ..request.pipeline_options import default_microbatches
 from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
 from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
-from .entry import Entry, file_of
-from .planned import traced
-from .tracing import capture
+from .entry import Entry, file_of, kind
+from .microbatches import microbatched
+from .planned import own_mesh, traced
 
 
 @dataclass(eq=False)
@@ -91,17 +89,12 @@ def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> 
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
     facts = understand(call.traced, on_rank, [noted for _, noted, _ in peeled.inputs])
-    rows, shards = facts.rows, on_rank.shards
-    if options.microbatches == 1 and rows.size is not None:
-        parts = default_microbatches(rows.size, shards, len(ranks), pipeline)
-        options = replace(options, microbatches=parts)
-    schedule = pipeline.scheduled(len(ranks), options.microbatches)
-    wanted = needs(call.captured, rows, options, shards, pipeline=True)
-    rewritten = in_microbatches(facts, capture(peeled, call, wanted), options)
+    rewritten = microbatched(peeled, call, facts, request, on_rank)
     (gradient,) = rewritten.calls.values()
+    schedule = pipeline.scheduled(len(ranks), gradient.cut.microbatches)
     decided = plan(facts, on_rank)
     say(f"splitting into {len(ranks)} stages")
-    state, batch = [(i, o) for o, i in facts.roles.state.items()], list(rows.dims)
+    state, batch = [(i, o) for o, i in facts.roles.state.items()], list(facts.rows.dims)
 
     def split_at(wish: Wish) -> Split:
         return Split(step, gradient, schedule, state, batch, wish)
@@ -123,9 +116,23 @@ def build_pipelined(
     """Split and compile one kind of call. `beside()` is a context for while its programs compile. Raises as
     `split_call` does.
     """
+    assert request.pipeline is not None
+    with own_mesh(Ranks(request.mesh, request.stage_axis).each[0]):
+        call = split_call(peeled, request, say)
+    with own_mesh(None):  # each rank's programs are for its own devices
+        return _compiled(peeled, request, call, say, compile_limit, beside)
+
+
+def _compiled(
+    peeled: Peeled,
+    request: Request,
+    call: SplitCall,
+    say: Callable[[str], None],
+    compile_limit: float,
+    beside: Callable[[], AbstractContextManager[None]],
+) -> PipedEntry:
     options, target = request.pipeline, target_of(request.mesh)
     assert options is not None
-    call = split_call(peeled, request, say)
     donated = to_donate(peeled, call.traced, call.plan, request.donate)
     constants = list(call.traced.consts)
     n = len(constants)
@@ -159,7 +166,7 @@ def build_pipelined(
         pipeline,
         call.result,
         peeled.tree,
-        _call(pipeline, donated, len(peeled.leaves)) if target is None else None,
+        _call(pipeline, donated, call.traced.closed.in_avals[n:]) if target is None else None,
         False,
         list(jax.device_put(constants, shardings[:n])) if target is None else [],
         shardings[n:],
@@ -197,13 +204,20 @@ def _compiler(target: Target, limit_s: float, log: list[str]) -> Elsewhere:
     return compiled
 
 
-def _call(pipeline: Pipeline, donated: Sequence[int], inputs: int) -> Callable[..., list]:
-    """A pipeline as an entry calls its program: constants, the inputs that are kept, and those that are given."""
-    order = [*(i for i in range(inputs) if i not in donated), *donated]
-    back = [order.index(i) for i in range(inputs)]
+def _call(pipeline: Pipeline, donated: Sequence[int], avals: Sequence[Any]) -> Callable[..., list]:
+    """A pipeline as an entry calls its program: constants, the inputs that are kept, and those that are given.
+
+    Raises TypeError for inputs of another kind, before any rank has begun.
+    """
+    order = [*(i for i in range(len(avals)) if i not in donated), *donated]
+    back = [order.index(i) for i in range(len(avals))]
+    kinds = [kind(avals[i]) for i in order]
 
     def call(consts: Sequence[Any], kept: Sequence[Any], given: Sequence[Any], **how: Any) -> list:
         flat_inputs = (*kept, *given)
-        return pipeline([*consts, *(flat_inputs[i] for i in back)], **how)
+        if list(map(kind, flat_inputs)) != kinds:
+            raise TypeError("shapes or types differ from those this pipeline was compiled for")
+        with own_mesh(None):
+            return pipeline([*consts, *(flat_inputs[i] for i in back)], **how)
 
     return call

@@ -58,7 +58,7 @@ def planned(
         facts = understand(call.traced, request, metadata)
         if call.captured is not None:
             shards = request.shards
-            wanted = needs(call.captured, facts.rows, options, shards, per_device=request.per_device)
+            wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)
             rewritten = rewrite(facts, capture(peeled, call, wanted), options, shards)
             more = len(rewritten.traced.consts) - len(call.traced.consts)  # constants of its own come first
             batch = {i + more: dims for i, dims in facts.batch.dims.items()}
@@ -95,7 +95,7 @@ def traced(
     return traces[peeled.key]
 
 
-def own_mesh(mesh: Mesh) -> AbstractContextManager[Any]:
-    """Another mesh that the user has set would be taken for the step's."""
+def own_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
+    """Another mesh that the user has set would be taken for the step's; None for none at all."""
     current = jax.sharding.get_mesh()
     return nullcontext() if current.empty or current == mesh else jax.set_mesh(mesh)

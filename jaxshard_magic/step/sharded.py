@@ -97,9 +97,14 @@ class ShardedStep:
         for fast in self._recent:
             try:
                 inputs, watch = fast.gather(args, kwargs)
+            except (TypeError, ValueError):
+                continue  # what is wrong in itself is raised again below
+            try:
                 outs = fast.entry.run(inputs)
             except (TypeError, ValueError):
-                continue  # raised before anything ran; what is wrong in itself is raised again below
+                if fast.entry.takes(inputs):  # raised by the step; it must not run twice
+                    raise
+                continue
             self._current = fast.entry
             if self.watch is not None:
                 self.watch(fast.entry, outs)

@@ -76,8 +76,9 @@ def _captured_at(peeled: Peeled, shapes: Shapes | None, mapped: Mapped | None) -
         return captured_at(peeled, shapes.avals, mapped)
     except (TypeError, ValueError) as error:
         raise ShardError(
-            f"{shapes.option}: the step can't be traced for {shapes.examples} examples in the place of {shapes.of}: "
-            f"{str(error).splitlines()[0]}; take its sizes from the arrays' shapes"
+            f"the step can't be traced for {shapes.examples} examples in the place of {shapes.of}: "
+            f"{str(error).splitlines()[0]}; take its sizes from the arrays' shapes",
+            option=shapes.option,
         ) from error
 
 

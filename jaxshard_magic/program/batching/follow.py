@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from ...errors import ShardError
 from ..flow import Flow
 from ..ir import Equation, Program, Value
 from ..lines import is_users, place
 from ..primitives import called
 from ..sizes import nbytes
-from .examples import CONSTANT, ONE, Label, Rows, Unknown, fits, times
+from .examples import CONSTANT, ONE, Label, Rows, Sum, Unknown, fits, times
 from .walk import OPAQUE, Walk
 
 NORM_BYTES = 4096  # the most of a value that is computed once a step for all microbatches
@@ -74,6 +77,15 @@ def follow(
         return first
     second = _followed(Walk(small, large, ratio, _norms(small, large, trained)), batch)
     return first if isinstance(second.outputs[0], Unknown) else second
+
+
+def unfollowed(program: Program) -> Followed:
+    """`program` with the whole batch as its one microbatch: what it makes of that is the whole batch's. Keys alone,
+    which no sum holds, are left to be made again."""
+    keys = (jnp.issubdtype(aval.dtype, jax.dtypes.extended) for aval in program.avals)
+    of = tuple(CONSTANT if key else Sum() for key in keys)
+    outputs = tuple(CONSTANT if v is None else of[v] for v in program.outputs)
+    return Followed(program, program, ONE, of, outputs, (), {}, {}, {})
 
 
 def told(program: Program, cause: int) -> str:

@@ -1,0 +1,65 @@
+"""How a pipeline takes a batch: in the microbatches asked for, in as many as keep its stages busy, or whole."""
+
+from dataclasses import replace
+
+from ..errors import ShardError
+from ..gradients.captures import needs
+from ..gradients.rewrite import Rewritten, coupled, in_microbatches, whole_batch
+from ..plan import Finding
+from ..program.facts import Facts
+from ..program.peel import Peeled
+from ..request import Request
+from ..request.pipeline_options import default_microbatches
+from .tracing import TracedCall, capture
+
+
+def microbatched(
+    peeled: Peeled, call: TracedCall, facts: Facts, request: Request, on_rank: Request
+) -> Rewritten:
+    """The gradient calls of a pipeline over microbatches: the number that the request has, else up to four for each
+    stage where that leaves the plain step's numbers, else the whole batch as one, which a finding tells.
+
+    Args:
+        call, facts: the step, and what is understood of it.
+        request, on_rank: what is asked, and what is asked of one rank of the pipeline.
+
+    Raises `ShardError` where the number asked for can't be had, and where the schedule takes no batch whole.
+    """
+    options, pipeline, stages = request.gradients, request.pipeline, request.mesh.shape[request.stage_axis]
+    assert pipeline is not None and call.captured is not None
+    shards = on_rank.shards
+
+    def taken(parts: int) -> Rewritten:
+        asked = replace(options, microbatches=parts)
+        wanted = needs(call.captured, facts, asked, shards, pipeline=True)
+        return in_microbatches(facts, capture(peeled, call, wanted), asked)
+
+    if options.microbatches > 1:
+        pipeline.scheduled(stages, options.microbatches)  # refuses what it has no form for
+        return taken(options.microbatches)
+    parts, size = 1, facts.rows.size
+    why, way = "no batch was found among the step's arguments", ""
+    if size is not None:
+        parts = default_microbatches(size, shards, stages, pipeline)
+    if parts > 1:
+        try:
+            rewritten = taken(parts)
+        except ShardError as error:
+            why = error.why
+        else:
+            whys = filter(None, map(coupled, rewritten.calls.values()))
+            why = next(whys, None)
+            if why is None:
+                return rewritten
+            way = f" --microbatches {parts} takes it in parts, with the numbers of a loop over them."
+    if (refused := pipeline.refused(stages, 1)) is not None:
+        raise ShardError(
+            f"--schedule {pipeline.schedule}: the batch is taken whole ({why}), and {refused.partition(';')[0]}; use "
+            "--schedule 1f1b",
+            fix="--schedule 1f1b",
+        )
+    rewritten = whole_batch(facts, call.captured, options, on_rank.mesh, shards)
+    if stages == 1:
+        return rewritten
+    message = f"The whole batch is one microbatch, so that one stage works at a time: {why}.{way}"
+    return replace(rewritten, findings=(Finding("microbatches", "warning", message), *rewritten.findings))
