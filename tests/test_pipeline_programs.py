@@ -157,3 +157,31 @@ def test_what_the_compiler_complains_of_is_told():
     sharded.entry.complaints = (FOLDING,)
     (told,) = (a for a in sharded.report().advice if a.code == "slow-folding")
     assert told.message.startswith("XLA computes f32[1000000], 3.81 MiB, while it compiles")
+
+
+def in_a_loop():
+    """Layers stacked, and stepped through by a scan."""
+
+    def loss(params, x, y):
+        h, _ = jax.lax.scan(lambda h, w: (block(h, w), None), x @ params["first"], params["layers"])
+        return jnp.mean((h @ params["last"] - y) ** 2)
+
+    def step(params, x, y):
+        value, grads = jax.value_and_grad(loss)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    layers = {"a": normal(1, 4, WIDE, WIDE), "b": normal(2, 4, WIDE, WIDE)}
+    params = {"first": normal(20, 16, WIDE), "layers": layers, "last": normal(21, WIDE, 16)}
+    return step, (params, normal(1, 16, 16), normal(2, 16, 16))
+
+
+@pytest.mark.parametrize(("strategy", "axes"), [("pp+fsdp+tp", "data=2 model=2"), ("pp+tp", "model=2")])
+def test_the_gradients_of_stacked_layers_lie_as_these_do(strategy, axes):
+    report = prepared(in_a_loop(), strategy, f"pipe=2 {axes}").report()
+    gradients = [c for c in report.collectives if (c.what or "").startswith("gradient of params.layers")]
+    assert {(c.kind, c.axes) for c in gradients} == ({("all-reduce", ("data",))} if "data" in axes else set())
+    one_layer = WIDE * WIDE * 4 // 2  # on a device, along the model's axis
+    assert all(c.bytes == one_layer for c in gradients)
+    assert all(
+        c.phase == "forward" or c.axes == ("data",) for c in report.collectives if c.kind == "all-gather"
+    )

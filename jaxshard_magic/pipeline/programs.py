@@ -14,6 +14,7 @@ from ..gradients.part import Chosen, Part
 from ..program.emit import Emitter
 from ..program.flow import made_of, needed
 from ..program.ir import Program, Value
+from ..program.labels import gradient_labels
 from ..program.lines import user_context
 from ..program.replay import retraced
 from ..strategies.hold import Hold
@@ -202,10 +203,12 @@ class Runner:
     def __init__(self, program: StageProgram, layout: Layout | None):
         self._program, self._gradients = program.whole, program.gradients
         kept = [*program.kept, *program.kept_for_weights]
-        waiting = _values(program.gradients)
-        self._emitter = (
-            _Plain(program.whole) if layout is None else _Held(layout, handed_on=kept, waiting=waiting)
-        )
+        if layout is None:
+            self._emitter: _Plain | _Held = _Plain(program.whole)
+        else:
+            of = {v: k for k, v in enumerate(program.gradients) if isinstance(v, Value)}
+            named = gradient_labels(program.whole, layout.flow, of)
+            self._emitter = _Held(layout, named, handed_on=kept, waiting=list(of))
 
     def parts_spec(self, k: int) -> Spec | None:
         """Where the gradient of parameter k lies in parts, one for each shard of the examples, along a dimension before

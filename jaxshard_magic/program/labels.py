@@ -37,24 +37,35 @@ def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]
 
     `phases`: forward, backward or update of each equation, by its index.
     """
+    updates = (i for i, phase in phases.items() if phase == "update")
+    named = {
+        i: UPDATE for i in updates if not program.equations[i].doors
+    }  # a loop over microbatches holds all phases
+    gradients = {
+        v: i
+        for o, i in roles.state.items()
+        if roles.of[i] == PARAMS
+        for v in _gradients_of(program, flow, program.outputs[o])
+    }
+    made = gradient_labels(program, flow, gradients)
+    return named | {i: label for i, label in made.items() if phases.get(i) == "backward"}
+
+
+def gradient_labels(program: Program, flow: Flow, gradients: Mapping[Value, int]) -> dict[int, str]:
+    """The label of each equation that makes a gradient or a summand of it, by its index; `gradients[v]`: the input whose
+    gradient v is."""
 
     def same_or_summand(v: Value, w: Value, e: Equation | None) -> bool:
         if e is not None and e.primitive.reduces and e.primitive.linear:  # over dimensions of size one
             return prod(program.shapes[v]) == prod(program.shapes[w])
         return by_alias(v, w, e) or bool(e and e.primitive.elementwise and e.primitive.adds)
 
-    updates = (i for i, phase in phases.items() if phase == "update")
-    named = {
-        i: UPDATE for i in updates if not program.equations[i].doors
-    }  # a loop over microbatches holds all phases
-    for o, i in roles.state.items():
-        if roles.of[i] != PARAMS:
-            continue
-        for gradient in _gradients_of(program, flow, program.outputs[o]):
-            for value in flow.back([gradient], same_or_summand):
-                e = program.maker.get(value)
-                if e is not None and not e.doors and phases.get(e.index) == "backward":
-                    named[e.index] = f"{GRADIENT}.{i}"
+    named = {}
+    for gradient, i in gradients.items():
+        for value in flow.back([gradient], same_or_summand):
+            e = program.maker.get(value)
+            if e is not None and not e.doors:
+                named[e.index] = f"{GRADIENT}.{i}"
     return named
 
 

@@ -53,7 +53,7 @@ def layout_within(
     layout = Layout(
         program, dims, dims.storage(batch.classes), flow, by_position, batch, mesh, platform, batch_axes
     )
-    _at_rest(layout, inputs.parameters, axes.get("tp", ()))
+    _at_rest(layout, inputs, axes.get("tp", ()))
     if over := axes.get("sp", ()):
         layout.positions = inputs.positions
         layout.sequence, layout.sequence_axes = find_positions(layout), over
@@ -61,9 +61,16 @@ def layout_within(
     return layout
 
 
-def _at_rest(layout: Layout, parameters: Mapping[int, Spec], tensor: Collection[str]) -> None:
-    for i, spec in parameters.items():
-        value = layout.program.inputs[i]
+def _at_rest(layout: Layout, inputs: Inputs, tensor: Collection[str]) -> None:
+    """Parameters lie as given, and gradients as their parameters: no update joins the two here."""
+    program = layout.program
+    lying = [(program.inputs[i], spec) for i, spec in inputs.parameters.items()]
+    lying += [
+        (v, inputs.parameters[i])
+        for o, i in inputs.gradients.items()
+        if (v := program.outputs[o]) is not None and v not in program.inputs
+    ]
+    for value, spec in lying:
         for c, logical, axes in zip(layout.storage.of(value), layout.dims.of(value), spec, strict=True):
             layout.stored[c] = axes
             inside = tuple(a for a in axes if a in tensor)
