@@ -2,6 +2,7 @@
 
 import pytest
 import zoo
+from thinned import thinned
 
 from jaxshard_magic.program.batching.batch import find_batch
 from jaxshard_magic.program.dimensions import Dimensions
@@ -25,7 +26,7 @@ def traced(call):
     return trace(lambda *xs: peeled.fun(*xs)[:2], peeled.leaves, [path for path, _, _ in peeled.inputs])
 
 
-@pytest.fixture(scope="module", params=list(zoo.STEPS))
+@pytest.fixture(scope="module", params=thinned(zoo.STEPS, zoo.OFTEN))
 def found(request):
     step = zoo.STEPS[request.param]
     t = traced(step.make())
