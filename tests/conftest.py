@@ -6,54 +6,32 @@ import itertools
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-CACHE = (
-    Path(tempfile.gettempdir()) / f"jaxshard-magic-tests-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
-)
-# Most of the tests' time is LLVM optimising programs that run once; XLA's fusion emitters, which jaxlib 0.10 can do
-# without, take two thirds of what is left of a compile. Neither changes what is compiled.
-FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
-if version("jaxlib").startswith("0.10."):  # 0.12 ends the process at a flag that it doesn't know any more
-    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
-MAPS = Path("/proc/self/maps")
-SETTINGS = {
-    # With fewer threads programs on different simulated devices starve each other, and XLA aborts.
-    "NPROC": "32",
-    "JAX_PLATFORMS": "cpu",
-    "JAX_NUM_CPU_DEVICES": "8",
-    "JAX_COMPILATION_CACHE_DIR": str(CACHE),
-    "XDG_CACHE_HOME": str(CACHE / "home"),  # what compilers of hardware that isn't attached said
-    "JAXSHARD_HISTORY": str(CACHE / f"history-{os.getpid()}.sqlite3"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    "XLA_FLAGS": " ".join(FLAGS),
-    # Else a program comes back with the source lines of another one that computes the same.
-    "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "true",
-}
+from settings import SETTINGS
+
 os.environ.update(SETTINGS)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a process that a shell began in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-from browsing import Stage, chromium, stage  # noqa: E402
-from cells import GIVEN, STEP  # noqa: E402
-from IPython.core.interactiveshell import ExecutionResult, InteractiveShell  # noqa: E402
-from traitlets.config import Config  # noqa: E402
+import jax
+import numpy as np
+import pytest
+from browsing import Stage, chromium, stage
+from cells import GIVEN, STEP
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from traitlets.config import Config
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
+MAPS = Path("/proc/self/maps")
 MAPPINGS = 5_000  # of memory: about a thousand programs that JAX keeps, and a gigabyte
 _tests = itertools.count(1)
 

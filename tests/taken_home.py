@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import zoo
-from conftest import FLAGS, Notebook
+from conftest import Notebook
+from settings import FLAGS
 from zoo import equinox_steps, linen_steps, nnx_transformers, parts, plain_steps, transformers
 
 from jaxshard_magic.analysis.collectives import collectives

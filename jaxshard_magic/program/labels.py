@@ -52,8 +52,8 @@ def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]
 
 
 def gradient_labels(program: Program, flow: Flow, gradients: Mapping[Value, int]) -> dict[int, str]:
-    """The label of each equation that makes a gradient or a summand of it, by its index; `gradients[v]`: the input whose
-    gradient v is."""
+    """The label of each equation that makes a gradient or a summand of it, by its index; `gradients[v]`: the input that
+    v is the gradient of."""
 
     def same_or_summand(v: Value, w: Value, e: Equation | None) -> bool:
         if e is not None and e.primitive.reduces and e.primitive.linear:  # over dimensions of size one

@@ -131,28 +131,41 @@ def default_microbatches(batch_size: int, shards: int, stages: int, piped: Pipel
     Raises `ShardError` where no number above 1 divides the batch and suits the schedule, with the batches next to this
     one for which there is one.
     """
-    limit = MICROBATCHES_A_STAGE * stages
-    counts = [m for m in range(2 * limit, 1, -1) if piped.refused(stages, m) is None]
-    usual = [m for m in counts if m <= limit]
-
-    def most(size: int, among: Sequence[int] = usual) -> int | None:
-        return next((m for m in among if size and size % (shards * m) == 0), None)
-
-    count = most(batch_size)
-    if count is not None:
-        return count
+    counts = possible_microbatches(batch_size, shards, stages, piped)
+    if counts:
+        return counts[0]
     if stages == 1 and batch_size % shards == 0 and piped.refused(1, 1) is None:
         return 1
+    limit = MICROBATCHES_A_STAGE * stages
+    usual = [m for m in range(2, limit + 1) if piped.refused(stages, m) is None]
+
+    def fits(size: int) -> bool:
+        return bool(possible_microbatches(size, shards, stages, piped))
+
     step = shards * min(usual)
     nearest = range(batch_size - 1, 0, -1), range(batch_size + 1, batch_size + step + 1)
-    near = [str(size) for sizes in nearest if (size := next(filter(most, sizes), None)) is not None]
+    near = [str(size) for sizes in nearest if (size := next(filter(fits, sizes), None)) is not None]
     over = "" if shards == 1 else f" over {shards} shards"
-    more = most(batch_size, counts)
+    more = next(iter(possible_microbatches(batch_size, shards, stages, piped, 2 * limit)), None)
     raise ShardError(
         f"a batch of {batch_size}{over} does not divide into 2 to {limit} microbatches that --schedule "
         f"{piped.schedule} takes with {stages} stages; use a batch of {' or '.join(near)}"
         + (f", or --microbatches {more}" if more else "")
     )
+
+
+def possible_microbatches(
+    batch_size: int, shards: int, stages: int, piped: PipelineOptions, limit: int | None = None
+) -> list[int]:
+    """The numbers of microbatches above 1 that divide the batch and suit the schedule, the largest first; at most
+    `limit`, by default four for each stage. Arguments as of `default_microbatches`.
+
+    >>> possible_microbatches(24, 2, 2, PipelineOptions())
+    [6, 4, 3, 2]
+    """
+    most = MICROBATCHES_A_STAGE * stages if limit is None else limit
+    counts = (m for m in range(most, 1, -1) if batch_size and batch_size % (shards * m) == 0)
+    return [m for m in counts if piped.refused(stages, m) is None]
 
 
 def _regular(option: str, pattern: Any) -> None:

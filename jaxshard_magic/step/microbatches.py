@@ -9,7 +9,7 @@ from ..plan import Finding
 from ..program.facts import Facts
 from ..program.peel import Peeled
 from ..request import Request
-from ..request.pipeline_options import default_microbatches
+from ..request.pipeline_options import PipelineOptions, default_microbatches, possible_microbatches
 from .tracing import TracedCall, capture
 
 
@@ -37,21 +37,18 @@ def microbatched(
     if options.microbatches > 1:
         pipeline.scheduled(stages, options.microbatches)  # refuses what it has no form for
         return taken(options.microbatches)
-    parts, size = 1, facts.rows.size
     why, way = "no batch was found among the step's arguments", ""
-    if size is not None:
-        parts = default_microbatches(size, shards, stages, pipeline)
-    if parts > 1:
+    for parts in _numbers(facts.rows.size, shards, stages, pipeline):
         try:
             rewritten = taken(parts)
         except ShardError as error:
             why = error.why
-        else:
-            whys = filter(None, map(coupled, rewritten.calls.values()))
-            why = next(whys, None)
-            if why is None:
-                return rewritten
-            way = f" --microbatches {parts} takes it in parts, with the numbers of a loop over them."
+            continue
+        why = next(filter(None, map(coupled, rewritten.calls.values())), None)
+        if why is None:
+            return rewritten
+        way = f" --microbatches {parts} takes it in parts, with the numbers of a loop over them."
+        break
     if (refused := pipeline.refused(stages, 1)) is not None:
         raise ShardError(
             f"--schedule {pipeline.schedule}: the batch is taken whole ({why}), and {refused.partition(';')[0]}; use "
@@ -63,3 +60,13 @@ def microbatched(
         return rewritten
     message = f"The whole batch is one microbatch, so that one stage works at a time: {why}.{way}"
     return replace(rewritten, findings=(Finding("microbatches", "warning", message), *rewritten.findings))
+
+
+def _numbers(size: int | None, shards: int, stages: int, pipeline: PipelineOptions) -> list[int]:
+    """How many microbatches to try: the most, and the most of several examples on each shard, since code may take an
+    array of one for no array."""
+    if size is None:
+        return []
+    first = default_microbatches(size, shards, stages, pipeline)
+    several = possible_microbatches(size, 2 * shards, stages, pipeline)
+    return [m for m in dict.fromkeys([first, *several[:1]]) if m > 1]

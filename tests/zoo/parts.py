@@ -60,3 +60,9 @@ def linen_variables(model: nn.Module, seed: int, example: jax.Array) -> Any:
 
 def descend(params: Any, gradients: Any, lr: float | jax.Array = 0.1) -> Any:
     return jax.tree.map(lambda p, g: p - lr * g, params, gradients)
+
+
+def state_roles(name: str, **more: str | None) -> dict[str, str | None]:
+    """What a person would say about a Linen TrainState of this name; `more`: about the fields of its own."""
+    fields = {"params": "params", "opt_state": "optimizer", "step": None, **more}
+    return {f"{name}.{field}": role for field, role in fields.items()}

@@ -3,10 +3,16 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_map_with_path
 
 Role = str | None
 Place = int | str | tuple[int | str, ...]
+Library = Literal["numpy", "jnp"]
 STEPS: dict[str, "Step"] = {}
 
 
@@ -25,12 +31,23 @@ class Call:
         """The arguments by parameter name, positional and keyword ones alike."""
         return dict(inspect.signature(self.fn).bind(*self.args, **self.kwargs).arguments)
 
+    def replaced(self, values: Mapping[str, Any]) -> "Call":
+        """The same call, written in the same way, with other values of these parameters."""
+        parameters = list(inspect.signature(self.fn).parameters)
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for name, value in values.items():
+            if name in kwargs:
+                kwargs[name] = value
+            else:
+                args[parameters.index(name)] = value
+        return Call(self.fn, tuple(args), kwargs)
+
 
 @dataclass(frozen=True)
 class Step:
     """One ordinary train step.
 
-    `make(seed)` builds the same inputs each time it is called. Paths are as `path_name` gives them,
+    `build(seed)` builds the same inputs each time it is called. Paths are as `path_name` gives them,
     the parameter's name first (`batch.image`, `state.params.Dense_0.kernel`); closed-over arrays are
     `closure.0`, `closure.1`.
 
@@ -46,7 +63,7 @@ class Step:
 
     name: str
     families: frozenset[str]
-    make: Callable[..., Call]
+    build: Callable[..., Call]
     expected_batch: Mapping[str, int | None]
     expected_roles: Mapping[str, Role]
     mutates: bool
@@ -55,23 +72,43 @@ class Step:
     tolerance: float
     notes: str
 
+    def make(self, seed: int = 0, *, batches: Library | None = None) -> Call:
+        """Fresh inputs, the same each time.
+
+        `batches`: what the leaves of `expected_batch` are made arrays of; None leaves them as they are written.
+        """
+        call = self.build(seed)
+        if batches is None:
+            return call
+        convert = np.asarray if batches == "numpy" else jnp.asarray
+
+        def converted(path: Any, x: Any) -> Any:
+            fits = leaf_name(path) in self.expected_batch and isinstance(x, jax.Array | np.ndarray)
+            return convert(x) if fits and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+        # Other arguments stay the objects that they are: NNX modules are known by identity.
+        within = {path.partition(".")[0] for path in self.expected_batch}
+        found = {name: value for name, value in call.arguments().items() if name in within}
+        return call.replaced(tree_map_with_path(converted, found))
+
     def role_of(self, path: str) -> Role:
         """The role of a leaf, None where any answer is right; raises KeyError for a path nobody described."""
         return self.expected_roles[_longest_prefix(path, self.expected_roles)]
 
     def advance(self, call: Call, result: Any) -> Call:
         """The call of the next iteration: the same batch, with the state that `result` brought."""
-        parameters = list(inspect.signature(call.fn).parameters)
-        args, kwargs = list(call.args), dict(call.kwargs)
+        values = {}
         for name, place in self.feeds.items():
             value = result
             for key in place if isinstance(place, tuple) else (place,):
                 value = value[key]
-            if name in kwargs:
-                kwargs[name] = value
-            else:
-                args[parameters.index(name)] = value
-        return Call(call.fn, tuple(args), kwargs)
+            values[name] = value
+        return call.replaced(values)
+
+
+def leaf_name(path: Any) -> str:
+    """A leaf's path as people write it: `batch.image`, `state.params.Dense_0.kernel`."""
+    return keystr(path, simple=True, separator=".").removesuffix(".value")
 
 
 def _longest_prefix(path: str, prefixes: Mapping[str, Role]) -> str:
@@ -93,19 +130,19 @@ def step(
     tolerance: float = 5e-4,
     notes: str = "",
 ) -> Callable[[Callable[..., Call]], Step]:
-    """Put the decorated `make(seed=0) -> Call` into STEPS under `name` (default: the function's own).
+    """Put the decorated `build(seed=0) -> Call` into STEPS under `name` (default: the function's own).
 
     `families` holds the tags, separated by blanks.
     """
 
-    def register(make: Callable[..., Call]) -> Step:
-        title = name or getattr(make, "__name__", "")
+    def register(build: Callable[..., Call]) -> Step:
+        title = name or getattr(build, "__name__", "")
         if title in STEPS:
             raise ValueError(f"two zoo steps are named {title!r}")
         STEPS[title] = Step(
             name=title,
             families=frozenset(families.split()),
-            make=make,
+            build=build,
             expected_batch=dict(batch or {}),
             expected_roles=dict(roles),
             mutates=mutates,
