@@ -12,8 +12,9 @@ import optax
 from flax import nnx
 
 from jaxshard_magic import api
-from jaxshard_magic.errors import ShardError
+from jaxshard_magic.errors import ShardError, whole_number
 from jaxshard_magic.report import Report
+from jaxshard_magic.views.terminal import writable
 
 RUNS = (("dp", "cpu:8 data=8"), ("fsdp", "cpu:8 data=8"))
 BATCH = 128
@@ -128,13 +129,13 @@ def run(steps: int, html: Path) -> bool:
     for strategy, mesh_text in RUNS:
         print(f"%%shard {strategy} --mesh '{mesh_text}'")
         outcomes.append(train(strategy, mesh_text, digits, steps))
-        print(f"\n{outcomes[-1].report.to_text()}\n")
+        print(f"\n{writable(outcomes[-1].report.to_text())}\n")
 
     for (strategy, _), outcome in zip(RUNS, outcomes, strict=True):
         first, last = outcome.losses[0], outcome.losses[-1]
         print(f"{strategy:8} loss {first:.4f} -> {last:.4f}   {outcome.accuracy:.1%} of the test set right")
     outcomes[-1].report.to_html(html)
-    print(f"Report: {html.resolve()}")
+    print(writable(f"Report: {html.resolve()}"))
     return all(outcome.report.check is not None and outcome.report.check.passed for outcome in outcomes)
 
 
@@ -162,9 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
+    number = whole_number(text)
+    if number is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; give 1 or more")
-    return int(text)
+    return number
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""`ShardError` and the helpers its messages are built with."""
+"""`ShardError`, the helpers its messages are built with, and what reads numbers and expressions of a user's."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -25,3 +26,38 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """` Did you mean 'model'?` for the nearest of `names`, or an empty string."""
     near = get_close_matches(word, [str(n) for n in names], n=1, cutoff=0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def quoted(text: str) -> str:
+    """What was given in quotes, of a long text the beginning.
+
+    >>> quoted("none"), quoted("9" * 5000)
+    ("'none'", "'999999999999999999999999999999...', 5,000 characters")
+    """
+    return repr(text) if len(text) <= 100 else f"'{text[:30]}...', {len(text):,} characters"
+
+
+def whole_number(text: str, most: int = 1_000_000) -> int | None:
+    """The number from 1 to `most` that `text` says; None for other text. Python itself reads no more than 4,300 digits.
+
+    >>> whole_number("16"), whole_number("0"), whole_number("9" * 5000)
+    (16, None, None)
+    """
+    if not text.isdecimal() or len(text) > len(str(most)):
+        return None
+    number = int(text)
+    return number if 1 <= number <= most else None
+
+
+def regular(pattern: str) -> "re.Pattern[str] | str":
+    """A regular expression of a user's, compiled; or why it can't be.
+
+    >>> regular("kernel$"), regular("(")
+    (re.compile('kernel$'), 'missing ), unterminated subpattern at position 0')
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        return str(error)
+    except (OverflowError, RecursionError):
+        return "it repeats or nests more than Python's re can compile"

@@ -28,7 +28,9 @@ JOBS: dict[str, tuple[str, ...]] = {
     "expert": ("expert", "ep"),
 }
 DEFAULT_SIMULATED = 8
-FORMS = 'data=4 model=2, or [[4,2],["data","model"]], or cpu:8 data=4 model=2, or v5e:4x4 data=4 model=4'
+_MOST_AXES, _MOST = 32, 10**9  # of a mesh, and the devices along one of them
+_LISTED = '[[4,2],["data","model"]]'
+FORMS = f"data=4 model=2, or {_LISTED}, or cpu:8 data=4 model=2, or v5e:4x4 data=4 model=4"
 
 
 @dataclass(frozen=True)
@@ -342,7 +344,7 @@ def _written_axis(word: str) -> tuple[str, int]:
                 f"axis '{name}' has the size '{size}'; a size is a whole number, as in {name}=4, or -1"
             )
         return name, int(size)
-    near = re.fullmatch(r"([^\W\d]\w*?)[^\w=]*(\d+)", word)
+    near = re.fullmatch(r"([^\W\d]\w*?)[^\w=]*(\d{1,9})", word[:100])
     hint = f" Did you mean '{near[1]}={near[2]}'?" if near else ""
     raise ShardError(f"'{word}' is no mesh axis: write {FORMS}.{hint}")
 
@@ -357,13 +359,9 @@ def _listed_axes(text: str) -> Axes:
         case [(list() | tuple()) as sizes, (list() | tuple()) as names]:
             pass
         case _:
-            raise ShardError(
-                f'\'{text}\' is no mesh: write sizes, then names, as in [[4,2],["data","model"]]'
-            )
+            raise ShardError(f"'{text}' is no mesh: write sizes, then names: {_LISTED}")
     if len(sizes) != len(names):
-        raise ShardError(
-            f"'{text}' has {len(sizes)} sizes and {len(names)} names: give every axis one of each"
-        )
+        raise ShardError(f"'{text}' has {len(sizes)} sizes and {len(names)} names; an axis has both")
     for size in sizes:
         if type(size) is not int:
             raise ShardError(f"'{text}': the size {size!r} is no whole number, as 4 is, or -1")
@@ -374,8 +372,8 @@ def _listed_axes(text: str) -> Axes:
 
 
 def _check_axes(axes: Axes) -> None:
-    if not axes:
-        raise ShardError(f"a mesh needs an axis: write {FORMS}")
+    if not 1 <= len(axes) <= _MOST_AXES or any(abs(n) > _MOST for _, n in axes):
+        raise ShardError(f"a mesh has 1 to {_MOST_AXES} axes, of {_MOST:,} devices at most: write {FORMS}")
     names = [a for a, _ in axes]
     for name, size in axes:
         if names.count(name) > 1:

@@ -27,7 +27,7 @@ from jax._src import xla_bridge
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from .errors import ShardError
+from .errors import ShardError, whole_number
 
 MAX_DEVICES = 512  # made in 0.3 s; 4096 take seconds and 14,000 threads
 _THREADS = 32  # with fewer, programs can starve each other, and XLA aborts the process after 40 s
@@ -131,8 +131,8 @@ def _cpus() -> list[Any]:
 
 
 def _configure(count: int) -> None:
-    given = os.environ.get("NPROC", "")
-    os.environ["NPROC"] = str(max(_THREADS, count, int(given) if given.isdigit() else 0))
+    given = whole_number(os.environ.get("NPROC", "")) or 0
+    os.environ["NPROC"] = str(max(_THREADS, count, given))
     jax.config.update("jax_num_cpu_devices", count)
 
 

@@ -3,14 +3,14 @@
 import ast
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from .errors import ShardError, did_you_mean, one_of
+from .errors import ShardError, did_you_mean, one_of, regular
 
 Rule = tuple[str, PartitionSpec]
 
@@ -23,6 +23,7 @@ class Placement:
     source: str
 
 
+_COMPARED = 200  # characters of an expression that are looked for in paths
 _NAMES = ("P", "PartitionSpec")
 _EXAMPLE = "P('data', None)"
 # The last `=` before a call of P: the regular expression of a rule may hold `=` itself.
@@ -41,9 +42,13 @@ def parse_spec(text: str) -> PartitionSpec:
     """
     given = " ".join(text.split())
     try:
-        node = ast.parse(given, mode="eval").body
+        return PartitionSpec(*_entries(given))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ShardError(f"'{given}' is no PartitionSpec: write it as {_EXAMPLE}") from None
+
+
+def _entries(given: str) -> "list[str | tuple[str, ...] | None]":
+    node = ast.parse(given, mode="eval").body
     match node:
         case ast.Call(func=func, args=args, keywords=[]) if _last_name(func) in _NAMES:
             entries = args
@@ -54,7 +59,7 @@ def parse_spec(text: str) -> PartitionSpec:
             entries = elements
         case _:
             entries = [node]
-    return PartitionSpec(*(_entry(e, given) for e in entries))
+    return [_entry(e, given) for e in entries]
 
 
 def parse_assignment(text: str) -> tuple[str, PartitionSpec]:
@@ -70,6 +75,13 @@ def parse_assignment(text: str) -> tuple[str, PartitionSpec]:
     if not (equals and name.strip()):
         raise ShardError(f"'{text}' gives no name a spec: write batch={_EXAMPLE}")
     return name.strip(), parse_spec(spec)
+
+
+def parse_rule(text: str) -> Rule:
+    """`REGEX=SPEC` as a rule. Raises `ShardError`, also for a text that is no regular expression."""
+    pattern, spec = parse_assignment(text)
+    find(pattern)
+    return pattern, spec
 
 
 def format_spec(spec: Iterable[str | Iterable[str] | None]) -> str:
@@ -116,6 +128,18 @@ def validate_spec(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | Abstra
             )
 
 
+def find(pattern: str) -> Callable[[str], Any]:
+    """What tells whether a rule's regular expression is found in a leaf's path. Raises `ShardError` for text that is
+    none."""
+    found = regular(pattern)
+    if isinstance(found, str):
+        raise ShardError(
+            f"rule '{pattern}' is no regular expression: {found}. Escape what is meant literally: "
+            f"{re.escape(pattern)}"
+        )
+    return found.search
+
+
 def match_rules(rules: Iterable[Rule], path: str) -> Rule | None:
     """The first rule whose regular expression is found in `path` (`re.search`), or None.
 
@@ -124,31 +148,21 @@ def match_rules(rules: Iterable[Rule], path: str) -> Rule | None:
     >>> match_rules([("bias$", PartitionSpec()), ("kernel$", PartitionSpec("data"))], "params.Dense_0.kernel")
     ('kernel$', P('data',))
     """
-    return next(((pattern, spec) for pattern, spec in rules if _compiled(pattern).search(path)), None)
+    return next(((pattern, spec) for pattern, spec in rules if find(pattern)(path)), None)
 
 
 def check_rules(rules: Iterable[Rule], paths: Sequence[str]) -> None:
     """Raise `ShardError` for a rule that matches none of the leaf `paths`; it names the nearest one."""
     for pattern, spec in rules:
-        if not any(map(_compiled(pattern).search, paths)):
+        if not any(map(find(pattern), paths)):
             near = max(paths, key=lambda path: _likeness(pattern, path), default=None)
             hint = f"; the nearest is {near}. Use a part of its path" if near else ": the step has no arrays"
             raise ShardError(f"rule {pattern}={format_spec(spec)} matches no leaf{hint}")
 
 
-def _compiled(pattern: str) -> re.Pattern:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ShardError(
-            f"rule '{pattern}' is no regular expression: {error}. Escape what is meant literally: "
-            f"{re.escape(pattern)}"
-        ) from None
-
-
 def _likeness(pattern: str, path: str) -> float:
     """The share of the pattern's letters that the path has in the same order; of equals, the shorter path."""
-    letters = re.sub(r"\\.|[^\w.]", "", pattern).strip(".")
+    letters = re.sub(r"\\.|[^\w.]", "", pattern[:_COMPARED]).strip(".")
     blocks = SequenceMatcher(None, letters, path, autojunk=False).get_matching_blocks()
     return sum(b.size**2 for b in blocks) - len(path) / 1000
 

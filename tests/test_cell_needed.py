@@ -395,3 +395,19 @@ def test_what_is_printed_together_is_not_needed_together():
         "rate = 1\nother = 2", "other = 3\nprint(rate, other)", STEP, "p = 0\np = train_step(p)\nprint(p)"
     )
     assert kept == ["rate = 1", STEP]
+
+
+def test_what_a_function_gives_by_global_is_kept_with_its_call():
+    defined = "def build():\n    global p, rate\n    p, rate = 1, 0.1"
+    for call in ("build()", "other = build\nother()", "done = [build() for _ in range(2)]", "run(build)"):
+        cells = ("def run(f):\n    f()", defined, f"{call}\nprint(p)", f"{STEP}\n{CALL}")
+        assert needed(*cells)[-1] == call.split("\n")[-1] and defined in needed(*cells)
+    cells = (defined, "class Data:\n    def load(self):\n        build()", "data = Data()\ndata.load()")
+    assert needed(*cells, f"{STEP}\n{CALL}")[-1] == "data.load()"
+
+
+def test_a_training_loop_that_gives_by_global_is_an_earlier_call_of_the_step():
+    train = "def train():\n    global p\n    for _ in range(3):\n        p = train_step(p)"
+    cells = (f"rate, p = 0.1, 1\n{STEP}", f"{train}\ntrain()")
+    assert needed(*cells, CALL) == ["rate, p = 0.1, 1", STEP]
+    assert found(*cells, f"{train}\ntrain()")[1] == set()

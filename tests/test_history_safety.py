@@ -71,6 +71,45 @@ def test_a_killed_writer_leaves_all_that_it_finished(path: Path):
     assert kept.cell(added[0]) is not None
 
 
+# Whose it is
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="rights are kept in another way")
+def test_nobody_else_reads_the_history_nor_what_was_laid_open_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("JAXSHARD_HISTORY")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folder = Store().path.parent
+    before = os.umask(0)
+    try:
+        add(Store())
+        (folder / "history.broken-1.sqlite3").touch()
+        assert open_to_others(folder) == {"history.broken-1.sqlite3"}
+        for file in (folder, *folder.iterdir()):
+            file.chmod(0o777)
+        add(Store())
+        with closing(sqlite3.connect(folder / "history.sqlite3")) as other:
+            other.execute("SELECT count(*) FROM report").fetchall()
+            assert open_to_others(folder) == set()
+    finally:
+        os.umask(before)
+
+
+def open_to_others(folder: Path) -> set[str]:
+    return {file.name for file in (folder, *folder.iterdir()) if file.stat().st_mode & 0o077}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="rights are kept in another way")
+def test_a_folder_that_the_user_names_keeps_its_rights(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    other = tmp_path / "other.txt"
+    other.write_text("")
+    other.chmod(0o644)
+    add(Store(tmp_path / "history.sqlite3"))
+    assert open_to_others(tmp_path) == {tmp_path.name, "other.txt"}
+
+
 # A damaged file
 
 

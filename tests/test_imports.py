@@ -58,18 +58,19 @@ MAY_IMPORT = {
         "cell_files request program gradients plan report hardware wires targets schedule pipeline",
         "jax numpy",
     ),
-    "report": ("", ""),
-    "history": ("report", "platformdirs psutil"),
+    "report": ("files", ""),
+    "history": ("files report", "platformdirs psutil"),
     "views": ("report", "pygments"),
     "doctor": ("packages targets", "jax numpy"),
-    "targets": ("hardware packages compiler_log", "jax diskcache platformdirs"),
+    "targets": ("files hardware packages compiler_log", "jax platformdirs"),
+    "files": ("", ""),
     "packages": ("", ""),
     "compiler_log": ("", ""),
     "hardware": ("", ""),
     "wires": ("hardware", ""),
     "cell_files": ("", ""),
     "errors": ("", ""),
-    "demo": ("api report", "jax numpy flax optax"),
+    "demo": ("api report views", "jax numpy flax optax"),
 }
 
 # Modules and packages that are imported late as a whole, each by name inside a function.

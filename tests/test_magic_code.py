@@ -201,6 +201,20 @@ def test_a_pipeline_is_left_out_and_the_numbers_stay(notebook):
     assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(notebook["loss"]), rel=1e-5)
 
 
+def test_arguments_and_a_step_that_functions_made_through_global_are_made_in_the_program(notebook):
+    notebook.run("%mesh data=8;")
+    notebook.run(MODEL)
+    notebook.run("def filled(n):\n    return jnp.ones((n, SIZE))")
+    made = "    global w, train_step\n    from functools import partial as w\n    w = filled(SIZE)\n"
+    notebook.run(f"def build():\n{made}{textwrap.indent(STEP, '    ')}")
+    notebook.run("class Data:\n    def load(self):\n        globals()['x'] = filled(8)")
+    notebook.run("build()\n[each.load() for each in [Data()]]\nprint(w.sum())")
+    notebook.run(f"%%shard fsdp;\n{CALL}")
+    text = notebook.run("%shard code").text
+    assert "No cell gives" not in text and "print(w.sum())" not in text
+    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+
+
 def test_a_padded_batch_has_no_plain_form(prepared):
     prepared.run("x = jnp.ones((6, SIZE))")
     prepared.run(f"%%shard dp --pad;\n{STEP}\n{CALL}")
@@ -214,6 +228,35 @@ def test_a_file_and_a_name_for_it(prepared, tmp_path, capsys):
     assert "written to" in capsys.readouterr().out
 
 
+def test_no_file_of_the_user_s_is_written_over_and_what_can_t_be_written_is_one_line(
+    prepared, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "train.py").write_text("mine")
+    (tmp_path / "home" / "train.py").write_text("mine")
+    (tmp_path / "link.py").symlink_to("train.py")
+    prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
+    there = "is there already: name another file, or write over it with --force"
+    for file, said in (
+        ("train.py", f"train.py {there}"),
+        ("link.py", f"link.py {there}"),
+        ("~/train.py", f"~/train.py {there}"),
+        ("runs", "runs is a folder: name a file in it, as runs/name"),
+        ("run/train.py", "there is no folder run. Did you mean 'runs'? Fix: !mkdir -p run"),
+        ("~no-such-user/x.py", "~no-such-user/x.py can't be written: there is no folder ~no-such-user"),
+        ("train.py/x", "train.py/x can't be written: there is no folder train.py"),
+        ("''", "--file takes the path of a file, not ''"),
+    ):
+        error = prepared.fails(f"%shard code --file {file}")
+        assert type(error) is UsageError and said in str(error) and "\n" not in str(error)
+    assert (tmp_path / "train.py").read_text() == (tmp_path / "home" / "train.py").read_text() == "mine"
+    text = prepared.run("%shard code --file link.py --force").text
+    assert (tmp_path / "train.py").read_text() == text and (tmp_path / "link.py").is_symlink()
+
+
 def test_its_help_and_its_errors_are_one_line(notebook, capsys):
     notebook.run("%shard code --help")
     assert "--file FILE" in capsys.readouterr().out
@@ -225,7 +268,7 @@ def test_its_help_and_its_errors_are_one_line(notebook, capsys):
         ("%shard code fsdp", "%shard code takes no words; unexpected: fsdp"),
         (
             "%shard code --fiel x",
-            "%shard code has no option --fiel; it has --file, -o, --help. Did you mean '--file'?",
+            "%shard code has no option --fiel; it has --file, --force, -o, --help. Did you mean '--file'?",
         ),
     ):
         error = notebook.fails(line)

@@ -184,7 +184,8 @@ def test_a_compiler_that_is_killed_is_told_in_one_line():
     threading.Thread(target=killed_at_work, args=(compiler,), daemon=True).start()
     message = refusal(lambda: built(slow))
     assert message == (
-        "the compiler's process ended by signal 9 (SIGKILL): the machine has no memory left for it"
+        "the compiler's process ended by signal 9 (SIGKILL), as Linux does where a machine or a container has no "
+        "memory left"
     )
     assert built(width=128).text
 

@@ -1,7 +1,11 @@
 """What a compiler said is kept for the next look, in this session and in others, whatever happens to the cache."""
 
 import linecache
+import pickle
 import shutil
+import stat
+import sys
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,13 +16,14 @@ from apart import MESH, Shape, built, folder, sharded, started
 
 from jaxshard_magic.targets import Built, cache
 
-pytestmark = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+compiling = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 __all__ = ["folder", "started"]
 
 
 # The cache. A program has the lines that led to it, the caller's too: each test below looks twice from one line.
 
 
+@compiling
 @pytest.mark.ci
 def test_the_second_look_asks_no_compiler_and_says_the_same(started):
     first, second = (built() for _ in range(2))
@@ -26,6 +31,7 @@ def test_the_second_look_asks_no_compiler_and_says_the_same(started):
     assert len(started) == 1
 
 
+@compiling
 @pytest.mark.ci
 def test_another_program_another_slice_and_another_order_of_the_devices_are_compiled_anew(started):
     for width, mesh in [(64, MESH), (128, MESH), (64, "v5e:4x4 data=16"), (64, "v5e:2x4 data=4 model=2")]:
@@ -37,20 +43,22 @@ def nothing(folder: Path) -> None:
     pass
 
 
-def overwritten(folder: Path) -> None:
-    (folder / "compiled" / "cache.db").write_bytes(b"no database " * 1000)
+def overwritten(folder: Path, by: bytes = b"no program " * 1000) -> None:
+    for file in (folder / "compiled").iterdir():
+        file.write_bytes(by)
 
 
 def truncated(folder: Path) -> None:
-    (value,) = (folder / "compiled").glob("*/*/*.val")
-    value.write_bytes(value.read_bytes()[:100])
+    (file,) = (folder / "compiled").iterdir()
+    file.write_bytes(file.read_bytes()[:100])
 
 
-def without_its_value(folder: Path) -> None:
-    (value,) = (folder / "compiled").glob("*/*/*.val")
-    value.unlink()
+def removed(folder: Path) -> None:
+    (file,) = (folder / "compiled").iterdir()
+    file.unlink()
 
 
+@compiling
 @pytest.mark.ci
 def test_a_damaged_cache_costs_one_compile_and_is_whole_again(started, folder):
     texts, asked = [], []
@@ -62,7 +70,7 @@ def test_a_damaged_cache_costs_one_compile_and_is_whole_again(started, folder):
     assert len(set(texts)) == 1
 
 
-@pytest.mark.parametrize("damage", [overwritten, truncated, without_its_value])
+@pytest.mark.parametrize("damage", [overwritten, truncated, removed])
 def test_what_is_damaged_is_not_there_and_can_be_kept_again(folder, damage):
     large = Built(text="HloModule", proto=np.random.default_rng(0).bytes(100_000), log=("slow",))
     for happens, found in ((nothing, large), (damage, None)):
@@ -73,6 +81,39 @@ def test_what_is_damaged_is_not_there_and_can_be_kept_again(folder, damage):
     assert cache.get("key") == large
 
 
+class Touches:
+    """An object whose pickle makes a file when it is read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_what_is_no_json_of_ours_is_not_there_and_nothing_of_it_runs(folder, tmp_path):
+    pickled, ran = pickle.dumps(Touches(tmp_path / "ran")), tmp_path / "ran"
+    pickle.loads(pickled)
+    ran.unlink()
+    for found in (pickled, b"[1, 2]", b'{"text": "HloModule"}', b"[" * 100_000, b'{"stats": 5}', b"\xff"):
+        for data in (found, zlib.compress(found)):
+            cache.put("key", Built(text="HloModule"))
+            overwritten(folder, data)
+            assert cache.get("key") is None
+    assert not ran.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="rights are kept in another way")
+def test_nobody_else_reads_the_cache_nor_what_was_laid_open_before(folder):
+    cache.put("old", Built(text="HloModule"))
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    cache.put("new", Built(text="HloModule"))
+    rights = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+    assert rights == {folder.name: 0o700, "compiled": 0o700, "old": 0o600, "new": 0o600}
+
+
+@compiling
 @pytest.mark.ci
 def test_where_nothing_can_be_written_nothing_is_kept_and_all_works(started, folder):
     folder.parent.write_text("a file, no folder")
@@ -123,6 +164,7 @@ def cell_of():
         linecache.cache.pop(file, None)
 
 
+@compiling
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("one", "other"),
@@ -141,6 +183,7 @@ def test_the_same_cell_in_another_session_is_not_compiled_again_and_has_that_ses
     assert f'"{other}"' in second.text and f'"{one}"' not in second.text
 
 
+@compiling
 @pytest.mark.ci
 def test_a_report_has_the_lines_of_this_sessions_cell(cell_of):
     shapes = Shape((64, 64), jnp.float32), Shape((64, 64), jnp.float32)

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 _WORD = re.compile(r"\w+(?::\w+)?")
+_NUMBER = re.compile(r"[0-9]{1,9}(?::[0-9]{1,9})?")  # of a layer, or of a slice of them
 _MOST = 4  # names; more are counted
 
 
 def common_words(paths: Iterable[str]) -> int:
     """How many words all paths begin with alike."""
-    words = [_WORD.findall(path) for path in dict.fromkeys(paths)]
+    words = [_words(path) for path in dict.fromkeys(paths)]
     common = 0
     while words and all(len(w) > common + 1 for w in words) and len({w[common] for w in words}) == 1:
         common += 1
@@ -25,32 +26,39 @@ def told_together(paths: Sequence[str], common: int | None = None) -> str:
     >>> told_together(["p.emb", "p.layers.down[0:2]", "p.layers.up[0:2]"])
     'emb, layers 0-1'
     """
-    words = [_WORD.findall(path) for path in dict.fromkeys(paths)]
+    words = [_words(path) for path in dict.fromkeys(paths)]
     if not words:
         return ""
     common = common_words(paths) if common is None else common
     numbers_of: dict[str, list[str]] = {}
     for w in words:
         rest = w[common:]
-        if rest[0][0].isdigit() and common:
+        if _NUMBER.fullmatch(rest[0]) and common:
             rest = [w[common - 1], *rest]
         numbers = numbers_of.setdefault(rest[0], [])
-        numbers += [word for word in rest[1:] if word[0].isdigit()][:1]
+        numbers += [word for word in rest[1:] if _NUMBER.fullmatch(word)][:1]
     parts = [f"{name} {_ranges(numbers)}" if numbers else name for name, numbers in numbers_of.items()]
     more = [f"{len(parts) - _MOST} more"] if len(parts) > _MOST else []
     return ", ".join([*parts[:_MOST], *more])
 
 
+def _words(path: str) -> list[str]:
+    """A path's words; a name of signs alone is one."""
+    return _WORD.findall(path) or [path]
+
+
 def _ranges(numbers: Iterable[str]) -> str:
     """`0-3, 7` for single numbers; slices `0:3` hold the layers 0 to 2."""
-    every: set[int] = set()
-    for number in numbers:
-        first, _, end = number.partition(":")
-        every.update(range(int(first), int(end)) if end else [int(first)])
-    runs: list[list[int]] = []
-    for n in sorted(every):
-        if runs and runs[-1][1] == n - 1:
-            runs[-1][1] = n
+    runs: list[tuple[int, int]] = []
+    for first, last in sorted(map(_run, numbers)):
+        if runs and first <= runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], max(last, runs[-1][1])
         else:
-            runs.append([n, n])
+            runs.append((first, last))
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _run(number: str) -> tuple[int, int]:
+    """The first and the last layer that a number or a slice says."""
+    first, _, end = number.partition(":")
+    return int(first), max(int(first), int(end) - 1) if end else int(first)

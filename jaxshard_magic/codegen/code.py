@@ -68,7 +68,7 @@ class Code(Shown):
         return None if self.sent is None else counted(self.sent)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """The program in a file of its own; its path."""
+        """The program in a file of its own; its path. Raises ShardError where it can't be written."""
         return saved(path, self.text)
 
     def __str__(self) -> str:

@@ -273,7 +273,9 @@ def formatted(text: str) -> str:
     ]
     for how in (sort, ["format", f"--line-length={WIDTH}"]):
         command = [sys.executable, "-m", "ruff", *how, "--isolated", "-"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, input=text, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
         if done.returncode:
             raise ShardError(f"ruff can't format the program: {done.stderr.strip().splitlines()[-1]}")
         text = done.stdout

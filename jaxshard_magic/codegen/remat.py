@@ -1,7 +1,6 @@
 """`--remat` in the user's text."""
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from ..program.hooks import anew
 from ..program.ir import Equation, Program
 from ..program.mapped import PerDevice, on_a_device
 from ..program.peel import specs
+from ..request.gradient_options import is_number, remat_expression
 from ..step.planned import own_mesh
 from . import inside
 from .cells import Cells, full_name, place_of
@@ -100,7 +100,7 @@ def _done_again(
     """What is done again at the calls that lead to the equations of a loss; None: at no one call of the text."""
     program, blocks = loss.program, loss.again
     own = dict(_own(loss, how, sites))
-    if own == dict.fromkeys(range(len(program.equations))) and how.isdigit():
+    if own == dict.fromkeys(range(len(program.equations))) and is_number(how):
         yield None, _LOSS
         return
     for e in (e for e in program.equations if e.name == "scan"):
@@ -122,7 +122,7 @@ def _done_again(
 
 def _own(loss: Rematted, how: str, sites: Sites) -> Iterator[tuple[int, Site | None]]:
     """The equations of blocks, with the call that is the block of each."""
-    names, numbered = Names(loss.program), how.isdigit()
+    names, numbered = Names(loss.program), is_number(how)
 
     def inside(e: Equation, site: Site | None) -> Iterator[tuple[int, Site | None]]:
         yield e.index, site
@@ -132,7 +132,7 @@ def _own(loss: Rematted, how: str, sites: Sites) -> Iterator[tuple[int, Site | N
 
     for scope, blocks in loss.again.ranges.items():
         for e in (e for block in blocks for e in scope.equations[block.start : block.stop]):
-            callers = None if numbered else names.callers(e, re.compile(how))
+            callers = None if numbered else names.callers(e, remat_expression(how))
             yield from inside(e, None if callers is None else sites.innermost(callers))
 
 

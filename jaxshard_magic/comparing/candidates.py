@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from ..errors import ShardError, one_of
+from ..errors import ShardError, one_of, whole_number
 from ..mesh import Axes
 from ..request import Part, Request, make_request, parse_strategy
 from .meshes import EVERY, reshaped, suited, text_of
@@ -189,6 +189,7 @@ def varied(texts: Sequence[str]) -> dict[str, list[Any]]:
 def _value(name: str, value: str) -> Any:
     if name not in _COUNTS:
         return value
-    if not value.isdecimal() or int(value) < 1:
-        raise ShardError(f"--vary {name}={value}: {name} takes whole numbers from 1 on")
-    return int(value)
+    found = whole_number(value)
+    if found is None:
+        raise ShardError(f"--vary {name}={value}: {name} takes whole numbers from 1 on, a million at most")
+    return found

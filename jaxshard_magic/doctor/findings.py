@@ -48,7 +48,9 @@ class Doctor:
         return self.to_html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self) if cycle else self.to_text())
+        from jaxshard_magic.views.terminal import writable
+
+        printer.text(writable(repr(self) if cycle else self.to_text()))
 
 
 def one_line(said: object) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
+from ..errors import whole_number
 from .findings import Finding
 from .packages import Versions
 
@@ -81,7 +82,7 @@ def _flags(value: str, cpu_devices: int) -> Iterator[Finding]:
         if not re.match(r"--?xla_", word):
             message = f"{word!r} is no flag of XLA, which ends the process when it starts"
             yield Finding(area, name, message, "warning", f"take {word} out of XLA_FLAGS")
-        elif flag == FORCED and number.isdigit() and cpu_devices not in (-1, int(number)):
+        elif flag == FORCED and cpu_devices not in (-1, whole_number(number) or cpu_devices):
             message = f"{number} CPU devices here, jax_num_cpu_devices={cpu_devices} elsewhere, which wins"
             yield Finding(
                 area, name, message, "warning", f"take --{FORCED} out of XLA_FLAGS; %mesh makes them"

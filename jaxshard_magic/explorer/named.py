@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from ..errors import ShardError, did_you_mean
+from ..errors import ShardError, did_you_mean, whole_number
 from ..program.peel import aval, nnx_calls
 from ..program.sizes import array_bytes
 from ..program.trace import path_name
@@ -20,6 +20,7 @@ from .array import Array, unlinked
 _TYPE = re.compile(r"(?:(?P<name>[A-Za-z_][\w.]*)=)?(?P<dtype>[A-Za-z]\w*)\[(?P<shape>[\d,\s]*)\]")
 _SHORT = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
 _EXAMPLE = "f32[50257,768]"
+MOST_SIZE = 10**12  # of one dimension
 
 
 def arrays_of(words: Sequence[str], namespace: Mapping[str, Any]) -> tuple[Array, ...]:
@@ -57,8 +58,14 @@ def typed(word: str) -> tuple[str, jax.ShapeDtypeStruct] | None:
         raise ShardError(
             f"{word}: {match['dtype']} is no type of elements; write bf16, f32, i32, ..., as in {_EXAMPLE}"
         ) from None
-    shape = tuple(int(size) for size in match["shape"].split(",") if size.strip())
+    shape = tuple(_size(size.strip(), word) for size in match["shape"].split(",") if size.strip())
     return match["name"] or "", jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _size(text: str, word: str) -> int:
+    if (size := whole_number(text, MOST_SIZE)) is None:
+        raise ShardError(f"{word}: a size is a whole number from 1 to {MOST_SIZE:,}, as in {_EXAMPLE}")
+    return size
 
 
 def _value(word: str, namespace: Mapping[str, Any]) -> Any:
@@ -82,7 +89,8 @@ def _inner(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         return value.get(name, _inner)
     if isinstance(value, Sequence) and name.isdecimal():
-        return value[int(name)] if int(name) < len(value) else _inner
+        place = whole_number(name, len(value)) if name.strip("0") else 0
+        return value[place] if place is not None and place < len(value) else _inner
     return getattr(value, name, _inner)
 
 

@@ -11,6 +11,7 @@ from ..program.lines import is_ours, is_users
 Frame = tuple[Any, int]  # the code of a function, and how far in it
 
 _OWN = "jaxshard:"  # names that this package gives values
+_COMPARED = 200  # characters of an expression that are compared with names
 MOST_NAMES = 8  # told to who asked for one that is not there
 
 
@@ -53,9 +54,8 @@ class Names:
         calls = (n for found in self._frames.values() for n in map(_name, found[self._shared :]) if n)
         names = dict.fromkeys([*self.values.values(), *calls, *scopes])
         shown = [n for n in names if n.replace(".", "").isidentifier() and not n.startswith("_")]
-        return sorted(shown, key=lambda n: -SequenceMatcher(None, pattern.lower(), n.lower()).ratio())[
-            :MOST_NAMES
-        ]
+        given = pattern[:_COMPARED].lower()
+        return sorted(shown, key=lambda n: -SequenceMatcher(None, given, n.lower()).ratio())[:MOST_NAMES]
 
     def callers(self, e: Equation, pattern: re.Pattern) -> tuple[Frame, ...] | None:
         """The calls that led to the outermost one that matches, outermost first; None where none does."""

@@ -13,6 +13,7 @@ from ..program.ir import Equation, Program, Scope
 from ..program.primitives import shows
 from ..program.replay import Replay, retraced
 from ..program.sizes import nbytes
+from ..request.gradient_options import REMAT, is_number, remat_expression
 from .blocks import Block, Blocks, Checkpointed, Policy
 from .named import Names, jit_labels
 from .regions import regions
@@ -20,7 +21,6 @@ from .segments import Costs, best_cuts, costs, fewest
 
 _SMALL = 0.1  # of what is kept: straight-line code beside loops that keeps less is left as it is
 _MOST_BLOCKS = 64  # that a policy cuts straight-line code into
-_ALLOWED = "allowed are a number of segments, full, dots, nothing, offload, or a regular expression"
 _NOTHING = jax.checkpoint_policies.nothing_saveable
 POLICIES: dict[str, Policy] = {
     "full": _NOTHING,
@@ -87,7 +87,7 @@ def remat(closed: ClosedJaxpr, how: str) -> Rematted:
     how = how.strip()
     program = Program(closed)
     program = Program(retraced(Replay(program, jit_labels(program))))
-    if re.fullmatch(r"[+-]?\d+", how):
+    if is_number(how):
         blocks, note = _by_number(program, int(how))
     elif how in POLICIES:
         blocks, note = _by_policy(program, how)
@@ -200,10 +200,7 @@ def _straight(found: Costs, start: int, stop: int, *, alone: bool) -> list[tuple
 
 
 def _by_name(program: Program, how: str) -> tuple[Blocks, str]:
-    try:
-        pattern = re.compile(how)
-    except re.error as e:
-        raise ShardError(f"--remat {how}: no regular expression ({e}); {_ALLOWED}") from None
+    pattern = remat_expression(how)
     names = Names(program)
     ranges, bodies = {}, {}
     _match(program.top, names, pattern, ranges, bodies)
@@ -219,7 +216,7 @@ def _by_name(program: Program, how: str) -> tuple[Blocks, str]:
     if not ranges:
         there, hint = one_of(names.nearest(how)), did_you_mean(how, POLICIES)
         raise ShardError(
-            f"--remat {how}: nothing in the loss has such a name, there are {there}; {_ALLOWED}.{hint}"
+            f"--remat {how}: nothing in the loss has such a name, there are {there}; {REMAT}.{hint}"
         )
     return Blocks(ranges, marked=marked), f"values named {one_of(sorted(values))}"
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from glob import escape
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 
 from ..errors import ShardError
+from ..files import close_to_others, own_file
 
 APPLICATION = 0x6A736D31  # of the file's header: says that it is a history
 SIDECARS = (
@@ -75,11 +77,13 @@ class Unkept(ShardError):
 
 @dataclass(frozen=True)
 class Database:
-    """`wait`: seconds that another process may hold it; `tell` is called with one line when it was damaged."""
+    """`wait`: seconds that another process may hold it; `tell` is called with one line when it was damaged;
+    `own_folder`: nothing but the history lies in its folder, which is closed to others with it."""
 
     path: Path
     wait: float
     tell: Callable[[str], object] = warnings.warn
+    own_folder: bool = False
 
     def read(self, job: "Job[T]", without: T) -> T:
         """What `job` gets of it; `without` where there is none yet. Raises Unkept."""
@@ -134,8 +138,16 @@ class Database:
         return found
 
     def _open(self, how: str = "mode=rw") -> sqlite3.Connection:
+        self._close_to_others()
         uri = f"{self.path.absolute().as_uri()}?{how}"
         return sqlite3.connect(uri, uri=True, timeout=self.wait, isolation_level=None)
+
+    def _close_to_others(self) -> None:
+        """A history holds cells, and SQLite gives what lies beside it the rights of the database."""
+        beside = (_beside(self.path, end) for end in ("", *SIDECARS, "-lock"))
+        aside = self.path.parent.glob(f"{escape(self.path.stem)}.broken-*")
+        for path in (*([self.path.parent] if self.own_folder else []), *beside, *aside):
+            close_to_others(path)
 
     def _version(self, connection: sqlite3.Connection) -> int:
         """Raises Unkept where it is not for us to read."""
@@ -159,7 +171,7 @@ class Database:
             new = _beside(self.path, "-new")
             for stale in (new, *(_beside(path, end) for path in (new, self.path) for end in SIDECARS)):
                 stale.unlink(missing_ok=True)
-            with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            with closing(sqlite3.connect(own_file(new), isolation_level=None)) as connection:
                 connection.execute("PRAGMA auto_vacuum = FULL")
                 with suppress(sqlite3.OperationalError):  # the file system has no shared memory
                     connection.execute(f"PRAGMA journal_mode = {'WAL' if _is_local(new) else 'DELETE'}")
@@ -183,7 +195,8 @@ class Database:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        held = sqlite3.connect(_beside(self.path, "-lock"), timeout=self.wait, isolation_level=None)
+        lock = own_file(_beside(self.path, "-lock"))
+        held = sqlite3.connect(lock, timeout=self.wait, isolation_level=None)
         with closing(held):
             held.execute("BEGIN EXCLUSIVE")
             yield

@@ -104,7 +104,7 @@ def searched(columns: Mapping[str, Any], cell: str | None) -> str:
 
 def folded(text: str) -> str:
     """`text` in a form in which upper and lower case are alike, and that UTF-8 can write."""
-    return _encodable(text.casefold())
+    return encodable(text.casefold())
 
 
 def stored(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,9 +121,9 @@ def row_of(values: Sequence[Any]) -> Row:
 
 def _stored(value: Any) -> Any:
     held = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
-    return _encodable(held) if isinstance(held, str) else held
+    return encodable(held) if isinstance(held, str) else held
 
 
-def _encodable(text: str) -> str:
-    """Names of files may hold bytes that no text has."""
+def encodable(text: str) -> str:
+    """`text` in a form that UTF-8 can write: names of files may hold bytes that no text has."""
     return text.encode("utf-8", "replace").decode()

@@ -17,7 +17,7 @@ import platformdirs
 from ..errors import ShardError, one_of
 from ..report import Report
 from .database import Database, Unkept
-from .row import COLUMNS, Row, facts, folded, row_of, searched, stored
+from .row import COLUMNS, Row, encodable, facts, folded, row_of, searched, stored
 
 MOST = 20_000  # reports
 MOST_BYTES = 256 * 2**20  # of them and their cells, compressed
@@ -51,7 +51,7 @@ class Store:
         tell: Callable[[str], object] = warnings.warn,
     ):
         self.path = default_path() if path is None else Path(path)
-        self._database = Database(self.path, wait, tell)
+        self._database = Database(self.path, wait, tell, own_folder=self.path.parent == _data_folder())
         self._writer = uuid4().hex
 
     def __repr__(self) -> str:
@@ -125,8 +125,8 @@ class Store:
         Raises Unkept.
         """
         asked: dict[str, Any] = {
-            "strategy = ?": strategy,
-            "name = ?": name,
+            "strategy = ?": None if strategy is None else encodable(strategy),
+            "name = ?": None if name is None else encodable(name),
             "at >= ?": None if since is None else since.timestamp(),
             "at < ?": None if until is None else until.timestamp(),
         }
@@ -190,9 +190,11 @@ class Store:
 def default_path() -> Path:
     """What the variable JAXSHARD_HISTORY says, or a file in the user's data folder."""
     given = os.environ.get("JAXSHARD_HISTORY")
-    if given:
-        return Path(given).expanduser()
-    return platformdirs.user_data_path("jaxshard_magic", appauthor=False) / "history.sqlite3"
+    return Path(os.path.expanduser(given)) if given else _data_folder() / "history.sqlite3"
+
+
+def _data_folder() -> Path:
+    return platformdirs.user_data_path("jaxshard_magic", appauthor=False)
 
 
 def _content(columns: Mapping[str, Any], cell: str | None, report: Report) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..cell_files import is_cell_file
 from ..errors import ShardError
+from ..report.written import place_for
 from . import cells
+from .displays import say
 from .options import CodeOptions, flags_text, parse_command
 from .progress import Progress, line_for
 
@@ -38,15 +40,17 @@ def written(
         raise ShardError(f"the last cell compared strategies, and none of them goes on: {write}")
     if step is None:
         raise ShardError(f"there is no step yet: {write}")
+    if options.file is not None:
+        place_for(options.file, over=options.force)
     draw = line_for(shell) if session.progress else None
     with Progress(draw, of=step.path) as progress:
-        say, step.progress = step.progress, progress
+        told, step.progress = step.progress, progress
         try:
             found = _written(shell, step, failed)
         finally:
-            step.progress = say
+            step.progress = told
     if options.file is not None:
-        print(f"written to {found.save(options.file)}")
+        say(f"written to {found.save(options.file)}")
     return found, options.output
 
 
@@ -67,6 +71,7 @@ def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "C
         given["display"] = "display = print"  # in the place of the notebook's
     if root not in given and root in missing:
         given[root] = f"from {ELSEWHERE} import {root}"
+    givers = cells.Givers(units)
     pieces = [Piece(text, "", 1, "", imports="import " in text) for text in given.values()] + [
         Piece(
             s.text,
@@ -76,7 +81,7 @@ def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "C
             s.before,
             imports=s.is_import,
             calls=s.calls(path),
-            makes=root in s.binds or any(f"{path}.".startswith(f"{name}.") for name in s.sets),
+            makes=root in givers.of(s) or any(f"{path}.".startswith(f"{name}.") for name in s.sets),
             early=any(
                 name.split(".")[:2] in (["os", "environ"], ["sys", "path"]) for name in (*s.sets, *s.does)
             ),

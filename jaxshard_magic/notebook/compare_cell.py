@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
-from ..errors import ShardError, one_of
+from ..errors import ShardError, one_of, whole_number
 from . import cells
+from .displays import say
 from .progress import Progress
 from .shard_cell import ShardCell, placed_by, requests_of
 
@@ -36,7 +37,7 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "Comparison":
     args, kwargs = binding.sharded.arguments or cells.from_namespace(function, space, path)
     method = hasattr(function, "__self__")
     if method and not options.dry_run:
-        print(f"{path} is a method, and to run it would change its object: it is only compiled")
+        say(f"{path} is a method, and to run it would change its object: it is only compiled")
 
     growing = Growing(this.grows, this.session.view)
     with Progress(this.draw, of=path) as progress, growing:
@@ -97,11 +98,12 @@ def of_the_past(history: "Sequence[Report]", words: Sequence[str]) -> "Compariso
         raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
     numbers = []
     for word in words:
-        if not word.isdecimal() or not 1 <= int(word) <= len(history):
+        number = whole_number(word, len(history))
+        if number is None:
             raise ShardError(
                 f"%shard compare takes the numbers of reports, 1 to {len(history)}, not {word!r}; alone it lists them"
             )
-        numbers.append(int(word))
+        numbers.append(number)
     chosen = list(dict.fromkeys(numbers)) or range(1, len(history) + 1)
     names = one_of(dict.fromkeys(history[number - 1].name for number in chosen))
     return Comparison(names, tuple(_trial(history[number - 1], number) for number in chosen))

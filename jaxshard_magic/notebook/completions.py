@@ -16,13 +16,16 @@ from .options import (
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+_LONGEST, _LEFT, _RIGHT = 3000, 1000, 1500  # characters of a message, and of its ends where it is cut
 _LINES = {"history": HistoryOptions, "explore": ExploreOptions, "code": CodeOptions}
 
 
 def one_line(error: ShardError) -> str:
-    """The error's message with its fix, where that is not in it already."""
+    """The error's message with its fix, where that is not in it already; the middle of a very long one is left out."""
     message = " ".join(str(error).split())
-    return message if not error.fix or error.fix in message else f"{message} Fix: {error.fix}"
+    if error.fix and error.fix not in message:
+        message = f"{message} Fix: {error.fix}"
+    return message if len(message) <= _LONGEST else f"{message[:_LEFT]} ... {message[-_RIGHT:]}"
 
 
 def no_command(word: str) -> ShardError:

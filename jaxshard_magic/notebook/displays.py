@@ -27,6 +27,13 @@ _WITHOUT_WIDGET = (
 )
 
 
+def say(text: str) -> None:
+    """Print a line that may have names of the user's, and figures with their signs, on any terminal."""
+    from ..views.terminal import writable
+
+    print(writable(text))
+
+
 def register(shell: Any, session: "ShardSession") -> None:
     """From here on the notebook shows each of them as the session's `view` says, those made by hand as well."""
     displays, bundles, pages = _formatters(shell)
@@ -69,8 +76,9 @@ def _schedule(session: "ShardSession", schedule: "Schedule") -> None:
 
 def _schedules_bundle(session: "ShardSession", compared: "Schedules") -> dict[str, str]:
     from ..views import schedules
+    from ..views.terminal import writable
 
-    text = {"text/plain": schedules.to_text(compared)}
+    text = {"text/plain": writable(schedules.to_text(compared))}
     return text if session.view == "text" else text | {"text/html": schedules.to_html(compared)}
 
 

@@ -8,13 +8,16 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ShardError
+from ..errors import ShardError, whole_number
+from .displays import say
 from .options import HistoryOptions, flags_text, parse_command
 
 if TYPE_CHECKING:
     from ..history import History, Store
     from ..report import Report
 
+MOST = 10**15  # the largest number that a report may have
+MOST_WORDS = 100
 WAIT = 2.0  # seconds that a cell waits for another process that writes
 _AGO = {"h": "hours", "d": "days", "w": "weeks"}
 
@@ -23,7 +26,7 @@ class Keeping:
     """Puts the reports of a notebook into the user's history: behind their cell, whose output does not wait for it.
     What keeps it from that is told once."""
 
-    def __init__(self, shell: Any, tell: Callable[[str], None] = print):
+    def __init__(self, shell: Any, tell: Callable[[str], None] = say):
         self._shell, self._tell = shell, tell
         self._store: Store | None = None
         self._waiting: list[tuple[Report, str | None, Any]] = []
@@ -77,13 +80,23 @@ def listed(line: str, store: "Store") -> "tuple[History | Report | None, str | N
     Raises ShardError for a line that can't be answered, and where the history can't be read.
     """
     from ..history import SHOWN, History
+    from ..report.written import place_for
 
     options = parse_command(line, HistoryOptions)
     if options.help:
         print(help_text())
         return None, None
-    if len(options.words) == 1 and options.words[0].isdecimal():
-        return store.report(int(options.words[0])), options.output
+    if options.json is not None:
+        place_for(options.json, over=options.force)
+    if len(options.words) > MOST_WORDS:
+        raise ShardError(f"%shard history looks for {MOST_WORDS} words at most, not {len(options.words):,}")
+    number = whole_number(options.words[0], MOST) if len(options.words) == 1 else None
+    if number is not None and options.json is not None:
+        raise ShardError(
+            f"--json writes what was found by words; of one report: %shard history {number} -o r, then r.to_json()"
+        )
+    if number is not None:
+        return store.report(number), options.output
     rows = store.rows(
         options.words,
         strategy=options.strategy,
@@ -92,7 +105,7 @@ def listed(line: str, store: "Store") -> "tuple[History | Report | None, str | N
     )
     found = History(tuple(rows), store, line.strip().partition(" ")[2], options.limit or SHOWN)
     if options.json is not None:
-        print(f"written to {found.to_json(options.json)}")
+        say(f"written to {found.to_json(options.json)}")
     return found, options.output
 
 
@@ -107,8 +120,10 @@ def since(text: str, now: datetime) -> datetime:
     if ago := re.fullmatch(r"(\d{1,4})([hdw])", text):
         return now - timedelta(**{_AGO[ago[2]]: int(ago[1])})
     try:
-        return datetime.fromisoformat(text)
-    except ValueError:
+        day = datetime.fromisoformat(text)
+        day.timestamp()  # of the first and the last years there is none
+        return day
+    except (ValueError, OverflowError, OSError):
         raise ShardError(f"--since takes 3h, 7d, 2w, or a day such as {now:%Y-%m-%d}, not {text!r}") from None
 
 

@@ -1,6 +1,7 @@
 """`%load_ext` and `%unload_ext`: what they put into a shell, and take out again."""
 
 import os
+import sys
 from glob import glob
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from .magics import ShardMagics
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+_TARGETS = "jaxshard_magic.targets"
 _COMPLETED = ("%shard", "%%shard", "shard")
 
 
@@ -32,7 +34,7 @@ def load(shell: "InteractiveShell") -> None:
 
 
 def unload(shell: "InteractiveShell") -> None:
-    """Take out what `load` put in."""
+    """Take out what `load` put in, and end the processes that were started since."""
     manager: Any = shell.magics_manager
     magics = manager.registry.pop(ShardMagics.__name__)
     shell.events.unregister("post_run_cell", magics.keeping.write)
@@ -47,3 +49,7 @@ def unload(shell: "InteractiveShell") -> None:
     for word in _COMPLETED:
         shell.strdispatchers["complete_command"].strs.pop(word, None)
     displays.remove(shell)
+    if (
+        targets := sys.modules.get(_TARGETS)
+    ) is not None:  # else nothing was compiled for what is not attached
+        targets.stop_compilers()

@@ -13,16 +13,24 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from ..errors import ShardError
 from . import cells, compare_cell, completions, mesh_line
 from .auto_cell import Choosing
+from .displays import say
 from .history_line import Keeping
 from .mesh_line import Meshes
 from .options import (
     HELP,
+    CodeOptions,
+    ExploreOptions,
+    HistoryOptions,
+    LineOptions,
     Options,
+    ScheduleOptions,
     chooses,
     compares,
     compiled_only,
+    keeps_apart,
     only,
     parse,
+    parse_command,
     with_strategies,
     with_strategy,
 )
@@ -62,10 +70,10 @@ class ShardMagics(Magics):
         self.failed = cells.Failed(shell)
         self.scattered = Scattered(self.session)
         self._commands = {  # with lines of their own
-            "schedule": self._scheduled,
-            "history": self._from_history,
-            "explore": self._explored,
-            "code": self._coded,
+            "schedule": (ScheduleOptions, self._scheduled),
+            "history": (HistoryOptions, self._from_history),
+            "explore": (ExploreOptions, self._explored),
+            "code": (CodeOptions, self._coded),
         }
 
     @no_var_expand
@@ -112,8 +120,11 @@ class ShardMagics(Magics):
         __tracebackhide__ = True
         text, quiet = _silenced(line)
         try:
-            if cell is None and text.split()[:1] and text.split()[0] in self._commands:
-                found, name = self._commands[text.split()[0]](text)
+            command = next(iter(text.split(maxsplit=1)), "")
+            if cell is None and command in self._commands:
+                line_options, run = self._commands[command]
+                self._keeps_apart(parse_command(text, line_options))
+                found, name = run(text)
                 if name:
                     self.shell.user_ns[name] = found
                 return None if quiet else found
@@ -122,6 +133,7 @@ class ShardMagics(Magics):
                 print(HELP)
                 return None
             if cell is None:
+                self._keeps_apart(options)
                 report = self._last(options)
             elif chooses(options):
                 report, quiet = self._choose(options, line, cell)
@@ -159,6 +171,16 @@ class ShardMagics(Magics):
         report = self.session.report()
         self._keep(report, step=self.session.step)
         return report
+
+    def _keeps_apart(self, options: LineOptions) -> None:
+        """Refuse a name for what a line returns that the last step or the line itself uses."""
+        step = self.session.step
+        step = step.sharded if isinstance(step, cells.Rehearsal) else step
+        if isinstance(options, ExploreOptions):
+            roots = {word.partition(".")[0] for word in options.words}
+            keeps_apart(options.output, roots, "what the line explores")
+        if step is not None:
+            keeps_apart(options.output, cells.used_by_call(step.__wrapped__, step.path), "the last step")
 
     def _examined(self, options: Options) -> "Doctor":
         from ..doctor import examine, jax_error
@@ -210,7 +232,7 @@ class ShardMagics(Magics):
                 "%shard abstract takes the names of what is to become shapes: %shard abstract state"
             )
         for line in abstract_names(self.shell.user_ns, names):
-            print(line)
+            say(line)
 
     def _cell(self, options: Options, line: str, source: str, mesh: "Callable[[Options], Mesh]") -> ShardCell:
         """The cell parsed and its step found; `mesh` gives that of the line."""
@@ -218,6 +240,9 @@ class ShardMagics(Magics):
 
         code = cells.parse(self.shell, source, f"%%shard {line.strip()}")
         place = cells.find_step(code.tree, self.shell.user_ns, options.step)
+        step = None if place.here else self.shell.user_ns.get(place.root)
+        keeps_apart(options.output, cells.variables(code.tree), "this cell")
+        keeps_apart(options.output, cells.used_by_call(step, place.path), "the step")
         devices = mesh(options)
         if (target := target_of(devices)) is not None:
             options = compiled_only(options, target.name)
@@ -316,7 +341,7 @@ class ShardMagics(Magics):
             except cells.Missing as missing:
                 if options.dry_run:
                     raise
-                print(missing)
+                say(str(missing))
                 return False
             if hasattr(step.__wrapped__, "__self__") and not options.dry_run:
                 step.prepare(*args, **kwargs)  # to run a method would change its object

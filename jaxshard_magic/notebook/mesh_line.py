@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from IPython.display import display
 
+from .displays import say
 from .options import Options
 from .shard_cell import step_options_of
 
@@ -29,11 +30,13 @@ class Meshes:
         """
         from ..hardware import chip
         from ..request import parse_strategy, part_axes, step_options
-        from ..specs import parse_assignment
+        from ..specs import parse_assignment, parse_rule
 
         parts = parse_strategy(options.strategy)
-        for text in (*options.specs, *options.rules):
+        for text in options.specs:
             parse_assignment(text)
+        for text in options.rules:
+            parse_rule(text)
         step_options(options.strategy, step_options_of(options))
         if options.on is not None:
             chip(options.on)
@@ -63,7 +66,7 @@ class Meshes:
 
         built = api.default_mesh(options.strategy, stages=options.stages, namespaces=[self._shell.user_ns])
         axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
-        print("; ".join((f"no %mesh yet, taking {axes}", *built.notes)))
+        say("; ".join((f"no %mesh yet, taking {axes}", *built.notes)))
         return built.mesh
 
     def built(self, text: str) -> "BuiltMesh":
@@ -71,7 +74,7 @@ class Meshes:
 
         built = api.build_mesh(text, namespaces=[self._shell.user_ns])
         for note in built.notes:
-            print(note)
+            say(note)
         api.get_ready(built.mesh)
         return built
 
@@ -92,6 +95,7 @@ class Meshes:
 def show(built: "BuiltMesh") -> None:
     from ..analysis.mesh_info import mesh_info
     from ..views.meshgrid import mesh_html, mesh_text
+    from ..views.terminal import writable
 
     info = mesh_info(built.mesh, built.source)
-    display({"text/plain": mesh_text(info), "text/html": mesh_html(info)}, raw=True)
+    display({"text/plain": writable(mesh_text(info)), "text/html": mesh_html(info)}, raw=True)

@@ -151,4 +151,6 @@ class Pipeline:
         return self.to_html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self) if cycle else self.to_text())
+        from jaxshard_magic.views.terminal import writable
+
+        printer.text(writable(repr(self) if cycle else self.to_text()))

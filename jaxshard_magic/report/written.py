@@ -4,11 +4,14 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from shlex import quote
 from typing import Any, ClassVar, Self, overload
 
-from jaxshard_magic.errors import ShardError
+from jaxshard_magic.errors import ShardError, did_you_mean
+from jaxshard_magic.files import put_whole
 from jaxshard_magic.report.plain import build, kind, plain
 
 
@@ -35,7 +38,7 @@ class Shown(ABC):
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str | Path:
         """As HTML without script: a fragment to embed, or a whole document written to `path`.
 
-        Returns the fragment, or the path that was written.
+        Returns the fragment, or the path that was written. Raises ShardError where it can't be.
         """
         _, fragment, page = self._ways()
         return fragment(self) if path is None else saved(path, page(self))
@@ -47,7 +50,9 @@ class Shown(ABC):
         return self.to_html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self) if cycle else self.to_text())
+        from jaxshard_magic.views.terminal import writable
+
+        printer.text(writable(repr(self) if cycle else self.to_text()))
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,6 +96,8 @@ class Written(Shown):
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ShardError(f"not a {cls._what}: {error.msg} at line {error.lineno} of the JSON") from None
+        except (ValueError, RecursionError) as error:  # a number, or a nesting, that Python does not read
+            raise ShardError(f"not a {cls._what}: {error}") from None
         return cls.from_dict(data)
 
     @classmethod
@@ -105,8 +112,45 @@ class Written(Shown):
         return ShardError(f"this is no {cls._what}: it has {given}, a {cls._what} has schema {cls._schema}")
 
 
+def place_for(path: str | os.PathLike[str], *, over: bool = True) -> Path:
+    """The file that can be written there; `~` is the home folder.
+
+    Args:
+        path: the file's path.
+        over: whether a file that is there may be written over.
+
+    Raises ShardError for a folder, for a file in a folder that is not there, and for one that may not be written over.
+    """
+    given = os.fspath(path)
+    place = Path(os.path.expanduser(given))
+    if os.path.isdir(place) or given.endswith(("/", os.sep)):
+        raise ShardError(f"{given} is a folder: name a file in it, as {place / 'name'}")
+    if not os.path.isdir(place.parent):
+        above = place.parent.parent
+        near = did_you_mean(place.parent.name, _folders(above)) if os.path.isdir(above) else ""
+        line = f"!mkdir -p {quote(str(place.parent))}"
+        raise ShardError(f"{given} can't be written: there is no folder {place.parent}.{near}", fix=line)
+    if not over and os.path.lexists(place):
+        raise ShardError(f"{given} is there already: name another file, or write over it with --force")
+    return place
+
+
 def saved(path: str | os.PathLike[str], text: str) -> Path:
-    """`text` in a file of its own; the path."""
-    written = Path(path)
-    written.write_text(text, encoding="utf-8")
-    return written
+    """`text` in a file of its own, whole or not at all; the path. Raises ShardError where it can't be written."""
+    place = place_for(path)
+    data = text.encode("utf-8", "replace")
+    try:
+        if place.exists() and not place.is_file():  # a device or a pipe
+            place.write_bytes(data)
+        else:
+            put_whole(Path(os.path.realpath(place)), data)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ShardError(f"{os.fspath(path)} can't be written: {why}") from error
+    return place
+
+
+def _folders(above: Path) -> list[str]:
+    with suppress(OSError):
+        return [each.name for each in above.iterdir() if each.is_dir()]
+    return []

@@ -1,14 +1,17 @@
 """The options of a step's gradient calls, checked."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
 import jax.numpy as jnp
 
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError, did_you_mean, one_of, regular
 
 REDUCE = ("each", "once", "once-gathered")
+MOST = 1_000_000  # of whatever is counted
+REMAT = "allowed are a number of segments, full, dots, nothing, offload, or a regular expression"
 PRECISION = ("bf16", "fp16", "f32")
 _NARROW = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 
@@ -45,10 +48,8 @@ class GradientOptions(Options):
             check_choice("--precision", self.precision, PRECISION)
         if self.reduce_dtype is not None:
             check_choice("--reduce-dtype", self.reduce_dtype, PRECISION)
-        if self.remat is not None and not str(self.remat):
-            raise ShardError(
-                "--remat takes a number of segments, a policy such as full or dots, or a regular expression"
-            )
+        if self.remat is not None and not is_number(str(self.remat)):
+            remat_expression(str(self.remat))
 
     @property
     def changes_gradients(self) -> bool:
@@ -72,10 +73,32 @@ class GradientOptions(Options):
         return None if how is None else jnp.dtype(_NARROW.get(how, jnp.float32))
 
 
+def is_number(how: str) -> bool:
+    """Whether `--remat` says a number of segments. Raises `ShardError` for one that no loss can be cut into."""
+    digits = re.fullmatch(r"[+-]?(\d+)", how.strip())
+    if digits is None:
+        return False
+    if len(digits[1]) > len(str(MOST)):
+        raise ShardError(
+            f"--remat takes {MOST:,} segments at most, not a number of {len(digits[1]):,} digits"
+        )
+    return True
+
+
+def remat_expression(how: str) -> "re.Pattern[str]":
+    """The regular expression that `--remat` says, policies among them. Raises `ShardError` for text that is none."""
+    found = regular(how.strip()) if how.strip() else "it is empty"
+    if isinstance(found, str):
+        raise ShardError(f"--remat {how}: no regular expression ({found}); {REMAT}")
+    return found
+
+
 def check_count(option: str, value: Any) -> None:
-    """Raise `ShardError` for what is no whole number from 1 on."""
+    """Raise `ShardError` for what is no whole number from 1 on, and for one of more than `MOST`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ShardError(f"{option} takes a whole number from 1 on, not {value!r}")
+    if value > MOST:
+        raise ShardError(f"{option} takes {MOST:,} at most")
 
 
 def check_choice(option: str, value: str, allowed: Collection[str]) -> None:

@@ -1,11 +1,10 @@
 """The options of a pipeline, checked."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ShardError, one_of
+from ..errors import ShardError, one_of, regular
 from ..schedule import NAMES, Costs, Schedule, make
 from ..schedule.names import Sizes
 from .gradient_options import GradientOptions, Options, check_choice, check_count
@@ -47,7 +46,7 @@ class PipelineOptions(Options):
                 f"or use --schedule with one that takes any number: {several}"
             )
         if self.cut is not None:
-            _regular("--cut", self.cut)
+            _check_expression("--cut", self.cut)
 
     def scheduled(self, stages: int, microbatches: int) -> Schedule:
         """The schedule of so many stages (ranks) and microbatches.
@@ -168,10 +167,9 @@ def possible_microbatches(
     return [m for m in counts if piped.refused(stages, m) is None]
 
 
-def _regular(option: str, pattern: Any) -> None:
+def _check_expression(option: str, pattern: Any) -> None:
     if not isinstance(pattern, str) or not pattern:
         raise ShardError(f"{option} takes a regular expression, such as 'block_[48]$', not {pattern!r}")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ShardError(f"{option} {pattern!r} is no regular expression: {error}") from None
+    found = regular(pattern)
+    if isinstance(found, str):
+        raise ShardError(f"{option} {pattern!r} is no regular expression: {found}")

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .. import hardware
 from ..errors import ShardError
-from ..specs import parse_spec
+from ..specs import find, parse_spec
 from ..targets import target_of
 from .gradient_options import GradientOptions
 from .pipeline_options import PipelineOptions, pipeline_options
@@ -159,7 +159,7 @@ def make_request(
         strategy,
         automatic(mesh),
         {name: _spec(spec) for name, spec in (specs or {}).items()},
-        tuple((pattern, _spec(spec)) for pattern, spec in pairs),
+        tuple(_rule(pattern, spec) for pattern, spec in pairs),
         gradients,
         pipeline,
         chip=None if on is None else hardware.chip(on).key,
@@ -192,6 +192,11 @@ def automatic(mesh: Mesh) -> Mesh:
 
 def _spec(given: SpecLike) -> PartitionSpec:
     return parse_spec(given) if isinstance(given, str) else given
+
+
+def _rule(pattern: str, spec: SpecLike) -> tuple[str, PartitionSpec]:
+    find(pattern)  # refuses what is no regular expression
+    return pattern, _spec(spec)
 
 
 def _text(spec: PartitionSpec) -> str:

@@ -11,6 +11,7 @@ from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 
 from ..errors import ShardError
+from ..files import own_folder, put_own
 from ..hardware import Chip, chip
 from . import cache as kept
 from . import gpu, tpu
@@ -19,7 +20,17 @@ from .compiler import LIMIT_S, Compiler, given_up
 from .slices import written
 from .worker import Failed, Job, load
 
-__all__ = ["LIMIT_S", "Built", "Target", "compiled", "compiler_of", "devices", "given_up", "target_of"]
+__all__ = [
+    "LIMIT_S",
+    "Built",
+    "Target",
+    "compiled",
+    "compiler_of",
+    "devices",
+    "given_up",
+    "stop_compilers",
+    "target_of",
+]
 
 ROOMY = "v5p"  # compiles what the smaller chips have no room for
 
@@ -104,6 +115,12 @@ def compiler_of(target: Target) -> Compiler:
     return _compilers[target.platform]
 
 
+def stop_compilers() -> None:
+    """End the processes that compile, whatever they do; the next program to compile starts another one."""
+    while _compilers:
+        _compilers.popitem()[1].stop()
+
+
 def compiled(
     target: Target, program: bytes, order: Sequence[int], *, tupled: bool = False, limit_s: float = LIMIT_S
 ) -> Built:
@@ -142,10 +159,9 @@ def _compiled(target: Target, program: bytes, order: Sequence[int], tupled: bool
 def _refusal(target: Target, message: str) -> ShardError:
     """One line of what a compiler says; the whole in a file."""
     first = " ".join(message.partition("\n")[0].split())
-    path = kept.folder() / "compiler-error.txt"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(message, "utf-8")
+        path = own_folder(kept.folder()) / "compiler-error.txt"
+        put_own(path, message.encode("utf-8", "replace"))
     except OSError:
         return ShardError(f"the compiler for {target.name} refuses this step: {first}")
     return ShardError(f"the compiler for {target.name} refuses this step: {first}. All it says: {path}")

@@ -1,25 +1,25 @@
-"""What compilers said of programs, kept in the user's cache folder for the next look."""
+"""What compilers said of programs, kept in the user's cache folder for the next look: a file of JSON each."""
 
 import hashlib
-import shutil
-import sqlite3
+import json
+import os
 import zlib
 from base64 import b85decode, b85encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import diskcache
 import platformdirs
 
+from ..files import close_to_others, own_folder, put_own
 from ..packages import CUDA, TPU, installed
 from .built import Built, MemoryStats
 
 SIZE = 500_000_000  # bytes; what was used least recently goes first
 FORM = 1  # of what is kept
-_SETTINGS = {"disk": diskcache.JSONDisk, "eviction_policy": "least-recently-used"}
-_UNREADABLE = (ValueError, TypeError, KeyError, zlib.error)
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, zlib.error)
 
 
 def folder() -> Path:
@@ -36,17 +36,26 @@ def key_of(program: bytes, topology: Mapping[str, Any], order: Sequence[int], tu
 
 def get(key: str) -> Built | None:
     """What was kept under a key; None where there is nothing, or nothing readable."""
-    row = _with_cache(lambda cache: cache.get(key))
     try:
-        return None if row is None else _built(row)
-    except _UNREADABLE:
+        path = _compiled() / key
+        built = _built(json.loads(zlib.decompress(path.read_bytes())))
+        os.utime(path)
+    except (*_UNREADABLE, OSError):
         return None
+    return built
 
 
 def put(key: str, built: Built) -> None:
     """Keep it. A cache that can't be written keeps nothing."""
     row = asdict(built) | {"proto": b85encode(built.proto).decode()}
-    _with_cache(lambda cache: cache.set(key, row))
+    packed = zlib.compress(json.dumps(row).encode(), 1)
+    with suppress(OSError):
+        put_own(_compiled() / key, packed)
+        _drop_oldest()
+
+
+def _compiled() -> Path:
+    return own_folder(own_folder(folder()) / "compiled")
 
 
 def _built(row: Mapping[str, Any]) -> Built:
@@ -55,19 +64,13 @@ def _built(row: Mapping[str, Any]) -> Built:
     return Built(**{**row, **decoded})
 
 
-def _with_cache(job: Any) -> Any:
-    """What `job` gets of the open cache. A damaged one is thrown away; without one that can be opened, None."""
-    for again in (True, False):
-        try:
-            with diskcache.Cache(str(folder() / "compiled"), **_SETTINGS, size_limit=SIZE) as cache:
-                return job(cache)
-        except _UNREADABLE:
-            return None  # of this one row
-        except sqlite3.OperationalError:
-            return None  # no room, no right to write, or another process holds it
-        except sqlite3.DatabaseError:
-            if again:
-                shutil.rmtree(folder() / "compiled", ignore_errors=True)
-        except (OSError, diskcache.Timeout):
-            return None
-    return None
+def _drop_oldest() -> None:
+    """Until there are at most SIZE bytes; what stays is closed to others. Other processes may do so meanwhile."""
+    files = [(path, path.stat()) for path in _compiled().rglob("*") if path.is_file()]
+    held = sum(found.st_size for _, found in files)
+    for path, found in sorted(files, key=lambda each: each[1].st_mtime_ns):
+        if held > SIZE:
+            path.unlink(missing_ok=True)
+            held -= found.st_size
+        else:
+            close_to_others(path)

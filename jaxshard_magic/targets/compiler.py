@@ -93,6 +93,7 @@ class Compiler:
             self._connection.close()
         os.close(self._lifeline)
         self._log.close()
+        atexit.unregister(self.stop)
 
     def _alive(self) -> bool:
         if self._process is not None and self._process.poll() is not None:
@@ -130,26 +131,35 @@ class Compiler:
     def _answer(self, limit_s: float) -> Any:
         assert self._connection is not None
         until = time.monotonic() + limit_s
-        while not self._connection.poll(_TICK_S):
-            if given_up.get()():
-                raise ShardError("the compiler was stopped: nobody waits for its answer any more")
-            if time.monotonic() > until:
-                raise ShardError(
-                    f"the compiler has not finished within {limit_s:g} s and was stopped. A step that scans over its "
-                    "layers compiles faster; %config ShardSession.compile_limit = SECONDS allows more"
-                )
         try:
+            while not self._connection.poll(_TICK_S):
+                if given_up.get()():
+                    raise ShardError("the compiler was stopped: nobody waits for its answer any more")
+                if time.monotonic() > until:
+                    raise ShardError(
+                        f"the compiler has not finished within {limit_s:g} s and was stopped. A step that scans over "
+                        "its layers compiles faster; %config ShardSession.compile_limit = SECONDS allows more"
+                    )
             return self._connection.recv()
         except (EOFError, OSError) as error:
             raise self._ended() from error
 
     def _ended(self) -> ShardError:
-        assert self._process is not None
-        code = self._process.wait()
-        how = f"with exit code {code}" if code >= 0 else f"by signal {-code} ({signal.Signals(-code).name})"
-        why = ": the machine has no memory left for it" if code == -signal.SIGKILL else ""
+        if self._process is None:
+            return ShardError("the compiler was stopped before it had finished")
         self._log.seek(0)
         said = (line.strip() for line in self._log.read().decode(errors="replace").splitlines())
         lines = [line for line in said if line and not _CHATTER.match(line)]
         last = f"; its last words: {lines[-1]}" if lines else ""
-        return ShardError(f"the compiler's process ended {how}{why}{last}")
+        return ShardError(f"the compiler's process ended {_way_of(self._process.wait())}{last}")
+
+
+def _way_of(code: int) -> str:
+    """How a process came to its end, by its exit code; who sent a signal, and why, is told to nobody."""
+    if code >= 0:
+        return f"with exit code {code}"
+    names = {each.value: f" ({each.name})" for each in signal.Signals}
+    killed = (
+        ", as Linux does where a machine or a container has no memory left" if code == -signal.SIGKILL else ""
+    )
+    return f"by signal {-code}{names.get(-code, '')}{killed}"

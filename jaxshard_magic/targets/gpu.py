@@ -1,5 +1,6 @@
 """NVIDIA GPUs that aren't attached, through jax's CUDA plugin and NVIDIA's assembler, ptxas."""
 
+import math
 import os
 import platform
 import re
@@ -95,7 +96,7 @@ def usable(chip: Chip, environ: Mapping[str, str] = os.environ) -> int | None:
     """
     name = next((n for n in SHARES if environ.get(n)), None)
     text = environ[name] if name else str(DEFAULT_SHARE)
-    if not re.fullmatch(r"\d*\.?\d+|\d+\.", text) or float(text) == 0:
+    if not re.fullmatch(r"\d*\.?\d+|\d+\.", text) or not 0 < float(text) < math.inf:
         raise ShardError(f"{name}={text} is no share of a GPU's memory; it is a number as .9")
     return None if chip.visible is None else int(chip.visible * float(text))
 

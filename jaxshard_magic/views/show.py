@@ -18,6 +18,7 @@ from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views import html
+from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.timeline import html as timeline
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def show_live(shown: "Comparison | Explorer", how: str | None = None) -> None:
 def _show_or_print(how: str, text: str, static: Callable[[str], str], make: "Callable[[], LiveView]") -> None:
     """`static(also)` is the HTML, of the class `also` as well."""
     if not _in_notebook(get_ipython()):
-        print(text)
+        print(writable(text))
     elif how == "text":
         display({"text/plain": text}, raw=True)
     else:

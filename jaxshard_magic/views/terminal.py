@@ -1,7 +1,10 @@
 """What text for a terminal is written with: columns, padding, wrapping, bars and tables."""
 
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, takewhile
+from typing import TextIO
 from unicodedata import east_asian_width
 
 from jaxshard_magic.views.format import MINUS, SPACE, UNKNOWN, printable
@@ -10,6 +13,27 @@ EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 
 _TERMINAL = str.maketrans({MINUS: "-", UNKNOWN: "-"})
 _SPACES = str.maketrans({SPACE: " ", "\u00a0": " "})
+
+
+# What stands for a sign on a terminal that can't write it, a column each.
+_ALIKE = dict(zip("\u00a0\u202f–−─│·×’…ℹ↑≥✓✔✖✗⚠█▉▊▋▌▍▎▏░▒▓▚", "  ---|.x'~i^>++xx!#####:::.=%/", strict=True))
+
+
+def writable(text: str, stream: TextIO | None = None) -> str:
+    """`text` with signs in the place of those that `stream`, standard output by default, has no code for."""
+    encoding = getattr(sys.stdout if stream is None else stream, "encoding", None) or "utf-8"
+    if _encodes(text, encoding):
+        return text
+    alike = {ord(c): sign for c, sign in _ALIKE.items() if not _encodes(c, encoding)}
+    return text.translate(alike).encode(encoding, "replace").decode(encoding)
+
+
+def _encodes(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def fitted(width: int | None) -> int:
@@ -42,33 +66,35 @@ def shorten(text: str, width: int) -> str:
     """The end of `text` in `width` columns: `…attn.qkv.kernel`; the end of a path tells most."""
     if cells(text) <= width:
         return text
-    while cells(text) > width - 1:
-        text = text[1:]
-    return "\u2026" + text
+    kept = _fitting(reversed(text), width - 1)
+    return "\u2026" + text[len(text) - kept :]
 
 
 def clip(text: str, width: int) -> str:
     """The start of `text` in `width` columns: `x, _ = jax.lax.scan(block, x,…`."""
-    if cells(text) <= width:
-        return text
-    while text and cells(text) > width - 1:
-        text = text[:-1]
-    return text + "\u2026"
+    return text if cells(text) <= width else text[: _fitting(text, width - 1)] + "\u2026"
+
+
+def _fitting(text: Iterable[str], width: int) -> int:
+    """How many characters from the first on take at most `width` columns."""
+    taken = accumulate(map(cells, text))
+    return sum(1 for _ in takewhile(lambda columns: columns <= width, taken))
 
 
 def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """`text` in lines of at most `width` columns; a word longer than a line is broken."""
     lines, line, empty = [], first, True
     for word in filter(None, text.split(" ")):
-        if not empty and cells(line) + 1 + cells(word) > width:
+        at, left = 0, cells(word)  # what of the word is on lines already, and the columns of the rest
+        if not empty and cells(line) + 1 + left > width:
             lines.append(line)
             line, empty = rest, True
-        while cells(line) + cells(word) + (not empty) > width:
+        while cells(line) + left + (not empty) > width:
             room = width - cells(line)
-            piece = word[: max(1, room if cells(word) == len(word) else room // 2)]
+            piece = word[at : at + max(1, room if left == len(word) - at else room // 2)]
             lines.append(line + piece)
-            line, word = rest, word[len(piece) :]
-        line, empty = (line + word if empty else f"{line} {word}"), False
+            line, at, left = rest, at + len(piece), left - cells(piece)
+        line, empty = (line + word[at:] if empty else f"{line} {word[at:]}"), False
     return [*lines, line]
 
 

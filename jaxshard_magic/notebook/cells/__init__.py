@@ -3,6 +3,7 @@
 from .arguments import Missing as Missing
 from .arguments import annotated_specs as annotated_specs
 from .arguments import from_namespace as from_namespace
+from .arguments import used_by_call as used_by_call
 from .binding import Binding as Binding
 from .code import Cell as Cell
 from .code import name_of as name_of
@@ -13,6 +14,8 @@ from .find import Step as Step
 from .find import find_step as find_step
 from .lengths import Lengths as Lengths
 from .lines import own_lines as own_lines
+from .names import variables as variables
+from .needed import Givers as Givers
 from .needed import as_text as as_text
 from .needed import needed as needed
 from .rehearsal import Awaited as Awaited

@@ -46,6 +46,13 @@ def from_namespace(step: Callable[..., Any], namespace: Mapping[str, Any], path:
     return tuple(args), kwargs
 
 
+def used_by_call(step: Any, path: str) -> set[str]:
+    """The notebook's names that a call of the step takes: its own, of what has it, and those of its parameters."""
+    function = plain_function(step) if callable(step) else None
+    parameters = () if function is None else inspect.signature(function).parameters
+    return {path.partition(".")[0], *parameters}
+
+
 def _not_found(path: str, missing: list[str], iterators: list[str]) -> str:
     lacks = [f"the notebook has no {' and no '.join(missing)}"] if missing else []
     lacks += [f"{name} is an iterator, and taking from it would advance it" for name in iterators]

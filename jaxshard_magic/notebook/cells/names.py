@@ -40,6 +40,20 @@ def mentioned(*nodes: ast.AST) -> set[str]:
     return names | {part.attr for part in parts if isinstance(part, ast.Attribute)}
 
 
+def variables(*nodes: ast.AST) -> set[str]:
+    """Every variable that the nodes name: what they read, bind, import and define, and their functions' parameters."""
+    names: set[str] = set()
+    for part in (part for node in nodes for part in ast.walk(node)):
+        match part:
+            case ast.Name(id=name) | ast.arg(arg=name):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=other):
+                names.add(other or name.partition(".")[0])
+    return names
+
+
 def called(node: ast.AST) -> list[str]:
     """What is called anywhere inside `node`, functions' bodies included: `step` and `trainer.step`."""
     functions = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]

@@ -4,12 +4,12 @@ import builtins
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import ModuleType, NoneType
 from typing import Any
 
-from .statements import Statement, Unit, root_of
+from .statements import Calls, Statement, Unit, root_of
 
 # What changes all that runs after it, and, of modules that are read, the attributes that do.
 _SETTINGS = ("jax.config", "os.environ", "sys.path", "numpy.random.seed", "random.seed")
@@ -38,6 +38,31 @@ def needed(
         if known.issuperset(found) and not trained:
             return found, missing - {*dir(builtins)}
         known.update(found)
+
+
+class Givers:
+    """Which names the statements of these cells give a value: themselves, and through functions that they call."""
+
+    def __init__(self, units: Iterable[Unit]):
+        every = [s for unit in units for s in unit.statements]
+        self._functions = set().union(*(s.binds for s in every if s.defines))
+        self._later: dict[str, set[str]] = defaultdict(set)
+        self._calls: dict[str, set[str]] = defaultdict(set)
+        for s in every:
+            for name in s.binds:
+                self._later[name] |= s.binds_later
+                self._calls[name] |= self._called(s.calls_later) if s.defines else s.reads
+
+    def of(self, s: Statement, but: Callable[[str], bool] = lambda _: False) -> set[str]:
+        """The names that a statement gives a value, or may give one; without those that functions give which go by a
+        name that `but` says."""
+        called = {name for name in self._called(s.calls_now) if not but(name)}
+        return s.binds.union(
+            *(self._later[name] for name in _reached(called, self._calls) & self._later.keys())
+        )
+
+    def _called(self, calls: Calls) -> set[str]:
+        return calls.called | calls.handed & self._functions
 
 
 def as_text(name: str, value: Any) -> str | None:
@@ -117,11 +142,21 @@ class _Notebook:
         self.imports = {name: full for s in every for name, full in s.imports.items()}
         self.own = set().union(*(s.binds for s in every)) - self.imports.keys()
         self.bodies = _Bodies(every)
+        self._givers = Givers(units)
+        self._given: dict[Statement, set[str]] = {}
         self.by_calls = set().union(*(s.binds for s in every if s.calls(path)))
         self.kept: set[str] = set()
         self.changeable: set[str] = set()
         self.draws = False
         self.seeding = set().union(*(s.binds for s in every if s.defines and s.called & _SEEDS))
+
+    def given(self, s: Statement) -> set[str]:
+        """The names that a statement gives a value, or may give one; functions that train are earlier calls of the
+        step, and give none but in the last cell."""
+        if s not in self._given:
+            last = s.unit is self.units[-1]
+            self._given[s] = self._givers.of(s) if last else self._givers.of(s, but=self._trains)
+        return self._given[s]
 
     def leaves_out(self, s: Statement) -> bool:
         """Is it an earlier call of the step that gives nothing which has no other value?"""
@@ -131,7 +166,7 @@ class _Notebook:
         """Does it give one of the names a value, or change what has it: an attribute, an element, by a method, or as a
         function's argument? Does it set what all code depends on?"""
         return (
-            bool(s.binds & names)
+            bool(self.given(s) & names)
             or any(root in self.changeable or self._held(root, names) for root in map(root_of, s.sets))
             or "*" in s.binds
             or bool(s.reads & names & self.drawn_from)
@@ -166,7 +201,11 @@ class _Notebook:
 
     def _may_fill(self, function: str) -> bool:
         """The user's functions may change their arguments; those that train are earlier calls of the step."""
-        return function in self.own and root_of(self.path) not in self.bodies.of({function})
+        return function in self.own and not self._trains(function)
+
+    def _trains(self, function: str) -> bool:
+        """Does a function come to the step?"""
+        return root_of(self.path) in self.bodies.of({function})
 
 
 def _back(notebook: _Notebook, names: set[str], bodies: _Bodies) -> tuple[list[Statement], set[str]]:
@@ -180,9 +219,9 @@ def _back(notebook: _Notebook, names: set[str], bodies: _Bodies) -> tuple[list[S
             if not (left_out or s.is_magic):
                 found.append(s)
                 wanted = (wanted - s.gives) | s.reads | bodies.of(s.reads)
-                missing = missing - s.binds - _starred(s) | s.reads
+                missing = missing - notebook.given(s) - _starred(s) | s.reads
     later = set().union(*(s.reads_later for s in found))
-    given = set().union(*(s.binds | _starred(s) for s in found))
+    given = set().union(*(notebook.given(s) | _starred(s) for s in found))
     return found[::-1], missing | (later - given)
 
 

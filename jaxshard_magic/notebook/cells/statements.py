@@ -50,6 +50,15 @@ class Unit:
         return self.text.split("\n")
 
 
+class Calls:
+    """The names behind what is `called` among these nodes, `trainer` of `trainer.setup()`; and those `handed` to it."""
+
+    def __init__(self, nodes: Iterable[ast.AST]):
+        calls = [n for n in nodes if isinstance(n, ast.Call)]
+        self.called = _roots(n.func for n in calls)
+        self.handed = _roots(x for n in calls for x in (*n.args, *(k.value for k in n.keywords)))
+
+
 @dataclass(frozen=True, eq=False)
 class Statement:
     """A statement at the top of a cell."""
@@ -84,7 +93,12 @@ class Statement:
     @cached_property
     def binds(self) -> set[str]:
         """The names at the top of the notebook that it gives a value, or may give one."""
-        return set() if _only_annotates(self.node) else _names(bound(self.node))
+        return set() if _only_annotates(self.node) else _names(bound(self.node)) | _put(in_scope(self.node))
+
+    @cached_property
+    def binds_later(self) -> set[str]:
+        """Those that its functions give a value when they are called: `global w`, `globals()["w"] = 1`."""
+        return {*_declared(_table(self.node))} | _put(ast.walk(self.node))
 
     @cached_property
     def gives(self) -> set[str]:
@@ -137,10 +151,20 @@ class Statement:
             if isinstance(f, (ast.Attribute, ast.Name))
         }
 
+    @cached_property
+    def calls_now(self) -> Calls:
+        """What it calls when it runs, in comprehensions too."""
+        return Calls(()) if self.defines else Calls(_running(self.node))
+
+    @cached_property
+    def calls_later(self) -> Calls:
+        """What it calls when it runs, or a function in it does."""
+        return Calls(ast.walk(self.node))
+
     @property
     def defines(self) -> bool:
         """Is it a function or a class?"""
-        return isinstance(self.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        return isinstance(self.node, _SCOPES)
 
     def calls(self, path: str) -> bool:
         """Does it call the function of this name when it runs?"""
@@ -197,6 +221,25 @@ class Statement:
         return found
 
 
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """`node` and what runs with it: not the bodies of functions."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (*_SCOPES, ast.Lambda)):
+            yield from _running(child)
+
+
+def _put(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that are given a value as `globals()["w"] = 1`."""
+    parts = (n for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store))
+    named = (n.slice.value for n in parts if isinstance(n.slice, ast.Constant) and _is_globals(n.value))
+    return {name for name in named if isinstance(name, str)}
+
+
+def _is_globals(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "globals"
+
+
 def below_magic(cell: str) -> str:
     """The code of a cell without the magics of its first lines; nothing of a cell in another language."""
     while first := _MAGIC.match(cell):
@@ -212,6 +255,10 @@ def untimed(cell: str) -> str:
 def root_of(path: str) -> str:
     """`trainer` of `trainer.step`."""
     return path.partition(".")[0]
+
+
+def _roots(nodes: Iterable[ast.AST]) -> set[str]:
+    return {root_of(path) for path in map(_path, nodes) if path}
 
 
 def _path(node: ast.AST) -> str | None:
@@ -308,3 +355,12 @@ def _globals(table: symtable.SymbolTable, later: bool = False) -> Iterator[tuple
     for child in table.get_children():
         body = child.get_type() == "function" and child.get_name() != "genexpr"
         yield from _globals(child, later or body)
+
+
+def _declared(table: symtable.SymbolTable) -> Iterator[str]:
+    """The names that functions declare `global` and give a value."""
+    for symbol in table.get_symbols():
+        if symbol.is_declared_global() and (symbol.is_assigned() or symbol.is_imported()):
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from _declared(child)

@@ -5,12 +5,14 @@ from .flags import STRATEGIES as STRATEGIES
 from .flags import CodeOptions as CodeOptions
 from .flags import ExploreOptions as ExploreOptions
 from .flags import HistoryOptions as HistoryOptions
+from .flags import LineOptions as LineOptions
 from .flags import Options as Options
 from .flags import ScheduleOptions as ScheduleOptions
 from .flags import flags_text as flags_text
 from .kinds import chooses as chooses
 from .kinds import compares as compares
 from .kinds import compiled_only as compiled_only
+from .kinds import keeps_apart as keeps_apart
 from .kinds import only as only
 from .kinds import with_strategies as with_strategies
 from .kinds import with_strategy as with_strategy

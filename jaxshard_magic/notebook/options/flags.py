@@ -1,12 +1,16 @@
 """What the command lines of the magics take: strategies, commands, and the options of each, a row an option."""
 
+import builtins
 import math
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from keyword import iskeyword
 from typing import Any
+from unicodedata import normalize
 
-from ...errors import ShardError
+from ...errors import ShardError, quoted, whole_number
 
 STRATEGIES = {
     "dp": "data parallel: the batch is split, every device holds all weights",
@@ -18,6 +22,8 @@ STRATEGIES = {
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",
     "auto": "search for the fastest of these that fits, on every mesh of these devices",
 }
+# The names that IPython keeps in the notebook, and those of Python's modules.
+_OF_THE_SHELL = re.compile(r"__.*__|_{1,3}|_i{1,3}|_i?\d+|_[dio]h|In|Out")
 COMMANDS = ("doctor", "abstract", "schedule", "compare", "history", "explore", "code")
 
 
@@ -49,10 +55,11 @@ def said(_: Flag, text: str) -> str:
 
 
 def count(flag: Flag, text: str) -> int:
-    """A whole number from 1 on."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ShardError(f"{flag.name} takes a whole number from 1 on, not {text!r}")
-    return int(text)
+    """A whole number from 1 to a million."""
+    found = whole_number(text)
+    if found is None:
+        raise ShardError(f"{flag.name} takes a whole number from 1 on, a million at most, not {quoted(text)}")
+    return found
 
 
 def number(flag: Flag, text: str) -> float:
@@ -60,13 +67,25 @@ def number(flag: Flag, text: str) -> float:
     with suppress(ValueError):
         if 0 < float(text) < math.inf:
             return float(text)
-    raise ShardError(f"{flag.name} takes a number above 0, not {text!r}")
+    raise ShardError(f"{flag.name} takes a number above 0, not {quoted(text)}")
 
 
 def variable(flag: Flag, text: str) -> str:
-    """A name that a variable can have."""
-    if not text.isidentifier():
-        raise ShardError(f"{flag.name} takes the name of a variable, not {text!r}")
+    """A name that a variable can have, as Python reads it, and that is neither Python's own nor IPython's."""
+    name = normalize("NFKC", text)
+    if not name.isidentifier() or iskeyword(name):
+        raise ShardError(f"{flag.name} takes the name of a variable, not {quoted(text)}")
+    if hasattr(builtins, name) or _OF_THE_SHELL.fullmatch(name):
+        raise ShardError(
+            f"{flag.name} {name}: Python or IPython needs that name; take another: {flag.name} found"
+        )
+    return name
+
+
+def file_name(flag: Flag, text: str) -> str:
+    """A path, of whatever may be there."""
+    if not text.strip():
+        raise ShardError(f"{flag.name} takes the path of a file, not {quoted(text)}")
     return text
 
 
@@ -217,7 +236,10 @@ class HistoryOptions(LineOptions):
     name: str | None = option("--name", "NAME", "those of the step, or the label, of this name")
     since: str | None = option("--since", "WHEN", "from then on: 3h, 7d, 2w, or a day, 2026-11-01")
     limit: int | None = option("--limit", "N", "show so many of the newest, 50 unless said", reads=count)
-    json: str | None = option("--json", "FILE", "write them with their reports in full")
+    json: str | None = option(
+        "--json", "FILE", "write them with their reports in full to a new file", reads=file_name
+    )
+    force: bool = option("--force", "", "write over the file where there is one", False)
 
 
 @dataclass(frozen=True)
@@ -234,7 +256,8 @@ class ExploreOptions(LineOptions):
 class CodeOptions(LineOptions):
     """A parsed `%shard code` line; what it does not say is None."""
 
-    file: str | None = option("--file", "FILE", "write the program there as well")
+    file: str | None = option("--file", "FILE", "write the program to a new file as well", reads=file_name)
+    force: bool = option("--force", "", "write over the file where there is one", False)
 
 
 def flags_text(options: type[LineOptions]) -> str:

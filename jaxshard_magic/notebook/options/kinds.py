@@ -1,5 +1,6 @@
 """What a parsed `%%shard` line asks for, and what goes with it: one step, a comparison, a search, a command."""
 
+from collections.abc import Container
 from dataclasses import replace
 
 from ...errors import ShardError, one_of
@@ -69,6 +70,12 @@ def compiled_only(options: Options, target: str) -> Options:
     if options.on is not None:
         raise ShardError(f"--on {options.on}: the mesh names the chip, {target}. Leave --on out")
     return replace(options, dry_run=True)
+
+
+def keeps_apart(name: str | None, used: Container[str], who: str) -> None:
+    """Raise ShardError where `-o` would put what is returned in the place of something that is used, and by whom."""
+    if name is not None and name in used:
+        raise ShardError(f"-o {name}: {who} has that name, and would lose it; take another: -o found")
 
 
 def only(options: Options, command: str, *fields: str) -> None:

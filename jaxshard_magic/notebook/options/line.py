@@ -1,9 +1,10 @@
 """The command lines of `%%shard` and `%shard` parsed, by their tables."""
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...errors import ShardError, did_you_mean, one_of
 from .flags import Flag, LineOptions, Options
@@ -28,25 +29,27 @@ def parse_command(line: str, options: type[Line]) -> Line:
 def _parsed(line: str, command: str, options: Line) -> Line:
     flags = options.flags()
     by_name = {flag.name: flag for flag in flags} | {"-h": flags[-1]}
-    tokens = _tokens(line)
+    words, given, tokens = list[str](), dict[str, Any](), deque(_tokens(line))
     while tokens:
-        token = tokens.pop(0)
+        token = tokens.popleft()
         if not re.match(r"--?[A-Za-z]", token):
-            options = replace(options, words=(*options.words, token))
+            words.append(token)
             continue
-        name, given, text = token.partition("=")
+        name, equals, text = token.partition("=")
         flag = _flag(name, command, by_name)
-        if flag.metavar and not given:
+        if flag.metavar and not equals:
             if not tokens or tokens[0] in by_name:
                 raise ShardError(f"{name} needs a value: {name} {flag.metavar}")
-            text = tokens.pop(0)
-        elif given and not flag.metavar:
+            text = tokens.popleft()
+        elif equals and not flag.metavar:
             raise ShardError(f"{name} takes no value, not {text!r}")
         value = flag.reads(flag, _unquoted(text)) if flag.metavar else flag.sets
         if flag.many:
-            value = (*getattr(options, flag.into), value)
-        options = replace(options, **{flag.into: value})
-    return options
+            given.setdefault(flag.into, []).append(value)
+        else:
+            given[flag.into] = value
+    many = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return replace(options, words=tuple(words), **{**given, **many})
 
 
 def _tokens(line: str) -> list[str]:
