@@ -24,3 +24,16 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """` Did you mean 'model'?` for the nearest of `names`, or an empty string."""
     near = get_close_matches(word, [str(n) for n in names], n=1, cutoff=0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def no_step(name: str, kind: str) -> ShardError:
+    """Of a function whose call gives no results: `kind` is `async` or `generator`."""
+    if kind == "async":
+        fix = "make it a plain def, and await around its call"
+        return ShardError(
+            f"{name} is an async function, and a step gives its results when it is called: {fix}"
+        )
+    fix = "return them instead of yielding"
+    return ShardError(
+        f"{name} is a generator function, and a step gives its results when it is called: {fix}"
+    )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ShardError
+from ..errors import ShardError, one_of
 from ..program.batching.batch import Batch
 from ..program.mapped import Mapped
 from ..program.trace import Traced, path_name
@@ -119,9 +119,11 @@ def _resized(captured: Traced, sizes: Mapping[int, tuple[int, int]]) -> list[Any
 def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int, each: str, pads: bool) -> Cut:
     option = f"--microbatches {microbatches}"
     if batch.size is None:
+        first = len(captured.consts)
+        names = dict.fromkeys(path_name(path).split(".")[0] for path in captured.in_paths[first:])
         raise ShardError(
-            f"{option}: no batch was found among the step's arguments; say where it is, as in "
-            "--spec \"batch=P('data')\""
+            f"{option}: no batch was found among the step's arguments; say with --spec which of them it is: "
+            f"{one_of(names)}"
         )
     several = next((i for i, dims in batch.dims.items() if len(dims) != 1), None)
     if several is not None:
