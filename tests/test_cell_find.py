@@ -305,6 +305,18 @@ for batches in data:
     assert found(source).path == "improve"
 
 
+def test_a_step_that_gives_back_what_has_a_functions_name_makes_no_functions():
+    source = """
+def improve(w, x):
+    def loss(w):
+        return jnp.mean(x @ w)
+    loss, grad = jax.value_and_grad(loss)(w)
+    return w - grad, loss
+w, loss = improve(w, x)
+"""
+    assert found(source) == cells.Step("improve", here=True)
+
+
 INNER = """
 def attack(params, x):
     for _ in range(3):

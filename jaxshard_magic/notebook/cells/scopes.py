@@ -157,13 +157,10 @@ class Text(Names):
 
     def _bound_to(self, name: str) -> Value:
         place = self._place(name)
-        told = [self._of(name, place, node) for node in self._bound[name] if node is not None]
-        found = [value for value in told if value is not None]
+        found = [self._of(name, place, node) for node in self._bound[name] if node is not None]
         functions = [value for value in found if isinstance(value, Function)]
-        if functions[-1:] != found[-1:]:
-            return found[-1]
-        if not functions:
-            return None
+        if not functions or functions[-1] is not found[-1]:  # `loss, grads = jax.value_and_grad(loss)(params)`
+            return found[-1] if found else None
         parts = [part for function in functions for part in function.parts]
         of = [inner for function in functions for inner in function.of]
         return replace(functions[-1], parts=parts, of=of, jitted=any(f.jitted for f in functions))
