@@ -61,3 +61,16 @@ def regular(pattern: str) -> "re.Pattern[str] | str":
         return str(error)
     except (OverflowError, RecursionError):
         return "it repeats or nests more than Python's re can compile"
+
+
+def no_step(name: str, kind: str) -> ShardError:
+    """Of a function whose call gives no results: `kind` is `async` or `generator`."""
+    if kind == "async":
+        fix = "make it a plain def, and await around its call"
+        return ShardError(
+            f"{name} is an async function, and a step gives its results when it is called: {fix}"
+        )
+    fix = "return them instead of yielding"
+    return ShardError(
+        f"{name} is a generator function, and a step gives its results when it is called: {fix}"
+    )

@@ -1,5 +1,8 @@
 """Cells that the tests of the magics run, and what they say of their outcome."""
 
+import textwrap
+from typing import Any
+
 import numpy as np
 from IPython.core.error import UsageError
 
@@ -41,3 +44,10 @@ def one_line(notebook, capsys, cell: str) -> str:
     assert all(after[name] is value for name, value in before.items())
     assert [name for name in after.keys() - before.keys() - hidden if name[0] != "_"] == []
     return str(error)
+
+
+def made(source: str, **globals_: Any) -> dict[str, Any]:
+    """The namespace after running `source`, whose functions then count as the user's."""
+    namespace = {"__name__": "__main__", **globals_}
+    exec(textwrap.dedent(source), namespace)
+    return namespace

@@ -163,6 +163,34 @@ def test_an_idle_axis_takes_the_examples_where_none_does():
     assert told.fix == "--spec \"batch=P('data')\""
 
 
+def test_what_a_step_closes_over_is_never_named_as_an_argument():
+    cut, data = leaf("w", (64, 64), (None, "model"), axes=AXES), leaf("closure.0", (12, 3), role="batch")
+    for strategy, jobs in (("spmd", {}), ("tp", {"tp": ("model",)}), ("fsdp+tp", {"tp": (), "fsdp": ()})):
+        (told,) = advise([cut, data], MESH, strategy, idle_axes=("data",), jobs=jobs)
+        assert told.fix == "--mesh model=2"
+    (told,) = advise([cut, data], MESH, "dp", idle_axes=("data", "model"))
+    assert told.fix is None
+
+
+def test_an_argument_that_does_not_divide_is_not_offered_for_an_idle_axis():
+    odd, even = leaf("ids", (7,), role="batch"), leaf("x", (12, 3), role="batch")
+    (told,) = advise([odd, even], MESH, "spmd", idle_axes=("data",))
+    assert told.fix == "--spec \"x=P('data')\""
+
+
+def test_a_strategy_that_divides_examples_already_is_not_told_to():
+    whole = leaf("x", (12, 3), role="batch")
+    (told,) = advise([whole], MESH, "dp@model", idle_axes=("data",), jobs={"dp": ("model",)})
+    assert told.fix == "--mesh model=2"
+
+
+def test_a_data_set_that_the_step_closes_over_is_to_become_an_argument():
+    cut, data = leaf("w", (512, 512), ("data", None), axes=AXES), leaf("closure.0", (1000, 512))
+    (told,) = advise([cut, data, BATCH], MESH, "fsdp")
+    assert told.fix is None
+    assert told.message.endswith("The step closes over it: as an argument it can be cut.")
+
+
 def test_a_large_leaf_left_whole_among_cut_ones_is_named_with_a_rule():
     cut = leaf("w", (512, 512), ("data", None), axes=AXES)
     whole = leaf("emb.table", (1000, 512))

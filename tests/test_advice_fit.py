@@ -145,7 +145,11 @@ def test_what_a_pipeline_can_take_off_is_of_the_fullest_devices_stage():
         for i, (w, rest) in enumerate(held)
     )
     made = replace(
-        case(0, axes=axes), leaves=(*weights, batch), jobs={"pp": ("pipe",)}, memory=Memory(rows, "compiled")
+        case(0, axes=axes),
+        leaves=(*weights, batch),
+        strategy="pp",
+        jobs={"pp": ("pipe",)},
+        memory=Memory(rows, "compiled"),
     )
     first, *_ = [a for a in advise(made) if "cut over data" in a.message]
     assert "take off 6 GiB" in first.message

@@ -13,8 +13,10 @@ import pytest
 from cells import LOOP, STEP, close
 
 from jaxshard_magic.notebook import shard_cell
+from jaxshard_magic.notebook.cells import Step
+from jaxshard_magic.notebook.cells.constants import Constants, Unchanged
 from jaxshard_magic.notebook.cells.lengths import Lengths
-from jaxshard_magic.notebook.cells.loops import Unchanged, follow_loops
+from jaxshard_magic.notebook.cells.loops import follow_loops
 
 
 class tqdm:
@@ -48,9 +50,10 @@ class Cell:
 
     def run(self, code: str, path: str = "train_step") -> list[int | None]:
         tree = ast.parse(textwrap.dedent(code))
-        complete = follow_loops(tree, "<cell>", path, self.namespace, self.lengths)
+        constants = Constants()
+        follow_loops(tree, "<cell>", Step(path, here=True), self.namespace, self.lengths, constants)
         with self.lengths.counting(lambda: len(self.totals)):
-            exec(complete(compile(tree, "<cell>", "exec")), self.namespace)
+            exec(constants.complete(compile(tree, "<cell>", "exec")), self.namespace)
         return self.totals
 
 

@@ -224,6 +224,20 @@ def test_repeat_adds_timed_calls_and_changes_nothing(given):
     assert given["state"] is given["before"]
 
 
+def test_a_batch_is_said_to_have_grown_only_where_the_same_step_ran_before(given):
+    def grown(cell: str) -> list[str]:
+        report = given.run("%%shard dp" + cell)
+        return [advice.message for advice in report.advice if advice.code == "learning-rate"]
+
+    twice = "\nbatch = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)"
+    assert grown(STEP + LOOP) == []
+    assert "from 8 to 16 examples" in grown(STEP + twice + LOOP)[0]
+    assert grown(STEP + LOOP + "\ntrain_step(state, jax.tree.map(lambda x: x[:8], batch))") == []  # the rest
+    assert grown(STEP + LOOP) == []
+    other = "\nstate = {'w': jnp.ones((16, 8)), 'b': jnp.zeros((1, 8))}"  # another model's step
+    assert grown(STEP + other + twice + LOOP) == []
+
+
 def test_check_compares_with_the_plain_step(given):
     check = given.run("%%shard fsdp --check" + STEP).check
     assert check.passed

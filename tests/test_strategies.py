@@ -227,6 +227,21 @@ def test_a_step_without_a_batch_says_so():
     assert [a.code for a in sharded.report().advice if a.code == "no-batch"] == ["no-batch"]
 
 
+@pytest.mark.parametrize("given", [(), ("x",)])
+def test_what_is_said_without_a_batch_names_arguments_that_there_are(given):
+    data = jnp.ones((64, 8))
+
+    def step(w, key, *x):
+        drawn = jnp.take(data, jax.random.permutation(key, 64)[:16], axis=0)
+        loss = lambda w: ((drawn @ w) ** 2).mean() + sum(each.sum() for each in x)  # noqa: E731
+        return w - 0.1 * jax.grad(loss)(w)
+
+    sharded = jaxshard_magic.shard(step, "dp", mesh=jaxshard_magic.mesh("data=8"))
+    sharded.prepare(jnp.ones((8, 8)), jax.random.key(0), *(jnp.ones(3) for _ in given))
+    for advice in sharded.report().advice:
+        assert "closure" not in (advice.fix or "")
+
+
 def test_parameters_that_come_back_changed_are_refused_by_name():
     call = steps.mlp()
 

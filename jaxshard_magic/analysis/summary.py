@@ -130,7 +130,7 @@ def _advice(
         roof=roof,
         shares=plan.shares or (),
         examples=plan.examples,
-        examples_before=step.examples_before,
+        examples_before=step.before and step.before.examples_of(plan),
         callbacks=reading.callbacks,
         target=target,
         larger=() if target is None else slices.larger(target.chip, target.extent),

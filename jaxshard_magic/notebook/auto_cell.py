@@ -50,6 +50,8 @@ class Choosing:
         """
         from ..step.copies import copies
 
+        if self._choice is None and self._cell.not_called is not None:
+            raise ShardError(self._cell.not_called)
         if not binding.bound:
             raise ShardError(f"the cell ended without binding {self._cell.path}")
         if self._choice is None:

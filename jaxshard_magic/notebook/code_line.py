@@ -59,6 +59,11 @@ def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "C
     from ..codegen import Piece, code_of
 
     units, path = _units(shell, step, failed), step.path
+    if "." in path and any(s.defines and path.partition(".")[0] in s.binds for s in units[-1].statements):
+        raise ShardError(
+            f"%shard code writes programs of steps that stand at the top of a cell, and {path} is inside "
+            f"{path.rpartition('.')[0]}: move it out, and call it there"
+        )
     root, parameters = path.partition(".")[0], list(inspect.signature(step.__wrapped__).parameters)
     calls = any(s.mentions_a_call(path) for s in units[-1].statements)
     drawing = {name for name, value in shell.user_ns.items() if _is_drawn_from(value)}

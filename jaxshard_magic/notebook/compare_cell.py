@@ -31,6 +31,8 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "Comparison":
     with binding, this.room():
         cells.run(this.shell, this.code, binding)
     binding.undo()
+    if this.not_called is not None and (binding.sharded is None or binding.sharded.arguments is None):
+        raise ShardError(this.not_called)
     if binding.sharded is None:
         raise ShardError(f"the cell ended without binding {path}")
     function = binding.sharded.__wrapped__

@@ -1,8 +1,12 @@
 """The words of the magics' lines: what completes them, and what is said of one that can't be."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from IPython.core import completer
+
 from ..errors import ShardError, did_you_mean, one_of
+from . import cells
 from .options import (
     COMMANDS,
     STRATEGIES,
@@ -60,3 +64,19 @@ def completions(shell: "InteractiveShell", event: Any) -> list[str]:
     flags = [flag.name for flag in Options.flags()]
     commands = COMMANDS if before == ["%shard"] else ()
     return flags if event.symbol.startswith("-") else [*commands, *STRATEGIES, *flags]
+
+
+def functions_below(shell: "InteractiveShell") -> Callable[[Any], Any]:
+    """A matcher of IPython's for `%%shard --step`: the functions of the cell below the line, those in others too."""
+    offer: Any = completer
+
+    @offer.context_matcher()
+    def matcher(context: Any) -> dict[str, Any]:
+        before = context.text_until_cursor.removesuffix(context.token).split()
+        asked = context.cursor_line == 0 and before[:1] == ["%%shard"] and before[-1:] == ["--step"]
+        body = context.full_text.partition("\n")[2]
+        names = cells.functions_in(shell.transform_cell(body), shell.user_ns) if asked else []
+        found = [offer.SimpleCompletion(n, type="function") for n in names if n.startswith(context.token)]
+        return {"completions": found}
+
+    return matcher

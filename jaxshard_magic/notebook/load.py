@@ -5,6 +5,8 @@ import sys
 from glob import glob
 from typing import TYPE_CHECKING, Any
 
+from IPython.core import completer
+
 from . import completions, displays
 from .magics import ShardMagics
 
@@ -27,6 +29,9 @@ def load(shell: "InteractiveShell") -> None:
     configurables.append(magics.session)
     for word in _COMPLETED:
         shell.set_hook("complete_command", completions.completions, str_key=word)
+    if hasattr(completer, "context_matcher"):  # IPython 8.6; before, completions know no more than the line
+        magics.matcher = completions.functions_below(shell)
+        _matchers(shell).append(magics.matcher)
     shell.events.register("post_run_cell", magics.keeping.write)
     shell.events.register("post_run_cell", magics.failed.note)
     shell.events.register("post_run_cell", magics.scattered.note)
@@ -41,6 +46,8 @@ def unload(shell: "InteractiveShell") -> None:
     shell.events.unregister("post_run_cell", magics.failed.note)
     shell.events.unregister("post_run_cell", magics.scattered.note)
     magics.keeping.write()
+    if magics.matcher is not None:
+        _matchers(shell).remove(magics.matcher)
     configurables: list[Any] = shell.configurables
     configurables.remove(magics.session)
     for kind, names in magics.magics.items():
@@ -53,3 +60,8 @@ def unload(shell: "InteractiveShell") -> None:
         targets := sys.modules.get(_TARGETS)
     ) is not None:  # else nothing was compiled for what is not attached
         targets.stop_compilers()
+
+
+def _matchers(shell: "InteractiveShell") -> list[Any]:
+    completes: Any = shell.Completer
+    return completes.custom_matchers

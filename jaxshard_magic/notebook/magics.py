@@ -69,6 +69,8 @@ class ShardMagics(Magics):
         self.keeping = Keeping(shell)
         self.failed = cells.Failed(shell)
         self.scattered = Scattered(self.session)
+        self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
+        self.matcher: Callable[[Any], Any] | None = None  # what completes names of the cell below a line
         self._commands = {  # with lines of their own
             "schedule": (ScheduleOptions, self._scheduled),
             "history": (HistoryOptions, self._from_history),
@@ -266,9 +268,10 @@ class ShardMagics(Magics):
             with binding:
                 with this.room(), self._followed(progress, watch) as lengths:
                     cells.run(self.shell, this.code, binding, lengths)
-                known = self._exercise(this.options, binding)
+                known = self._exercise(this, binding)
             with binding:  # a dry run ended the first one
-                self.session.begin(binding.sharded)
+                if binding.bound:
+                    self.session.begin(binding.sharded)
                 if known:
                     compared(binding.sharded, progress, self.session.options_limit)
                     report = self.session.report()
@@ -276,6 +279,9 @@ class ShardMagics(Magics):
                     report = self.session.report()
         if report is not None:
             self._keep(report, this.code.text, binding.sharded)
+        if this.place.inside and not this.options.dry_run:
+            self._outliving[this.place.full] = binding
+            binding.outlive(partial(self._sharded_later, this))
         return report, this.code.quiet
 
     def _compare(self, options: Options, line: str, source: str) -> "tuple[Comparison, bool]":
@@ -328,13 +334,24 @@ class ShardMagics(Magics):
             finally:
                 watch.leave()
 
-    def _exercise(self, options: Options, binding: cells.Binding) -> bool:
+    def _exercise(self, this: ShardCell, binding: cells.Binding) -> bool:
         """Run the step once when the cell did not, and as often again as asked; whether it has run."""
         from ..step.copies import copies
 
-        step = binding.sharded
-        if not binding.bound:
+        step, options = binding.sharded, this.options
+        if not (binding.bound or binding.step.inside):
             raise ShardError(f"the cell ended without binding {binding.step.path}")
+        if this.not_called is not None and (step is None or step.calls == 0):
+            if options.dry_run:
+                raise ShardError(this.not_called)
+            print(this.not_called)
+            return False
+        if step.calls == 0 and getattr(step, "traced_inside", False):
+            print(
+                f"{this.path} ran unsharded, as another function called it that is jitted or differentiates it: "
+                "bind that one to a name and say it with --step"
+            )
+            return False
         if step.calls == 0:
             try:
                 args, kwargs = cells.from_namespace(step.__wrapped__, self.shell.user_ns, binding.step.path)
@@ -365,11 +382,18 @@ class ShardMagics(Magics):
         self._led(progress, watch, step)
         return cells.Rehearsal(step) if this.options.dry_run else step
 
+    def _sharded_later(self, this: ShardCell, function: Any) -> "ShardedStep":
+        """A step that a function of the cell binds when a later cell calls it."""
+        step = sharded(this.options, this.mesh, this.path, function)
+        this.prepare(step)
+        self.session.begin(step)
+        return step
+
     def _led(self, progress: Progress, watch: "Watch | None", step: Any) -> None:
         """Have the line tell of a step, and its report of the batch of the last one."""
         step.progress = progress
         if isinstance(self.session.step, type(step)) and self.session.step.name == step.name:
-            step.examples_before = self.session.step.examples
+            step.before = self.session.step.ran
         if watch is not None:
             watch.follow(step)
 

@@ -99,8 +99,8 @@ class ShardCell:
 
     @property
     def path(self) -> str:
-        """What the cell calls its step."""
-        return self.place.path
+        """What its reader calls the step."""
+        return self.place.name
 
     @property
     def attached(self) -> bool:
@@ -124,10 +124,20 @@ class ShardCell:
         """A context that ends a cell which fills the memory with arrays for devices that are not attached."""
         return nullcontext() if self.attached else cells.Room()
 
+    @property
+    def not_called(self) -> str | None:
+        """What is said where the cell did not call a step whose arguments no names of the notebook are; else None."""
+        place = self.place
+        if place.inside:
+            return f"{place.name} has not run yet: call {place.inside[0]}, then %shard shows the report."
+        return (
+            f"{place.name} has not run yet: call it, then %shard shows the report." if place.method else None
+        )
+
     def prepare(self, step: "ShardedStep") -> None:
         """Tell a step of the cell where it is from, what it is called there, and how long it may compile."""
         step.compile_limit = self.session.compile_limit
-        step.cell, step.path = (self.code.filename, self.code.text), self.path
+        step.cell, step.path = (self.code.filename, self.code.text), self.place.full
         step.name_of = partial(cells.name_of, self.shell)
 
 

@@ -12,6 +12,7 @@ from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, keystr
 
 from .hooks import Vjp, gradients_by
 
+_CLOSURE = "closure"
 DIFFERENTIATED, GRADIENT, VALUE = "jaxshard:differentiated", "jaxshard:gradient", "jaxshard:value"
 
 
@@ -33,6 +34,16 @@ class Traced:
 def path_name(path: KeyPath) -> str:
     """`state.params.Dense_0.kernel` for the key path of a leaf."""
     return keystr(path, simple=True, separator=".")
+
+
+def is_closed_over(name: str) -> bool:
+    """Is this the name of an array that the step closes over, which is none of its arguments?
+
+    >>> is_closed_over("closure.0"), is_closed_over("closure.w"), is_closed_over("batch.0")
+    (True, False, False)
+    """
+    first, _, rest = name.partition(".")
+    return first == _CLOSURE and rest.isdecimal()
 
 
 def trace(
@@ -57,7 +68,7 @@ def trace(
     with gradients_by(seen or marking):
         closed = jax.make_jaxpr(flat)(*leaves)
     consts = tuple(closed.consts)
-    names = [(GetAttrKey("closure"), SequenceKey(i)) for i in range(len(consts))]
+    names = [(GetAttrKey(_CLOSURE), SequenceKey(i)) for i in range(len(consts))]
     return Traced(hoisted(closed), (*names, *in_paths), paths, consts)
 
 

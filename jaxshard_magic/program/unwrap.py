@@ -1,6 +1,7 @@
 """The Python function under `jax.jit`, `jax.pmap`, `nnx.jit`, `eqx.filter_jit`, partials and methods."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 
 import jax
 
-from ..errors import ShardError
+from ..errors import ShardError, no_step
 
 NUMBERS = frozenset((bool, int, float, complex))
 MAX_FUNCTIONS = 200  # helpers of helpers looked through for names
@@ -94,6 +95,7 @@ def strip(fn: Callable[..., Any]) -> Step:
         f, args, kwargs = under
         bound, names = (*args, *bound), {**kwargs, **names}
     name = getattr(f, "__name__", None) or type(f).__name__
+    _gives_results(f if isinstance(f, types.FunctionType) else getattr(f, "__wrapped__", f), name)
     if isinstance(f, _Pjit):
         static, donated = _jit_options(f)
         return Step(f.__wrapped__, name, bound, names, static, donated, numbers=NUMBERS, graph=False)
@@ -125,6 +127,14 @@ def strip(fn: Callable[..., Any]) -> Step:
             graph=False,
         )
     return Step(f, name, bound, names)
+
+
+def _gives_results(function: Any, name: str) -> None:
+    """Refuse functions whose call gives no results: async ones and generators."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise no_step(name, "async")
+    if inspect.isgeneratorfunction(function):
+        raise no_step(name, "generator")
 
 
 def _unwrap(f: Any) -> tuple[Any, tuple, dict] | None:

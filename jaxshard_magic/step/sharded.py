@@ -23,6 +23,7 @@ from .donation import Ours
 from .entry import Entry, build_entry
 from .gathered import gathered
 from .planned import Planned, Traces, planned
+from .ran import Ran, ran
 
 if TYPE_CHECKING:
     from ..pipeline.executed import Pipeline
@@ -57,7 +58,8 @@ class ShardedStep:
         self.traces: Traces | None = None  # that other steps of the same function share
         self.progress: Callable[[str], None] | None = None
         self.watch: Callable[[Entry, Any], None] | None = None  # called with what each call gave
-        self.examples_before: int | None = None  # of the batch of an earlier run of the same step
+        self.traced_inside = False  # was it called while another function was traced, as plain JAX?
+        self.before: Ran | None = None  # an earlier run of a step of this name
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
         self.alternatives: tuple[Alternative, ...] = ()  # other options, as compiled
@@ -93,6 +95,7 @@ class ShardedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not trace_state_clean():
+            self.traced_inside = True
             return self.__wrapped__(*args, **kwargs)
         for fast in self._recent:
             try:
@@ -116,9 +119,10 @@ class ShardedStep:
         return sum(entry.calls for entry in list(self._entries.values()))
 
     @property
-    def examples(self) -> int | None:
-        """The size of the batch in the last kind of call; None where there is none."""
-        return None if self._current is None else self._current.plan.examples
+    def ran(self) -> Ran | None:
+        """What the kind of call took that was made most often; None before the first."""
+        entries = [entry for entry in self._entries.values() if entry.calls]
+        return ran(max(entries, key=lambda entry: entry.calls).plan) if entries else None
 
     @property
     def check(self) -> bool:

@@ -180,20 +180,36 @@ def _idle_axes(layout: Layout, axes: Mapping[str, Axes], in_specs: Sequence[Part
 
 
 def _batch_findings(traced: Traced, layout: Layout) -> list[Finding]:
-    batch, roles = layout.batch, layout.roles
-    axis = layout.batch_axes[0]
+    """What is said of a batch that was not found, or that is not sure; what is to be typed names an argument."""
+    batch, axis = layout.batch, layout.batch_axes[0]
     if batch.size is None:
-        shaped = [i for i in roles.data if traced.closed.in_avals[i].shape]
-        example = path_name(traced.in_paths[shaped[0]]) if shaped else "x"
-        message = "No batch dimension was found, so every device works on all examples."
-        return [Finding("no-batch", "warning", message, f"--spec \"{example}=P('{axis}')\"")]
+        return [_no_batch(traced, layout, axis)]
     if batch.clear or not batch.dims:
         return []
-    i, ds = min(batch.dims.items())
-    name = path_name(traced.in_paths[i])
+    i = next((i for i in sorted(batch.dims) if i >= len(traced.consts)), min(batch.dims))
+    name, dim, shape = path_name(traced.in_paths[i]), batch.dims[i][0], traced.closed.in_avals[i].shape
     message = (
-        f"The batch is taken to be dim {ds[0]} of {name} ({batch.size}); another dimension would do nearly as well. "
+        f"The batch is taken to be dim {dim} of {name} ({batch.size}); another dimension would do nearly as well. "
         "The numbers are the same either way, what moves is not."
     )
-    other = ", ".join(["None"] * (ds[0] + 1)) + f", '{axis}'"
-    return [Finding("batch-guess", "info", message, f'--spec "{name}=P({other})"')]
+    next_one = dim + 1 < len(shape) and shape[dim + 1] % layout.count(layout.batch_axes) == 0
+    other = ", ".join(["None"] * (dim + 1)) + f", '{axis}'"
+    fix = f'--spec "{name}=P({other})"' if next_one and i >= len(traced.consts) else None
+    return [Finding("batch-guess", "info", message, fix)]
+
+
+def _no_batch(traced: Traced, layout: Layout, axis: str) -> Finding:
+    message = "No batch dimension was found, so every device works on all examples."
+    first, shapes = len(traced.consts), [tuple(aval.shape) for aval in traced.closed.in_avals]
+    data = [i for i, role in enumerate(layout.roles.of) if role == BATCH and shapes[i]]
+    fitting = (i for i in data if i >= first and shapes[i][0] % layout.mesh.shape[axis] == 0)
+    i = next(fitting, None)
+    if i is not None:
+        return Finding(
+            "no-batch", "warning", message, f"--spec \"{path_name(traced.in_paths[i])}=P('{axis}')\""
+        )
+    if data and data[0] < first:
+        message += " The step closes over its data: what it is given as an argument can be divided."
+    else:
+        message += f" None of its arguments is data that divides by {axis}={layout.mesh.shape[axis]}."
+    return Finding("no-batch", "warning", message)

@@ -7,7 +7,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError, did_you_mean, one_of
 from ..mesh import job_of
-from ..program.trace import Traced, path_name
+from ..program.trace import Traced, is_closed_over, path_name
 from ..request import Request
 from ..specs import Placement, check_rules, format_spec, match_rules, validate_spec
 from .layout import Axes, Layout, Spec, partition_spec, spec_of
@@ -82,7 +82,7 @@ def under(name: str, names: Sequence[str]) -> list[int]:
     """
     found = [i for i, n in enumerate(names) if n == name or n.startswith(f"{name}.")]
     if not found:
-        arguments = list(dict.fromkeys(n.split(".")[0] for n in names))
+        arguments = list(dict.fromkeys(n.split(".")[0] for n in names if not is_closed_over(n)))
         raise ShardError(
             f"--spec names '{name}'; the step's arguments are {one_of(arguments)}.{did_you_mean(name, arguments)}"
         )

@@ -13,6 +13,7 @@ from ..plan import Finding
 from ..program.ir import Equation, Value
 from ..program.primitives.primitive import Kind
 from ..program.products import products
+from ..program.trace import is_closed_over
 from .layout import Axes, Layout, Spec, without
 from .positions import find_positions, keys_of
 
@@ -188,7 +189,9 @@ def _no_positions(layout: Layout, axes: Axes) -> str:
     data = sorted(layout.batch.dims) or [i for i in sorted(layout.roles.data) if shapes[inputs[i]]]
     shown = one_of(f"{layout.names[i]} ({' x '.join(map(str, shapes[inputs[i]]))})" for i in data[:4])
     more = f" and {len(data) - 4} more" if len(data) > 4 else ""
-    example = next((layout.names[i] for i in data if len(shapes[inputs[i]]) > 1), None)
+    longer = ((layout.names[i], shapes[inputs[i]]) for i in data if len(shapes[inputs[i]]) > 1)
+    cut = (name for name, shape in longer if not is_closed_over(name) and shape[1] % layout.count(axes) == 0)
+    example = next(cut, None)
     say = f"say which it is, --spec \"{example}=P(None, '{axes[0]}')\", or " if example else ""
     return (
         f"sp found no dimension of positions in {shown}{more}: besides the examples none goes through most products "

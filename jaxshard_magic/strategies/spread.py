@@ -171,6 +171,10 @@ def _split(call: _Call, given: Mapping[str, PartitionSpec]) -> Mapped:
     if given:
         traced = call.traced(lambda n: _given_cuts(call, given, n), False)
         return call.mapped((traced.mapped.axes, traced.mapped.over), traced.mapped.cuts, device_axis=False)
+    if not any(aval.shape for aval in call.avals):
+        raise ShardError(
+            f"{call.step} takes no arrays that could be split over devices; pmap splits its arguments"
+        )
     nothing = [None] * len(call.avals)
     try:
         traced = call.traced(lambda _: nothing, False)
@@ -198,9 +202,10 @@ def _split(call: _Call, given: Mapping[str, PartitionSpec]) -> Mapped:
 
 
 def _said(call: _Call) -> str:
-    """How the user says which argument is the batch; most often it is the last."""
+    """How the user says which argument is the batch; most often it is the last that has dimensions."""
     axis = next(iter(spare_axes(call.mesh)), call.mesh.axis_names[0])
-    argument = call.names[-1].split(".")[0] if call.names else "batch"
+    named = [name for name, aval in zip(call.names, call.avals, strict=True) if aval.shape]
+    argument = named[-1].split(".")[0]
     return f"--spec \"{argument}=P('{axis}')\""
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...plan import Share
+from ...program.trace import is_closed_over
 from ...report import Collective, Leaf, Memory, MeshInfo, Spec
 from ...report.held import extents
 from ...request.gradient_options import GradientOptions
@@ -46,6 +47,11 @@ class Case:
     larger: Sequence[tuple[int, ...]] = ()
     tried: Mapping[str, int] = field(default_factory=dict)
     inside: GradientOptions | None = None
+
+    @property
+    def batch(self) -> list[Leaf]:
+        """The arguments that hold examples."""
+        return [x for x in self.leaves if x.role == "batch" and not is_closed_over(x.path)]
 
     @property
     def batch_axes(self) -> tuple[str, ...]:

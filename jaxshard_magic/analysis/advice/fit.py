@@ -92,7 +92,7 @@ def _in_microbatches(case: Case, top: DeviceMemory) -> Iterator[Change]:
     if (
         case.inside is None
         or case.stage_axes  # what a schedule keeps does not fall so
-        or not case.examples
+        or not (case.examples and case.batch)  # examples that it closes over can't be taken in parts
         or top.temporaries is None
         or top.peak is None
         or not top.limit
@@ -188,7 +188,9 @@ def _by_cutting_state(case: Case, top: DeviceMemory) -> tuple[int, tuple[str, ..
     return saved, axes
 
 
-def _fsdp(case: Case) -> str:
-    kept = [part for part in case.jobs if part not in ("dp", "fsdp", "spmd")]
+def _fsdp(case: Case) -> str | None:
+    if case.strategy == "pmap":  # the step itself says what each device has
+        return None
+    kept = [part for part in case.strategy.split("+") if part.partition("@")[0] not in ("dp", "fsdp", "spmd")]
     axis = "fsdp" if "fsdp" in case.mesh.axes else f"fsdp@{case.batch_axes[0]}"
     return "%%shard " + "+".join([axis if axis != "fsdp@data" else "fsdp", *kept])

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from ...program.trace import is_closed_over
 from ...report import Advice, Leaf, MeshInfo
 from ...report.held import extents, held, lost
 from .case import Case, all_divide, axes_of, byte_text, devices_along, entry_axes, mesh_option
@@ -130,24 +131,26 @@ def _other_mesh(leaf: Leaf, leaves: Sequence[Leaf], mesh: MeshInfo) -> str | Non
 
 def idle(case: Case) -> Iterator[Advice]:
     """Mesh axes along which all devices do the same work."""
-    leaves, mesh, idle_axes = case.leaves, case.mesh, case.idle_axes
-    if not idle_axes:
+    if not case.idle_axes:
         return
-    batch = [leaf for leaf in leaves if leaf.role == "batch"]
-    over = [a for leaf in batch for a in mesh.axes if a in axes_of(leaf.spec)]
+    same = devices_along(case.mesh.axes, case.idle_axes)
+    message = f"Nothing uses {' and '.join(case.idle_axes)}: {same} devices at a time do the same work."
+    yield Advice("idle-axis", "warning", message, _busy(case))
+
+
+def _busy(case: Case) -> str | None:
+    """What gives idle axes work: the examples, where they divide; a mesh without them, where that is not so."""
+    axis, axes = case.idle_axes[0], {a: n for a, n in case.mesh.axes.items() if a not in case.idle_axes}
+    over = [a for leaf in case.batch for a in case.mesh.axes if a in axes_of(leaf.spec)]
     if over:
-        axes = {a: n for a, n in mesh.axes.items() if a not in idle_axes}
-        wider = axes | {over[0]: axes[over[0]] * devices_along(mesh.axes, idle_axes)}
-        fix = mesh_option(wider if all_divide(leaves, wider) else axes)
-    elif case.strategy == "spmd":
-        name = batch[0].path.split(".")[0] if batch else "batch"
-        fix = f"--spec \"{name}=P('{idle_axes[0]}')\""
-    else:
-        fix = f"%%shard {case.strategy}+dp@{idle_axes[0]}"
-    same = devices_along(mesh.axes, idle_axes)
-    names = " and ".join(idle_axes)
-    message = f"Nothing uses {names}: {same} devices at a time do the same work."
-    yield Advice("idle-axis", "warning", message, fix)
+        wider = axes | {over[0]: axes[over[0]] * devices_along(case.mesh.axes, case.idle_axes)}
+        return mesh_option(wider if all_divide(case.leaves, wider) else axes)
+    divides = [leaf for leaf in case.batch if leaf.shape and leaf.shape[0] % case.mesh.axes[axis] == 0]
+    if divides and case.strategy == "spmd":
+        return f"--spec \"{divides[0].path.split('.')[0]}=P('{axis}')\""
+    if divides and not {"dp", "fsdp", "pmap"} & case.jobs.keys():  # the examples would lie along their axes
+        return f"%%shard {case.strategy}+dp@{axis}"
+    return mesh_option(axes) if axes else None
 
 
 def whole(case: Case) -> Iterator[Advice]:
@@ -174,6 +177,9 @@ def whole(case: Case) -> Iterator[Advice]:
         more = f", {len(group) - 1} more like it too" if len(group) > 1 else ""
         where = f"every device{_of_part(group)}"
         message = f"{group[0].path} lies whole on {where}{more}, {size} each: {group[0].why}."
+        if is_closed_over(group[0].path):
+            message += " The step closes over it: as an argument it can be cut."
+            fix = None
         yield Advice("whole", "info", message, fix)
 
 
@@ -183,6 +189,6 @@ def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
     groups: dict[tuple, list[Leaf]] = {}
     for leaf in leaves:
         parts = tuple((axis, end - first) for axis, (first, end) in leaf.within.items())
-        key = leaf.shape, leaf.spec, parts, leaf.wanted, leaf.role == "batch"
+        key = leaf.shape, leaf.spec, parts, leaf.wanted, leaf.role == "batch", is_closed_over(leaf.path)
         groups.setdefault(key, []).append(leaf)
     return list(groups.values())

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from ...program.trace import is_closed_over
 from ...report import Advice, Collective
 from ...wires import axis_bandwidths
 from .case import Case, all_divide, byte_text, devices_along, mesh_option, mesh_text, share, time
@@ -123,8 +124,18 @@ def float32(case: Case) -> Iterator[Advice]:
     message = (
         f"{share(wide / flops)} of the FLOPs are in float32: bfloat16 {gain}reads and writes {moved} less."
     )
-    cast = "params = jax.tree.map(lambda w: w.astype('bfloat16'), params)"
-    yield Advice("float32", "info", message, cast if case.inside is None else "--precision bf16")
+    yield Advice("float32", "info", message, _cast(case) if case.inside is None else "--precision bf16")
+
+
+def _cast(case: Case) -> str | None:
+    """The parameters in bfloat16, where an argument holds them and nothing else."""
+    names = {x.path.split(".")[0] for x in case.leaves if x.role == "params" and not is_closed_over(x.path)}
+    alone = sorted(
+        n for n in names if all(x.role == "params" for x in case.leaves if x.path.split(".")[0] == n)
+    )
+    if len(names) != 1 or not alone:
+        return None
+    return f"{alone[0]} = jax.tree.map(lambda w: w.astype('bfloat16'), {alone[0]})"
 
 
 def _predicted(case: Case) -> tuple[float | None, float]:

@@ -10,8 +10,8 @@ from .code import name_of as name_of
 from .code import parse as parse
 from .code import run as run
 from .failed import Failed as Failed
-from .find import Step as Step
 from .find import find_step as find_step
+from .find import functions_in as functions_in
 from .lengths import Lengths as Lengths
 from .lines import own_lines as own_lines
 from .names import variables as variables
@@ -27,3 +27,4 @@ from .statements import Statement as Statement
 from .statements import Unit as Unit
 from .statements import below_magic as below_magic
 from .statements import untimed as untimed
+from .values import Step as Step

@@ -1,40 +1,66 @@
 """Binds the sharded step where the plain one was bound, and the plain one back when the cell fails."""
 
 import ast
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...errors import ShardError, did_you_mean
-from .find import Step
-from .names import bound
+from .constants import Constants, Unchanged
+from .names import bound, in_scope
 from .rehearsal import Stopped
+from .values import Step
 
-_HOOK = "<jaxshard_magic: bind the step>"  # no name that Python code could have
-
-
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _ABSENT = object()
 
 
+class _Bind(Unchanged):
+    """Called with what the cell has bound, gives what is to be bound instead. Collections of garbage do not look into
+    code: it keeps nothing alive."""
+
+    def __init__(self, bind: Callable[[Any], Any]):
+        self._bind = weakref.WeakMethod(bind)
+
+    def __call__(self, value: Any) -> Any:
+        bind = self._bind()
+        return value if bind is None else bind(value)
+
+
 class Binding:
-    """The place in `namespace` where `step` is bound. `shard(function)` makes what is put there.
+    """The place where `step` is bound, in `namespace` or inside functions of the cell. `shard(function)` makes what is
+    put there.
 
     As a context it puts the plain step back when its body raises. A dry run ends by raising, and ends there.
     """
 
     def __init__(self, namespace: dict[str, Any], step: Step, shard: Callable[[Any], Any]):
-        self.namespace, self.step, self._shard = namespace, step, shard
-        self.bound = False
-        self.sharded: Any = None
+        self.namespace, self._names = namespace, namespace if step.home is None else step.home
+        self.step, self._shard = step, shard
+        self._later: Callable[[Any], Any] | None = None
+        self._made: list[Any] = []
         self._plain: Any = None
-        self._owned = True
+        self._owned, self._runs = True, False
 
-    def bind(self) -> None:
+    @property
+    def bound(self) -> bool:
+        """Was there a step to bind?"""
+        return bool(self._made)
+
+    @property
+    def sharded(self) -> Any:
+        """What was put there: of several the last that was called, else the last; None for none."""
+        return next(
+            (each for each in reversed(self._made) if each.calls), self._made[-1] if self._made else None
+        )
+
+    def bind(self, _: Any = None) -> None:
         """Put the sharded step in the place of what is there; nothing is done when it is there already.
 
         Raises ShardError when nothing callable is there, or when the object allows no other attribute.
         """
         value = self._current()
-        if self.step.root not in self.namespace or (value is self.sharded and self.bound):
+        if self.step.root not in self._names or any(value is each for each in self._made):
             return
         if value is _ABSENT:
             raise self._no_attribute()
@@ -42,13 +68,27 @@ class Binding:
             raise ShardError(f"{self.step.path} is no function but {_described(value)}")
         sharded = self._shard(value)
         *path, name = self.step.path.split(".")
-        self._owned = not path or name in getattr(self._reached(path), "__dict__", {})
+        own = getattr(self._reached(path), "__dict__", {}) if path else self._names
+        self._owned, self._plain = name in own, own.get(name)
         self._put(sharded)
-        self.bound, self._plain, self.sharded = True, value, sharded
+        self._keep(sharded)
+
+    def bind_inside(self, value: Any) -> Any:
+        """The sharded step for a function that one of the cell's binds; what is one, or can't be called, stays."""
+        if any(value is each for each in self._made) or not callable(value) or isinstance(value, type):
+            return value
+        if not self._runs:
+            return value if self._later is None else self._later(value)
+        return self._keep(self._shard(value))
+
+    def _keep(self, sharded: Any) -> Any:
+        """Of those before, one that was called is worth its memory."""
+        self._made = [*[each for each in self._made if each.calls][-1:], sharded]
+        return sharded
 
     def undo(self) -> None:
         """Put the plain step back where the sharded one still is."""
-        if not self.bound or self._current() is not self.sharded:
+        if self.step.inside or not self._is_there():
             return
         *path, name = self.step.path.split(".")
         if self._owned:
@@ -58,23 +98,34 @@ class Binding:
 
     def settle(self, step: Any) -> None:
         """Put `step` in the place of the stand-in that decided on it."""
-        if self.bound and self._current() is self.sharded:
+        if not self.step.inside and self._is_there():
             self._put(step)
-        self.sharded = step
+        self._made = [step]
 
     def __enter__(self) -> "Binding":
+        self._runs = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._runs = False
         if kind is not None:
             self.undo()
         return kind is Stopped
+
+    def outlive(self, later: Callable[[Any], Any]) -> None:
+        """After the cell, as long as this lives, functions of it that are called bind what `later` makes of the step
+        inside them; else they bind it as it is."""
+        self._later, self._shard, self._made = later, later, []
+
+    def _is_there(self) -> bool:
+        current = self._current()
+        return any(current is each for each in self._made)
 
     def _current(self) -> Any:
         return self._reached(self.step.path.split("."))
 
     def _reached(self, path: list[str]) -> Any:
-        value = self.namespace.get(path[0], _ABSENT)
+        value = self._names.get(path[0], _ABSENT)
         for name in path[1:]:
             value = getattr(value, name, _ABSENT)
         return value
@@ -82,8 +133,10 @@ class Binding:
     def _put(self, value: Any) -> None:
         *path, name = self.step.path.split(".")
         if not path:
-            self.namespace[name] = value
+            self._names[name] = value
             return
+        if isinstance(self._plain, (staticmethod, classmethod)) and value is not self._plain:
+            value = staticmethod(value)  # its class, if it takes that, is bound already
         owner = self._reached(path)
         try:
             setattr(owner, name, value)
@@ -102,35 +155,62 @@ class Binding:
             f"--step {self.step.path}: {_described(owner)} has no attribute {path[known]!r}.{near}"
         )
 
-    def into(self, tree: ast.Module) -> None:
-        """Make the cell call `bind` right after the statement that binds the step last.
+    def into(self, tree: ast.Module, constants: Constants) -> None:
+        """Make the cell bind the sharded step right after the statement that binds the step last."""
+        step = self.step
+        for body in _bodies(tree.body, step.inside):
+            _insert(body, {step.root, step.path}, self._rebound if step.inside else self._bound, constants)
 
-        While the cell runs, the namespace must hold `hook()`.
-        """
-        _insert(tree.body, {self.step.root, self.step.path})
+    def _bound(self, after: ast.stmt, constants: Constants) -> ast.stmt:
+        return ast.Expr(constants.call(_Bind(self.bind), ast.copy_location(ast.Constant(None), after)))
 
-    def hook(self) -> dict[str, Callable[[], None]]:
-        return {_HOOK: self.bind}
+    def _rebound(self, after: ast.stmt, constants: Constants) -> ast.stmt:
+        """`step = sharded(step)`; after branches, of which none may have bound it, if it is there."""
+        value = ast.copy_location(ast.parse(self.step.path, mode="eval").body, after)
+        target: Any = ast.parse(f"{self.step.path} = 0").body[0]
+        target.value = constants.call(_Bind(self.bind_inside), value)
+        if not any(_blocks(after)):
+            return target
+        absent = ast.Tuple(
+            [ast.Name(name, ast.Load()) for name in ("NameError", "AttributeError")], ast.Load()
+        )
+        handler = ast.ExceptHandler(absent, None, [ast.Pass()])
+        return ast.Try([ast.Expr(value)], [handler], [target], [])
+
+
+def _bodies(body: list[ast.stmt], inside: tuple[str, ...]) -> Iterator[list[ast.stmt]]:
+    """The statements of the functions and classes of these names, each inside the one before."""
+    if not inside:
+        yield body
+        return
+    for part in [part for statement in body for part in in_scope(statement)]:
+        if isinstance(part, _DEFINITIONS) and part.name == inside[0]:
+            yield from _bodies(part.body, inside[1:])
 
 
 def _described(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-def _insert(body: list[ast.stmt], names: set[str]) -> None:
+def _insert(
+    body: list[ast.stmt],
+    names: set[str],
+    made: Callable[[ast.stmt, Constants], ast.stmt],
+    constants: Constants,
+) -> None:
     """Inside compound statements too, for calls that follow there, and after them: a branch may not run."""
     for at in reversed(range(len(body))):
         statement = body[at]
         if bound(statement) & names:
             for block in _blocks(statement):
-                _insert(block, names)
-            call = ast.Expr(ast.Call(ast.Name(_HOOK, ast.Load()), [], []))
-            body.insert(at + 1, ast.fix_missing_locations(ast.copy_location(call, statement)))
+                _insert(block, names, made, constants)
+            more = ast.copy_location(made(statement, constants), statement)
+            body.insert(at + 1, ast.fix_missing_locations(more))
             return
 
 
 def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    if isinstance(statement, _DEFINITIONS):
         return []
     parts = [statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]
     return [getattr(part, name, []) for part in parts for name in ("body", "orelse", "finalbody")]

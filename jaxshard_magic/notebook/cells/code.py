@@ -4,7 +4,6 @@ import ast
 import io
 import linecache
 import tokenize
-import types
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from IPython.display import display
 from ...cell_files import is_cell_file, number_in
 from ...errors import ShardError
 from .binding import Binding
+from .constants import Constants
 from .lengths import Lengths
 from .loops import follow_loops
 from .names import in_scope
@@ -92,30 +92,21 @@ def run(shell: "InteractiveShell", cell: Cell, binding: Binding, lengths: Length
 
     `lengths` are told of the loops that call the step.
     """
-    complete = _unchanged
+    constants = Constants()
     if lengths is not None:
-        complete = follow_loops(cell.tree, cell.filename, binding.step.path, shell.user_ns, lengths)
+        follow_loops(cell.tree, cell.filename, binding.step, shell.user_ns, lengths, constants)
     *statements, last = cell.tree.body or [ast.Pass()]
     if not isinstance(last, ast.Expr):
         statements, last = [*statements, last], None
     module = ast.Module(statements, [])
     if binding.step.here:
-        binding.into(module)
+        binding.into(module, constants)
     else:
         binding.bind()
     compiler: Any = shell.compile
-    code = complete(compiler(ast.fix_missing_locations(module), cell.filename, "exec"))
-    shown = last and complete(compiler(ast.Expression(last.value), cell.filename, "eval"))
-    shell.user_ns.update(binding.hook())
-    try:
-        exec(code, shell.user_ns)
-        value = eval(shown, shell.user_ns) if shown else None
-    finally:
-        for name in binding.hook():
-            shell.user_ns.pop(name, None)
+    code = constants.complete(compiler(ast.fix_missing_locations(module), cell.filename, "exec"))
+    shown = last and constants.complete(compiler(ast.Expression(last.value), cell.filename, "eval"))
+    exec(code, shell.user_ns)
+    value = eval(shown, shell.user_ns) if shown else None
     if value is not None and not cell.quiet:
         display(value)
-
-
-def _unchanged(code: types.CodeType) -> types.CodeType:
-    return code

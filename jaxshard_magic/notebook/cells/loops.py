@@ -1,30 +1,20 @@
 """Has the loops of a cell that call the step say how long they are, and leaves the cell's code as it runs.
 
-What a loop iterates over is passed through a callable that counts its passes, or gives it back unchanged. Code has no
-name for it: it lies among the constants of the compiled code, so that functions which outlive their cell keep it.
+What a loop iterates over is passed through a callable that counts its passes, or gives it back unchanged.
 """
 
 import ast
 import sys
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .constants import Constants, Unchanged
 from .lengths import Lengths, Loop, length
 from .reach import Reach
+from .values import Step
 
 # The arguments whose lengths bound what these make; they have none of their own.
 _BOUNDED_BY = {"enumerate": slice(1), "tqdm": slice(1), "zip": slice(None), "map": slice(1, None)}
-
-
-class Unchanged:
-    """Gives back what it is called with: what is left of the others where code is sent to another process."""
-
-    def __call__(self, value: Any) -> Any:
-        return value
-
-    def __reduce__(self) -> Any:
-        return Unchanged, ()
 
 
 class Part(Unchanged):
@@ -53,31 +43,22 @@ class Iterated(Unchanged):
 
 
 def follow_loops(
-    tree: ast.Module, filename: str, path: str, namespace: Mapping[str, Any], lengths: Lengths
-) -> Callable[[types.CodeType], types.CodeType]:
-    """Put what tells `lengths` of loops into the cell's tree, for the calls of the step at `path`.
-
-    Returns what the code compiled from the tree must pass through before it runs.
-    """
-    follower = _Follower(filename, Reach(tree, path, namespace), lengths)
+    tree: ast.Module,
+    filename: str,
+    step: Step,
+    namespace: Mapping[str, Any],
+    lengths: Lengths,
+    constants: Constants,
+) -> None:
+    """Put what tells `lengths` of loops into the cell's tree, for the calls of the step."""
+    follower = _Follower(filename, Reach(tree, step, namespace), lengths, constants)
     for node in ast.walk(tree):
         follower.follow(node)
-    return follower.complete
 
 
 class _Follower:
-    def __init__(self, filename: str, reach: Reach, lengths: Lengths):
-        self._filename, self._reach, self._lengths = filename, reach, lengths
-        self._callables: dict[str, Unchanged] = {}
-
-    def complete(self, code: types.CodeType) -> types.CodeType:
-        """`code` with the callables in the places of the constants that stand for them."""
-        return code.replace(co_consts=tuple(map(self._constant, code.co_consts)))
-
-    def _constant(self, value: Any) -> Any:
-        if isinstance(value, types.CodeType):
-            return self.complete(value)
-        return self._callables.get(value, value) if isinstance(value, str) else value
+    def __init__(self, filename: str, reach: Reach, lengths: Lengths, constants: Constants):
+        self._filename, self._reach, self._lengths, self._constants = filename, reach, lengths, constants
 
     def follow(self, node: ast.AST) -> None:
         if isinstance(node, (ast.For, ast.While, ast.AsyncFor)):
@@ -102,7 +83,7 @@ class _Follower:
     def _iterated(self, value: ast.expr, loop: Loop) -> ast.expr:
         through = Iterated(self._lengths, loop)
         self._open(value, through)
-        return self._passed(value, through)
+        return self._constants.call(through, value)
 
     def _open(self, value: ast.expr, through: Iterated) -> None:
         """Have the arguments of an `enumerate`, `zip`, ... tell their lengths, and those inside them."""
@@ -120,13 +101,7 @@ class _Follower:
             part = Part(reads[at] if reads else length)
             through.parts.append(part)
             self._open(argument, through)
-            value.args[at] = self._passed(argument, part)
-
-    def _passed(self, value: ast.expr, through: Unchanged) -> ast.expr:
-        name = f"<jaxshard_magic: loop {len(self._callables)}>"
-        self._callables[name] = through
-        call = ast.Call(ast.Attribute(ast.Constant(name), "__call__", ast.Load()), [value], [])
-        return ast.fix_missing_locations(ast.copy_location(call, value))
+            value.args[at] = self._constants.call(part, argument)
 
 
 def _bound(value: Any) -> int | None:

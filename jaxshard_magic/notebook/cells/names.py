@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_MOST_LAYERS = 50  # objects that answer to every name never end
+_OWN_SCOPE = (*_DEFINITIONS, ast.Lambda)
 _OWN_SCOPE += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -60,34 +62,53 @@ def called(node: ast.AST) -> list[str]:
     return [ast.unparse(f) for f in functions if isinstance(f, (ast.Name, ast.Attribute))]
 
 
-def updated(node: ast.AST) -> set[str]:
-    """The functions called with something that their result replaces: `state, loss = f(state, batch)`."""
-    names: set[str] = set()
-    for part in ast.walk(node):
-        if not (isinstance(part, ast.Assign) and isinstance(part.value, ast.Call)):
-            continue
-        call = part.value
-        given = mentioned(*call.args, *(keyword.value for keyword in call.keywords))
-        if isinstance(call.func, ast.Name) and given & mentioned(*part.targets):
-            names.add(call.func.id)
-    return names
+def own_code(*nodes: ast.AST) -> Iterator[ast.AST]:
+    """The nodes and all inside that runs where they do, lambdas and comprehensions too: no bodies of functions and
+    classes."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, _DEFINITIONS):
+            yield from own_code(*ast.iter_child_nodes(node))
 
 
-def plain_function(obj: Any) -> types.FunctionType | None:
-    """The Python function inside jit wrappers, partials and bound methods; None when there is none."""
-    while obj is not None and not isinstance(obj, types.FunctionType):
-        if isinstance(obj, type):
-            return None
+def layers(obj: Any) -> Iterator[Any]:
+    """What a callable is made of, from outside: jit wrappers, partials, bound methods, the Python function."""
+    for _ in range(_MOST_LAYERS):
+        if obj is None:
+            return
+        yield obj
+        if isinstance(obj, types.FunctionType) and written_here(obj):
+            return
         if isinstance(obj, functools.partial):
             obj = obj.func
         else:
             obj = getattr(obj, "__func__", None) or getattr(obj, "__wrapped__", None)
-    return obj
 
 
-def written_here(function: types.FunctionType) -> bool:
-    """Whether the function is the user's: not of an installed package or the standard library."""
-    root = (function.__module__ or "").partition(".")[0]
+def plain_function(obj: Any) -> types.FunctionType | None:
+    """The Python function inside jit wrappers, partials and bound methods; None when there is none."""
+    if isinstance(obj, type):
+        return None
+    return next((f for f in reversed([*layers(obj)]) if isinstance(f, types.FunctionType)), None)
+
+
+def is_jitted(obj: Any) -> bool:
+    """Whether there is more around the user's function than partials and a bound method."""
+    return not all(
+        isinstance(each, (types.MethodType, functools.partial))
+        or (isinstance(each, types.FunctionType) and written_here(each))
+        for each in layers(obj)
+    )
+
+
+def owner_of(obj: Any) -> Any:
+    """The object that a bound method, wrapped or not, is called on."""
+    return next((each.__self__ for each in layers(obj) if isinstance(each, types.MethodType)), None)
+
+
+def written_here(defined: types.FunctionType | type) -> bool:
+    """Whether a function or class is the user's: not of an installed package or the standard library."""
+    root = (defined.__module__ or "").partition(".")[0]
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return root == "__main__" or not (root in sys.stdlib_module_names or installed)
@@ -97,7 +118,7 @@ def used_by(function: types.FunctionType, seen: set[types.FunctionType] | None =
     """The names that `function` and the user's functions that it reaches mention."""
     seen = set() if seen is None else seen
     seen.add(function)
-    names = _code_names(function.__code__)
+    names = code_names(function.__code__)
     values = [function.__globals__.get(name) for name in names]
     values += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
     for value in values:
@@ -109,6 +130,7 @@ def used_by(function: types.FunctionType, seen: set[types.FunctionType] | None =
     return names
 
 
-def _code_names(code: types.CodeType) -> set[str]:
+def code_names(code: types.CodeType) -> set[str]:
+    """The names that compiled code and the functions in it mention, but for their own."""
     nested = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return set(code.co_names).union(*(_code_names(inner) for inner in nested))
+    return set(code.co_names).union(*(code_names(inner) for inner in nested))

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from .names import called, plain_function, used_by, written_here
+from .values import Step
 
 
 class Reach:
-    """The calls in a cell that come to the step at `path`, through functions of the cell and the notebook too."""
+    """The calls in a cell that come to the step, through functions of the cell and the notebook too."""
 
-    def __init__(self, tree: ast.Module, path: str, namespace: Mapping[str, Any]):
-        owner, _, name = path.rpartition(".")
-        self._steps = {path, f"self.{name}"} if owner else {path}
+    def __init__(self, tree: ast.Module, step: Step, namespace: Mapping[str, Any]):
+        owner, _, name = step.path.rpartition(".")
+        self._steps = {step.path, f"self.{name}"} if owner else {step.path}
+        if step.method or (step.inside and owner):  # on any object of the class
+            self._steps |= {text for text in called(tree) if _last(text) == name}
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         self._bodies = {node.name: node.body for node in functions if node.name != name}
         self._inside: set[str] = set()  # functions of the cell, by name, methods too

@@ -1,6 +1,7 @@
 """A cell that ends at the first call of its step: a dry run prepares it there, a comparison takes the arguments. Or one
 that goes on with the step that its first call has decided on."""
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,20 @@ class Stopped(BaseException):
     """Ends the cell of a dry run; no `except Exception` of the user's is to catch it."""
 
 
-class Rehearsal:
-    """Stands in a sharded step's place: called as the step it prepares that one, and raises Stopped."""
+class StandIn:
+    """What stands in a step's place: a method of an object where a class has it, as the step would be."""
 
     calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        return self if obj is None else types.MethodType(self, obj)
+
+
+class Rehearsal(StandIn):
+    """Stands in a sharded step's place: called as the step it prepares that one, and raises Stopped."""
 
     def __init__(self, sharded: Any):
         self.__wrapped__ = sharded.__wrapped__
@@ -26,7 +37,7 @@ class Rehearsal:
         raise Stopped
 
 
-class Awaited:
+class Awaited(StandIn):
     """Stands in the step's place: keeps the arguments of its first call, and raises Stopped."""
 
     def __init__(self, function: Any):
@@ -41,13 +52,17 @@ class Awaited:
         raise Stopped
 
 
-class Deciding:
+class Deciding(StandIn):
     """Stands in the step's place: the arguments of the first call decide on the `step` that this and all later calls
     are of. `decide(args, kwargs)` may raise Stopped."""
 
     def __init__(self, function: Any, decide: Callable[[tuple[Any, ...], dict[str, Any]], Any]):
         self.__wrapped__, self._decide = function, decide
         self.step: Any = None
+
+    @property
+    def calls(self) -> int:
+        return 0 if self.step is None else self.step.calls
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)

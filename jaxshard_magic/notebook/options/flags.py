@@ -136,7 +136,9 @@ class Options(LineOptions):
 
     strategy: str = ""
     mesh: str | None = option("--mesh", "TEXT", 'the mesh, for this cell only: --mesh "data=4 model=2"')
-    step: str | None = option("--step", "NAME", "which function is the train step; trainer.step too")
+    step: str | None = option(
+        "--step", "NAME", "which function is the train step; trainer.step and main.step too"
+    )
     specs: tuple[str, ...] = option(
         "--spec", "NAME=SPEC", "PartitionSpec of an argument: --spec \"batch=P('data')\"", (), assignment
     )

@@ -1,0 +1,249 @@
+"""The names that code sees: of a cell that has not run yet, and of the notebook and its functions."""
+
+import ast
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from .assigned import DEFS, Imported, bindings, parameters
+from .names import called, is_jitted, mentioned, owner_of, plain_function, written_here
+from .texts import class_definition_of, definition_of, functions_of
+from .values import DEFAULT, Class, Function, Object, Step, Value
+
+JIT = {"jit", "pjit", "filter_jit", "pmap", "filter_pmap"}
+GRADIENT = {"grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "hessian"}
+GRADIENT |= {"filter_grad", "filter_value_and_grad", "filter_vjp", "filter_jvp"}
+# What makes a function of a function, and calls neither.
+WRAPPERS = (
+    JIT | GRADIENT | {"partial", "Partial", "cached_partial", "vmap", "filter_vmap", "checkpoint", "remat"}
+)
+
+
+class Names:
+    """The names that a piece of code sees, and what they stand for."""
+
+    around = ""
+
+    def lookup(self, name: str) -> Value:
+        raise NotImplementedError
+
+    def held(self, value: Any, place: Step | None, of: Object | None = None) -> Value:
+        """What an object of the notebook is; `of` is the one that it is a method of."""
+        raise NotImplementedError
+
+    def value(self, node: ast.expr) -> Value:
+        """What an expression of names, attributes and made objects stands for."""
+        if isinstance(node, ast.Name):
+            return self.lookup(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.value(node.value)
+            return owner.attribute(node.attr) if isinstance(owner, (Object, Class)) else None
+        made = self.value(node.func) if isinstance(node, ast.Call) else None
+        return Object(None, made) if isinstance(made, Class) else None
+
+    def made(self, node: ast.expr) -> tuple[list[Function], bool]:
+        """The functions that an expression gives, wrapped or not, and whether it gives them jitted."""
+        if isinstance(node, ast.Lambda):
+            return [self.defined(node, None, self.within(node, None))], False
+        if isinstance(node, ast.IfExp):
+            return self._all_made([node.body, node.orelse])
+        if isinstance(node, ast.Call):
+            maker = self.value(node.func)
+            if isinstance(maker, Function):
+                of = [function for result in maker.makes for function in result]
+                return [*of, *(self._all_made(node.args)[0] if of else ())], any(f.jitted for f in of)
+            if not (wrapping := _wrapper(node.func)):
+                return [], False
+            of, jitted = self._all_made([*node.args, *(keyword.value for keyword in node.keywords)])
+            return of, jitted or bool(wrapping & JIT)
+        value = self.value(node)
+        return ([value], value.jitted) if isinstance(value, Function) else ([], False)
+
+    def _all_made(self, nodes: Sequence[ast.expr]) -> tuple[list[Function], bool]:
+        found = [self.made(node) for node in nodes]
+        return [function for of, _ in found for function in of], any(jitted for _, jitted in found)
+
+    def within(
+        self,
+        node: Any,
+        inside: tuple[str, ...] | None,
+        given: Mapping[str, Value] | None = None,
+        around: str = "",
+    ) -> "Text":
+        """The names that the body of a function sees which is `inside` others, None for one that isn't the cell's."""
+        inside = None if inside is None else (*inside, node.name)
+        return Text(node, self, inside, given, around)
+
+    def defined(self, node: Any, place: Step | None, within: "Names") -> Function:
+        """The function of a `def` or `lambda`, whose body sees the names `within`."""
+        body = [node.body] if isinstance(node, ast.Lambda) else node.body
+        jitted = bool(mentioned(*getattr(node, "decorator_list", ())) & JIT)
+        name = getattr(node, "name", "<lambda>")
+        return Function(name, place, [(within, body)], jitted=jitted, node=node, around=self.around)
+
+    def assigned(self, name: str, place: Step | None, value: ast.expr, at: int | None = None) -> Value:
+        """What a name stands for that is given a value, or the part `at` of one."""
+        if at is not None:
+            maker = self.value(value.func) if isinstance(value, ast.Call) else None
+            makes = maker.makes if isinstance(maker, Function) else []
+            of = makes[at] if at < len(makes) else []
+            jitted = any(function.jitted for function in of)
+        else:
+            of, jitted = self.made(value)
+        if of or jitted:
+            return Function(name, place, [(self, [value])], of, jitted, value, around=self.around)
+        found = self.value(value)
+        return replace(found, place=place) if isinstance(found, Object) else found
+
+
+class Text(Names):
+    """Those that the code of a module, a function or a lambda sees; `inside` as of a `Step`, None for the code of
+    others. `given` are the parameters that are known."""
+
+    def __init__(
+        self,
+        node: Any,
+        outer: Names,
+        inside: tuple[str, ...] | None,
+        given: Mapping[str, Value] | None = None,
+        around: str = "",
+    ):
+        self._node, self._outer, self._inside = node, outer, inside
+        self._given = {**dict.fromkeys(parameters(node)), **(given or {})}
+        self._bound = {} if isinstance(node, ast.Lambda) else bindings(node.body)
+        self._known: dict[str, Value] = {}
+        owner = ".".join(filter(None, (around, getattr(node, "name", ""))))
+        self.around = owner if inside is None else ""
+
+    def held(self, value: Any, place: Step | None, of: Object | None = None) -> Value:
+        return self._outer.held(value, place, of)
+
+    def lookup(self, name: str) -> Value:
+        if name in self._given:
+            return self._given[name]
+        if name not in self._bound:
+            return self._outer.lookup(name)
+        if name not in self._known:
+            self._known[name] = None  # while it is told, of a name that is bound to what it was
+            value = self._bound_to(name)
+            if name == DEFAULT and not isinstance(value, Function):  # whatever it is, it is said to be one
+                value = Function(name, self._place(name), around=self.around)
+            self._known[name] = value
+        return self._known[name]
+
+    def functions(self, depth: int | None = None) -> "Iterator[Function]":
+        """Those that the code binds, also in `depth` functions inside each other, None for all; and of its classes."""
+        for name in self._bound:
+            value = self.lookup(name)
+            found = [value] if isinstance(value, Function) else []
+            if isinstance(value, Class) and value.names is self:
+                found = [
+                    member for each in value.members if isinstance(member := value.attribute(each), Function)
+                ]
+            for function in found:
+                yield function
+                for names, _ in function.parts if depth != 1 else ():
+                    if isinstance(names, Text) and names._outer is self:
+                        yield from names.functions(depth and depth - 1)
+
+    @cached_property
+    def _calls(self) -> set[str]:
+        return set(called(self._node))
+
+    def _place(self, name: str) -> Step | None:
+        return None if self._inside is None else Step(name, True, self._inside)
+
+    def _bound_to(self, name: str) -> Value:
+        place = self._place(name)
+        found = [self._of(name, place, node) for node in self._bound[name] if node is not None]
+        functions = [value for value in found if isinstance(value, Function)]
+        if (
+            not functions or functions[-1] is not found[-1]
+        ):  # `loss, grads = jax.value_and_grad(loss)(params)`
+            return found[-1] if found else None
+        parts = [part for function in functions for part in function.parts]
+        of = [inner for function in functions for inner in function.of]
+        return replace(functions[-1], parts=parts, of=of, jitted=any(f.jitted for f in functions))
+
+    def _of(self, name: str, place: Step | None, node: Any) -> Value:
+        if isinstance(node, ast.ClassDef):
+            return Class(node, self, self._inside, place)
+        if isinstance(node, DEFS):
+            return self.defined(node, place, self.within(node, self._inside, around=self.around))
+        if isinstance(node, Imported):
+            found = self.held(node.value, place) if node.loaded else None
+            return found or (Function(name, place, around=self.around) if name in self._calls else None)
+        value, at = node
+        found = self.assigned(name, place, value, at)
+        if found is None and name in self._calls:
+            return Function(name, place, [(self, [value])], node=value, around=self.around)
+        return found
+
+
+class Held(Names):
+    """Those that the notebook holds, or those that one of its functions sees. `known` is what was told before."""
+
+    def __init__(
+        self,
+        namespace: Mapping[str, Any],
+        function: types.FunctionType | None = None,
+        known: dict[tuple[int, Step | None], Value] | None = None,
+    ):
+        self._namespace, self._function = namespace, function
+        self._known = {} if known is None else known
+        self.around = "" if function is None else function.__qualname__.replace(".<locals>", "")
+
+    def lookup(self, name: str) -> Value:
+        function = self._function
+        if function is None:
+            return self.held(self._namespace.get(name), Step(name, False))
+        if name in function.__code__.co_freevars:
+            cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+            return None if cells[name] == types.CellType() else self.held(cells[name].cell_contents, None)
+        value = function.__globals__.get(name)
+        home = None if self._namespace.get(name) is value else function.__globals__
+        return self.held(value, Step(name, False, home=home))
+
+    def held(self, value: Any, place: Step | None, of: Object | None = None) -> Value:
+        key = id(value), place
+        if key not in self._known:
+            self._known[key] = None
+            self._known[key] = self._told(value, place, of)
+        return self._known[key]
+
+    def _told(self, value: Any, place: Step | None, of: Object | None) -> Value:
+        if value is None:
+            return None
+        if isinstance(value, type):
+            node = class_definition_of(value) if written_here(value) else None
+            return node and Class(node, self._seen_by(*functions_of(value)), None, place)
+        function = plain_function(value) if callable(value) else None
+        if function is None:
+            return Object(place, held=value, names=self)
+        if not written_here(function):
+            return None
+        names, node = self._seen_by(function), definition_of(function)
+        name = function.__name__ if place is None else place.path.rpartition(".")[2]
+        around = names.around.rpartition(".")[0] if place is None else ""
+        told = {"name": name, "jitted": is_jitted(value), "known": (names, function), "around": around}
+        if node is None:
+            return Function(place=place, **told)
+        owner = owner_of(value)
+        of = of if owner is None else Object(None, held=owner, names=self)
+        given = {} if of is None else dict.fromkeys(parameters(node)[:1], of)
+        return replace(self.defined(node, place, names.within(node, None, given)), **told)
+
+    def _seen_by(self, *functions: types.FunctionType) -> "Held":
+        return Held(self._namespace, functions[0], self._known) if functions else self
+
+
+def _wrapper(node: ast.expr) -> set[str]:
+    """The names of what wraps functions in `jax.jit`, `partial(jax.jit, static_argnums=0)`."""
+    if not isinstance(node, ast.Call):
+        return {ast.unparse(node).rpartition(".")[2]} & WRAPPERS
+    first = _wrapper(node.func)
+    if "partial" in first:
+        return mentioned(node) & WRAPPERS
+    return set() if node.args else first

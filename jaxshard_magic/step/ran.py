@@ -1,0 +1,26 @@
+"""What a run of a step took, by which a later one is told to be of the same step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..plan import Plan
+from ..program.roles import OPTIMIZER, PARAMS
+
+
+@dataclass(frozen=True)
+class Ran:
+    """`state`: path, shape and dtype of each parameter and of what the optimizer keeps; `examples`: the size of the
+    batch, None where there is none."""
+
+    state: frozenset[tuple[str, tuple[int, ...], Any]]
+    examples: int | None
+
+    def examples_of(self, later: Plan) -> int | None:
+        """The size of the batch, where `later` is a run of the same step: of a model of the same parameters."""
+        return self.examples if self.state and self.state == ran(later).state else None
+
+
+def ran(plan: Plan) -> Ran:
+    """What a step that ran by this plan took."""
+    state = ((x.path, x.shape, x.dtype) for x in plan.leaves if x.role in (PARAMS, OPTIMIZER))
+    return Ran(frozenset(state), plan.examples)
