@@ -359,6 +359,19 @@ def gradient_in_a_loop() -> Made:
     return step, (language_model(), *sentences())
 
 
+def accumulated_in_a_loop() -> Made:
+    def step(params, x, y):
+        def add(total, part):
+            grads = jax.grad(mean_loss)(params, *part)
+            return jax.tree.map(jnp.add, total, grads), None
+
+        parts = jax.tree.map(lambda a: a.reshape(4, -1, *a.shape[1:]), (x, y))
+        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)
+        return jax.tree.map(lambda p, g: p - 0.1 * g / 4, params, total)
+
+    return step, (language_model(), *sentences())
+
+
 def nothing_to_cut() -> Made:
     def loss(params, x, y):
         return jnp.sum(params["w"] ** 2) + jnp.mean(x * y)

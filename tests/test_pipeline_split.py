@@ -132,7 +132,8 @@ def test_rows_are_worked_on_in_the_pieces_of_their_stages():
     ("made", "message"),
     [
         (steps.two_gradients, "takes 2 gradients"),
-        (steps.gradient_in_a_loop, "in a loop of its own"),
+        (steps.gradient_in_a_loop, "trains in a loop of its own"),
+        (steps.accumulated_in_a_loop, "use --microbatches where it takes the batch in parts"),
         (steps.nothing_to_cut, "has 1 place for a stage"),
     ],
 )

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from ..errors import ShardError
 from ..program.capture import Gradient, gradients_of
 from ..program.emit import Emitter
+from ..program.flow import Flow
 from ..program.ir import Equation, Program, Value
 from ..program.replay import retraced
 from .kinds import Kinds
@@ -88,11 +89,27 @@ def gradient_call(step: Program) -> Equation:
             "their sum, or use fsdp"
         )
     if calls[0] not in step.top.equations:
-        raise ShardError(
-            "pp: the step takes its gradient in a loop of its own; a pipeline runs one gradient call a step: leave the "
-            "loop out, and use --microbatches where it takes the batch in parts"
-        )
+        raise ShardError(_in_a_loop(step, calls[0]))
     return calls[0]
+
+
+def _in_a_loop(step: Program, call: Equation) -> str:
+    """What to do about a gradient call in a loop, which trains in it or adds gradients up."""
+    gradient: Gradient = call.params["gradient"]
+    behind = Flow(step).back(call.ins[k] for k in gradient.differentiated)
+    outer, trains = call.outer, False
+    while outer is not None:
+        trains |= any(carried in behind for door in outer.doors for _, carried in door.loop)
+        outer = outer.outer
+    if trains:
+        return (
+            "pp: the step trains in a loop of its own, one gradient and one update a trip; a pipeline runs one gradient "
+            "call a step: make one trip the step and call it in a loop in Python, or use fsdp"
+        )
+    return (
+        "pp: the step takes its gradient in a loop of its own; a pipeline runs one gradient call a step: leave the loop "
+        "out, and use --microbatches where it takes the batch in parts"
+    )
 
 
 def around(step: Program, pieces: Mapping[int, tuple[int, ...]]) -> Around:

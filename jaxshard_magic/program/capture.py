@@ -53,8 +53,8 @@ def _avals(*operands: Any, gradient: Gradient) -> list:
 
 def _in_vmap(_operands: Any, _dims: Any, **_params: Any) -> Any:
     raise ShardError(
-        "the step takes its gradient inside jax.vmap, one for each example or model; --microbatches, --remat and "
-        "--precision work on a gradient call that is not inside one"
+        "the step takes its gradient inside jax.vmap, one for each example or model; pp and options for the gradients "
+        "(--microbatches, --remat, --precision) work on a call that is not inside one: use dp or fsdp alone"
     )
 
 
