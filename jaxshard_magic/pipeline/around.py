@@ -103,12 +103,12 @@ def _in_a_loop(step: Program, call: Equation) -> str:
         outer = outer.outer
     if trains:
         return (
-            "pp: the step trains in a loop of its own, one gradient and one update a trip; a pipeline runs one gradient "
-            "call a step: make one trip the step and call it in a loop in Python, or use fsdp"
+            "pp: the step trains in a loop of its own, one gradient and one update a trip; a pipeline runs one "
+            "gradient call a step: make one trip the step and call it in a loop in Python, or use fsdp"
         )
     return (
-        "pp: the step takes its gradient in a loop of its own; a pipeline runs one gradient call a step: leave the loop "
-        "out, and use --microbatches where it takes the batch in parts"
+        "pp: the step takes its gradient in a loop of its own; a pipeline runs one gradient call a step: leave the "
+        "loop out, and use --microbatches where it takes the batch in parts"
     )
 
 
