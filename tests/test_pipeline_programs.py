@@ -11,7 +11,7 @@ from sample_complaints import FOLDING
 
 import jaxshard_magic
 from jaxshard_magic import hardware
-from jaxshard_magic.analysis.staged_works import first_alike
+from jaxshard_magic.analysis.staged_works import first_alike, input_share
 from jaxshard_magic.report import Report
 
 WIDE, MICROBATCHES = 256, 4
@@ -185,3 +185,15 @@ def test_the_gradients_of_stacked_layers_lie_as_these_do(strategy, axes):
     assert all(
         c.phase == "forward" or c.axes == ("data",) for c in report.collectives if c.kind == "all-gather"
     )
+
+
+def test_a_backward_loop_is_two_only_for_a_schedule_that_runs_its_halves():
+    """What the first half makes for the second is held for all layers at once."""
+    loops, shares = {}, {}
+    for schedule in ("1f1b", "zb-h1"):
+        pipeline = prepared(in_a_loop(), "pp", "pipe=2", schedule=schedule).entry.compiled
+        program = pipeline.stages[1].program
+        loops[schedule] = sum(e.name == "scan" for e in program.whole.top.equations)
+        shares[schedule] = input_share(pipeline, 1)
+    assert loops == {"1f1b": 2, "zb-h1": 3}  # one of them forward
+    assert shares["1f1b"] == shares["zb-h1"] == pytest.approx(0.5, abs=0.01)

@@ -128,8 +128,8 @@ class Insides:
             for i, piece in enumerate(pieces)
             if (dim := 0 if piece.operand == 0 else call.batch.get(piece.operand - split.first)) is not None
         }
-        self._layouts: dict[int, Layout] = {}
-        self._shares: dict[int, list[tuple[Work, Share]]] = {}
+        self._layouts: dict[StageProgram, Layout] = {}
+        self._shares: dict[StageProgram, list[tuple[Work, Share]]] = {}
         parameters = {i: self._parameter(i) for i in range(len(pieces)) if self._is_state(i)}
         self._loss = self._layout(split.loss.program, Inputs(parameters, examples))
 
@@ -152,8 +152,8 @@ class Insides:
     def layout(self, program: StageProgram) -> Layout:
         """The layout of a stage's program."""
         stage, whole = program.stage, program.whole
-        if stage.number in self._layouts:
-            return self._layouts[stage.number]
+        if program in self._layouts:
+            return self._layouts[program]
         n = program.slots.parameters
         loss = self._split.loss.program
         moving = [stage.outs[k] for k in program.moving_outs]
@@ -162,7 +162,7 @@ class Insides:
         positions = {n + k: ds for k, v in enumerate(read) if (ds := self._dims(v, self._loss.sequence))}
         first = len(whole.outputs) - n
         frozen = {n + k: i for k, i in enumerate(stage.others) if self._is_state(i)}
-        self._layouts[stage.number] = self._layout(
+        self._layouts[program] = self._layout(
             whole,
             Inputs(
                 {k: self._parameter(i) for k, i in (*enumerate(stage.parameters), *frozen.items())},
@@ -171,15 +171,14 @@ class Insides:
                 {first + k: k for k in range(n)},
             ),
         )
-        return self._layouts[stage.number]
+        return self._layouts[program]
 
     def shares(self, program: StageProgram) -> list[tuple[Work, Share]]:
         """The products of a stage's program, each with what one device does of it."""
-        s = program.stage.number
-        if s not in self._shares:
+        if program not in self._shares:
             works = counted(program.whole, Flow(program.whole))
-            self._shares[s] = list(zip(works, shares(self.layout(program), works), strict=True))
-        return self._shares[s]
+            self._shares[program] = list(zip(works, shares(self.layout(program), works), strict=True))
+        return self._shares[program]
 
     def _is_state(self, i: int) -> bool:
         """Is an input of the loss neither examples nor made of the whole batch?"""

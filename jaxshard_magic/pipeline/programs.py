@@ -44,10 +44,22 @@ class Slots:
 
 class StageProgram:
     """Forward and backward pass of one stage as one program, `(parameters, others, ins, cotangents)` ->
-    `(outs, gives, cotangents of ins, gradients of parameters)`, and the parts of it that a schedule runs."""
+    `(outs, gives, cotangents of ins, gradients of parameters)`, and the parts of it that a schedule runs.
 
-    def __init__(self, loss: Program, stage: Stage, examples: Collection[int]):
-        self.stage, self._loss = stage, loss
+    `halved`: its backward loops are two each, for a schedule that runs input and weight gradients by themselves; what
+    the first makes for the second, of all layers, is held between them. `opened`: the program as another one of the
+    same stage has traced it.
+    """
+
+    def __init__(
+        self,
+        loss: Program,
+        stage: Stage,
+        examples: Collection[int],
+        halved: bool = True,
+        opened: ClosedJaxpr | None = None,
+    ):
+        self.stage, self._loss, self._halved = stage, loss, halved
         self.moving_ins = [k for k, v in enumerate(stage.ins) if _moves(loss, v)]
         self.moving_outs = [k for k, v in enumerate(stage.outs) if _moves(loss, v)]
         self.makes_loss = 0 in stage.gives
@@ -66,11 +78,20 @@ class StageProgram:
             len(self.moving_outs) + self.makes_loss,
         )
         self.examples = [k for k, i in enumerate(stage.others) if i in examples]
-        opened = retraced(Emitter(Program(self._traced())))
+        self._opened = retraced(Emitter(Program(self._traced()))) if opened is None else opened
         first = len(stage.outs) + len(stage.gives)
-        self.whole = Program(in_halves(opened, range(first, first + len(self.moving_ins))))
+        urgent = range(first, first + len(self.moving_ins))
+        self.whole = Program(in_halves(self._opened, urgent) if halved else self._opened)
         ends = zip(self.whole.outputs, self.whole.closed.jaxpr.outvars, strict=True)
         self._ends: list[End] = [var if v is None else v for v, var in ends]
+
+    @cached_property
+    def in_halves(self) -> "StageProgram":
+        """The same stage with its backward loops in two."""
+        if self._halved:
+            return self
+        examples = {self.stage.others[k] for k in self.examples}
+        return StageProgram(self._loss, self.stage, examples, opened=self._opened)
 
     def _traced(self) -> ClosedJaxpr:
         stage, loss = self.stage, self._loss

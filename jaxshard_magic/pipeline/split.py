@@ -11,6 +11,7 @@ from ..gradients.accumulate import Accumulated
 from ..program.capture import Gradient
 from ..program.ir import Program, Value
 from ..schedule import Schedule
+from ..schedule.actions import parts as split_up
 from .around import Around, around, gradient_call
 from .loss import BY_FLOPS, CutLoss, Wish, cut_loss
 from .places import Placed, placed
@@ -51,8 +52,11 @@ class Split:
         self.loss: CutLoss = cut_loss(call.loss, weights, examples, parts, schedule.chunks, wish)
         self.trained = {i for i, p in enumerate(self.loss.pieces) if p.operand in parameters}
         varying = {i for i, p in enumerate(self.loss.pieces) if p.operand - first in {-first, *call.batch}}
+        halved = {
+            a.stage for row in schedule.grid for step in row for a in split_up(step) if a.kind in ("I", "W")
+        }
         self.programs = [
-            StageProgram(self.loss.program, stage, varying)
+            StageProgram(self.loss.program, stage, varying, stage.number in halved)
             for stage in stages_of(self.loss.program, self.trained, parts)
         ]
         self.first = first
