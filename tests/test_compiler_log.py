@@ -158,12 +158,13 @@ def test_a_slow_reader_gets_all_of_it(real):
         while data := os.read(out, 4096):
             got.append(data)
 
-    reader = threading.Thread(target=drain)
+    reader = threading.Thread(target=drain, daemon=True)
     with captured():
         say(b"x" * 300_000)  # more than a pipe holds
         reader.start()
     os.dup2(real, 2)
-    reader.join()
+    reader.join(10)
+    assert not reader.is_alive()  # the pipe ends once nobody holds its other end
     os.close(out)
     assert b"".join(got) == b"x" * 300_000
 
