@@ -302,6 +302,7 @@ def test_the_program_of_a_nested_step_is_refused_in_one_line(given, capsys):
 def test_names_of_nested_steps_are_completed(given):
     from IPython.core.completer import provisionalcompleter
 
+    given.shell.Completer.use_jedi = False
     cell = "%%shard dp --step upd\n" + main(UPDATE, "update")
     with provisionalcompleter():
         found = [each.text for each in given.shell.Completer.completions(cell, len("%%shard dp --step upd"))]

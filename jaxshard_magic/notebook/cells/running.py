@@ -190,12 +190,12 @@ def _calls(names: Names, code: Iterable[ast.AST]) -> Iterator[Function]:
 def _hand_over(names: Names, call: ast.Call, function: Function) -> None:
     """Tell the function's code what it is called with."""
     takes = parameters(function.node)[int(function.method) :]
-    for within, _ in function.parts[:1]:
+    for within in [names for names, _ in function.parts[:1] if isinstance(names, Text)]:
         given = [
             *zip(takes, call.args, strict=False),
             *((k.arg, k.value) for k in call.keywords if k.arg in takes),
         ]
-        for parameter, value in given if isinstance(within, Text) else ():
+        for parameter, value in given:
             within.give(parameter, names.value(value))
 
 
