@@ -49,6 +49,7 @@ HEAVIEST = (
     "test_ten_steps.py",
     "test_accumulate.py",
     "test_magic_code.py",
+    "test_found_steps.py",
     "test_simulate.py",
     "test_targets.py",
     "test_targets_cache.py",

@@ -317,6 +317,19 @@ w, loss = improve(w, x)
     assert found(source) == cells.Step("improve", here=True)
 
 
+def test_a_gradient_that_a_decorator_takes_counts():
+    source = NESTED.replace(
+        "    @eqx.filter_jit",
+        "    @eqx.filter_value_and_grad\n    def compute(m, x): return m(x)\n    @eqx.filter_jit",
+    )
+    assert found(source.replace("eqx.filter_value_and_grad(loss_fn)(", "compute(") + "main()") == INSIDE
+
+
+def test_a_method_of_an_object_that_a_function_is_given_is_found():
+    run = "def run(t, data):\n    for b in data: t.params = t.improve(t.params, b)\nrun(Trainer(), data)"
+    assert found(METHODS.format(init="pass", decorator="", name="improve") + run).path == "Trainer.improve"
+
+
 INNER = """
 def attack(params, x):
     for _ in range(3):

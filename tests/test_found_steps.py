@@ -78,6 +78,15 @@ def make_step(rate):
 {indented(BODY, 4).replace("0.1", "rate")}
     return step
 """
+NNX = """
+from flax import nnx
+model = nnx.Linear(16, 8, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0))
+@nnx.jit
+def nnx_step(model, batch):
+    grads = nnx.grad(lambda m: jnp.mean((m(batch["x"]) - batch["y"]) ** 2))(model)
+    model.kernel[...] -= 0.1 * grads.kernel[...]
+    model.bias[...] -= 0.1 * grads.bias[...]
+"""
 FIT = """
 def fit(step, state, n):
     for _ in range(n):
@@ -136,6 +145,17 @@ CELLS = {
         UPDATE + "\nend = fit(update, state, 3)",
         "update",
     ),
+    "a cached partial of an earlier cell": (
+        NNX + "step = nnx.cached_partial(nnx_step, model)",
+        "for _ in range(3):\n    step(batch)\nend = {'w': model.kernel[...], 'b': model.bias[...]}",
+        "step",
+    ),
+    "a cached partial": (
+        NNX,
+        "step = nnx.cached_partial(nnx_step, model)\nfor _ in range(3):\n    step(batch)\n"
+        "end = {'w': model.kernel[...], 'b': model.bias[...]}",
+        "step",
+    ),
     "a partial in jit": (
         STEP.replace("train_step(state, batch)", "_step(rate, state, batch)").replace("0.1", "rate"),
         "step = jax.jit(functools.partial(_step, 0.1))\nend = state\nwith jax.default_matmul_precision('highest'):\n"
@@ -160,7 +180,20 @@ def end(given):
     return {name: np.asarray(value) for name, value in given["end"].items()}
 
 
-@pytest.mark.parametrize(("before", "cell", "name"), CELLS.values(), ids=CELLS)
+FAST = (
+    "a jitted step in main",
+    "a wrapped step in main",
+    "a jitted method",
+    "what __init__ jits",
+    "a class of an earlier cell",
+    "a loop of an earlier cell",
+    "a cached partial of an earlier cell",
+    "a step handed to the loop",
+)
+ROWS = [pytest.param(*row, id=k, marks=() if k in FAST else pytest.mark.full) for k, row in CELLS.items()]
+
+
+@pytest.mark.parametrize(("before", "cell", "name"), ROWS)
 def test_it_is_found_and_trains(given, end, before, cell, name):
     given.run(before)
     report = given.run(f"%%shard dp\n{cell}")
@@ -269,6 +302,7 @@ def test_the_program_of_a_nested_step_is_refused_in_one_line(given, capsys):
 def test_names_of_nested_steps_are_completed(given):
     from IPython.core.completer import provisionalcompleter
 
+    given.shell.Completer.use_jedi = False
     cell = "%%shard dp --step upd\n" + main(UPDATE, "update")
     with provisionalcompleter():
         found = [each.text for each in given.shell.Completer.completions(cell, len("%%shard dp --step upd"))]

@@ -312,7 +312,7 @@ def test_the_report_tells_the_collectives_by_the_users_lines():
     assert "pmap" in report.to_html()
     layers = 2 * EXAMPLES * WIDTH * HIDDEN, 2 * EXAMPLES * HIDDEN * CLASSES
     assert report.timing.flops == 3 * sum(layers) - layers[0]  # the first layer's input has no gradient
-    assert sharded.examples == EXAMPLES
+    assert sharded.ran is not None and sharded.ran.examples == EXAMPLES
 
 
 @pytest.mark.parametrize("decorator", ["", "@functools.partial(jax.pmap, axis_name='batch')\n"])

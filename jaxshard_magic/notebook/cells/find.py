@@ -52,7 +52,7 @@ class _Cell:
         if loops := [f for f in (*self._runs.called, *self._later.called) if self._doing.trains(f)]:
             raise _holds_loop(loops[-1])
         for run, likely in runs:
-            if top := self._top(run, [f for f in likely if f.own or self._score(run, f)]):
+            if top := self._top(run, [f for f in likely if not f.kind and (f.own or self._score(run, f))]):
                 return self._place(top)
         raise ShardError(
             "this cell defines and calls no function that may be the train step; name it: --step NAME"
@@ -147,6 +147,11 @@ def _holds_loop(function: Function) -> ShardError:
 
 def _out_of_reach(function: Function) -> ShardError:
     around = function.around
+    if around.endswith("()"):
+        kind = around.removesuffix("()")
+        return ShardError(
+            f"{function.name} belongs to a {kind} that has no name here: bind it to one, as in trainer = {kind}(...)"
+        )
     if not around:
         made = " ".join(function.name.split())
         return ShardError(f"the cell calls {made} without a name for it; bind it to one: {DEFAULT} = {made}")

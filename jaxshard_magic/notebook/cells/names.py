@@ -108,7 +108,9 @@ def owner_of(obj: Any) -> Any:
 
 def written_here(defined: types.FunctionType | type) -> bool:
     """Whether a function or class is the user's: not of an installed package or the standard library."""
-    root = (defined.__module__ or "").partition(".")[0]
+    names = defined.__globals__ if isinstance(defined, types.FunctionType) else {}
+    module = names.get("__name__") or defined.__module__ or ""  # `functools.wraps` sets the other one
+    root = module.partition(".")[0]
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return root == "__main__" or not (root in sys.stdlib_module_names or installed)

@@ -4,8 +4,9 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from .assigned import parameters
 from .names import code_names, mentioned, own_code
-from .scopes import GRADIENT, WRAPPERS, Names
+from .scopes import GRADIENT, WRAPPERS, Names, Text
 from .values import Class, Function
 
 _UPDATE = {"update", "apply_updates", "apply_gradients"}
@@ -173,6 +174,7 @@ def _calls(names: Names, code: Iterable[ast.AST]) -> Iterator[Function]:
         if isinstance(of, Class):
             of = of.attribute("__init__")
         if isinstance(of, Function):
+            _hand_over(names, node, of)
             yield of
         elif isinstance(node.func, ast.Call):
             yield from _called_as_made(names, node.func)
@@ -183,6 +185,18 @@ def _calls(names: Names, code: Iterable[ast.AST]) -> Iterator[Function]:
                     yield value
                 elif isinstance(given, ast.Call):  # a function that is made for it
                     yield from (f for f in names.made(given)[0] if f.place is not None)
+
+
+def _hand_over(names: Names, call: ast.Call, function: Function) -> None:
+    """Tell the function's code what it is called with."""
+    takes = parameters(function.node)[int(function.method) :]
+    for within in [names for names, _ in function.parts[:1] if isinstance(names, Text)]:
+        given = [
+            *zip(takes, call.args, strict=False),
+            *((k.arg, k.value) for k in call.keywords if k.arg in takes),
+        ]
+        for parameter, value in given:
+            within.give(parameter, names.value(value))
 
 
 def _called_as_made(names: Names, made: ast.Call) -> Iterator[Function]:

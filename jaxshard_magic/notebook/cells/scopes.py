@@ -78,10 +78,11 @@ class Names:
 
     def defined(self, node: Any, place: Step | None, within: "Names") -> Function:
         """The function of a `def` or `lambda`, whose body sees the names `within`."""
-        body = [node.body] if isinstance(node, ast.Lambda) else node.body
-        jitted = bool(mentioned(*getattr(node, "decorator_list", ())) & JIT)
-        name = getattr(node, "name", "<lambda>")
-        return Function(name, place, [(within, body)], jitted=jitted, node=node, around=self.around)
+        if isinstance(node, ast.Lambda):
+            return Function("<lambda>", place, [(within, [node.body])], node=node, around=self.around)
+        jitted = bool(mentioned(*node.decorator_list) & JIT)
+        parts = [(within, node.body), (self, node.decorator_list)]
+        return Function(node.name, place, parts, jitted=jitted, node=node, around=self.around)
 
     def assigned(self, name: str, place: Step | None, value: ast.expr, at: int | None = None) -> Value:
         """What a name stands for that is given a value, or the part `at` of one."""
@@ -132,6 +133,11 @@ class Text(Names):
                 value = Function(name, self._place(name), around=self.around)
             self._known[name] = value
         return self._known[name]
+
+    def give(self, parameter: str, value: Value) -> None:
+        """Say what a parameter is, where that is not known."""
+        if self._given.get(parameter) is None:
+            self._given[parameter] = value
 
     def functions(self, depth: int | None = None) -> "Iterator[Function]":
         """Those that the code binds, also in `depth` functions inside each other, None for all; and of its classes."""
@@ -224,16 +230,21 @@ class Held(Names):
             return Object(place, held=value, names=self)
         if not written_here(function):
             return None
-        names, node = self._seen_by(function), definition_of(function)
-        name = function.__name__ if place is None else place.path.rpartition(".")[2]
-        around = names.around.rpartition(".")[0] if place is None else ""
-        told = {"name": name, "jitted": is_jitted(value), "known": (names, function), "around": around}
-        if node is None:
-            return Function(place=place, **told)
-        owner = owner_of(value)
+        names, node, owner = self._seen_by(function), definition_of(function), owner_of(value)
         of = of if owner is None else Object(None, held=owner, names=self)
+        told = Function(
+            function.__name__ if place is None else place.path.rpartition(".")[2],
+            place,
+            jitted=is_jitted(value),
+            node=node,
+            known=(names, function),
+            around=names.around.rpartition(".")[0] if place is None else "",
+            method=of is not None,
+        )
+        if node is None:
+            return told
         given = {} if of is None else dict.fromkeys(parameters(node)[:1], of)
-        return replace(self.defined(node, place, names.within(node, None, given)), **told)
+        return replace(told, parts=self.defined(node, place, names.within(node, None, given)).parts)
 
     def _seen_by(self, *functions: types.FunctionType) -> "Held":
         return Held(self._namespace, functions[0], self._known) if functions else self

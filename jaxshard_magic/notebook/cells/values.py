@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .assigned import DEFS, given_to_self, parameters
-from .names import called, own_code
+from .names import called, mentioned, own_code
 
 if TYPE_CHECKING:
     from .scopes import Names
@@ -62,7 +62,7 @@ class Function:
 
     `parts` is the code that a call runs, each piece with the names that it sees; where its text is not known, `known`
     is the function itself. `of` are the functions that it wraps. `place` is None where it can't be bound: then it is
-    inside `around`, a function of the notebook.
+    inside `around`, a function of the notebook. `method` when its first argument is the object that it is called on.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Function:
     node: Any = None
     known: "tuple[Names, types.FunctionType] | None" = None
     around: str = ""
+    method: bool = False
 
     @property
     def own(self) -> bool:
@@ -160,7 +161,9 @@ class Class:
             if node.name == name:
                 place = self.place if own else of.place
                 at = place and replace(place.part(name), method=own)
-                self._known[key] = self.names.defined(node, at, self._within(node, of))
+                function = self.names.defined(node, at, self._within(node, of))
+                alone = mentioned(*node.decorator_list) & {"staticmethod"}
+                self._known[key] = replace(function, method=not alone)
         for node in self._methods:
             for _, value, part in given_to_self(node, name):
                 self._known[key] = self._given(node, name, value, part, of, self._known[key])
@@ -179,7 +182,9 @@ class Class:
         found = within.assigned(name, at, value, part)
         is_called = any(text.endswith(f".{name}") for text in called(self.node))
         if found is None and is_called and not isinstance(value, ast.Constant):
-            found = Function(name, at, [(within, [value])], node=value, around=self.names.around)
+            found = Function(name, at, [(within, [value])], node=value)
+        if isinstance(found, Function) and at is None:
+            found = replace(found, around=f"{self.node.name}()")
         if isinstance(found, Function) and isinstance(before, Function) and before not in found.of:
             return replace(found, of=[*found.of, before])
         return found or before
