@@ -356,7 +356,7 @@ def test_what_cannot_be_seen_is_named():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", zoo.STEPS)
+@pytest.mark.parametrize("name", zoo.TRACED)
 def test_every_step_is_counted_and_each_equation_has_a_phase(name):
     call = zoo.STEPS[name].make()
     found = program(call.fn, *call.args, **call.kwargs)
@@ -366,7 +366,7 @@ def test_every_step_is_counted_and_each_equation_has_a_phase(name):
     assert got.flops > 0 or name == "matrix_factors"  # two tables, looked up
     assert 0 <= got.recomputed <= got.by_phase["backward"]
     assert sum(got.by_phase.values()) == sum(got.by_dtype.values()) == got.flops
-    assert got.exact == (name != "lbfgs_line_search")
+    assert got.exact == (name not in ("lbfgs_line_search", "lbfgs_whole_fit"))
 
 
 def gradient(x, w):

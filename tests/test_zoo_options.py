@@ -12,6 +12,10 @@ REFUSED = {
     "adversarial": "with respect to its examples",
     "private_per_example": "inside jax.vmap",
     "closed_over_data": "closed over by the step",
+    "linen_ppo_epochs": "in a loop of its own",
+    "lbfgs_whole_fit": "in a loop of its own",
+    "gradient_noise_scale": "inside jax.vmap",
+    "trainer_owns_its_modules": "does not know as a pytree",
 }
 
 

@@ -113,13 +113,12 @@ def outcome(cell: Cell, plain: list[Mapping[str, Any]]) -> Outcome:
 
 
 def serve(pipe: Any) -> None:
-    """Run the cells that come through `pipe`, as the process of its own."""
+    """Run the cells that come through `pipe`, until None comes, as the process of its own."""
     import jax
     import psutil
 
     known: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    while True:
-        cell = pipe.recv()
+    while (cell := pipe.recv()) is not None:
         of = cell.step, cell.batches
         try:
             if of not in known:
@@ -158,6 +157,10 @@ def run(wanted: Iterable[Cell], limit: float, memory: float) -> Iterator[tuple[C
             process.kill()
             process.join()
             process = None
+    if process is not None:
+        assert pipe is not None
+        pipe.send(None)
+        process.join()
 
 
 def known_in(file: Path) -> dict[Cell, Outcome]:

@@ -46,13 +46,9 @@ from .snapshot import differences as differences
 from .snapshot import numbers as numbers
 from .snapshot import numbers_of_calls as numbers_of_calls
 
-# The steps of the fast rows of matrices: all of the tutorials', and of those that public repositories have some, one of
-# each library and each way in which they fail where something is wrong. The others run under the marker `full`.
-SOME_PUBLIC = (
-    "linen_dcgan",
-    "nnx_character_model",
-    "equinox_score_matching",
-    "soft_actor_critic",
-    "padded_graphs",
-)
+# Steps in the fast rows of matrices: the tutorials', and of those that public repositories have a quick one of each
+# library and state. The others run under the marker `full`.
+SOME_PUBLIC = ("linen_deep_q", "nnx_lora", "nested_in_main", "packed_state", "codebook_of_averages")
+# Those whose arrays are arguments, or closed over by functions; an object that jax doesn't know may own them instead.
+TRACED = [name for name, step in STEPS.items() if "owned" not in step.families]
 OFTEN = [name for name, step in STEPS.items() if "public" not in step.families or name in SOME_PUBLIC]

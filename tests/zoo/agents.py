@@ -248,7 +248,7 @@ class Transition(NamedTuple):
     action: jax.Array
     reward: jax.Array
     done: jax.Array
-    value: jax.Array
+    estimate: jax.Array
     log_prob: jax.Array
 
 
@@ -277,9 +277,9 @@ def advantages_of(traj: Transition, last_value: jax.Array) -> jax.Array:
 
     def back(carry, t):
         advantage, next_value = carry
-        delta = t.reward + DISCOUNT * next_value * (1 - t.done) - t.value
+        delta = t.reward + DISCOUNT * next_value * (1 - t.done) - t.estimate
         advantage = delta + DISCOUNT * 0.95 * (1 - t.done) * advantage
-        return (advantage, t.value), advantage
+        return (advantage, t.estimate), advantage
 
     return jax.lax.scan(back, (jnp.zeros_like(last_value), last_value), traj, reverse=True)[1]
 
@@ -294,7 +294,7 @@ def ppo_update(train_state, traj, last_obs, rng):
     """PureJaxRL: epochs in a scan, in each a permutation and a scan over its minibatches."""
     _, last_value = train_state.apply_fn({"params": train_state.params}, last_obs)
     advantages = advantages_of(traj, last_value)
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (traj, advantages, advantages + traj.value))
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (traj, advantages, advantages + traj.estimate))
 
     def loss_fn(params, minibatch):
         t, gae, targets = minibatch
@@ -347,7 +347,7 @@ def a2c_update(train_state, traj, last_obs, *, entropy_weight):
         log_prob = jnp.take_along_axis(scores, traj.action[..., None], axis=-1)[..., 0]
         policy = -jnp.mean(log_prob * jax.lax.stop_gradient(advantages))
         entropy = -jnp.mean(jnp.sum(jnp.exp(scores) * scores, axis=-1))
-        critic = jnp.mean(jnp.square(value - (advantages + traj.value)))
+        critic = jnp.mean(jnp.square(value - (advantages + traj.estimate)))
         return policy + 0.5 * critic - entropy_weight * entropy, {"policy": policy, "critic": critic}
 
     (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(train_state.params)

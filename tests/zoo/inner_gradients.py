@@ -60,7 +60,7 @@ def sinusoid_step(params, opt_state, tasks):
     def after(p, task):
         def inner(p, _):
             loss, grads = jax.value_and_grad(fit)(p, task["x1"], task["y1"])
-            return descend(p, grads, 0.05), loss
+            return descend(p, grads, 0.01), loss
 
         p, losses = jax.lax.scan(inner, p, None, 3)
         return fit(p, task["x2"], task["y2"]), losses

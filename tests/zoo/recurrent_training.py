@@ -100,7 +100,8 @@ def kindness_step(model, optimizer, batch):
         f"model.rnn.{way}_rnn.{inner}": "rng"
         for way in ("forward", "backward")
         for inner in ("rngs", "cell.rngs")
-    },
+    }
+    | {"model.rnn.rngs": "rng"},
     mutates=True,
     notes="sentences of different lengths, turned around each by its own",
 )
