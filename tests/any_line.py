@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -230,6 +231,6 @@ def faults(
 
 
 if __name__ == "__main__":
-    found, outcomes = faults(int(sys.argv[1]), *map(int, sys.argv[2:]), tell=print)
+    found, outcomes = faults(int(sys.argv[1]), *map(int, sys.argv[2:]), tell=partial(print, flush=True))
     print(*found, f"{dict(outcomes)}, {len(found)} wrong", sep="\n")
     sys.exit(bool(found))

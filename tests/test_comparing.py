@@ -351,3 +351,10 @@ def test_a_line_that_can_not_be_compared_says_so_before_the_cell_runs(given, lin
     error = given.fails(f"%%shard {line}\nran = True\ndef train_step(state, batch):\n    return state")
     assert said in str(error)
     assert "ran" not in given.shell.user_ns
+
+
+def test_stages_that_the_devices_do_not_make_are_a_row_that_says_so():
+    rows = candidates(Requests(("pp",), jaxshard_magic.mesh("data=8"), vary={"stages": [3, 16]}))
+    assert ["8 devices make no such stages" in row.why for row in rows if isinstance(row, Refused)] == [
+        True
+    ] * 2

@@ -3,10 +3,13 @@
 import signal
 
 import jax
+import psutil
 import pytest
 from cells import FAST, LOOP, STEP, one_line
 from IPython.core.completer import provisionalcompleter
 
+from jaxshard_magic import targets
+from jaxshard_magic.hardware import chip
 from jaxshard_magic.notebook.options import HELP, STRATEGIES, Options
 from jaxshard_magic.request.strategy_text import AUTO, JOBS
 from jaxshard_magic.step import ShardedStep
@@ -105,6 +108,38 @@ def test_bad_input_is_one_line_and_the_notebook_stays_as_it_was(given, capsys, l
     assert says in one_line(given, capsys, f"%%shard {line}{LOOP}")
 
 
+def test_names_numbers_and_expressions_that_can_t_be_are_one_line_before_anything_runs(given, capsys):
+    given.run(FAST)
+    many, lose = "9" * 5000, "has that name, and would lose it; take another: -o found"
+    for line, says in (
+        ("-o for", "-o takes the name of a variable, not 'for'"),
+        ("-o __builtins__", "-o __builtins__: Python or IPython needs that name"),
+        ("-o print", "-o print: Python or IPython needs that name"),
+        ("-o train_step", f"-o train_step: this cell {lose}"),
+        ("-o jax", f"-o jax: this cell {lose}"),
+        ("-o ｂatch", f"-o batch: this cell {lose}"),
+        (f"--microbatches {many}", "not '999999999999999999999999999999...', 5,000 characters"),
+        (f"--remat {many}", "--remat takes 1,000,000 segments at most, not a number of 5,000 digits"),
+        (f"--remat '{'(' * 5000}'", "it repeats or nests more than Python's re can compile"),
+        ("--rule 'a{99999999999}=P()'", "it repeats or nests more than Python's re can compile"),
+        ("--rule '*=P()'", "rule '*' is no regular expression"),
+        (f'--spec "state=P({"a." * 3000}a)"', "is no PartitionSpec: write it as P('data', None)"),
+        (f'--mesh "{" ".join(f"a{i}=1" for i in range(200))}"', "a mesh has 1 to 32 axes"),
+        (f"--mesh [[0x{'f' * 9000}],['data']]", "a mesh has 1 to 32 axes, of 1,000,000,000 devices at most"),
+    ):
+        assert says in one_line(given, capsys, f"%%shard fsdp {line}\nprint(jax)\n1 / 0{LOOP}")
+
+
+def test_a_name_for_what_a_line_returns_is_none_that_the_last_step_or_the_line_uses(given, capsys):
+    given.run("%%shard dp;" + STEP + LOOP)
+    for name in ("train_step", "state", "batch"):
+        assert f"-o {name}: the last step has that name" in one_line(
+            given, capsys, f"%shard doctor -o {name}"
+        )
+    given.run("other = state")
+    assert "what the line explores" in one_line(given, capsys, "%shard explore other.w -o other")
+
+
 def test_a_batch_that_does_not_divide_is_one_line(given, capsys):
     given.run(FAST + "batch = {'x': jnp.ones((6, 16)), 'y': jnp.ones((6, 8))}")
     line = one_line(given, capsys, "%%shard dp --spec \"batch=P('data')\"" + LOOP)
@@ -178,6 +213,14 @@ def test_unloading_takes_the_magics_away_and_loading_again_brings_them_back(note
     assert "UsageError" in repr(notebook.fails("%shard --help"))
     notebook.run("%load_ext jaxshard_magic")
     notebook.run("%shard --help")
+
+
+def test_unloading_ends_the_compiler_s_process(notebook):
+    target = targets.Target(chip("v5e"), (2, 2))
+    targets.compiler_of(target).ready(target.topology())
+    pid = targets.compiler_of(target).pid
+    notebook.run("%unload_ext jaxshard_magic")
+    assert pid is not None and not psutil.pid_exists(pid)
 
 
 def test_the_sessions_traits_are_configured_with_config(notebook):

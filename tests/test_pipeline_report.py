@@ -7,6 +7,7 @@ import pytest
 from sample_reports import attached
 from sample_runs import ran
 
+from jaxshard_magic.analysis.paths import told_together
 from jaxshard_magic.analysis.pipelined import measured, of_model
 from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.report import Pipeline, Report
@@ -118,3 +119,16 @@ def test_a_report_shows_what_was_measured_as_text_and_html_and_keeps_it_as_json(
     trace = json.loads(p.to_chrome_trace())
     ran_on = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == 1]
     assert len(ran_on) == sum(map(len, made.grid))
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["\x1b[31mred", "\x1b[31mblue"], "31mred, 31mblue"),
+        (["7", "31m", "8"], "p 7-8, 31m"),
+        (["0:999999999", "3:1", "0:3x"], "p 0-999999998, 0:3x"),
+        (["²", "🔥", "", "..."], "p"),
+    ],
+)
+def test_parts_of_a_model_are_told_whatever_their_names_are(keys, told):
+    assert told_together([f"p.{key}" for key in keys], 1 if told != "p" else None).startswith(told)

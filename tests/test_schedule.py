@@ -90,6 +90,7 @@ def test_a_word_that_is_no_action_is_told_with_its_line():
         ("0F0 0B0 1F0\n1B0", "rank 1, action 0, 1B0: stage 1 already stands on rank 0"),
         ("0F0 0B0 2F0 2B0\n1F0 1B0", "3 stages on 2 ranks; each rank holds the same number of stages"),
         ("0F0 0B0\n3F0 3B0", "no rank has 1F0"),
+        ("0F0 0F999999999", "too few for the 1 stages and 1,000,000,000 microbatches that they name"),
         ("0F0 0B0+0F0", "rank 0, action 1, 0F0: it already stands at action 0"),
     ],
 )

@@ -1,7 +1,9 @@
 """The terminal view: aligned, never wider than asked, and silent about nothing."""
 
 import re
+import time
 from dataclasses import replace
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ from jaxshard_magic.report import Collective, DeviceMemory, Memory, Report
 from jaxshard_magic.views import device_memory, leaf_rows, words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.meshgrid import mesh_text
+from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.text import cells
 
 DATA = Path(__file__).parent / "data"
@@ -57,6 +60,23 @@ def test_no_line_is_wider_than_asked_but_a_fix_to_paste(name: str, width: int, l
         assert cells(line) <= width or line in fixes
         assert line == line.rstrip()
         assert line.isprintable()
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_a_terminal_that_lacks_signs_gets_others_in_as_many_columns(name: str):
+    text = SAMPLES[name]().to_text(80)
+    shown = writable(text, TextIOWrapper(BytesIO(), encoding="ascii"))
+    assert shown.isascii() and list(map(len, shown.split("\n"))) == list(map(len, text.split("\n")))
+    assert writable(text, TextIOWrapper(BytesIO(), encoding="utf-8")) == text
+
+
+def test_a_name_of_a_hundred_thousand_characters_takes_no_longer_than_others():
+    start = time.process_time()
+    for sign in "aé漢":
+        report = replace(attached(), name=sign * 100_000)
+        report.to_text()
+        report.to_html()
+    assert time.process_time() - start < 5
 
 
 def test_the_width_stays_between_60_and_100():

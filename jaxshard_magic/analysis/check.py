@@ -15,6 +15,7 @@ from ..errors import one_of
 from ..program.ir import Program
 from ..program.mapped import PerDevice
 from ..program.peel import Peeled, specs
+from ..program.settings import own_work
 from ..program.trace import Traced, path_name
 from ..report import BY_HAND, Check
 
@@ -29,6 +30,7 @@ class Plain:
     """The plain step and copies of one call's inputs, taken to the host before the call may use them up. It is compiled
     once, and run once on these inputs, however many calls it is compared with."""
 
+    @own_work()
     def __init__(self, peeled: Peeled):
         self._fun, self._avals = peeled.fun, specs(peeled.leaves)
         self._kinds = [_key_kind(x) for x in peeled.leaves]
@@ -36,6 +38,7 @@ class Plain:
         self._leaves = [_host(x) if kind is not None else np.asarray(x, a.dtype) for x, a, kind in rows]
         self._known: dict[Any, Run] = {}
 
+    @own_work()
     def against(
         self, traced: Traced, outs: Sequence[Any], by_hand: Traced | None = None, narrow: Any = None
     ) -> Check:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from typing import Any
 
 from jax.sharding import Mesh
@@ -138,6 +139,10 @@ def _candidate(
     mesh = requests.mesh
     line = line_of(strategy, text_of(mesh, axes), options)
     try:
+        if prod(size for _, size in axes) != mesh.size:
+            raise ShardError(
+                f"--stages {options['stages']}: {mesh.size} devices make no such stages of one size"
+            )
         own = mesh if axes == tuple(mesh.shape.items()) else reshaped(mesh, axes)
         request = make_request(strategy, own, **requests.placed, **options)
     except ShardError as error:

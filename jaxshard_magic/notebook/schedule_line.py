@@ -152,8 +152,8 @@ def _is_path(word: str) -> bool:
 def _read(path: str, options: ScheduleOptions, costs: Costs | None) -> Schedule:
     """The schedule in a file, at its own sizes."""
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise ShardError(f"{path} can't be read: {_why(error)}.{_near(path)}") from None
     with _told_of(path):
         found = schedule.parse(text)
@@ -174,14 +174,15 @@ def _without_sizes(found: Schedule, options: ScheduleOptions) -> None:
 
 
 def _why(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text in UTF-8"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is no text in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _near(path: str) -> str:
-    folder = Path(path).expanduser().parent
-    return (
-        did_you_mean(Path(path).name, (each.name for each in folder.glob("*.*"))) if folder.is_dir() else ""
-    )
+    folder = Path(os.path.expanduser(path)).parent
+    there = folder.glob("*.*") if os.path.isdir(folder) else ()
+    return did_you_mean(Path(path).name, (each.name for each in there))
 
 
 @contextmanager

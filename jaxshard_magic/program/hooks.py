@@ -4,7 +4,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax._src.interpreters import partial_eval  # public form
 
 Vjp = Callable[..., Any]  # jax.vjp, or what stands in its place while a step is traced
 
+_config: Any = jax.config
 _VJP = ((api, "vjp"), (jax, "vjp"))
 # In JAX 0.10 and 0.12 all that traces a function (jit, scan, while, cond, checkpoint, shard_map, custom rules) asks
 # the first of these caches, by its name in its module; two more lie before it. They hold a jaxpr until its function
@@ -33,9 +34,11 @@ _epoch = itertools.count(1)
 
 
 class _Mine(threading.local):
-    """What this thread traces with: `vjp` in the place of JAX's, and functions by those that they stand for."""
+    """What this thread traces with: `vjp` in the place of JAX's, and functions by those that they stand for;
+    `looks_for_leaks`: whether the user's own code is to be looked at for leaked tracers, and nothing else."""
 
     vjp: Vjp | None = None
+    looks_for_leaks: bool = False
     stand_ins: dict[Callable[..., Any], Callable[..., Any]] | None = None
 
 
@@ -51,7 +54,9 @@ class _Forgetting:
     def __call__(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         stand_ins = _mine.stand_ins
         if stand_ins is not None:
-            fun = stand_ins.setdefault(fun, functools.partial(fun))
+            stand_in = functools.partial(fun)
+            # What is kept here would be a leak of the tracers that the function closes over.
+            fun = stand_in if _config.jax_check_tracer_leaks else stand_ins.setdefault(fun, stand_in)
         return self._cache(fun, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -127,3 +132,23 @@ def gradients_by(seen: Callable[[Vjp], Vjp]) -> Iterator[None]:
             yield
         finally:
             _mine.vjp = outer
+
+
+@contextmanager
+def retracing() -> Iterator[None]:
+    """Inside, JAX looks for leaked tracers in what `users_own` holds alone, where it is to look for any: what is traced
+    again of a step keeps tracers for a while, and to look takes it seconds each time."""
+    if not _config.jax_check_tracer_leaks:
+        yield
+        return
+    with jax.check_tracer_leaks(False):
+        outer, _mine.looks_for_leaks = _mine.looks_for_leaks, True
+        try:
+            yield
+        finally:
+            _mine.looks_for_leaks = outer
+
+
+def users_own() -> AbstractContextManager[Any]:
+    """A context in which the user's own code is traced."""
+    return jax.check_tracer_leaks(True) if _mine.looks_for_leaks else nullcontext()

@@ -55,7 +55,7 @@ def flat(steps: Sequence[Step]) -> Sequence[Action]:
     return cast(Sequence[Action], steps)
 
 
-_ACTION = re.compile(r"(\d+)([A-Za-z])(\d+)")
+_ACTION = re.compile(r"(\d{1,9})([A-Za-z])(\d{1,9})")
 
 
 def parse_step(text: str, where: str = "") -> Step:

@@ -68,6 +68,7 @@ class Schedule:
         return f"<Schedule {self.name}: {size}{chunks}>"
 
 
+_FEW = 1_000_000
 _HEAD = re.compile(r"#\s*(?P<name>[^:]+):")
 _LABEL = re.compile(r"\s*(?:rank|stage)?\s*\d+\s*:", re.IGNORECASE)
 
@@ -113,6 +114,11 @@ def from_rows(name: str, rows: Sequence[Iterable[Step]]) -> Schedule:
             f"schedule {name} has {held} stages on {len(grid)} ranks; each rank holds the same number of stages"
         )
     microbatches = 1 + max(action.microbatch for action in actions)
+    if held * microbatches > max(len(actions), _FEW):  # a wrong number in a file must not fill the memory
+        raise ShardError(
+            f"schedule {name} has {len(actions):,} actions, too few for the {held:,} stages and {microbatches:,} "
+            "microbatches that they name"
+        )
     return Schedule(name, len(grid), microbatches, held // len(grid), grid)
 
 

@@ -13,15 +13,17 @@ from jax.sharding import Sharding
 
 from ..plan import Plan
 from ..program.peel import Peeled
+from ..program.settings import reruns
 from ..program.trace import Traced
 
 
 def to_donate(peeled: Peeled, traced: Traced, plan: Plan, donate: bool | None) -> tuple[int, ...]:
     """The flat inputs whose buffers an output can take: what the user's own jit says, and the step's state.
 
-    Each needs an output of its shape, dtype and spec, or XLA has no use for it.
+    Each needs an output of its shape, dtype and spec, or XLA has no use for it. Under `jax_debug_nans` nothing is
+    donated, as under `jax.jit`: the step may have to run again on its inputs.
     """
-    if donate is False:
+    if donate is False or reruns():
         return ()
     first = len(traced.consts)
     avals, outs = traced.closed.in_avals, traced.closed.out_avals

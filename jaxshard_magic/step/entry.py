@@ -16,11 +16,13 @@ from ..compiler_log import captured
 from ..errors import ShardError, one_of
 from ..gradients.rewrite import Rewritten
 from ..plan import Plan
+from ..program import settings
 from ..program.batching.padding import padded
+from ..program.hooks import retracing
 from ..program.lines import lines_kept
 from ..program.peel import Peeled, Result, specs
 from ..program.strict import strict_call
-from ..program.trace import Traced
+from ..program.trace import Traced, path_name
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
 from .donation import Ours, own_copy
@@ -79,6 +81,19 @@ class Entry:
         self.timings.clear()
 
     def run(self, inputs: tuple[Any, ...]) -> Any:
+        """The program's results. Raises ShardError for inputs, and FloatingPointError for results, that the settings of
+        JAX refuse."""
+        if settings.are_usual():
+            return self._run(inputs)
+        leaves = self.leaves(inputs)
+        settings.refuse_host_arrays(leaves, [path_name(p) for p in self.traced.in_paths[-len(leaves) :]])
+        with settings.own_work():
+            outs = self._run(inputs)
+        if (kind := settings.invalid(outs)) is not None:
+            raise settings.located(self.call_of, leaves, kind)
+        return outs
+
+    def _run(self, inputs: tuple[Any, ...]) -> Any:
         n = self.calls + 1
         if n < self._sample_at:
             outs = self.call(*inputs)
@@ -103,6 +118,7 @@ class Entry:
         self.timings.append(time.perf_counter() - start)
         return outs
 
+    @settings.own_work()
     def place(self, leaves: Sequence[Any], ours: Ours) -> list[Any]:
         """The flat inputs where the program wants them. numpy arrays go there with the call, shard by
         shard."""
@@ -128,6 +144,7 @@ class Entry:
         """Of the flat inputs that get more rows: the dimension, and how many."""
         return {} if self.rewritten is None else self.rewritten.added
 
+    @settings.own_work()
     def with_rows(self, leaves: Sequence[Any]) -> list[Any]:
         """The flat inputs with the rows that the program adds to the batch."""
         wider = list(leaves)
@@ -135,6 +152,7 @@ class Entry:
             wider[i] = padded(wider[i], [(0, more * (d == dim)) for d in range(wider[i].ndim)])
         return wider
 
+    @settings.own_work()
     def real_rows(self, outs: Sequence[Any]) -> list[Any]:
         """The flat outputs without the rows that were added to the batch."""
         shapes = () if self.rewritten is None else self.rewritten.out_shapes
@@ -158,6 +176,7 @@ class Entry:
             flat[i] = x
         return flat
 
+    @settings.own_work()
     def copies(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Inputs that may be used up: copies of what the call takes over."""
         if not self.donated:
@@ -194,6 +213,8 @@ def kind(x: Any) -> tuple[Any, ...]:
     return x.shape, x.dtype, getattr(x, "weak_type", False)
 
 
+@settings.own_moves()
+@retracing()
 def build_entry(
     peeled: Peeled,
     request: Request,

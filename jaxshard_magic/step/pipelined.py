@@ -20,8 +20,10 @@ from ..pipeline.measured import unit_seconds
 from ..pipeline.split import Split
 from ..plan import Finding, Plan
 from ..program.batching.follow import told
+from ..program.hooks import retracing
 from ..program.ir import Program
 from ..program.peel import Peeled, Result
+from ..program.settings import own_moves
 from ..program.trace import Traced
 from ..request import Request
 from ..strategies import plan, understand
@@ -70,6 +72,7 @@ class SplitCall:
         return Pipeline(self.split if wish is None else self.again(wish), self.plan, self.ranks, taken)
 
 
+@retracing()
 def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> SplitCall:
     """Trace and split one kind of call, for a pipeline along the request's axis of stages; nothing is compiled.
 
@@ -105,6 +108,8 @@ def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> 
     return SplitCall(facts.traced, call.result, rewritten, decided, ranks, split, split_at, trace_s)
 
 
+@own_moves()
+@retracing()
 def build_pipelined(
     peeled: Peeled,
     request: Request,

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from ..gradients.captures import needs
 from ..gradients.rewrite import Rewritten, rewrite
 from ..plan import Plan
+from ..program.hooks import retracing
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
 from ..request import Request
@@ -36,6 +37,7 @@ class Planned:
     trace_s: float
 
 
+@retracing()
 def planned(
     peeled: Peeled,
     request: Request,

@@ -4,16 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from ..errors import ShardError
 from ..gradients.captures import Captures, Needs, Shapes
 from ..gradients.rewrite import has_gradients, with_plain_gradients
 from ..program.capture import capturing
+from ..program.hooks import users_own
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced, Vjp, trace
 from ..program.untraceable import explained
 from ..request import GradientOptions, Request
 from ..strategies import spread
+
+_config: Any = jax.config
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,11 @@ def trace_call(peeled: Peeled, request: Request) -> TracedCall:
     Raises `ShardError` for a step that jax can't trace, and for options that it has no place for.
     """
     name, mapped, avals = peeled.step.name, None, specs(peeled.leaves)
+    if _config.jax_disable_jit:
+        raise ShardError(
+            f"jax_disable_jit is set, under which JAX compiles nothing, and {name} sharded is a compiled program: "
+            "jax.config.update('jax_disable_jit', False), or run the cell without %%shard"
+        )
     if request.per_device:
         _has_place(name, request.gradients)
         mapped = spread(peeled, request)
@@ -100,7 +110,7 @@ def _traced(
         results.append(result)
         return outs, paths
 
-    with explained(peeled.step.name), on_a_device(mapped):
+    with explained(peeled.step.name), on_a_device(mapped), users_own():
         traced = trace(fun, avals, [path for path, _, _ in peeled.inputs], seen)
     return traced, results[-1]
 

@@ -155,7 +155,11 @@ class Compiler:
 
 
 def _way_of(code: int) -> str:
-    """How a process came to its end, by its exit code; who sent a signal, and why, is told to nobody."""
+    """How a process came to its end, by its exit code; who sent a signal, and why, is told to nobody.
+
+    >>> _way_of(1), _way_of(-15), _way_of(-60)
+    ('with exit code 1', 'by signal 15 (SIGTERM)', 'by signal 60')
+    """
     if code >= 0:
         return f"with exit code {code}"
     names = {each.value: f" ({each.name})" for each in signal.Signals}

@@ -58,7 +58,8 @@ def count(flag: Flag, text: str) -> int:
     """A whole number from 1 to a million."""
     found = whole_number(text)
     if found is None:
-        raise ShardError(f"{flag.name} takes a whole number from 1 on, a million at most, not {quoted(text)}")
+        most = " and a million at most" if text.isdecimal() and len(text) > 1 else ""
+        raise ShardError(f"{flag.name} takes a whole number from 1 on{most}, not {quoted(text)}")
     return found
 
 
