@@ -118,6 +118,12 @@ def _resized(captured: Traced, sizes: Mapping[int, tuple[int, int]]) -> list[Any
 
 def _cut(captured: Traced, batch: Batch, microbatches: int, shards: int, each: str, pads: bool) -> Cut:
     option = f"--microbatches {microbatches}"
+    if batch.joined is not None:
+        name = path_name(captured.in_paths[min(batch.dims)]) if batch.dims else "the batch"
+        raise ShardError(
+            f"{option}: the rows of {name} are made of each other, as the nodes of a graph are by its edges: no "
+            "microbatch can be cut out of them; leave the option out"
+        )
     if batch.size is None:
         raise ShardError(
             f"{option}: no batch was found among the step's arguments; say where it is, as in "

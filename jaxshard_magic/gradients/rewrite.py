@@ -128,7 +128,7 @@ def _with_rows(
     whole, part, wanted, parts = captures.whole, captures.part, captures.needs, options.microbatches
     if part is not None:  # padded losses, which are taken in microbatches like others
         large = Program(padded.closed)
-        rows = [with_rows(whole, large, step, facts.rows) for step in (padded, part)]
+        rows = [with_rows(whole, large, step, facts.batch) for step in (padded, part)]
         rewritten = _rewritten(Captures(rows[0], wanted, part=rows[1]), facts.roles, options, _exact)
     else:  # the step with its gradients taken: it mixes examples as it likes
         rewritten = _rewritten(captures, facts.roles, options, _coupling)

@@ -91,7 +91,7 @@ def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> 
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
     facts = understand(call.traced, on_rank, [noted for _, noted, _ in peeled.inputs])
-    rows, shards = facts.rows, on_rank.shards
+    rows, shards = facts.batch, on_rank.shards
     if options.microbatches == 1 and rows.size is not None:
         parts = default_microbatches(rows.size, shards, len(ranks), pipeline)
         options = replace(options, microbatches=parts)

@@ -58,7 +58,7 @@ def planned(
         facts = understand(call.traced, request, metadata)
         if call.captured is not None:
             shards = request.shards
-            wanted = needs(call.captured, facts.rows, options, shards, per_device=request.per_device)
+            wanted = needs(call.captured, facts.batch, options, shards, per_device=request.per_device)
             rewritten = rewrite(facts, capture(peeled, call, wanted), options, shards)
             more = len(rewritten.traced.consts) - len(call.traced.consts)  # constants of its own come first
             batch = {i + more: dims for i, dims in facts.batch.dims.items()}
