@@ -252,3 +252,80 @@ def test_a_leaf_that_is_off_is_named_with_how_much():
     assert check.failed_by == pytest.approx((0.25,))
     report = Report("r", "dp", {}, MeshInfo({}, "cpu", "cpu", "simulated", (0,), 1), check=check)
     assert "return.0.wrong by 0.25" in report.to_text(80)
+
+
+class Adapted(nnx.Module):
+    def __init__(self, rngs):
+        self.inner = nnx.LoRALinear(6, 8, lora_rank=2, rngs=rngs)
+        self.outer = nnx.LoRALinear(8, 4, lora_rank=2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.outer(nnx.relu(self.inner(x)))
+
+
+def test_parameters_that_no_gradient_touches_are_the_plain_steps_as_well():
+    model = Adapted(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, adam, wrt=nnx.LoRAParam)
+
+    @nnx.jit
+    def adapt(model, optimizer, batch):
+        def loss(model):
+            return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+
+        value, grads = nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(model)
+        optimizer.update(model, grads)
+        return value
+
+    sharded = shard(adapt)
+    sharded(model, optimizer, BATCH)
+    assert sharded.checked.passed and not sharded.checked.noise
+
+
+def summed(dtype, order):
+    def run(inputs):
+        (x,) = inputs
+        total = np.zeros((), dtype)
+        for number in x.astype(dtype)[::order]:
+            total = dtype(total + number)
+        return [np.asarray(total, np.float32), np.asarray(2 * total, np.float32)]
+
+    return run
+
+
+def test_a_sum_in_another_order_in_float16_is_rounding_and_another_sum_is_not():
+    x = (
+        np.linspace(0.1, 1.5, 1500).astype(np.float16).astype("f")
+    )  # an ulp of float32 more is the same in float16
+    forwards, backwards, wide = summed(np.float16, 1), summed(np.float16, -1), summed(np.float32, 1)
+    limit, off = limit_of(jnp.float16), backwards([x])
+    assert abs(off[0] - forwards([x])[0]) > limit * forwards([x])[0]
+    assert compare(["a", "b"], off, forwards, [x], limit).failed == ("a", "b")
+    found = compare(["a", "b"], [off[0], off[1] * 2], forwards, [x], limit, wide=wide)
+    assert found.noise == ("a",) and found.failed == ("b",)
+
+
+def test_whose_fault_a_wrong_number_is_is_found_out():
+    sharded = shard(step, lambda n, x: x * 1.01 if n == "return.0.inner" else x)
+    sharded(*arguments())
+    assert sharded.checked.compiler is False
+
+
+def test_a_number_that_jax_jit_alone_gets_wrong_as_well_is_the_compilers():
+    """XLA divides a convolution of which the examples are groups, and is wrong, in the versions that were tried."""
+
+    @jax.jit
+    def each(params, batch):
+        def gradient(x, y):
+            def loss(w):
+                out = jax.lax.conv_general_dilated(x[None], w, (1, 1), "VALID")
+                return jnp.mean((out.mean((2, 3)) - y) ** 2)
+
+            return jax.grad(loss)(params)
+
+        return jax.vmap(gradient)(batch["x"], batch["y"])
+
+    batch = {"x": RNG.normal(size=(4, 4, 8, 8)).astype("f"), "y": RNG.normal(size=(4, 6)).astype("f")}
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    sharded = ShardedStep(each, make_request("spmd", mesh, specs={"batch": P("data")}, check=True))
+    sharded(jnp.asarray(RNG.normal(size=(6, 4, 2, 2)), "float32"), batch)
+    assert sharded.checked.passed or sharded.checked.compiler

@@ -51,6 +51,21 @@ def test_under_bf16_sums_over_devices_are_rounded_once_at_most(strategy):
     assert (off <= np.abs(exact()) * 2**-8 + 1e-4).all()
 
 
+def several(w, x, y):
+    """One model for each of several weights."""
+    loss, grad = jax.value_and_grad(lambda w: jax.vmap(loss_fn, (0, None, None))(w, x, y).sum())(w)
+    return w - grad, loss
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2}, {"reduce_dtype": "bf16"}])
+def test_several_models_at_once_under_bf16_run_on_simulated_devices(options):
+    w, x, y = arguments()
+    step = jaxshard_magic.shard(several, "dp", mesh=f"data={DEVICES}", precision="bf16", **options)
+    got, _ = step(jnp.stack([w, w]), x, y)
+    largest = np.abs(exact()).max()
+    np.testing.assert_allclose(-np.asarray(got), np.stack([exact()] * 2), atol=2**-6 * largest)
+
+
 def test_gradients_computed_in_float32_are_added_up_in_bf16_where_asked():
     found = gradient(reduce_dtype="bf16")
     off = np.abs(found - exact()).max() / np.abs(exact()).max()

@@ -1,7 +1,7 @@
 """`--check`: a sharded call against the plain step on the same inputs, rounding noise told apart from
 errors."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,18 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 
 from ..errors import one_of
+from ..gradients.precision import precision
+from ..plan import Plan
 from ..program.ir import Program
 from ..program.mapped import PerDevice
 from ..program.peel import Peeled, specs
+from ..program.roles import BATCH
 from ..program.settings import own_work
 from ..program.trace import Traced, path_name
 from ..report import BY_HAND, Check
 
 LIMITS = {8: 1e-9, 4: 1e-4}  # by bytes of a float, of the leaf's largest number; shorter ones: 4 epsilons
 FACTOR = 8  # sharded sums run in another order than the plain ones
+AS_NEAR = 4  # two orders of one sum in float16 are this many times as far from the sum in float32, at most
 RUNS = (2, 2, 8, 8)  # up to so many ulps the inputs are moved; the last two only while leaves fail
 
 Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
@@ -40,19 +45,31 @@ class Plain:
 
     @own_work()
     def against(
-        self, traced: Traced, outs: Sequence[Any], by_hand: Traced | None = None, narrow: Any = None
+        self,
+        traced: Traced,
+        outs: Sequence[Any],
+        by_hand: Traced | None = None,
+        narrow: Any = None,
+        plan: Plan | None = None,
     ) -> Check:
         """Run the plain step on one device and compare with `outs`, a sharded call's flat outputs.
 
         `by_hand`: what to compare with in the place of the plain step, a loop over microbatches. `narrow`: the dtype
-        that the products of `traced` were given, where the plain ones have a wider one."""
+        that the products of `traced` were given, where the plain ones have a wider one. `plan`: how the call's
+        arguments lay, which `jax.jit` is given alone where the numbers differ."""
         coarse = [a.dtype for a in Program(traced.closed).avals if jnp.issubdtype(a.dtype, jnp.floating)]
         limit = max(map(limit_of, coarse), default=0.0)
         names = [path_name(path) for path in traced.out_paths[: len(outs)]]
         shapes = [x.shape for x in outs]
         run = self._as_it_is(traced, shapes) if by_hand is None else self._compiled_by_hand(by_hand, shapes)
         rounding = None if narrow is None else (self._compiled_by_hand(traced, shapes), narrow)
-        outcome = compare(names, [_host(x) for x in outs], run, self._leaves, limit, rounding)
+        wide = None
+        if narrow is None and any(jnp.finfo(dtype).bits < 32 for dtype in coarse):
+            wide = self._compiled_by_hand(by_hand or traced, shapes, widened)
+        outcome = compare(names, [_host(x) for x in outs], run, self._leaves, limit, rounding, wide)
+        if outcome.failed and plan is not None and not isinstance(traced, PerDevice):
+            failed = [i for i, name in enumerate(names) if name in outcome.failed]
+            outcome = replace(outcome, compiler=self._compiler_too(traced, plan, shapes, failed, limit))
         if by_hand is not None:
             return replace(outcome, reference=BY_HAND)
         if not isinstance(traced, PerDevice):
@@ -81,7 +98,34 @@ class Plain:
 
         return remembered
 
-    def _compiled(self, traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Run:
+    def _compiler_too(
+        self,
+        traced: Traced,
+        plan: Plan,
+        shapes: Sequence[tuple[int, ...]],
+        failed: Iterable[int],
+        limit: float,
+    ) -> bool:
+        """Does `jax.jit` of the plain step get all of the `failed` outputs wrong as well, where nothing but the batch
+        lies divided, or every argument as `plan` has it?"""
+        n, plain = len(traced.consts), self._as_it_is(traced, shapes)(self._leaves)
+        divided = list(zip(plan.leaves, plan.in_specs, strict=True))[n:]
+        batch = [spec if leaf.role == BATCH else PartitionSpec() for leaf, spec in divided]
+        for lying in (batch, [spec for _, spec in divided]):
+            where = {i: NamedSharding(plan.mesh, spec) for i, spec in enumerate(lying)}
+            alone = self._compiled(traced, shapes, where)(self._leaves)
+            off = ((_difference(alone[i], plain[i]), _allowed(plain[i], limit)) for i in failed)
+            if all(d.max(initial=0.0) > most for d, most in off):
+                return True
+        return False
+
+    def _compiled(
+        self,
+        traced: Traced,
+        shapes: Sequence[tuple[int, ...]],
+        where: Mapping[int, NamedSharding] | None = None,
+    ) -> Run:
+        """The plain step, on the inputs that a run is given: on one device, or `where` each is to lie."""
         own: list[KeyPath] = []
         held: dict[KeyPath, Any] = {}
 
@@ -95,23 +139,33 @@ class Plain:
         constants = [_device(_host(c), _key_kind(c)) for c in closed.consts]
         program = jax.jit(lambda consts, xs: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*xs))
         place = {path: i for i, path in enumerate(own)}
+        untouched = {path: i for i, path in enumerate(traced.in_paths[len(traced.consts) :])}
 
         def run(leaves):
-            outs = program(constants, list(map(_device, leaves, self._kinds)))
-            paths = traced.out_paths[
-                : len(shapes)
-            ]  # what is seen of a gradient call are arrays, its constants too
-            return [
-                _host(outs[place[path]]) if path in place else _host(jnp.asarray(held[path]))
-                for path in paths
-            ]
+            placed = list(map(_device, leaves, self._kinds))
+            if where is not None:
+                placed = [jax.device_put(x, where[i]) for i, x in enumerate(placed)]
+            outs = program(constants, placed)
+
+            def result(path):
+                """What is seen of a gradient call are arrays: its constants too, and objects' that it only read."""
+                if path in place:
+                    return _host(outs[place[path]])
+                return _host(jnp.asarray(held[path])) if path in held else leaves[untouched[path]]
+
+            return [result(path) for path in traced.out_paths[: len(shapes)]]
 
         return run
 
-    def _compiled_by_hand(self, traced: Traced, shapes: Sequence[tuple[int, ...]]) -> Run:
+    def _compiled_by_hand(
+        self,
+        traced: Traced,
+        shapes: Sequence[tuple[int, ...]],
+        changed: Callable[[ClosedJaxpr], ClosedJaxpr] = lambda closed: closed,
+    ) -> Run:
         traced = traced.together(shapes) if isinstance(traced, PerDevice) else traced
         constants = [_device(_host(c), _key_kind(c)) for c in traced.consts]
-        program = jax.jit(lambda consts, xs: jaxpr_as_fun(traced.closed)(*consts, *xs))
+        program = jax.jit(lambda consts, xs: jaxpr_as_fun(changed(traced.closed))(*consts, *xs))
 
         def run(leaves):
             return [_host(x) for x in program(constants, list(map(_device, leaves, self._kinds)))]
@@ -126,6 +180,7 @@ def compare(
     inputs: Sequence[np.ndarray],
     limit: float = 0.0,
     rounding: tuple[Run, Any] | None = None,
+    wide: Run | None = None,
 ) -> Check:
     """Compare a sharded call's outputs with those of `run(inputs)`, the plain step.
 
@@ -134,10 +189,11 @@ def compare(
     it as far, and as many of its numbers, when its inputs are moved by an ulp or two: a bias before a norm
     has gradient zero but for rounding, which Adam turns into full steps. Keys and integers must be equal,
     or be noise likewise. `rounding`: the run, and the dtype of an ulp, to look at for noise in the place of the plain
-    step's, where the sharded call computes in a narrower type.
+    step's, where the sharded call computes in a narrower type. `wide`: the plain step in float32, where it computes in
+    a narrower type by itself: what that is as far from as the sharded call is its rounding.
     """
     plain = run(inputs)
-    limits = [max(limit, limit_of(x.dtype)) if _is_float(x) else 0.0 for x in plain]
+    limits = [_allowed(x, limit) for x in plain]
     off = [_difference(s, p) for s, p in zip(sharded, plain, strict=True)]
     suspects = [i for i, d in enumerate(off) if d.max(initial=0.0) > limits[i]]
     failed, spreads = suspects, {i: [] for i in suspects}
@@ -151,6 +207,9 @@ def compare(
             spreads[i].append(_difference(moved[i], still[i], plain[i]))
         if seed:  # one run says little about numbers of which each flips now and then
             failed = [i for i in failed if not _is_noise(off[i], spreads[i], limits[i])]
+    if failed and wide is not None:
+        true = wide(inputs)
+        failed = [i for i in failed if not _as_near(sharded[i], plain[i], true[i], limits[i])]
     noise = [i for i in suspects if i not in failed]
     sound = [i for i in range(len(names)) if i not in noise]
     return Check(
@@ -165,6 +224,22 @@ def compare(
     )
 
 
+def widened(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A step with all in float32 that it computes in narrower types."""
+    return precision(closed, "f32").closed
+
+
+def _as_near(sharded: np.ndarray, plain: np.ndarray, true: np.ndarray, limit: float) -> bool:
+    """Is a sharded call's output about as near to the one without rounding as the plain step's is?"""
+    off, rounding = _difference(sharded, true, plain), _difference(plain, true)
+    far, many = off.max(initial=0.0), (off > limit).sum()
+    return (
+        _is_float(plain)
+        and far <= AS_NEAR * rounding.max(initial=0.0)
+        and many <= 2 * (rounding > limit).sum() + 2
+    )
+
+
 def _finite(x: float) -> float | None:
     """A difference from what is not a number has no size."""
     return x if np.isfinite(x) else None
@@ -174,6 +249,11 @@ def limit_of(dtype: Any) -> float:
     """The largest difference that rounding explains, of the leaf's largest number."""
     info = jnp.finfo(dtype)
     return LIMITS.get(info.bits // 8, 4 * float(info.eps))
+
+
+def _allowed(x: np.ndarray, limit: float) -> float:
+    """How far an output may be off: keys and whole numbers not at all."""
+    return max(limit, limit_of(x.dtype)) if _is_float(x) else 0.0
 
 
 def _is_noise(off: np.ndarray, spreads: Iterable[np.ndarray], limit: float) -> bool:

@@ -76,7 +76,7 @@ def needs(
     Raises `ShardError` for a batch that can't be taken so.
     """
     padded, added, parts = None, {}, options.microbatches
-    batch = larger = facts.rows
+    batch = larger = facts.batch
     if options.pad and batch.size is not None and batch.size % (shards * parts):
         more = -batch.size % (shards * parts)
         added = _added(captured, batch, more)
@@ -122,6 +122,12 @@ def _cut(
     captured: Traced, facts: Facts, batch: Batch, microbatches: int, shards: int, each: str, pads: bool
 ) -> Cut:
     option = f"--microbatches {microbatches}"
+    if batch.joined is not None:
+        name = path_name(captured.in_paths[min(batch.dims)]) if batch.dims else "the batch"
+        raise ShardError(
+            f"{option}: the rows of {name} are made of each other, as the nodes of a graph are by its edges: no "
+            "microbatch can be cut out of them; leave the option out"
+        )
     if batch.size is None:
         raise ShardError(
             f"no batch was found among the step's arguments; {_say_where(captured, facts)}", option=option

@@ -133,9 +133,9 @@ def whole_batch(
         captured: the step with each gradient call as one equation.
         mesh: what a rank of the pipeline has, which divides the batch in `shards`.
     """
-    passes, program, size = Passes(options), Program(captured.closed), facts.rows.size
+    passes, program, size = Passes(options), Program(captured.closed), facts.batch.size
     dims = Dimensions(program, tuple(mesh.shape.values()))
-    rows = {dims.of(program.inputs[i])[d] for i, along in facts.rows.dims.items() for d in along}
+    rows = {dims.of(program.inputs[i])[d] for i, along in facts.batch.dims.items() for d in along}
     cut, calls, flow = Cut(size or 1, 1, shards if size else 1), {}, Flow(program)
     state = {*facts.roles.stored, *facts.roles.state.values()}
     for e in gradients_of(program):
@@ -158,7 +158,7 @@ def _with_rows(
     whole, part, wanted, parts = captures.whole, captures.part, captures.needs, options.microbatches
     if part is not None:  # padded losses, which are taken in microbatches like others
         large = Program(padded.closed)
-        rows = [with_rows(whole, large, step, facts.rows) for step in (padded, part)]
+        rows = [with_rows(whole, large, step, facts.batch) for step in (padded, part)]
         rewritten = _rewritten(Captures(rows[0], wanted, part=rows[1]), facts.roles, options, _exact)
     else:  # the step with its gradients taken: it mixes examples as it likes
         rewritten = _rewritten(captures, facts.roles, options, _coupling)

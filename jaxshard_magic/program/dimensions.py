@@ -1,7 +1,7 @@
 """Classes of dimensions: what is one logical dimension, and what is stored alike."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 from .flow import closure
@@ -12,14 +12,19 @@ from .unionfind import UnionFind
 
 class Dimensions:
     """The logical dimensions of a program (batch, hidden, heads, vocabulary), as union-find classes over all
-    links, matmuls included.
+    links, matmuls included; `copies`: inputs that are to lie as another does.
 
-    `unshardable`: dimensions whose reshape no shard over `axis_sizes` survives.
+    `looped`, `windowed`: classes that loops step over, and that windows of convolutions lie along. `unshardable`:
+    dimensions whose reshape no shard over `axis_sizes` survives.
     """
 
-    def __init__(self, program: Program, axis_sizes: tuple[int, ...]):
+    def __init__(
+        self, program: Program, axis_sizes: tuple[int, ...], copies: Mapping[Value, Value] | None = None
+    ):
         self.program = program
         self.links: Links = find_links(program)
+        for copy, original in (copies or {}).items():
+            self.links.same(original, copy)
         self.unshardable: set[int] = set()  # numbers of dimensions
         self._sets = UnionFind(len(program.sizes))
         for link in self.links.links:
@@ -34,6 +39,7 @@ class Dimensions:
             if size > self.largest[c]:
                 self.largest[c] = size
         self.looped = {self._class[n] for n in self.links.looped}
+        self.windowed = {self._class[n] for n in self.links.windowed}
 
     def _follow_splits(self, axis_sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
         """A dimension cut into parts goes on as its major part, which carries the shards; where a loop steps over
@@ -106,6 +112,7 @@ class Storage:
                 sets.union(a, b)
         self._class = [sets.find(n) for n in range(len(program.sizes))]
         self.looped = {self._class[n] for n in dims.links.looped}
+        self.windowed = {self._class[n] for n in dims.links.windowed}
         self.unshardable = {self._class[n] for n in dims.unshardable}
         self.sizes: dict[int, set[int]] = defaultdict(set)
         for n, size in enumerate(program.sizes):

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from .indices import Indices
 from .ir import Equation, Program, Value
 
 
@@ -30,13 +32,14 @@ class Split:
 class Links:
     """All links of a program.
 
-    `looped`: leading dimensions that a scan steps over. `splits`: reshapes that cut or merge. `cut`: pairs where one
-    is a part of the other (concatenate, slice, pad).
+    `looped`: leading dimensions that a scan steps over. `windowed`: those that a convolution's window lies along.
+    `splits`: reshapes that cut or merge. `cut`: pairs where one is a part of the other (concatenate, slice, pad).
     """
 
     program: Program
     links: list[Link] = field(default_factory=list)
     looped: set[int] = field(default_factory=set)
+    windowed: set[int] = field(default_factory=set)
     cut: list[tuple[int, int]] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
 
@@ -49,6 +52,10 @@ class Links:
 
     def split(self, e: Equation, whole: int, parts: Iterable[int]) -> None:
         self.splits.append(Split(whole, tuple(parts), e.index))
+
+    @cached_property
+    def indices(self) -> Indices:
+        return Indices(self.program)
 
     def shape(self, value: Value | None) -> tuple[int, ...]:
         return () if value is None else self.program.shapes[value]

@@ -1,10 +1,12 @@
 """What every input of a step is: parameter, optimizer state, batch, key; from the traced program, not from names."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 
+from .copies import find_copies
 from .flow import Flow, by_alias
 from .state import Pairs, Steps, match_state
 from .trace import Traced
@@ -17,22 +19,24 @@ class Roles:
     """`of[i]`: the role of input i. `state`: output -> the input whose next value it is.
 
     `data`: the inputs that may have a batch dimension: data, and state that is none of the parameters'.
-    `stored`: state in the order in which storage is chosen, parameters first, then what follows them.
+    `stored`: state in the order in which storage is chosen, parameters first, then what follows them. `copies`: inputs
+    that are used as parameters without being any, by the parameter that each is a copy of.
     """
 
     of: tuple[str, ...]
     state: Pairs
     data: frozenset[int]
     stored: tuple[int, ...]
+    copies: Mapping[int, int] = field(default_factory=dict)
 
 
 def find_roles(traced: Traced, flow: Flow) -> Roles:
     """The role of every input.
 
     Parameters are differentiated and come back; optimizer state is what a new parameter depends on, other than
-    through the gradient, with what lies among it; a copy that follows a parameter (an EMA, a target network) and
-    statistics are other state; keys have a key's type or are used as one; the rest that the step uses is data. What is
-    differentiated and does not come back stays data (adversarial examples), unless nothing comes back (a step that
+    through the gradient, with what lies among it; a copy of parameters (an EMA, a target network, moved by the step or
+    not) and statistics are other; keys have a key's type or are used as one; the rest that the step uses is data. What
+    is differentiated and does not come back stays data (adversarial examples), unless nothing comes back (a step that
     returns gradients).
     """
     pairs, steps = match_state(traced, flow)
@@ -46,6 +50,8 @@ def find_roles(traced: Traced, flow: Flow) -> Roles:
     feeding = flow.inputs_behind(updated, lambda v, _w, _e: v not in flow.gradients)
     following = {i for i in state & inexact if avals[i].shape and _follows(i, params, pairs, steps)}
     used = flow.inputs_behind(flow.program.outputs)
+    untrained = set(range(closed_over, len(avals))) - keys - params - (state & feeding)
+    copies = find_copies(traced, flow, params, untrained)
     of, rank = [], {}
     for i, aval in enumerate(avals):
         if i in keys:
@@ -54,15 +60,15 @@ def find_roles(traced: Traced, flow: Flow) -> Roles:
             role, rank[i] = PARAMS, 0
         elif i in state and i in feeding and i >= closed_over:
             role, rank[i] = OPTIMIZER, 1
-        elif i in state:
-            role, rank[i] = OTHER, 1 if i in following else 2
+        elif i in state or i in copies:
+            role, rank[i] = OTHER, 1 if i in following or i in copies else 2
         else:
             role = BATCH if aval.shape and i in used else OTHER
         of.append(role)
     for i in _among_optimizer(traced, of, rank):
         of[i], rank[i] = OPTIMIZER, 1
     data = frozenset(i for i, role in enumerate(of) if role == BATCH or rank.get(i) == 2)
-    return Roles(tuple(of), pairs, data, tuple(sorted(rank, key=lambda i: (rank[i], i))))
+    return Roles(tuple(of), pairs, data, tuple(sorted(rank, key=lambda i: (rank[i], i))), copies)
 
 
 def _keys(flow: Flow) -> set[int]:

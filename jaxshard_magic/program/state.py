@@ -37,29 +37,37 @@ def changed_state(traced: Traced) -> list[tuple[int, int]]:
     """`(input, output)` of leaves that come back at their own place with another shape or dtype.
 
     Their place: an argument, or a part of one, of which a part of the result has all inner paths, and most of the
-    leaves as they were.
+    leaves as they were. What another argument fits wholly is that one's place.
     """
-    ins, outs = traced.closed.in_avals, traced.closed.out_avals
     by_form = defaultdict(list)
-    for members, form in _subtrees(traced.out_paths, range(5)):
+    for members, form in subtrees(traced.out_paths, range(5)):
         by_form[form].append(members)
+    trees = [(members, by_form[form]) for members, form in subtrees(traced.in_paths, (1, 2))]
+    taken = {tuple(p) for members, places in trees for p in places if all(_fits(traced, members, p))}
     changed: dict[int, int] = {}
-    for members, form in _subtrees(traced.in_paths, (1, 2)):
-        places = by_form[form]
-        fits = [[_alike(ins[i], outs[o]) for i, o in zip(members, place, strict=True)] for place in places]
-        best = max(range(len(places)), key=lambda k: sum(fits[k]), default=None)
-        if best is None or all(fits[best]) or sum(fits[best]) * 2 <= len(members):
+    for members, places in trees:
+        fits = [_fits(traced, members, place) for place in places]
+        free = [k for k, place in enumerate(places) if tuple(place) not in taken]
+        best = max(free, key=lambda k: sum(fits[k]), default=None)
+        if best is None or any(map(all, fits)) or sum(fits[best]) * 2 <= len(members):
             continue
         triples = zip(members, places[best], fits[best], strict=True)
         changed.update((i, o) for i, o, fit in triples if not fit)
     return sorted(changed.items())
 
 
+def _fits(traced: Traced, members: Sequence[int], place: Sequence[int]) -> list[bool]:
+    """Of each input, whether the output at its place has its shape and dtype."""
+    ins, outs = traced.closed.in_avals, traced.closed.out_avals
+    return [_alike(ins[i], outs[o]) for i, o in zip(members, place, strict=True)]
+
+
 def _alike(a, b) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype
 
 
-def _signature(flow: Flow, value: int) -> tuple:
+def signature(flow: Flow, value: int) -> tuple:
+    """The shape and the dtype of a value."""
     return flow.program.shapes[value], str(flow.program.avals[value].dtype)
 
 
@@ -75,12 +83,12 @@ def _elementwise_steps(flow: Flow) -> Steps:
         if v is None:
             continue
         for w, distance in flow.back([v], keeps_shape, _SEARCH).items():
-            if w in position and _signature(flow, w) == _signature(flow, v):
+            if w in position and signature(flow, w) == signature(flow, v):
                 found[o, position[w]] = distance
     return found
 
 
-def _subtrees(
+def subtrees(
     paths: Sequence[KeyPath], depths: Sequence[int]
 ) -> Iterator[tuple[list[int], tuple[KeyPath, ...]]]:
     """The leaves below each path of one of the `depths`, by position, with their paths from there on."""
@@ -96,15 +104,15 @@ def _match_trees(traced: Traced, flow: Flow, steps: Steps) -> Pairs:
     ins, outs = flow.program.inputs, flow.program.outputs
     closed_over = len(traced.consts)
     by_form = defaultdict(list)
-    for members, form in _subtrees(traced.out_paths, range(5)):
+    for members, form in subtrees(traced.out_paths, range(5)):
         values = [v for m in members if (v := outs[m]) is not None]
         if len(values) == len(members):
-            by_form[form, *(_signature(flow, v) for v in values)].append(members)
+            by_form[form, *(signature(flow, v) for v in values)].append(members)
     candidates = []
-    for members, form in _subtrees(traced.in_paths, (1, 2)):
+    for members, form in subtrees(traced.in_paths, (1, 2)):
         if members[0] < closed_over:
             continue
-        for candidate in by_form[form, *(_signature(flow, ins[m]) for m in members)]:
+        for candidate in by_form[form, *(signature(flow, ins[m]) for m in members)]:
             pairs = list(zip(candidate, members, strict=True))
             distance = [steps.get(pair) for pair in pairs]
             written_back = all(traced.out_paths[o] == traced.in_paths[i] for o, i in pairs)

@@ -241,6 +241,8 @@ class Check:
 
     `noise` names leaves that differ by no more than the plain step's own rounding noise does; `failed` those that
     differ by more, each by as much of its largest number as `failed_by` says, None where one is not a number.
+    `compiler`: where some failed, whether `jax.jit` alone, its arguments divided in the same way, gets all of these
+    wrong as well, so that the compiler is at fault; None where that was not found out.
     """
 
     passed: bool
@@ -251,6 +253,7 @@ class Check:
     noise: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     failed_by: tuple[float | None, ...] = ()
+    compiler: bool | None = None
 
     @property
     def by_hand(self) -> bool:

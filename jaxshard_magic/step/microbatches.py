@@ -38,7 +38,7 @@ def microbatched(
         pipeline.scheduled(stages, options.microbatches)  # refuses what it has no form for
         return taken(options.microbatches)
     why, way = "no batch was found among the step's arguments", ""
-    for parts in _numbers(facts.rows.size, shards, stages, pipeline):
+    for parts in _numbers(facts.batch.size, shards, stages, pipeline):
         try:
             rewritten = taken(parts)
         except ShardError as error:

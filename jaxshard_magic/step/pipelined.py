@@ -97,7 +97,7 @@ def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> 
     schedule = pipeline.scheduled(len(ranks), gradient.cut.microbatches)
     decided = plan(facts, on_rank)
     say(f"splitting into {len(ranks)} stages")
-    state, batch = [(i, o) for o, i in facts.roles.state.items()], list(facts.rows.dims)
+    state, batch = [(i, o) for o, i in facts.roles.state.items()], list(facts.batch.dims)
 
     def split_at(wish: Wish) -> Split:
         return Split(step, gradient, schedule, state, batch, wish)

@@ -270,7 +270,11 @@ class ShardedStep:
             if by_hand is not None and isinstance(entry.traced, PerDevice):
                 by_hand = entry.traced.like(by_hand)
             self.checked = plain.against(
-                entry.traced, flat, by_hand, None if entry.added else self.request.gradients.narrow
+                entry.traced,
+                flat,
+                by_hand,
+                None if entry.added else self.request.gradients.narrow,
+                None if entry.added or self.request.pipeline is not None else entry.plan,
             )
         self.say("")  # nothing more to wait for
         self._remember(entry, peeled)

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import PartitionSpec
 
-from ..errors import ShardError
-from ..plan import WHOLE, Finding, LeafPlan, Plan
+from ..plan import WHOLE, LeafPlan, Plan
 from ..program.emit import Emitter
 from ..program.facts import Facts
 from ..program.flops import counted, unseen
@@ -18,6 +17,7 @@ from ..program.trace import Traced, path_name
 from ..request import Request
 from ..specs import Placement
 from .dp import data_parallel
+from .examples import about_the_batch, examples_divide
 from .fsdp import fully_sharded
 from .hold import Hold
 from .layout import Axes, Layout, Strategy, partition_spec, spec_of
@@ -58,7 +58,7 @@ def plan(facts: Facts, request: Request) -> Plan:
         request.batch_axes,
     )
     if not request.compiler_decides and not ("sp" in axes and one_example(layout)):
-        _batch_divides(traced, layout)
+        examples_divide(traced, layout)
     apply_placements(layout, facts.placed)
     layout.names = [path_name(p) for p in traced.in_paths]
     layout.positions = dims_over(axes.get("sp", ()), facts.placed, roles.data)
@@ -85,7 +85,7 @@ def plan(facts: Facts, request: Request) -> Plan:
         loss=find_loss(traced, flow, roles.state),
         batch_axes=request.batch_axes,
         idle_axes=_idle_axes(layout, axes, in_specs),
-        findings=(*(_batch_findings(traced, layout) if request.batch_axes else ()), *layout.findings),
+        findings=(*(about_the_batch(traced, layout) if request.batch_axes else ()), *layout.findings),
         jobs=axes,
         examples=facts.batch.size,
         work=work,
@@ -150,66 +150,15 @@ def _why(layout: Layout, i: int, given: Mapping[int, Placement]) -> str:
 def _examples(layout: Layout, i: int) -> str | None:
     if not layout.batch_axes or layout.sequence & layout.batch.classes:
         return None
-    dims = ", ".join(map(str, layout.batch.dims[i]))
-    return f"examples: dim {dims} over {'+'.join(layout.batch_axes)}"
-
-
-def _batch_divides(traced: Traced, layout: Layout) -> None:
-    batch, n = layout.batch, layout.count(layout.batch_axes)
-    if batch.size is None or batch.size % n == 0:
-        return
-    inputs, shapes = layout.program.inputs, layout.program.shapes
-    sizes = ((i, d, shapes[inputs[i]][d]) for i, ds in sorted(batch.dims.items()) for d in ds)
-    odd = next(((i, d, size) for i, d, size in sizes if size % n), None)
-    if odd is None:
-        return
-    i, d, size = odd
-    over = " ".join(f"{a}={layout.mesh.shape[a]}" for a in layout.batch_axes)
-    near = [m for m in (size // n * n, -(-size // n) * n) if m]
-    raise ShardError(
-        f"{path_name(traced.in_paths[i])} has {size} examples (dim {d}), which do not divide by {over}; "
-        f"use a batch of {' or '.join(map(str, dict.fromkeys(near)))}, or a mesh whose {over.split('=')[0]} divides "
-        f"{size}"
-    )
+    rows, over = "examples" if layout.batch.joined is None else "rows", "+".join(layout.batch_axes)
+    spec, dims = layout.active(layout.program.inputs[i]), layout.batch.dims[i]
+    divided = [d for d in dims if spec[d]]
+    if not divided:
+        return f"{rows}: dim {dims[0]} does not divide by {over}={layout.count(layout.batch_axes)}"
+    return f"{rows}: dim {', '.join(map(str, divided))} over {over}"
 
 
 def _idle_axes(layout: Layout, axes: Mapping[str, Axes], in_specs: Sequence[PartitionSpec]) -> Axes:
     busy = {a for used in axes.values() for a in used} | set(layout.batch_axes)
     busy |= {a for spec in in_specs for axes in spec_of(spec) for a in axes}
     return tuple(a for a in layout.mesh.axis_names if a not in busy and layout.mesh.shape[a] > 1)
-
-
-def _batch_findings(traced: Traced, layout: Layout) -> list[Finding]:
-    """What is said of a batch that was not found, or that is not sure; what is to be typed names an argument."""
-    batch, axis = layout.batch, layout.batch_axes[0]
-    if batch.size is None:
-        return [_no_batch(traced, layout, axis)]
-    if batch.clear or not batch.dims:
-        return []
-    i = next((i for i in sorted(batch.dims) if i >= len(traced.consts)), min(batch.dims))
-    name, dim, shape = path_name(traced.in_paths[i]), batch.dims[i][0], traced.closed.in_avals[i].shape
-    message = (
-        f"The batch is taken to be dim {dim} of {name} ({batch.size}); another dimension would do nearly as well. "
-        "The numbers are the same either way, what moves is not."
-    )
-    next_one = dim + 1 < len(shape) and shape[dim + 1] % layout.count(layout.batch_axes) == 0
-    other = ", ".join(["None"] * (dim + 1)) + f", '{axis}'"
-    fix = f'--spec "{name}=P({other})"' if next_one and i >= len(traced.consts) else None
-    return [Finding("batch-guess", "info", message, fix)]
-
-
-def _no_batch(traced: Traced, layout: Layout, axis: str) -> Finding:
-    message = "No batch dimension was found, so every device works on all examples."
-    first, shapes = len(traced.consts), [tuple(aval.shape) for aval in traced.closed.in_avals]
-    data = [i for i, role in enumerate(layout.roles.of) if role == BATCH and shapes[i]]
-    fitting = (i for i in data if i >= first and shapes[i][0] % layout.mesh.shape[axis] == 0)
-    i = next(fitting, None)
-    if i is not None:
-        return Finding(
-            "no-batch", "warning", message, f"--spec \"{path_name(traced.in_paths[i])}=P('{axis}')\""
-        )
-    if data and data[0] < first:
-        message += " The step closes over its data: what it is given as an argument can be divided."
-    else:
-        message += f" None of its arguments is data that divides by {axis}={layout.mesh.shape[axis]}."
-    return Finding("no-batch", "warning", message)

@@ -41,7 +41,9 @@ def _dimension(layout: Layout, value: Value, axes: Axes) -> int | None:
         c = classes[d]
         parts = n * layout.count(layout.stored.get(c, ()))
         fits = all(z % parts == 0 for z in storage.sizes[c])
-        return fits and c not in storage.looped and c not in storage.unshardable
+        return fits and not any(
+            c in among for among in (storage.looped, storage.windowed, storage.unshardable)
+        )
 
     free = [d for d, c in enumerate(classes) if divides(d) and c not in layout.stored]
     usable = free or [d for d in range(len(classes)) if divides(d)]

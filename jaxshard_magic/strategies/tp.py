@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 
 from ..errors import ShardError
 from ..plan import Finding
+from ..program.dimensions import Dimensions
 from ..program.flow import by_alias
 from ..program.products import Product, products
 from ..program.roles import PARAMS
@@ -92,14 +93,15 @@ def _candidates(layout: Layout, found: list[Product], n: int) -> set[int]:
         whole = all(z % n == 0 for z in dims.all_sizes[c] if z > 1)
         return whole and dims.largest[c] > 1 and c not in layout.batch.classes and c not in dims.looped
 
-    return {c for c in _weight_classes(found) if divides(c)}
+    return {c for c in _weight_classes(dims, found) if divides(c)}
 
 
-def _weight_classes(found: list[Product]) -> set[int]:
+def _weight_classes(dims: Dimensions, found: list[Product]) -> set[int]:
     """Those of weights, but not the numbers of experts: dividing these is another parallelism, which sums a row's
-    results over devices of which one has its expert."""
+    results over devices of which one has its expert. Nor what a window lies along: each device would need its
+    neighbours' edges, which partitioners of strided, dilated or transposed convolutions get wrong."""
     groups = {c for p in found for c in p.groups}
-    return {c for p in found for k in p.weights for c in p.tensors[k]} - groups
+    return {c for p in found for k in p.weights for c in p.tensors[k]} - groups - dims.windowed
 
 
 def _tables(layout: Layout, found: list[Product], chosen: set[int], n: int) -> set[int]:
@@ -186,7 +188,7 @@ def _say_split(layout: Layout, axes: Axes) -> None:
 
 def _nothing_divides(layout: Layout, found: list[Product], axes: Axes) -> str:
     n, name = layout.count(axes), "+".join(axes)
-    weights = _weight_classes(found) - layout.dims.looped - layout.batch.classes
+    weights = _weight_classes(layout.dims, found) - layout.dims.looped - layout.batch.classes
     sizes = sorted({layout.dims.largest[c] for c in weights} - {1})
     if not sizes:
         return "tp found no matmul or convolution with a weight in this step; use dp or fsdp"

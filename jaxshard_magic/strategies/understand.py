@@ -40,8 +40,10 @@ def understand(
         return Facts(traced, traced.program, dims, traced.flow, traced.roles, examples, {})
     placed = placements(traced, request, metadata)
     program = Program(traced.closed)
-    dims, flow = Dimensions(program, tuple(request.mesh.shape.values())), Flow(program)
+    flow = Flow(program)
     roles = find_roles(traced, flow)
+    copies = {program.inputs[i]: program.inputs[p] for i, p in roles.copies.items()}
+    dims = Dimensions(program, tuple(request.mesh.shape.values()), copies)
     _state_fits(traced, roles)
     named = dims_over(request.batch_axes, placed, roles.data)
     return Facts(

@@ -2,7 +2,8 @@
 
 Dimension classes that no parameter has are free. The batch is the free class of a data leaf that most of the
 products with weights carry (its cover), and that is never summed, sliced or paired with itself while another free
-class lives on (then it is inside an example: positions, pixels, channels).
+class lives on (then it is inside an example: positions, pixels, channels). Rows that the data joins to each other, as
+edges do the nodes of a graph, are divided like examples and are none (`joins`).
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +16,8 @@ from ..ir import Equation
 from ..primitives import scan_counts
 from ..primitives.dims import reduced
 from ..primitives.primitive import Kind
-from ..roles import PARAMS, Roles
+from ..roles import PARAMS, RNG, Roles
+from .joins import find_joins
 
 _ENOUGH = 0.05  # of the products: less says nothing about a batch
 _RIVAL = 0.5  # of the best cover: what is also looked at
@@ -23,16 +25,19 @@ _RIVAL = 0.5  # of the best cover: what is also looked at
 
 @dataclass(frozen=True)
 class Batch:
-    """`classes`: the dimension classes that are the batch. `dims[i]`: the batch dimensions of input i.
+    """`classes`: the dimension classes that are the batch. `dims[i]`: the batch dimensions of input i, data or a random
+    key for each example.
 
     `clear` is False where another dimension would do nearly as well: a wrong choice changes no numbers, only
-    what moves. `size` is the number of examples, None where no batch was found.
+    what moves. `size` is the number of examples, None where no batch was found and where its rows are none by
+    themselves: `joined` is then the equation, by its index, that first looks them up in each other.
     """
 
     classes: frozenset[int]
     dims: Mapping[int, tuple[int, ...]]
     clear: bool
     size: int | None
+    joined: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,17 @@ def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ..
         clear, first = True, next(iter(named))
     else:
         classes, clear, first = evidence.choose()
+    joined, beside = find_joins(dims, roles, classes)
+    if joined is not None:
+        classes = classes.union(*(evidence.reach(c) for c in beside if c in evidence.leaves))
     batch_dims = {}
-    for i in roles.data | set(given or ()):
+    keys = {i for i, role in enumerate(roles.of) if role == RNG}
+    for i in sorted(roles.data | keys | set(given or ())):
         batchy = tuple(d for d, c in enumerate(dims.big(dims.program.inputs[i])) if c in classes)
         if batchy:
             batch_dims[i] = batchy
-    return Batch(classes, batch_dims, clear, dims.largest[first] if first is not None else None)
+    size = dims.largest[first] if first is not None and joined is None else None
+    return Batch(classes, batch_dims, clear, size, joined)
 
 
 class _Evidence:

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from ..indices import made_positive
 from ..ir import Door, Equation, Program, Scope, Value
-from ..primitives import is_literal, scan_counts, shape_of
+from ..primitives import scan_counts, shape_of
 from ..primitives.primitive import Kind
 from .examples import CONSTANT, Label, Places, Rows, Size, Sum, Unknown, fits, literal, varying
 from .rules import lost
@@ -109,7 +110,7 @@ class Walk:
             return [Unknown()] * len(e.outs)
         if e.primitive.kind is Kind.EACH:
             return labels
-        if e.name == "select_n" and self._made_positive(e) and isinstance(labels[1], Places):
+        if e.name == "select_n" and made_positive(self.small, e) and isinstance(labels[1], Places):
             return [labels[1]]
         unknown = next((x for x in labels if isinstance(x, Unknown)), None)
         if unknown is not None:
@@ -120,14 +121,6 @@ class Walk:
             return [CONSTANT] * len(e.outs)
         found = (e.primitive.follow or lost)(site)
         return found if isinstance(found, list) else [found] * len(e.outs)
-
-    def _made_positive(self, e: Equation) -> bool:
-        """Is this the choice between an index and one that counts from the end, by its sign?"""
-        test = None if e.ins[0] is None else self.small.maker.get(e.ins[0])
-        if test is None or test.name != "lt" or test.ins[0] is None or test.ins[0] != e.ins[1]:
-            return False
-        zero = test.eqn.invars[1]
-        return is_literal(zero) and bool(np.all(zero.val == 0))  # pyright: ignore[reportAttributeAccessIssue]
 
     def through(self, site: Site) -> list[Label]:
         """The labels of the results of an equation that runs bodies."""

@@ -17,7 +17,8 @@ class Contraction:
 
     `contracted`: (left, right) that are multiplied and summed over; `batch`: (left, right, result) that go through side
     by side; `left`, `right`: (operand, result) that are free. `summed`: dimensions of `left` that are summed over, also
-    where none of `right` is the same (grouped channels). `windowed`: (left, right, result) under a window.
+    where none of `right` is the same (grouped channels). `windowed`: (left, right, result) under a window. `grouped`:
+    (left, right, result) that as many groups divide in their order, each of which meets its own alone.
 
     Where rows of `left` belong to groups, each with a matrix of its own (experts): `ragged` is the dimension of `left`
     that the groups divide, in their order, so that its rows can't be told apart without `sizes`, the operand of the
@@ -31,6 +32,7 @@ class Contraction:
     right: Pairs = ()
     summed: tuple[int, ...] = ()
     windowed: tuple[tuple[int, int, int], ...] = ()
+    grouped: tuple[int, int, int] | None = None
     ragged: int | None = None
     by_group: Pairs = ()
     sized: Pairs = ()
@@ -86,6 +88,7 @@ def conv(params: Mapping[str, Any], _shapes: Sequence[Shape]) -> Contraction:
         right=((made, out),) if one and single else (),
         summed=(channels,),
         windowed=tuple(zip(space, window, places, strict=True)),
+        grouped=None if one and single else (channels if one else batch, made, out),
     )
 
 

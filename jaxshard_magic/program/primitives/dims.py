@@ -32,7 +32,7 @@ def nothing(_links: "Links", _e: "Equation") -> None:
 
 
 def product(links: "Links", e: "Equation") -> None:
-    """As its contraction says; what a window slides over is left alone."""
+    """As its contraction says; what a window lies along is no dimension of another array's."""
     c = e.contraction
     assert c is not None
     ((left, right), out) = e.ins[:2], e.outs[0]
@@ -44,11 +44,23 @@ def product(links: "Links", e: "Equation") -> None:
     for value, free in ((left, c.left), (right, c.right)):
         for d, o in free:
             links.link(e, value, d, out, o, False)
+    sides = [side for sides in c.windowed for side in zip((left, right, out), sides, strict=True)]
+    links.windowed.update(
+        links.program.node(v, d) for v, d in sides if v is not None and links.shape(v)[d] > 1
+    )
     counted = [(out if k < 0 else e.ins[k], d) for k, d in c.by_group]
     for (a, i), (b, j) in itertools.pairwise(counted):
         links.link(e, a, i, b, j, False)
     for i, d in c.sized:
         links.link(e, left, d, e.ins[2], i, False)
+
+
+def keyed(links: "Links", e: "Equation") -> None:
+    """Many keys at once: each draws numbers, or makes keys, of its own."""
+    many, out = e.ins[0], e.outs[0]
+    for d, size in enumerate(links.shape(many)):
+        if links.shape(out)[d : d + 1] == (size,):
+            links.link(e, many, d, out, d, False)
 
 
 def broadcast(links: "Links", e: "Equation") -> None:
@@ -79,7 +91,8 @@ def reduction(links: "Links", e: "Equation") -> None:
 
 
 def gather(links: "Links", e: "Equation") -> None:
-    """Index dimensions go on as the result's; whole slices keep the operand's dimension."""
+    """Index dimensions go on as the result's; whole slices keep the operand's dimension. Where each row is looked up
+    by its own number, the operand's rows are the index's."""
     dn, (operand, index), out = e.params["dimension_numbers"], e.ins[:2], e.outs[0]
     gone = (*dn.collapsed_slice_dims, *dn.operand_batching_dims)
     sliced = (d for d in range(len(links.shape(operand))) if d not in gone)
@@ -92,6 +105,7 @@ def gather(links: "Links", e: "Equation") -> None:
             links.link(e, index, a, out, b, False)
     for a, b in zip(dn.operand_batching_dims, dn.start_indices_batching_dims, strict=True):
         links.link(e, operand, a, index, b, False)
+    _own_rows(links, e, operand, dn.start_index_map)
 
 
 def scatter(links: "Links", e: "Equation") -> None:
@@ -110,6 +124,16 @@ def scatter(links: "Links", e: "Equation") -> None:
             links.link(e, index, a, updates, b, False)
     for a, b in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims, strict=True):
         links.link(e, e.outs[0], a, index, b, False)
+    _own_rows(links, e, operand, dn.scatter_dims_to_operand_dims)
+
+
+def _own_rows(links: "Links", e: "Equation", operand: int | None, indexed: Sequence[int]) -> None:
+    """`indexed`: the dimension of `operand` that each column of the index names places of."""
+    index = e.ins[1]
+    for column, d in enumerate(indexed):
+        own = links.indices.counted(index, column)
+        if own is not None and links.shape(operand)[d : d + 1] == links.shape(index)[own : own + 1]:
+            links.link(e, operand, d, index, own, False)
 
 
 def window(links: "Links", e: "Equation") -> None:

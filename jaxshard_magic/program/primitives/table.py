@@ -197,12 +197,12 @@ for _names in ("geqp3 hessenberg ormqr symmetric_product tridiagonal tridiagonal
     _add(_names, Kind.MATRIX, follow=rules.lost, unseen=True)
 
 # Random numbers and their keys.
-_RANDOM = {"dims": dims.nothing}
-_add("random_wrap random_unwrap", Kind.RANDOM, follow=rules.elementwise, alias=True, **_RANDOM)
-_add("random_seed random_fold_in random_clone threefry2x32", Kind.RANDOM, follow=rules.elementwise, **_RANDOM)
-_add("random_bits random_split", Kind.RANDOM, follow=rules.draw, **_RANDOM)
-_add("random_gamma", Kind.RANDOM, follow=rules.gamma, **_RANDOM)
-_add("random_gamma_grad", Kind.RANDOM, follow=rules.lost, **_RANDOM)
+_add("random_wrap random_unwrap", Kind.RANDOM, dims=dims.keyed, follow=rules.elementwise, alias=True)
+_add("random_seed random_fold_in random_clone", Kind.RANDOM, follow=rules.elementwise)
+_add("threefry2x32", Kind.RANDOM, dims=dims.nothing, follow=rules.elementwise)
+_add("random_bits random_split", Kind.RANDOM, dims=dims.keyed, follow=rules.draw)
+_add("random_gamma", Kind.RANDOM, dims=dims.keyed, follow=rules.gamma)
+_add("random_gamma_grad", Kind.RANDOM, dims=dims.nothing, follow=rules.lost)
 _add("random_wrap threefry2x32 random_bits random_split random_fold_in random_seed", Kind.RANDOM, keyed=True)
 _add("random_bits random_gamma random_split threefry2x32", Kind.RANDOM, counted=True)
 _add("random_bits threefry2x32", Kind.RANDOM, kept=True)

@@ -3,12 +3,19 @@
 from collections.abc import Callable
 
 from .ahead import gathered_ahead
+from .grouped import grouped
 from .partials import partial_sums
 from .region import Context, Emission, Region
 from .sum_types import typed_sums
 from .unreduced import unreduced
 
 # From the outside in: of an equation that is a member of several, the first is asked first.
-KINDS: tuple[Callable[[Context], Region], ...] = (gathered_ahead, unreduced, partial_sums, typed_sums)
+KINDS: tuple[Callable[[Context], Region], ...] = (
+    gathered_ahead,
+    unreduced,
+    partial_sums,
+    typed_sums,
+    grouped,
+)
 
 __all__ = ["KINDS", "Context", "Emission", "Region"]

@@ -81,9 +81,20 @@ def check_lines(report: Report) -> list[tuple[str, tuple[str, ...]]]:
     lines: list[tuple[str, tuple[str, ...]]] = [(f"{same} {check.reference}: {difference(report)}.", ())]
     if check.failed:
         lines.append((f"{leaves_text(len(check.failed))} not the same:", _with_amounts(check)))
+    if check.compiler is not None:
+        lines.append((_whose_fault(check.compiler), ()))
     if check.noise:
         lines.append((f"{leaves_text(len(check.noise))} with rounding noise only, no error:", check.noise))
     return lines
+
+
+def _whose_fault(compiler: bool) -> str:
+    if compiler:
+        return (
+            "jax.jit alone, with the arguments divided in the same way, gets these wrong as well: the fault is the "
+            "compiler's, XLA's partitioner; another strategy or mesh may do without what it gets wrong."
+        )
+    return "jax.jit alone, with the arguments divided in the same way, gets them right: please report it with the step."
 
 
 def _with_amounts(check: Check) -> tuple[str, ...]:

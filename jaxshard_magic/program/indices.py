@@ -1,0 +1,123 @@
+"""What arrays are looked up by: the numbers of their own rows, or whole numbers among the inputs."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from .flow import closure
+from .ir import Equation, Program, Value
+from .primitives import called, is_literal
+from .primitives.primitive import Kind
+
+_SAME_NUMBERS = (Kind.ELEMENTWISE, Kind.SHAPE, Kind.CUT)
+
+
+@dataclass(frozen=True, eq=False)
+class Indices:
+    """What the indices of `program` are made of."""
+
+    program: Program
+
+    def counted(self, value: Value | None, column: int | None = None) -> int | None:
+        """The dimension of `value` whose row i holds the number i; with `column` at that place of the last dimension
+        alone, whatever stands beside it. None where it counts no dimension.
+
+        `logits[jnp.arange(n), labels]` looks up at an index of shape (n, 2) whose column 0 counts dimension 0.
+        """
+        if value is None:
+            return None
+        e = self.program.maker.get(value)
+        if e is None:
+            return self.counted(self._outside.get(value), column)
+        if called(e.eqn) is not None:
+            return self.counted(next(a for a, b, _ in e.doors[0].out if b == value), column)
+        rank = len(self.program.shapes[value])
+        if e.name == "iota":
+            d = e.params["dimension"]
+            return d if column is None or d < rank - 1 else None
+        if e.name == "concatenate":
+            return self._beside(e, column) if e.params["dimension"] == rank - 1 else None
+        if e.name == "select_n":
+            return self.counted(e.ins[1], column) if made_positive(self.program, e) else None
+        if e.name == "clamp":
+            return self.counted(e.ins[1], column)
+        if e.name == "broadcast_in_dim":
+            return self._broadcast(e, column)
+        if e.name == "transpose":
+            order = e.params["permutation"]
+            d = self.counted(e.ins[0], column) if column is None or order[-1] == rank - 1 else None
+            return None if d is None else order.index(d)
+        if e.name in ("reshape", "squeeze"):
+            return self._reshaped(e, column)
+        return self.counted(e.ins[0], column) if e.primitive.alias and e.primitive.elementwise else None
+
+    def inputs(self, value: Value | None) -> set[Value]:
+        """The inputs of the program whose numbers, or some of them, an index has: not those that it was sorted or
+        drawn by. None where it counts rows as well, so that it stays within them (`row * length + place`)."""
+        makers = self.program.maker
+        seen = closure([] if value is None else [value], self._made_of)
+        if any(v in makers and makers[v].primitive.kind is Kind.SOURCE for v in seen):
+            return set()
+        return {v for v in self.program.inputs if v in seen}
+
+    def _made_of(self, value: Value) -> list[Value]:
+        e = self.program.maker.get(value)
+        if e is None:
+            sources: list[Value | None] = [self._outside.get(value)]
+        elif called(e.eqn) is not None:
+            sources = [a for a, b, _ in e.doors[0].out if b == value]
+        else:
+            sources = e.ins if e.primitive.kind in _SAME_NUMBERS else []
+        return [v for v in sources if v is not None]
+
+    @cached_property
+    def _outside(self) -> dict[Value, Value | None]:
+        """What enters bodies, by what it is inside; not what a loop changes, nor what it steps over."""
+        doors = [door for e in self.program.equations for door in e.doors]
+        changed = {inside for door in doors for _, inside in door.loop}
+        return {b: a for door in doors for a, b, lead in door.into if not lead and b not in changed}
+
+    def _beside(self, e: Equation, column: int | None) -> int | None:
+        if column is None:
+            return None
+        at = 0
+        for v in e.ins:
+            width = 0 if v is None else self.program.shapes[v][-1]
+            if at <= column < at + width:
+                return self.counted(v, column - at)
+            at += width
+        return None
+
+    def _broadcast(self, e: Equation, column: int | None) -> int | None:
+        (v, out), dims = (e.ins[0], e.outs[0]), e.params["broadcast_dimensions"]
+        if v is None:
+            return None
+        old, new = self.program.shapes[v], self.program.shapes[out]
+        inner = bool(dims) and dims[-1] == len(new) - 1 and old[-1] == new[-1]
+        d = self.counted(v, column if inner else None)
+        return None if d is None or old[d] != new[dims[d]] else dims[d]
+
+    def _reshaped(self, e: Equation, column: int | None) -> int | None:
+        """The rows stay rows where as many elements are major to them as before."""
+        v, new = e.ins[0], self.program.shapes[e.outs[0]]
+        if v is None:
+            return None
+        old = self.program.shapes[v]
+        if column is not None and old[-1:] != new[-1:]:
+            if new[-1] != 1:
+                return None
+            column = None
+        d = self.counted(v, column)
+        kept = (k for k in range(len(new)) if d is not None and new[k] == old[d])
+        return next((k for k in kept if prod(new[:k]) == prod(old[:d])), None)
+
+
+def made_positive(program: Program, e: Equation) -> bool:
+    """Is this the choice between an index and one that counts from the end, by its sign?"""
+    test = None if e.ins[0] is None else program.maker.get(e.ins[0])
+    if test is None or test.name != "lt" or test.ins[0] is None or test.ins[0] != e.ins[1]:
+        return False
+    zero = test.eqn.invars[1]
+    return is_literal(zero) and bool(np.all(zero.val == 0))  # pyright: ignore[reportAttributeAccessIssue]
