@@ -208,7 +208,7 @@ def _fits(x: Any, aval: Any, sharding: NamedSharding) -> bool:
 
 def kind(x: Any) -> tuple[Any, ...]:
     """What a program tells inputs apart by: shape, dtype and whether that is weak. Raises TypeError for no array."""
-    if not isinstance(x, jax.Array | jax.core.AbstractValue):
+    if not isinstance(x, jax.Array) and not hasattr(x, "weak_type"):
         x = jax.typeof(x)
     return x.shape, x.dtype, getattr(x, "weak_type", False)
 

@@ -26,12 +26,13 @@ def microbatched(
     Raises `ShardError` where the number asked for can't be had, and where the schedule takes no batch whole.
     """
     options, pipeline, stages = request.gradients, request.pipeline, request.mesh.shape[request.stage_axis]
-    assert pipeline is not None and call.captured is not None
-    shards = on_rank.shards
+    captured, shards = call.captured, on_rank.shards
+    assert pipeline is not None
+    assert captured is not None
 
     def taken(parts: int) -> Rewritten:
         asked = replace(options, microbatches=parts)
-        wanted = needs(call.captured, facts, asked, shards, pipeline=True)
+        wanted = needs(captured, facts, asked, shards, pipeline=True)
         return in_microbatches(facts, capture(peeled, call, wanted), asked)
 
     if options.microbatches > 1:
@@ -55,7 +56,7 @@ def microbatched(
             "--schedule 1f1b",
             fix="--schedule 1f1b",
         )
-    rewritten = whole_batch(facts, call.captured, options, on_rank.mesh, shards)
+    rewritten = whole_batch(facts, captured, options, on_rank.mesh, shards)
     if stages == 1:
         return rewritten
     message = f"The whole batch is one microbatch, so that one stage works at a time: {why}.{way}"
