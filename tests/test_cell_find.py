@@ -2,6 +2,7 @@
 
 import ast
 import textwrap
+import time
 
 import pytest
 from cells import made
@@ -368,6 +369,15 @@ def test_what_is_called_without_a_name_is_told_to_get_one():
 def test_a_step_that_only_another_cells_function_has_is_told_where_it_is():
     namespace = made(NESTED)
     assert error("main()", **namespace).startswith("this cell defines and calls no function")
+
+
+def test_many_functions_that_call_each_other_take_no_time():
+    chain = "".join(
+        f"def f{i}(x):\n    return f{i + 1}(x) + f{i + 2}(x) + f{i // 2}(x)\n" for i in range(200)
+    )
+    start = time.process_time()
+    assert found(chain + PLAIN_STEP + "for b in data:\n    f0(b)\n    p = update(p, b)").path == "update"
+    assert time.process_time() - start < 2
 
 
 def test_objects_that_answer_to_every_name_do_no_harm():

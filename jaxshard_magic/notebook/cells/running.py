@@ -56,6 +56,7 @@ class Doing:
 
     def __init__(self) -> None:
         self._mentions: dict[Function, tuple[set[str], list[Function]]] = {}
+        self._training: dict[Function, bool] = {}
 
     def differentiates(self, function: Function) -> bool:
         return bool(self._names([function]) & GRADIENT)
@@ -63,17 +64,23 @@ class Doing:
     def updates(self, function: Function) -> bool:
         return bool(self._names([function]) & _UPDATE)
 
-    def trains(self, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
+    def trains(self, function: Function) -> bool:
         """Is it a training loop, or does it call one: does Python loop over gradients and updates? A step may, before
         or after its own."""
-        if function.jitted or function in seen or self._steps_itself(function):
+        if function not in self._training:
+            self._training[function] = False  # while it is told, of functions that call each other
+            self._training[function] = self._is_loop(function)
+        return self._training[function]
+
+    def _is_loop(self, function: Function) -> bool:
+        if function.jitted or self._steps_itself(function):
             return False
         calls = [*function.of, *_without_text(function)[1]]
         for names, code in function.parts:
             if any(self._is_training(names, node) for node in own_code(*code) if isinstance(node, _LOOPS)):
                 return True
             calls += _calls(names, code)
-        return any(self.trains(each, seen | {function}) for each in calls)
+        return any(map(self.trains, calls))
 
     def _steps_itself(self, function: Function) -> bool:
         """Does it take a gradient and update with it outside its loops, and not by calling a step?"""

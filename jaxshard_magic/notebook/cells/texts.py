@@ -49,7 +49,8 @@ def _nodes(file: str) -> list[ast.AST]:
 
 @lru_cache(maxsize=64)
 def _parsed(file: str, text: str) -> list[ast.AST]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
     try:
-        return list(ast.walk(ast.parse(text)))
+        return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
     except SyntaxError:  # the file is another one by now
         return []
