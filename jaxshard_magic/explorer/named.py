@@ -63,8 +63,9 @@ def typed(word: str) -> tuple[str, jax.ShapeDtypeStruct] | None:
 
 
 def _size(text: str, word: str) -> int:
-    if (size := whole_number(text, MOST_SIZE)) is None:
-        raise ShardError(f"{word}: a size is a whole number from 1 to {MOST_SIZE:,}, as in {_EXAMPLE}")
+    size = whole_number(text, MOST_SIZE) if text.strip("0") else 0
+    if size is None:
+        raise ShardError(f"{word}: a size is a whole number from 0 to {MOST_SIZE:,}, as in {_EXAMPLE}")
     return size
 
 
