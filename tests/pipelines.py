@@ -50,7 +50,7 @@ def captured(made: Made, microbatches: int) -> Captured:
     assert traced.captured is not None
     facts = understand(traced.traced, request)
     gradient_call(flat(traced.captured.closed))  # refuses all but one
-    wanted = needs(traced.captured, facts.rows, request.gradients, 1, pipeline=True)
+    wanted = needs(traced.captured, facts.batch, request.gradients, 1, pipeline=True)
     rewritten = in_microbatches(facts, capture(peeled, traced, wanted), request.gradients)
     (call,) = rewritten.calls.values()
     return Captured(traced.captured, call, facts.batch, facts.roles)
