@@ -48,6 +48,8 @@ HEAVIEST = (
     "test_sp_positions.py",
     "test_ten_steps.py",
     "test_accumulate.py",
+    "test_rows.py",
+    "test_convolutions.py",
     "test_magic_code.py",
     "test_found_steps.py",
     "test_simulate.py",

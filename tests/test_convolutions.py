@@ -152,7 +152,6 @@ STEPS = {
 FAST = {
     ("transposed", "tp"),
     ("vmapped, with batch statistics", "fsdp+tp"),
-    ("depthwise", "tp"),
     ("one gradient an example", "dp"),
     ("one model a group", "fsdp+tp"),
 }

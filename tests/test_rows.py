@@ -121,7 +121,9 @@ def keyed(split):
     return step, ({"in": array(16, 64), "out": array(64, 4)}, split, array(ROWS, 16))
 
 
-@pytest.mark.parametrize("kind", [jax.random.key, jax.random.PRNGKey])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(jax.random.key, marks=pytest.mark.full), jax.random.PRNGKey], ids=["typed", "raw"]
+)
 def test_a_key_for_each_example_lies_with_its_example(kind):
     step, arguments = keyed(jax.random.split(kind(0), ROWS))
     assert divided(planned(step, *arguments), "keys", "x")
@@ -157,7 +159,7 @@ def test_nodes_and_edges_of_a_graph_are_divided():
     same(step, *arguments)
 
 
-@pytest.mark.parametrize("edges", [156, 160])
+@pytest.mark.parametrize("edges", [pytest.param(156, marks=pytest.mark.full), 160])
 def test_the_nodes_of_one_graph_are_no_examples_that_have_to_divide(edges):
     step, arguments = graph(34, edges)
     plan = planned(step, *arguments)

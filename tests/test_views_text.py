@@ -180,6 +180,17 @@ def test_wrong_leaves_are_named():
     )
 
 
+@pytest.mark.parametrize(
+    ("compiler", "said"), [(True, "the compiler's"), (False, "please report it"), (None, "")]
+)
+def test_wrong_leaves_are_followed_by_whose_fault_they_are(compiler: bool | None, said: str):
+    report = wrong()
+    assert report.check is not None
+    checked = replace(report.check, compiler=compiler)
+    told = [line for line, _ in words.check_lines(replace(report, check=checked))]
+    assert any("jax.jit alone" in line and said in line for line in told) == (compiler is not None)
+
+
 def block(report: Report, head: str) -> list[str]:
     """The lines under the heading that begins with `head`."""
     found = next(part for part in report.to_text(100).split("\n\n") if part.startswith(head))
