@@ -38,6 +38,7 @@ _tests = itertools.count(1)
 # Tens of seconds each: with two processes nothing long may begin last.
 HEAVIEST = (
     "test_zoo.py",
+    "test_zoo_pipelines.py",
     "test_strategies.py",
     "test_pipeline_step.py",
     "test_pipeline_numbers.py",

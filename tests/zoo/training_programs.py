@@ -241,7 +241,7 @@ class Half(nn.Module):
     @nn.compact
     def __call__(self, x):
         for width in (128, 64):
-            x = nn.relu(nn.Dense(width, dtype=jnp.float16)(x))
+            x = nn.silu(nn.Dense(width, dtype=jnp.float16)(x))
         return nn.Dense(32, dtype=jnp.float16)(x).astype(jnp.float32)
 
 
