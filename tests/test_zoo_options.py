@@ -20,7 +20,7 @@ REFUSED = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", zoo.STEPS)
+@pytest.mark.parametrize("name", zoo.OFTEN)
 def test_a_step_in_microbatches_with_remat_is_the_plain_step_or_the_loop_by_hand(name):
     call = zoo.STEPS[name].make()
     step = jaxshard_magic.shard(
