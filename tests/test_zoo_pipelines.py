@@ -23,7 +23,9 @@ REFUSED = {  # step -> what its line says
     **dict.fromkeys(("linen_ppo_epochs", "lbfgs_whole_fit", "epoch_in_one_scan"), TRAINS),
     **dict.fromkeys(("private_per_example", "gradient_noise_scale"), VMAPPED),
     "partial_accumulation": "in a loop of its own",
+    "accumulated_in_a_loop": SEVERAL,
     "slice_of_a_data_set": "nothing to cut into stages",
+    "trainer_owns_its_modules": "which jax does not know",
 }
 ROWS = [*QUICK, *((name, "pp-2", "numpy") for name in zoo.STEPS if name != "nnx_returns_loss")]
 
