@@ -38,7 +38,11 @@ def traced(call):
 
 
 @pytest.fixture(
-    scope="module", params=thinned(zoo.TRACED, [n for n in zoo.OFTEN if n in zoo.TRACED][1::2], CI)
+    scope="module",
+    params=[
+        *thinned([n for n in zoo.TRACED if n in zoo.OFTEN], zoo.OFTEN[1::2], CI),
+        *thinned([n for n in zoo.TRACED if n in zoo.SELDOM], ()),
+    ],
 )
 def found(request):
     step = zoo.STEPS[request.param]

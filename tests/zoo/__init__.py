@@ -52,3 +52,4 @@ SOME_PUBLIC = ("linen_deep_q", "nnx_lora", "nested_in_main", "packed_state", "co
 # Those whose arrays are arguments, or closed over by functions; an object that jax doesn't know may own them instead.
 TRACED = [name for name, step in STEPS.items() if "owned" not in step.families]
 OFTEN = [name for name, step in STEPS.items() if "public" not in step.families or name in SOME_PUBLIC]
+SELDOM = [name for name in STEPS if name not in OFTEN]
