@@ -12,6 +12,7 @@ REFUSED = {
     "adversarial": "with respect to its examples",
     "private_per_example": "inside jax.vmap",
     "closed_over_data": "closed over by the step",
+    "graph_network": "made of each other",
     "linen_ppo_epochs": "in a loop of its own",
     "lbfgs_whole_fit": "in a loop of its own",
     "gradient_noise_scale": "inside jax.vmap",
