@@ -187,6 +187,16 @@ def test_the_gradients_of_stacked_layers_lie_as_these_do(strategy, axes):
     )
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_the_gradients_of_stacked_layers_are_reduced_once_for_all_microbatches(schedule):
+    report = prepared(in_a_loop(), "pp", "pipe=2 data=2", schedule=schedule).report()
+    (gradients,) = (c for c in report.collectives if (c.what or "").startswith("gradient of params.layers"))
+    assert (gradients.kind, gradients.axes) == ("all-reduce", ("data",))
+    stages, weights, layers = 2, 2, 2
+    assert gradients.count == stages * weights
+    assert gradients.bytes == layers * WIDE * WIDE * 4
+
+
 def test_a_backward_loop_is_two_only_for_a_schedule_that_runs_its_halves():
     """What the first half makes for the second is held for all layers at once."""
     loops, shares = {}, {}

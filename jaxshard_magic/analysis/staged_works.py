@@ -17,7 +17,7 @@ Works = list[tuple[Work, Share]]
 def works_of(pipeline: Pipeline, s: int) -> dict[str, Works]:
     """The products of a stage for one microbatch, each with what one device does of it: those of its forward pass (F),
     of its input gradients (I) and of its weights' (W)."""
-    program = pipeline.stages[s].program.in_halves
+    program = pipeline.stages[s].program.with_halves
     top = {inner: e.index for e in program.whole.top.equations for inner in _inside(e)}
     works: dict[str, Works] = {"F": [], "I": [], "W": []}
     for work, share in pipeline.insides.shares(program):

@@ -59,7 +59,7 @@ class StageProgram:
         halved: bool = True,
         opened: ClosedJaxpr | None = None,
     ):
-        self.stage, self._loss, self._halved = stage, loss, halved
+        self.stage, self._loss, self.halved = stage, loss, halved
         self.moving_ins = [k for k, v in enumerate(stage.ins) if _moves(loss, v)]
         self.moving_outs = [k for k, v in enumerate(stage.outs) if _moves(loss, v)]
         self.makes_loss = 0 in stage.gives
@@ -86,9 +86,9 @@ class StageProgram:
         self._ends: list[End] = [var if v is None else v for v, var in ends]
 
     @cached_property
-    def in_halves(self) -> "StageProgram":
+    def with_halves(self) -> "StageProgram":
         """The same stage with its backward loops in two."""
-        if self._halved:
+        if self.halved:
             return self
         examples = {self.stage.others[k] for k in self.examples}
         return StageProgram(self._loss, self.stage, examples, opened=self._opened)
@@ -192,7 +192,10 @@ class StageProgram:
 
     @cached_property
     def kept_for_weights(self) -> list[Value]:
-        """What the weights' gradients read of the equations that the inputs' gradients need."""
+        """What the weights' gradients, where they run by themselves, read of the equations that the inputs' gradients
+        need."""
+        if not self.halved:
+            return []
         first, rest = self.input_equations, self.backward_equations - self.input_equations
         by_index = {e.index: e for e in self.whole.top.equations}
         made = {v for i in first for v in by_index[i].outs}

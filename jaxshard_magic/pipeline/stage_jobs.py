@@ -160,7 +160,8 @@ def _key(program: StageProgram, layout: Layout | None) -> Hashable:
     whole = program.whole
     specs = tuple(spec_of(layout, v) for v in whole.inputs)
     ends = program.slots, len(program.made), tuple(program.moving_ins), tuple(program.examples)
-    return str(whole.closed.jaxpr), tuple(map(_constant, whole.closed.consts)), specs, ends
+    constants = tuple(map(_constant, whole.closed.consts))
+    return str(whole.closed.jaxpr), constants, specs, ends, program.halved
 
 
 def _constant(x: Any) -> Hashable:
