@@ -86,7 +86,7 @@ WHOLE = {
     "its own size": (of(with_its_size), "the step can't be traced for 2 examples in the place of 16"),
     "drawn inside": (drawn_inside, "no batch was found among the step's arguments"),
     "closed over": (closed_over, ""),
-    "one graph": (one_graph, ""),
+    "one graph": (one_graph, "the rows of nodes are made of each other"),
 }
 
 

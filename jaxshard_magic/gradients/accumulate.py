@@ -67,7 +67,8 @@ class Accumulated:
     ):
         self.cut, self.batch, self._call = cut, batch, large
         self.data = frozenset(batch) | frozenset(data)
-        self.small, self.large = (Program(replayed(call.loss, Replay)) for call in (small, large))
+        self.large = Program(replayed(large.loss, Replay))
+        self.small = self.large if small is large else Program(replayed(small.loss, Replay))
         if cut.microbatches == 1:
             self.followed = unfollowed(self.large)
         else:

@@ -122,16 +122,10 @@ def _cut(
     captured: Traced, facts: Facts, batch: Batch, microbatches: int, shards: int, each: str, pads: bool
 ) -> Cut:
     option = f"--microbatches {microbatches}"
-    if batch.joined is not None:
-        name = path_name(captured.in_paths[min(batch.dims)]) if batch.dims else "the batch"
-        raise ShardError(
-            f"{option}: the rows of {name} are made of each other, as the nodes of a graph are by its edges: no "
-            "microbatch can be cut out of them; leave the option out"
-        )
-    if batch.size is None:
-        raise ShardError(
-            f"no batch was found among the step's arguments; {_say_where(captured, facts)}", option=option
-        )
+    if (why := why_whole(captured, batch)) is not None:
+        fix = _say_where(captured, facts) if batch.joined is None else "leave the option out"
+        raise ShardError(f"{why}; {fix}", option=option)
+    assert batch.size is not None
     several = next((i for i, dims in batch.dims.items() if len(dims) != 1), None)
     if several is not None:
         raise ShardError(
@@ -157,6 +151,17 @@ def _cut(
             option=option,
         )
     return Cut(batch.size, microbatches, shards)
+
+
+def why_whole(captured: Traced, batch: Batch) -> str | None:
+    """Why the batch can't be taken apart, in whatever number of microbatches; None where it has a size to divide."""
+    if batch.joined is not None:
+        name = path_name(captured.in_paths[min(batch.dims)]) if batch.dims else "the batch"
+        return (
+            f"the rows of {name} are made of each other, as the nodes of a graph are by its edges: no microbatch can "
+            "be cut out of them"
+        )
+    return "no batch was found among the step's arguments" if batch.size is None else None
 
 
 def _say_where(captured: Traced, facts: Facts) -> str:

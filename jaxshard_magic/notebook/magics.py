@@ -37,7 +37,7 @@ from .options import (
 from .progress import Progress
 from .scattered import Scattered
 from .session import ShardSession
-from .shard_cell import ShardCell, compared, sharded, tried
+from .shard_cell import ShardCell, compared, exercised, sharded, tried
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -268,7 +268,7 @@ class ShardMagics(Magics):
             with binding:
                 with this.room(), self._followed(progress, watch) as lengths:
                     cells.run(self.shell, this.code, binding, lengths)
-                known = self._exercise(this, binding)
+                known = exercised(this, binding)
             with binding:  # a dry run ended the first one
                 if binding.bound:
                     self.session.begin(binding.sharded)
@@ -333,45 +333,6 @@ class ShardMagics(Magics):
                 yield self._lengths
             finally:
                 watch.leave()
-
-    def _exercise(self, this: ShardCell, binding: cells.Binding) -> bool:
-        """Run the step once when the cell did not, and as often again as asked; whether it has run."""
-        from ..step.copies import copies
-
-        step, options = binding.sharded, this.options
-        if not (binding.bound or binding.step.inside):
-            raise ShardError(f"the cell ended without binding {binding.step.path}")
-        if this.not_called is not None and (step is None or step.calls == 0):
-            if options.dry_run:
-                raise ShardError(this.not_called)
-            print(this.not_called)
-            return False
-        if step.calls == 0 and getattr(step, "traced_inside", False):
-            print(
-                f"{this.path} ran unsharded, as another function called it that is jitted or differentiates it: "
-                "bind that one to a name and say it with --step"
-            )
-            return False
-        if step.calls == 0:
-            try:
-                args, kwargs = cells.from_namespace(step.__wrapped__, self.shell.user_ns, binding.step.path)
-            except cells.Missing as missing:
-                if options.dry_run:
-                    raise
-                say(str(missing))
-                return False
-            if hasattr(step.__wrapped__, "__self__") and not options.dry_run:
-                step.prepare(*args, **kwargs)  # to run a method would change its object
-            else:
-                args, kwargs = copies((args, kwargs))
-                step(*args, **kwargs)
-        if options.repeat and step.calls == 0:
-            raise ShardError(
-                f"--repeat: call {binding.step.path} in the cell; alone, a method is only compiled"
-            )
-        if options.repeat:
-            step.repeat(options.repeat)
-        return True
 
     def _sharded(
         self, this: ShardCell, progress: Progress, watch: "Watch | None", function: Any

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
 from . import cells
+from .displays import say
 from .options import Options
 from .progress import Progress, line_for
 
@@ -196,6 +197,44 @@ def compiled_with(step: "ShardedStep", fix: str, args: tuple[Any, ...], kwargs: 
     if peaks:
         step.tried[fix] = max(peaks)
     return bool(peaks)
+
+
+def exercised(this: ShardCell, binding: cells.Binding) -> bool:
+    """Run the step once when the cell did not, and as often again as asked; whether it has run."""
+    from ..step.copies import copies
+
+    step, options = binding.sharded, this.options
+    if not (binding.bound or binding.step.inside):
+        raise ShardError(f"the cell ended without binding {binding.step.path}")
+    if this.not_called is not None and (step is None or step.calls == 0):
+        if options.dry_run:
+            raise ShardError(this.not_called)
+        print(this.not_called)
+        return False
+    if step.calls == 0 and getattr(step, "traced_inside", False):
+        print(
+            f"{this.path} ran unsharded, as another function called it that is jitted or differentiates it: "
+            "bind that one to a name and say it with --step"
+        )
+        return False
+    if step.calls == 0:
+        try:
+            args, kwargs = cells.from_namespace(step.__wrapped__, this.shell.user_ns, binding.step.path)
+        except cells.Missing as missing:
+            if options.dry_run:
+                raise
+            say(str(missing))
+            return False
+        if hasattr(step.__wrapped__, "__self__") and not options.dry_run:
+            step.prepare(*args, **kwargs)  # to run a method would change its object
+        else:
+            args, kwargs = copies((args, kwargs))
+            step(*args, **kwargs)
+    if options.repeat and step.calls == 0:
+        raise ShardError(f"--repeat: call {binding.step.path} in the cell; alone, a method is only compiled")
+    if options.repeat:
+        step.repeat(options.repeat)
+    return True
 
 
 def compared(step: Any, progress: Progress, limit_s: float) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ..errors import ShardError
-from ..gradients.captures import needs
+from ..gradients.captures import needs, why_whole
 from ..gradients.rewrite import Rewritten, coupled, in_microbatches, whole_batch
 from ..plan import Finding
 from ..program.facts import Facts
@@ -38,7 +38,7 @@ def microbatched(
     if options.microbatches > 1:
         pipeline.scheduled(stages, options.microbatches)  # refuses what it has no form for
         return taken(options.microbatches)
-    why, way = "no batch was found among the step's arguments", ""
+    why, way = why_whole(captured, facts.batch), ""
     for parts in _numbers(facts.batch.size, shards, stages, pipeline):
         try:
             rewritten = taken(parts)

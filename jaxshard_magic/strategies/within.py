@@ -65,14 +65,14 @@ def _at_rest(layout: Layout, inputs: Inputs, tensor: Collection[str]) -> None:
     """Parameters lie as given, and gradients as their parameters: no update joins the two here."""
     program = layout.program
     lying = [(program.inputs[i], spec) for i, spec in inputs.parameters.items()]
-    lying += [
+    gradients = [
         (v, inputs.parameters[i])
         for o, i in inputs.gradients.items()
         if (v := program.outputs[o]) is not None and v not in program.inputs
     ]
-    for value, spec in lying:
+    for value, spec in (*lying, *gradients):
         for c, logical, axes in zip(layout.storage.of(value), layout.dims.of(value), spec, strict=True):
-            layout.stored[c] = axes
+            layout.stored[c] = axes if value in program.inputs else layout.stored.get(c, axes)
             inside = tuple(a for a in axes if a in tensor)
             if inside:
                 layout.tensor[logical] = inside
