@@ -339,15 +339,6 @@ def average_of_layers() -> Made:
     return telling, args
 
 
-def two_gradients() -> Made:
-    def step(params, x, y):
-        first = jax.grad(mean_loss)(params, x, y)
-        second = jax.grad(lambda p, x, y: jnp.sum(p["head"] * mean_loss(p, x, y)))(params, x, y)
-        return jax.tree.map(lambda p, a, b: p - a - b, params, first, second)
-
-    return step, (language_model(), *sentences())
-
-
 def gradient_in_a_loop() -> Made:
     def step(params, x, y):
         def once(params, _):

@@ -10,7 +10,8 @@ import jaxshard_magic
 from jaxshard_magic.gradients.accumulate import Accumulated
 from jaxshard_magic.gradients.captures import needs
 from jaxshard_magic.gradients.rewrite import in_microbatches
-from jaxshard_magic.pipeline.around import flat, gradient_call
+from jaxshard_magic.pipeline.around import flat, gradient_calls
+from jaxshard_magic.pipeline.loss import Wish
 from jaxshard_magic.pipeline.split import Split
 from jaxshard_magic.program.batching.batch import Batch
 from jaxshard_magic.program.peel import peel
@@ -28,17 +29,19 @@ Made = tuple[Callable[..., Any], Sequence[Any]]  # a step, and the arguments of 
 
 @dataclass(frozen=True)
 class Captured:
-    """A step with its gradient call over microbatches, and what its inputs are."""
+    """A step with its gradient calls over microbatches, and what its inputs are."""
 
     traced: Traced
-    call: Accumulated
+    calls: Sequence[Accumulated]
     batch: Batch
     roles: Roles
 
     def split(self, stages: int, schedule: str = "1f1b", chunks: int | None = None) -> Split:
-        actions = make(schedule, stages=stages, microbatches=self.call.cut.microbatches, chunks=chunks)
+        n, m = len(self.calls), self.calls[0].cut.microbatches
+        actions = make(schedule, stages=stages, microbatches=m, chunks=chunks).for_losses(n)
         state = [(i, o) for o, i in self.roles.state.items()]
-        return Split(flat(self.traced.closed), self.call, actions, state, list(self.batch.dims))
+        step = flat(self.traced.closed)
+        return Split(step, self.calls, actions, state, list(self.batch.dims), [Wish()] * n)
 
 
 def captured(made: Made, microbatches: int) -> Captured:
@@ -49,11 +52,10 @@ def captured(made: Made, microbatches: int) -> Captured:
     traced = trace_call(peeled, request)
     assert traced.captured is not None
     facts = understand(traced.traced, request)
-    gradient_call(flat(traced.captured.closed))  # refuses all but one
+    gradient_calls(flat(traced.captured.closed))  # refuses those in loops
     wanted = needs(traced.captured, facts, request.gradients, 1, pipeline=True)
     rewritten = in_microbatches(facts, capture(peeled, traced, wanted), request.gradients)
-    (call,) = rewritten.calls.values()
-    return Captured(traced.captured, call, facts.batch, facts.roles)
+    return Captured(traced.captured, list(rewritten.calls.values()), facts.batch, facts.roles)
 
 
 def checked(

@@ -231,6 +231,17 @@ def test_both_gradient_calls_of_a_step_are_taken_in_microbatches():
     assert str(sharded.entry.plan.traced.closed).count("scan[") == 2
 
 
+def test_a_gradient_that_reads_no_examples_is_that_of_the_whole_batch():
+    def step(w, data):
+        g = jax.grad(lambda w: jnp.tanh(data["x"] @ w).mean())(w)
+        penalty, h = jax.value_and_grad(lambda w: (w**2).sum())(w)
+        return w - 0.1 * g - 0.01 * h, penalty
+
+    w = weights()[0]["w"]
+    sharded = jaxshard_magic.shard(step, "dp", mesh="data=2", microbatches=4)
+    assert farthest(sharded(w, batch()), step(w, batch())) < 1e-5
+
+
 def test_rows_of_every_shard_are_in_every_microbatch_and_join_undoes_split():
     assert rows_of(12, 3, 2).tolist() == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
     x = jnp.arange(5 * 12).reshape(5, 12)

@@ -181,7 +181,8 @@ def test_nothing_of_a_step_is_held_after_it(monkeypatch):
 
         return call
 
-    for stage in {id(stage): stage for plan in pipe._plans for _, stage, *_ in plan.actions}.values():
+    actions = (action for plan in pipe._plans for loss in plan.losses for action in loss.actions)
+    for stage in {id(stage): stage for _, stage, *_ in actions}.values():
         programs = {kind: watched(program) for kind, program in stage.programs.items()}
         monkeypatch.setitem(stage.__dict__, "programs", programs)
     state, loss = step(ws, BATCH)

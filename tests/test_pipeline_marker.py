@@ -270,7 +270,7 @@ def piped(made, stages, **options):
 
 def parameters(sharded):
     """How many parameters each stage reads."""
-    parts = sharded.entry.compiled.split.loss.units
+    parts = sharded.entry.compiled.split.losses[0].cut.units
     return [len({k for unit in units for k in unit.parameters}) for units in parts]
 
 

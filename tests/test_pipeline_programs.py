@@ -115,7 +115,7 @@ def test_flops_are_of_the_pass_that_runs_them():
 
 def test_the_update_goes_over_the_pieces_of_a_stack_that_are_on_a_rank():
     sharded = prepared(steps.scanned(7), "pp", "pipe=4", on="v5e")
-    report, pieces = sharded.report(), sharded.entry.compiled.split.loss.pieces
+    report, pieces = sharded.report(), sharded.entry.compiled.split.losses[0].cut.pieces
     layers = [
         next(pieces[i].end - pieces[i].first for i in program.stage.parameters if pieces[i].end)
         for program in sharded.entry.compiled.split.programs

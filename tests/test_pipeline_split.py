@@ -10,7 +10,7 @@ from pipelines import captured
 import jaxshard_magic
 from jaxshard_magic.analysis.staged_moves import sent_by
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.pipeline.around import flat, gradient_call
+from jaxshard_magic.pipeline.around import flat, gradient_calls
 from jaxshard_magic.program.trace import path_name
 
 
@@ -78,8 +78,9 @@ def test_only_numbers_travel_to_clip_and_update():
 def test_tied_embeddings_live_on_the_first_stage_that_reads_them():
     found, split = split_of(steps.tied())
     assert ranks(found, split)["params.embedding"] == [0]
-    (i,) = (i for i, p in enumerate(split.loss.pieces) if split.users.get(i) == (0, 1) and i in split.trained)
-    assert split.owner(i) == 0 and split.loss.program.shapes[split.loss.program.inputs[i]] == (32, 16)
+    (loss,) = split.losses
+    (i,) = (i for i, p in enumerate(loss.cut.pieces) if loss.users.get(i) == (0, 1) and i in loss.trained)
+    assert loss.owner(i) == 0 and loss.cut.program.shapes[loss.cut.program.inputs[i]] == (32, 16)
 
 
 def test_with_several_stages_a_rank_each_lives_on_its_own():
@@ -112,8 +113,9 @@ def test_state_that_belongs_nowhere_lives_with_the_loss():
 def test_a_parameter_that_the_loss_does_not_read_has_a_place_and_a_gradient():
     found, split = split_of(steps.unread())
     assert len(set(map(tuple, (at for path, at in ranks(found, split).items() if "spare" in path)))) == 1
-    (i,) = (i for i in split.gradient_of if i not in split.users)
-    assert split.owner(i) == split.hub
+    (loss,) = split.losses
+    (i,) = (i for i in loss.gradient_of if i not in loss.users)
+    assert loss.owner(i) == split.hub
 
 
 def test_an_output_that_is_a_number_of_the_program_has_a_value():
@@ -131,8 +133,7 @@ def test_rows_are_worked_on_in_the_pieces_of_their_stages():
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (steps.two_gradients, "takes 2 gradients"),
-        (steps.gradient_in_a_loop, "trains in a loop of its own"),
+        (steps.gradient_in_a_loop, "takes gradients in a loop of its own"),
         (steps.accumulated_in_a_loop, "use --microbatches where it takes the batch in parts"),
         (steps.nothing_to_cut, "has 1 place for a stage"),
     ],
@@ -145,7 +146,7 @@ def test_steps_that_are_no_pipeline_are_refused(made, message):
 
 def test_a_step_without_a_gradient_is_refused():
     with pytest.raises(ShardError, match="takes no gradient"):
-        gradient_call(flat(jax.make_jaxpr(lambda x: x + 1)(1.0)))
+        gradient_calls(flat(jax.make_jaxpr(lambda x: x + 1)(1.0)))
 
 
 def test_a_condition_around_the_update_is_opened():

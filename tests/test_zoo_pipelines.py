@@ -10,20 +10,12 @@ QUICK = (
     ("linen_train_state", "pp+fsdp", "numpy"),
     ("transformer_scanned", "pp-4", "jnp"),
 )
-SEVERAL, TRAINS, VMAPPED = (
-    "gradients; a pipeline runs one loss",
-    "trains in a loop of its own",
-    "inside jax.vmap",
-)
+LOOP, VMAPPED = "takes gradients in a loop of its own", "inside jax.vmap"
 REFUSED = {  # step -> what its line says
-    **dict.fromkeys(("gan", "nnx_wasserstein_gan", "adversarial", "lbfgs_line_search"), SEVERAL),
-    **dict.fromkeys(("linen_dcgan", "equinox_dcgan", "nnx_simultaneous_gan"), SEVERAL),
-    **dict.fromkeys(("wasserstein_critics_first", "linen_twin_critics", "soft_actor_critic"), SEVERAL),
-    **dict.fromkeys(("projected_attack", "sharpness_aware"), SEVERAL),
-    **dict.fromkeys(("linen_ppo_epochs", "lbfgs_whole_fit", "epoch_in_one_scan"), TRAINS),
+    **dict.fromkeys(("linen_ppo_epochs", "lbfgs_whole_fit", "epoch_in_one_scan"), LOOP),
+    **dict.fromkeys(("lbfgs_line_search", "projected_attack"), LOOP),
     **dict.fromkeys(("private_per_example", "gradient_noise_scale"), VMAPPED),
     "partial_accumulation": "in a loop of its own",
-    "accumulated_in_a_loop": SEVERAL,
     "slice_of_a_data_set": "nothing to cut into stages",
     "trainer_owns_its_modules": "which jax does not know",
 }

@@ -19,8 +19,9 @@ class Staged:
     """Of a pipeline's report, per rank: what of the model it holds, its devices, and the bytes of the activations that
     it holds at its fullest on one device. Of each stage, `split`: the share of a whole backward pass that is its input
     gradient, in FLOPs; `alike`: the first stage that runs the same programs; `units`: the name and the FLOPs of what is
-    never cut. `crossing`: bytes that one microbatch takes over each boundary. `shards`: the parts that its examples are
-    divided into. `said`: what each program's text says."""
+    never cut. `crossing`: bytes that one microbatch takes over each boundary, none where a loss ends. `shards`: the
+    parts that its examples are divided into. `chosen`: whether the user said where stages may begin. `said`: what each
+    program's text says."""
 
     holds: tuple[str, ...]
     devices: tuple[tuple[int, ...], ...]
@@ -29,23 +30,25 @@ class Staged:
     alike: tuple[int, ...]
     crossing: tuple[int, ...]
     shards: int
+    chosen: bool
     said: Mapping[Key, Said]
     units: tuple[tuple[tuple[str, float], ...], ...]
 
 
 def staged(pipeline: Pipeline, planned: Sequence[LeafPlan], said: Mapping[Key, Said]) -> Staged:
     """What `pipeline` is made of; `planned` are the inputs of its step."""
-    ranks = range(len(pipeline.ranks))
+    ranks, losses = range(len(pipeline.ranks)), pipeline.split.losses
     names = _names(pipeline, planned)
     common = common_words(path for paths in names for path in paths)
     return Staged(
         tuple(told_together(names[rank], common) for rank in ranks),
         tuple(tuple(d.id for d in mesh.devices.flat) for mesh in pipeline.ranks.each),
-        tuple(most_held(pipeline, rank) for rank in ranks),
+        tuple(max(most_held(pipeline, rank, loss) for loss in losses) for rank in ranks),
         tuple(input_share(pipeline, s) for s in range(len(pipeline.stages))),
         first_alike(pipeline),
-        tuple(pipeline.split.loss.crossing),
-        pipeline.split.call.cut.shards,
+        tuple(crossing for loss in losses for crossing in (*loss.cut.crossing, 0))[:-1],
+        losses[0].call.cut.shards,
+        any(loss.cut.chosen for loss in losses),
         said,
         tuple(_units(pipeline, planned)),
     )
@@ -78,33 +81,36 @@ def _names(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> list[list[str]]:
     split = pipeline.split
     names: list[list[str]] = [[] for _ in range(len(pipeline.ranks))]
     for s, program in enumerate(split.programs):
+        loss, rank = split.loss_of(s), split.schedule.rank_of[s]
         for i in program.stage.parameters:
-            at = split.leaf_of.get(split.input_of[i])
+            at = split.leaf_of.get(loss.input_of[i])
             if at is None:
                 continue
-            piece, path = split.loss.pieces[i], planned[at].path
+            piece, path = loss.cut.pieces[i], planned[at].path
             if piece.first is not None and piece.end is not None:
                 path = f"{path}[{piece.first}:{piece.end}]"
-            names[split.schedule.rank_of[s]].append(path)
+            if path not in names[rank]:  # of two losses both may train it
+                names[rank].append(path)
     return names
 
 
 def _units(pipeline: Pipeline, planned: Sequence[LeafPlan]) -> Iterator[tuple[tuple[str, float], ...]]:
     """What reads no parameter goes with what came before it."""
-    split = pipeline.split
-    paths = {
-        split.loss.pieces[i].operand: planned[split.leaf_of[v]].path
-        for i, v in split.input_of.items()
-        if v in split.leaf_of
-    }
-    trained = [paths[k] for units in split.loss.units for u in units for k in u.parameters if k in paths]
-    common = common_words(trained)
-    for units in split.loss.units:
-        named: list[tuple[str, float]] = []
-        for unit in units:
-            mine = [paths[k] for k in unit.parameters if k in paths]
-            name = told_together(mine, common) if mine else named[-1][0] if named else "operations"
-            if unit.layer is not None:
-                name = f"layer {unit.layer}"
-            named.append((name, unit.cost))
-        yield tuple(named)
+    leaf_of = pipeline.split.leaf_of
+    for loss in pipeline.split.losses:
+        paths = {
+            loss.cut.pieces[i].operand: planned[leaf_of[v]].path
+            for i, v in loss.input_of.items()
+            if v in leaf_of
+        }
+        trained = [paths[k] for units in loss.cut.units for u in units for k in u.parameters if k in paths]
+        common = common_words(trained)
+        for units in loss.cut.units:
+            named: list[tuple[str, float]] = []
+            for unit in units:
+                mine = [paths[k] for k in unit.parameters if k in paths]
+                name = told_together(mine, common) if mine else named[-1][0] if named else "operations"
+                if unit.layer is not None:
+                    name = f"layer {unit.layer}"
+                named.append((name, unit.cost))
+            yield tuple(named)

@@ -75,7 +75,7 @@ def around_seconds(
         if taken is None:
             return None
         if kind in ("prepare", "settle"):
-            of_ranks[number] += taken
+            of_ranks[pipeline.rank_of((kind, number))] += taken
         else:
             rest += taken
     return max(of_ranks.values(), default=0.0) + rest

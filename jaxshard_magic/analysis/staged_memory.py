@@ -1,6 +1,6 @@
 """What each rank of a pipeline holds: its arrays, the activations of microbatches on their way, and its programs'."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding
@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Made
 from ..pipeline.leaves import Leaf as Place
+from ..pipeline.loss_stages import LossStages
 from ..pipeline.stage_jobs import StageJobs
 from ..program.ir import Value
 from ..program.sizes import array_bytes
@@ -27,7 +28,8 @@ def staged_memory(pipeline: Pipeline, leaves: Sequence[Leaf]) -> Memory:
     for rank, mesh in enumerate(pipeline.ranks.each):
         arrays = by_role(_arrays(pipeline, leaves, rank))
         temporaries = None
-        if (peaks := known([_while_acting(pipeline, rank), _while_updating(pipeline, rank)])) is not None:
+        acting = (_while_acting(pipeline, rank, loss) for loss in pipeline.split.losses)
+        if (peaks := known([*acting, _while_updating(pipeline, rank)])) is not None:
             temporaries = max(peaks)
         for device in mesh.devices.flat:
             rows[device.id] = device_memory(device.id, arrays, temporaries, device_limit(device))
@@ -56,16 +58,16 @@ def shard_bytes(aval: Any, sharding: NamedSharding) -> int:
     return array_bytes(sharding.shard_shape(aval.shape), aval.dtype)
 
 
-def most_held(pipeline: Pipeline, rank: int) -> int:
-    """The most bytes of activations that a rank holds on one device, going through its actions in order."""
-    schedule = pipeline.split.schedule
-    kept_by = {s: _kept_bytes(pipeline.stages[s]) for s in schedule.stages_of[rank]}
+def most_held(pipeline: Pipeline, rank: int, loss: LossStages) -> int:
+    """The most bytes of activations of a loss that a rank holds on one device, going through its actions in order."""
+    kept_by = {s: _kept_bytes(pipeline.stages[s]) for s in loss.stages_of[rank]}
     now = most = 0
-    for step in schedule.grid[rank]:
+    for step in pipeline.split.schedule.grid[rank]:
         for action in parts(step):
-            kept, waiting = kept_by[action.stage]
-            now += {"F": kept, "B": -kept, "I": waiting, "W": -kept - waiting}[action.kind]
-            most = max(most, now)
+            if action.stage in kept_by:
+                kept, waiting = kept_by[action.stage]
+                now += {"F": kept, "B": -kept, "I": waiting, "W": -kept - waiting}[action.kind]
+                most = max(most, now)
     return most
 
 
@@ -81,24 +83,42 @@ def _bytes(stage: StageJobs, values: Iterable[Value]) -> int:
     return sum(shard_bytes(avals[v], stage.sharding(v)) for v in values)
 
 
-def _while_acting(pipeline: Pipeline, rank: int) -> int | None:
-    stages = [pipeline.stages[s] for s in pipeline.split.schedule.stages_of[rank]]
+def _while_acting(pipeline: Pipeline, rank: int, loss: LossStages) -> int | None:
+    """Bytes beside the step's own arrays while a rank runs the actions of a loss."""
+    stages = [pipeline.stages[s] for s in loss.stages_of[rank]]
     sums = sum(shard_bytes(a, at) for s in stages for a, at in zip(s.sums, s.sums_at, strict=True))
     batch = sum(shard_bytes(a, at) for s in stages for a, at in s.stacked)
-    own = known(_own_bytes(program, pipeline) for program in _programs(pipeline, rank, acting=True))
-    return None if own is None else sums + batch + most_held(pipeline, rank) + max(own, default=0)
+    programs = _programs(pipeline, rank, lambda kind, s: kind in KINDS and s in loss.stages)
+    own = known(_own_bytes(program, pipeline) for program in programs)
+    if own is None:
+        return None
+    held = most_held(pipeline, rank, loss) + _made_before(pipeline, rank, loss)
+    return sums + batch + held + max(own, default=0)
+
+
+def _made_before(pipeline: Pipeline, rank: int, loss: LossStages) -> int:
+    """Bytes on one device of what a rank has made of the gradients of earlier losses, such as new parameters."""
+    avals, homes = pipeline.split.around.program.avals, pipeline.homes
+    made = (
+        v
+        for group in pipeline.split.placed.groups
+        if group.place == rank and 0 < group.phase <= loss.number
+        for v in group.wanted
+    )
+    return sum(shard_bytes(avals[v], homes.sharding(v, rank)) for v in made)
 
 
 def _while_updating(pipeline: Pipeline, rank: int) -> int | None:
     """The gradients, twice where their sums are of another type, and what the programs of the update make."""
-    own = known(_own_bytes(program, pipeline) for program in _programs(pipeline, rank, acting=False))
+    programs = _programs(pipeline, rank, lambda kind, _: kind != "prepare" and kind not in KINDS)
+    own = known(_own_bytes(program, pipeline) for program in programs)
     return None if own is None else sum(own)
 
 
-def _programs(pipeline: Pipeline, rank: int, *, acting: bool) -> Iterator[Made]:
-    """Those of a rank's actions, or those that it runs after them."""
+def _programs(pipeline: Pipeline, rank: int, chosen: Callable[[str, int], bool]) -> Iterator[Made]:
+    """Those of a rank that are chosen by kind and number."""
     for key, program in pipeline.programs.items():
-        if pipeline.rank_of(key) == rank and key[0] != "prepare" and (key[0] in KINDS) == acting:
+        if pipeline.rank_of(key) == rank and chosen(*key):
             yield program
 
 

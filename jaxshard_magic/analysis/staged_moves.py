@@ -62,12 +62,14 @@ def said_by(
 def _named(pipeline: Pipeline, key: Key, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
     """The leaves that a program's text may name."""
     split, (kind, number) = pipeline.split, key
-    inputs: Sequence[int] = ()
+    values: Sequence[Value] = ()
     if kind == "settle":
-        inputs = pipeline.settled[number].owned
+        settled = pipeline.settled[number]
+        values = [settled.loss.input_of[i] for i in settled.owned]
     elif kind in KINDS:
-        inputs = split.programs[number].stage.parameters
-    at = [split.leaf_of.get(split.input_of[i]) for i in inputs]
+        loss = split.loss_of(number)
+        values = [loss.input_of[i] for i in loss.program(number).stage.parameters]
+    at = [split.leaf_of.get(v) for v in values]
     return [_BLANK if i is None else leaves[i] for i in at]
 
 
@@ -162,7 +164,7 @@ def sent_by(pipeline: Pipeline, s: int) -> tuple[int, int]:
         (s + 1, program.made[: len(program.stage.outs)], stage.made),
         (s - 1, program.given_back, stage.given_back),
     ):
-        there = 0 <= to < len(pipeline.stages) and schedule.rank_of[to] != schedule.rank_of[s]
+        there = to in pipeline.split.loss_of(s).stages and schedule.rank_of[to] != schedule.rank_of[s]
         values = [(v, a) for v, a in zip(ends, at, strict=False) if there and isinstance(v, Value)]
         sent.append(sum(shard_bytes(program.whole.avals[v], a) for v, a in values))
     return sent[0], sent[1]

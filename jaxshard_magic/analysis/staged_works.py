@@ -20,7 +20,7 @@ def works_of(pipeline: Pipeline, s: int) -> dict[str, Works]:
     program = pipeline.stages[s].program.with_halves
     top = {inner: e.index for e in program.whole.top.equations for inner in _inside(e)}
     works: dict[str, Works] = {"F": [], "I": [], "W": []}
-    for work, share in pipeline.insides.shares(program):
+    for work, share in pipeline.insides(s).shares(program):
         at = top[work.equation]
         kind = "I" if at in program.input_equations else "W" if at in program.backward_equations else "F"
         works[kind].append((work, share))

@@ -181,7 +181,7 @@ def _advice_on_pipeline(
         shards=staged.shards,
         crossing=staged.crossing,
         units=staged.units,
-        balanced=step.request.pipeline.balance == "measured" or pipeline.split.loss.chosen,
+        balanced=step.request.pipeline.balance == "measured" or staged.chosen,
         transfers=() if pipeline.typical is None else pipeline.typical.transfers(),
     )
     return pipeline_advice(case)

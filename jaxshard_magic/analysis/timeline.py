@@ -21,9 +21,8 @@ def timeline(schedule: Schedule, costs: Costs | None = None, unit: str = "") -> 
     """
     run = simulate(schedule, costs)
     costs = run.costs
-    stages = schedule.stages * schedule.chunks
-    own = costs.per_stage(stages)
-    ideal = simulate(schedule, costs.even(stages))
+    own = costs.per_stage(schedule.all_stages)
+    ideal = simulate(schedule, costs.even(schedule.all_stages, schedule.losses))
     others, refused = what_if(schedule, costs)
     each = (own.forward, own.input_grad, own.weight_grad, own.transfer)
     return Pipeline(
@@ -43,6 +42,7 @@ def timeline(schedule: Schedule, costs: Costs | None = None, unit: str = "") -> 
         tuple(others),
         tuple(refused),
         tuple(own.kept),
+        schedule.losses,
     )
 
 
@@ -100,9 +100,11 @@ def imagined(now: Schedule, costs: Costs, name: str, stages: int, microbatches: 
     Raises ShardError where that schedule has no form for these sizes.
     """
     choice = _Choice(name, stages, microbatches, chunks)
-    other = make(**choice._asdict(), costs=_scaled(now, costs, choice))
-    run = simulate(other)
-    ideal = simulate(other, run.costs.even(other.stages * other.chunks))
+    scaled = _scaled(now, costs, choice)
+    one = make(**choice._asdict(), costs=_of_one(scaled, now.losses))
+    other = one.for_losses(now.losses)
+    run = simulate(other, scaled)
+    ideal = simulate(other, scaled.even(other.all_stages, other.losses))
     share = now.stages * now.microbatches / (other.stages * other.chunks * other.microbatches)
     return WhatIf(
         other.name,
@@ -138,14 +140,23 @@ def _choices(schedule: Schedule) -> Iterable[_Choice]:
 
 def _scaled(now: Schedule, costs: Costs, choice: _Choice) -> Costs:
     """What the work of `now` costs each stage of another choice, on its microbatches."""
-    stages, others = now.stages * now.chunks, choice.stages * choice.chunks
+    stages, others = now.stages_of_loss, choice.stages * choice.chunks
     microbatch = now.microbatches / choice.microbatches
-    own = costs.per_stage(stages)
+    own = costs.per_stage(now.all_stages)
 
     def scaled(numbers: Sequence[float], parts: int) -> list[float]:
-        per_stage = numbers if others == stages else [sum(numbers) / parts] * others
-        return [number * microbatch for number in per_stage]
+        losses = [numbers[s : s + stages] for s in range(0, now.all_stages, stages)]
+        per_stage = (each if others == stages else [sum(each) / parts] * others for each in losses)
+        return [number * microbatch for each in per_stage for number in each]
 
     work = (scaled(each, others) for each in (own.forward, own.input_grad, own.weight_grad))
     kept = own.kept if others == stages else fmean(own.kept)
     return Costs(*work, transfer=scaled(own.transfer, stages), kept_for_weight_grad=kept)
+
+
+def _of_one(costs: Costs, losses: int) -> Costs:
+    """The costs of the stages of the first of several losses, for which a schedule is made."""
+    if losses == 1:
+        return costs
+    of = vars(costs).values()
+    return Costs(*(each if isinstance(each, float) else each[: len(each) // losses] for each in of))

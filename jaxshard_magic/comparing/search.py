@@ -343,7 +343,7 @@ class Searching:
         self._say("looking where it can be cut")
         try:
             schedule = self._trying.sharded(best).staged(*args, **kwargs).split.schedule
-            return schedule.stages * schedule.chunks
+            return schedule.stages_of_loss
         except ShardError as error:
             return str(error)
 

@@ -99,7 +99,7 @@ def refined(
     needs = None if rough.needs is None or rough.holds is None else holds + rough.needs - rough.holds
     if costs is None or during is None or after is None:
         return Sketch(None, None, None, holds, needs)
-    stages = schedule.stages * schedule.chunks
+    stages = schedule.all_stages
     each = during / stages / schedule.microbatches / 2  # of a microbatch's two passes through a stage
     every = costs.per_stage(stages)
     sending = Costs(

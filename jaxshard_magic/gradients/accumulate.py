@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from ..program.batching.examples import Constant, Joined, Summed, times
-from ..program.batching.follow import Followed, follow, told, unfollowed
+from ..program.batching.follow import Followed, follow, told, unfollowed, unvaried
 from ..program.capture import Gradient
 from ..program.ir import Equation, Program, Value
 from ..program.replay import Replay, replayed, retraced
@@ -71,6 +71,8 @@ class Accumulated:
         self.small = self.large if small is large else Program(replayed(small.loss, Replay))
         if cut.microbatches == 1:
             self.followed = unfollowed(self.large)
+        elif not batch:
+            self.followed = unvaried(self.large, cut.microbatches)
         else:
             self.followed = follow(self.small, self.large, batch, trained=set(large.differentiated))
         stateless = Outputs(self.followed, {})

@@ -330,6 +330,8 @@ def _accumulated(
                 option=option,
             )
         batch[k] = dim
+    if not batch:
+        return Accumulated(call, call, batch, cut, passes, {})
     return Accumulated(small.params["gradient"], call, batch, cut, passes, state)
 
 

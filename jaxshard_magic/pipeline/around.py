@@ -1,8 +1,8 @@
-"""The step around its gradient call as one flat program: what the loss reads, and what is made of its results."""
+"""The step around its gradient calls as one flat program: what the losses read, and what is made of their results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import jax
@@ -55,16 +55,16 @@ Bounds = (
 
 @dataclass(frozen=True)
 class Around:
-    """`program`: `(leaves..., results of the gradient call...)` -> `(operands of the loss..., outputs of the step...)`.
+    """`program`: `(leaves..., results of each gradient call...)` -> `(operands of each call..., outputs...)`.
 
-    `leaves[i]`, `results[j]`, `operands[k]`, `outputs[o]` say how each of these lies among its inputs and outputs: in
-    the pieces of its bounds.
+    `leaves[i]`, `results[c][j]`, `operands[c][k]`, `outputs[o]` say how each of these lies among its inputs and
+    outputs: in the pieces of its bounds.
     """
 
     program: Program
     leaves: tuple[Bounds, ...]
-    results: tuple[Bounds, ...]
-    operands: tuple[Bounds, ...]
+    results: tuple[tuple[Bounds, ...], ...]
+    operands: tuple[tuple[Bounds, ...], ...]
     outputs: tuple[Bounds, ...]
 
 
@@ -73,24 +73,20 @@ def flat(captured: Any) -> Program:
     return Program(retraced(_Flat(Program(captured))))
 
 
-def gradient_call(step: Program) -> Equation:
-    """The one gradient call of a captured step.
+def gradient_calls(step: Program) -> list[Equation]:
+    """The gradient calls of a captured step, in order.
 
-    Raises ShardError where it has none, several, or one in a loop.
+    Raises ShardError where it has none, or one in a loop.
     """
     calls = gradients_of(step)
     if not calls:
         raise ShardError(
             "pp: the step takes no gradient (jax.grad, jax.value_and_grad or a framework's) to pipeline"
         )
-    if len(calls) > 1:
-        raise ShardError(
-            f"pp: the step takes {len(calls)} gradients; a pipeline runs one loss: add the losses up and differentiate "
-            "their sum, or use fsdp"
-        )
-    if calls[0] not in step.top.equations:
-        raise ShardError(_in_a_loop(step, calls[0]))
-    return calls[0]
+    for call in calls:
+        if call not in step.top.equations:
+            raise ShardError(_in_a_loop(step, call))
+    return calls
 
 
 def _in_a_loop(step: Program, call: Equation) -> str:
@@ -103,69 +99,80 @@ def _in_a_loop(step: Program, call: Equation) -> str:
         outer = outer.outer
     if trains:
         return (
-            "pp: the step trains in a loop of its own, one gradient and one update a trip; a pipeline runs one "
-            "gradient call a step: make one trip the step and call it in a loop in Python, or use fsdp"
+            "pp: the step takes gradients in a loop of its own, each at what the trip before made of them; a pipeline "
+            "runs no gradient call in a loop: make one trip the step, where it trains, and call it in a Python loop, "
+            "or use fsdp"
         )
     return (
-        "pp: the step takes its gradient in a loop of its own; a pipeline runs one gradient call a step: leave the "
-        "loop out, and use --microbatches where it takes the batch in parts"
+        "pp: the step takes its gradient in a loop of its own, and a pipeline runs no gradient call in a loop: leave "
+        "it out, and use --microbatches where it takes the batch in parts"
     )
 
 
-def around(step: Program, pieces: Mapping[int, tuple[int, ...]]) -> Around:
-    """The flat `step` without its one gradient call, of whose operands `pieces` says which come in pieces, by position;
-    what is made of them row by row comes in pieces as well."""
-    call = gradient_call(step)
-    gradient: Gradient = call.params["gradient"]
-    kinds = Kinds(step, rows=True)
-    operands: list[Bounds] = [pieces.get(k) for k in range(len(call.ins))]
-    gradients = {gradient.outs + n: operands[k] for n, k in enumerate(gradient.differentiated)}
+def around(step: Program, pieces: Sequence[Mapping[int, tuple[int, ...]]]) -> Around:
+    """The flat `step` without its gradient calls, of whose operands `pieces` says which come in pieces, by position;
+    what is made of them row by row comes in pieces as well. Of two calls that cut the same the first counts."""
+    calls, kinds = gradient_calls(step), Kinds(step, rows=True)
+    operands: list[list[Bounds]] = []
+    results: list[tuple[Bounds, ...]] = []
     bounds: dict[Value, tuple[int, ...]] = {}
-    for v, cut in [*zip(call.ins, operands, strict=True), *((call.outs[j], b) for j, b in gradients.items())]:
-        if v is not None and cut is not None:
-            bounds[kinds.of(v)] = cut
+    for call, own in zip(calls, pieces, strict=True):
+        gradient: Gradient = call.params["gradient"]
+        operands.append([own.get(k) for k in range(len(call.ins))])
+        gradients = {gradient.outs + n: own.get(k) for n, k in enumerate(gradient.differentiated)}
+        results.append(tuple(gradients.get(j) for j in range(len(call.outs))))
+        for v, cut in zip((*call.ins, *call.outs), (*operands[-1], *results[-1]), strict=True):
+            if v is not None and cut is not None:
+                bounds.setdefault(kinds.of(v), cut)
 
     def cut_of(v: Value | None) -> Bounds:
         found = None if v is None else bounds.get(kinds.of(v))
         return found if found and v is not None and step.shapes[v][:1] == found[-1:] else None
 
     leaves = tuple(cut_of(v) for v in step.inputs)
-    results = tuple(gradients.get(j) for j in range(len(call.outs)))
-    avals = [
-        *(a for v, cut in zip(step.inputs, leaves, strict=True) for a in _avals(step.avals[v], cut)),
-        *(a for v, cut in zip(call.outs, results, strict=True) for a in _avals(step.avals[v], cut)),
+    given = [
+        pair for call, cuts in zip(calls, results, strict=True) for pair in zip(call.outs, cuts, strict=True)
     ]
-    replay = _Around(step, call)
+    avals = [
+        a for v, cut in (*zip(step.inputs, leaves, strict=True), *given) for a in _avals(step.avals[v], cut)
+    ]
+    replay = _Around(step)
     laid: list[tuple[Bounds, ...]] = []
 
     def run(*arrays: Any) -> list:
         rest = iter(arrays)
         inputs = [_taken(rest, cut) for cut in leaves]
-        replay.results = [_taken(rest, cut) for cut in results]
+        replay.results = {
+            call.index: [_taken(rest, cut) for cut in cuts] for call, cuts in zip(calls, results, strict=True)
+        }
         outs = replay.run(step.top, inputs)
-        ends = [laid_out(x, cut) for x, cut in zip(replay.operands, operands, strict=True)]
+        ends = [
+            laid_out(x, cut)
+            for call, cuts in zip(calls, operands, strict=True)
+            for x, cut in zip(replay.operands[call.index], cuts, strict=True)
+        ]
         ends = [_value(x) for x in (*ends, *outs)]
         laid.append(tuple(x.bounds if isinstance(x, Pieces) else None for x in ends))
         return [part for x in ends for part in (x.arrays if isinstance(x, Pieces) else (x,))]
 
     program = Program(jax.make_jaxpr(run)(*avals))
-    n = len(call.ins)
-    return Around(program, leaves, results, laid[0][:n], laid[0][n:])
+    ends = iter(laid[0])
+    each = tuple(tuple(islice(ends, len(call.ins))) for call in calls)
+    return Around(program, leaves, tuple(results), each, tuple(ends))
 
 
 class _Around(Piecewise):
-    """Runs a step with the results of its gradient call given."""
+    """Runs a step with the results of its gradient calls given, by the index of each; `operands`: what they read."""
 
-    def __init__(self, step: Program, call: Equation):
+    def __init__(self, step: Program):
         super().__init__(step)
-        self._call = call
-        self.results: Sequence[Any] = ()
-        self.operands: list = []
+        self.results: Mapping[int, list] = {}
+        self.operands: dict[int, list] = {}
 
     def equation(self, e: Equation, values: list) -> list:
-        if e is self._call:
-            self.operands = values
-            return list(self.results)
+        if e.index in self.results:
+            self.operands[e.index] = values
+            return list(self.results[e.index])
         return super().equation(e, values)
 
 

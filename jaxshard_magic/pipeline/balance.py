@@ -64,12 +64,14 @@ def _enough(units: int, stages: int, chunks: int) -> None:
     option = f"--stages {stages // chunks}" + (f" of {chunks} chunks each" if chunks > 1 else "")
     if not units:
         raise ShardError(
-            f"{option}: the loss has no operation that depends on parameters and on examples, so that there is nothing "
-            "to cut into stages; use dp"
+            "the loss has no operation that depends on parameters and on examples, so that there is nothing to cut "
+            "into stages; use dp",
+            option=option,
         )
     most = units // chunks
     fewer = "use a schedule with one chunk a rank" if chunks > 1 else "use dp"
     raise ShardError(
-        f"{option}: the loss has {units} place{'s' * (units > 1)} for a stage (operations on parameters and examples, "
-        f"each layer of a scan one), {stages} are needed; {f'use --stages {most} or fewer' if most > 1 else fewer}"
+        f"the loss has {units} place{'s' * (units > 1)} for a stage (operations on parameters and examples, each layer "
+        f"of a scan one), {stages} are needed; {f'use --stages {most} or fewer' if most > 1 else fewer}",
+        option=option,
     )

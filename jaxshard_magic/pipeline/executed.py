@@ -17,7 +17,8 @@ from .actors import Actor, together
 from .homes import Homes, Insides, Ranks
 from .jobs import Elsewhere, Job, Key, Made, made_elsewhere, make, shape_of
 from .leaves import Leaf, Output
-from .rank import RankPlan, RankRun, StagePlan
+from .loss_stages import LossStages
+from .rank import LossPlan, RankPlan, RankRun, StagePlan
 from .rank_jobs import Prepared, Settled, Whole, group_job
 from .record import Event, Handover, Run
 from .routes import sending
@@ -39,17 +40,23 @@ class Pipeline:
     def __init__(self, split: Split, plan: Plan, ranks: Ranks, donated: Collection[int] = ()):
         self.split, self.plan, self.ranks = split, plan, ranks
         self.homes = Homes(split, plan, ranks)
-        self.insides, alike = Insides(split, self.homes), {}
-        rank_of = split.schedule.rank_of
+        self._insides, alike = [Insides(loss, self.homes) for loss in split.losses], {}
+        rank_of, m = split.schedule.rank_of, split.schedule.microbatches
         self.stages = [
-            StageJobs(p, rank_of[s], self.homes, split.call.cut.microbatches, alike, self.insides.of(p))
+            StageJobs(p, rank_of[s], self.homes, m, alike, self.insides(s).of(p))
             for s, p in enumerate(split.programs)
         ]
-        self._whole = Whole(split)
-        places = split, self.homes, self.stages
-        self._prepared = [Prepared(*places, rank, self._whole) for rank in range(len(ranks))]
-        self.settled = [Settled(*places, rank) for rank in range(len(ranks))]
-        self.wants = [self._wanted(rank) for rank in range(len(ranks))]
+        self._whole = [Whole(loss) for loss in split.losses]
+        each = range(len(ranks))
+        self._prepared = [
+            Prepared(loss, self.homes, self.stages, rank, whole)
+            for loss, whole in zip(split.losses, self._whole, strict=True)
+            for rank in each
+        ]
+        self.settled = [
+            Settled(loss, self.homes, self.stages, rank) for loss in split.losses for rank in each
+        ]
+        self.wants = [self._wanted(rank) for rank in each]
         self.leaves = [Leaf(i, self.homes, self.wants) for i in range(len(split.leaves))]
         self.outputs = [Output(o, self.homes) for o in range(len(split.outputs))]
         self._taken = self._may_take(donated)
@@ -61,26 +68,36 @@ class Pipeline:
         self._runs: deque[Run] = deque(maxlen=_KEPT)
         self.peaks: tuple[int, ...] = (0,) * len(ranks)
 
+    def insides(self, stage: int) -> Insides:
+        """The layouts of the loss that a stage belongs to."""
+        return self._insides[self.split.loss_of(stage).number]
+
+    def _number(self, loss: LossStages, rank: int) -> int:
+        """Of what there is once for each loss on each rank."""
+        return loss.number * len(self.ranks) + rank
+
     def _wanted(self, rank: int) -> set[Value]:
-        """The values around the gradient call that a rank reads."""
+        """The values around the gradient calls that a rank reads."""
         split, wanted = self.split, set()
         for group in split.placed.groups:
             if group.place == rank:
                 wanted.update(group.reads)
-        for s in split.schedule.stages_of[rank]:
-            wanted.update(split.input_of[i] for i in split.programs[s].stage.parameters)
-        prepared = self._prepared[rank]
-        wanted.update(prepared.reads)
-        wanted.update(
-            which for others in prepared.others.values() for kind, which in others if kind == "value"
-        )
+        for loss, whole in zip(split.losses, self._whole, strict=True):
+            for s in loss.stages_of[rank]:
+                wanted.update(loss.input_of[i] for i in loss.program(s).stage.parameters)
+            prepared = self._prepared[self._number(loss, rank)]
+            wanted.update(prepared.reads)
+            wanted.update(
+                which for others in prepared.others.values() for kind, which in others if kind == "value"
+            )
+            if rank == loss.hub:
+                wanted.update(whole.outs_read)
         if rank == split.hub:
-            wanted.update(self._whole.outs_read)
             wanted.update(v for part in split.outputs for v in part.values if v not in split.placed.at)
         return wanted
 
     def _may_take(self, donated: Collection[int]) -> frozenset[Value]:
-        """The values of donated inputs that one group alone reads, after the gradients, and no stage keeps."""
+        """The values of donated inputs that one group alone reads, after all gradients, and no stage keeps."""
         split = self.split
         values = {v for i in donated for v in split.leaves[i].values}
         ends = {v for part in split.outputs for v in part.values}
@@ -93,7 +110,7 @@ class Pipeline:
             v
             for v, groups in readers.items()
             if len(groups) == 1
-            and not groups[0].before
+            and groups[0].phase == len(split.losses)
             and groups[0].place == at.get(v)
             and v not in ends
             and not any(v in wanted for r, wanted in enumerate(self.wants) if r != at.get(v))
@@ -117,7 +134,7 @@ class Pipeline:
             return self.split.schedule.rank_of[number]
         if kind == "group":
             return self.split.placed.groups[number].place
-        return self.split.hub if kind == "finish" else number
+        return self.split.losses[number].hub if kind == "finish" else number % len(self.ranks)
 
     def jobs(self) -> dict[Key, Job]:
         """All programs of the pipeline."""
@@ -128,41 +145,28 @@ class Pipeline:
                 key = action.kind, action.stage
                 if key not in jobs:
                     jobs[key] = self.stages[action.stage].job(action.kind)
-        for rank in range(len(self.ranks)):
-            jobs["prepare", rank] = self._prepared[rank].job
-            jobs["settle", rank] = self.settled[rank].job
+        for number, (prepared, settled) in enumerate(zip(self._prepared, self.settled, strict=True)):
+            jobs["prepare", number] = prepared.job
+            jobs["settle", number] = settled.job
         for g, (job, _, _) in enumerate(self._groups):
             jobs["group", g] = job
-        jobs["finish", 0] = self._finish()
+        for loss in split.losses:
+            jobs["finish", loss.number] = self._finish(loss)
         return jobs
 
-    def _finish(self) -> Job:
-        """The results of the gradient call, on the rank that has the loss."""
-        split, homes, whole = self.split, self.homes, self._whole
+    def _finish(self, loss: LossStages) -> Job:
+        """The results of a gradient call, on the rank that has the loss."""
+        split, homes, whole = self.split, self.homes, self._whole[loss.number]
         m = split.schedule.microbatches
         avals = [shape_of(split.around.program.avals[v]) for v in whole.outs_read]
-        at = [homes.sharding(v, split.hub) for v in whole.outs_read]
+        at = [homes.sharding(v, loss.hub) for v in whole.outs_read]
         given, given_at = [], []
-        for j in range(len(split.call.outputs.given)):
-            s, k = self._giver(j)
-            stage = self.stages[s]
-            given.append([shape_of(split.loss.program.closed.out_avals[j])] * m)
-            given_at.append([homes.at(split.hub, stage.made[k].spec)] * m)
-        outs = [homes.sharding(v, split.hub) for v in self._result_values()]
+        for j in range(len(loss.call.outputs.given)):
+            s, k = loss.giver(j)
+            given.append([shape_of(loss.cut.program.closed.out_avals[j])] * m)
+            given_at.append([homes.at(loss.hub, self.stages[s].made[k].spec)] * m)
+        outs = [homes.sharding(v, loss.hub) for v in loss.made_by_hub]
         return Job(whole.results, (avals, given), (at, given_at), outs)
-
-    def _giver(self, j: int) -> tuple[int, int]:
-        """The stage that makes output j of a microbatch's loss, and where among what it makes."""
-        for s, program in enumerate(self.split.programs):
-            if j in program.stage.gives:
-                return s, len(program.stage.outs) + program.stage.gives.index(j)
-        raise LookupError(f"no stage makes output {j} of the loss")
-
-    def _result_values(self) -> list[Value]:
-        """The results of the gradient call that the hub makes, as values around it."""
-        split = self.split
-        n = len(split.call.large.outputs)
-        return [split.results[j].values[0] for j in range(n) if j not in split.call.outputs.carried]
 
     def compile(self) -> None:
         """Compile everything and start the actors."""
@@ -184,34 +188,41 @@ class Pipeline:
                 _, kept, given = self._groups[g]
                 send = sending(rank, group.wanted, wants, homes)
                 groups.append((group, made["group", g].call, kept, given, send))
-        settled = self.settled[rank]
-        gradients = [split.gradient_of[i] for i in settled.owned]
-        carried = {
-            len(split.call.outputs.given) + n: split.results[j].values[0]
-            for n, j in enumerate(split.call.outputs.carried)
-        }
-        mine = {j: v for j, v in carried.items() if rank == split.schedule.rank_of[self._giver(j)[0]]}
-        results = self._result_values() if rank == split.hub else []
-        stages = {s: self._stage(s, made) for s in split.schedule.stages_of[rank]}
-        actions = (a for step in split.schedule.grid[rank] for a in parts(step))
         return RankPlan(
             rank=rank,
-            split=split,
-            programs={k: m.call for k, m in made.items() if m.call is not None},
-            prepared=self._prepared[rank],
-            settled=settled,
+            losses=[self._loss(loss, rank, made) for loss in split.losses],
             leaves=sending(rank, leaves, wants, homes),
             groups=groups,
-            gradients=sending(rank, gradients, wants, homes),
-            results=sending(rank, results, wants, homes),
-            carried={j: sending(rank, [v], wants, homes) for j, v in mine.items()},
-            outs_read=self._whole.outs_read if rank == split.hub else [],
-            actions=[(a.kind, stages[a.stage], a.microbatch, str(a)) for a in actions],
-            sums={o: self._route_of_sums(settled.sent[o], o) for o in settled.sent},
-            given=self._given_of(rank),
             takes=bool(self._taken),
             ends=[v for part in split.outputs for v in part.values if at.get(v, split.hub) == rank],
             numbers=[jax.device_put(np.int32(m), homes.at(rank)) for m in range(split.schedule.microbatches)],
+        )
+
+    def _loss(self, loss: LossStages, rank: int, made: Mapping[Key, Made]) -> LossPlan:
+        schedule, homes, wants = self.split.schedule, self.homes, self.wants
+        number, of_hub = self._number(loss, rank), rank == loss.hub
+        settled = self.settled[number]
+        carried = {
+            len(loss.call.outputs.given) + n: loss.results[j].values[0]
+            for n, j in enumerate(loss.call.outputs.carried)
+        }
+        mine = {j: v for j, v in carried.items() if rank == schedule.rank_of[loss.giver(j)[0]]}
+        stages = {s: self._stage(s, made) for s in loss.stages_of[rank]}
+        actions = (a for step in schedule.grid[rank] for a in parts(step) if a.stage in stages)
+        return LossPlan(
+            loss=loss,
+            prepared=self._prepared[number],
+            settled=settled,
+            prepare=_call(made["prepare", number]),
+            settle=_call(made["settle", number]),
+            finish=_call(made["finish", loss.number]) if of_hub else None,
+            gradients=sending(rank, [loss.gradient_of[i] for i in settled.owned], wants, homes),
+            results=sending(rank, loss.made_by_hub if of_hub else [], wants, homes),
+            carried={j: sending(rank, [v], wants, homes) for j, v in mine.items()},
+            outs_read=self._whole[loss.number].outs_read if of_hub else [],
+            actions=[(a.kind, stages[a.stage], a.microbatch, str(a)) for a in actions],
+            sums={o: self._route_of_sums(settled.sent[o], o) for o in settled.sent},
+            given=self._given_of(loss, rank),
         )
 
     def _stage(self, s: int, made: Mapping[Key, Made]) -> StagePlan:
@@ -233,12 +244,13 @@ class Pipeline:
         """The cotangent of the loss, where the stage makes it."""
         if not self.split.programs[s].makes_loss:
             return []
-        dtype = self.split.loss.program.closed.out_avals[0].dtype
-        return [jax.device_put(np.asarray(self.split.call.seed, dtype), self.stages[s].cotangents[-1])]
+        loss = self.split.loss_of(s)
+        dtype = loss.cut.program.closed.out_avals[0].dtype
+        return [jax.device_put(np.asarray(loss.call.seed, dtype), self.stages[s].cotangents[-1])]
 
     def _way(self, s: int, to: int) -> tuple[Route, int] | None:
         """The way of a stage's results to the next stage, or to the one before, and the rank of that."""
-        if not 0 <= to < len(self.stages):
+        if to not in self.split.loss_of(s).stages:
             return None
         there = self.stages[to]
         targets = there.ins if to > s else there.cotangents[: len(there.program.moving_outs)]
@@ -247,12 +259,12 @@ class Pipeline:
     def _route_of_sums(self, sent: Sequence[tuple[int, int]], owner: int) -> Route:
         return Route([self.homes.at(owner, self.stages[s].sums_at[k].spec) for s, k in sent])
 
-    def _given_of(self, rank: int) -> tuple[list[int], Route | None]:
-        """What the rank's stages give of the loss, and its way to the hub."""
+    def _given_of(self, loss: LossStages, rank: int) -> tuple[list[int], Route | None]:
+        """What the rank's stages give of a loss, and its way to the hub."""
         mine, targets = [], []
-        hub, m = self.split.hub, self.split.schedule.microbatches
-        for j in range(len(self.split.call.outputs.given)):
-            s, k = self._giver(j)
+        hub, m = loss.hub, self.split.schedule.microbatches
+        for j in range(len(loss.call.outputs.given)):
+            s, k = loss.giver(j)
             if self.split.schedule.rank_of[s] == rank:
                 mine.append(j)
                 targets += [self.homes.at(hub, self.stages[s].made[k].spec)] * m
@@ -283,3 +295,9 @@ class Pipeline:
         )
         handovers = tuple(Handover(*h) for run in runs for h in run.handovers)
         return Run(self.split.schedule, tuple(events), handovers, self.peaks, seconds)
+
+
+def _call(made: Made) -> Callable[..., Any]:
+    """A program of devices that are attached, as a function."""
+    assert made.call is not None
+    return made.call

@@ -16,8 +16,9 @@ from ..strategies.layout import Layout, partition_spec
 from ..strategies.shares import shares
 from ..strategies.within import Inputs, layout_within
 from .kinds import Kinds
+from .loss_stages import LossStages, Part
 from .programs import StageProgram
-from .split import Part, Split
+from .split import Split
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ class Homes:
             for v in part.values:
                 if program.shapes[v]:
                     self._of_kind[self._kinds.of(v)] = spec
-        for i, v in split.gradient_of.items():
-            self._own[v] = self.spec(split.input_of[i])
+        for loss in split.losses:
+            for i, v in loss.gradient_of.items():
+                self._own[v] = self.spec(loss.input_of[i])
 
     def _join(self, leaf: Part, out: Part) -> None:
         if len(leaf.values) == len(out.values):
@@ -70,7 +72,7 @@ class Homes:
                     self._kinds.join(v, w)
 
     def spec(self, v: Value) -> PartitionSpec:
-        """Of a value around the gradient call."""
+        """Of a value around the gradient calls."""
         return self._of_kind.get(self._kinds.of(v), self._own.get(v, PartitionSpec()))
 
     def sharding(self, v: Value, rank: int) -> NamedSharding:
@@ -116,26 +118,27 @@ class Homes:
 
 
 class Insides:
-    """The layouts of a split step's stages on their sub-meshes."""
+    """The layouts of the stages of one loss on their sub-meshes."""
 
-    def __init__(self, split: Split, homes: Homes):
-        self._split, self._homes, self._plan = split, homes, homes.plan
+    def __init__(self, stages: LossStages, homes: Homes):
+        self._stages, self._homes, self._plan = stages, homes, homes.plan
         self._mesh = homes.ranks.each[0]
         self._platform = self._mesh.devices.flat[0].platform
-        call, pieces = split.call, split.loss.pieces
+        call, pieces = stages.call, stages.cut.pieces
         examples = {
             i: (dim,)
             for i, piece in enumerate(pieces)
-            if (dim := 0 if piece.operand == 0 else call.batch.get(piece.operand - split.first)) is not None
+            if (dim := 0 if piece.operand == 0 else call.batch.get(piece.operand - stages.first)) is not None
         }
         self._layouts: dict[StageProgram, Layout] = {}
         self._shares: dict[StageProgram, list[tuple[Work, Share]]] = {}
         parameters = {i: self._parameter(i) for i in range(len(pieces)) if self._is_state(i)}
-        self._loss = self._layout(split.loss.program, Inputs(parameters, examples))
+        self._loss = self._layout(stages.cut.program, Inputs(parameters, examples))
 
     def _parameter(self, i: int) -> list[tuple[str, ...]]:
-        rank = len(self._split.loss.program.shapes[self._split.loss.program.inputs[i]])
-        spec = self._homes.spec(self._split.input_of[i])
+        loss = self._stages.cut.program
+        rank = len(loss.shapes[loss.inputs[i]])
+        spec = self._homes.spec(self._stages.input_of[i])
         axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
         return axes + [()] * (rank - len(axes))
 
@@ -155,7 +158,7 @@ class Insides:
         if program in self._layouts:
             return self._layouts[program]
         n = program.slots.parameters
-        loss = self._split.loss.program
+        loss = self._stages.cut.program
         moving = [stage.outs[k] for k in program.moving_outs]
         read = [*(loss.inputs[i] for i in stage.others), *stage.ins, *moving]
         examples = {n + k: ds for k, v in enumerate(read) if (ds := self._dims(v, self._loss.batch.classes))}
@@ -182,9 +185,9 @@ class Insides:
 
     def _is_state(self, i: int) -> bool:
         """Is an input of the loss neither examples nor made of the whole batch?"""
-        split = self._split
-        operand = split.loss.pieces[i].operand - split.first
-        return operand >= 0 and operand not in split.call.batch
+        stages = self._stages
+        operand = stages.cut.pieces[i].operand - stages.first
+        return operand >= 0 and operand not in stages.call.batch
 
     def _dims(self, v: Value, classes: frozenset[int]) -> tuple[int, ...]:
         return tuple(d for d, c in enumerate(self._loss.dims.big(v)) if c in classes)

@@ -96,6 +96,15 @@ def cut_loss(
     return CutLoss(program, pieces, tuple(parts), tuple(units.crossing[b] for b in bounds), among is not None)
 
 
+def whole_loss(loss: Program, parameters: Collection[int], stages: int) -> CutLoss:
+    """`loss` with all of it in the last of `stages` stages. `parameters` as `cut_loss` has them."""
+    units = Units(loss, [loss.inputs[i] for i in parameters], ())
+    last = {e.index: stages - 1 for e in loss.top.equations}
+    program, pieces = _in_pieces(loss, parameters, {}, last)
+    one = Uncut(tuple(sorted(parameters)), None, units.cost)
+    return CutLoss(program, pieces, (*[()] * (stages - 1), (one,)), (0,) * (stages - 1), chosen=False)
+
+
 def _in_pieces(
     loss: Program, parameters: Collection[int], cuts: Mapping[int, Cut], whole: Mapping[int, int]
 ) -> tuple[Program, tuple[Piece, ...]]:

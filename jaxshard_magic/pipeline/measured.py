@@ -13,16 +13,23 @@ from .jobs import Job
 _TIMES = 3
 
 
-def unit_seconds(pipeline: Pipeline) -> list[float]:
-    """The seconds of each unit of the loss, forward and backward together: its share, by FLOPs, of what its stage's
-    programs take at best of three runs. Arrays are zeros: time does not depend on what numbers are."""
-    times = []
-    for s, units in enumerate(pipeline.split.loss.units):
-        kinds = [kind for kind, stage in pipeline.programs if kind in KINDS and stage == s]
-        seconds = sum(_seconds(pipeline, kind, s) for kind in kinds)
-        total = sum(unit.cost for unit in units)
-        times += [seconds * (unit.cost / total if total else 1 / len(units)) for unit in units]
-    return times
+def unit_seconds(pipeline: Pipeline) -> list[list[float] | None]:
+    """Of each loss the seconds of its units, forward and backward together: their share, by FLOPs, of what their
+    stage's programs take at best of three runs; None for one that can't be cut. Arrays are zeros: time does not depend
+    on what numbers are."""
+    losses: list[list[float] | None] = []
+    for loss in pipeline.split.losses:
+        if loss.uncut is not None:
+            losses.append(None)
+            continue
+        times = []
+        for s, units in zip(loss.stages, loss.cut.units, strict=True):
+            kinds = [kind for kind, stage in pipeline.programs if kind in KINDS and stage == s]
+            seconds = sum(_seconds(pipeline, kind, s) for kind in kinds)
+            total = sum(unit.cost for unit in units)
+            times += [seconds * (unit.cost / total if total else 1 / len(units)) for unit in units]
+        losses.append(times)
+    return losses
 
 
 def _seconds(pipeline: Pipeline, kind: str, s: int) -> float:

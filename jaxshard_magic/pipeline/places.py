@@ -1,4 +1,4 @@
-"""Where each part of the step around the gradient call runs: where most of what it reads lives."""
+"""Where each part of the step around its gradient calls runs, and when: where most of what it reads lives."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,12 +14,12 @@ from .kinds import Kinds
 class Group:
     """Equations that run together at one place: `wanted` are read elsewhere or given, `reads` come from elsewhere.
 
-    `before`: they run before the gradient call, for what it reads.
+    `phase`: how many of the step's gradient calls are over when they run.
     """
 
-    place: int
+    phase: int
     level: int
-    before: bool
+    place: int
     wanted: tuple[Value, ...]
     reads: tuple[Value, ...]
 
@@ -34,24 +34,25 @@ class Placed:
 
 def placed(
     program: Program,
-    given: Mapping[Value, int],
+    results: Sequence[Mapping[Value, int]],
     wanted_at: Mapping[Value, int],
     same: Iterable[tuple[Value, Value]],
     last: int,
-    operands: Iterable[Value],
+    operands: Sequence[Collection[Value]],
     everywhere: Iterable[Value] = (),
 ) -> Placed:
     """Places for all of `program`.
 
     Args:
-        given: the places of the gradient call's results.
-        wanted_at: the places that the loss reads a value at, for inputs that no gradient places.
+        results: the places of the results of each gradient call.
+        wanted_at: the places that the losses read a value at, for inputs that no gradient places.
         same: pairs of an input and an output that the next step takes in its place.
         last: where numbers go that belong nowhere.
-        operands: what the gradient call reads.
+        operands: what each gradient call reads.
         everywhere: inputs that are at every place, such as the batch.
     """
     kinds, pairs = Kinds(program), list(same)
+    given = {v: place for each in results for v, place in each.items()}
     for i, o in pairs:
         kinds.join(i, o)
     filled = {v: place for v, place in wanted_at.items() if program.shapes[v]}
@@ -64,12 +65,11 @@ def placed(
             at[v] = place
     _follow(program, at, pairs, last)
     at |= {v: last for v in inputs if v not in at}
-    operands = set(operands)
-    groups = _Groups(program, at, given, last, operands)
+    groups = _Groups(program, at, results, last, operands)
     state = {o: at[i] for i, o in pairs if i in at}
-    read = {v: wanted_at.get(v, last) for v in sorted(operands)}
+    read = {v: wanted_at.get(v, last) for v in sorted(set().union(*operands))}
     ends = {v: state.get(v, last) for v in program.outputs if v is not None}
-    return Placed(groups.at, groups.all(ends | read, set(read)))
+    return Placed(groups.at, groups.all(ends | read))
 
 
 def _agreed(kinds: Kinds, places: Mapping[Value, int]) -> dict[Value, int]:
@@ -94,14 +94,15 @@ def _follow(program: Program, at: dict[Value, int], pairs: Sequence[tuple[Value,
         at |= more
 
 
-_Key = tuple[bool, int, int]  # of a group: whether it runs before the call, its level, its place
+_Key = tuple[int, int, int]  # of a group: its phase, its level, its place
 
 
 class _Groups:
-    """The equations of `program` in groups, as early as what they read lets them; `at` is completed.
+    """The equations of `program` in groups; `at` is completed.
 
-    Before the gradient call runs what that reads, and numbers that wait for none of it: arrays made that early would
-    be held all through it beside those that they are made of.
+    What a gradient call reads runs right before it, and what is made of its results right after it, so that gradients
+    are not held through the next call. Else numbers run before all calls, and arrays after them: made earlier, they
+    would be held all through them beside those that they are made of.
 
     What is made of nothing that has a place, and arrays made of numbers alone, live nowhere: each group that reads them
     makes them.
@@ -111,12 +112,18 @@ class _Groups:
         self,
         program: Program,
         at: dict[Value, int],
-        given: Collection[Value],
+        results: Sequence[Collection[Value]],
         last: int,
-        operands: Collection[Value],
+        operands: Sequence[Collection[Value]],
     ):
-        self.program, self.at, self._late = program, at, made_of(program.top, given)
-        self._early = needed(program.top, operands, program.inputs)
+        self.program, self.at, self._operands = program, at, operands
+        self._ready = {v: call for call, given in enumerate(results, 1) for v in given}
+        self._after: dict[Value | None, int] = {}
+        for call, given in enumerate(results, 1):
+            self._after.update(dict.fromkeys(made_of(program.top, given), call))
+        self._for: dict[int, int] = {}  # the first call that needs an equation
+        for call, read in reversed(list(enumerate(operands))):
+            self._for.update(dict.fromkeys(needed(program.top, read, program.inputs), call))
         self._behind: dict[
             Value, frozenset[Value]
         ] = {}  # of what lives nowhere: the values with a place that it reads
@@ -137,36 +144,44 @@ class _Groups:
             self._behind.update(dict.fromkeys(e.outs, sources))
             return
         place = _place(self.program, sources, self.at, last)
-        behind = {v for v in sources if v in self._late or not self._home.get(v, (True,))[0]}
-        before = e.index in self._early or not (behind or any(shapes[v] for v in e.outs))
-        levels = (self._level[v] + (self.at[v] != place) for v in sources if before or v in behind)
-        key = (before, max(levels, default=0), place)
+        phase = self._phase(e, sources)
+        levels = (self._level[v] + (self.at[v] != place) for v in sources if self._ready.get(v, 0) == phase)
+        key = (phase, max(levels, default=0), place)
         for v in e.outs:
-            self.at[v], self._level[v], self._home[v] = place, key[1], key
+            self.at[v], self._level[v], self._home[v], self._ready[v] = place, key[1], key, phase
         self._made[key] += e.outs
         for v in sources:
             self._readers[v].add(key)
 
-    def all(self, places: Mapping[Value, int], operands: Collection[Value]) -> tuple[Group, ...]:
+    def _phase(self, e: Equation, sources: Iterable[Value]) -> int:
+        """When an equation runs that reads `sources`."""
+        if e.index in self._for:
+            return self._for[e.index]
+        arrays = any(self.program.shapes[v] for v in e.outs)
+        first = self._after.get(next(iter(e.outs), None), len(self._operands) if arrays else 0)
+        return max([first, *(self._ready.get(v, 0) for v in sources)])
+
+    def all(self, places: Mapping[Value, int]) -> tuple[Group, ...]:
         """The groups in an order to run them; the values of `places` are wanted, those that live nowhere there."""
         known, inputs = set(self._home), set(self.program.inputs)
         for v in places:
             if v in self.at or v in inputs:
                 continue
-            before = v in operands
-            level = 1 + max((n for early, n, _ in self._made if early == before), default=-1)
-            key = self._home[v] = (before, level, places[v])
+            calls = (call for call, read in enumerate(self._operands) if v in read)
+            phase = next(calls, len(self._operands))
+            level = 1 + max((n for other, n, _ in self._made if other == phase), default=-1)
+            key = self._home[v] = (phase, level, places[v])
             self._made[key].append(v)
             for source in self._behind.get(v, ()):
                 self._readers[source].add(key)
         self.at.update((v, self._home[v][2]) for v in places if v in self._home)
         groups = []
-        for key in sorted(self._made, key=lambda k: (not k[0], k[1], k[2])):
+        for key in sorted(self._made):
             mine = self._made[key]
             wanted = [v for v in mine if v in places or self._readers[v] - {key}]
             if wanted:
                 reads = _reads(self.program, wanted, (known | inputs) - set(mine))
-                groups.append(Group(key[2], key[1], key[0], tuple(wanted), reads))
+                groups.append(Group(*key, tuple(wanted), reads))
         return tuple(groups)
 
 

@@ -9,10 +9,10 @@ import jax
 
 from ..program.ir import Value
 from .actors import Actor
+from .loss_stages import LossStages
 from .places import Group
 from .rank_jobs import Prepared, Settled
 from .routes import Sending
-from .split import Split
 from .transfer import Route
 
 Call = Callable[..., Any]
@@ -41,22 +41,19 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class RankPlan:
-    """All of a rank's part that is the same in every step.
-
-    `programs` by kind and number. `actions`: kind, stage, microbatch and name of each, in order. `sums`: the way of
-    sums of gradients to the ranks that own the parameters; `given`: which outputs of the loss its stages give, and
-    their way to the hub. `takes`: some program takes over memory of the step's inputs, which must not be lost to an
-    error. `ends`: the step's outputs here.
+class LossPlan:
+    """What a rank runs of one loss. `prepare`, `settle`: its programs before the actions and after them; `finish`: on
+    the hub, the one that makes the loss's results. `actions`: kind, stage, microbatch and name of each, in order.
+    `sums`: the way of sums of gradients to the ranks that own the parameters; `given`: which outputs of the loss its
+    stages give, and their way to the hub.
     """
 
-    rank: int
-    split: Split
-    programs: Mapping[Any, Call]
+    loss: LossStages
     prepared: Prepared
     settled: Settled
-    leaves: Sending
-    groups: Sequence[tuple[Group, Call, list[Value], list[Value], Sending]]
+    prepare: Call
+    settle: Call
+    finish: Call | None
     gradients: Sending
     results: Sending
     carried: Mapping[int, Sending]
@@ -64,6 +61,20 @@ class RankPlan:
     actions: Sequence[tuple[str, StagePlan, int, str]]
     sums: Mapping[int, Route]
     given: tuple[list[int], Route | None]
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """All of a rank's part that is the same in every step.
+
+    `losses`, in the order in which they run. `takes`: some program takes over memory of the step's inputs, which must
+    not be lost to an error. `ends`: the step's outputs here.
+    """
+
+    rank: int
+    losses: Sequence[LossPlan]
+    leaves: Sending
+    groups: Sequence[tuple[Group, Call, list[Value], list[Value], Sending]]
     takes: bool
     ends: Sequence[Value]
     numbers: Sequence[Any]
@@ -89,24 +100,25 @@ class RankRun:
         self.peak = 0
         self._held: dict[tuple[int, int], tuple] = {}
         self._waiting: dict[tuple[int, int], tuple] = {}
-        self._given: dict[int, list[Any]] = {}
 
     def run(self) -> None:
         plan = self.plan
         self._send(plan.leaves)
-        self._run_groups(before=True)
-        self._prepare()
         act = {"F": self._forward, "B": self._backward, "I": self._input, "W": self._weight}
-        for kind, stage, m, name in plan.actions:
-            try:
-                act[kind](stage, m, name)
-            except Exception as error:
-                error.add_note(f"in action {name} of the pipeline: stage {stage.number}, microbatch {m}")
-                raise
-        if plan.takes:
-            self._all_well()
-        self._settle()
-        self._run_groups(before=False)
+        for phase, loss in enumerate(plan.losses):
+            self._loss = loss
+            self._run_groups(phase)
+            self._prepare()
+            for kind, stage, m, name in loss.actions:
+                try:
+                    act[kind](stage, m, name)
+                except Exception as error:
+                    error.add_note(f"in action {name} of the pipeline: stage {stage.number}, microbatch {m}")
+                    raise
+            if plan.takes and loss is plan.losses[-1]:
+                self._all_well()
+            self._settle()
+        self._run_groups(len(plan.losses))
         self.made = {v: self._want(v) for v in plan.ends}
 
     def _send(self, sending: Sending, arrays: Sequence[Any] | None = None) -> None:
@@ -123,9 +135,9 @@ class RankRun:
             self._have[v] = self._actor.take(("value", v))
         return self._have[v]
 
-    def _run_groups(self, *, before: bool) -> None:
+    def _run_groups(self, phase: int) -> None:
         for group, program, kept, given, send in self.plan.groups:
-            if group.before == before:
+            if group.phase == phase:
                 args = [self._want(v) for v in kept], [self._want(v) for v in given]
                 for v in given:
                     del self._have[v]
@@ -133,14 +145,14 @@ class RankRun:
 
     def _prepare(self) -> None:
         """What the stages of this rank read, and where they add up."""
-        plan, split = self.plan, self.plan.split
+        plan, loss = self._loss, self._loss.loss
         prepared = plan.prepared
-        made, zeros = plan.programs["prepare", plan.rank]([self._want(v) for v in prepared.reads])
+        made, zeros = plan.prepare([self._want(v) for v in prepared.reads])
         rest = iter(zeros)
-        self._parameters, self._others, self._sums = {}, {}, {}
-        for s in split.schedule.stages_of[plan.rank]:
-            stage = split.programs[s].stage
-            self._parameters[s] = [self._want(split.input_of[i]) for i in stage.parameters]
+        self._parameters, self._others, self._sums, self._given = {}, {}, {}, {}
+        for s in loss.stages_of[self.plan.rank]:
+            stage = loss.program(s).stage
+            self._parameters[s] = [self._want(loss.input_of[i]) for i in stage.parameters]
             self._others[s] = [
                 self._want(which) if kind == "value" else made[which] for kind, which in prepared.others[s]
             ]
@@ -170,16 +182,16 @@ class RankRun:
 
     def _give(self, s: int, j: int, x: Any) -> None:
         """A value that a microbatch gives of its loss, or state for the next one."""
-        split = self.plan.split
-        outputs = split.call.outputs
+        loss = self._loss.loss
+        outputs = loss.call.outputs
         first = len(outputs.given)
         if j < first:
             self._given.setdefault(j, []).append(x)
             return
         operand = list(outputs.carried.values())[j - first]
-        stage = split.programs[s].stage
+        stage = loss.program(s).stage
         self._others[s] = [
-            x if split.loss.pieces[i].operand == split.first + operand else old
+            x if loss.cut.pieces[i].operand == loss.first + operand else old
             for i, old in zip(stage.others, self._others[s], strict=True)
         ]
         self._given[j] = [x]
@@ -234,8 +246,11 @@ class RankRun:
         return arrays
 
     def _all_well(self) -> None:
-        """Wait until every rank has all of its gradients: from here on memory of the step's inputs is taken over."""
+        """Wait until every rank has all of its gradients, and what updates between the losses made: from here on memory
+        of the step's inputs is taken over."""
         jax.block_until_ready((self._sums, self._given))
+        if len(self.plan.losses) > 1:
+            jax.block_until_ready(self._have)
         others = [a for a in self._actors if a.rank != self.plan.rank]
         for actor in others:
             actor.give(("well", self.plan.rank), None)
@@ -244,31 +259,27 @@ class RankRun:
 
     def _settle(self) -> None:
         """Gradients to the ranks that own their parameters, and what the loss gives to the hub."""
-        plan, settled = self.plan, self.plan.settled
+        plan, settled, rank, c = self._loss, self._loss.settled, self.plan.rank, self._loss.loss.number
         for other, sent in settled.sent.items():
             arrays = plan.sums[other]([self._sums[s][k] for s, k in sent])
-            self._actors[other].give(("sums", plan.rank), arrays)
+            self._actors[other].give(("sums", c, rank), arrays)
         mine, route = plan.given
         if route is not None:
             moved = iter(route([x for j in mine for x in self._given[j]]))
-            hub, m = self._actors[plan.split.hub], len(plan.numbers)
+            hub, m = self._actors[plan.loss.hub], len(self.plan.numbers)
             for j in mine:
-                hub.give(("given", j), [next(moved) for _ in range(m)])
+                hub.give(("given", c, j), [next(moved) for _ in range(m)])
         sums = [self._sums[s][k] for s, k in settled.own]
         for other in settled.received:
-            sums += self._actor.take(("sums", other))
+            sums += self._actor.take(("sums", c, other))
         self._sums.clear()
-        self._send(plan.gradients, plan.programs["settle", plan.rank](sums))
+        self._send(plan.gradients, plan.settle(sums))
         for j, sending in plan.carried.items():
             self._send(sending, self._given[j])
-        if plan.rank == plan.split.hub:
-            self._finish(mine)
-
-    def _finish(self, mine: Sequence[int]) -> None:
-        plan = self.plan
-        given = [
-            self._given[j] if j in mine else self._actor.take(("given", j))
-            for j in range(len(plan.split.call.outputs.given))
-        ]
-        outs = plan.programs["finish", 0]([self._want(v) for v in plan.outs_read], given)
-        self._send(plan.results, outs)
+        if plan.finish is not None:
+            given = [
+                self._given[j] if j in mine else self._actor.take(("given", c, j))
+                for j in range(len(plan.loss.call.outputs.given))
+            ]
+            outs = plan.finish([self._want(v) for v in plan.outs_read], given)
+            self._send(plan.results, outs)

@@ -14,17 +14,17 @@ from ..program.ir import Program, Value
 from ..program.labels import GRADIENT
 from .homes import Homes
 from .jobs import Job, shape_of
+from .loss_stages import LossStages
 from .places import Group
-from .split import Split
 from .stage_jobs import StageJobs
 from .stages import inputs_read
 
 
 class Whole:
-    """What is made of the whole batch: the sums that a microbatch's loss needs, and results of the gradient call."""
+    """What is made of the whole batch: the sums that a microbatch's loss needs, and results of its gradient call."""
 
-    def __init__(self, split: Split):
-        self._split, self._call = split, split.call
+    def __init__(self, loss: LossStages):
+        self._loss, self._call = loss, loss.call
         self._norms = list(self._call.followed.norms.values())
         outputs, program = self._call.outputs, self._call.large
         outs = [v for j, v in enumerate(program.outputs) if v is not None and j not in outputs.carried]
@@ -34,14 +34,14 @@ class Whole:
         self.outs_read = self._values(self._out_operands)
 
     def _values(self, operands: Sequence[int]) -> list[Value]:
-        return [v for k in operands for v in self._split.operands[k].values]
+        return [v for k in operands for v in self._loss.operands[k].values]
 
     def _given(self, operands: Sequence[int], arrays: Sequence[Any]) -> list:
         """The operands of the loss, of which these come as `arrays`, some in pieces."""
         given: list[Any] = [None] * len(self._call.large.inputs)
         rest = iter(arrays)
         for k in operands:
-            parts = [next(rest) for _ in self._split.operands[k].values]
+            parts = [next(rest) for _ in self._loss.operands[k].values]
             given[k] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
         return given
 
@@ -71,15 +71,16 @@ def _sum(xs: Sequence[Any]) -> Any:
 
 
 class Prepared:
-    """What a rank's stages read beside parameters and activations, and the zeros that they add gradients to.
+    """What a rank's stages of one loss read beside parameters and activations, and the zeros that they add gradients
+    to. `stages`: all of the schedule.
 
     `others[s]`: of each other input of stage s its value around the gradient call, or its place among what the job
     makes. `reads`: the values that the job takes.
     """
 
-    def __init__(self, split: Split, homes: Homes, stages: Sequence[StageJobs], rank: int, whole: Whole):
-        self._split, self._whole = split, whole
-        mine = split.schedule.stages_of[rank]
+    def __init__(self, loss: LossStages, homes: Homes, stages: Sequence[StageJobs], rank: int, whole: Whole):
+        self._loss, self._whole = loss, whole
+        mine = loss.stages_of[rank]
         self._making: list[tuple[str, int]] = []  # what is made: the kind, and which
         self.others: dict[int, list[tuple[str, int]]] = {}
         outs: list[Any] = []
@@ -101,27 +102,27 @@ class Prepared:
         self.reads = list(sources)
         self._sums = [a for s in mine for a in stages[s].sums]
         zeros = [at for s in mine for at in stages[s].sums_at]
-        avals = [shape_of(split.around.program.avals[v]) for v in self.reads]
+        avals = [shape_of(homes.split.around.program.avals[v]) for v in self.reads]
         at = [homes.sharding(v, rank) for v in self.reads]
         self.job = Job(self._run, (avals,), (at,), (outs, zeros))
 
     def _source(self, i: int) -> tuple[str, int]:
-        split = self._split
-        operand = split.loss.pieces[i].operand
+        loss = self._loss
+        operand = loss.cut.pieces[i].operand
         if operand == 0:
             return "rows", 0
-        if operand < split.first:
+        if operand < loss.first:
             return "norm", operand - 1
-        if operand - split.first in split.call.batch:
-            return "examples", operand - split.first
-        return "value", split.input_of[i]
+        if operand - loss.first in loss.call.batch:
+            return "examples", operand - loss.first
+        return "value", loss.input_of[i]
 
     def _operand_value(self, k: int) -> Value:
-        (v,) = self._split.operands[k].values
+        (v,) = self._loss.operands[k].values
         return v
 
     def _run(self, arrays: Sequence[Any]) -> tuple[list, list]:
-        call, known = self._split.call, dict(zip(self.reads, arrays, strict=True))
+        call, known = self._loss.call, dict(zip(self.reads, arrays, strict=True))
         cut = call.cut
         norms: list[Any] = []
         if any(kind == "norm" for kind, _ in self._making):
@@ -139,7 +140,8 @@ class Prepared:
 
 
 class Settled:
-    """The gradients that a rank owns, from the sums of its own stages and from those of others that read a parameter.
+    """The gradients of one loss that a rank owns, from the sums of its own stages and from those of others that read a
+    parameter. `stages`: all of the schedule.
 
     `owned`: the inputs of the loss whose gradients these are. `sums`: what they are made of, in the order in which the
     job takes it: of which input of the loss, in which stage, and of which of its parameters. `own`: the stages and
@@ -147,19 +149,20 @@ class Settled:
     one.
     """
 
-    def __init__(self, split: Split, homes: Homes, stages: Sequence[StageJobs], rank: int):
-        pieces = split.loss.program.closed.in_avals
-        self.owned = [i for i in split.gradient_of if split.owner(i) == rank]
+    def __init__(self, loss: LossStages, homes: Homes, stages: Sequence[StageJobs], rank: int):
+        pieces = loss.cut.program.closed.in_avals
+        self.loss = loss
+        self.owned = [i for i in loss.gradient_of if loss.owner(i) == rank]
         self.sums: list[tuple[int, int, int]] = []
         self.sent: dict[int, list[tuple[int, int]]] = {}
         self._stages = stages
         avals, at, makers = [], [], []
-        stages_of = split.schedule.stages_of
+        stages_of = loss.stages_of
         for maker in sorted(range(len(stages_of)), key=lambda r: r != rank):
             for s in stages_of[maker]:
                 jobs = stages[s]
                 for k, i in enumerate(jobs.program.stage.parameters):
-                    owner = split.owner(i)
+                    owner = loss.owner(i)
                     if owner == rank:
                         self.sums.append((i, s, k))
                         makers.append(maker)
@@ -170,7 +173,7 @@ class Settled:
         self.own = [(s, k) for (_, s, k), maker in zip(self.sums, makers, strict=True) if maker == rank]
         self.received = [maker for maker in dict.fromkeys(makers) if maker != rank]
         self._avals = [shape_of(pieces[i]) for i in self.owned]
-        values = [split.gradient_of[i] for i in self.owned]
+        values = [loss.gradient_of[i] for i in self.owned]
         outs = [homes.sharding(v, rank) for v in values]
         self.job = Job(self._run, (avals,), (at,), outs)
 

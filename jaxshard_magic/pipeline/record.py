@@ -82,14 +82,15 @@ class Run:
 
         Args:
             split: of each stage, the share of a whole backward pass, 0 to 1, that is its input gradient; where the
-                stage runs the halves, they are measured. By default half, and none of the first stage's.
+                stage runs the halves, they are measured. By default half, and none of a loss's first stage.
             alike: of each stage, what it shares with those that run the same programs and no other: medians are over
                 the events of all of them. By default every stage is by itself.
 
         Raises ShardError for lists of another length, and where a stage has no event of one of its passes.
         """
-        stages = self.schedule.stages * self.schedule.chunks
-        shares = [0.0] + [0.5] * (stages - 1) if split is None else list(split)
+        stages = self.schedule.all_stages
+        first = range(0, stages, self.schedule.stages_of_loss)
+        shares = [0.0 if s in first else 0.5 for s in range(stages)] if split is None else list(split)
         if len(shares) != stages:
             raise ShardError(
                 f"split has {len(shares)} shares for {stages} stages; write one per stage, or None"
@@ -111,7 +112,7 @@ class Run:
     def transfers(self) -> tuple[float | None, ...]:
         """What each boundary between a stage and the next takes, in seconds, the mean of both ways; None where nothing
         was handed over, as between stages of one rank."""
-        stages = self.schedule.stages * self.schedule.chunks
+        stages = self.schedule.all_stages
         quickest = self._quickest()
         ways = [[quickest.get((s, s + 1)), quickest.get((s + 1, s))] for s in range(stages - 1)]
         known = [[seconds for seconds in both if seconds is not None] for both in ways]

@@ -53,6 +53,11 @@ class Units:
         if own_costs is not None:
             self.units = [replace(unit, cost=cost) for unit, cost in zip(self.units, own_costs, strict=True)]
 
+    @property
+    def cost(self) -> float:
+        """Of the whole loss, in FLOPs."""
+        return sum(_costs(self.loss).values())
+
     @cached_property
     def read(self) -> list[frozenset[Value]]:
         """The parameters that each unit reads, by itself or through what is made of them alone."""

@@ -86,7 +86,8 @@ class Pipeline:
     `makespan` holds the ideal one, the predicted one and the measured one, from first start to last end. `events` are
     measured where there was a run, else predicted (`source`: "measured" | "predicted"); `ideal_events` are those of
     even stages. `costs` of each stage: forward, input gradient, weight gradient, transfer. `kept`: of each stage, the
-    share of a microbatch's activations that is held until its weight gradient ends; empty: all of them.
+    share of a microbatch's activations that is held until its weight gradient ends; empty: all of them. `losses`: how
+    many the step differentiates one after the other, each in stages of its own, numbered on.
     """
 
     schedule: str
@@ -105,6 +106,7 @@ class Pipeline:
     what_if: tuple[WhatIf, ...] = ()
     refused: tuple[Refused, ...] = ()
     kept: tuple[float, ...] = ()
+    losses: int = 1
 
     def to_text(self, width: int | None = None) -> str:
         """The timeline for a terminal: a line a rank, a column a slot of time.

@@ -55,6 +55,12 @@ def flat(steps: Sequence[Step]) -> Sequence[Action]:
     return cast(Sequence[Action], steps)
 
 
+def moved(step: Step, stages: int) -> Step:
+    """The same work on stages that are so many further on."""
+    each = tuple(part._replace(stage=part.stage + stages) for part in parts(step))
+    return Fused(each) if isinstance(step, Fused) else each[0]
+
+
 _ACTION = re.compile(r"(\d{1,9})([A-Za-z])(\d{1,9})")
 
 

@@ -61,10 +61,16 @@ class Costs:
         backward = [i + w for i, w in zip(input_grad, weight_grad, strict=True)]
         return PerStage(forward, input_grad, weight_grad, backward, transfer, kept)
 
-    def even(self, stages: int) -> "Costs":
-        """The same work spread evenly over `stages` stages, with nothing to wait for between ranks."""
-        own = self.per_stage(stages)
-        forward, input_grad, weight_grad = (sum(each) / stages for each in own[:3])
+    def even(self, stages: int, losses: int = 1) -> "Costs":
+        """The work of each loss spread evenly over its share of `stages` stages, with nothing to wait for between
+        ranks."""
+        own, each = self.per_stage(stages), stages // losses
+
+        def evened(numbers: list[float]) -> list[float]:
+            means = (sum(numbers[s : s + each]) / each for s in range(0, stages, each))
+            return [mean for mean in means for _ in range(each)]
+
+        forward, input_grad, weight_grad = map(evened, own[:3])
         return Costs(forward, input_grad, weight_grad, 0.0, self.kept_for_weight_grad)
 
     def without_transfer(self) -> "Costs":

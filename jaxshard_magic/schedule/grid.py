@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.schedule.actions import KINDS, Action, Step, flat, parse_step, parts
+from jaxshard_magic.schedule.actions import KINDS, Action, Step, flat, moved, parse_step, parts
 from jaxshard_magic.schedule.costs import Costs
 
 Grid = tuple[tuple[Step, ...], ...]
@@ -18,7 +18,9 @@ class Schedule:
     """Which actions each rank of a pipeline runs, in its order; when they run follows from what they wait for.
 
     A pipeline has `stages` ranks, each a device or a group of them, and each rank holds `chunks` parts of the model.
-    An action names its part of the model: stage 0 to stages x chunks - 1, in the order of the forward pass.
+    An action names its part of the model: stage 0 to stages x chunks - 1, in the order of the forward pass. A step of
+    several `losses` runs one after the other, the stages of each numbered on from those of the one before, which it
+    hands nothing to.
 
     Every stage runs each microbatch forward once, and backward once, whole (`B`) or in halves (`I`, later `W`).
 
@@ -34,15 +36,26 @@ class Schedule:
     chunks: int
     grid: Grid
     costs: Costs | None = field(default=None, compare=False)
+    losses: int = 1
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def stages_of_loss(self) -> int:
+        """How many stages each loss is cut into."""
+        return self.stages * self.chunks
+
+    @property
+    def all_stages(self) -> int:
+        """How many stages the ranks hold together, of all losses."""
+        return self.stages_of_loss * self.losses
 
     @cached_property
     def rank_of(self) -> tuple[int, ...]:
         """The rank that holds each stage."""
         held = {stage: rank for rank, row in enumerate(self.grid) for stage, _, _ in flat(row)}
-        return tuple(held[stage] for stage in range(self.stages * self.chunks))
+        return tuple(held[stage] for stage in range(self.all_stages))
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
@@ -60,23 +73,42 @@ class Schedule:
     def __str__(self) -> str:
         """The grid as text, one line a rank, which `parse` reads."""
         head = f"# {self.name}: {self.stages} stages, {self.microbatches} microbatches, {self.chunks} chunks"
+        head += f", {self.losses} losses" if self.losses > 1 else ""
         return "\n".join([head, *(" ".join(map(str, row)) for row in self.grid)]) + "\n"
 
     def __repr__(self) -> str:
         size = f"{self.stages} stages x {self.microbatches} microbatches"
         chunks = f" x {self.chunks} chunks" if self.chunks > 1 else ""
-        return f"<Schedule {self.name}: {size}{chunks}>"
+        losses = f" x {self.losses} losses" if self.losses > 1 else ""
+        return f"<Schedule {self.name}: {size}{chunks}{losses}>"
+
+    def for_losses(self, losses: int) -> "Schedule":
+        """This schedule for each of so many losses in turn, each stage at the costs of the same one of the first.
+
+        >>> s = parse("0F0 0B0\\n1F0 1B0").for_losses(2)
+        >>> print(s)
+        # custom: 2 stages, 1 microbatches, 1 chunks, 2 losses
+        0F0 0B0 2F0 2B0
+        1F0 1B0 3F0 3B0
+        <BLANKLINE>
+        """
+        if losses == 1:
+            return self
+        every = range(0, losses * self.all_stages, self.all_stages)
+        grid = tuple(tuple(moved(step, by) for by in every for step in row) for row in self.grid)
+        return replace(self, grid=grid, losses=losses * self.losses, costs=None)
 
 
 _FEW = 1_000_000
-_HEAD = re.compile(r"#\s*(?P<name>[^:]+):")
+_HEAD = re.compile(r"#\s*(?P<name>[^:]+):(?:.*\b(?P<losses>\d{1,6}) losses)?")
 _LABEL = re.compile(r"\s*(?:rank|stage)?\s*\d+\s*:", re.IGNORECASE)
 
 
 def parse(text: str, name: str | None = None) -> Schedule:
     """The schedule that `text` writes, one line a rank: actions separated by spaces, or by commas as in a CSV file.
 
-    Empty cells, empty lines and a label such as `rank 0:` are passed over; a line `# name: ...` gives the name.
+    Empty cells, empty lines and a label such as `rank 0:` are passed over; a line `# name: ..., 2 losses` gives the
+    name and the number of losses.
 
     >>> parse("0F0 0F1 0B0 0B1").microbatches
     2
@@ -88,21 +120,23 @@ def parse(text: str, name: str | None = None) -> Schedule:
     Raises ShardError that points at the line and the word, or at the action that is wrong (see `Schedule`).
     """
     rows: list[tuple[Step, ...]] = []
+    losses = 1
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):
             said = _HEAD.match(line.strip())
             name = name or (said["name"].strip() if said else None)
+            losses = int(said["losses"]) if said and said["losses"] else losses
         elif words := _LABEL.sub("", line, count=1).replace(",", " ").split():
             rows.append(tuple(parse_step(word, f"line {number}: ") for word in words))
     if not rows:
         raise ShardError("a schedule needs a line for each rank; the text has none")
-    return from_rows(name or "custom", rows)
+    return from_rows(name or "custom", rows, losses)
 
 
-def from_rows(name: str, rows: Sequence[Iterable[Step]]) -> Schedule:
-    """The schedule of these rows, one a rank; its sizes are read from its actions.
+def from_rows(name: str, rows: Sequence[Iterable[Step]], losses: int = 1) -> Schedule:
+    """The schedule of these rows, one a rank, of so many losses; its sizes are read from its actions.
 
-    Raises ShardError where the stages don't spread evenly over the ranks, and as `Schedule` does.
+    Raises ShardError where the stages don't spread evenly over the ranks and losses, and as `Schedule` does.
     """
     grid = tuple(map(tuple, rows))
     actions = [part for row in grid for part in flat(row)]
@@ -113,13 +147,18 @@ def from_rows(name: str, rows: Sequence[Iterable[Step]]) -> Schedule:
         raise ShardError(
             f"schedule {name} has {held} stages on {len(grid)} ranks; each rank holds the same number of stages"
         )
+    if losses < 1 or held % (len(grid) * losses):
+        raise ShardError(
+            f"schedule {name} has {held} stages on {len(grid)} ranks for {losses} losses; each rank holds the same "
+            "number of stages of each"
+        )
     microbatches = 1 + max(action.microbatch for action in actions)
     if held * microbatches > max(len(actions), _FEW):  # a wrong number in a file must not fill the memory
         raise ShardError(
             f"schedule {name} has {len(actions):,} actions, too few for the {held:,} stages and {microbatches:,} "
             "microbatches that they name"
         )
-    return Schedule(name, len(grid), microbatches, held // len(grid), grid)
+    return Schedule(name, len(grid), microbatches, held // (len(grid) * losses), grid, losses=losses)
 
 
 def _check(schedule: Schedule) -> None:
@@ -166,7 +205,7 @@ class _Seen(NamedTuple):
 
     @staticmethod
     def none(schedule: Schedule) -> "_Seen":
-        stages = schedule.stages * schedule.chunks
+        stages = schedule.all_stages
         places = {kind: [_NOWHERE] * (stages * schedule.microbatches) for kind in KINDS}
         return _Seen(places, [_NOWHERE] * stages)
 
@@ -174,7 +213,7 @@ class _Seen(NamedTuple):
 def _wrong(schedule: Schedule, seen: _Seen, rank: int, action: Action) -> str:
     """Why `action` may not stand here."""
     stage, kind, microbatch = action
-    stages = schedule.stages * schedule.chunks
+    stages = schedule.all_stages
     if kind not in KINDS:
         return f"kinds are {', '.join(KINDS)}"
     if not (0 <= stage < stages and 0 <= microbatch < schedule.microbatches):

@@ -66,7 +66,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
     actions that do.
     """
     costs = costs or schedule.costs or Costs()
-    own = costs.per_stage(schedule.stages * schedule.chunks)
+    own = costs.per_stage(schedule.all_stages)
     rows = _moves(schedule, own)
     starts, ends = _times(schedule, rows)
     first = min(row[0] for row in starts)
@@ -159,16 +159,17 @@ def _moves(schedule: Schedule, own: PerStage) -> list[_Row]:
     An action waits for another rank's at most once, since what it needs of its own stage stands before it on its rank.
     """
     rank_of, microbatches, transfer = schedule.rank_of, schedule.microbatches, own.transfer
-    last = len(rank_of) - 1
+    last, each = len(rank_of) - 1, schedule.stages_of_loss
+    first_of, last_of = range(0, last + 1, each), range(each - 1, last + 1, each)
     down = [0.0] + [transfer[s - 1] if rank_of[s - 1] != rank_of[s] else 0.0 for s in range(1, last + 1)]
     up = [transfer[s + 1] if rank_of[s + 1] != rank_of[s] else 0.0 for s in range(last)] + [0.0]
     back = (last + 1) * microbatches  # results of the backward pass stand behind those of the forward pass
 
-    # Of each kind: time by stage, how far the result stands that it needs, the stage that needs none, delays, own base.
+    # Of each kind: time by stage, how far the result stands that it needs, the stages that need none, delays, own base.
     ways = {
-        "F": (own.forward, -microbatches, 0, down, 0),
-        "B": (own.backward, microbatches, last, up, back),
-        "I": (own.input_grad, microbatches, last, up, back),
+        "F": (own.forward, -microbatches, first_of, down, 0),
+        "B": (own.backward, microbatches, last_of, up, back),
+        "I": (own.input_grad, microbatches, last_of, up, back),
     }
     rows: list[_Row] = []
     for row in schedule.grid:
@@ -177,9 +178,9 @@ def _moves(schedule: Schedule, own: PerStage) -> list[_Row]:
             if kind == "W":
                 moves.append((-1, 0.0, own.weight_grad[stage], -1))
             else:
-                seconds, away, first, delay, base = ways[kind]
+                seconds, away, ends, delay, base = ways[kind]
                 index = base + stage * microbatches + microbatch
-                moves.append((-1 if stage == first else index + away, delay[stage], seconds[stage], index))
+                moves.append((-1 if stage in ends else index + away, delay[stage], seconds[stage], index))
         rows.append(_Row(moves, range(len(moves))) if len(moves) == len(row) else _together(row, moves))
     return rows
 
@@ -264,10 +265,10 @@ def _deadlock(schedule: Schedule, places: list[int]) -> ShardError:
 def _need(schedule: Schedule, action: Action) -> Action | None:
     """What `action` waits for of another stage."""
     stage, kind, microbatch = action
+    each = schedule.stages_of_loss
     if kind == "F":
-        return Action(stage - 1, "F", microbatch) if stage else None
-    last = len(schedule.rank_of) - 1
-    return Action(stage + 1, "B", microbatch) if kind != "W" and stage < last else None
+        return Action(stage - 1, "F", microbatch) if stage % each else None
+    return Action(stage + 1, "B", microbatch) if kind != "W" and (stage + 1) % each else None
 
 
 def _either(action: Action) -> set[Action]:

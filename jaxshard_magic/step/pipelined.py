@@ -11,7 +11,7 @@ import jax
 from ..compiler_log import captured
 from ..errors import ShardError
 from ..gradients.rewrite import Rewritten
-from ..pipeline.around import flat, gradient_call
+from ..pipeline.around import flat, gradient_calls
 from ..pipeline.executed import Pipeline
 from ..pipeline.homes import Ranks
 from ..pipeline.jobs import Elsewhere, Job
@@ -56,7 +56,7 @@ class PipedEntry(Entry):
 @dataclass(frozen=True)
 class SplitCall:
     """One kind of call, planned on one rank's sub-mesh and split into the stages of a pipeline. `again(wish)` splits it
-    otherwise."""
+    otherwise, as it wishes for each loss."""
 
     traced: Traced
     result: Result
@@ -64,12 +64,12 @@ class SplitCall:
     plan: Plan
     ranks: Ranks
     split: Split
-    again: Callable[[Wish], Split]
+    again: Callable[[Sequence[Wish]], Split]
     trace_s: float
 
-    def pipeline(self, wish: Wish | None = None, taken: Sequence[int] = ()) -> Pipeline:
+    def pipeline(self, wishes: Sequence[Wish] | None = None, taken: Sequence[int] = ()) -> Pipeline:
         """The stages on their ranks, none of them compiled; `taken`: inputs whose memory it may take over."""
-        return Pipeline(self.split if wish is None else self.again(wish), self.plan, self.ranks, taken)
+        return Pipeline(self.split if wishes is None else self.again(wishes), self.plan, self.ranks, taken)
 
 
 @retracing()
@@ -88,22 +88,25 @@ def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> 
     call = traced(peeled, request, say)
     assert call.captured is not None
     step = flat(call.captured.closed)
-    gradient_call(step)
+    gradient_calls(step)
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
     facts = understand(call.traced, on_rank, [noted for _, noted, _ in peeled.inputs])
     rewritten = microbatched(peeled, call, facts, request, on_rank)
-    (gradient,) = rewritten.calls.values()
-    schedule = pipeline.scheduled(len(ranks), gradient.cut.microbatches)
+    calls = [rewritten.calls[index] for index in sorted(rewritten.calls)]
+    schedule = pipeline.scheduled(len(ranks), calls[0].cut.microbatches).for_losses(len(calls))
     decided = plan(facts, on_rank)
     say(f"splitting into {len(ranks)} stages")
     state, batch = [(i, o) for o, i in facts.roles.state.items()], list(facts.batch.dims)
 
-    def split_at(wish: Wish) -> Split:
-        return Split(step, gradient, schedule, state, batch, wish)
+    def split_at(wishes: Sequence[Wish]) -> Split:
+        return Split(step, calls, schedule, state, batch, wishes)
 
-    split = split_at(Wish(pipeline.cut))
-    findings = (*rewritten.findings, *_left_out(step), *_left_out(gradient.large))
+    split = split_at([Wish(pipeline.cut)] * len(calls))
+    left_out = (
+        finding for program in (step, *(each.large for each in calls)) for finding in _left_out(program)
+    )
+    findings = (*rewritten.findings, *left_out, *_whole(split))
     decided = replace(decided, findings=(*decided.findings, *findings))
     return SplitCall(facts.traced, call.result, rewritten, decided, ranks, split, split_at, trace_s)
 
@@ -150,7 +153,7 @@ def _compiled(
             )
         say("measuring the stages")
         pipeline.compile()
-        pipeline = call.pipeline(Wish(options.cut, unit_seconds(pipeline)), taken)
+        pipeline = call.pipeline([Wish(options.cut, each) for each in unit_seconds(pipeline)], taken)
     say(f"compiling {len(pipeline.jobs())} programs for {len(call.ranks)} stages")
     start = time.perf_counter()
     complaints: list[str] = []
@@ -184,6 +187,15 @@ def _compiled(
         peeled.as_shapes(),
         call.rewritten,
     )
+
+
+def _whole(split: Split) -> Iterator[Finding]:
+    """The losses that are not cut into stages, beside others that are."""
+    for loss in split.losses:
+        if loss.uncut is not None:
+            which = f"Loss {loss.number + 1} of the {len(split.losses)} that the step differentiates"
+            message = f"{which} runs whole on the last stage while the others wait: {loss.uncut.why}."
+            yield Finding("whole-loss", "info", message)
 
 
 def _left_out(program: Program) -> Iterator[Finding]:

@@ -84,10 +84,13 @@ def _captured_at(peeled: Peeled, shapes: Shapes | None, mapped: Mapped | None) -
         return None
     try:
         return captured_at(peeled, shapes.avals, mapped)
-    except (TypeError, ValueError) as error:
+    except ShardError:
+        raise
+    except Exception as error:  # whatever the user's code does where it slices or divides by other sizes
+        why = next(iter(str(error).splitlines()), type(error).__name__)
         raise ShardError(
-            f"the step can't be traced for {shapes.examples} examples in the place of {shapes.of}: "
-            f"{str(error).splitlines()[0]}; take its sizes from the arrays' shapes",
+            f"the step can't be traced for {shapes.examples} examples in the place of {shapes.of}: {why}; take its "
+            "sizes from the arrays' shapes",
             option=shapes.option,
         ) from error
 

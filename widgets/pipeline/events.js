@@ -37,9 +37,10 @@ function times(wait, take, tick, from, to) {
 export class Events {
   #found; // rank, event and part by result, stage and microbatch
   #stages;
+  #ofLoss; // stages of each loss: nothing goes from one loss to the next
   #microbatches;
 
-  constructor({ events, ideal, tick, kept, end }) {
+  constructor({ events, ideal, tick, kept, losses, end }) {
     this.lanes = events.map((each, rank) => lane(each, ideal?.[rank], tick));
     this.hasIdeal = ideal !== null;
     this.end = this.lanes.reduce((most, { end: ends, count }) => Math.max(most, ends[count - 1] ?? 0), end);
@@ -47,6 +48,7 @@ export class Events {
     this.count = this.lanes.reduce((sum, { count }) => sum + count, 0);
     const most = (name) => this.lanes.reduce((max, each) => each[name].reduce((a, b) => Math.max(a, b), max), 0) + 1;
     [this.#stages, this.#microbatches] = [most("stage"), most("mb")];
+    this.#ofLoss = this.#stages / losses;
     this.#found = new Map();
     this.lanes.forEach((each, rank) => {
       for (let event = 0; event < each.count; event += 1) {
@@ -65,6 +67,12 @@ export class Events {
   #at(result, stage, mb) {
     if (stage < 0 || stage >= this.#stages) return null;
     return this.#found.get(this.#key(result, stage, mb)) ?? null;
+  }
+
+  /** The stage `by` further on, -1 where that is another loss. */
+  #beside(stage, by) {
+    const loss = Math.floor(stage / this.#ofLoss);
+    return Math.floor((stage + by) / this.#ofLoss) === loss ? stage + by : -1;
   }
 
   get microbatches() {
@@ -116,7 +124,8 @@ export class Events {
     for (let i = first[event]; i < first[event + 1]; i += 1) {
       const letter = KINDS[kind[i]];
       if (letter === "W") continue;
-      const need = letter === "F" ? this.#at(0, stage[i] - 1, mb[i]) : this.#at(BACK, stage[i] + 1, mb[i]);
+      const need =
+        letter === "F" ? this.#at(0, this.#beside(stage[i], -1), mb[i]) : this.#at(BACK, this.#beside(stage[i], 1), mb[i]);
       if (need && need.rank !== rank && (!last || this.#ended(need) > this.#ended(last))) last = need;
     }
     return last;
@@ -130,7 +139,8 @@ export class Events {
   path(mb) {
     const steps = [];
     for (let stage = 0; stage + 1 < this.#stages; stage += 1) {
-      for (const [result, here, there] of [[0, stage, stage + 1], [BACK, stage + 1, stage]]) {
+      const next = this.#beside(stage, 1);
+      for (const [result, here, there] of [[0, stage, next], [BACK, next, stage]]) {
         const [from, to] = [this.#at(result, here, mb), this.#at(result, there, mb)];
         if (from && to && from.rank !== to.rank) steps.push({ from, to });
       }

@@ -19,12 +19,19 @@ class Move(NamedTuple):
     after: int
 
 
-def moved(units: Sequence[Sequence[Unit]], costs: Costs) -> list[Move]:
-    """What moves where the stages are cut anew by what their units take: each its share of its stage's time."""
-    places = list(_places(units, costs))
-    work = [sum(takes) for _, takes in places]
-    starts = cut(work, [0.0] * len(work), len(units)) or []
-    moves, after = [], 0
+def moved(units: Sequence[Sequence[Unit]], costs: Costs, losses: int = 1) -> list[Move]:
+    """What moves where the stages of each loss are cut anew by what their units take: each its share of its stage's
+    time."""
+    places, each = list(_places(units, costs)), len(units) // losses
+    starts: set[int] = set()
+    for _, own in groupby(enumerate(places), key=lambda place: place[1][0] // each):
+        inside = [(place, sum(takes)) for place, (_, takes) in own]
+        work, first = [takes for _, takes in inside], inside[0][0]
+        anew = cut(work, [0.0] * len(work), each)
+        if anew is None:
+            return []
+        starts.update(first + start for start in (0, *anew))
+    moves, after = [], -1
     for place, (before, _) in enumerate(places):
         after += place in starts
         if after != before:

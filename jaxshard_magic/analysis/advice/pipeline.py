@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from ...errors import ShardError
 from ...report import Advice, Pipeline, WhatIf
-from ...schedule import NAMES, Costs, Schedule, parse, simulate
+from ...schedule import NAMES, Costs, Schedule, simulate
+from ...schedule.actions import parse_step
+from ...schedule.grid import from_rows
 from ..timeline import imagined
 from .case import byte_text, time
 from .moves import Unit, moved, told, with_moves
@@ -49,7 +51,8 @@ class PipelineCase:
 
     @cached_property
     def schedule(self) -> Schedule:
-        return parse("\n".join(" ".join(row) for row in self.pipeline.grid), self.pipeline.schedule)
+        rows = [[parse_step(word) for word in row] for row in self.pipeline.grid]
+        return from_rows(self.pipeline.schedule, rows, self.pipeline.losses)
 
     @cached_property
     def costs(self) -> Costs:
@@ -141,7 +144,7 @@ def uneven_stages(case: PipelineCase) -> Iterator[Advice]:
 
 def _more_even(case: PipelineCase, mean: float) -> str | None:
     """What would move, and what that changes; None where it is not clearly better."""
-    p, moves = case.pipeline, moved(case.units, case.costs)
+    p, moves = case.pipeline, moved(case.units, case.costs, case.pipeline.losses)
     costs = with_moves(case.units, case.costs, moves)
     then = simulate(case.schedule, costs)
     if not moves or then.makespan > QUICKER * p.makespan[1]:
@@ -212,7 +215,8 @@ def heavy_boundary(case: PipelineCase) -> Iterator[Advice]:
 
 def _boundaries(case: PipelineCase) -> Iterator[_Boundary]:
     costs = case.pipeline.costs
-    between = [s for s in range(len(costs) - 1) if case.rank_of[s] != case.rank_of[s + 1]]
+    ends, each = len(costs) - 1, len(costs) // case.pipeline.losses
+    between = [s for s in range(ends) if case.rank_of[s] != case.rank_of[s + 1] and (s + 1) % each]
     for s in between:
         others = [case.crossing[o] for o in between if o != s] if case.crossing else []
         yield _Boundary(

@@ -88,6 +88,12 @@ def unfollowed(program: Program) -> Followed:
     return Followed(program, program, ONE, of, outputs, (), {}, {}, {})
 
 
+def unvaried(program: Program, microbatches: int) -> Followed:
+    """`program` where it reads no examples, such as a penalty on weights: each microbatch makes the same."""
+    of, outputs = (CONSTANT,) * len(program.avals), (CONSTANT,) * len(program.outputs)
+    return Followed(program, program, Fraction(microbatches), of, outputs, (), {}, {}, {})
+
+
 def told(program: Program, cause: int) -> str:
     """An equation as a reader knows it: what it does, and the innermost line of theirs that it comes from.
 

@@ -41,6 +41,7 @@ def pipeline_payload(p: Pipeline) -> dict[str, Any]:
         "ideal_end": p.makespan[0] if ideal else None,
         "kinds": data.kinds_of(p),
         "kept": list(p.kept),
+        "losses": p.losses,
         "ranks": [_rank(p, i) for i in range(len(p.ranks))],
         "events": [_columns(lane, scale) for lane in lanes],
         "ideal": [_times(lane, scale) for lane in _matched(p, lanes)] if ideal else None,

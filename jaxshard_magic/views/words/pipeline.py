@@ -47,7 +47,8 @@ def time_text(value: float | None, unit: str) -> str:
 def size_text(p: Pipeline) -> str:
     """`zb-h1, 4 stages × 8 microbatches`."""
     size = f"{_counted(p.stages, 'stage')} \u00d7 {_counted(p.microbatches, 'microbatch', 'es')}"
-    return f"{p.schedule}, {size}" + (f", {count_text(p.chunks)} chunks a rank" if p.chunks > 1 else "")
+    size += f", {count_text(p.chunks)} chunks a rank" if p.chunks > 1 else ""
+    return f"{p.schedule}, {size}" + (f", {count_text(p.losses)} losses in turn" if p.losses > 1 else "")
 
 
 def _counted(n: int, what: str, many: str = "s") -> str:
@@ -95,7 +96,7 @@ def part_text(part: BubblePart, first: bool) -> str:
 
 def _slowest(p: Pipeline) -> str | None:
     """`stage 3 is 9% above the mean`, by what the costs say."""
-    if len(p.costs) != p.stages * p.chunks:
+    if len(p.costs) != p.stages * p.chunks * p.losses:
         return None
     work = [sum(sum(p.costs[stage][:3]) for stage in rank.stages) for rank in p.ranks]
     most, mean = max(range(len(work)), key=work.__getitem__), fmean(work)
