@@ -133,6 +133,12 @@ def interleaved() -> Pipeline:
     return timeline(schedule.make("interleaved", stages=4, microbatches=8, chunks=2), Costs(transfer=0.1))
 
 
+def two_losses() -> Pipeline:
+    """A step that differentiates a large loss and then a smaller one, on four ranks."""
+    costs = Costs([1.0] * 4 + [0.5] * 4, [1.0] * 4 + [0.5] * 4, [1.0] * 4 + [0.5] * 4, transfer=0.1)
+    return timeline(schedule.make("1f1b", stages=4, microbatches=8).for_losses(2), costs)
+
+
 def fused() -> Pipeline:
     """Forward and backward actions that run as one, two chunks a rank on two ranks."""
     text = """
@@ -163,7 +169,7 @@ def hostile() -> Pipeline:
     return replace(made, schedule=evil, ranks=ranks, events=events, what_if=(), refused=())
 
 
-_MADE = (measured, one_f_one_b, uneven, interleaved, fused, large, wide, hostile)
+_MADE = (measured, one_f_one_b, uneven, interleaved, two_losses, fused, large, wide, hostile)
 PIPELINES = {made.__name__: made for made in _MADE}
 
 
