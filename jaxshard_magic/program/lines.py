@@ -11,12 +11,13 @@ from typing import Any
 
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
 from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
+from jax.extend.core import JaxprEqn
 
 from ..cell_files import is_cell_file
 
 _OURS = str(Path(__file__).resolve().parents[1])
 
-__all__ = ["Calls", "is_ours", "is_users", "lines_kept", "place", "user_context"]
+__all__ = ["Calls", "is_ours", "is_users", "lines_kept", "place", "user_context", "users_line"]
 
 
 @contextmanager
@@ -78,6 +79,13 @@ def is_users(file: str) -> bool:
     if "site-packages" in parts or "dist-packages" in parts:
         return False
     return not any(file.startswith(place) for place in _library_places())
+
+
+def users_line(eqn: JaxprEqn) -> str | None:
+    """The innermost line of the user's own that an equation comes from; None where none is known."""
+    traceback = eqn.source_info.traceback
+    frame = next((f for f in (traceback.frames if traceback else ()) if is_users(f.file_name)), None)
+    return None if frame is None else place(frame.file_name, frame.line_num)
 
 
 @cache

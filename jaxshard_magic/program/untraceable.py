@@ -31,6 +31,23 @@ _FIXES = {
     jax.errors.NonConcreteBooleanIndexError: "use jnp.where(mask, x, 0) and keep the shape",
     jax.errors.UnexpectedTracerError: "return the array from the step and keep it outside",
 }
+_PLACING = (  # what jax says of meshes, what the user's line does then, and what would do instead
+    (
+        "`set_mesh` can only be used outside",
+        "sets a mesh inside the step",
+        "set it around the call, or leave it to the strategy",
+    ),
+    (
+        "is not found in mesh: ",
+        "places an array along an axis that the strategy's mesh has not",
+        "add that axis to the mesh, with 1 device if need be, or take the placement out",
+    ),
+    (
+        "cannot contain axis names that are of type Auto",
+        "places an array along an axis as of an explicit mesh, and the axes of a strategy's mesh are not explicit",
+        "use jax.lax.with_sharding_constraint, or take the placement out",
+    ),
+)
 _UNBOUND = "unbound axis name: "
 _OUT = "return the array from the step and read it outside"
 
@@ -68,6 +85,9 @@ def _kind(error: BaseException) -> tuple[str | None, str]:
             f"works along the axis '{name}' of many devices, each with its own part",
             "use %%shard pmap, which runs such a step, or take out the collectives",
         )
+    for said, doing, fix in _PLACING:
+        if isinstance(error, ValueError) and said in str(error):
+            return doing, fix
     if "is not available on traced array" in str(error):
         return "asks an array of the step for what only finished arrays have", _OUT
     if type(error).__name__ == "TraceContextError" or "from different trace level" in str(error):  # flax's

@@ -85,7 +85,7 @@ def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> 
     ranks = Ranks(request.mesh, request.stage_axis)
     on_rank = request.on_rank(ranks.each[0])
     start = time.perf_counter()
-    call = traced(peeled, request, say)
+    call = traced(peeled, request, say).at_home(ranks.each[0], whole=False)
     assert call.captured is not None
     step = flat(call.captured.closed)
     gradient_calls(step)
@@ -106,7 +106,7 @@ def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> 
     left_out = (
         finding for program in (step, *(each.large for each in calls)) for finding in _left_out(program)
     )
-    findings = (*rewritten.findings, *left_out, *_whole(split))
+    findings = (*call.findings, *rewritten.findings, *left_out, *_whole(split))
     decided = replace(decided, findings=(*decided.findings, *findings))
     return SplitCall(facts.traced, call.result, rewritten, decided, ranks, split, split_at, trace_s)
 

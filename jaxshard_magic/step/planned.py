@@ -54,6 +54,8 @@ def planned(
     options, avals, rewritten = request.gradients, specs(peeled.leaves), None
     with own_mesh(request.mesh):
         call = traced(peeled, request, say, traces)
+        if not request.per_device:
+            call = call.at_home(request.mesh, whole=True)
         trace_s = time.perf_counter() - start
         say(f"planning {request.strategy}")
         metadata = [noted for _, noted, _ in peeled.inputs]
@@ -66,6 +68,7 @@ def planned(
             batch = {i + more: dims for i, dims in facts.batch.dims.items()}
             facts = understand(rewritten.traced, request, metadata, batch)
         decided = plan(facts, request)
+    decided = replace(decided, findings=(*decided.findings, *call.findings))
     if rewritten is not None:
         decided = replace(decided, findings=(*decided.findings, *rewritten.findings))
         for i, (dim, more) in rewritten.added.items():

@@ -1,18 +1,22 @@
 """One call of a step traced: as it is, with its gradient calls captured, or as one of the mesh's devices has it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from ..errors import ShardError
 from ..gradients.captures import Captures, Needs, Shapes
 from ..gradients.rewrite import has_gradients, with_plain_gradients
+from ..plan import Finding
 from ..program.capture import capturing
 from ..program.hooks import users_own
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
+from ..program.placements import kept_to
 from ..program.trace import Traced, Vjp, trace
 from ..program.untraceable import explained
 from ..request import GradientOptions, Request
@@ -30,12 +34,36 @@ class TracedCall:
         result: how its result is put together.
         captured: the step with each gradient call as one equation; None where nothing rewrites them.
         mapped: how it is spread over devices; None where it is written for whole arrays.
+        home: what takes the step's own placements on other devices out of a trace; None where they stay.
+        left_out: the lines of these.
     """
 
     traced: Traced
     result: Result
     captured: Traced | None = None
     mapped: Mapped | None = None
+    home: Callable[[Traced], tuple[Traced, tuple[str, ...]]] | None = None
+    left_out: tuple[str, ...] = ()
+
+    def at_home(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
+        """The call on the devices of `mesh`; `whole` and errors as `kept_to` has them."""
+        home = partial(kept_to, mesh=mesh, whole=whole)
+        (traced, left_out), captured = home(self.traced), self.captured
+        if captured is not None:
+            captured, left_out = home(captured)
+        return replace(self, traced=traced, captured=captured, home=home, left_out=left_out)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is to be said of placements that are left out."""
+        if not self.left_out:
+            return ()
+        lines = ", ".join(self.left_out)
+        message = (
+            f"The step says where arrays lie, on other devices than this strategy's ({lines}): that is left out, and "
+            "the strategy places them."
+        )
+        return (Finding("placements", "info", message),)
 
 
 def trace_call(peeled: Peeled, request: Request) -> TracedCall:
@@ -75,15 +103,16 @@ def capture(peeled: Peeled, call: TracedCall, needs: Needs) -> Captures:
     Raises `ShardError` for a step that can't be traced for other numbers of examples.
     """
     assert call.captured is not None
-    padded, part = (_captured_at(peeled, shapes, call.mapped) for shapes in (needs.padded, needs.part))
+    padded, part = (_captured_at(peeled, shapes, call) for shapes in (needs.padded, needs.part))
     return Captures(call.captured, needs, padded, part, call.mapped)
 
 
-def _captured_at(peeled: Peeled, shapes: Shapes | None, mapped: Mapped | None) -> Traced | None:
+def _captured_at(peeled: Peeled, shapes: Shapes | None, call: TracedCall) -> Traced | None:
     if shapes is None:
         return None
     try:
-        return captured_at(peeled, shapes.avals, mapped)
+        captured = captured_at(peeled, shapes.avals, call.mapped)
+        return captured if call.home is None else call.home(captured)[0]
     except ShardError:
         raise
     except Exception as error:  # whatever the user's code does where it slices or divides by other sizes

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ...errors import ShardError
 from ..flow import Flow
 from ..ir import Equation, Program, Value
-from ..lines import is_users, place
+from ..lines import users_line
 from ..primitives import called
 from ..sizes import nbytes
 from .examples import CONSTANT, ONE, Label, Rows, Sum, Unknown, fits, times
@@ -105,10 +105,8 @@ def told(program: Program, cause: int) -> str:
     e: Equation | None = program.equations[cause]
     name = e.name
     while e is not None:
-        traceback = e.eqn.source_info.traceback
-        frame = next((f for f in (traceback.frames if traceback else ()) if is_users(f.file_name)), None)
-        if frame is not None:
-            return f"{name}, {place(frame.file_name, frame.line_num)}"
+        if (line := users_line(e.eqn)) is not None:
+            return f"{name}, {line}"
         e = e.outer
     return name
 
