@@ -1,14 +1,19 @@
 """Advice on speed, memory and the program: each rule fires where it should and is silent where it should be."""
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import Case, advise
 from jaxshard_magic.analysis.roofline import roofline, with_seconds
+from jaxshard_magic.analysis.weights import largest_weight
 from jaxshard_magic.hardware import chip
 from jaxshard_magic.notebook.options import parse, with_strategy
 from jaxshard_magic.plan import Share
@@ -203,3 +208,52 @@ def test_a_call_to_python_from_inside_the_step_is_told_with_its_line():
 def test_every_rule_holds_on_steps_without_anything(on):
     empty = Case((), mesh(data=1), "dp", roof=roofline(chip(on), {"data": 1}, (), (), ()))
     assert advise(empty) == ()
+
+
+def gather(nbytes: int, **more) -> Collective:
+    return Collective("all-gather", ("model",), 4, 16, nbytes, nbytes, phase="backward", **more)
+
+
+def test_a_gather_that_is_larger_than_any_weight_warns_with_what_it_is():
+    made = case(
+        {"model": 4}, collectives=[gather(27 * GIB, what="gradient of params.up", line=7), gather(GIB)]
+    )
+    assert told(made, "large-gather") is None, "weights are not known"
+    found = told(replace(made, largest_weight=2 * GIB), "large-gather")
+    assert "27 GiB whole on each device, 16 times a step: gradient of params.up, line 7" in found.message
+    assert "reads is 2 GiB" in found.message and found.level == "warning"
+    assert told(replace(made, largest_weight=27 * GIB), "large-gather") is None
+    small = case({"model": 4}, collectives=[gather(2**20)], largest_weight=4)
+    assert told(small, "large-gather") is None, "too small for a word"
+
+
+def test_of_stacked_weights_a_layer_counts_and_of_a_step_without_loops_each_whole():
+    def step(params, x):
+        def loss(params):
+            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x @ params["first"], params["layers"])
+            return (h**2).mean()
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    params = {"first": jnp.ones((16, 32)), "layers": jnp.ones((8, 32, 32), jnp.bfloat16)}
+    sharded = jaxshard_magic.shard(step, "fsdp", mesh="data=2")
+    sharded.prepare(params, jnp.ones((8, 16)))
+    assert largest_weight(sharded.entry.plan) == max(16 * 32 * 4, 32 * 32 * 2)
+
+
+def test_activations_that_a_constraint_makes_whole_are_found_and_usual_strategies_have_none():
+    def step(w, x, whole):
+        def loss(w):
+            h = jnp.tanh(x @ w)
+            h = jax.lax.with_sharding_constraint(h, P()) if whole else h
+            return (h * jnp.roll(h, 1, 0)).mean()
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    w, x = jnp.ones((64, 256)), jnp.ones((2**15, 64))
+    with jax.set_mesh(jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))):
+        for whole in (True, False):
+            sharded = jaxshard_magic.shard(partial(step, whole=whole), "dp", mesh="data=4")
+            sharded.prepare(w, x)
+            codes = {a.code for a in sharded.report().advice}
+            assert ("large-gather" in codes) == whole

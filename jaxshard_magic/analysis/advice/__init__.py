@@ -7,12 +7,12 @@ from .case import Case as Case
 from .fit import does_not_fit, replicated_state
 from .layout import idle, not_cut, whole
 from .program import batch_grew, host_calls, not_donated, unknown_loops
-from .speed import communication, float32, slow_links, small_batch, wide_axis
+from .speed import communication, float32, large_gather, slow_links, small_batch, wide_axis
 
 LEVELS = ("error", "warning", "info")
 RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     *(does_not_fit, replicated_state, not_cut, idle, whole),
-    *(communication, slow_links, wide_axis, small_batch, float32),
+    *(communication, large_gather, slow_links, wide_axis, small_batch, float32),
     *(unknown_loops, host_calls, not_donated, batch_grew),
 )
 

@@ -25,7 +25,8 @@ class Case:
     earlier run; `callbacks` the lines, or None, of calls to Python from inside the step. `target` is what the step was
     compiled for where that is not attached, `larger` the slices of it that are offered and have more devices; `tried`
     the bytes that a device needs, as compiled, with a fix that was tried. `inside` are the options of its gradients,
-    None where it takes none.
+    None where it takes none. `largest_weight`: bytes of the largest weight that an operation reads, None where that is
+    not known.
     """
 
     leaves: Sequence[Leaf]
@@ -47,6 +48,7 @@ class Case:
     larger: Sequence[tuple[int, ...]] = ()
     tried: Mapping[str, int] = field(default_factory=dict)
     inside: GradientOptions | None = None
+    largest_weight: int | None = None
 
     @property
     def batch(self) -> list[Leaf]:

@@ -15,6 +15,7 @@ SLOW = 0.5  # of a chip's fast links: what carries less is slow
 MOST_TIMES = 64  # a batch that would have to grow more is no help
 WAITING = 0.5  # of a step's own work
 MOSTLY = 0.5  # of the FLOPs
+LARGE = 2**24  # bytes of a gather that are worth a word
 
 
 def communication(case: Case) -> Iterator[Advice]:
@@ -36,6 +37,23 @@ def communication(case: Case) -> Iterator[Advice]:
         yield Advice("communication", "warning", message, f"a batch of {case.examples * times} examples")
     else:
         yield Advice("communication", "warning", message)
+
+
+def large_gather(case: Case) -> Iterator[Advice]:
+    """Devices gather an array that is larger than any weight, as no strategy means to."""
+    meant = set(case.jobs.get("sp", ()))  # attention reads the keys of all positions
+    gathers = [c for c in case.collectives if c.kind == "all-gather" and meant.isdisjoint(c.axes or ())]
+    weight, top = case.largest_weight, max(gathers, key=lambda c: c.bytes, default=None)
+    if weight is None or top is None or top.bytes <= max(weight, LARGE):
+        return
+    what = top.what or "an array"
+    line = f", line {top.line}" if top.line and top.file is None else ""
+    over = "+".join(top.axes or ()) or "groups of its own"
+    message = (
+        f"An all-gather over {over} has {byte_text(top.bytes)} whole on each device, {top.count} time{'s' * (top.count != 1)} a step: {what}"
+        f"{line}. The largest weight that an operation reads is {byte_text(weight)}."
+    )
+    yield Advice("large-gather", "warning", message)
 
 
 def slow_links(case: Case) -> Iterator[Advice]:
