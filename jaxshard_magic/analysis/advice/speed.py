@@ -48,10 +48,10 @@ def large_gather(case: Case) -> Iterator[Advice]:
         return
     what = top.what or "an array"
     line = f", line {top.line}" if top.line and top.file is None else ""
-    over = "+".join(top.axes or ()) or "groups of its own"
+    over, often = "+".join(top.axes or ()) or "groups of its own", f"{top.count} time{'s' * (top.count != 1)}"
     message = (
-        f"An all-gather over {over} has {byte_text(top.bytes)} whole on each device, {top.count} time{'s' * (top.count != 1)} a step: {what}"
-        f"{line}. The largest weight that an operation reads is {byte_text(weight)}."
+        f"An all-gather over {over} has {byte_text(top.bytes)} whole on each device, {often} a step: {what}{line}. The "
+        f"largest weight that an operation reads is {byte_text(weight)}."
     )
     yield Advice("large-gather", "warning", message)
 
