@@ -19,7 +19,11 @@ REFUSED = {  # step -> what its line says
     "slice_of_a_data_set": "nothing to cut into stages",
     "trainer_owns_its_modules": "which jax does not know",
 }
-ROWS = [*QUICK, *((name, "pp-2", "numpy") for name in zoo.STEPS if name != "nnx_returns_loss")]
+ROWS = [
+    *QUICK,
+    ("equinox_dcgan", "pp+fsdp", "numpy"),
+    *((name, "pp-2", "numpy") for name in zoo.STEPS if name != "nnx_returns_loss"),
+]
 
 
 @pytest.mark.parametrize(("name", "column", "batches"), thinned(ROWS, QUICK))

@@ -142,11 +142,12 @@ def whole_batch(
         call: Gradient = e.params["gradient"]
         batch, data = {}, []
         for k, v in enumerate(e.ins[: call.closed_over]):
+            if v is None or state.issuperset(flow.inputs_behind([v])):
+                continue  # weights may have a dimension that is one with the examples
+            data.append(k)
             along = [d for d, c in enumerate(dims.big(v)) if c in rows]
-            if v is not None and len(along) == 1 and program.shapes[v][along[0]] % cut.shards == 0:
+            if len(along) == 1 and program.shapes[v][along[0]] % cut.shards == 0:
                 batch[k] = along[0]
-            if v is not None and not state.issuperset(flow.inputs_behind([v])):
-                data.append(k)
         calls[e.index] = Accumulated(call, call, batch, cut, passes, {}, data)
     return _noted(Rewritten(facts.traced, captured, calls, ()), passes)
 

@@ -197,4 +197,5 @@ def spec_of(layout: Layout | None, v: Value) -> PartitionSpec:
     """Of a value of a stage's program."""
     if layout is None:
         return PartitionSpec()
-    return partition_spec(layout.active(v) if layout.batchy(v) else layout.at_rest(v))
+    active = layout.batchy(v) and v not in layout.state
+    return partition_spec(layout.active(v) if active else layout.at_rest(v))

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from jax import lax
@@ -58,6 +59,11 @@ class Layout:
     def simulated(self) -> bool:
         """Are the devices CPU devices, whose compiler can't do all that others can?"""
         return self.platform == "cpu"
+
+    @cached_property
+    def state(self) -> frozenset[Value]:
+        """The inputs that the step keeps: parameters and what follows them."""
+        return frozenset(self.program.inputs[i] for i in self.roles.stored)
 
     def count(self, axes: Axes) -> int:
         """Devices along `axes` together."""
