@@ -30,6 +30,7 @@ from .space import Hardware, is_pipeline, saving, space
 from .trials import How, Trying, described
 
 if TYPE_CHECKING:
+    from ..pipeline.executed import Pipeline
     from ..step import ShardedStep
 
 FAR = 2.0  # times the memory there is: an estimate above is believed, and the candidate not compiled
@@ -72,6 +73,7 @@ class Searching:
         self._interrupted = False
         self._failures: list[Exception] = []
         self._stages: int | str | None = None
+        self._pipelines: dict[str, Pipeline] = {}  # cut, and not asked for again
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Choice:
         """Search for a call with these arguments, which may be shapes where nothing is run.
@@ -129,11 +131,12 @@ class Searching:
         self._say(f"planning {node.candidate.line}{place}")
         try:
             with self._trying.python:
-                step = self._trying.sharded(node.candidate)
                 known = node.sketch
                 if known is not None and known.rough:
-                    node.sketch = refined(step, node.candidate, args, kwargs, self._chip, known)
+                    pipeline = self._staged(node.candidate, args, kwargs)
+                    node.sketch = refined(pipeline, node.candidate, self._chip, known)
                 else:
+                    step = self._trying.sharded(node.candidate)
                     node.sketch = sketch(step, node.candidate, args, kwargs, self._chip)
         except ShardError as error:
             node.outcome, node.why = REFUSED, " ".join(str(error).split())
@@ -342,10 +345,15 @@ class Searching:
         assert isinstance(best, Candidate)
         self._say("looking where it can be cut")
         try:
-            schedule = self._trying.sharded(best).staged(*args, **kwargs).split.schedule
-            return schedule.stages_of_loss
+            self._pipelines[best.line] = pipeline = self._staged(best, args, kwargs)
+            return pipeline.split.schedule.stages_of_loss
         except ShardError as error:
             return str(error)
+
+    def _staged(self, candidate: Candidate, args: Sequence[Any], kwargs: dict[str, Any]) -> "Pipeline":
+        """A candidate cut into stages, or as it was before. Raises `ShardError` for a step that can't be cut so."""
+        known = self._pipelines.pop(candidate.line, None)
+        return self._trying.sharded(candidate).staged(*args, **kwargs) if known is None else known
 
     def _ranked(self, comparison: Comparison) -> list[Node]:
         """Those that are an answer, the fastest first."""

@@ -11,6 +11,7 @@ from ..analysis.roofline import roofline
 from ..analysis.staged import staged_leaves
 from ..analysis.staged_costs import roofline_costs, update_seconds
 from ..hardware import Chip
+from ..pipeline.executed import Pipeline
 from ..plan import Plan, Sent
 from ..report import Collective
 from ..report.held import held
@@ -80,17 +81,8 @@ def _of_stages(
     return Sketch(own + sent, own, sent, *memory, rough=True)
 
 
-def refined(
-    step: ShardedStep,
-    candidate: Candidate,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    chip: Chip,
-    rough: Sketch,
-) -> Sketch:
-    """A pipeline cut into its stages, each with its own products and arrays. Raises `ShardError` for a step that can't
-    be cut so."""
-    pipeline = step.staged(*args, **kwargs)
+def refined(pipeline: Pipeline, candidate: Candidate, chip: Chip, rough: Sketch) -> Sketch:
+    """The sketch of a pipeline that is cut into its stages, each with its own products and arrays."""
     plan, schedule, target = pipeline.plan, pipeline.split.schedule, target_of(candidate.mesh)
     costs = roofline_costs(pipeline, chip, target, {})
     during, after = _sent(plan, schedule.microbatches, chip, candidate)

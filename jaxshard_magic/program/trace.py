@@ -1,7 +1,8 @@
 """Trace any step once, whole: forward, backward and update in one jaxpr, gradient calls marked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -29,6 +30,11 @@ class Traced:
     in_paths: tuple[KeyPath, ...]
     out_paths: tuple[KeyPath, ...]
     consts: tuple[Any, ...]
+
+    @cached_property
+    def known(self) -> dict[Hashable, Any]:
+        """What has been worked out of it, for whoever asks again."""
+        return {}
 
 
 def path_name(path: KeyPath) -> str:

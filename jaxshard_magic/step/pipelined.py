@@ -32,7 +32,7 @@ from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry, file_of, kind
 from .microbatches import microbatched
-from .planned import own_mesh, traced
+from .planned import Traces, own_mesh, traced
 
 
 @dataclass(eq=False)
@@ -73,8 +73,11 @@ class SplitCall:
 
 
 @retracing()
-def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> SplitCall:
+def split_call(
+    peeled: Peeled, request: Request, say: Callable[[str], None], traces: Traces | None = None
+) -> SplitCall:
     """Trace and split one kind of call, for a pipeline along the request's axis of stages; nothing is compiled.
+    `traces`: of the same step before; what is traced is put there.
 
     Raises `ShardError` for a step that can't be planned or split so; an exception of the user's own passes through.
     """
@@ -85,7 +88,7 @@ def split_call(peeled: Peeled, request: Request, say: Callable[[str], None]) -> 
     ranks = Ranks(request.mesh, request.stage_axis)
     on_rank = request.on_rank(ranks.each[0])
     start = time.perf_counter()
-    call = traced(peeled, request, say).at_home(ranks.each[0], whole=False)
+    call = traced(peeled, request, say, traces).at_home(ranks.each[0], whole=False)
     assert call.captured is not None
     step = flat(call.captured.closed)
     gradient_calls(step)

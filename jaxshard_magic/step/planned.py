@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from ..gradients.captures import needs
-from ..gradients.rewrite import Rewritten, rewrite
+from ..gradients.rewrite import Rewritten, has_gradients, rewrite
 from ..plan import Plan
 from ..program.hooks import retracing
 from ..program.peel import Peeled, Result, specs
@@ -92,12 +92,15 @@ def traced(
 ) -> TracedCall:
     """The call traced, or as it was traced before under another request that leaves it as it is."""
     say("tracing")
-    alone = request.per_device or request.gradients.rewrites or request.pipeline is not None
-    if traces is None or alone:
+    if traces is None or request.per_device:
         return trace_call(peeled, request)
-    if peeled.key not in traces:
-        traces[peeled.key] = trace_call(peeled, request)
-    return traces[peeled.key]
+    captures = request.gradients.rewrites or request.pipeline is not None
+    key = peeled.key, captures
+    if key not in traces:
+        traces[key] = trace_call(peeled, request)
+    elif (captured := traces[key].captured) is not None:
+        has_gradients(captured, request.gradients)
+    return traces[key]
 
 
 def own_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

@@ -176,7 +176,7 @@ class ShardedStep:
             raise ShardError(f"{self.strategy} is no pipeline; there is nothing to cut")
         from .pipelined import split_call
 
-        return split_call(peel(self._step, args, kwargs), self.request, self.say).pipeline()
+        return split_call(peel(self._step, args, kwargs), self.request, self.say, self.traces).pipeline()
 
     def repeat(self, n: int) -> None:
         """Call the step on the last call's arguments until `n` more calls are timed; nothing is updated.

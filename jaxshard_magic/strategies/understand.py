@@ -38,17 +38,22 @@ def understand(
         dims = Dimensions(traced.program, (1,))  # what a device has is divided no further
         examples = find_batch(dims, traced.roles, batch or _split_along(traced))
         return Facts(traced, traced.program, dims, traced.flow, traced.roles, examples, {})
-    placed = placements(traced, request, metadata)
+    placed, sizes = placements(traced, request, metadata), tuple(request.mesh.shape.values())
+    known = None if placed or batch else ("facts", frozenset(sizes))
+    if known in traced.known:  # of another strategy on such a mesh
+        return traced.known[known]
     program = Program(traced.closed)
     flow = Flow(program)
     roles = find_roles(traced, flow)
     copies = {program.inputs[i]: program.inputs[p] for i, p in roles.copies.items()}
-    dims = Dimensions(program, tuple(request.mesh.shape.values()), copies)
+    dims = Dimensions(program, sizes, copies)
     _state_fits(traced, roles)
     named = dims_over(request.batch_axes, placed, roles.data)
-    return Facts(
-        traced, program, dims, flow, roles, find_batch(dims, roles, {**(batch or {}), **named}), placed
-    )
+    examples = find_batch(dims, roles, {**(batch or {}), **named})
+    facts = Facts(traced, program, dims, flow, roles, examples, placed)
+    if known is not None:
+        traced.known[known] = facts
+    return facts
 
 
 def _state_fits(traced: Traced, roles: Roles) -> None:
