@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import Case, advise
 from jaxshard_magic.analysis.roofline import roofline, with_seconds
-from jaxshard_magic.analysis.weights import largest_weight
 from jaxshard_magic.hardware import chip
 from jaxshard_magic.notebook.options import parse, with_strategy
 from jaxshard_magic.plan import Share
@@ -238,7 +237,7 @@ def test_of_stacked_weights_a_layer_counts_and_of_a_step_without_loops_each_whol
     params = {"first": jnp.ones((16, 32)), "layers": jnp.ones((8, 32, 32), jnp.bfloat16)}
     sharded = jaxshard_magic.shard(step, "fsdp", mesh="data=2")
     sharded.prepare(params, jnp.ones((8, 16)))
-    assert largest_weight(sharded.entry.plan) == max(16 * 32 * 4, 32 * 32 * 2)
+    assert sharded.entry.plan.largest_weight == max(16 * 32 * 4, 32 * 32 * 2)
 
 
 def test_activations_that_a_constraint_makes_whole_are_found_and_usual_strategies_have_none():

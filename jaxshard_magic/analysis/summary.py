@@ -41,7 +41,6 @@ from .staged_costs import around_seconds, flops_costs, roofline_costs, update_se
 from .staged_memory import staged_memory
 from .staged_moves import said_by, staged_collectives
 from .timeline import timeline
-from .weights import largest_weight
 
 if TYPE_CHECKING:
     from ..step import Entry, ShardedStep
@@ -137,7 +136,7 @@ def _advice(
         larger=() if target is None else slices.larger(target.chip, target.extent),
         tried=step.tried,
         inside=step.request.gradients if any(work.phase == BACKWARD for work in plan.work) else None,
-        largest_weight=largest_weight(plan),
+        largest_weight=plan.largest_weight,
     )
     for finding in (*plan.findings, *reading.complaints):
         yield Advice(finding.code, finding.level, finding.message, finding.fix)

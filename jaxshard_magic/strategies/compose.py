@@ -14,6 +14,7 @@ from ..program.mapped import PerDevice
 from ..program.phases import phases
 from ..program.roles import BATCH, OTHER
 from ..program.trace import Traced, path_name
+from ..program.weights import largest_weight
 from ..request import Request
 from ..specs import Placement
 from .dp import data_parallel
@@ -91,6 +92,7 @@ def plan(facts: Facts, request: Request) -> Plan:
         work=work,
         shares=None if by_itself else shares(layout, work),
         unseen=unseen(program),
+        largest_weight=None if by_itself else largest_weight(flow, roles),
     )
 
 
