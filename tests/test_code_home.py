@@ -55,6 +55,7 @@ def test_constraints_stand_at_the_cells_own_lines(notebook):
     assert 'return hold(x @ last["w"], P("data")) + last["b"]' in program.text
 
 
+@pytest.mark.ci
 def test_they_stand_there_where_the_cell_of_the_step_ran_once_more(notebook):
     net = """def train_step(w, x):
     def loss_of(w):
@@ -73,6 +74,7 @@ def test_they_stand_there_where_the_cell_of_the_step_ran_once_more(notebook):
     assert program.same
 
 
+@pytest.mark.ci
 def test_they_stand_there_where_another_shell_of_the_process_ran_the_same_cell(notebook, monkeypatch):
     definitions, made, run = FIVE[0].cells("fsdp")
     for cell in ("%mesh data=8;", definitions, made, run):

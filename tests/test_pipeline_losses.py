@@ -10,6 +10,7 @@ import steps_of_several_losses as steps
 from pipelined_steps import normal
 from test_pipeline_errors import Fuse
 from test_pipeline_step import WITHIN, furthest
+from thinned import CI, thinned
 
 import jaxshard_magic
 from jaxshard_magic import schedule
@@ -24,10 +25,12 @@ STEPS = {
     "alone": steps.alone_each,
     "one without examples": steps.one_without_examples,
 }
-OFTEN = [
-    ("adversarial", "pp", "pipe=2", "1f1b"),
+QUICK = [
     ("adversarial, stacked", "pp+fsdp", "pipe=2 data=2", "zb-h1"),
     ("sharpness aware", "pp", "pipe=4", "gpipe"),
+]
+OFTEN = [
+    ("adversarial", "pp", "pipe=2", "1f1b"),
     ("actor and critic", "pp+tp", "pipe=2 model=2", "zb-v"),
     ("actor and critic, stacked", "pp", "pipe=4 data=2", "1f1b"),
     ("alone", "pp", "pipe=2", "interleaved"),
@@ -57,7 +60,7 @@ def piped(name, strategy="pp", mesh="pipe=2", **options):
 
 @pytest.mark.parametrize(
     ("name", "strategy", "mesh", "order"),
-    [*OFTEN, *(pytest.param(*each, marks=pytest.mark.full) for each in SELDOM)],
+    [*QUICK, *thinned(OFTEN, (), CI), *thinned(SELDOM, ())],
 )
 def test_five_steps_are_those_of_the_plain_step(name, strategy, mesh, order):
     options = {"chunks": 2} if order == "interleaved" else {}
@@ -65,6 +68,7 @@ def test_five_steps_are_those_of_the_plain_step(name, strategy, mesh, order):
     assert furthest(five_steps(sharded, args), five_steps(jax.jit(step), args)) < WITHIN
 
 
+@pytest.mark.ci
 def test_memory_of_the_inputs_is_taken_over_after_the_last_loss_alone():
     step, args, sharded = piped("adversarial, stacked", donate=True)
     want = five_steps(jax.jit(step), args)
@@ -75,7 +79,7 @@ def test_memory_of_the_inputs_is_taken_over_after_the_last_loss_alone():
     assert any(x.is_deleted() for x in jax.tree.leaves(first[:4]))
 
 
-@pytest.mark.parametrize("name", ["adversarial", "actor and critic, stacked"])
+@pytest.mark.parametrize("name", thinned(["adversarial", "actor and critic, stacked"], ["adversarial"], CI))
 def test_the_report_has_both_losses_in_turn(name):
     _, args, sharded = piped(name)
     five_steps(sharded, args)
@@ -153,7 +157,10 @@ def with_fuse(fuse, where):
     return step
 
 
-@pytest.mark.parametrize(("where", "donate"), [("forward", True), ("backward", True), ("backward", False)])
+ERRORS = [("forward", True), ("backward", True), ("backward", False)]
+
+
+@pytest.mark.parametrize(("where", "donate"), thinned(ERRORS, ERRORS[1:2], CI))
 def test_an_error_in_the_second_loss_leaves_all_of_the_state(where, donate):
     fuse, x = Fuse(), normal(1, 8, 4)
     ws = [normal(i, 4, 4, scale=1.0) for i in range(5)]

@@ -7,6 +7,7 @@ import optax
 import pipelined_images as images
 import pipelined_steps as steps
 import pytest
+from thinned import CI, thinned
 
 import jaxshard_magic
 from jaxshard_magic.errors import ShardError
@@ -97,7 +98,7 @@ def of_pipeline(made, mesh="pipe=2", strategy="pp", **options):
     return piped
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", thinned(WHOLE, ("batch norm", "its own size", "one graph"), CI))
 def test_a_batch_that_cannot_be_taken_apart_is_one_microbatch(name):
     make, why = WHOLE[name]
     piped = of_pipeline(make())

@@ -77,9 +77,14 @@ def test_a_placement_on_the_strategys_devices_is_kept():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "mesh"), [("fsdp", "data=4"), ("pp", "pipe=2"), ("pp+fsdp", "pipe=2 data=2")]
+    ("how", "strategy", "mesh"),
+    [
+        (constrained, "fsdp", "data=4"),
+        (put, "pp", "pipe=2"),
+        pytest.param(constrained, "pp+fsdp", "pipe=2 data=2", marks=pytest.mark.ci),
+        pytest.param(put, "fsdp", "data=4", marks=pytest.mark.ci),
+    ],
 )
-@pytest.mark.parametrize("how", [constrained, put])
 def test_a_placement_on_other_devices_is_left_out_and_the_report_says_where_it_stands(how, strategy, mesh):
     report = run(how(mesh_of(data=8), P("data")), strategy, mesh)
     (said,) = placed(report)
