@@ -41,6 +41,7 @@ SELDOM = [
     for name in STEPS
     for strategy, mesh in (("pp", "pipe=2"), ("pp", "pipe=4 data=2"), ("pp+fsdp+tp", "pipe=2 data=2 model=2"))
     for order in ("1f1b", "zb-h2", "dualpipev")
+    if (mesh, order) != ("pipe=4 data=2", "dualpipev")  # which takes 8 microbatches there
 ]
 
 
