@@ -114,6 +114,28 @@ def alone_each() -> Made:
     return step, (language_model(), *sentences())
 
 
+def in_a_function_and_in_a_condition() -> Made:
+    """Gradients that a jitted function of its own takes, and of which a condition chooses one."""
+
+    def squares(layers, x):
+        return (run_blocks(layers, x) ** 2).mean()
+
+    inner = jax.jit(jax.grad(squares))
+
+    def step(first, second, x, y):
+        chosen = jax.lax.cond(
+            x.sum() > 0,
+            inner,
+            lambda p, x: jax.grad(lambda p: jnp.tanh(run_blocks(p, x)).mean())(p),
+            first,
+            x,
+        )
+        second = jax.tree.map(lambda p, g: p - 0.1 * g, second, jax.grad(squares)(second, y))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, first, chosen), second
+
+    return step, (blocks(10), blocks(20), *numbers())
+
+
 def one_without_examples() -> Made:
     def step(params, x, y):
         first = jax.grad(mean_loss)(params, x, y)

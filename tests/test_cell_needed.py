@@ -1,13 +1,5 @@
 """What the step's cell needs of the cells that ran before it: enough to run it again, and nothing that only looked."""
 
-import enum
-import functools
-import math
-import os
-import textwrap
-from collections import OrderedDict
-
-import numpy as np
 import pytest
 
 from jaxshard_magic.notebook import cells as notebook_cells
@@ -339,55 +331,6 @@ def test_a_cell_that_is_no_python_is_passed_over():
     assert needed(
         "rate = 1", "rate = = 2", "def f():\n    nonlocal rate\nrate = 3", f"{STEP}\np = 1\n{CALL}"
     ) == ["rate = 1"]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (3, "x = 3"),
-        (-0.25, "x = -0.25"),
-        (1e-05, "x = 1e-05"),
-        (True, "x = True"),
-        (None, "x = None"),
-        ("it's\n", 'x = "it\'s\\n"'),
-        (math, "import math as x"),
-        (os.path, f"import {os.path.__name__} as x"),
-        (textwrap.dedent, "from textwrap import dedent as x"),
-        (OrderedDict, "from collections import OrderedDict as x"),
-    ],
-)
-def test_a_value_that_python_can_write_is_written(value: object, text: str):
-    assert notebook_cells.as_text("x", value) == text
-    names: dict[str, object] = {}
-    exec(text, names)
-    assert names["x"] == value
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.zeros(3),
-        [1, 2],
-        object(),
-        lambda: 1,
-        "a".join,
-        functools.partial(print),
-        math.inf,
-        math.nan,
-        np.float64(0.5),
-        enum.IntEnum("Size", "SMALL")(1),
-    ],
-)
-def test_a_value_that_has_no_such_form_is_not_written(value: object):
-    assert notebook_cells.as_text("x", value) is None
-
-
-def test_a_function_that_its_module_no_longer_has_is_not_written():
-    def dedent(text: str) -> str:
-        return text
-
-    dedent.__module__, dedent.__qualname__ = "textwrap", "dedent"
-    assert notebook_cells.as_text("x", dedent) is None
 
 
 def test_what_is_printed_together_is_not_needed_together():

@@ -38,8 +38,8 @@ class Fuse:
         return jax.pure_callback(self, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
-def with_fuse(fuse, where, when):
-    """A train step with a fuse behind layer `where`, in its forward or its backward pass."""
+def fused(fuse, when):
+    """A layer that is a fuse, in its forward or its backward pass."""
 
     @jax.custom_vjp
     def layer(x):
@@ -49,6 +49,12 @@ def with_fuse(fuse, where, when):
         return (fuse.through(g) if when == "backward" else g,)
 
     layer.defvjp(lambda x: (layer(x), None), backward)
+    return layer
+
+
+def with_fuse(fuse, where, when):
+    """A train step with a fuse behind layer `where`, in its forward or its backward pass."""
+    layer = fused(fuse, when)
 
     def step(ws, x):
         def loss(ws):

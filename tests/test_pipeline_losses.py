@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import steps_of_several_losses as steps
 from pipelined_steps import normal
-from test_pipeline_errors import Fuse
+from test_pipeline_errors import Fuse, fused
 from test_pipeline_step import WITHIN, furthest
 from thinned import CI, thinned
 
@@ -23,6 +23,7 @@ STEPS = {
     "actor and critic": steps.actor_and_critic,
     "actor and critic, stacked": partial(steps.actor_and_critic, steps.stack),
     "alone": steps.alone_each,
+    "in a function and in a condition": steps.in_a_function_and_in_a_condition,
     "one without examples": steps.one_without_examples,
 }
 QUICK = [
@@ -34,6 +35,7 @@ OFTEN = [
     ("actor and critic", "pp+tp", "pipe=2 model=2", "zb-v"),
     ("actor and critic, stacked", "pp", "pipe=4 data=2", "1f1b"),
     ("alone", "pp", "pipe=2", "interleaved"),
+    ("in a function and in a condition", "pp", "pipe=2", "1f1b"),
     ("one without examples", "pp", "pipe=2 data=2", "zb-h1"),
 ]
 SELDOM = [
@@ -134,15 +136,7 @@ def test_a_gradient_is_let_go_before_the_next_loss_begins():
 
 def with_fuse(fuse, where):
     """Two losses of two chains of layers: the second one's has a fuse, and reads what the first one's update made."""
-
-    @jax.custom_vjp
-    def layer(x):
-        return fuse.through(x) if where == "forward" else x
-
-    def backward(_, g):
-        return (fuse.through(g) if where == "backward" else g,)
-
-    layer.defvjp(lambda x: (layer(x), None), backward)
+    layer = fused(fuse, where)
 
     def run(ws, x):
         for w in ws:

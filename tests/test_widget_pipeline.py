@@ -1,10 +1,11 @@
 """The timeline in a real browser: pointed at, moved by keys, zoomed and panned; and what else the work could cost."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from browsing import Shown, Stage, expect
-from sample_pipelines import PIPELINES, fused, interleaved, large, measured, one_f_one_b, reported
+from sample_pipelines import PIPELINES, fused, interleaved, large, measured, one_f_one_b, reported, two_losses
 from thinned import CI, thinned
 
 from jaxshard_magic.report import Pipeline
@@ -67,6 +68,20 @@ def test_a_wait_names_what_was_waited_for(show: Stage):
     expect(tip(shown)).to_contain_text("before, waiting for 1I0")
     point(shown, p, 0, event.start - 1e-3)
     expect(tip(shown)).to_contain_text("waiting for 1I0, then 0I0")
+
+
+def test_the_first_action_of_a_loss_waits_for_no_stage_of_the_one_before(show: Stage):
+    """Drawn as one loss of eight stages, the same action would wait for stage 3."""
+    p = two_losses()
+    late = tuple(
+        replace(e, start=e.start + 2, end=e.end + 2) if int(e.action[0]) > 3 else e for e in p.events
+    )
+    for losses, waits in ((2, False), (1, True)):
+        shown = drawn(show, made := replace(p, events=late, losses=losses))
+        event = event_of(made, "4F0")
+        point(shown, made, 0, (event.start + event.end) / 2)
+        expect(tip(shown)).to_contain_text("4F0 forward, microbatch 0, stage 4")
+        assert ("waiting for 3F0" in tip(shown).inner_text()) == waits
 
 
 def test_the_curve_tells_what_is_held_with_its_bytes(show: Stage):

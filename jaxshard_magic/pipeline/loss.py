@@ -13,7 +13,7 @@ from ..program.primitives import scan_counts
 from .balance import stage_starts
 from .layers import Cut, CutScans, Pieces
 from .starts import allowed_starts
-from .units import Units
+from .units import Units, equation_costs
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,9 @@ def cut_loss(
 
 def whole_loss(loss: Program, parameters: Collection[int], stages: int) -> CutLoss:
     """`loss` with all of it in the last of `stages` stages. `parameters` as `cut_loss` has them."""
-    units = Units(loss, [loss.inputs[i] for i in parameters], ())
     last = {e.index: stages - 1 for e in loss.top.equations}
     program, pieces = _in_pieces(loss, parameters, {}, last)
-    one = Uncut(tuple(sorted(parameters)), None, units.cost)
+    one = Uncut(tuple(sorted(parameters)), None, sum(equation_costs(loss).values()))
     return CutLoss(program, pieces, (*[()] * (stages - 1), (one,)), (0,) * (stages - 1), chosen=False)
 
 

@@ -42,7 +42,7 @@ class Units:
         self.trained, self.varying = made_of(loss.top, parameters), made_of(loss.top, examples)
         both = self.trained & self.varying
         self.main = [e for e in loss.top.equations if any(v in both for v in e.outs)]
-        costs = _costs(loss)
+        costs = equation_costs(loss)
         self.units: list[Unit] = []
         self.span: dict[int, tuple[int, int]] = {}  # of each main equation: its first unit and its last
         for e in self.main:
@@ -52,11 +52,6 @@ class Units:
             self.span[e.index] = first, len(self.units) - 1
         if own_costs is not None:
             self.units = [replace(unit, cost=cost) for unit, cost in zip(self.units, own_costs, strict=True)]
-
-    @property
-    def cost(self) -> float:
-        """Of the whole loss, in FLOPs."""
-        return sum(_costs(self.loss).values())
 
     @cached_property
     def read(self) -> list[frozenset[Value]]:
@@ -112,7 +107,7 @@ def layers_of(e: Equation) -> int:
     return e.params["length"] if e.params["length"] > 1 else 0
 
 
-def _costs(loss: Program) -> dict[int, float]:
+def equation_costs(loss: Program) -> dict[int, float]:
     """FLOPs of each equation of the top level: of its products, and one for each number that it makes."""
     costs = {e.index: float(sum(prod(loss.shapes[v]) for v in e.outs)) for e in loss.top.equations}
     for work in counted(loss, Flow(loss)):

@@ -47,8 +47,9 @@ def large_gather(case: Case) -> Iterator[Advice]:
     if weight is None or top is None or top.bytes <= max(weight, LARGE):
         return
     what = top.what or "an array"
-    line = f", line {top.line}" if top.line and top.file is None else ""
-    over, often = "+".join(top.axes or ()) or "groups of its own", f"{top.count} time{'s' * (top.count != 1)}"
+    line = f", line {top.line}" if top.line else ""
+    over = "+".join(top.axes or ()) or "groups of its own"
+    often = "once" if top.count == 1 else f"{top.count} times"
     message = (
         f"An all-gather over {over} has {byte_text(top.bytes)} whole on each device, {often} a step: {what}{line}. The "
         f"largest weight that an operation reads is {byte_text(weight)}."
