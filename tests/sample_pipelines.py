@@ -1,4 +1,5 @@
-"""Pipelines for views and their tests: schedules in time, some of them with what a run would have measured."""
+"""Pipelines for views and their tests: schedules in time, some of them with what a run would have measured. Each is
+made once: what else it could cost takes a second."""
 
 from dataclasses import replace
 from functools import cache
@@ -42,6 +43,7 @@ def split(stages: int, microbatches: int) -> Schedule:
     return schedule.parse("\n".join(rows), "zb-h1")
 
 
+@cache
 def measured() -> Pipeline:
     """A run of four uneven stages, each two devices, with what it took beside what was predicted."""
     predicted = _with_refused(timeline(split(4, 8), UNEVEN, "s"))
@@ -117,28 +119,33 @@ def _with_refused(p: Pipeline) -> Pipeline:
     return replace(p, refused=tuple(found))
 
 
+@cache
 def one_f_one_b() -> Pipeline:
     """1F1B at one unit each: what is predicted is the ideal."""
     return _with_refused(timeline(schedule.make("1f1b", stages=4, microbatches=8)))
 
 
+@cache
 def uneven() -> Pipeline:
     """GPipe with stages of unlike length and transfers, in units."""
     costs = Costs([1, 1, 1, 1.5], [1, 1, 1, 1.5], [1, 1, 1, 1.5], transfer=0.2)
     return timeline(schedule.make("gpipe", stages=4, microbatches=4), costs)
 
 
+@cache
 def interleaved() -> Pipeline:
     """Two chunks a rank."""
     return timeline(schedule.make("interleaved", stages=4, microbatches=8, chunks=2), Costs(transfer=0.1))
 
 
+@cache
 def two_losses() -> Pipeline:
     """A step that differentiates a large loss and then a smaller one, on four ranks."""
     costs = Costs([1.0] * 4 + [0.5] * 4, [1.0] * 4 + [0.5] * 4, [1.0] * 4 + [0.5] * 4, transfer=0.1)
     return timeline(schedule.make("1f1b", stages=4, microbatches=8).for_losses(2), costs)
 
 
+@cache
 def fused() -> Pipeline:
     """Forward and backward actions that run as one, two chunks a rank on two ranks."""
     text = """

@@ -1,6 +1,7 @@
 """The search for a strategy: it finds the best that fits, with few compiles, and says what ruled the others out."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -206,9 +207,13 @@ def test_the_decision_path_has_this_steps_figures(memory):
     assert chosen(plan_only=True).path[0].answer is False
 
 
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed")
 def test_a_chip_is_named_once():
     with pytest.raises(ShardError, match="the mesh names the chip"):
         jaxshard_magic.choose(step, shapes(), mesh="v5e:2x2 data=4", on="v5e")
+
+
+def test_a_chip_stands_in_for_simulated_devices():
     assert chosen(plan_only=True, on="h100", among="dp,fsdp").on == "H100"
 
 
