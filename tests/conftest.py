@@ -97,8 +97,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = {item for item in dear if crc32(item.nodeid.encode()) % shares != share - 1}
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]
+    no_jax = {p for p in {item.path for item in items} if any(map(p.match, NO_JAX))}
     for item in items:
-        if any(item.path.match(pattern) for pattern in NO_JAX):
+        if item.path in no_jax:
             item.add_marker("no_jax")
     rank = {name: i for i, name in enumerate(HEAVIEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))

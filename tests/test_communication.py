@@ -38,7 +38,7 @@ def by_size(wanted: Counter) -> Counter:
     return found
 
 
-PLAIN, PAIRS = ("mlp", "cnn", "transformer"), ("fsdp", "fsdp+tp")
+PLAIN, PAIRS = ("cnn", "transformer"), ("fsdp+tp",)
 ALWAYS = [(step, how) for step, how in product(STEPS, MESHES) if step in PLAIN or how in PAIRS]
 
 

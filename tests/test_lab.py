@@ -10,7 +10,6 @@ import nbformat
 import pytest
 from browsing import expect
 from lab_server import Lab, lab, until
-from nbconvert import HTMLExporter
 
 pytestmark = pytest.mark.ci
 
@@ -189,6 +188,8 @@ def test_a_report_turns_dark_with_jupyterlab(notebook: Notebook):
 
 
 def test_nbconvert_keeps_the_report(notebook: Notebook):
+    from nbconvert import HTMLExporter  # seconds, where these tests do not run
+
     html, _ = HTMLExporter().from_filename(str(notebook.saved()))
     assert "jsm-static-" in html
     assert "weights.down" in html

@@ -40,7 +40,7 @@ def traced(call):
 @pytest.fixture(
     scope="module",
     params=[
-        *thinned([n for n in zoo.TRACED if n in zoo.OFTEN], zoo.OFTEN[1::2], CI),
+        *thinned([n for n in zoo.TRACED if n in zoo.OFTEN], zoo.OFTEN[1::3], CI),
         *thinned([n for n in zoo.TRACED if n in zoo.SELDOM], ()),
     ],
 )
