@@ -177,7 +177,7 @@ def test_weights_that_a_loop_gives_back_and_nothing_reads_do_not_travel():
 
     mesh = jaxshard_magic.mesh("cpu:2 pipe=2")
     sharded = jaxshard_magic.shard(step, "pp", mesh=mesh, microbatches=4)
-    pipeline = sharded.staged(jnp.ones((layers, width, width)), jnp.ones((examples, width)))
+    pipeline = sharded.prepare(jnp.ones((layers, width, width)), jnp.ones((examples, width))).compiled
     activation = examples // 4 * width * 4  # float32, of one microbatch
     assert sent_by(pipeline, 0) == (activation, 0)
     assert sent_by(pipeline, 1) == (0, activation)

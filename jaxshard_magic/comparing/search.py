@@ -25,12 +25,11 @@ from ..report.comparison import Comparison
 from .candidates import Candidate, Refused, Requests
 from .nodes import Ladder, Node, considered
 from .path import path
-from .sketch import Sketch, refined, sketch
+from .sketch import Sketch, sketch
 from .space import Hardware, is_pipeline, saving, space
 from .trials import How, Trying, described
 
 if TYPE_CHECKING:
-    from ..pipeline.executed import Pipeline
     from ..step import ShardedStep
 
 FAR = 2.0  # times the memory there is: an estimate above is believed, and the candidate not compiled
@@ -72,8 +71,6 @@ class Searching:
         self._end = math.inf
         self._interrupted = False
         self._failures: list[Exception] = []
-        self._stages: int | str | None = None
-        self._pipelines: dict[str, Pipeline] = {}  # cut, and not asked for again
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Choice:
         """Search for a call with these arguments, which may be shapes where nothing is run.
@@ -84,7 +81,6 @@ class Searching:
         self._end = start + (math.inf if self._budget is None else self._budget)
         try:
             self._plan_all(args, kwargs)
-            self._stages = self._cut(args, kwargs)
             if self._compile:
                 self._trying.compile(args, kwargs, lambda: self._feed(args, kwargs))
                 self._settle()
@@ -131,13 +127,8 @@ class Searching:
         self._say(f"planning {node.candidate.line}{place}")
         try:
             with self._trying.python:
-                known = node.sketch
-                if known is not None and known.rough:
-                    pipeline = self._staged(node.candidate, args, kwargs)
-                    node.sketch = refined(pipeline, node.candidate, self._chip, known)
-                else:
-                    step = self._trying.sharded(node.candidate)
-                    node.sketch = sketch(step, node.candidate, args, kwargs, self._chip)
+                step = self._trying.sharded(node.candidate)
+                node.sketch = sketch(step, node.candidate, args, kwargs, self._chip)
         except ShardError as error:
             node.outcome, node.why = REFUSED, " ".join(str(error).split())
             return False
@@ -174,9 +165,6 @@ class Searching:
                 self._open(node)
             elif self._slower(node.least):
                 node.outcome = BOUND
-            elif node.sketch is None or node.sketch.rough:
-                if self._planned(node, args, kwargs):
-                    self._put(node, node.least)
             elif not self._likely(node) and self._open(node):
                 self._put(node, node.least)  # after those that save memory
             else:
@@ -327,7 +315,7 @@ class Searching:
             name=self._trying.how.name,
             comparison=comparison,
             candidates=tuple(map(considered, first)),
-            path=path(self._families, self._chip, self._limit, self._stages),
+            path=path(self._families, self._chip, self._limit, self._cut()),
             source=(comparison.source or "predicted") if self._compile else "planned",
             on=self._chip.name if self._known else None,
             limit=self._limit,
@@ -336,24 +324,15 @@ class Searching:
             notes=self._notes(),
         )
 
-    def _cut(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int | str | None:
-        """Into how many stages the most promising pipeline cuts the step, or why it does not; None without one."""
-        piped = [n for n in self._families if n.sketch is not None and is_pipeline(n.candidate)]
-        if not piped or self._over():
-            return None
-        best = min(piped, key=lambda n: n.least).candidate
-        assert isinstance(best, Candidate)
-        self._say("looking where it can be cut")
-        try:
-            self._pipelines[best.line] = pipeline = self._staged(best, args, kwargs)
-            return pipeline.split.schedule.stages_of_loss
-        except ShardError as error:
-            return str(error)
-
-    def _staged(self, candidate: Candidate, args: Sequence[Any], kwargs: dict[str, Any]) -> "Pipeline":
-        """A candidate cut into stages, or as it was before. Raises `ShardError` for a step that can't be cut so."""
-        known = self._pipelines.pop(candidate.line, None)
-        return self._trying.sharded(candidate).staged(*args, **kwargs) if known is None else known
+    def _cut(self) -> int | str | None:
+        """Into how many stages the most promising pipeline cuts the step, or why none does; None without one."""
+        piped = [n for n in self._families if is_pipeline(n.candidate)]
+        cut = [(n.least, n.sketch.stages) for n in piped if n.sketch is not None and n.sketch.stages]
+        if cut:
+            return min(cut)[1]
+        return next(
+            (n.why for n in piped if n.outcome == REFUSED and isinstance(n.candidate, Candidate)), None
+        )
 
     def _ranked(self, comparison: Comparison) -> list[Node]:
         """Those that are an answer, the fastest first."""

@@ -8,17 +8,16 @@ from typing import Any
 from ..analysis.collectives import wire_bytes
 from ..analysis.leaves import leaves
 from ..analysis.roofline import roofline
-from ..analysis.staged import staged_leaves
-from ..analysis.staged_costs import roofline_costs, update_seconds
 from ..hardware import Chip
-from ..pipeline.executed import Pipeline
-from ..plan import Plan, Sent
+from ..pipeline.outline import Outline
+from ..plan import Plan, Sent, Share
 from ..report import Collective
 from ..report.held import held
+from ..request import Request
 from ..request.pipeline_options import default_microbatches
-from ..schedule import Costs, simulate
+from ..schedule import Costs, Schedule, simulate
 from ..step import ShardedStep
-from ..strategies.footprint import footprint
+from ..strategies.footprint import Footprint, footprint
 from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
 from ..targets import target_of
@@ -29,81 +28,104 @@ from .candidates import Candidate
 class Sketch:
     """`seconds`: of a step at least, of them `own` in products and the update and `sent` on the links; None where the
     chip's figures do not tell. `holds`: bytes of the arrays of the fullest device, `needs` with what lies in between.
-    All None for a strategy whose layout the compiler chooses. `rough`: of a pipeline that was not cut into its stages
-    yet, as if these were all alike."""
+    All None for a strategy whose layout the compiler chooses. `stages`: into how many a pipeline cuts each loss."""
 
     seconds: float | None = None
     own: float | None = None
     sent: float | None = None
     holds: int | None = None
     needs: int | None = None
-    rough: bool = False
+    stages: int | None = None
 
 
 def sketch(
     step: ShardedStep, candidate: Candidate, args: Sequence[Any], kwargs: Mapping[str, Any], chip: Chip
 ) -> Sketch:
     """Plan `step`, made of `candidate`, and compile nothing. Raises `ShardError` for what can't be planned."""
-    planned = step.planned(*args, **kwargs)
+    outline = None
+    if step.request.pipeline is None:
+        planned = step.planned(*args, **kwargs)
+    else:
+        planned, outline = step.outlined(*args, **kwargs)
     plan, mesh = planned.plan, candidate.mesh
     if not isinstance(plan.run, Hold):
         return Sketch()
     memory = footprint(plan.run, [len(planned.traced.consts) + i for i in planned.donated])
-    if step.request.pipeline is not None:
-        return _of_stages(step, plan, candidate, memory.arrays, memory.between, chip)
+    if outline is not None:
+        return _of_stages(step.request, plan, candidate, outline, memory, chip)
     moves = map(collective, traffic(plan.run))
     roof = roofline(chip, mesh.shape, plan.shares, leaves(plan.leaves, plan.mesh), moves, target_of(mesh))
     return Sketch(roof.step, roof.own, roof.communication, memory.arrays, memory.peak)
 
 
 def _of_stages(
-    step: ShardedStep, plan: Plan, candidate: Candidate, arrays: int, between: int, chip: Chip
+    request: Request, plan: Plan, candidate: Candidate, outline: Outline, memory: Footprint, chip: Chip
 ) -> Sketch:
-    """A pipeline by the plan of the whole step on one rank: stages that are all alike."""
-    piped = step.request.pipeline
+    """A pipeline by the plan of the whole step on one rank: each stage has its share of the products by its own, and of
+    the update and the arrays by its parameters."""
+    piped, target, axes = request.pipeline, target_of(candidate.mesh), candidate.mesh.shape
     assert piped is not None
-    mesh, target = candidate.mesh, target_of(candidate.mesh)
-    stages = mesh.shape[candidate.request.stage_axis]
-    shards = prod(mesh.shape[axis] for axis in plan.batch_axes)
-    m = step.request.gradients.microbatches
+    ranks, shards = axes[request.stage_axis], prod(axes[axis] for axis in plan.batch_axes)
+    m = request.gradients.microbatches
     if m == 1 and plan.examples is not None:
-        m = default_microbatches(plan.examples, shards, stages, piped)
-    run = simulate(piped.scheduled(stages, m))
+        m = default_microbatches(plan.examples, shards, ranks, piped)
+    schedule = piped.scheduled(ranks, m).for_losses(len(outline))
+    stages = outline.stages(schedule, piped.cut)
+    most = _most(schedule, [stage.weights for stage in stages])
+    placed = leaves(plan.leaves, plan.mesh)
+    weights = held([leaf for leaf in placed if leaf.role in ("params", "optimizer")]) / (held(placed) or 1)
     shares = plan.shares and [replace(s, bytes=s.bytes + (m - 1) * s.weights) for s in plan.shares]
-    products = roofline(chip, mesh.shape, shares, (), (), target).own
-    update = roofline(chip, mesh.shape, (), leaves(plan.leaves, plan.mesh), (), target).own
+    roof = roofline(chip, axes, shares, (), (), target)
+    update = roofline(chip, axes, (), placed, (), target).own
     during, after = _sent(plan, m, chip, candidate)
-    busy, held_at_once = 1 / stages / (1 - run.bubble), max(run.peak_activations) / m / stages
-    memory = int(arrays / stages), int(arrays / stages + held_at_once / run.schedule.chunks * between)
-    if products is None or update is None or during is None or after is None:
-        return Sketch(None, None, None, *memory, rough=True)
-    own, sent = busy * products + update / stages, busy * during + after / stages
-    return Sketch(own + sent, own, sent, *memory, rough=True)
+    way = roof.wires[request.stage_axis].bandwidth
+    holds = int(memory.arrays * (1 - weights * (1 - most)))
+    works = [
+        [replace(p, flops=p.flops // m // shards, bytes=_once(p, m * shards)) for p in stage.products]
+        for stage in stages
+    ]
+    times = [roofline(chip, axes, each, (), (), target).own or 0.0 for each in works]
+    times = [(roof.own or 0.0) / m * t / (sum(times) or 1.0) for t in times]
+    run = simulate(schedule, _costs(schedule, times))
+    held_at_once = max(run.peak_activations) / m / schedule.all_stages
+    needs = int(holds + held_at_once * memory.between)
+    each = schedule.stages_of_loss
+    if roof.own is None or update is None or during is None or after is None or not way:
+        return Sketch(None, None, None, holds, needs, each)
+    crossing = [stage.crossing / m / shards / way for stage in stages]
+    sending = _costs(schedule, times, during / schedule.all_stages / m, crossing)
+    own = run.makespan + most * update
+    sent = simulate(schedule, sending).makespan - run.makespan + most * after
+    return Sketch(own + sent, own, sent, holds, needs, each)
 
 
-def refined(pipeline: Pipeline, candidate: Candidate, chip: Chip, rough: Sketch) -> Sketch:
-    """The sketch of a pipeline that is cut into its stages, each with its own products and arrays."""
-    plan, schedule, target = pipeline.plan, pipeline.split.schedule, target_of(candidate.mesh)
-    costs = roofline_costs(pipeline, chip, target, {})
-    during, after = _sent(plan, schedule.microbatches, chip, candidate)
-    placed = staged_leaves(pipeline, plan.leaves)
-    holds = held(placed)
-    needs = None if rough.needs is None or rough.holds is None else holds + rough.needs - rough.holds
-    if costs is None or during is None or after is None:
-        return Sketch(None, None, None, holds, needs)
-    stages = schedule.all_stages
-    each = during / stages / schedule.microbatches / 2  # of a microbatch's two passes through a stage
-    every = costs.per_stage(stages)
-    sending = Costs(
-        [t + each for t in every.forward],
-        every.input_grad,
-        [t + each for t in every.weight_grad],
-        every.transfer,
+def _costs(
+    schedule: Schedule,
+    products: Sequence[float],
+    sent: float = 0.0,
+    transfer: float | Sequence[float] = 0.0,
+) -> Costs:
+    """The seconds of each stage's actions, whose products take so many for one microbatch: a third in the forward pass,
+    and what comes from no stage has no input gradients. `sent`: of the two passes of each stage on the links."""
+    thirds = [each / 3 for each in products]
+    first = [s % schedule.stages_of_loss == 0 for s in range(len(thirds))]
+    return Costs(
+        [t + sent / 2 for t in thirds],
+        [0.0 if f else t for t, f in zip(thirds, first, strict=True)],
+        [(2 * t if f else t) + sent / 2 for t, f in zip(thirds, first, strict=True)],
+        transfer,
     )
-    alone = simulate(schedule, costs).makespan
-    own, sent = alone + update_seconds(pipeline, chip, placed), after / schedule.stages
-    sent += simulate(schedule, sending).makespan - alone
-    return Sketch(own + sent, own, sent, holds, needs)
+
+
+def _once(share: Share, parts: int) -> int:
+    """The bytes of a product for one of so many parts of the examples, for which its weights are read whole."""
+    return (share.bytes - share.weights) // parts + share.weights
+
+
+def _most(schedule: Schedule, weights: Sequence[float]) -> float:
+    """The share of the parameters, 0 to 1, of the rank that has most of them."""
+    of_ranks = [sum(weights[s] for s in stages) for stages in schedule.stages_of]
+    return max(of_ranks) / (sum(weights) or 1.0)
 
 
 def _sent(plan: Plan, m: int, chip: Chip, candidate: Candidate) -> tuple[float | None, float | None]:

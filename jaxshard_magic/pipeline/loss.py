@@ -149,12 +149,14 @@ def _stepped_over(
         for e in loss.top.equations:
             if e.index in cuts and shape and shape[0] == cuts[e.index].bounds[-1]:
                 consts, carried = scan_counts(e.params)
-                if _made_of(loss, loss.inputs[i]) & {v for v in e.ins[consts + carried :] if v is not None}:
+                if made_of_it_alone(loss, loss.inputs[i]) & {
+                    v for v in e.ins[consts + carried :] if v is not None
+                }:
                     layers.setdefault(i, cuts[e.index].bounds)
     return layers
 
 
-def _made_of(loss: Program, value: Value) -> set[Value]:
+def made_of_it_alone(loss: Program, value: Value) -> set[Value]:
     """`value` and what is made of it alone."""
     made = {value}
     for e in loss.top.equations:

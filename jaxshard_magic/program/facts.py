@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .batching.batch import Batch
-from .dimensions import Dimensions
+from .dimensions import Dimensions, Storage
+from .flops import Work, counted
 from .flow import Flow
 from .ir import Program
+from .labels import labels
+from .phases import phases
 from .roles import Roles
 from .trace import Traced
 
@@ -36,3 +40,23 @@ class Facts:
     roles: Roles
     batch: Batch
     placed: "Mapping[int, Placement]"
+
+    @cached_property
+    def storage(self) -> Storage:
+        """What lies in memory alike."""
+        return self.dimensions.storage(self.batch.classes)
+
+    @cached_property
+    def phases(self) -> Mapping[int, str]:
+        """Forward, backward or update, of every equation by its index."""
+        return phases(self.program, self.flow)
+
+    @cached_property
+    def labels(self) -> Mapping[int, str]:
+        """Of each equation that has one, by its index."""
+        return labels(self.program, self.flow, self.roles, self.phases)
+
+    @cached_property
+    def work(self) -> tuple[Work, ...]:
+        """Of every product."""
+        return counted(self.program, self.flow, self.phases)

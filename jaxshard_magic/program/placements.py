@@ -26,6 +26,8 @@ def kept_to(traced: Traced, mesh: Mesh, *, whole: bool) -> tuple[Traced, tuple[s
 
     Raises `ShardError` for a `jax.shard_map` over other devices: what it computes depends on them.
     """
+    if not _places(traced):
+        return traced, ()
     own = frozenset(mesh.devices.flat) if whole else frozenset()
     left_out: dict[str | None, None] = {}
 
@@ -56,6 +58,21 @@ def kept_to(traced: Traced, mesh: Mesh, *, whole: bool) -> tuple[Traced, tuple[s
         return traced, ()
     lines = tuple(line or "a library's line" for line in left_out)
     return replace(traced, closed=ClosedJaxpr(jaxpr, traced.closed.consts)), lines
+
+
+def _places(traced: Traced) -> bool:
+    """Whether the step places anything itself."""
+    known = traced.known
+    if "places" not in known:
+        names: set[str] = set()
+
+        def note(eqn: JaxprEqn) -> JaxprEqn:
+            names.add(eqn.primitive.name)
+            return eqn
+
+        _mapped(traced.closed.jaxpr, note)
+        known["places"] = not names.isdisjoint(("shard_map", "sharding_constraint", "device_put"))
+    return known["places"]
 
 
 def _lies(at: Any, fits: Callable[[Any], bool]) -> bool:

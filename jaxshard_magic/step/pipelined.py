@@ -17,12 +17,14 @@ from ..pipeline.homes import Ranks
 from ..pipeline.jobs import Elsewhere, Job
 from ..pipeline.loss import Wish
 from ..pipeline.measured import unit_seconds
+from ..pipeline.outline import Outline
 from ..pipeline.split import Split
 from ..plan import Finding, Plan
 from ..program.batching.follow import told
+from ..program.facts import Facts
 from ..program.hooks import retracing
 from ..program.ir import Program
-from ..program.peel import Peeled, Result
+from ..program.peel import Peeled, Result, specs
 from ..program.settings import own_moves
 from ..program.trace import Traced
 from ..request import Request
@@ -33,6 +35,7 @@ from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry, file_of, kind
 from .microbatches import microbatched
 from .planned import Traces, own_mesh, traced
+from .tracing import captured_at
 
 
 @dataclass(eq=False)
@@ -114,6 +117,19 @@ def split_call(
     return SplitCall(facts.traced, call.result, rewritten, decided, ranks, split, split_at, trace_s)
 
 
+@retracing()
+def outline(peeled: Peeled, request: Request, facts: Facts) -> Outline:
+    """What stages of a call can be made of. `facts`: of the call traced as it is, which keep what was found.
+
+    Raises `ShardError` for a step without a gradient call, or with one in a loop, and what the user's own code raises.
+    """
+    known = facts.traced.known
+    if "outline" not in known:
+        with own_mesh(Ranks(request.mesh, request.stage_axis).each[0]):
+            known["outline"] = Outline(captured_at(peeled, specs(peeled.leaves)), facts)
+    return known["outline"]
+
+
 @own_moves()
 @retracing()
 def build_pipelined(
@@ -123,13 +139,14 @@ def build_pipelined(
     say: Callable[[str], None],
     compile_limit: float = LIMIT_S,
     beside: Callable[[], AbstractContextManager[None]] = nullcontext,
+    traces: Traces | None = None,
 ) -> PipedEntry:
-    """Split and compile one kind of call. `beside()` is a context for while its programs compile. Raises as
-    `split_call` does.
+    """Split and compile one kind of call. `beside()` is a context for while its programs compile; `traces`, and what is
+    raised, as `split_call` has them.
     """
     assert request.pipeline is not None
     with own_mesh(Ranks(request.mesh, request.stage_axis).each[0]):
-        call = split_call(peeled, request, say)
+        call = split_call(peeled, request, say, traces)
     with own_mesh(None):  # each rank's programs are for its own devices
         return _compiled(peeled, request, call, say, compile_limit, beside)
 

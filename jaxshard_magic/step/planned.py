@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from ..gradients.captures import needs
 from ..gradients.rewrite import Rewritten, has_gradients, rewrite
 from ..plan import Plan
+from ..program.facts import Facts
 from ..program.hooks import retracing
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
@@ -25,16 +26,21 @@ Traces = MutableMapping[Hashable, TracedCall]  # of calls as they are, by their 
 
 @dataclass(frozen=True)
 class Planned:
-    """`avals`: the flat inputs, with rows that are added to the batch; `donated`: those whose memory outputs take
-    over; `trace_s`: seconds."""
+    """`facts`: of the step as it is planned. `avals`: the flat inputs, with rows that are added to the batch.
+    `donated`: those whose memory outputs take over. `trace_s`: seconds."""
 
-    traced: Traced
+    facts: Facts
     result: Result
     rewritten: Rewritten | None
     plan: Plan
     avals: Sequence[jax.ShapeDtypeStruct]
     donated: tuple[int, ...]
     trace_s: float
+
+    @property
+    def traced(self) -> Traced:
+        """The step as it is planned."""
+        return self.facts.traced
 
 
 @retracing()
@@ -75,14 +81,13 @@ def planned(
             shape = list(avals[i].shape)
             shape[dim] += more
             avals[i] = avals[i].update(shape=tuple(shape))
-    step = facts.traced
     return Planned(
-        step,
+        facts,
         call.result,
         rewritten,
         decided,
         avals,
-        to_donate(peeled, step, decided, request.donate),
+        to_donate(peeled, facts.traced, decided, request.donate),
         trace_s,
     )
 

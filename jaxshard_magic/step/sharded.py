@@ -26,7 +26,7 @@ from .planned import Planned, Traces, planned
 from .ran import Ran, ran
 
 if TYPE_CHECKING:
-    from ..pipeline.executed import Pipeline
+    from ..pipeline.outline import Outline
     from ..report import Alternative, Check, Report
 
 RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
@@ -169,14 +169,14 @@ class ShardedStep:
             request = replace(request.on_rank(Ranks(self.mesh, request.stage_axis).each[0]), pipeline=None)
         return planned(call, request, say=self.say, traces=self.traces)
 
-    def staged(self, *args: Any, **kwargs: Any) -> "Pipeline":
-        """Cut a pipeline's step into stages for these arguments, and compile nothing. Raises `ShardError` for a step
-        that can't be cut so, and for one that is no pipeline."""
-        if self.request.pipeline is None:
-            raise ShardError(f"{self.strategy} is no pipeline; there is nothing to cut")
-        from .pipelined import split_call
+    def outlined(self, *args: Any, **kwargs: Any) -> "tuple[Planned, Outline]":
+        """As `planned`, of a pipeline; and what its stages can be made of, none of which is made. Raises `ShardError`
+        for a step that no pipeline can be made of."""
+        from .pipelined import outline
 
-        return split_call(peel(self._step, args, kwargs), self.request, self.say, self.traces).pipeline()
+        call = peel(self._step, args, kwargs)
+        found = self.planned_for(call)
+        return found, outline(call, self.request, found.facts)
 
     def repeat(self, n: int) -> None:
         """Call the step on the last call's arguments until `n` more calls are timed; nothing is updated.
@@ -346,11 +346,12 @@ class ShardedStep:
 
     def _built(self, peeled: Peeled, request: Request) -> Entry:
         how: dict[str, Any] = {"say": self.say, "compile_limit": self.compile_limit, "beside": self.beside}
+        how["traces"] = self.traces
         if request.pipeline is not None:
             from .pipelined import build_pipelined
 
             return build_pipelined(peeled, request, **how)
-        return build_entry(peeled, request, **how, traces=self.traces)
+        return build_entry(peeled, request, **how)
 
     def say(self, doing: str) -> None:
         if self.progress is not None:

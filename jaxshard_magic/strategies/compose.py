@@ -7,11 +7,9 @@ from jax.sharding import PartitionSpec
 from ..plan import WHOLE, LeafPlan, Plan
 from ..program.emit import Emitter
 from ..program.facts import Facts
-from ..program.flops import counted, unseen
-from ..program.labels import labels
+from ..program.flops import unseen
 from ..program.loss import find_loss
 from ..program.mapped import PerDevice
-from ..program.phases import phases
 from ..program.roles import BATCH, OTHER
 from ..program.trace import Traced, path_name
 from ..program.weights import largest_weight
@@ -50,7 +48,7 @@ def plan(facts: Facts, request: Request) -> Plan:
     layout = Layout(
         program,
         facts.dimensions,
-        facts.dimensions.storage(facts.batch.classes),
+        facts.storage,
         flow,
         roles,
         facts.batch,
@@ -67,10 +65,7 @@ def plan(facts: Facts, request: Request) -> Plan:
         if name in axes:
             apply(layout, axes[name])
     in_specs = [_input_spec(layout, i, facts.placed) for i in range(len(roles.of))]
-    phase = phases(program, flow)
-    named = labels(program, flow, roles, phase)
     gradients = request.gradients
-    work = counted(program, flow)
     by_itself = request.compiler_decides
     return Plan(
         traced=traced,
@@ -79,9 +74,9 @@ def plan(facts: Facts, request: Request) -> Plan:
         in_specs=tuple(in_specs),
         out_specs=tuple(_output_spec(layout, o, in_specs) for o in range(len(program.outputs))),
         leaves=tuple(_leaf(traced, layout, i, in_specs[i], facts.placed) for i in range(len(in_specs))),
-        run=Emitter(program, named)
+        run=Emitter(program, facts.labels)
         if by_itself
-        else Hold(layout, named, gradients.reduce, gradients.sum_dtype),
+        else Hold(layout, facts.labels, gradients.reduce, gradients.sum_dtype),
         state_pairs=roles.state,
         loss=find_loss(traced, flow, roles.state),
         batch_axes=request.batch_axes,
@@ -89,8 +84,8 @@ def plan(facts: Facts, request: Request) -> Plan:
         findings=(*(about_the_batch(traced, layout) if request.batch_axes else ()), *layout.findings),
         jobs=axes,
         examples=facts.batch.size,
-        work=work,
-        shares=None if by_itself else shares(layout, work),
+        work=facts.work,
+        shares=None if by_itself else shares(layout, facts.work),
         unseen=unseen(program),
         largest_weight=None if by_itself else largest_weight(flow, roles),
     )

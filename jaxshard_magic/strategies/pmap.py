@@ -11,12 +11,10 @@ from jax.sharding import Mesh, PartitionSpec
 from ..plan import LeafPlan, Plan, Share
 from ..program.emit import Emitter
 from ..program.facts import Facts
-from ..program.flops import counted, unseen
+from ..program.flops import unseen
 from ..program.ir import Equation, Program
-from ..program.labels import labels
 from ..program.loss import find_loss
 from ..program.mapped import Cut, Name, PerDevice
-from ..program.phases import phases
 from ..program.primitives import axis_names, bind, over_axes
 from ..program.roles import BATCH, OTHER
 from ..program.trace import path_name
@@ -35,8 +33,7 @@ def spread_plan(facts: Facts, request: Request) -> Plan:
     mapped, mesh = traced.mapped, request.mesh
     out_cuts, findings = results(traced, facts.dimensions, facts.batch)
     in_specs, out_specs = (tuple(_spec(traced, cut) for cut in cuts) for cuts in (traced.cuts, out_cuts))
-    emitter = _OnMesh(program, labels(program, flow, roles, phases(program, flow)), mapped.axes)
-    work = counted(program, flow)
+    emitter = _OnMesh(program, facts.labels, mapped.axes)
     examples = facts.batch.size
     return Plan(
         traced=traced,
@@ -59,8 +56,10 @@ def spread_plan(facts: Facts, request: Request) -> Plan:
         findings=findings,
         jobs={"pmap": mapped.mesh_axes},
         examples=None if examples is None else examples * mapped.devices,
-        work=tuple(replace(w, flops=w.flops * mapped.devices, bytes=w.bytes * mapped.devices) for w in work),
-        shares=tuple(Share(w.flops, w.bytes, w.dtype, w.recomputed, w.exact) for w in work),
+        work=tuple(
+            replace(w, flops=w.flops * mapped.devices, bytes=w.bytes * mapped.devices) for w in facts.work
+        ),
+        shares=tuple(Share(w.flops, w.bytes, w.dtype, w.recomputed, w.exact) for w in facts.work),
         unseen=unseen(program),
     )
 
