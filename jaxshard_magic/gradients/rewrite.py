@@ -212,7 +212,7 @@ def _accumulations(
     outer = follow(small, large, {i: d for i, (d,) in wanted.batch.dims.items()})
     state = _state(large, roles)
     calls = {
-        whole.index: _accumulated(large, part, whole, outer, wanted.cut, passes, state.get(whole.index, {}))
+        whole.index: _accumulated(part, whole, outer, wanted.cut, passes, state.get(whole.index, {}))
         for part, whole in zip(gradients_of(small), gradients_of(large), strict=True)
     }
     said = (coupling(call) for call in calls.values())
@@ -295,7 +295,6 @@ def _whole(call: Gradient, passes: Passes) -> TakenBy:
 
 
 def _accumulated(
-    program: Program,
     small: Equation,
     large: Equation,
     outer: Followed,
@@ -311,7 +310,7 @@ def _accumulated(
         label = outer.of[v] if v is not None else None
         shapes = shape_of(small.eqn.invars[k]), shape_of(large.eqn.invars[k])
         dim = label.dim if isinstance(label, Rows) else varying(*shapes, ratio=Fraction(cut.microbatches))
-        if not isinstance(label, Rows) and large not in program.top.equations:
+        if not isinstance(label, Rows) and _in_a_loop(large):
             raise ShardError(
                 "the step takes its gradient in a loop of its own, which takes the batch in parts already; leave "
                 "--microbatches out, or the loop",
@@ -334,6 +333,15 @@ def _accumulated(
     if not batch:
         return Accumulated(call, call, batch, cut, passes, {})
     return Accumulated(small.params["gradient"], call, batch, cut, passes, state)
+
+
+def _in_a_loop(e: Equation) -> bool:
+    """Whether it runs in the body of a loop; what a function or a condition calls may not."""
+    while e.outer is not None:
+        e = e.outer
+        if e.name in ("scan", "while"):
+            return True
+    return False
 
 
 def _state(program: Program, roles: Roles) -> dict[int, dict[int, int]]:
