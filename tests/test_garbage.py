@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from jaxshard_magic.analysis.garbage import uncollected
+from jaxshard_magic.program.garbage import uncollected
 
 
 @pytest.fixture(autouse=True)

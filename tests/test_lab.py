@@ -2,21 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
 from browsing import expect
-from lab_server import Lab, lab, until
+from lab_notebook import Notebook, opened
+from lab_server import until
 
 pytestmark = pytest.mark.ci
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page, Request, WebSocket
+    from playwright.sync_api import Browser
 
-NAME = "report.ipynb"
 START, SHARD, READ, AGAIN, COMPARE = range(5)
 CELLS = [
     """\
@@ -39,87 +36,16 @@ def train_step(weights, batch):
 %%shard dp,fsdp,tp,fsdp+tp --mesh data=8 --vary remat=none,full,dots --repeat 30000
 weights, loss = train_step(weights, batch)""",
 ]
-MODULE = b'"digest": "'  # only the shared module's state has it
-
-
-@dataclass
-class Notebook:
-    """The notebook in the browser, and what its kernel sent."""
-
-    page: "Page"
-    server: Lab
-    received: list[bytes] = field(default_factory=list)
-    outside: list[str] = field(default_factory=list)
-
-    def hear(self, frame: bytes | str) -> None:
-        self.received.append(frame.encode() if isinstance(frame, str) else frame)
-
-    def note(self, request: "Request") -> None:
-        if not request.url.startswith((self.server.url, "blob:", "data:")):
-            self.outside.append(request.url)
-
-    def open(self) -> None:
-        self.page.goto(f"{self.server.url}/lab/tree/{NAME}?token={self.server.token}&reset")
-        until(self.server.ready, "a kernel with a page connected to it")
-
-    def do(self, command: str, **given: Any) -> None:
-        """One of JupyterLab's own commands, as its menus run it."""
-        self.page.evaluate(
-            "([command, given]) => jupyterapp.commands.execute(command, given)", [command, given]
-        )
-
-    def run(self, cell: int) -> None:
-        """Run one cell and wait for its number."""
-        code = self.page.locator(".jp-CodeCell").nth(cell)
-        before = code.locator(".jp-InputPrompt").inner_text()
-        code.locator(".jp-InputPrompt").click()
-        self.do("notebook:run-cell")
-        said = code.locator(".jp-InputPrompt")
-        until(lambda: re.fullmatch(r"\[\d+\]:", now := said.inner_text()) and now != before, f"cell {cell}")
-
-    def outputs(self, cell: int) -> "Locator":
-        return self.page.locator(".jp-CodeCell").nth(cell).locator(".jp-OutputArea-output")
-
-    def widget(self, cell: int) -> "Locator":
-        return self.page.locator(".jp-CodeCell").nth(cell).locator(".jsm[data-theme]")
-
-    def twin(self, cell: int) -> "Locator":
-        return self.page.locator(".jp-CodeCell").nth(cell).locator("[class*=jsm-static-]")
-
-    def saved(self) -> Path:
-        """The notebook's file, saved with the report in it."""
-        file = self.server.root / NAME
-        self.do("docmanager:save")
-        until(lambda: "jsm-static-" in file.read_text(encoding="utf-8"), "the notebook to be saved")
-        return file
-
-    def sent(self) -> tuple[int, int]:
-        """How often the views' module was sent so far, and all bytes."""
-        return sum(MODULE in frame for frame in self.received), sum(map(len, self.received))
 
 
 @pytest.fixture(scope="module")
 def notebook(browser: "Browser", tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """JupyterLab with the notebook of CELLS open in it, run up to its first report."""
-    with lab(tmp_path_factory.mktemp("lab")) as server:
-        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS])
-        made.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
-        nbformat.write(made, server.root / NAME)
-        page = browser.new_page(viewport={"width": 1300, "height": 1800})
-        page.set_default_timeout(60_000)
-        opened = Notebook(page, server)
-
-        def listen(socket: "WebSocket") -> None:
-            socket.on("framereceived", opened.hear)
-
-        page.on("websocket", listen)
-        page.on("request", opened.note)
-        opened.open()
+    with opened(browser, tmp_path_factory.mktemp("lab"), CELLS) as made:
         for cell in (START, SHARD):
-            opened.run(cell)
-        expect(opened.widget(SHARD)).to_be_visible()
-        yield opened
-        page.close()
+            made.run(cell)
+        expect(made.widget(SHARD)).to_be_visible()
+        yield made
 
 
 def test_a_report_is_pointed_at_and_python_sees_it(notebook: Notebook):

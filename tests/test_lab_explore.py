@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
 from browsing import expect
-from lab_server import lab, until
+from lab_notebook import Notebook, opened
+from lab_server import until
 from test_lab import CELLS as REPORT
-from test_lab import NAME, SHARD, START, Notebook
+from test_lab import SHARD, START
 
 pytestmark = pytest.mark.ci
 
@@ -24,19 +24,11 @@ CELLS = [REPORT[START], REPORT[SHARD], "%shard explore -o ex", "print(ex.line)"]
 @pytest.fixture(scope="module")
 def notebook(browser: "Browser", tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """JupyterLab with an explorer of a step that ran."""
-    with lab(tmp_path_factory.mktemp("lab")) as server:
-        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS])
-        made.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
-        nbformat.write(made, server.root / NAME)
-        page = browser.new_page(viewport={"width": 1300, "height": 1800})
-        page.set_default_timeout(60_000)
-        opened = Notebook(page, server)
-        opened.open()
+    with opened(browser, tmp_path_factory.mktemp("lab"), CELLS) as made:
         for cell in (START, SHARD, EXPLORE):
-            opened.run(cell)
-        expect(opened.widget(EXPLORE)).to_be_visible()
-        yield opened
-        page.close()
+            made.run(cell)
+        expect(made.widget(EXPLORE)).to_be_visible()
+        yield made
 
 
 def cells(notebook: Notebook) -> list[str]:

@@ -14,6 +14,7 @@ from ..hardware import Chip, chip_of
 from ..pipeline.executed import Pipeline
 from ..pipeline.record import Run
 from ..plan import Finding
+from ..program.garbage import uncollected
 from ..program.phases import BACKWARD
 from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
 from ..report import Pipeline as PipelineReport
@@ -26,7 +27,6 @@ from .buffers import live_bytes, serialized
 from .collectives import Move, merge, moves
 from .complaints import Complaint, complaints, findings
 from .exhausted import exhausted, with_needed
-from .garbage import uncollected
 from .hlo import read
 from .leaves import leaves
 from .live import renamed, with_live
@@ -103,6 +103,7 @@ def summarize(step: "ShardedStep") -> Report:
         alternatives=step.alternatives,
         pipeline=pipeline,
         check=step.checked,
+        ended=step.ended,
     )
     return _named(report, step, reading.text)
 

@@ -60,9 +60,13 @@ class Choosing:
                 args, kwargs = cells.from_namespace(stand_in.__wrapped__, binding.namespace, self._cell.path)
                 stand_in(*copies(args), **copies(kwargs))
         assert self._choice is not None
+        self.settle(binding)
+        return self._choice
+
+    def settle(self, binding: cells.Binding) -> None:
+        """Bind the step of the choice, where there is one, in the place of what stood in for it."""
         if self.step is not None:
             binding.settle(self.step)
-        return self._choice
 
     def _decided(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The step of the choice for a call with these arguments. Raises Stopped where the cell is to end."""

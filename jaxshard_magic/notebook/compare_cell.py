@@ -52,7 +52,10 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "Comparison":
             prepare=this.prepare,
         )
         requests = replace(requests, placed=placed_by(options, path, function))
-        return Trying(function, candidates(requests), how)(args, kwargs)
+        comparison = Trying(function, candidates(requests), how)(args, kwargs)
+    if comparison.left and not any(trial.report for trial in comparison.trials):
+        raise cells.Interrupted(f"Stopped before any of {len(comparison.left)} strategies had compiled.")
+    return comparison
 
 
 class Growing:

@@ -14,6 +14,7 @@ from ..errors import ShardError
 from . import cells, compare_cell, completions, mesh_line
 from .auto_cell import Choosing
 from .displays import say
+from .early import Early
 from .history_line import Keeping
 from .mesh_line import Meshes
 from .options import (
@@ -69,6 +70,7 @@ class ShardMagics(Magics):
         self.keeping = Keeping(shell)
         self.failed = cells.Failed(shell)
         self.scattered = Scattered(self.session)
+        self.early = Early(shell, self.session, self._keep)
         self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
         self.matcher: Callable[[Any], Any] | None = None  # what completes names of the cell below a line
         self._commands = {  # with lines of their own
@@ -147,6 +149,7 @@ class ShardMagics(Magics):
             raise UsageError(completions.one_line(error)) from None
         except BaseException as error:
             error.__traceback__ = cells.own_lines(error.__traceback__)
+            cells.drawn_alone(self.shell, error)
             raise
         if report is not None and options.output:
             self.shell.user_ns[options.output] = report
@@ -259,24 +262,25 @@ class ShardMagics(Magics):
         parse_strategy(options.strategy)
         make_ready(self.session.view)
         this = self._cell(options, line, source, self._meshes.wanted)
-        known, report, draw = True, None, this.draw
-        with Progress(draw, of=this.path) as progress:
-            watch = None if draw is None or this.options.dry_run else Watch()
+        known, report = True, None
+        with Progress(this.draw, of=this.path) as progress:
+            watch = None if this.options.dry_run else Watch()
             binding = cells.Binding(
                 self.shell.user_ns, this.place, partial(self._sharded, this, progress, watch)
             )
-            with binding:
-                with this.room(), self._followed(progress, watch) as lengths:
-                    cells.run(self.shell, this.code, binding, lengths)
-                known = exercised(this, binding)
-            with binding:  # a dry run ended the first one
-                if binding.bound:
-                    self.session.begin(binding.sharded)
-                if known:
-                    compared(binding.sharded, progress, self.session.options_limit)
-                    report = self.session.report()
-                if not this.attached and report is not None and tried(binding.sharded, report, progress):
-                    report = self.session.report()
+            with self.early.kept(this, lambda: binding.sharded):
+                with binding:
+                    with this.room(), self._followed(progress, watch) as lengths:
+                        cells.run(self.shell, this.code, binding, lengths)
+                    known = exercised(this, binding)
+                with binding:  # a dry run ended the first one
+                    if binding.bound:
+                        self.session.begin(binding.sharded)
+                    if known:
+                        compared(binding.sharded, progress, self.session.options_limit)
+                        report = self.session.report()
+                    if not this.attached and report is not None and tried(binding.sharded, report, progress):
+                        report = self.session.report()
         if report is not None:
             self._keep(report, this.code.text, binding.sharded)
         if this.place.inside and not this.options.dry_run:
@@ -297,15 +301,18 @@ class ShardMagics(Magics):
 
         this = self._cell(options, line, source, self._meshes.devices)
         goes_on = not (this.options.dry_run or this.options.plan_only)
-        draw = this.draw
-        watch = Watch() if draw is not None and goes_on else None
-        with Progress(draw, of=this.path) as progress:
+        watch = Watch() if goes_on else None
+        with Progress(this.draw, of=this.path) as progress:
             choosing = Choosing(this, lead=partial(self._led, progress, watch), say=progress, goes_on=goes_on)
             choosing.ready()
             binding = cells.Binding(self.shell.user_ns, this.place, choosing.standing_in)
-            with binding, this.room(), self._followed(progress, watch) as lengths:
-                cells.run(self.shell, this.code, binding, lengths)
-            choice = choosing.settled(binding)
+            with self.early.kept(this, lambda: choosing.step):
+                try:
+                    with binding, this.room(), self._followed(progress, watch) as lengths:
+                        cells.run(self.shell, this.code, binding, lengths)
+                finally:  # the step stays where the user stopped it
+                    choosing.settle(binding)
+                choice = choosing.settled(binding)
         if choosing.step is None:
             self.session.chose(choice)
             self._keep_trials(choice.comparison, this.code)
@@ -331,6 +338,9 @@ class ShardMagics(Magics):
         with self._lengths.counting(lambda: watch.calls), progress.following(training):
             try:
                 yield self._lengths
+            except BaseException:
+                self.early.came(watch.calls, watch.finished()[1], self._lengths.total())
+                raise
             finally:
                 watch.leave()
 

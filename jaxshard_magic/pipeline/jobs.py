@@ -1,8 +1,7 @@
 """Programs to compile: what each takes, where that lies, and all of them compiled side by side."""
 
-import os
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered
 
+from ..program.compiling import compile_lowered, compilers
 from ..program.lines import lines_kept
 from ..program.strict import quick_call
 from .loaded import compiled_like, likeness
@@ -81,21 +81,16 @@ def make(jobs: Mapping[Key, Job]) -> dict[Key, Made]:
     """All of them compiled, as many at a time as there are cores, and alike ones once where that can be."""
     first: dict[Hashable, Future[Compiled]] = {}
     programs: dict[Key, Future[Compiled]] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with compilers() as pool:
         for key, job in jobs.items():
             lowered = job.lowered()
             like = likeness(lowered) if jax.tree.leaves((job.ins, job.outs)) else key
             if like in first:
                 programs[key] = pool.submit(_after, first[like], lowered, job.mesh)
             else:
-                programs[key] = first[like] = pool.submit(_compiled, lowered)
-        compiled = {key: each.result() for key, each in programs.items()}
-    return {key: Made(c, _reads(c), quick_call(c)) for key, c in compiled.items()}
-
-
-def _compiled(lowered: Lowered) -> Compiled:
-    with lines_kept():
-        return lowered.compile()
+                programs[key] = first[like] = pool.submit(compile_lowered, lowered)
+        made = {key: each.result() for key, each in programs.items()}
+    return {key: Made(c, _reads(c), quick_call(c)) for key, c in made.items()}
 
 
 def _after(first: Future[Compiled], lowered: Lowered, mesh: Mesh) -> Compiled:

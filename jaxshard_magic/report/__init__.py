@@ -14,6 +14,7 @@ from jaxshard_magic.report.parts import Buffer as Buffer
 from jaxshard_magic.report.parts import Check as Check
 from jaxshard_magic.report.parts import Collective as Collective
 from jaxshard_magic.report.parts import DeviceMemory as DeviceMemory
+from jaxshard_magic.report.parts import Ended as Ended
 from jaxshard_magic.report.parts import Leaf as Leaf
 from jaxshard_magic.report.parts import Live as Live
 from jaxshard_magic.report.parts import Memory as Memory
@@ -57,6 +58,7 @@ class Report(Written):
     check: Check | None = None
     sources: tuple[Source, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    ended: Ended | None = None
     schema: int = SCHEMA
 
     _what, _schema = "report", SCHEMA

@@ -226,6 +226,23 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Ended:
+    """How the cell ended that trained, where that was before its end.
+
+    `calls` of the step were made, `of` so many where that was to be known, and the newest to finish gave `loss`.
+    `error` is what the cell raised, `KeyError: 'wte'`, None where the user stopped it; `line` of `file`, named as
+    sources are, is where it was.
+    """
+
+    calls: int
+    of: int | None = None
+    loss: float | None = None
+    error: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
 class Advice:
     """One thing that is off, or could be better: a sentence, and the option or line that would change it."""
 

@@ -18,6 +18,8 @@ from ..gradients.rewrite import Rewritten
 from ..plan import Plan
 from ..program import settings
 from ..program.batching.padding import padded
+from ..program.compiling import compile_lowered, compilers
+from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.lines import lines_kept
 from ..program.peel import Peeled, Result, specs
@@ -255,10 +257,11 @@ def build_entry(
     )
     lowered = _lower_whole if whole else _lower_flat
     with own_mesh(mesh), lines_kept(), nullcontext() if target is None else canonical():
-        lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
+        with uncollected():
+            lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
         if target is None:
-            with beside(), captured() as log:
-                compiled = lowering.compile()
+            with beside(), captured() as log, compilers(1) as pool:
+                compiled = pool.submit(compile_lowered, lowering).result()
             complaints, read = log.messages, _kept(compiled)
             kept = [a for i, a in enumerate(avals) if i not in donated]
             weak = (bool(a.weak_type) for a in (*constants, *kept, *(avals[i] for i in donated)))

@@ -22,6 +22,7 @@ from ..pipeline.split import Split
 from ..plan import Finding, Plan
 from ..program.batching.follow import told
 from ..program.facts import Facts
+from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.ir import Program
 from ..program.peel import Peeled, Result, specs
@@ -75,6 +76,7 @@ class SplitCall:
         return Pipeline(self.split if wishes is None else self.again(wishes), self.plan, self.ranks, taken)
 
 
+@uncollected()
 @retracing()
 def split_call(
     peeled: Peeled, request: Request, say: Callable[[str], None], traces: Traces | None = None

@@ -13,6 +13,7 @@ from ..gradients.captures import needs
 from ..gradients.rewrite import Rewritten, has_gradients, rewrite
 from ..plan import Plan
 from ..program.facts import Facts
+from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
@@ -43,6 +44,7 @@ class Planned:
         return self.facts.traced
 
 
+@uncollected()
 @retracing()
 def planned(
     peeled: Peeled,

@@ -27,7 +27,7 @@ from .ran import Ran, ran
 
 if TYPE_CHECKING:
     from ..pipeline.outline import Outline
-    from ..report import Alternative, Check, Report
+    from ..report import Alternative, Check, Ended, Report
 
 RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
 
@@ -63,6 +63,7 @@ class ShardedStep:
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
         self.alternatives: tuple[Alternative, ...] = ()  # other options, as compiled
+        self._ended: tuple[int, Ended] | None = None
         self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.path: str | None = None  # what the cell calls the step
@@ -117,6 +118,15 @@ class ShardedStep:
     @property
     def calls(self) -> int:
         return sum(entry.calls for entry in list(self._entries.values()))
+
+    @property
+    def ended(self) -> "Ended | None":
+        """How the cell ended that called it last, where that was before its end."""
+        return self._ended[1] if self._ended is not None and self._ended[0] == self.calls else None
+
+    @ended.setter
+    def ended(self, value: "Ended") -> None:
+        self._ended = self.calls, value
 
     @property
     def ran(self) -> Ran | None:

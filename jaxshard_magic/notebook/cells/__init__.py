@@ -9,10 +9,15 @@ from .code import Cell as Cell
 from .code import name_of as name_of
 from .code import parse as parse
 from .code import run as run
+from .early import Interrupted as Interrupted
+from .early import in_the_step as in_the_step
+from .early import line_of as line_of
 from .failed import Failed as Failed
 from .find import find_step as find_step
 from .find import functions_in as functions_in
 from .lengths import Lengths as Lengths
+from .lines import drawn_alone as drawn_alone
+from .lines import let_go as let_go
 from .lines import own_lines as own_lines
 from .names import variables as variables
 from .needed import Givers as Givers

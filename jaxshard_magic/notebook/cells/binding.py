@@ -31,7 +31,8 @@ class Binding:
     """The place where `step` is bound, in `namespace` or inside functions of the cell. `shard(function)` makes what is
     put there.
 
-    As a context it puts the plain step back when its body raises. A dry run ends by raising, and ends there.
+    As a context it puts the plain step back when its body raises, but not where the user stops a step that has run. A
+    dry run ends by raising, and ends there.
     """
 
     def __init__(self, namespace: dict[str, Any], step: Step, shard: Callable[[Any], Any]):
@@ -108,9 +109,13 @@ class Binding:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self._runs = False
-        if kind is not None:
+        if kind is not None and not (issubclass(kind, KeyboardInterrupt) and self._ran):
             self.undo()
         return kind is Stopped
+
+    @property
+    def _ran(self) -> bool:
+        return any(each.calls for each in self._made)
 
     def outlive(self, later: Callable[[Any], Any]) -> None:
         """After the cell, as long as this lives, functions of it that are called bind what `later` makes of the step

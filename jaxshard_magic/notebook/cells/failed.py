@@ -1,10 +1,8 @@
 """Which cells raised, and where: what stands behind that line of theirs did not run."""
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ...cell_files import is_cell_file
-from .code import name_of
+from .early import line_of
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -22,13 +20,5 @@ class Failed:
         """IPython calls it when a cell has ended."""
         number, error = result.execution_count, result.error_in_exec
         if number is not None and not result.success:
-            self.lines[number] = 0 if error is None else self._line(error.__traceback__)
-
-    def _line(self, traceback: TracebackType | None) -> int:
-        """The line of the outermost frame that is a cell's."""
-        while traceback is not None:
-            file = traceback.tb_frame.f_code.co_filename
-            if is_cell_file(file) or name_of(self._shell, file):
-                return traceback.tb_lineno
-            traceback = traceback.tb_next
-        return 0
+            at = None if error is None else line_of(self._shell, error.__traceback__)
+            self.lines[number] = 0 if at is None else at[1]

@@ -51,6 +51,7 @@ from jaxshard_magic.views.words.pipeline import stages_text as stages_text
 from jaxshard_magic.views.words.pipeline import time_text as time_text
 from jaxshard_magic.views.words.run import check_lines as check_lines
 from jaxshard_magic.views.words.run import devices_text as devices_text
+from jaxshard_magic.views.words.run import ended_spans as ended_spans
 from jaxshard_magic.views.words.run import largest_difference as largest_difference
 from jaxshard_magic.views.words.run import notes as notes
 from jaxshard_magic.views.words.run import options_text as options_text

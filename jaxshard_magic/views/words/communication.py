@@ -7,7 +7,7 @@ from math import isfinite
 from jaxshard_magic.report import Collective, Report, Timing
 from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views.format import byte_text, seconds_text, share_text
-from jaxshard_magic.views.words.spans import Span, axes_spans, strong
+from jaxshard_magic.views.words.spans import Span, axes_spans, place, strong
 
 AT_LEAST = "\u2265"
 
@@ -67,8 +67,7 @@ def line_spans(collectives: Sequence[Collective], weight: str) -> list[Span]:
     (file, line), top = max(lines.items(), key=lambda item: item[1])
     if line is None or 2 * top <= sum(lines.values()):
         return []
-    of = f" of {file}" if file is not None and not file.startswith("cell ") else ""
-    return [Span(", most from "), Span(f"line {line}{of}", "line")]
+    return [Span(", most from "), place(file, line)]
 
 
 def sent(report: Report) -> int | None:

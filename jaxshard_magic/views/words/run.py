@@ -3,9 +3,9 @@
 from math import prod
 from typing import Any
 
-from jaxshard_magic.report import Check, MeshInfo, Report
+from jaxshard_magic.report import Check, Ended, MeshInfo, Report
 from jaxshard_magic.views.format import count_text, difference_text, seconds_text
-from jaxshard_magic.views.words.spans import leaves_text
+from jaxshard_magic.views.words.spans import Span, leaves_text, place, strong
 
 
 def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
@@ -40,6 +40,28 @@ def options_text(report: Report) -> str:
 def ran(report: Report) -> bool:
     """Whether the step was called."""
     return report.timing is not None and report.timing.calls > 0
+
+
+def way(ended: Ended) -> str:
+    """How far a cell came that ended early: `step 396 of 3,000`."""
+    if not ended.calls:
+        return "the first step"
+    return f"step {count_text(ended.calls)}" + (f" of {count_text(ended.of)}" if ended.of else "")
+
+
+def ended_spans(ended: Ended) -> list[Span]:
+    """`Stopped at step 396 of 3,000, loss 0.042.`, or what the cell raised, and where."""
+    at = [Span(" at "), place(ended.file, ended.line)] if ended.line is not None else []
+    loss = f", loss {ended.loss:.4g}" if ended.loss is not None else ""
+    if ended.error is None:
+        return [strong(f"Stopped {'at' if ended.calls else 'in'} {way(ended)}"), Span(f"{loss}.")]
+    return [
+        strong("The cell raised"),
+        Span(" "),
+        Span(ended.error, "code"),
+        *at,
+        Span(f", {'after' if ended.calls else 'in'} {way(ended)}{loss}."),
+    ]
 
 
 def notes(report: Report) -> list[str]:

@@ -20,6 +20,12 @@ def strong(text: str) -> Span:
     return Span(text, "strong")
 
 
+def place(file: str | None, line: int) -> Span:
+    """`line 12`, and of which file where it is no cell."""
+    of = f" of {file}" if file is not None and not file.startswith("cell ") else ""
+    return Span(f"line {line}{of}", "line")
+
+
 def axes_spans(axes: Sequence[str] | None) -> list[Span]:
     """` over data and model`, empty where no axes are known."""
     if not axes:

@@ -10,7 +10,7 @@ from jaxshard_magic.views import device_memory
 from jaxshard_magic.views.format import byte_text, share_text
 from jaxshard_magic.views.words.communication import line_spans, most_spans, predicted_text, sent_text
 from jaxshard_magic.views.words.memory import of_limit, where
-from jaxshard_magic.views.words.run import difference, ran
+from jaxshard_magic.views.words.run import difference, ended_spans, ran
 from jaxshard_magic.views.words.spans import Span, axes_spans, strong
 
 
@@ -25,12 +25,18 @@ class Verdict:
 
 
 def verdict(report: Report) -> Verdict:
-    """The answer in one or two sentences: does it run right, does it fit, what holds it up."""
+    """The answer in one or two sentences: did the cell end early, does the step run right, does it fit, what holds it
+    up."""
     ok, spans = True, list[Span]()
-    for part_ok, part in (_numbers(report), _fit(report), (True, _moved(report))):
+    for part_ok, part in (_ended(report), _numbers(report), _fit(report), (True, _moved(report))):
         ok = ok and part_ok
         spans += [Span(" ")] * bool(spans and part) + part
     return Verdict(ok, tuple(spans))
+
+
+def _ended(report: Report) -> tuple[bool, list[Span]]:
+    ended = report.ended
+    return (True, []) if ended is None else (ended.error is None, ended_spans(ended))
 
 
 def _numbers(report: Report) -> tuple[bool, list[Span]]:

@@ -1,0 +1,99 @@
+"""A cell that ends early, stopped or by an error of its own: what ran of it is kept, and shown below its traceback."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import display
+
+from . import cells
+from .displays import say
+
+if TYPE_CHECKING:
+    from ..report import Ended, Report
+    from ..step import ShardedStep
+    from .shard_cell import ShardCell
+
+_STOPPED = "Stopped before {} had run; your arrays are as they were."
+
+
+class Early:
+    """Keeps the report of a step whose cell ended early: `keep(report, cell, step)` puts it into the history."""
+
+    def __init__(self, shell: Any, session: Any, keep: "Callable[[Report, str, ShardedStep], None]"):
+        self._shell, self._session, self._keep = shell, session, keep
+        self._came: tuple[int, float | None, int | None] | None = None
+        self._waiting: Report | None = None
+
+    def came(self, calls: int, loss: float | None, total: int | None) -> None:
+        """Take how far the cell's loop has come: its calls, the newest loss, and how many calls there would have been,
+        None where that is not known."""
+        self._came = calls, loss, total
+
+    @contextmanager
+    def kept(
+        self, this: "ShardCell", step: "Callable[[], ShardedStep | cells.Rehearsal | None]"
+    ) -> Iterator[None]:
+        """A context of the cell's run, `step()` being its step so far, which may be none. Where it ends early after the
+        step ran, the report of that is kept and waits for `show`.
+
+        Raises `Interrupted` in the place of an interrupt, once the step was called; other errors pass.
+        """
+        self._came = None
+        try:
+            yield
+        except BaseException as error:
+            ran, stopped = step(), isinstance(error, KeyboardInterrupt)
+            if ran is not None and not isinstance(ran, cells.Rehearsal) and ran.calls:
+                ended = self._ended(error, ran.calls)
+                self._report(this, ran, ended)
+                if stopped:
+                    raise cells.Interrupted(_told(ended)) from None
+            elif stopped and cells.in_the_step(self._shell, error.__traceback__):
+                raise cells.Interrupted(_STOPPED.format(this.path)) from None
+            raise
+
+    def show(self, result: Any) -> None:
+        """IPython calls it when a cell has ended, its traceback shown."""
+        if result.error_in_exec is not None:
+            cells.let_go(result.error_in_exec)
+        report, self._waiting = self._waiting, None
+        if report is not None:
+            display(report)
+
+    def _ended(self, error: BaseException, calls: int) -> "Ended":
+        from ..analysis.sources import plain_name
+        from ..report import Ended
+
+        calls, loss, total = self._came or (calls, None, None)
+        at = cells.line_of(self._shell, error.__traceback__)
+        said = None
+        if not isinstance(error, KeyboardInterrupt):
+            first = next(iter(str(error).splitlines()), "")
+            said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+        if at is None:
+            return Ended(calls, total, loss, said)
+        file = cells.name_of(self._shell, at[0]) or plain_name(at[0])
+        return Ended(calls, total, loss, said, file, at[1])
+
+    def _report(self, this: "ShardCell", step: "ShardedStep", ended: "Ended") -> None:
+        self._session.begin(step)
+        step.ended = ended
+        try:
+            report = self._session.report()
+        except Exception as error:  # the cell's own error is what is raised
+            say(f"{this.path} has no report: {type(error).__name__}: {error}")
+            return
+        self._keep(report, this.code.text, step)
+        if this.options.output:
+            self._shell.user_ns[this.options.output] = report
+        if not this.code.quiet:
+            self._waiting = report
+
+
+def _told(ended: "Ended") -> str:
+    """`Stopped at step 396 of 3,000, loss 0.042: cell 3, line 12`."""
+    from ..views.words import ended_spans
+
+    said = "".join(span.text for span in ended_spans(ended)).removesuffix(".")
+    return said if ended.line is None else f"{said}: {ended.file}, line {ended.line}"

@@ -1,0 +1,31 @@
+"""XLA in threads of its own, for which an interrupt of the user does not wait."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from jax.stages import Compiled, Lowered
+
+from .lines import lines_kept
+
+
+@contextmanager
+def compilers(most: int | None = None) -> Iterator[ThreadPoolExecutor]:
+    """Threads to compile in, as many as there are cores, or `most`.
+
+    Where the body raises, nothing more begins, and what is being compiled is left to itself: XLA can't be stopped.
+    """
+    pool = ThreadPoolExecutor(most or os.cpu_count(), "jaxshard compile")
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def compile_lowered(lowered: Lowered) -> Compiled:
+    """The program of the devices that it was lowered for, which tells the user's lines."""
+    with lines_kept():
+        return lowered.compile()

@@ -1,0 +1,143 @@
+"""Nothing is lost where a cell ends early, stopped by the user or by an error of its own."""
+
+import _thread
+import threading
+
+import pytest
+from cells import LOOP, STEP
+from IPython.utils.capture import capture_output
+
+from jaxshard_magic.pipeline import jobs
+from jaxshard_magic.report import Report
+from jaxshard_magic.step import ShardedStep, entry
+
+STOPS = """
+for i in range(30):
+    state, loss = train_step(state, batch)
+    if i == 11:
+        {}
+"""
+INTERRUPT = "loss.block_until_ready(); raise KeyboardInterrupt"
+
+
+def ended(notebook, cell):
+    """What the cell raised, and what it wrote."""
+    with capture_output() as seen:
+        error = notebook.fails(cell)
+    return error, seen
+
+
+def test_stopped_in_its_loop_a_cell_says_how_far_it_came_and_keeps_the_run(given):
+    error, seen = ended(given, "%%shard fsdp -o kept" + STEP + STOPS.format(INTERRUPT))
+    assert isinstance(error, KeyboardInterrupt)
+    number = given.shell.execution_count - 1
+    assert str(error) == f"Stopped at step 12 of 30, loss {float(given['loss']):.4g}: cell {number}, line 9"
+    written = seen.stdout + seen.stderr
+    assert "Traceback" not in written and "jaxshard_magic" not in written
+    report = given["kept"]
+    assert isinstance(report, Report) and report.ended is not None
+    assert (report.ended.calls, report.ended.of, report.ended.error) == (12, 30, None)
+    assert report.ended.loss == pytest.approx(float(given["loss"]))
+    assert report.timing is not None and report.timing.calls == 12
+    assert seen.outputs, "the report is shown"
+    assert given.run("%shard") == report
+    assert report.to_text().splitlines()[1].startswith("Stopped at step 12 of 30, loss ")
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_a_step_that_was_stopped_goes_on_where_it_was(given, trained):
+    ended(given, "%%shard fsdp" + STEP + LOOP + INTERRUPT)
+    assert isinstance(given["train_step"], ShardedStep)
+    given.run("state, loss = train_step(state, batch)")
+    assert given.run("%shard").ended is None  # it went on
+    assert given.run("%shard").timing.calls == 4
+
+
+def test_a_cell_that_raises_after_its_step_shows_its_own_traceback_and_then_the_report(given):
+    error, seen = ended(given, "%%shard dp -o kept" + STEP + STOPS.format("{}['wte']"))
+    assert isinstance(error, KeyError)
+    frames, at = [], error.__traceback__
+    while at is not None:
+        frames.append(at.tb_frame.f_code.co_filename)
+        at = at.tb_next
+    assert not [
+        file for file in frames[1:] if "jaxshard_magic/" in file
+    ]  # the first is IPython's call of the magic
+    drawn = seen.stdout + seen.stderr
+    assert "----> 9" in drawn.replace("---> 9", "----> 9") and "KeyError: 'wte'" in drawn
+    assert "run_cell_magic" not in drawn
+    assert "_render_traceback_" not in vars(error)
+    report = given["kept"]
+    assert report.ended.error == "KeyError: 'wte'"
+    assert (report.ended.calls, report.ended.line) == (12, 9)
+    said = report.to_text()
+    assert "The cell raised KeyError: 'wte' at line 9, after step 12 of 30" in " ".join(said.split())
+    assert seen.outputs
+    assert not isinstance(given["train_step"], ShardedStep)  # as plain execution leaves it
+    assert given.run("%shard").ended == report.ended
+
+
+def test_an_early_end_is_in_the_history_and_in_comparisons(given):
+    ended(given, "%%shard dp" + STEP + STOPS.format(INTERRUPT))
+    ended(given, "%%shard fsdp" + STEP + STOPS.format("1 / 0"))
+    compared = given.run("%shard compare 1 2")
+    assert [t.report.timing.calls for t in compared.trials] == [12, 12]
+    assert "fsdp" in given.run("%shard history").to_text()
+
+
+def test_a_quiet_cell_keeps_its_report_and_shows_none(given):
+    _, seen = ended(given, "%%shard dp -o kept" + STEP + STOPS.format(INTERRUPT) + "\nloss;")
+    assert given["kept"].ended.calls == 12
+    assert not seen.outputs
+
+
+def test_stopped_while_it_compiles_a_cell_says_so_in_one_line(given, monkeypatch):
+    from jaxshard_magic.step import sharded
+
+    def interrupted(*_args, **_how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sharded, "build_entry", interrupted)
+    for line in ("fsdp", "auto"):
+        error, seen = ended(given, f"%%shard {line}" + STEP + LOOP)
+        assert str(error) == "Stopped before train_step had run; your arrays are as they were."
+        assert "Traceback" not in seen.stdout + seen.stderr
+        assert (
+            not isinstance(given["train_step"], ShardedStep) if "train_step" in given.shell.user_ns else True
+        )
+    error, seen = ended(given, "%%shard dp,fsdp" + STEP + LOOP)
+    assert str(error) == "Stopped before any of 2 strategies had compiled."
+    assert "Traceback" not in seen.stdout + seen.stderr
+
+
+@pytest.mark.parametrize(("line", "module"), [("fsdp", entry), ("pp --mesh pipe=2", jobs)])
+def test_it_is_stopped_while_a_compiler_is_still_at_work(given, monkeypatch, line, module):
+    begun, released = threading.Event(), threading.Event()
+
+    def compiling(_lowered):
+        begun.set()
+        assert released.wait(60), "the interrupt waits for the compiler"
+        raise RuntimeError("nobody asks for it any more")
+
+    def stop():
+        begun.wait(60)
+        _thread.interrupt_main()
+
+    monkeypatch.setattr(module, "compile_lowered", compiling)
+    threading.Thread(target=stop).start()
+    error, _ = ended(given, f"%%shard {line}" + STEP + LOOP)
+    assert not released.is_set()
+    released.set()
+    assert str(error) == "Stopped before train_step had run; your arrays are as they were."
+
+
+def test_stopped_before_its_step_a_cell_is_as_any_other(given):
+    error, _ = ended(given, "%%shard dp" + STEP + "raise KeyboardInterrupt")
+    assert type(error) is KeyboardInterrupt
+
+
+def test_stopped_in_the_loop_of_a_searched_cell_the_choice_stays(given):
+    error, _ = ended(given, "%%shard auto --among dp,fsdp" + STEP + STOPS.format(INTERRUPT))
+    assert str(error).startswith("Stopped at step 12 of 30")
+    assert isinstance(given["train_step"], ShardedStep)
+    assert given.run("%shard").ended.calls == 12
