@@ -1,8 +1,5 @@
 """`jaxshard demo`: a small CNN on scikit-learn's digits, in the terminal, under two strategies."""
 
-import argparse
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import optax
 from flax import nnx
 
 from jaxshard_magic import api
-from jaxshard_magic.errors import ShardError, whole_number
+from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.terminal import writable
 
@@ -137,37 +134,3 @@ def run(steps: int, html: Path) -> bool:
     outcomes[-1].report.to_html(html)
     print(writable(f"Report: {html.resolve()}"))
     return all(outcome.report.check is not None and outcome.report.check.passed for outcome in outcomes)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The console script `jaxshard`. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="jaxshard", description="Sharded JAX train steps, explained.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="train a CNN on digits on 8 simulated devices, twice")
-    demo.add_argument("--steps", type=_positive, default=60, metavar="N", help="steps a run (default: 60)")
-    demo.add_argument(
-        "--html",
-        type=Path,
-        default=Path("jaxshard-demo.html"),
-        metavar="PATH",
-        help="where the HTML report goes (default: jaxshard-demo.html)",
-    )
-    options = parser.parse_args(argv)
-    if not options.html.parent.is_dir():
-        parser.error(f"--html {options.html}: there is no folder {options.html.parent}")
-    try:
-        return 0 if run(options.steps, options.html) else 1
-    except ShardError as error:
-        print(f"jaxshard {options.command}: {error}", file=sys.stderr)
-        return 1
-
-
-def _positive(text: str) -> int:
-    number = whole_number(text)
-    if number is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; give 1 or more")
-    return number
-
-
-if __name__ == "__main__":
-    sys.exit(main())

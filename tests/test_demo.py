@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxshard_magic import demo
+from jaxshard_magic import console, demo
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def ran(tmp_path_factory) -> tuple[str, str]:
     """What the demo printed, and the page that it wrote."""
     page = tmp_path_factory.mktemp("demo") / "report.html"
-    command = [sys.executable, "-m", "jaxshard_magic.demo", "demo", "--steps", "40", "--html", str(page)]
+    command = [sys.executable, "-m", "jaxshard_magic.console", "demo", "--steps", "40", "--html", str(page)]
     env = {name: value for name, value in os.environ.items() if name not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,6 +45,14 @@ def test_the_reports_name_their_mesh_and_say_that_the_numbers_are_the_same(ran):
 
 
 @pytest.mark.ci
+def test_what_moves_has_the_lines_of_the_step(ran):
+    step = Path(demo.__file__).read_text().splitlines()
+    lines = re.findall(r"^ +(\d+)  .*nnx\.value_and_grad", ran[0], re.MULTILINE)
+    assert lines, ran[0]
+    assert all("value_and_grad" in step[int(n) - 1] for n in lines)
+
+
+@pytest.mark.ci
 def test_the_page_is_where_it_says_and_has_no_script(ran):
     text, page = ran
     assert re.search(r"^Report: /.*report\.html$", text, re.MULTILINE)
@@ -54,10 +62,20 @@ def test_the_page_is_where_it_says_and_has_no_script(ran):
 
 def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert demo.main(["demo", "--html", str(tmp_path / "page.html")]) == 1
+    assert console.main(["demo", "--html", str(tmp_path / "page.html")]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "pip install scikit-learn" in error
+
+
+def test_its_help_needs_no_library():
+    code = (
+        "import sys\nfrom jaxshard_magic.console import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n"
+        "    print(sorted({'jax', 'numpy', 'flax', 'IPython'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout.startswith("usage: jaxshard"), done.stderr
+    assert done.stdout.rstrip().endswith("[]")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +89,7 @@ def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch, capsys,
 )
 def test_a_bad_argument_is_refused_before_any_training(arguments, says, capsys):
     with pytest.raises(SystemExit) as stop:
-        demo.main(arguments)
+        console.main(arguments)
     assert stop.value.code == 2
     assert says in capsys.readouterr().err
 

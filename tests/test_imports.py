@@ -70,6 +70,7 @@ MAY_IMPORT = {
     "wires": ("hardware", ""),
     "cell_files": ("", ""),
     "errors": ("", ""),
+    "console": ("errors", ""),
     "demo": ("api report views", "jax numpy flax optax"),
 }
 
@@ -96,6 +97,7 @@ LATE = {
     "step": ("analysis report", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
     "program": ("", "flax equinox"),  # a step of theirs brings them along
+    "console": ("demo", ""),  # its help needs nothing of it
     "demo": ("", "sklearn"),  # says what to install where it is missing
 }
 

@@ -16,6 +16,7 @@ from jax.extend.core import JaxprEqn
 from ..cell_files import is_cell_file
 
 _OURS = str(Path(__file__).resolve().parents[1])
+_DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
 
 __all__ = ["Calls", "is_ours", "is_users", "lines_kept", "place", "user_context", "users_line"]
 
@@ -67,12 +68,14 @@ def place(file: str, number: int) -> str:
 
 def is_ours(file: str) -> bool:
     """Is a file, by the name that Python knows it by, of this package?"""
-    return file.startswith(_OURS)
+    return file.startswith(_OURS) and file != _DEMO
 
 
 @cache
 def is_users(file: str) -> bool:
     """Is a file, by the name that Python knows it by, neither a library's nor ours?"""
+    if file == _DEMO:
+        return True
     if not file or file.startswith("<frozen") or is_ours(file):
         return False
     parts = Path(file).parts
