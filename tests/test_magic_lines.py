@@ -195,15 +195,44 @@ def test_every_strategy_of_the_help_is_one():
     assert set(STRATEGIES) == {*JOBS, AUTO}
 
 
-def test_strategies_options_and_functions_are_completed(given):
-    def completed(text: str) -> list[str]:
-        with provisionalcompleter():
-            return [found.text for found in given.shell.Completer.completions(text, len(text))]
+def completed(notebook, text: str) -> list[str]:
+    with provisionalcompleter():
+        return [found.text for found in notebook.shell.Completer.completions(text, len(text))]
 
-    assert "fsdp" in completed("%%shard fs")
-    assert "tp" in completed("%%shard fsdp+t")
-    assert "--dry-run" in completed("%%shard fsdp --dr")
-    assert "loss_fn" in completed("%%shard fsdp --step loss")
+
+def test_strategies_options_and_functions_are_completed(given):
+    assert "fsdp" in completed(given, "%%shard fs")
+    assert "tp" in completed(given, "%%shard fsdp+t")
+    assert "--dry-run" in completed(given, "%%shard fsdp --dr")
+    assert "loss_fn" in completed(given, "%%shard fsdp --step loss")
+    assert "history" in completed(given, "%shard h")
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("%%shard fsdp --precision ", {"bf16", "fp16", "f32"}),
+        ("%%shard fsdp --precision=b", {"bf16"}),
+        ("%%shard fsdp --reduce o", {"once", "once-gathered"}),
+        ("%%shard fsdp --remat n", {"nothing"}),
+        ("%%shard pp --balance ", {"flops", "measured"}),
+        ("%%shard pp --schedule zb", {"zb-h1", "zb-h2", "zb-v"}),
+        ("%%shard fsdp --on v5", {"v5e", "v5p"}),
+        ("%%shard auto --among dp,fs", {"fsdp"}),
+        ("%%shard dp,fsdp --vary prec", {"precision="}),
+        ("%%shard dp,fsdp --vary precision=b", {"bf16"}),
+        ("%shard history --strategy fs", {"fsdp"}),
+        ("%mesh v5", {"v5e", "v5p"}),
+        ("%mesh v5e:8", {"8x8", "8x16"}),
+    ],
+)
+def test_an_option_that_is_being_given_its_value_offers_its_values_alone(given, line, offered):
+    assert {word.rpartition(" ")[2].rpartition(":")[2] for word in completed(given, line)} == offered
+
+
+def test_behind_a_whole_value_and_for_a_number_no_values_are_offered(given):
+    assert "--check" in completed(given, "%%shard fsdp --precision bf16 --ch")
+    assert not {"dp", "fsdp", "--check"} & set(completed(given, "%%shard fsdp --microbatches "))
 
 
 def test_unloading_takes_the_magics_away_and_loading_again_brings_them_back(notebook):

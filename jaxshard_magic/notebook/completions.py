@@ -1,6 +1,8 @@
 """The words of the magics' lines: what completes them, and what is said of one that can't be."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core import completer
@@ -20,8 +22,14 @@ from .options import (
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+OURS = ("%shard", "%%shard", "shard", "%mesh")  # the first words of lines that are completed
 _LONGEST, _LEFT, _RIGHT = 3000, 1000, 1500  # characters of a message, and of its ends where it is cut
-_LINES = {"history": HistoryOptions, "explore": ExploreOptions, "code": CodeOptions}
+_LINES = {
+    "schedule": ScheduleOptions,
+    "history": HistoryOptions,
+    "explore": ExploreOptions,
+    "code": CodeOptions,
+}
 
 
 def one_line(error: ShardError) -> str:
@@ -45,38 +53,114 @@ def no_command(word: str) -> ShardError:
 
 
 def completions(shell: "InteractiveShell", event: Any) -> list[str]:
-    """Words for the line: functions after --step, names after --schedule, the names and options of `%shard schedule`,
-    else strategies and options."""
-    before = event.text_until_cursor.removesuffix(event.symbol).split()
-    if before[:2] == ["%shard", "schedule"]:
-        from . import schedule_line as _schedules
+    """Words for the line: of an option that is being given its value what it may be, none for a number or a name of the
+    user's own; of `%mesh` the chips, and the slices or nodes of one; else strategies, commands and options."""
+    before = event.text_until_cursor.removesuffix(event.symbol)
+    words = before.split()
+    if words[:1] == ["%mesh"]:
+        return _hardware(before)
+    command = words[1] if words[:1] == ["%shard"] and len(words) > 1 else ""
+    options = _LINES.get(command, Options)
+    asked = _VALUE.search(before)
+    flag = next((f for f in options.flags() if asked and f.name == asked["flag"] and f.metavar), None)
+    if flag is not None:
+        return [*_VALUES.get(flag.name, lambda *_: [])(shell, before)]
+    flags = [each.name for each in options.flags()]
+    if command == "schedule":
+        from . import schedule_line
 
-        return [*_schedules.NAMES, _schedules.EVERY, *(flag.name for flag in ScheduleOptions.flags())]
-    for command, options in _LINES.items():
-        if before[:2] == ["%shard", command]:
-            return [flag.name for flag in options.flags()]
-    if before[-1:] == ["--step"]:
-        return [name for name, value in shell.user_ns.items() if callable(value) and not name.startswith("_")]
-    if before[-1:] == ["--schedule"]:
-        from ..schedule import NAMES
-
-        return [*NAMES]
-    flags = [flag.name for flag in Options.flags()]
-    commands = COMMANDS if before == ["%shard"] else ()
-    return flags if event.symbol.startswith("-") else [*commands, *STRATEGIES, *flags]
+        return [*schedule_line.NAMES, schedule_line.EVERY, *flags]
+    if command in _LINES or event.symbol.startswith("-"):
+        return flags
+    return [*(COMMANDS if words == ["%shard"] else ()), *STRATEGIES, *flags]
 
 
-def functions_below(shell: "InteractiveShell") -> Callable[[Any], Any]:
-    """A matcher of IPython's for `%%shard --step`: the functions of the cell below the line, those in others too."""
+def _functions(shell: "InteractiveShell", _: str) -> list[str]:
+    return [name for name, value in shell.user_ns.items() if callable(value) and not name.startswith("_")]
+
+
+def _schedules(*_: Any) -> list[str]:
+    from ..schedule import NAMES
+
+    return [*NAMES]
+
+
+def _of_gradients(name: str) -> Callable[..., list[str]]:
+    """The values that an option of the gradients, or of a pipeline's, has a list of."""
+
+    def values(*_: Any) -> list[str]:
+        from ..request import gradient_options, pipeline_options
+
+        return [*getattr(gradient_options if hasattr(gradient_options, name) else pipeline_options, name)]
+
+    return values
+
+
+def _chips(*_: Any) -> list[str]:
+    from ..hardware import chips
+
+    return [*chips()]
+
+
+def _hardware(*line: Any) -> list[str]:
+    """What a mesh may be of: chips, or the slices of the one that stands before the cursor."""
+    from ..hardware import chips
+
+    named = _CHIP.search(line[-1])
+    chip = chips().get(named[1]) if named else None
+    if chip is None:
+        return ["cpu", *chips()]
+    return ["x".join(map(str, each)) for each in chip.slices]
+
+
+def _varied(_: Any, before: str) -> list[str]:
+    """What may vary, and once that is said its values."""
+    from ..comparing import VARIED
+
+    name = _VARIES.search(before)
+    if name is None:
+        return [f"{each}=" for each in VARIED]
+    return [*_VALUES.get("--" + name[1].replace("_", "-"), lambda *_: [])(_, before)]
+
+
+# The option before the cursor that has no whole value yet, and the word of that value so far.
+_VALUE = re.compile(r"""(?:^|\s)(?P<flag>--?[a-z][a-z-]*)(?:\s+|=)(?:["'][^"']*|[^\s"']*)$""")
+_CHIP = re.compile(r"([a-z][a-z0-9-]*):$")
+_VARIES = re.compile(r"(\w+)=[^\s=]*$")
+_VALUES: dict[str, Callable[..., Iterable[str]]] = {
+    "--step": _functions,
+    "--schedule": _schedules,
+    "--precision": _of_gradients("PRECISION"),
+    "--reduce": _of_gradients("REDUCE"),
+    "--reduce-dtype": _of_gradients("PRECISION"),
+    "--remat": _of_gradients("REMAT_WORDS"),
+    "--balance": _of_gradients("BALANCE"),
+    "--on": _chips,
+    "--mesh": _hardware,
+    "--meshes": lambda *_: ["all"],
+    "--among": lambda *_: [each for each in STRATEGIES if each != "auto"],
+    "--strategy": lambda *_: [*STRATEGIES],
+    "--vary": _varied,
+}
+
+
+def matcher_of(shell: "InteractiveShell") -> Callable[[Any], Any]:
+    """A matcher of IPython's that offers words of our lines and no others: those of `completions`, and after
+    `%%shard --step` the functions of the cell below the line as well."""
     offer: Any = completer
 
     @offer.context_matcher()
     def matcher(context: Any) -> dict[str, Any]:
-        before = context.text_until_cursor.removesuffix(context.token).split()
-        asked = context.cursor_line == 0 and before[:1] == ["%%shard"] and before[-1:] == ["--step"]
-        body = context.full_text.partition("\n")[2]
-        names = cells.functions_in(shell.transform_cell(body), shell.user_ns) if asked else []
-        found = [offer.SimpleCompletion(n, type="function") for n in names if n.startswith(context.token)]
-        return {"completions": found}
+        before = context.text_until_cursor.removesuffix(context.token)
+        first = next(iter(before.split()), "")
+        if first not in OURS or (first.startswith("%%") and context.cursor_line):
+            return {"completions": []}
+        event = SimpleNamespace(text_until_cursor=context.text_until_cursor, symbol=context.token)
+        words = completions(shell, event)
+        if before.split()[-1:] == ["--step"]:
+            body = context.full_text.partition("\n")[2]
+            words = cells.functions_in(shell.transform_cell(body), shell.user_ns)
+        found = [offer.SimpleCompletion(word) for word in words if word.startswith(context.token)]
+        return {"completions": found, "suppress": bool(found)}
 
     return matcher

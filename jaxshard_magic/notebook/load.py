@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _TARGETS = "jaxshard_magic.targets"
-_COMPLETED = ("%shard", "%%shard", "shard")
 
 
 def load(shell: "InteractiveShell") -> None:
@@ -27,10 +26,10 @@ def load(shell: "InteractiveShell") -> None:
     shell.register_magics(magics)
     configurables: list[Any] = shell.configurables
     configurables.append(magics.session)
-    for word in _COMPLETED:
+    for word in completions.OURS:
         shell.set_hook("complete_command", completions.completions, str_key=word)
     if hasattr(completer, "context_matcher"):  # IPython 8.6; before, completions know no more than the line
-        magics.matcher = completions.functions_below(shell)
+        magics.matcher = completions.matcher_of(shell)
         _matchers(shell).append(magics.matcher)
     shell.events.register("post_run_cell", magics.early.show)
     shell.events.register("post_run_cell", magics.keeping.write)
@@ -55,7 +54,7 @@ def unload(shell: "InteractiveShell") -> None:
     for kind, names in magics.magics.items():
         for name in names:
             manager.magics[kind].pop(name, None)
-    for word in _COMPLETED:
+    for word in completions.OURS:
         shell.strdispatchers["complete_command"].strs.pop(word, None)
     displays.remove(shell)
     if (

@@ -72,7 +72,7 @@ class ShardMagics(Magics):
         self.scattered = Scattered(self.session)
         self.early = Early(shell, self.session, self._keep)
         self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
-        self.matcher: Callable[[Any], Any] | None = None  # what completes names of the cell below a line
+        self.matcher: Callable[[Any], Any] | None = None  # what completes our lines
         self._commands = {  # with lines of their own
             "schedule": (ScheduleOptions, self._scheduled),
             "history": (HistoryOptions, self._from_history),

@@ -11,7 +11,8 @@ from ..errors import ShardError, did_you_mean, one_of, regular
 
 REDUCE = ("each", "once", "once-gathered")
 MOST = 1_000_000  # of whatever is counted
-REMAT = "allowed are a number of segments, full, dots, nothing, offload, or a regular expression"
+REMAT_WORDS = ("full", "dots", "nothing", "offload")
+REMAT = f"allowed are a number of segments, {', '.join(REMAT_WORDS)}, or a regular expression"
 PRECISION = ("bf16", "fp16", "f32")
 _NARROW = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 
