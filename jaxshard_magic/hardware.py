@@ -120,7 +120,7 @@ def chip(name: str) -> Chip:
     named = chip_of(name)
     if named is None:
         near = did_you_mean(_word(name), _by_word())
-        raise ShardError(f"'{name}' names no known chip; known are {one_of(chips())}.{near}")
+        raise ShardError(f"'{name}' names no known chip.{near} Known are {one_of(chips())}")
     return named
 
 

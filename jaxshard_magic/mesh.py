@@ -319,8 +319,8 @@ def _device_part(given: str) -> tuple[_MadeOf, str]:
     if chip is None:
         known = ("cpu", *chips())
         raise ShardError(
-            f"'{head[0].strip()}' names no known hardware; known are {one_of(known)}."
-            f"{did_you_mean(platform, known)} %mesh --list tells their sizes"
+            f"'{head[0].strip()}' names no known hardware.{did_you_mean(platform, known)} Known are {one_of(known)}; "
+            "%mesh --list tells their sizes"
         )
     return _slice(Target(chip, slices.extent_of(chip, extent))), rest
 

@@ -139,7 +139,7 @@ def test_minus_one_takes_what_is_left(axes, hole, times):
         ("v5e:4x4x4 data=64", ["'v5e:4x4x4'", "v5e:4x4"]),
         ("h100:2x2x2 data=8", ["'h100:2x2x2'", "h100:8"]),
         ("h10:8 data=8", ["'h10:8'", "Did you mean 'h100'?"]),
-        ("gpu:8 data=8", ["'gpu:8' names no known hardware", "known are cpu, v2"]),
+        ("gpu:8 data=8", ["'gpu:8' names no known hardware", "Known are cpu, v2"]),
     ],
 )
 def test_what_is_no_mesh_is_refused_in_one_line(text, parts):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ...errors import ShardError, did_you_mean, one_of
+from ...errors import ShardError, did_you_mean
 from .flags import Flag, LineOptions, Options
 
 Line = TypeVar("Line", bound=LineOptions)
@@ -87,5 +87,6 @@ def _unquoted(word: str) -> str:
 def _flag(name: str, command: str, by_name: Mapping[str, Flag]) -> Flag:
     if name in by_name:
         return by_name[name]
-    names = one_of(each for each in by_name if each != "-h")
-    raise ShardError(f"{command} has no option {name}; it has {names}.{did_you_mean(name, by_name)}")
+    raise ShardError(
+        f"{command} has no option {name}.{did_you_mean(name, by_name)} {command} --help lists them"
+    )
