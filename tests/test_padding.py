@@ -166,6 +166,6 @@ def test_a_step_that_mixes_rows_is_refused_with_its_line(loss):
     assert "\n" not in str(error.value)
 
 
-def test_without_the_option_an_uneven_batch_is_refused():
-    with pytest.raises(ShardError, match="13 examples"):
+def test_without_the_option_an_uneven_batch_is_refused_by_a_line_that_names_it():
+    with pytest.raises(ShardError, match="13 examples .* --pad, which adds rows"):
         jaxshard_magic.shard(step_of(mean), "dp", mesh="data=4")(params(), data())

@@ -57,7 +57,7 @@ def plan(facts: Facts, request: Request) -> Plan:
         request.batch_axes,
     )
     if not request.compiler_decides and not ("sp" in axes and one_example(layout)):
-        examples_divide(traced, layout)
+        examples_divide(traced, layout, pads=request.pipeline is None)
     apply_placements(layout, facts.placed)
     layout.names = [path_name(p) for p in traced.in_paths]
     layout.positions = dims_over(axes.get("sp", ()), facts.placed, roles.data)

@@ -10,16 +10,18 @@ from ..program.trace import Traced, path_name
 from .layout import Layout
 
 
-def examples_divide(traced: Traced, layout: Layout) -> None:
-    """Refuse examples that don't divide over the batch axes, with the sizes that would."""
+def examples_divide(traced: Traced, layout: Layout, *, pads: bool) -> None:
+    """Refuse examples that don't divide over the batch axes, with the sizes that would. `pads`: whether rows could be
+    added to them."""
     if layout.batch.size is None or layout.batch.size % layout.count(layout.batch_axes) == 0:
         return
     for i, d, size in _odd(layout):
-        over = _over(layout)
+        over, add = _over(layout), "--pad, which adds rows, " * pads
         raise ShardError(
             f"{path_name(traced.in_paths[i])} has {size} examples (dim {d}), which do not divide by {over}; "
-            f"use a batch of {' or '.join(map(str, _near(layout, size)))}, or a mesh whose {over.split('=')[0]} "
-            f"divides {size}"
+            f"use a batch of {' or '.join(map(str, _near(layout, size)))}, {add}or a mesh "
+            f"whose {over.split('=')[0]} divides {size}",
+            fix="--pad" if pads else None,
         )
 
 
