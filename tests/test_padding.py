@@ -167,5 +167,5 @@ def test_a_step_that_mixes_rows_is_refused_with_its_line(loss):
 
 
 def test_without_the_option_an_uneven_batch_is_refused_by_a_line_that_names_it():
-    with pytest.raises(ShardError, match="13 examples .* --pad, which adds rows"):
+    with pytest.raises(ShardError, match=r"13 examples .* --pad, which adds rows"):
         jaxshard_magic.shard(step_of(mean), "dp", mesh="data=4")(params(), data())

@@ -27,6 +27,30 @@ def test_long_work_is_one_line_that_is_updated_and_cleared(monkeypatch):
     assert drawn[-1] == ""
 
 
+def test_a_long_compile_says_what_it_took_last_time_and_that_it_may_be_stopped(monkeypatch):
+    monkeypatch.setattr(line, "FIRST", 0.0)
+    monkeypatch.setattr(line, "LONG", 0.1)
+    monkeypatch.setattr(line, "TICK", 0.01)
+    drawn: list[str] = []
+    with Progress(drawn.append, of="train_step", took=6.84) as progress:
+        progress("compiling for 8 devices")
+        time.sleep(0.3)
+        progress("first run")
+        time.sleep(0.3)
+    more = "; the last compile of this step took 6.8 s; interrupting stops it, and your variables stay as they are"
+    assert f"train_step: compiling for 8 devices, 0.2 s{more}" in drawn
+    assert "train_step: first run, 0.2 s" in drawn
+
+
+def test_the_last_compile_is_that_of_the_step_of_this_name(given):
+    magics = given.shell.magics_manager.registry["ShardMagics"]
+    this = SimpleNamespace(place=SimpleNamespace(full="train_step"))
+    assert magics._took(this) is None
+    given.run("%%shard dp;" + STEP + LOOP)
+    assert magics._took(this) == magics.session.step.entry.compile_s
+    assert magics._took(SimpleNamespace(place=SimpleNamespace(full="evaluate"))) is None
+
+
 def test_short_work_and_no_work_show_nothing():
     drawn: list[str] = []
     with Progress(drawn.append) as progress:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .training import Training
 
 FIRST, TICK = 0.25, 0.2  # seconds before the line appears (short work shows nothing), and between updates
+LONG = 2.0  # seconds of compiling, from which on there is more to say
 LINGER = 1.0  # seconds that it stays when there is nothing to say, so that the page does not jump in between
 
 
@@ -17,11 +18,12 @@ class Progress:
     """A context in which calling it with `"compiling for 8 devices"` shows that line and its seconds.
 
     `draw` is called with the line, and with "" to clear it; None shows nothing. A thread keeps the seconds
-    running while this one waits inside the compiler, and tells of the training that it follows.
+    running while this one waits inside the compiler, and tells of the training that it follows. `took`: seconds that
+    the last compile of this took, None where that is not known.
     """
 
-    def __init__(self, draw: Callable[[str], None] | None, of: str = ""):
-        self._draw, self._label = draw, f"{of}: " if of else ""
+    def __init__(self, draw: Callable[[str], None] | None, of: str = "", took: float | None = None):
+        self._draw, self._label, self._took = draw, f"{of}: " if of else "", took
         self._doing, self._since = "", 0.0
         self._training: Training | None = None
         self._ended, self._lock = threading.Event(), threading.Lock()
@@ -67,6 +69,13 @@ class Progress:
         if shown:
             draw("")
 
+    def _while_compiling(self, doing: str, seconds: float) -> str:
+        """What to know in a wait for a compiler, once it is one."""
+        if seconds < LONG or not doing.startswith("compiling"):
+            return ""
+        took = f"; the last compile of this step took {self._took:.1f} s" if self._took else ""
+        return f"{took}; interrupting stops it, and your variables stay as they are"
+
     def _line(self, now: float) -> str:
         with self._lock:
             doing, seconds, training = self._doing, now - self._since, self._training
@@ -75,5 +84,7 @@ class Progress:
         else:
             if training is not None:
                 training.pause()
-            line = f"{doing}, {seconds:.1f} s" if seconds > FIRST else ""
+            line = (
+                f"{doing}, {seconds:.1f} s{self._while_compiling(doing, seconds)}" if seconds > FIRST else ""
+            )
         return self._label + line if line else ""
