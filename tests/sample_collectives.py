@@ -63,7 +63,7 @@ def moved(
     line, deeper = at
     seconds = wire / min(GPT_LINKS[a] for a in axes)
     text = CELL[line - 1].strip()
-    return Collective(kind, axes, n, count, size, wire, seconds, phase, line, text, "cell 7", deeper, what)
+    return Collective(kind, axes, n, count, size, wire, seconds, phase, line, text, "cell [7]", deeper, what)
 
 
 _KERNELS = (
@@ -94,7 +94,7 @@ GPT_COLLECTIVES = (
 )  # fmt: skip
 
 GPT_STEP = Spread(0.0468, 0.0473, 0.0491)
-GPT_SOURCES = (source("cell 7", CELL, home=True),)
+GPT_SOURCES = (source("cell [7]", CELL, home=True),)
 
 
 def untimed(collectives: tuple[Collective, ...] | None) -> tuple[Collective, ...]:

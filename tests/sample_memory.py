@@ -22,7 +22,7 @@ _ITEM = {"f32": 4, "bf16": 2, "pred": 1}
 
 def _buffer(what: str, dtype: str, shape: tuple[int, ...], phase: str | None, line: int | None) -> Buffer:
     *_, size = accumulate((_ITEM[dtype], *shape), int.__mul__)
-    return Buffer(size, 1, dtype, shape, what, phase, line and "cell 7", line)
+    return Buffer(size, 1, dtype, shape, what, phase, line and "cell [7]", line)
 
 
 BUFFERS = tuple(_buffer(*row) for row in _BUFFERS)
@@ -32,7 +32,7 @@ LIVE = Live(
     instructions=400,
     peak=9,
     phases=(("forward", 0), ("backward", 190), ("update", 370)),
-    file="cell 7",
+    file="cell [7]",
     line=15,
 )
 

@@ -268,12 +268,12 @@ def files() -> Report:
     model = [f"        h{n} = self.dense(h{n - 1}, {n})" for n in range(1, 15)]
     long = ["y = " + " + ".join(f"w{n} @ x{n}" for n in range(40))]
     sources = (
-        source("cell 12", cell, home=True),
+        source("cell [12]", cell, home=True),
         source("model.py", model, numbers=(*range(28, 35), *range(207, 214))),
         source("layers.py", long),
     )
     texts = {(s.name, n): text.strip() for s in sources for n, text in zip(s.numbers, s.text, strict=True)}
-    sizes = {("cell 12", 20): 400, ("cell 12", 24): 200, ("cell 12", 90): 100, ("model.py", 31): 300}
+    sizes = {("cell [12]", 20): 400, ("cell [12]", 24): 200, ("cell [12]", 90): 100, ("model.py", 31): 300}
     sizes |= {("model.py", 210): 50, ("layers.py", 1): 20}
     gathers = tuple(
         Collective(

@@ -69,9 +69,9 @@ def test_fewer_examples_leave_room_in_steps_of_the_devices():
 
 def test_what_is_kept_for_the_backward_pass_is_told_with_its_lines():
     kept = (
-        Buffer(12 * GIB, 4, "bf16", (24, 8, 16), "dot_general", "forward", "cell 3", 7),
-        Buffer(6 * GIB, 1, "bf16", (24, 8, 16), "exp", "forward", "cell 3", 6),
-        Buffer(2 * GIB, 1, "f32", (8, 16), "add", "backward", "cell 3", 9),
+        Buffer(12 * GIB, 4, "bf16", (24, 8, 16), "dot_general", "forward", "cell [3]", 7),
+        Buffer(6 * GIB, 1, "bf16", (24, 8, 16), "exp", "forward", "cell [3]", 6),
+        Buffer(2 * GIB, 1, "f32", (8, 16), "add", "backward", "cell [3]", 9),
     )
     made = case(23 * GIB, buffers=kept, inside=GradientOptions())
     (change,) = [a for a in told(made, "would-fit") if a.fix == "--remat full"]
@@ -79,7 +79,7 @@ def test_what_is_kept_for_the_backward_pass_is_told_with_its_lines():
     for inside in (None, GradientOptions(remat="dots")):
         made = case(23 * GIB, buffers=kept, inside=inside)
         assert not [a for a in advise(made) if a.fix == "--remat full"]
-    few = (*kept[:1], Buffer(20 * GIB, 1, "f32", (8, 16), "add", "backward", "cell 3", 9))
+    few = (*kept[:1], Buffer(20 * GIB, 1, "f32", (8, 16), "add", "backward", "cell [3]", 9))
     assert not [
         a for a in advise(case(23 * GIB, buffers=few, inside=GradientOptions())) if a.fix == "--remat full"
     ]

@@ -257,4 +257,7 @@ def test_activations_that_a_constraint_makes_whole_are_found_and_usual_strategie
             found = [a.message for a in sharded.report().advice if a.code == "large-gather"]
             assert len(found) == whole
             for message in found:  # the line that holds the activations whole
-                assert "32 MiB whole on each device, once a step: activation f32[8192,256], line " in message
+                assert (
+                    "32 MiB whole on each device, once a step: activation f32[8192,256], test_advice_speed.py, line "
+                    in message
+                )

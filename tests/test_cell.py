@@ -153,7 +153,9 @@ def test_what_ipython_transforms_is_transformed(run, capsys):
 
 @pytest.mark.parametrize("source", ["await x", "async with x: pass", "if x:\n    async for y in z: pass"])
 def test_await_outside_a_function_is_refused_with_its_line(bare_shell, source):
-    with pytest.raises(ShardError, match=r"^line \d: a %%shard cell can't await at its top level"):
+    with pytest.raises(
+        ShardError, match=r"^cell \[\d+\], line \d: a %%shard cell can't await at its top level"
+    ):
         cells.parse(bare_shell, "\n" + source)
 
 

@@ -43,18 +43,18 @@ def named(request, notebook, monkeypatch):
     return notebook
 
 
-def number_of(notebook, function) -> str | None:
-    return cells.name_of(notebook.shell, notebook[function].__code__.co_filename)
+def number_of(notebook, function) -> int | None:
+    return cells.number_of(notebook.shell, notebook[function].__code__.co_filename)
 
 
 def test_a_cell_is_known_by_its_number_and_a_report_names_it(named):
     for cell in ("%mesh data=8;", GIVEN, NET, RUN):
         named.run(cell)
-    assert number_of(named, "ours") == "cell 4"
+    assert number_of(named, "ours") == 4
     assert named.run("%shard").sources
-    assert cells.name_of(named.shell, cells.__file__) is None
+    assert cells.number_of(named.shell, cells.__file__) is None
     named.run(NET)
-    assert number_of(named, "train_step") == "cell 6"
+    assert number_of(named, "train_step") == 6
 
 
 def test_constraints_of_a_program_stand_at_its_lines(named):

@@ -43,7 +43,7 @@ def text_of(source: Source) -> dict[int, str]:
 def test_a_collective_of_a_cell_has_the_line_that_its_editor_shows(given):
     report = given.run("%%shard dp --check" + WHOLE + LOOP)
     (source,) = report.sources
-    assert re.fullmatch(r"cell \d+", source.name) and source.home
+    assert re.fullmatch(r"cell \[\d+\]", source.name) and source.home
     assert text_of(source)[1] == "%%shard dp --check"
     assert lines(report) == {
         "gradient of state.w": 'return x @ params["w"] + params["b"]',
@@ -64,7 +64,7 @@ def test_the_line_of_the_steps_own_cell_comes_first_and_what_it_called_is_named(
     assert {c.source for c in report.collectives} == {
         "loss, grads = jax.value_and_grad(loss_fn)(state, batch)"
     }
-    assert called == {f"cell {first}:4", f"cell {first}:8"}
+    assert called == {f"cell [{first}]:4", f"cell [{first}]:8"}
 
 
 def test_a_cell_that_only_calls_the_step_shows_the_cell_that_defines_it(given):

@@ -31,7 +31,7 @@ def test_stopped_in_its_loop_a_cell_says_how_far_it_came_and_keeps_the_run(given
     error, seen = ended(given, "%%shard fsdp -o kept" + STEP + STOPS.format(INTERRUPT))
     assert isinstance(error, KeyboardInterrupt)
     number = given.shell.execution_count - 1
-    assert str(error) == f"Stopped at step 12 of 30, loss {float(given['loss']):.4g}: cell {number}, line 9"
+    assert str(error) == f"Stopped at step 12 of 30, loss {float(given['loss']):.4g}: cell [{number}], line 9"
     written = seen.stdout + seen.stderr
     assert "Traceback" not in written and "jaxshard_magic" not in written
     report = given["kept"]
@@ -56,6 +56,7 @@ def test_a_step_that_was_stopped_goes_on_where_it_was(given, trained):
 def test_a_cell_that_raises_after_its_step_shows_its_own_traceback_and_then_the_report(given):
     error, seen = ended(given, "%%shard dp -o kept" + STEP + STOPS.format("{}['wte']"))
     assert isinstance(error, KeyError)
+    number = given.shell.execution_count - 1
     frames, at = [], error.__traceback__
     while at is not None:
         frames.append(at.tb_frame.f_code.co_filename)
@@ -71,7 +72,9 @@ def test_a_cell_that_raises_after_its_step_shows_its_own_traceback_and_then_the_
     assert report.ended.error == "KeyError: 'wte'"
     assert (report.ended.calls, report.ended.line) == (12, 9)
     said = report.to_text()
-    assert "The cell raised KeyError: 'wte' at line 9, after step 12 of 30" in " ".join(said.split())
+    assert f"The cell raised KeyError: 'wte' at cell [{number}], line 9, after step 12" in " ".join(
+        said.split()
+    )
     assert seen.outputs
     assert not isinstance(given["train_step"], ShardedStep)  # as plain execution leaves it
     assert given.run("%shard").ended == report.ended

@@ -265,7 +265,7 @@ def test_communication_is_listed_by_what_is_sent():
 
 def test_collectives_name_their_sources_by_place():
     data = payload(files())["communication"]
-    assert [source["name"] for source in data["sources"]] == ["cell 12", "model.py", "layers.py"]
+    assert [source["name"] for source in data["sources"]] == ["cell [12]", "model.py", "layers.py"]
     assert {(row["source"], row["line"]) for row in data["rows"]} == {
         (0, 20), (0, 24), (0, 90), (1, 31), (1, 210), (2, 1),
     }  # fmt: skip

@@ -46,7 +46,7 @@ def test_key_numbers_stand_as_text_where_svg_and_styles_are_stripped():
     text = Reader(stripped).text
     for said in (
         "Fits: 5.1 of 15.75 GiB on the fullest device.",
-        "Bound by communication: 31% of the predicted step is all-gathers over data, most from line 12.",
+        "Bound by communication: 31% of the predicted step is all-gathers over data, most from cell [7], line 12.",
         "47.3 ms",
         "46.8 to 49.1 ms in 20 calls, predicted 46.0 ms",
         "5.09 of 15.75 GiB",
@@ -89,10 +89,10 @@ def rows_of(html: str, head: str = "source") -> list[list[str]]:
 
 def test_lines_stand_in_their_order_with_what_each_moves():
     rows = rows_of(attached().to_html())
-    assert [row[0] for row in rows] == ["9", "12", "14", "15"]
+    assert [row[0] for row in rows] == ["[7]:9", "[7]:12", "[7]:14", "[7]:15"]
     # wte, 147.2 MiB, gathered twice and its gradient reduced: 3 times three quarters at 34 GB/s
     assert rows[2] == [
-        "14",
+        "[7]:14",
         'logits = (x @ params["wte"].T).astype(jnp.float32)',
         "10.2 ms",
         "",
@@ -120,7 +120,7 @@ def test_the_predicted_step_is_told_in_parts():
 
 def test_lines_of_several_files_are_told_with_the_file():
     assert [row[0] for row in rows_of(files().to_html())] == [
-        "cell 12:20", "cell 12:24", "cell 12:90", "model.py:31", "model.py:210", "layers.py:1",
+        "[12]:20", "[12]:24", "[12]:90", "model.py:31", "model.py:210", "layers.py:1",
     ]  # fmt: skip
 
 
@@ -138,11 +138,11 @@ def test_a_source_without_text_says_why():
 
 def test_of_many_lines_the_forty_that_move_most_are_listed():
     many = tuple(
-        Collective("all-gather", ("data",), 4, 1, n * MIB, n * MIB, line=n, file="cell 7")
+        Collective("all-gather", ("data",), 4, 1, n * MIB, n * MIB, line=n, file="cell [7]")
         for n in range(1, 51)
     )
     html = replace(simulated(), collectives=many).to_html()
-    assert [row[0] for row in rows_of(html)] == [str(n) for n in range(11, 51)]
+    assert [row[0] for row in rows_of(html)] == [f"[7]:{n}" for n in range(11, 51)]
     assert "10 more send 55.0 MiB" in Reader(html).text  # 1 + 2 + ... + 10
 
 

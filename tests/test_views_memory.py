@@ -7,7 +7,7 @@ from sample_reports import MIB, attached, measured
 from jaxshard_magic.report import Buffer, Report
 from jaxshard_magic.views import words
 
-SCORES = Buffer(4 * MIB, 2, "f32", (1024, 512), "dot_general", "forward", "cell 7", 12)
+SCORES = Buffer(4 * MIB, 2, "f32", (1024, 512), "dot_general", "forward", "cell [7]", 12)
 STRANGE = Buffer(MIB, 1, "bf16", (8, 4), "<script>", None, None, None)
 
 
@@ -23,7 +23,7 @@ def filled(buffers=(SCORES, STRANGE), **device) -> Report:
 def test_html_has_a_row_for_each_buffer_with_its_line():
     page = filled().to_html()
     assert "3 buffers are 50% of the temporaries; 3 more are 5.00" in page
-    assert "f32[1024,512] \u00d72" in page and ">12<" in page
+    assert "f32[1024,512] \u00d72" in page and ">[7]:12<" in page
     assert "&lt;script&gt;" in page and "<script>" not in page
 
 
@@ -31,7 +31,7 @@ def test_a_terminal_lists_the_largest_buffers_within_its_width():
     for width in (60, 80, 100):
         lines = filled().to_text(width).splitlines()
         (head,) = [i for i, line in enumerate(lines) if "at the peak" in line]
-        assert "f32[1024,512] \u00d72" in lines[head + 1] and lines[head + 1].rstrip().endswith("12")
+        assert "f32[1024,512] \u00d72" in lines[head + 1] and lines[head + 1].rstrip().endswith("[7]:12")
         assert lines[head + 2].rstrip().endswith("-")
         assert all(len(line) <= width for line in lines)
 

@@ -90,13 +90,13 @@ def test_the_width_stays_between_60_and_100():
         (
             attached(),
             "Fits: 5.1 of 15.75 GiB on the fullest device. Bound by communication:"
-            " 31% of the predicted step is all-gathers over data, most from line 12.",
+            " 31% of the predicted step is all-gathers over data, most from cell [7], line 12.",
         ),
         (simulated(), "No memory limit here: 4.6 GiB on every device. 993 MiB sent, most over data."),
         (
             dry(),
             "Would fit: 4.6 of 15.75 GiB on every device. Bound by communication:"
-            " 31% of the predicted step is all-gathers over data, most from line 12.",
+            " 31% of the predicted step is all-gathers over data, most from cell [7], line 12.",
         ),
         (
             too_big(),
@@ -200,20 +200,20 @@ def block(report: Report, head: str) -> list[str]:
 def test_lines_that_move_data_are_listed_heaviest_first():
     head, *rows = block(attached(), "Lines that move data")
     assert head.split()[-3:] == ["predicted", "sent", "collectives"]
-    assert [row.split()[0] for row in rows] == ["12", "14", "9", "15"]
+    assert [row.split()[0] for row in rows] == ["[7]:12", "[7]:14", "[7]:9", "[7]:15"]
     assert rows[0].endswith("18.0 ms   653 MiB  AG data  AR model  RS data")
     assert "predicted" not in block(simulated(), "Lines that move data")[0]
 
 
 def test_lines_of_several_files_are_told_with_the_file():
     _, *rows = block(files(), "Lines that move data")
-    assert "  cell 12:20  x20 = f(x19, 20) " in rows[0]
+    assert "  [12]:20  x20 = f(x19, 20) " in rows[0]
     assert " model.py:31  h4 = self.dense(h3, 4) " in rows[1]
 
 
 def test_what_no_line_is_known_of_is_listed_as_such():
     rows = block(partly(), "Lines that move data")
-    assert any(row.startswith("   -  not traced to a line ") and "\u226520.6 MiB" in row for row in rows)
+    assert any(row.split()[:3] == ["-", "not", "traced"] and "\u226520.6 MiB" in row for row in rows)
     assert block(changed(), "Lines")[-1].endswith("gpt2.py: this file has changed since the step was traced")
 
 

@@ -96,7 +96,7 @@ def test_without_a_prediction_bytes_take_the_place_of_times(show: Stage):
 
 def test_the_heaviest_line_is_open_and_tells_what_moves_in_which_phase(show: Stage):
     shown = show(attached(), ["communication"])
-    expect(line(shown, "line 12 of cell 7")).to_have_attribute("aria-expanded", "true")
+    expect(line(shown, "cell [7], line 12")).to_have_attribute("aria-expanded", "true")
     assert lines(shown).count() == 4
     found = rows(shown)
     assert len(found) == 7
@@ -115,19 +115,19 @@ def test_the_heaviest_line_is_open_and_tells_what_moves_in_which_phase(show: Sta
 
 
 def test_a_line_says_all_of_itself_to_a_screen_reader(show: Stage):
-    name = line(show(attached(), ["communication"]), "line 14 of cell 7").get_attribute("aria-label") or ""
+    name = line(show(attached(), ["communication"]), "cell [7], line 14").get_attribute("aria-label") or ""
     assert name.replace("\u202f", " ") == (
-        "line 14 of cell 7: 10.2 ms; 22% of the step; 331 MiB sent; all-gather over data, 2 times;"
+        "cell [7], line 14: 10.2 ms; 22% of the step; 331 MiB sent; all-gather over data, 2 times;"
         ' reduce-scatter over data, 1 time. logits = (x @ params["wte"].T).astype(jnp.float32)'
     )
 
 
 def test_a_click_opens_one_line_and_closes_it(show: Stage):
     shown = show(attached(), ["communication"])
-    line(shown, "line 9 of cell 7").click()
+    line(shown, "cell [7], line 9").click()
     assert [row[0] for row in rows(shown)] == ["all-to-all data"]
     expect(detail(shown)).to_have_count(1)
-    line(shown, "line 9 of cell 7").click()
+    line(shown, "cell [7], line 9").click()
     expect(detail(shown)).to_have_count(0)
     expect(shown.panel.locator("[aria-expanded=true]")).to_have_count(0)
 
@@ -135,15 +135,15 @@ def test_a_click_opens_one_line_and_closes_it(show: Stage):
 def test_arrows_move_between_lines_of_all_sources_and_enter_opens(show: Stage):
     shown = show(files(), ["communication"])
     expect(shown.panel.locator(".jsm-moving[tabindex='0']")).to_have_count(1)
-    line(shown, "line 90 of cell 12").focus()
+    line(shown, "cell [12], line 90").focus()
     show.page.keyboard.press("ArrowDown")
-    expect(line(shown, "line 31 of model.py")).to_be_focused()
+    expect(line(shown, "model.py, line 31")).to_be_focused()
     show.page.keyboard.press("Enter")
-    expect(line(shown, "line 31 of model.py")).to_have_attribute("aria-expanded", "true")
+    expect(line(shown, "model.py, line 31")).to_have_attribute("aria-expanded", "true")
     show.page.keyboard.press("End")
-    expect(line(shown, "line 1 of layers.py")).to_be_focused()
+    expect(line(shown, "layers.py, line 1")).to_be_focused()
     show.page.keyboard.press("Home")
-    expect(line(shown, "line 20 of cell 12")).to_be_focused()
+    expect(line(shown, "cell [12], line 20")).to_be_focused()
 
 
 def test_a_cell_is_shown_whole_and_a_long_one_around_its_lines(show: Stage):
@@ -152,7 +152,7 @@ def test_a_cell_is_shown_whole_and_a_long_one_around_its_lines(show: Stage):
         str(n) for n in range(1, 24)
     ]
     shown = show(files(), ["communication"])
-    cell = shown.panel.get_by_role("region", name="cell 12")
+    cell = shown.panel.get_by_role("region", name="cell [12]")
     kept = [*range(17, 28), *range(87, 94)]
     assert cell.locator(numbers).all_inner_texts() == [str(n) for n in kept]
     cell.get_by_role("button", name="\u2026 59 lines").click()
@@ -178,18 +178,18 @@ def test_what_no_line_is_known_of_stands_last(show: Stage):
 def test_a_source_without_text_says_why_and_keeps_its_lines(show: Stage):
     shown = show(changed(), ["communication"])
     expect(shown.panel).to_contain_text("train.py: this file has changed since the step was traced")
-    assert line(shown, "line 41 of train.py").count() == line(shown, "line 9 of gpt2.py").count() == 1
-    expect(line(shown, "line 41 of train.py")).to_contain_text("text not known")
+    assert line(shown, "train.py, line 41").count() == line(shown, "gpt2.py, line 9").count() == 1
+    expect(line(shown, "train.py, line 41")).to_contain_text("text not known")
 
 
 def test_what_runs_at_least_so_often_says_so(show: Stage):
     shown = show(partly(), ["communication"])
-    line(shown, "line 14 of cell 7").click()
+    line(shown, "cell [7], line 14").click()
     (row,) = rows(shown)
     assert row[4:7] == ["\u226512 \u00d7 2.00 MiB", "\u226524.0MiB", "\u2265559 us"]
     reason = "The program decides while it runs how often: at least so much"
     assert detail(shown).get_by_title(reason).count() == 3
-    assert "at least 12 times" in (line(shown, "line 14 of cell 7").get_attribute("aria-label") or "")
+    assert "at least 12 times" in (line(shown, "cell [7], line 14").get_attribute("aria-label") or "")
 
 
 def test_a_report_without_sources_has_the_plain_table(show: Stage):
@@ -219,9 +219,9 @@ def linked(report: Report, said: str) -> bytes:
 @pytest.mark.parametrize(
     ("report", "said", "opened"),
     [
-        (attached(), "line 14", "line 14 of cell 7"),
-        (files(), "line 210 of model.py", "line 210 of model.py"),
-        (files(), "line 1", "line 1 of layers.py"),
+        (attached(), "cell [7], line 14", "cell [7], line 14"),
+        (files(), "model.py, line 210", "model.py, line 210"),
+        (files(), "layers.py, line 1", "layers.py, line 1"),
     ],
 )
 def test_a_line_in_the_verdict_opens_it(report: Report, said: str, opened: str, show: Stage):
@@ -230,6 +230,20 @@ def test_a_line_in_the_verdict_opens_it(report: Report, said: str, opened: str, 
     expect(shown.root.get_by_role("tab", selected=True)).to_contain_text("Communication")
     expect(line(shown, opened)).to_have_attribute("aria-expanded", "true")
     expect(line(shown, opened)).to_be_in_viewport()
+
+
+def test_a_line_in_the_verdict_that_moves_nothing_is_shown_and_one_that_stands_nowhere_leads_nowhere(
+    show: Stage,
+):
+    shown = show(linked(attached(), "cell [7], line 3"))
+    shown.root.locator("header").get_by_role("button", name="cell [7], line 3").click()
+    expect(shown.root.get_by_role("tab", selected=True)).to_contain_text("Communication")
+    expect(shown.panel.locator(".jsm-chosen")).to_contain_text("3")
+    expect(shown.panel.locator(".jsm-chosen")).to_be_in_viewport()
+    shown = show(linked(attached(), "cell [2], line 3"))
+    header = shown.root.locator("header")
+    expect(header).to_contain_text("cell [2], line 3")
+    assert header.get_by_role("button", name="cell [2], line 3").count() == 0
 
 
 def test_code_is_coloured_and_stays_as_it_was_typed(show: Stage):

@@ -109,15 +109,15 @@ def filled(live: Live | None, buffers: tuple[Buffer, ...] | None) -> Report:
     report = attached()
     assert report.memory is not None
     held = replace(report.memory, live=live, buffers=buffers, others=(3, 5 * MIB) if buffers else None)
-    cell = Source("cell 7", (1, 2), ("%%shard dp", "scores = q @ k.T  # <b>here</b>"), home=True)
+    cell = Source("cell [7]", (1, 2), ("%%shard dp", "scores = q @ k.T  # <b>here</b>"), home=True)
     return replace(report, memory=held, sources=(cell,))
 
 
-CURVE = Live((0, 4, 9), (MIB, 6 * MIB, 2 * MIB), 12, 1, (("forward", 0), ("backward", 5)), "cell 7", 2)
+CURVE = Live((0, 4, 9), (MIB, 6 * MIB, 2 * MIB), 12, 1, (("forward", 0), ("backward", 5)), "cell [7]", 2)
 
 
 def test_live_bytes_and_the_largest_buffers_are_told_with_their_lines(show: Stage):
-    scores = Buffer(4 * MIB, 2, "f32", (1024, 512), "dot_general", "forward", "cell 7", 2)
+    scores = Buffer(4 * MIB, 2, "f32", (1024, 512), "dot_general", "forward", "cell [7]", 2)
     stranger = Buffer(MIB, 1, "bf16", (8, 4), "a.very.long.path.of.a.<i>leaf</i>, gathered", None, None, None)
     shown = show(filled(CURVE, (scores, stranger)), ["memory"])
     curve = shown.panel.get_by_role("img", name="Live bytes through the step")

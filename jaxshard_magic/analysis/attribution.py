@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from ..places import place
 from ..report import Leaf
 from .collectives import Cause, Move
 from .hlo import Module
@@ -46,7 +47,8 @@ def caused(
 def host_calls(
     module: Module, origins: Origins, own: Callable[[Origin], Origin] = lambda origin: origin
 ) -> tuple[str | None, ...]:
-    """Where the step calls Python while it runs: `line 12`, None where that is not known; one for each call.
+    """Where the step calls Python while it runs: the place as a reader knows it, None where it is not known; one for
+    each call.
 
     CPU and GPU call it as a function; TPU sends each argument to the host, and those of one call have one name.
     `own`: the step's own place of one that the text tells.
@@ -61,7 +63,7 @@ def host_calls(
             if not called and not (i.opcode == "send" and "is_host_transfer=true" in i.rest):
                 continue
             frame = own(origins.of_instruction(i)).frame
-            line = None if frame is None else f"line {frame.line}"
+            line = None if frame is None else place(frame.file, frame.line)
             if called or (op_name(i), line) not in sent:
                 lines.append(line)
             sent.add((op_name(i), line))

@@ -3,10 +3,11 @@
 import ast
 import linecache
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..cell_files import is_cell_file, number_in
+from ..cell_files import is_cell_file
+from ..places import name_of
 from ..report import Source
 from .frames import Frame
 
@@ -58,28 +59,26 @@ def sources(
     lines: Mapping[str, Iterable[int]],
     text: SourceText,
     home: Iterable[str],
-    name_of: Callable[[str], str],
+    names: Mapping[str, str],
 ) -> tuple[Source, ...]:
-    """The sources of a report: those of `home` first, then the files of `lines` (numbers by file).
+    """The sources of a report: those of `home` first, then the files of `lines` (numbers by file), by their `names`.
 
     A cell is shown whole, of a file what lies around the lines.
     """
     first = list(dict.fromkeys(file for file in home if file))
     order = [*first, *sorted(set(lines) - set(first), key=lambda file: (-len(list(lines[file])), file))]
-    return tuple(_source(file, set(lines.get(file, ())), text, file in first, name_of) for file in order)
+    return tuple(_source(file, set(lines.get(file, ())), text, file in first, names[file]) for file in order)
 
 
-def _source(
-    file: str, wanted: set[int], text: SourceText, home: bool, name_of: Callable[[str], str]
-) -> Source:
+def _source(file: str, wanted: set[int], text: SourceText, home: bool, name: str) -> Source:
     lines = text.lines(file)
     if file in text.notes:
-        return Source(name_of(file), (), (), home, text.notes[file])
+        return Source(name, (), (), home, text.notes[file])
     numbers = range(1, len(lines) + 1)
     if not is_cell(file) or len(lines) > MOST_LINES:
         near = {n + d for n in wanted for d in range(-AROUND, AROUND + 1)}
         numbers = [n for n in numbers if n in near]
-    return Source(name_of(file), tuple(numbers), tuple(lines[n - 1] for n in numbers), home)
+    return Source(name, tuple(numbers), tuple(lines[n - 1] for n in numbers), home)
 
 
 def is_cell(file: str) -> bool:
@@ -87,16 +86,10 @@ def is_cell(file: str) -> bool:
     return is_cell_file(file) or file.startswith("<") or not Path(file).exists()
 
 
-def plain_name(file: str) -> str:
-    """`cell 7` for a cell whose file tells its number, else the file's own name."""
-    number = number_in(file)
-    return f"cell {number}" if number is not None else Path(file).name if not file.startswith("<") else file
-
-
-def distinct_names(files: Iterable[str], name_of: Callable[[str], str]) -> dict[str, str]:
+def distinct_names(files: Iterable[str]) -> dict[str, str]:
     """The reader's name of each file, no two alike: files of one name with their folders, cells with a number.
 
-    >>> distinct_names(["/x/a/model.py", "/x/b/model.py", "/x/data.py"], plain_name)
+    >>> distinct_names(["/x/a/model.py", "/x/b/model.py", "/x/data.py"])
     {'/x/a/model.py': 'a/model.py', '/x/b/model.py': 'b/model.py', '/x/data.py': 'data.py'}
     """
     names = {file: name_of(file) for file in files}

@@ -13,6 +13,7 @@ from .. import hardware
 from ..hardware import Chip, chip_of
 from ..pipeline.executed import Pipeline
 from ..pipeline.record import Run
+from ..places import place
 from ..plan import Finding
 from ..program.garbage import uncollected
 from ..program.phases import BACKWARD
@@ -35,7 +36,7 @@ from .mesh_info import mesh_info
 from .origin import Origins
 from .pipelined import measured, of_model
 from .roofline import Roofline, roofline, timing, total, with_seconds
-from .sources import SourceText, distinct_names, plain_name, sources
+from .sources import SourceText, distinct_names, sources
 from .staged import Staged, staged, staged_leaves
 from .staged_costs import around_seconds, flops_costs, roofline_costs, update_seconds
 from .staged_memory import staged_memory
@@ -276,7 +277,7 @@ def _complaints(entry: "Entry", origins: Origins | None) -> tuple[Finding, ...]:
         if origins is None or one.stack_frame_id is None:
             return None
         frame = origins.place(origins.frames[one.stack_frame_id]).frame
-        return None if frame is None else f"line {frame.line}"
+        return None if frame is None else place(frame.file, frame.line)
 
     return findings(complaints(entry.complaints, entry.plan.mesh.shape), line_of)
 
@@ -301,8 +302,8 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
             lines.setdefault(part.file, set()).add(part.line)
     home = _home(step.entry)
     deeper = (c.at.rpartition(":")[0] for c in collectives if c.at)
-    names = distinct_names([*home, *lines, *deeper], lambda file: step.name_of(file) or plain_name(file))
-    shown = sources(lines, text, home, names.__getitem__)
+    names = distinct_names([*home, *lines, *deeper])
+    shown = sources(lines, text, home, names)
     if step.cell is not None:
         file, typed = step.cell
         shown = tuple(_as_typed(s, typed) if s.name == names.get(file) else s for s in shown)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cell_files import is_cell_file
 from ..errors import ShardError
+from ..places import cell_name
 from ..report.written import place_for
 from . import cells
 from .displays import say
@@ -120,20 +121,20 @@ def _units(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "lis
     raw = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
     _, last = step.cell
     own = max((i for i, cell in enumerate(raw) if cell.strip().endswith(last.strip())), default=len(raw) - 1)
-    known: dict[str, dict[str | None, tuple[str, int]]] = {}  # of one text by the cells that have it
+    known: dict[str, dict[int | None, tuple[str, int]]] = {}  # of one text by the cells that have it
     for file, entry in linecache.cache.items():
-        title = cells.name_of(shell, file)
-        if len(entry) == 4 and (title or is_cell_file(file)):
+        number = cells.number_of(shell, file)
+        if len(entry) == 4 and (number is not None or is_cell_file(file)):
             text = "".join(entry[2])
-            known.setdefault(text.strip("\n"), {})[title] = file, _blank(text)
+            known.setdefault(text.strip("\n"), {})[number] = file, _blank(text)
     units = []
     for number, cell in enumerate(raw[: own + 1]):
-        body, title = cells.below_magic(cell), f"cell {number}"
+        body = cells.below_magic(cell)
         ran, python = (shell.transform_cell(text) for text in (body, cells.untimed(body)))
         files = known.get(ran.strip("\n"), {})
-        file, lead = files.get(title) or next(reversed(files.values()), (None, 0))
+        file, lead = files.get(number) or next(reversed(files.values()), (None, 0))
         shift = lead - _blank(python) if file else 0
-        units.append(cells.Unit(title, python, file, shift, failed.lines.get(number)))
+        units.append(cells.Unit(cell_name(number), python, file, shift, failed.lines.get(number)))
     return units
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
+from ..places import in_words, name_of
 from . import cells
 from .displays import say
 
@@ -62,7 +63,6 @@ class Early:
             display(report)
 
     def _ended(self, error: BaseException, calls: int) -> "Ended":
-        from ..analysis.sources import plain_name
         from ..report import Ended
 
         calls, loss, total = self._came or (calls, None, None)
@@ -73,8 +73,7 @@ class Early:
             said = f"{type(error).__name__}: {first}" if first else type(error).__name__
         if at is None:
             return Ended(calls, total, loss, said)
-        file = cells.name_of(self._shell, at[0]) or plain_name(at[0])
-        return Ended(calls, total, loss, said, file, at[1])
+        return Ended(calls, total, loss, said, name_of(at[0]), at[1])
 
     def _report(self, this: "ShardCell", step: "ShardedStep", ended: "Ended") -> None:
         self._session.begin(step)
@@ -92,8 +91,8 @@ class Early:
 
 
 def _told(ended: "Ended") -> str:
-    """`Stopped at step 396 of 3,000, loss 0.042: cell 3, line 12`."""
+    """`Stopped at step 396 of 3,000, loss 0.042: cell [3], line 12`."""
     from ..views.words import ended_spans
 
     said = "".join(span.text for span in ended_spans(ended)).removesuffix(".")
-    return said if ended.line is None else f"{said}: {ended.file}, line {ended.line}"
+    return said if ended.line is None else f"{said}: {in_words(ended.file, ended.line)}"

@@ -89,7 +89,7 @@ def _made(step: "ShardedStep", line: str, mesh: "Mesh") -> "ShardedStep":
     """The step of an explorer's line: the same function, its call shown as that of the same cell."""
     options = with_strategy(parse(line.removeprefix("%%shard ")))
     other = sharded(options, mesh, step.name, step.__wrapped__)
-    other.cell, other.name_of, other.compile_limit = step.cell, step.name_of, step.compile_limit
+    other.cell, other.compile_limit = step.cell, step.compile_limit
     return other
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core import completer
 
+from ..places import forget_cells, number_cells
 from . import completions, displays
 from .magics import ShardMagics
 
@@ -24,6 +25,7 @@ def load(shell: "InteractiveShell") -> None:
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     magics = ShardMagics(shell)
     shell.register_magics(magics)
+    number_cells(magics.number_of)
     configurables: list[Any] = shell.configurables
     configurables.append(magics.session)
     for word in completions.OURS:
@@ -47,6 +49,7 @@ def unload(shell: "InteractiveShell") -> None:
     shell.events.unregister("post_run_cell", magics.failed.note)
     shell.events.unregister("post_run_cell", magics.scattered.note)
     magics.keeping.write()
+    forget_cells(magics.number_of)
     if magics.matcher is not None:
         _matchers(shell).remove(magics.matcher)
     configurables: list[Any] = shell.configurables

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
@@ -139,7 +138,6 @@ class ShardCell:
         """Tell a step of the cell where it is from, what it is called there, and how long it may compile."""
         step.compile_limit = self.session.compile_limit
         step.cell, step.path = (self.code.filename, self.code.text), self.place.full
-        step.name_of = partial(cells.name_of, self.shell)
 
 
 def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "ShardedStep":

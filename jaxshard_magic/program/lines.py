@@ -13,12 +13,12 @@ from jax._src.config import compilation_cache_include_metadata_in_key, traceback
 from jax._src.source_info_util import user_context  # keeps lines on re-emitted equations; no public form
 from jax.extend.core import JaxprEqn
 
-from ..cell_files import is_cell_file
+from ..places import place
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
 
-__all__ = ["Calls", "is_ours", "is_users", "lines_kept", "place", "user_context", "users_line"]
+__all__ = ["Calls", "is_ours", "is_users", "lines_kept", "user_context", "users_line"]
 
 
 @contextmanager
@@ -54,16 +54,6 @@ def _joined(outer: Any, inner: Any) -> Any:
     code, around = inner.raw_frames()[0], outer.raw_frames()[0]
     whole = len(code) > len(around) and list(code[-len(around) :]) == list(around)
     return inner if whole else inner + outer
-
-
-def place(file: str, number: int) -> str:
-    """A line as a reader knows it, from the name that Python has for its file: in a cell by its number alone.
-
-    >>> place("/home/me/models/gpt.py", 12), place("<ipython-input-3-0a1b>", 4)
-    ('line 12 of gpt.py', 'line 4')
-    """
-    typed = is_cell_file(file) or file in ("<stdin>", "<string>")
-    return f"line {number}" if typed else f"line {number} of {Path(file).name}"
 
 
 def is_ours(file: str) -> bool:

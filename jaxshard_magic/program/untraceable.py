@@ -8,7 +8,8 @@ from types import TracebackType
 import jax
 
 from ..errors import ShardError
-from .lines import is_users, place
+from ..places import place
+from .lines import is_users
 
 # Most particular first: the errors of indexing and of branching are kinds of ConcretizationTypeError.
 _ADVICE = (
@@ -99,7 +100,7 @@ def _kind(error: BaseException) -> tuple[str | None, str]:
 
 
 def _line(traceback: TracebackType | None) -> str:
-    """`line 4, `if loss > 3:`,` for the innermost line that is no library's."""
+    """`cell [3], line 4, `if loss > 3:`,` for the innermost line that is no library's."""
     innermost = None
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename

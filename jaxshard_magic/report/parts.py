@@ -164,7 +164,7 @@ class Source:
     `text[i]` is line `numbers[i]`. `home` says that the step is defined here; `note` why there is no text.
     """
 
-    name: str  # "cell 7", "model.py"
+    name: str  # "cell [7]", "model.py"
     numbers: tuple[int, ...]
     text: tuple[str, ...]
     home: bool = False

@@ -15,6 +15,7 @@ from jax.stages import Lowered
 
 from ..cell_files import OF_ONE_SESSION
 from ..errors import ShardError
+from ..places import place
 from ..program.lines import is_users
 from ..targets import Built, Target, compiled
 
@@ -59,7 +60,7 @@ def _refusal(error: Exception) -> ShardError:
     line, call = _blamed(error)
     if call is not None:
         return ShardError(
-            f"{line}calls Python while the step runs ({call}), which jax lowers for no GPU that is not attached: take "
+            f"{line} calls Python while the step runs ({call}), which jax lowers for no GPU that is not attached: take "
             "it out, or compile for a TPU slice"
         )
     if "ordered effects are not supported" in str(error):
@@ -68,21 +69,21 @@ def _refusal(error: Exception) -> ShardError:
         )
     said = " ".join(str(error).partition("\n")[0].split())
     return ShardError(
-        f"{line}asks for what jax lowers for no hardware like this that is not attached: {said}"
+        f"{line} asks for what jax lowers for no hardware like this that is not attached: {said}"
     )
 
 
 def _blamed(error: BaseException) -> tuple[str, str | None]:
-    """`line 12 ` and the callback it makes, from the traceback that jax keeps of an operation that it can't lower."""
+    """The user's line and the callback it makes, from the traceback that jax keeps of an operation it can't lower."""
     cause: BaseException | None = error
     while cause is not None and type(cause).__name__ != _OF_OPERATION:
         cause = cause.__cause__ or cause.__context__
     if cause is None:
-        return "the step ", None
+        return "the step", None
     frames = [(f.f_code, number) for f, number in traceback.walk_tb(cause.__traceback__)]
-    numbers = [number for code, number in frames if is_users(code.co_filename)]
+    lines = [(code.co_filename, number) for code, number in frames if is_users(code.co_filename)]
     called = (_CALLS[code.co_name] for code, _ in reversed(frames) if code.co_name in _CALLS)
-    return f"line {numbers[-1]} " if numbers else "the step ", next(called, None)
+    return place(*lines[-1]) if lines else "the step", next(called, None)
 
 
 def reads(lowering: Lowered) -> tuple[bool, ...]:

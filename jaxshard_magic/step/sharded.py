@@ -67,7 +67,6 @@ class ShardedStep:
         self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.path: str | None = None  # what the cell calls the step
-        self.name_of: Callable[[str], str | None] = lambda file: None  # a notebook's name for a file
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
         self._current: Entry | None = None

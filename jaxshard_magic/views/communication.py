@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxshard_magic.places import in_short
 from jaxshard_magic.report import Collective, Report
 from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views import words
@@ -136,16 +137,8 @@ def in_order(report: Report, lines: Iterable[Line]) -> list[Line]:
 
 
 def names(lines: Sequence[Line], unknown: str) -> list[str]:
-    """What each line is called: its number, after the file's name where there are several files."""
-    files = {line.file for line in lines if line.number is not None}
-    return [
-        unknown
-        if line.number is None
-        else str(line.number)
-        if len(files) < 2
-        else f"{line.file or unknown}:{line.number}"
-        for line in lines
-    ]
+    """What each line is called in a table."""
+    return [unknown if line.number is None else in_short(line.file, line.number) for line in lines]
 
 
 def notes(report: Report, lines: Iterable[Line]) -> list[str]:

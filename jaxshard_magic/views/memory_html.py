@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from jaxshard_magic.places import in_short
 from jaxshard_magic.report import DeviceMemory, Memory, Report
 from jaxshard_magic.views import device_memory, svg, words
 from jaxshard_magic.views.device_stages import Stages, stages
@@ -84,7 +85,7 @@ def _buffers(memory: Memory) -> str:
             byte_text(b.bytes),
             code(words.buffer_type(b)),
             f"{text(b.what)} <small>{text(b.phase or '')}</small>",
-            UNKNOWN if b.line is None else str(b.line),
+            UNKNOWN if b.line is None else text(in_short(b.file, b.line)),
         ]
         for b in memory.buffers
     ]

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
+from jaxshard_magic.places import in_short
 from jaxshard_magic.report import Buffer, Collective, Leaf, Memory, Report, Source
 from jaxshard_magic.report.parts import cut_of, finite
 from jaxshard_magic.views import device_memory, leaf_rows, marks, option_table, words
@@ -345,8 +346,9 @@ def _collective(
         "what": None if c.what is None else printable(c.what),
         "source": source_of(c.file, c.line, c.source, sources),
         "line": c.line,
+        "short": None if c.line is None else printable(in_short(c.file, c.line)),
         "text": None if c.source is None else printable(c.source.strip()),
-        "at": None if c.at is None else printable(c.at),
+        "at": None if c.at is None else printable(c.at.removeprefix("cell ")),
     }
 
 

@@ -3,20 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxshard_magic.places import in_short, in_words
 from jaxshard_magic.report import Source
 from jaxshard_magic.views.format import printable
 
 
 def place(file: str | None, line: int | None, sources: Sequence[Source]) -> dict[str, Any]:
-    """A line as the payload tells it: of which source, its file where that is not the step's own, its text."""
+    """A line as the payload tells it: of which source, in words and in a table's few signs, its text."""
     index = source_of(file, line, None, sources)
     source = sources[index] if index is not None else None
     text = None if source is None else _text(source, line)
-    other = file if file is not None and not (source and source.home) else None
     return {
         "source": index,
-        "file": None if other is None else printable(other),
         "line": line,
+        "place": None if line is None else printable(in_words(file, line)),
+        "short": None if line is None else printable(in_short(file, line)),
         "text": None if text is None else printable(text.strip()),
     }
 

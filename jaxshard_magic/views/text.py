@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.places import in_short
 from jaxshard_magic.report import Advice, DeviceMemory, Memory, Report
 from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views import communication as comm
@@ -160,7 +161,7 @@ def _buffers(memory: Memory, width: int) -> list[str]:
         "size": [byte_text(b.bytes) for b in shown],
         "at the peak": [shorten(plain(words.buffer_type(b)), width // 3) for b in shown],
         "what": [shorten(printable(b.what), width // 3) for b in shown],
-        "line": [plain(UNKNOWN) if b.line is None else str(b.line) for b in shown],
+        "line": [plain(UNKNOWN) if b.line is None else printable(in_short(b.file, b.line)) for b in shown],
     }
     return table(columns, ("at the peak", "what"))
 

@@ -47,7 +47,7 @@ export function collectives({ rows }, mesh) {
       h("td", { class: "jsm-num" }, least(bytesNodes(row.wire_bytes), row.exact)),
       h("td", { class: "jsm-num" }, timed ? least(seconds(row.seconds), row.exact) : share(row.share)),
       h("td", { class: "jsm-part" }, bar(row, weight(moved) / most)),
-      lined ? [h("td", { class: "jsm-num" }, row.line ?? UNKNOWN), source(row)] : null,
+      lined ? [h("td", { class: "jsm-num" }, row.short ?? UNKNOWN), source(row)] : null,
     );
   };
   const body = h("tbody", {}, parts.slice(0, ROWS).map(made));

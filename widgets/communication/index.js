@@ -9,11 +9,14 @@ import { SourceView } from "./source.js";
 
 export function view({ communication }, mesh, selection) {
   const { rows, sources, lead } = communication;
-  const opens = sources.length ? { line: (text) => selection.select({ line: lineNamed(communication, text) }) } : {};
+  const line = (text) => {
+    const named = lineNamed(communication, text);
+    return named && (() => selection.select({ line: named }));
+  };
   return h(
     "div",
     { class: "jsm-communication" },
-    h("p", { class: "jsm-lead" }, spans(lead, mesh, opens)),
+    h("p", { class: "jsm-lead" }, spans(lead, mesh, { line })),
     rows.length > 0 && overAxes(communication, mesh), // else the lead says that nothing moves
     rows.length > 0 && (sources.length ? new SourceView(communication, mesh, selection).element : collectives(communication, mesh)),
   );

@@ -117,7 +117,7 @@ export class SourceView {
       h("span", { class: "jsm-code-text" }, code, shown.kinds),
     );
     this.#nodes.set(key, node);
-    const named = number === null ? name : `line ${number} of ${name}`;
+    const named = number === null ? name : `${name}, line ${number}`;
     if (part) this.#opens({ key, line: { source, line: number }, node, part, name: named, text });
     return node;
   }

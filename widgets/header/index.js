@@ -54,8 +54,11 @@ function title({ title, memory }, mesh) {
 function verdict({ verdict, memory, communication }, mesh, selection) {
   if (!verdict.spans.length) return null;
   const opens = {
-    memory: memory && (() => selection.select({ tab: "memory", device: memory.groups[0].top })),
-    line: communication && ((text) => selection.select({ tab: "communication", line: lineNamed(communication, text) })),
+    memory: () => memory && (() => selection.select({ tab: "memory", device: memory.groups[0].top })),
+    line: (text) => {
+      const line = communication && lineNamed(communication, text);
+      return line && (() => selection.select({ tab: "communication", line }));
+    },
   };
   return h(
     "p",

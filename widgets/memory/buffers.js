@@ -43,15 +43,15 @@ function row(buffer, most, open) {
     h("td", { class: "jsm-buffer-bar" }, bar(buffer.bytes / most)),
     h("td", { class: "jsm-mono", title: buffer.type }, buffer.type, times),
     h("td", { class: "jsm-what", title: buffer.what }, h("b", {}, name), rest),
-    h("td", { class: "jsm-num", title: buffer.file }, lineOf(buffer, open)),
+    h("td", { class: "jsm-num jsm-place", title: buffer.place }, lineOf(buffer, open)),
     h("td", { class: "jsm-source", title: buffer.text }, buffer.text === null ? null : h("code", {}, buffer.text)),
   );
 }
 
-const lineOf = ({ line }, open) =>
+const lineOf = ({ short, place }, open) =>
   open === null
-    ? (line ?? UNKNOWN)
-    : h("button", { type: "button", class: "jsm-link", "aria-label": `line ${line} in Communication`, onclick: open }, line);
+    ? (short ?? UNKNOWN)
+    : h("button", { type: "button", class: "jsm-link", "aria-label": `${place} in Communication`, onclick: open }, short);
 
 /** The operation, a long leaf's by its end, and of which part of the step it is. */
 const whatOf = ({ what, phase }) => [

@@ -55,8 +55,7 @@ function drawn(live, width) {
   );
 }
 
-/** `, line 15`, and its file where that is not the step's own. */
-const placeText = ({ file, line }) => (line === null ? "" : `, ${file === null ? "" : `${file} `}line ${line}`);
+const placeText = ({ place }) => (place === null ? "" : `, ${place}`);
 
 function phases({ phases: found, instructions }, x, width, bottom) {
   return found.map(([name, from], i) => {

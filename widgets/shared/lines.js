@@ -1,19 +1,22 @@
 // Lines of the user's code as other views name them.
 
-const NAMED = /line (\d+)(?: of (.+))?/;
+const NAMED = /^(?:(.+), )?line (\d+)$/;
 
 /**
- * The `{source, line}` that a sentence means with `line 12` or `line 12 of model.py`: of the lines with that number the
- * one that sends most; null for none.
+ * The `{source, line}` that a sentence means with `cell [3], line 12` or `line 12`: of the lines with that number the one
+ * that sends most; null for one that the communication does not show.
  */
 export function lineNamed({ rows, sources }, text) {
-  const [, number, name] = NAMED.exec(text) ?? [];
+  const [, name, number] = NAMED.exec(text) ?? [];
   const found = rows.filter(
     ({ source, line }) => source !== null && line === Number(number) && (!name || sources[source].name === name),
   );
-  if (!found.length) return null;
-  const { source, line } = found.reduce((a, b) => (b.wire_bytes > a.wire_bytes ? b : a));
-  return { source, line };
+  if (found.length) {
+    const { source, line } = found.reduce((a, b) => (b.wire_bytes > a.wire_bytes ? b : a));
+    return { source, line };
+  }
+  const source = sources.findIndex((each) => !name || each.name === name);
+  return stands({ rows, sources }, source, Number(number)) ? { source, line: Number(number) } : null;
 }
 
 /** Whether the communication shows the line: those of a source that moves nothing are not there. */

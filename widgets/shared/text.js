@@ -7,7 +7,10 @@ import { bytesParts } from "./format.js";
 /** The name of a mesh axis in its hue. */
 export const axis = (mesh, index) => h("span", { class: axisClass(index) }, mesh.names[index]);
 
-/** A sentence as nodes; `opens` has what a span of kind "memory" or "line" leads to: `opens.line("line 12")`. */
+/**
+ * A sentence as nodes; `opens` tells what a span of kind "memory" or "line" does: `opens.line("cell [3], line 12")` is a
+ * function that goes there, null where there is nothing to go to.
+ */
 export function spans(list, mesh, opens = {}) {
   return list.map(([text, kind]) => {
     if (kind === "strong") return h("b", {}, text);
@@ -16,10 +19,8 @@ export function spans(list, mesh, opens = {}) {
       const index = mesh.names.indexOf(text);
       return h("b", { class: index < 0 ? null : axisClass(index) }, text);
     }
-    if (opens[kind]) {
-      return h("button", { type: "button", class: "jsm-link", onclick: () => opens[kind](text) }, text);
-    }
-    return text;
+    const go = opens[kind]?.(text);
+    return go ? h("button", { type: "button", class: "jsm-link", onclick: go }, text) : text;
   });
 }
 

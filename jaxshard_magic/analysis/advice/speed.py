@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from ...places import place
 from ...program.trace import is_closed_over
 from ...report import Advice, Collective
 from ...wires import axis_bandwidths
@@ -47,7 +48,7 @@ def large_gather(case: Case) -> Iterator[Advice]:
     if weight is None or top is None or top.bytes <= max(weight, LARGE):
         return
     what = top.what or "an array"
-    line = f", line {top.line}" if top.line else ""
+    line = f", {place(top.file, top.line)}" if top.line else ""
     over = "+".join(top.axes or ()) or "groups of its own"
     often = "once" if top.count == 1 else f"{top.count} times"
     message = (
@@ -170,12 +171,17 @@ def _largest(collectives: Sequence[Collective]) -> tuple[str, tuple[str, ...] | 
     for c in collectives:
         taken[c.kind, c.axes] += c.seconds or 0.0
     (kind, axes), seconds = max(taken.items(), key=lambda item: item[1])
-    lines: dict[int | None, float] = defaultdict(float)
+    lines: dict[tuple[str | None, int | None], float] = defaultdict(float)
     for c in collectives:
         if (c.kind, c.axes) == (kind, axes):
-            lines[c.line] += c.seconds or 0.0
-    line, most = max(lines.items(), key=lambda item: item[1])
-    return kind, axes, seconds, f", most from line {line}" if line and most > DOMINATES * seconds else ""
+            lines[c.file, c.line] += c.seconds or 0.0
+    (file, line), most = max(lines.items(), key=lambda item: item[1])
+    return (
+        kind,
+        axes,
+        seconds,
+        f", most from {place(file, line)}" if line and most > DOMINATES * seconds else "",
+    )
 
 
 def _inner(case: Case, axis: str) -> str | None:

@@ -6,7 +6,7 @@ from .arguments import from_namespace as from_namespace
 from .arguments import used_by_call as used_by_call
 from .binding import Binding as Binding
 from .code import Cell as Cell
-from .code import name_of as name_of
+from .code import number_of as number_of
 from .code import parse as parse
 from .code import run as run
 from .early import Interrupted as Interrupted

@@ -12,6 +12,7 @@ from IPython.display import display
 
 from ...cell_files import is_cell_file, number_in
 from ...errors import ShardError
+from ...places import cell_name, in_words
 from .binding import Binding
 from .constants import Constants
 from .lengths import Lengths
@@ -49,21 +50,22 @@ def parse(shell: "InteractiveShell", source: str, magic: str = "") -> Cell:
     tree = shell.compile.ast_parse(text, filename)
     for node in in_scope(tree):
         if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
+            at = in_words(cell_name(shell.displayhook.prompt_count), node.lineno)
             raise ShardError(
-                f"line {node.lineno}: a %%shard cell can't await at its top level; "
+                f"{at}: a %%shard cell can't await at its top level; "
                 "await in a cell of its own, or inside an async function"
             )
     return Cell(shell.transform_ast(tree), filename, _ends_with_semicolon(text), f"{magic}\n{source}")
 
 
-def name_of(shell: "InteractiveShell", file: str) -> str | None:
-    """`cell 7` for the file that Python knows a cell by; None for what is no cell."""
+def number_of(shell: "InteractiveShell", file: str) -> int | None:
+    """The number of the cell that Python knows by a file's name; None for what is no cell."""
     if hasattr(shell.compile, "format_code_name"):
         known = shell.compile.format_code_name(file)
-        number = known[1].removeprefix("In[").removesuffix("]") if known else None
-    else:  # IPython 7, which Colab has, keeps no numbers
-        number = number_in(file) or _below_magics.get(file) or _number_by_text(shell, file)
-    return f"cell {number}" if number else None
+        number = known[1].removeprefix("In[").removesuffix("]") if known else ""
+        return int(number) if number.isdecimal() else None
+    # IPython 7, which Colab has, keeps no numbers
+    return number_in(file) or _below_magics.get(file) or _number_by_text(shell, file)
 
 
 def _number_by_text(shell: "InteractiveShell", file: str) -> int | None:

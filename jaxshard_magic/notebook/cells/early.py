@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ...cell_files import is_cell_file
-from .code import name_of
+from .code import number_of
 from .lines import is_ours
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def line_of(shell: "InteractiveShell", traceback: TracebackType | None) -> tuple
     """The file and the line of the outermost frame that is a cell's; None for an error of no cell's."""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if is_cell_file(file) or name_of(shell, file):
+        if is_cell_file(file) or number_of(shell, file) is not None:
             return file, traceback.tb_lineno
         traceback = traceback.tb_next
     return None

@@ -99,14 +99,14 @@ def told(program: Program, cause: int) -> str:
 
     >>> import jax
     >>> import jax.numpy as jnp
-    >>> told(Program(jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))), 0).partition(",")[0]
+    >>> told(Program(jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))), 0).partition(" at ")[0]
     'dot_general'
     """
     e: Equation | None = program.equations[cause]
     name = e.name
     while e is not None:
         if (line := users_line(e.eqn)) is not None:
-            return f"{name}, {line}"
+            return f"{name} at {line}"
         e = e.outer
     return name
 

@@ -60,7 +60,7 @@ def most_spans(collectives: Sequence[Collective]) -> list[Span]:
 
 
 def line_spans(collectives: Sequence[Collective], weight: str) -> list[Span]:
-    """`, most from line 12`, and of which file where it is no cell; empty where no line has above half."""
+    """`, most from cell [3], line 12`; empty where no line has above half."""
     lines: dict[tuple[str | None, int | None], float] = defaultdict(float)
     for c in collectives:
         lines[c.file, c.line] += getattr(c, weight) or 0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxshard_magic.places import in_words
 from jaxshard_magic.views.format import count_text
 
 
@@ -21,9 +22,8 @@ def strong(text: str) -> Span:
 
 
 def place(file: str | None, line: int) -> Span:
-    """`line 12`, and of which file where it is no cell."""
-    of = f" of {file}" if file is not None and not file.startswith("cell ") else ""
-    return Span(f"line {line}{of}", "line")
+    """`cell [3], line 12`, which a view can open."""
+    return Span(in_words(file, line), "line")
 
 
 def axes_spans(axes: Sequence[str] | None) -> list[Span]:
