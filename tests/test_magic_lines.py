@@ -31,9 +31,9 @@ def test_an_exception_in_the_cell_is_the_users_own_with_their_lines(given):
     assert "loss" in given.shell.user_ns
 
 
-def test_a_message_about_the_step_names_its_cell_and_its_line(given, capsys):
+def test_a_message_about_the_step_names_its_cell_and_its_line(given):
     branches = STEP.replace("return", "if loss > 3: pass\n    return")
-    said = one_line(given, capsys, "%%shard fsdp" + branches + LOOP)
+    said = str(given.fails("%%shard fsdp" + branches + LOOP))
     assert f"cell [{given.shell.execution_count - 1}], line 4, `if loss > 3: pass`," in said
 
 
