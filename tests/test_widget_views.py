@@ -121,12 +121,12 @@ def test_live_bytes_and_the_largest_buffers_are_told_with_their_lines(show: Stag
     stranger = Buffer(MIB, 1, "bf16", (8, 4), "a.very.long.path.of.a.<i>leaf</i>, gathered", None, None, None)
     shown = show(filled(CURVE, (scores, stranger)), ["memory"])
     curve = shown.panel.get_by_role("img", name="Live bytes through the step")
-    expect(curve).to_have_attribute("aria-label", "Live bytes through the step, peak 6.00\u202fMiB, line 2")
+    expect(curve).to_have_attribute("aria-label", "Live bytes through the step, peak 6.00\u202fMiB, cell [7], line 2")
     expect(curve).to_contain_text("backward")
     rows = shown.panel.locator(".jsm-buffers tbody tr")
     expect(rows).to_have_count(2)
     assert words(rows.nth(0).inner_text()) == words(
-        "4.00 MiB f32[1024,512] \u00d72 dot_general forward 2 scores = q @ k.T  # <b>here</b>"
+        "4.00 MiB f32[1024,512] \u00d72 dot_general forward [7]:2 scores = q @ k.T  # <b>here</b>"
     )
     expect(rows.nth(1)).to_contain_text("<i>leaf</i>, gathered")
     assert "\u2013" in rows.nth(1).inner_text()
