@@ -2,20 +2,24 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from .cell_files import is_cell_file, number_in
 
-_numberings: list[Callable[[str], int | None]] = []  # of the shells that were loaded into, the newest last
+Numbering = Callable[[Any, str], int | None]
+_numberings: WeakKeyDictionary[Any, Numbering] = WeakKeyDictionary()  # by shell, the newest last
 
 
-def number_cells(number_of: Callable[[str], int | None]) -> None:
-    """From now on `number_of` tells the number of the cell that Python knows by a file's name, None for no cell."""
-    _numberings.append(number_of)
+def number_cells(shell: object, number_of: Numbering) -> None:
+    """From now on, as long as the shell lives, `number_of(shell, file)` tells the number of the cell that Python knows
+    by the name `file`, None for no cell."""
+    _numberings[shell] = number_of
 
 
-def forget_cells(number_of: Callable[[str], int | None]) -> None:
+def forget_cells(shell: object) -> None:
     """Undo `number_cells`."""
-    _numberings.remove(number_of)
+    _numberings.pop(shell, None)
 
 
 def cell_name(number: int) -> str:
@@ -29,7 +33,7 @@ def name_of(file: str) -> str:
     >>> name_of("<ipython-input-3-0a1b>"), name_of("/home/me/models/gpt.py")
     ('cell [3]', 'gpt.py')
     """
-    found = (number_of(file) for number_of in reversed(_numberings))
+    found = (number_of(shell, file) for shell, number_of in reversed([*_numberings.items()]))
     number = next((each for each in found if each is not None), None) or number_in(file)
     if number is not None:
         return cell_name(number)

@@ -74,7 +74,7 @@ def test_a_running_total_is_a_sum():
 def test_a_whole_number_that_cannot_be_divided_among_microbatches_is_unknown():
     made = case(lambda n, y: (n + (y > 1).sum(), (y > 1).sum()), jnp.int32(5), Y, trained=False)
     check(made, Unknown(made.followed.causes[0]), Sum())
-    assert told(made.followed.small, made.followed.causes[0]).startswith("add, line ")
+    assert told(made.followed.small, made.followed.causes[0]).startswith("add at test_follow.py, line ")
 
 
 def test_a_constant_beside_examples_that_were_divided_by_the_batch_size():
@@ -117,7 +117,7 @@ def test_a_masked_mean_by_where():
 def test_what_depends_on_parameters_is_no_norm():
     made = case(lambda w, x: squares(w, x).sum() / jnp.abs(x @ w).sum(), W, X)
     check(made, Unknown(made.followed.causes[0]))
-    assert told(made.followed.small, made.followed.causes[0]).startswith("div, line ")
+    assert told(made.followed.small, made.followed.causes[0]).startswith("div at test_follow.py, line ")
 
 
 def test_batchnorm_is_unknown_and_says_where():
@@ -132,7 +132,7 @@ def test_batchnorm_is_unknown_and_says_where():
     assert made.labels[1] == MEAN
     says = [told(made.followed.small, c) for c in made.followed.causes]
     assert says
-    assert all(s.startswith("sub, line ") and "of test_follow.py" in s for s in says)
+    assert all(s.startswith("sub at test_follow.py, line ") for s in says)
 
 
 def test_a_contrastive_loss_is_unknown_from_its_matrix_on():
@@ -141,7 +141,9 @@ def test_a_contrastive_loss_is_unknown_from_its_matrix_on():
         return jax.nn.logsumexp(h @ h.T, axis=-1).mean()
 
     made = case(loss, W, X)
-    assert [told(made.followed.small, c).split(",")[0] for c in made.followed.causes] == ["dot_general"]
+    assert [told(made.followed.small, c).partition(" at ")[0] for c in made.followed.causes] == [
+        "dot_general"
+    ]
 
 
 def test_nothing_is_scaled_on_the_way_to_what_is_averaged_anyhow():

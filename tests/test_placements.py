@@ -88,7 +88,7 @@ def test_a_placement_on_the_strategys_devices_is_kept():
 def test_a_placement_on_other_devices_is_left_out_and_the_report_says_where_it_stands(how, strategy, mesh):
     report = run(how(mesh_of(data=8), P("data")), strategy, mesh)
     (said,) = placed(report)
-    assert "of test_placements.py" in said.message and "left out" in said.message
+    assert "(test_placements.py, line " in said.message and "left out" in said.message
 
 
 def test_a_placement_inside_a_loop_and_in_microbatches_is_left_out():
@@ -119,7 +119,7 @@ def test_a_shard_map_over_other_devices_is_refused_in_a_line(strategy, mesh, has
     assert (
         has in said
         and "over 8 devices (model=8)" in said
-        and "of test_placements.py" in said
+        and "(test_placements.py, line " in said
         and "\n" not in said
     )
 

@@ -253,7 +253,7 @@ def test_microbatches_say_that_experts_sort_the_batch_as_a_whole():
     step = jaxshard_magic.shard(step_of(of_all), "dp", mesh="data=4", microbatches=2)
     plan = step.planned(parameters(), x).plan
     (message,) = (f.message for f in plan.findings if "no sum over examples" in f.message)
-    assert "(sort, line " in message
+    assert "(sort at test_primitives.py, line " in message
 
 
 def test_labels_of_a_ragged_product():

@@ -1,6 +1,7 @@
 """Nothing of the user's is lost, and no other errors come up than those that help."""
 
 import gc
+import re
 import threading
 import weakref
 
@@ -128,7 +129,7 @@ def test_a_step_that_cannot_be_traced_is_named_with_its_line(what):
     with pytest.raises(ShardError) as caught:
         shard(bad_step(what))(jnp.ones((3, 2)), BATCH)
     message = str(caught.value)
-    assert message.startswith("step can't be compiled: line ") and " of test_step_safety.py, `" in message
+    assert re.match(r"step can't be compiled: test_step_safety.py, line \d+, `", message)
     assert what.removesuffix(":") in message and BAD[what] in message and "\n" not in message
     assert jax.vjp is vjp
 

@@ -121,7 +121,9 @@ def test_live_bytes_and_the_largest_buffers_are_told_with_their_lines(show: Stag
     stranger = Buffer(MIB, 1, "bf16", (8, 4), "a.very.long.path.of.a.<i>leaf</i>, gathered", None, None, None)
     shown = show(filled(CURVE, (scores, stranger)), ["memory"])
     curve = shown.panel.get_by_role("img", name="Live bytes through the step")
-    expect(curve).to_have_attribute("aria-label", "Live bytes through the step, peak 6.00\u202fMiB, cell [7], line 2")
+    expect(curve).to_have_attribute(
+        "aria-label", "Live bytes through the step, peak 6.00\u202fMiB, cell [7], line 2"
+    )
     expect(curve).to_contain_text("backward")
     rows = shown.panel.locator(".jsm-buffers tbody tr")
     expect(rows).to_have_count(2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core import completer
 
 from ..places import forget_cells, number_cells
-from . import completions, displays
+from . import cells, completions, displays
 from .magics import ShardMagics
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def load(shell: "InteractiveShell") -> None:
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     magics = ShardMagics(shell)
     shell.register_magics(magics)
-    number_cells(magics.number_of)
+    number_cells(shell, cells.number_of)
     configurables: list[Any] = shell.configurables
     configurables.append(magics.session)
     for word in completions.OURS:
@@ -49,7 +49,7 @@ def unload(shell: "InteractiveShell") -> None:
     shell.events.unregister("post_run_cell", magics.failed.note)
     shell.events.unregister("post_run_cell", magics.scattered.note)
     magics.keeping.write()
-    forget_cells(magics.number_of)
+    forget_cells(shell)
     if magics.matcher is not None:
         _matchers(shell).remove(magics.matcher)
     configurables: list[Any] = shell.configurables

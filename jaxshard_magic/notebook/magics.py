@@ -72,7 +72,6 @@ class ShardMagics(Magics):
         self.scattered = Scattered(self.session)
         self.early = Early(shell, self.session, self._keep)
         self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
-        self.number_of = partial(cells.number_of, shell)  # the cell that a file of Python's is
         self.matcher: Callable[[Any], Any] | None = None  # what completes our lines
         self._commands = {  # with lines of their own
             "schedule": (ScheduleOptions, self._scheduled),
