@@ -335,7 +335,7 @@ def test_a_step_that_calls_python_compiles_for_a_slice_and_is_told_so_once(step)
     made.prepare(Shape((64, 64), jnp.float32), Shape((64, 64), jnp.float32))
     (told,) = [a for a in made.report().advice if a.code == "host-call"]
     line = step.__code__.co_firstlineno + 1
-    assert f"calls Python in each run from line {line}:" in told.message
+    assert f"calls Python in each run from test_targets.py, line {line}:" in told.message
 
 
 @pytest.mark.ci
@@ -344,8 +344,8 @@ def test_a_step_that_calls_python_compiles_for_a_slice_and_is_told_so_once(step)
 def test_for_gpus_a_call_to_python_is_named_with_its_line(step):
     line = step.__code__.co_firstlineno + 1
     assert refusal(lambda: built(step, mesh="h100:8 data=8")) == (
-        f"line {line} calls Python while the step runs ({CALLS[step]}), which jax lowers for no GPU that is not "
-        "attached: take it out, or compile for a TPU slice"
+        f"test_targets.py, line {line} calls Python while the step runs ({CALLS[step]}), which jax lowers for no GPU "
+        "that is not attached: take it out, or compile for a TPU slice"
     )
 
 
@@ -357,7 +357,7 @@ def test_what_jax_lowers_for_no_tpu_is_told_with_its_line():
     line = step.__code__.co_firstlineno + 1
     message = refusal(lambda: built(step))
     assert message.startswith(
-        f"line {line} asks for what jax lowers for no hardware like this that is not attached: "
+        f"test_targets.py, line {line} asks for what jax lowers for no hardware like this that is not attached: "
     )
     assert "'eig'" in message
 
