@@ -1,6 +1,6 @@
 """Places in the user's code as readers know them: `cell [3], line 4` in words, `[3]:4` in tables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -58,6 +58,19 @@ def in_words(name: str | None, line: int) -> str:
     ('models/gpt.py, line 12', 'line 3')
     """
     return f"line {line}" if name is None or name.startswith("<") else f"{name}, line {line}"
+
+
+def lines_in_words(file: str | None, lines: Sequence[int]) -> str:
+    """Several lines of the file that Python knows as `file`, in words.
+
+    >>> lines_in_words("/home/me/gpt.py", [3]), lines_in_words("/home/me/gpt.py", [3, 7])
+    ('gpt.py, line 3', 'gpt.py, lines 3 and 7')
+    """
+    if len(lines) == 1:
+        return place(file, lines[0])
+    said = f"lines {', '.join(map(str, lines[:-1]))} and {lines[-1]}"
+    name = None if file is None else name_of(file)
+    return said if name is None or name.startswith("<") else f"{name}, {said}"
 
 
 def in_short(name: str | None, line: int) -> str:

@@ -75,7 +75,7 @@ def test_what_is_kept_for_the_backward_pass_is_told_with_its_lines():
     )
     made = case(23 * GIB, buffers=kept, inside=GradientOptions())
     (change,) = [a for a in told(made, "would-fit") if a.fix == "--remat full"]
-    assert change.message.startswith("18 GiB of lines 6, 7 are kept for the backward pass")
+    assert change.message.startswith("18 GiB of cell [3], lines 6 and 7 are kept for the backward pass")
     for inside in (None, GradientOptions(remat="dots")):
         made = case(23 * GIB, buffers=kept, inside=inside)
         assert not [a for a in advise(made) if a.fix == "--remat full"]

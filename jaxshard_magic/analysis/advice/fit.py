@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ...places import lines_in_words
 from ...report import Advice, DeviceMemory, Leaf
 from ...report.held import on_device
 from .case import Case, axes_of, byte_text, devices_along, mesh_text
@@ -81,8 +82,12 @@ def _kept_for_backward(case: Case) -> Change | None:
     held = sum(b.bytes for b in kept)
     if not kept or 2 * held < sum(b.bytes for b in buffers):
         return None
-    lines = sorted({b.line for b in kept if b.line is not None})
-    where = f" of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}" if lines else ""
+    lines: dict[str | None, set[int]] = {}
+    for b in kept:
+        if b.line is not None:
+            lines.setdefault(b.file, set()).add(b.line)
+    places = "; ".join(lines_in_words(file, sorted(own)) for file, own in lines.items())
+    where = f" of {places}" if places else ""
     says = f"{byte_text(held)}{where} are kept for the backward pass, which can compute them again, layer by layer"
     return Change(says, "--remat full")
 
