@@ -1,9 +1,13 @@
-"""The README's pictures: `python docs/screenshots.py`, with the package's extra `test` and a Chromium installed.
+"""The pictures of the README and the book: `python docs/screenshots.py`, with the extras `test` and `tpu` and Chromium.
 
-A small transformer runs sharded on 8 simulated devices; its report is drawn in a real browser, in light and dark.
+A small transformer runs sharded on 8 simulated devices; a large one is compiled for 8 TPU chips that aren't attached,
+under two strategies. Their reports are drawn in a real browser, in light and dark. Names choose some of the pictures.
 """
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +24,33 @@ import jaxshard_magic
 from jaxshard_magic.report import Report
 
 IMAGES = Path(__file__).parent / "images"
-WIDTH, HEADS, LAYERS, VOCABULARY, LENGTH = 256, 8, 6, 5003, 128
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a transformer and its batch."""
+
+    width: int
+    heads: int
+    layers: int
+    vocabulary: int
+    length: int
+    examples: int
+
+
+SMALL = Size(width=256, heads=8, layers=6, vocabulary=5003, length=128, examples=16)
+LARGE = Size(
+    width=4096, heads=32, layers=5, vocabulary=32_000, length=512, examples=16
+)  # a billion parameters
 
 
 class Block(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-        self.norm_1, self.norm_2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(HEADS, WIDTH, decode=False, rngs=rngs)
-        self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
-        self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+    def __init__(self, size: Size, rngs: nnx.Rngs):
+        width = size.width
+        self.norm_1, self.norm_2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(size.heads, width, decode=False, rngs=rngs)
+        self.up = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.down = nnx.Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         x = x + self.attention(self.norm_1(x), mask=mask)
@@ -36,11 +58,11 @@ class Block(nnx.Module):
 
 
 class GPT(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-        self.tokens = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
-        self.places = nnx.Embed(LENGTH, WIDTH, rngs=rngs)
-        self.blocks = nnx.List([Block(rngs) for _ in range(LAYERS)])
-        self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+    def __init__(self, size: Size, rngs: nnx.Rngs):
+        self.tokens = nnx.Embed(size.vocabulary, size.width, rngs=rngs)
+        self.places = nnx.Embed(size.length, size.width, rngs=rngs)
+        self.blocks = nnx.List([Block(size, rngs) for _ in range(size.layers)])
+        self.norm = nnx.LayerNorm(size.width, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         x = self.tokens(tokens) + self.places(jnp.arange(tokens.shape[1]))
@@ -61,11 +83,16 @@ def train_step(model: GPT, optimizer: nnx.Optimizer, tokens: jax.Array) -> jax.A
     return loss
 
 
-def report() -> Report:
+def made(size: Size) -> tuple[GPT, nnx.Optimizer]:
+    model = GPT(size, nnx.Rngs(0))
+    return model, nnx.Optimizer(model, optax.adamw(1e-4), wrt=nnx.Param)
+
+
+@cache
+def ran() -> Report:
     """A real run of a few steps, checked against the plain step."""
-    model = GPT(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adamw(1e-4), wrt=nnx.Param)
-    tokens = jax.random.randint(jax.random.key(0), (16, LENGTH), 0, VOCABULARY)
+    model, optimizer = made(SMALL)
+    tokens = jax.random.randint(jax.random.key(0), (SMALL.examples, SMALL.length), 0, SMALL.vocabulary)
     mesh = jaxshard_magic.mesh("cpu:8 data=4 model=2")
     step = jaxshard_magic.shard(
         train_step, "fsdp+tp", mesh=mesh, check=True, specs={"tokens": PartitionSpec("data")}
@@ -75,10 +102,21 @@ def report() -> Report:
     return step.report()
 
 
-PICTURES: dict[str, dict[str, Any]] = {
-    "layout": {"tab": "layout", "leaf": "model.blocks.0.attention.out.kernel", "device": 5},
-    "memory": {"tab": "memory", "only": ["memory"]},
-    "communication": {"tab": "communication", "only": ["communication"]},
+def compiled(strategy: str) -> Report:
+    """What the compiler of a TPU says that isn't there, of shapes alone."""
+    model, optimizer = nnx.eval_shape(partial(made, LARGE))
+    tokens = jax.ShapeDtypeStruct((LARGE.examples, LARGE.length), jnp.int32)
+    step = jaxshard_magic.shard(train_step, strategy, mesh="v5e:2x4 data=8")
+    step.prepare(model, optimizer, tokens)
+    return step.report()
+
+
+PICTURES: dict[str, tuple[Callable[[], Report], dict[str, Any]]] = {
+    "layout": (ran, {"tab": "layout", "leaf": "model.blocks.0.attention.out.kernel", "device": 5}),
+    "memory": (ran, {"tab": "memory", "only": ["memory"]}),
+    "communication": (ran, {"tab": "communication", "only": ["communication"]}),
+    "does-not-fit": (partial(compiled, "dp"), {"only": ["header"]}),
+    "fits": (partial(compiled, "fsdp"), {"only": ["header"]}),
 }
 
 
@@ -92,13 +130,15 @@ def take(on: Stage, shown: Report, name: str, theme: str, only: Any = None, **tr
     return path
 
 
-def main() -> None:
-    shown = report()
+def main(*names: str) -> None:
+    if not set(names) <= set(PICTURES):
+        sys.exit(f"pictures: {', '.join(PICTURES)}")
+    chosen = {name: (of(), traits) for name, (of, traits) in PICTURES.items() if name in names or not names}
     with chromium() as browser, stage(browser) as on:
-        for name, traits in PICTURES.items():
+        for name, (shown, traits) in chosen.items():
             for theme in ("light", "dark"):
                 print(take(on, shown, name, theme, **traits))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
