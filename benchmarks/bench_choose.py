@@ -31,9 +31,9 @@ from theory.steps import STEPS
 
 import jaxshard_magic
 from jaxshard_magic.comparing import AMONG
+from jaxshard_magic.comparing.search import ALIKE
 
 SHARE, FOUND = 1 / 3, 0.9  # of the compiles; of the cases
-CLOSE = 1.001  # steps that take the same but for this are equally good
 BUDGET, CORES, GIB = 600.0, 2, 2**30
 SEVENTY_B = Size(8192, 64, 32_768, 86)
 
@@ -146,7 +146,7 @@ def alone(name: str) -> dict[str, Any]:
 def told_small(name: str) -> tuple[bool, bool]:
     """Prints a case; whether it found the best, and with few enough compiles."""
     got = alone(name)
-    best = got["chosen_s"] is not None and got["chosen_s"] <= CLOSE * got["best_s"]
+    best = got["chosen_s"] is not None and got["chosen_s"] <= ALIKE * got["best_s"]
     few = got["compiles"] <= SHARE * got["of"]
     better = "" if best else f", best {got['best']}, {1e3 * got['best_s']:.4g} ms"
     print(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from jaxshard_magic.api import choose, compare, doctor, mesh, shard
+    from jaxshard_magic.api import choose, compare, doctor, layout, mesh, shard, show
     from jaxshard_magic.errors import ShardError
     from jaxshard_magic.pipeline.marker import cut
     from jaxshard_magic.report import Report
@@ -26,9 +26,11 @@ __all__ = [
     "compare",
     "cut",
     "doctor",
+    "layout",
     "load_ipython_extension",
     "mesh",
     "shard",
+    "show",
 ]
 
 _HOMES = {
@@ -38,8 +40,10 @@ _HOMES = {
     "compare": "api",
     "cut": "pipeline.marker",
     "doctor": "api",
+    "layout": "api",
     "mesh": "api",
     "shard": "api",
+    "show": "api",
     "Report": "report",
     "ShardError": "errors",
     "ShardedStep": "step",

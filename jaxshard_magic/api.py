@@ -1,4 +1,5 @@
-"""`mesh()`, `shard()`, `compare()`, `doctor()`: the jobs of the magics, for scripts. The magics call nothing else."""
+"""`mesh`, `shard`, `compare`, `choose`, `layout`, `show`, `doctor`: the jobs of the magics, for scripts. The magics
+call nothing else."""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
+from .analysis.placed import placed
 from .comparing import (
     AMONG,
     BUDGET,
@@ -17,13 +19,16 @@ from .comparing import (
     Searching,
     Trying,
     candidates,
+    chip_for,
     hardware_for,
 )
 from .doctor import Doctor, examine
 from .errors import ShardError
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
+from .report import Report
 from .report.choice import Choice
 from .report.comparison import Comparison
+from .report.written import Shown
 from .request import automatic, jobs_of, make_request, parse_strategy, step_options
 from .request.request import Rules, SpecLike
 from .step import ShardedStep
@@ -31,11 +36,21 @@ from .targets import compiler_of, target_of
 
 
 def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Mesh:
-    """Build the mesh that `text` describes: `"data=4 model=2"`, `"data=-1"`, `"cpu:8 data=8"`, `"v5e:4x4 data=16"`.
+    """Build the mesh that a text describes: devices in a grid whose axes have names.
 
-    On CPU, devices are simulated when there are too few; arrays in `namespaces` are moved along. Of a TPU slice or
-    of GPUs that are not attached, the mesh compiles and does not run (`ShardedStep.prepare`).
-    Raises `ShardError` for text that is no mesh, or one that these devices cannot make.
+    Args:
+        text: what `%mesh` takes: `"data=4 model=2"`; `"data=-1"` for as many devices as are left; `"cpu:8 data=8"` for
+            simulated ones; `"v5e:4x4 data=16"` for a TPU slice, or `"h100:8 data=8"` for GPUs, that are not attached.
+            Sizes are numbers of devices. A mesh of what is not attached compiles and does not run
+            (`ShardedStep.prepare`).
+        namespaces: dicts whose arrays are moved along where devices have to be simulated, which restarts the CPU
+            backend: a second or so, and once.
+
+    Returns:
+        A `jax.sharding.Mesh`.
+
+    Raises:
+        ShardError: for text that is no mesh, and for one that these devices cannot make.
 
     >>> mesh("cpu:8 data=4 model=2").shape["model"]
     2
@@ -77,8 +92,19 @@ def doctor(mesh: Mesh | str | None = None) -> Doctor:
     """Examine this machine: versions, devices, compilers, variables, and the mesh axis by axis, each failure with its
     remedy.
 
-    `mesh`: a `jax.sharding.Mesh`, mesh text, or None for a mesh of all devices. Raises `ShardError` for text that is
-    no mesh, or one that these devices cannot make.
+    It takes seconds: a small all-reduce runs along each axis of the mesh, with a time limit.
+
+    Args:
+        mesh: a `jax.sharding.Mesh`, mesh text, or None for a mesh of all devices.
+
+    Returns:
+        A `Doctor`: `ok`, and its `findings`.
+
+    Raises:
+        ShardError: for text that is no mesh, and for one that these devices cannot make.
+
+    >>> doctor("cpu:8 data=8").findings[0].name
+    'python'
     """
     try:
         mesh = _mesh(mesh, _all_devices)
@@ -97,6 +123,42 @@ def _mesh(given: Mesh | str | None, default: Callable[[], Mesh]) -> Mesh:
     if given is None:
         return default()
     return build_mesh(given).mesh if isinstance(given, str) else given
+
+
+def layout(x: Any, *, name: str = "") -> Report:
+    """How the arrays in `x` lie on their devices, whatever laid them out, as a Report of layouts alone.
+
+    Nothing is moved, copied or read. On a mesh of D devices it costs some microseconds for each array and device.
+
+    Args:
+        x: a `jax.Array`, any pytree of them, or an NNX object; `jax.ShapeDtypeStruct` with a sharding counts as well.
+        name: what the paths begin with.
+
+    Raises `ShardError` where no array in it lies on a device.
+
+    >>> import jax.numpy as jnp
+    >>> layout({"w": jnp.ones((4, 2))}).leaves[0].bytes_per_device
+    32
+    """
+    return placed(x, name)
+
+
+def show(x: Any, *, name: str = "") -> None:
+    """Show how the arrays in `x` lie on their devices: in a notebook as the widget, elsewhere as text.
+
+    Args:
+        x: as for `layout`; or a Report, a Comparison and the like, which are shown as they show themselves.
+        name: what the paths begin with.
+
+    Raises `ShardError` where no array in it lies on a device.
+
+    >>> import jax.numpy as jnp
+    >>> show({"w": jnp.ones((4, 2))})  # doctest: +ELLIPSIS
+    arrays   device=...
+    """
+    from .views.show import show_now
+
+    show_now(x if isinstance(x, Shown) else layout(x, name=name))
 
 
 def shard(
@@ -122,28 +184,61 @@ def shard(
     on: str | None = None,
     name: str | None = None,
 ) -> ShardedStep:
-    """Wrap `step`, any train step, so that it runs sharded over `mesh` under `strategy`, with the same numbers.
+    """Wrap a train step so that it runs sharded over a mesh under a strategy, with the same numbers.
 
-    `strategy`: `dp`, `fsdp`, `tp`, `sp`, `pp`, `pmap`, `spmd` or a sum such as `fsdp+tp`; `fsdp@data` names the mesh
-    axis. `mesh`: a `jax.sharding.Mesh`, mesh text, or None for all devices. `specs`: PartitionSpec by argument name
-    (`{"batch": "P('data')"}`). `rules`: PartitionSpec by regular expression on a leaf's path.
-    `microbatches`: take the batch in so many parts, one after the other, with the gradients of the whole; `reduce`:
-    sum them over devices for "each", "once", or "once-gathered". `remat`: compute again what the backward pass needs:
-    a number of segments, a policy ("full", "dots", "offload"), or a regular expression for blocks and named values.
-    `precision`: products in "bf16", "fp16" or "f32"; parameters keep their type. `reduce_dtype`: the type in which
-    devices add gradients up, one of these, by default float32 where `precision` is narrower. `pad`: add rows to a batch
-    that does not divide over the devices, or into its microbatches; numbers stay those of the real ones.
-    With `pp`, `microbatches` are those of the pipeline, by default up to 4 for each stage. `stages`: how many it has,
-    by default as many as the mesh's pipeline axis; `schedule`: the order in which they work, by default "1f1b"
-    (`jaxshard_magic.schedule.NAMES`); `chunks`: parts of the model for each stage's devices, where the schedule takes
-    any number; `balance`: stages of equal "flops" or "measured" time; `cut`: a regular expression for the modules and
-    scopes that stages begin at.
-    `donate`: True gives the step's own state of the previous call to the next, False never does, None does what the
-    step's own jit says.
-    `check`: compare the first call against the plain step. `on`: predict the step's time for this chip ("v5e", "h100").
+    Wrapping is cheap. The first call for new shapes traces the step, plans and compiles; later ones place what is not
+    in place, and run.
 
-    Raises `ShardError` at once for a strategy, spec or mesh that cannot be; what depends on shapes is raised by the
-    first call, before anything runs.
+    Args:
+        step: any train step: a plain, jitted or pmapped function of pytrees of arrays, of any shapes and dtypes, or a
+            method.
+        strategy: "dp", "fsdp", "tp", "sp", "pp", "pmap", "spmd", or a sum such as "fsdp+tp"; "fsdp@data" names the
+            mesh axis.
+        mesh: a `jax.sharding.Mesh`, mesh text as `mesh` takes it, or None for all devices.
+        specs: PartitionSpec by argument name, as an object or as text: `{"batch": "P('data')"}`.
+        rules: PartitionSpec by regular expression on a leaf's path: `{".*kernel": "P(None, 'model')"}`; beats what the
+            strategy infers.
+        microbatches: take the batch in so many parts, one after the other, with the gradients of the whole: activations
+            take that share of the memory. Of a pipeline: those that its stages work on, up to 4 for each stage unless
+            said.
+        reduce: when devices add up the gradients of microbatches: "each", "once" a step, or "once-gathered", which
+            gathers weights once as well. The later, the less is sent and the more is held.
+        remat: compute again what the backward pass needs, for less memory and more FLOPs: a number of segments, a
+            policy ("full", "dots", "offload"), or a regular expression for blocks and named values.
+        precision: products in "bf16", "fp16" or "f32"; parameters keep their dtype.
+        reduce_dtype: the dtype in which devices add gradients up, one of the same three; float32 unless said where
+            `precision` is narrower.
+        pad: add rows to a batch that does not divide over the devices, or into its microbatches; numbers stay those of
+            the real ones.
+        stages: of "pp": how many; as many as the mesh's pipeline axis unless said.
+        schedule: of "pp": the order in which stages work, one of `jaxshard_magic.schedule.NAMES`; "1f1b" unless said.
+        chunks: of "pp": parts of the model for each stage's devices, where the schedule takes any number.
+        balance: of "pp": stages of equal "flops", or of equal "measured" time, which runs each part once.
+        cut: of "pp": a regular expression for the modules and scopes that stages begin at.
+        donate: True gives the step's own state of the previous call to the next, which saves its memory; False never
+            does; None does what the step's own jit says. Arrays of the caller's are never donated.
+        check: compare the first call with the plain step, which runs once on the same inputs; the outcome is in the
+            report.
+        on: predict the step's time for this chip, "v5e" or "h100", and hold its memory against the chip's.
+        name: of the step in its reports; the function's own unless said.
+
+    Returns:
+        A `ShardedStep`, which is called as the step.
+
+    Raises:
+        ShardError: at once for a strategy, spec, option or mesh that cannot be. What depends on shapes is raised by the
+            first call, before anything runs.
+
+    >>> import jax.numpy as jnp
+    >>> def train_step(weights, x):
+    ...     loss, grads = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(weights)
+    ...     return weights - 0.1 * grads, loss
+    >>> step = shard(train_step, "fsdp", mesh="cpu:8 data=8", check=True)
+    >>> weights, loss = step(jnp.ones((512, 64)), jnp.ones((16, 512)))
+    >>> tuple(weights.sharding.spec)
+    ('data', None)
+    >>> step.report().check.passed
+    True
     """
     if not callable(step):
         raise ShardError(f"shard() takes a function as the step, not {type(step).__name__}")
@@ -199,16 +294,18 @@ def compare(
     Each candidate is compiled, run on copies of the arguments and checked against the plain step; nothing of the
     caller's is changed. One that can't be compiled or run is a row that says why. An interrupt ends it with what is
     done. On hardware that is not attached, and with `run=False`, candidates are compiled only, and arguments may be
-    shapes.
+    shapes. Simulated devices measure no chip: what a step takes there is compared as predicted for `on`, a TPU v5e
+    unless said.
 
     Args:
         step: any train step.
         strategies: as `shard` takes them; one text, with commas between them.
-        mesh: its devices are those that all take; a strategy takes the mesh as it is where that has an axis for each of
-            its parts and none to spare.
+        args, kwargs: what the step is called with: arrays, or their shapes where nothing runs.
+        mesh: a `jax.sharding.Mesh`, mesh text, or None for all devices. Its devices are those that all take; a strategy
+            takes the mesh as it is where that has an axis for each of its parts and none to spare.
         meshes: "all", or the axes of each mesh to try every strategy on, such as `["data=8", "data=4 model=2"]`.
         vary: values by the name of an option of `shard`: `{"microbatches": [1, 4], "remat": [None, "full"]}`.
-        run: False compiles only.
+        run: False compiles only: a compile for each candidate, several at a time.
         check: compare each with the plain step, which runs once.
         repeat: timed calls of each candidate; None for three, or fewer where they take more than a second together.
         keep_going: refuse strategies that are none alone, and try the others.
@@ -217,11 +314,24 @@ def compare(
         prepare: is given each step before it is compiled.
         options: of `shard`, for all candidates; those of a pipeline for those that are one.
 
-    Raises `ShardError` at once for what no candidate could be, and what the step itself raises under all of them.
+    Returns:
+        A `Comparison`: a `Trial` for each candidate.
+
+    Raises:
+        ShardError: at once for what no candidate could be; and what the step itself raises under all of them.
+
+    >>> import jax.numpy as jnp
+    >>> def train_step(weights, x):
+    ...     return weights - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(weights)
+    >>> shapes = jax.ShapeDtypeStruct((512, 64), "float32"), jax.ShapeDtypeStruct((16, 512), "float32")
+    >>> found = compare(train_step, "dp,fsdp", shapes, mesh="cpu:8 data=8", on="v5e", run=False)
+    >>> found.smallest.strategy
+    'fsdp'
     """
     devices = _devices(mesh)
     how = How(name or getattr(step, "__name__", "step"), run, check, repeat, say, show, prepare)
-    requests = _requests(strategies, devices, meshes, vary, {"name": name} | options, keep_going)
+    options |= {"name": name, "on": chip_for(devices, options.get("on"))}
+    requests = _requests(strategies, devices, meshes, vary, options, keep_going)
     if target_of(devices) is not None:
         how = replace(how, run=False)
     return Trying(step, candidates(requests), how)(args, dict(kwargs or {}))
@@ -258,7 +368,9 @@ def choose(
 
     Args:
         step: any train step.
-        among: the strategies to search; one text, with commas between them.
+        args, kwargs: what the step is called with: arrays, or their shapes where nothing runs.
+        among: the strategies to search; one text, with commas between them. Of those that are predicted to be as fast
+            the first is chosen.
         meshes: "all", which is also the default, or the axes of each mesh to search: `["data=8", "data=4 model=2"]`.
         vary: values by the name of an option of `shard`; microbatches and remat are tried where memory is short,
             others with every strategy.
@@ -269,8 +381,20 @@ def choose(
         on: the chip to predict for where the devices are simulated ones; a TPU v5e unless said.
         mesh, check, repeat, name, say, show, prepare, options: as `compare` takes them.
 
-    Raises `ShardError` for a search of too many candidates and a budget that ends before anything has compiled; and
-    what the step itself raises.
+    Returns:
+        A `Choice`: the candidate `chosen`, and why each of the others was not.
+
+    Raises:
+        ShardError: for a search of too many candidates, and for a budget that ends before anything has compiled; and
+            what the step itself raises.
+
+    >>> import jax.numpy as jnp
+    >>> def train_step(weights, x):
+    ...     return weights - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(weights)
+    >>> shapes = jax.ShapeDtypeStruct((512, 64), "float32"), jax.ShapeDtypeStruct((16, 512), "float32")
+    >>> found = choose(train_step, shapes, mesh="cpu:8 data=8", among="dp,fsdp", plan_only=True)
+    >>> found.source, len(found.candidates)
+    ('planned', 2)
     """
     devices = _devices(mesh)
     hardware = hardware_for(devices, on)

@@ -10,6 +10,13 @@ class ShardError(Exception):
 
     `option`: what on the line asks for it, which the message then begins with. `fix`: the text to paste, when there is
     one. `why`: what is wrong alone, for a reader who gave no option.
+
+    >>> import jaxshard_magic
+    >>> try:
+    ...     jaxshard_magic.shard(len, "fdsp")
+    ... except ShardError as error:
+    ...     print(error)
+    'fdsp' is no strategy; they are dp, fsdp, tp, sp, pp, pmap, spmd and sums such as fsdp+tp. Did you mean 'fsdp'?
     """
 
     def __init__(self, message: str, *, fix: str | None = None, option: str | None = None):

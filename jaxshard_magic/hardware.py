@@ -23,7 +23,18 @@ RATES = {
 
 
 # Figures of a chip that stand in its row as they are here.
-_AS_WRITTEN = ("name", "kind", "flops", "hbm_bandwidth", "node", "per_chip", "compiler", "cores", "marketed")
+_AS_WRITTEN = (
+    "name",
+    "kind",
+    "flops",
+    "hbm_bandwidth",
+    "node",
+    "per_chip",
+    "compiler",
+    "cores",
+    "marketed",
+    "whole_above",
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,8 @@ class Chip:
     default of what the driver shows, `visible`. `hbm_bandwidth`: bytes/s. `node`: the most devices that `link`
     joins, those of a node of GPUs or of the largest slice of TPUs. `source`: the pages the figures are from.
     `compiler`: what XLA asks of a GPU to compile for it, None for a TPU. `slices`: those that are offered, in chips per
-    dimension; `marketed`: what stands before the number in their names, which counts `cores` to a chip.
+    dimension; `marketed`: what stands before the number in their names, which counts `cores` to a chip. `whole_above`:
+    on slices of more chips a program is for all devices or for one; None: for any part of them.
     """
 
     key: str
@@ -81,6 +93,7 @@ class Chip:
     slices: tuple[tuple[int, ...], ...] = ()
     cores: int = 1
     marketed: str | None = None
+    whole_above: int | None = None
 
     def peak(self, dtype: str) -> float | None:
         """FLOP/s of a matmul on arrays of `dtype`, as numpy names it; None where none is published.

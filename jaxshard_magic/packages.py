@@ -1,8 +1,15 @@
-"""Which packages are installed, and what the installed jax asks of those that go with it."""
+"""Which packages are installed, what the installed jax asks of those that go with it, and what installs more."""
 
+import json
 import re
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from itertools import zip_longest
+from pathlib import Path
+from shlex import quote
+from typing import Any
+from urllib.parse import urlparse
+
+OURS = "jaxshard_magic"
 
 NEEDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ipython", "ipywidgets", "anywidget", "plotly")
 TPU = ("libtpu",)
@@ -44,6 +51,62 @@ def fits(given: str, clauses: str) -> bool:
         if order not in {"==": (0,), ">=": (0, 1), "<=": (0, -1), ">": (1,), "<": (-1,)}[sign]:
             return False
     return True
+
+
+def install(extra: str = "", *more: str) -> str:
+    """The line that installs this package as it was installed here, with an extra, and what is to go with it.
+
+    Of a checkout that is its folder, of a wheel or a repository its address, else the package's name alone: pip wrote
+    down which (`direct_url.json`, PEP 610).
+
+    Args:
+        extra: one of the package's own: "tpu", "cuda-aot", "demo"; "" for none.
+        more: other requirements, such as "jax==0.10.2", which pip then takes together with it.
+    """
+    return " ".join(["pip install", *_ours(f"[{extra}]" if extra else ""), *(f'"{each}"' for each in more)])
+
+
+def upgrade() -> str:
+    """What brings a newer version of this package, as it was installed here."""
+    editable, folder = _checkout()
+    if folder is None:
+        return f"pip install --upgrade {' '.join(_ours(''))}"
+    pull = f"git -C {quote(str(folder))} pull"
+    return pull if editable else f"{pull} && {install()}"
+
+
+def _ours(extra: str) -> list[str]:
+    editable, folder = _checkout()
+    if folder is not None:
+        place = "." if folder == Path.cwd() else str(folder)
+        return [*(["-e"] if editable else []), quote(f"{place}{extra}") if extra else quote(place)]
+    origin = _origin()
+    if "vcs_info" in origin:
+        return [f'"{OURS}{extra} @ {origin["vcs_info"]["vcs"]}+{origin["url"]}"']
+    if "archive_info" in origin:
+        return [f'"{OURS}{extra} @ {origin["url"]}"']
+    return [f'"{OURS}{extra}"' if extra else OURS]
+
+
+def _checkout() -> tuple[bool, Path | None]:
+    """Whether the checkout's changes count at once, and its folder; None where there is none, or no longer."""
+    from urllib.request import url2pathname  # it brings in all of Python's HTTP
+
+    origin = _origin()
+    if "dir_info" not in origin:
+        return False, None
+    folder = Path(url2pathname(urlparse(origin["url"]).path))
+    found = folder if (folder / "pyproject.toml").is_file() else None
+    return bool(origin["dir_info"].get("editable")), found
+
+
+def _origin() -> dict[str, Any]:
+    """Where pip had the package from; empty where that was an index, or nobody wrote it down."""
+    try:
+        text = distribution(OURS).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return {}
+    return json.loads(text) if text else {}
 
 
 def _version(name: str) -> str | None:

@@ -7,6 +7,7 @@ from itertools import combinations
 
 from .errors import ShardError
 from .hardware import Chip, Link
+from .units import rate_text
 
 TORUS = {"torus2d": 2, "torus3d": 3}
 
@@ -43,7 +44,7 @@ def axis_bandwidths(
     Every figure is a peak, and as if no other axis sent anything at the time.
 
     >>> from jaxshard_magic.hardware import chip
-    >>> axis_bandwidths(chip("h100"), {"data": 2, "model": 8})["model"].why
+    >>> axis_bandwidths(chip("h100"), {"data": 2, "model": 8})["model"].why.replace("\\u202f", " ")
     'NVLink 4 inside a node of 8, 450 GB/s'
     """
     shape = _given_shape(chip, axes, topology) if topology else None
@@ -239,5 +240,5 @@ def _given_shape(chip: Chip, axes: Mapping[str, int], topology: Sequence[int]) -
 
 
 def _wire(name: str, bandwidth: float | None, why: str) -> Wire:
-    rate = "no bandwidth is published" if bandwidth is None else f"{bandwidth / 1e9:.4g} GB/s"
+    rate = "no bandwidth is published" if bandwidth is None else rate_text(bandwidth)
     return Wire(name, bandwidth, f"{why}, {rate}")

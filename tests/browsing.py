@@ -19,7 +19,9 @@ except ImportError:  # the tests that need it are skipped, and say so
 
 from jaxshard_magic.explorer import Explorer
 from jaxshard_magic.report import Report
+from jaxshard_magic.report.choice import Choice
 from jaxshard_magic.report.comparison import Comparison
+from jaxshard_magic.views.choice.payload import packed_choice
 from jaxshard_magic.views.comparison.payload import packed_comparison
 from jaxshard_magic.views.explorer_payload import packed_explorer, state
 from jaxshard_magic.views.payload import packed
@@ -138,7 +140,7 @@ class Stage:
 
     def __call__(
         self,
-        report: Report | Comparison | Explorer | bytes,
+        report: Report | Comparison | Choice | Explorer | bytes,
         only: Sequence[str] | None = None,
         width: int = 900,
         theme: str | None = "light",
@@ -150,6 +152,8 @@ class Stage:
             bundle, data, traits = "explore", packed_explorer(report), state(report) | traits
         elif isinstance(report, Comparison):
             bundle, data = "compare", packed_comparison(report)
+        elif isinstance(report, Choice):
+            bundle, data = "compare", packed_choice(report)
         else:
             bundle, data = "report", report if isinstance(report, bytes) else packed(report)
         given = {

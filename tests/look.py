@@ -1,7 +1,8 @@
 """Pictures of a view for its author: `python tests/look.py layout`, `python tests/look.py memory large unknown`.
 
-The timeline, the comparison and the explorer stand alone: `python tests/look.py pipeline measured large`,
-`... compare many`, `... explore edited`; the comparison's document without script is `... static many`.
+The timeline, the comparison, a choice and the explorer stand alone: `python tests/look.py pipeline measured large`,
+`... compare many`, `... choice planned`, `... explore edited`; the comparison's document without script is
+`... static many`.
 """
 
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from browsing import chromium, stage
+from sample_choices import CHOICES
 from sample_comparisons import COMPARISONS
 from sample_explorers import EXPLORERS
 from sample_pipelines import PIPELINES
@@ -22,6 +24,7 @@ WHOLE = "report"
 ALONE = {
     "pipeline": (PIPELINES, "measured"),
     "compare": (COMPARISONS, "measured_trials"),
+    "choice": (CHOICES, "predicted"),
     "explore": (EXPLORERS, "edited"),
 }
 STATIC = "static"

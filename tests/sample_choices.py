@@ -31,7 +31,7 @@ ONE = Question(
 CUT = Question(
     "Does it fit with parameters and optimizer state cut over all 256 devices?",
     True,
-    "about 0.21 GiB of them on a device, 12.4 GiB with temporaries",
+    "about 215 MiB of them on a device, 12.4 GiB with temporaries",
     no="pp+dp",
 )
 ROWS = Question(

@@ -49,8 +49,8 @@ def test_a_larger_slice_divides_what_lies_along_the_batch_axis():
     made = case(23 * GIB, target=V5E8, larger=larger(V5E8.chip, V5E8.extent))
     (first,) = told(made, "does-not-fit")
     assert first.fix == "%mesh v5e:4x4 data=16"
-    assert "it would need about 12 GiB: enough" in first.message
-    assert "needs 24 GiB on a device that has 16 GiB: 8 GiB too much" in first.message
+    assert "it would need about 12.0\u202fGiB: enough" in first.message
+    assert "needs 24.0\u202fGiB on a device that has 16\u202fGiB: 8.00\u202fGiB too much" in first.message
 
 
 def test_a_slice_is_as_large_as_it_must_be_and_keeps_the_other_axes():
@@ -63,8 +63,8 @@ def test_a_slice_is_as_large_as_it_must_be_and_keeps_the_other_axes():
 def test_fewer_examples_leave_room_in_steps_of_the_devices():
     # 12 of 23 GiB of temporaries may stay beside 4 GiB of weights: 64 * 12 / 23 = 33.4, so 32 examples.
     (first,) = told(case(23 * GIB, weights=4 * GIB), "does-not-fit")
-    assert first.fix == "a batch of 32 examples"
-    assert "With 32 of the 64 examples in a batch it would need about 15.5 GiB: enough." in first.message
+    assert first.fix is None
+    assert "With 32 of the 64 examples in a batch it would need about 15.5\u202fGiB: enough." in first.message
 
 
 def test_what_is_kept_for_the_backward_pass_is_told_with_its_lines():
@@ -75,7 +75,9 @@ def test_what_is_kept_for_the_backward_pass_is_told_with_its_lines():
     )
     made = case(23 * GIB, buffers=kept, inside=GradientOptions())
     (change,) = [a for a in told(made, "would-fit") if a.fix == "--remat full"]
-    assert change.message.startswith("18 GiB of cell [3], lines 6 and 7 are kept for the backward pass")
+    assert change.message.startswith(
+        "18.0\u202fGiB of cell [3], lines 6 and 7 are kept for the backward pass"
+    )
     for inside in (None, GradientOptions(remat="dots")):
         made = case(23 * GIB, buffers=kept, inside=inside)
         assert not [a for a in advise(made) if a.fix == "--remat full"]
@@ -95,7 +97,7 @@ def test_the_fewest_microbatches_that_leave_room_come_before_more_devices():
         made = case(temporaries * GIB, target=V5E8, larger=larger(V5E8.chip, V5E8.extent), inside=inside)
         (first,) = told(made, "does-not-fit")
         assert first.fix == f"--microbatches {fix}"
-        assert "would need about 12.5 GiB: enough." in first.message
+        assert "would need about 12.5\u202fGiB: enough." in first.message
     assert not [a for a in advise(case(23 * GIB)) if "--microbatches" in (a.fix or "")]
     too_few = case(
         15 * 9 * GIB, inside=GradientOptions()
@@ -106,8 +108,8 @@ def test_the_fewest_microbatches_that_leave_room_come_before_more_devices():
 def test_a_change_that_was_compiled_is_told_as_compiled():
     fix = "%mesh v5e:4x4 data=16"
     for peak, verdict in (
-        (11 * GIB, "Compiled so, it needs 11 GiB: it fits."),
-        (17 * GIB, "17 GiB: still too much."),
+        (11 * GIB, "Compiled so, it needs 11.0\u202fGiB: it fits."),
+        (17 * GIB, "17.0\u202fGiB: still too much."),
     ):
         made = case(23 * GIB, target=V5E8, larger=larger(V5E8.chip, V5E8.extent), tried={fix: peak})
         assert told(made, "does-not-fit")[0].message.endswith(verdict)
@@ -152,7 +154,7 @@ def test_what_a_pipeline_can_take_off_is_of_the_fullest_devices_stage():
         memory=Memory(rows, "compiled"),
     )
     first, *_ = [a for a in advise(made) if "cut over data" in a.message]
-    assert "take off 6 GiB" in first.message
+    assert "take off 6.00\u202fGiB" in first.message
     assert first.fix == "%%shard fsdp+pp"
     fuller = replace(rows[0], temporaries=25 * GIB, peak=26 * GIB)
     first, *_ = [
@@ -160,4 +162,4 @@ def test_what_a_pipeline_can_take_off_is_of_the_fullest_devices_stage():
         for a in advise(replace(made, memory=Memory((fuller, *rows[1:]), "compiled")))
         if "cut over data" in a.message
     ]
-    assert "take off 1 GiB" in first.message
+    assert "take off 1.00\u202fGiB" in first.message

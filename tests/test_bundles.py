@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,14 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 WIDGETS, STATIC = ROOT / "widgets", ROOT / "jaxshard_magic" / "static"
 BUNDLES = {
-    "report.js": 160_000,
+    "report.js": 170_000,
     "compare.js": 56_000,
     "explore.js": 96_000,
     "stop.js": 2_000,
     "loader.js": 4_000,
+    "page.js": 4_000,
 }
-"""The most bytes that each may have: `loader.js` travels with every view, `stop.js` with every button, the others once
-a page."""
+"""The most bytes that each may have: `loader.js` travels with every view, `stop.js` with every button, `page.js` with
+every document that has a widget in it, the others once a page."""
 
 
 def sources() -> dict[str, str]:
@@ -52,6 +54,10 @@ def test_a_bundle_is_small_and_holds_nobody_elses_code(name: str):
     assert "sourceMappingURL" not in text
 
 
+def test_what_stands_in_a_document_as_it_is_does_not_end_its_script():
+    assert "</script" not in (STATIC / "page.js").read_text(encoding="utf-8").lower()
+
+
 def test_there_are_no_other_bundles():
     assert {path.name for path in STATIC.iterdir()} == set(BUNDLES)
 
@@ -73,3 +79,12 @@ def test_text_never_becomes_markup():
     sinks = r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write|srcdoc|DOMParser|eval|new Function)\b"
     found = {name: set(re.findall(sinks, text)) for name, text in sources().items()}
     assert {name: sorted(words) for name, words in found.items() if words} == {}
+
+
+def test_no_class_is_styled_by_two_views():
+    styled: dict[str, set[str]] = defaultdict(set)
+    for name, text in sources().items():
+        if name.endswith(".css"):
+            for made in re.findall(r"^\.(jsm-[\w-]+) \{", text, re.MULTILINE):
+                styled[made].add(name)
+    assert {made: names for made, names in styled.items() if len(names) > 1} == {}

@@ -9,6 +9,8 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import hardware
+from jaxshard_magic.analysis import summary
+from jaxshard_magic.analysis.mesh_info import mesh_info
 from jaxshard_magic.comparing import AMONG, Hardware, How, Requests, Searching, search, space
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.choice import BOUND, ESTIMATE, LEFT, REFUSED, SLOWER, TOO_LARGE, Choice
@@ -99,6 +101,26 @@ def test_what_does_not_fit_is_tried_with_microbatches_and_remat_and_what_then_fi
     assert outcomes(found)['dp --mesh "data=8"'] in (TOO_LARGE, ESTIMATE)
 
 
+def test_remat_is_not_compiled_for_a_step_that_computes_its_layers_again_by_itself(memory):
+    def again(params, batch):
+        def loss(params):
+            x = batch
+            for w in params:
+                x = jax.checkpoint(lambda x, w: x + jax.nn.gelu(x @ w))(x, w)
+            return jnp.square(x).mean()
+
+        return [w - 0.1 * g for w, g in zip(params, jax.grad(loss)(params), strict=True)]
+
+    options = {"mesh": "cpu:8 data=8", "among": "dp", "budget": None}
+    options["vary"] = {"remat": [None, "full"], "microbatches": [None]}
+    whole = jaxshard_magic.choose(again, shapes(2**15, 64), **options)
+    assert whole.trial is not None and whole.trial.peak is not None
+    memory(int(0.9 * whole.trial.peak))
+    found = jaxshard_magic.choose(again, shapes(2**15, 64), **options)
+    assert [t.options.get("remat") for t in found.comparison.trials] == [None]
+    assert "hardly less" in next(c.why for c in found.candidates if c.options)
+
+
 def test_options_of_the_line_stay_and_only_the_others_are_varied(memory):
     args = shapes(2**15, 64)
     memory(3 * 2**20)  # too little for either, so that both are looked at
@@ -114,6 +136,26 @@ def test_where_nothing_fits_none_is_chosen_and_the_arrays_that_are_too_large_are
     assert outcomes(found)['dp --mesh "data=8"'] == ESTIMATE
     assert found.comparison.trials == ()
     assert "fits" in found.to_text(80)
+
+
+@pytest.mark.parametrize("among", ["dp,fsdp", "fsdp,dp"])
+def test_of_those_that_are_predicted_to_be_as_fast_the_one_that_is_named_first_is_chosen(monkeypatch, among):
+    monkeypatch.setattr(search, "ALIKE", 2.0)
+    found = chosen(among=among)
+    assert found.chosen is not None and found.chosen.strategy == among.split(",")[0]
+    assert {found.time_of(found.chosen), found.time_of(found.runner_up)} == {
+        t.predicted for t in found.comparison.trials
+    }
+
+
+@pytest.mark.ci
+def test_what_needs_a_little_too_much_by_its_estimate_is_compiled_in_its_turn(memory):
+    args = shapes(2**15, 64)
+    whole = chosen(*args, among="dp,pp", plan_only=True)
+    needs = {c.strategy: c.needs for c in whole.candidates}
+    assert needs["pp"] < needs["dp"] / 1.05
+    memory(int(needs["dp"] / 1.05))
+    assert chosen(*args, among="dp,pp").comparison.trials[0].strategy == "dp"
 
 
 def test_plans_alone_choose_without_compiling_anything():
@@ -225,8 +267,9 @@ def test_a_slice_that_is_not_attached_is_searched_with_its_own_compiler():
     assert set(outcomes(found).values()) <= {"chosen", "runner-up", SLOWER, BOUND}
 
 
-def test_what_is_attached_is_run_on_copies_and_the_measured_times_decide():
+def test_what_is_attached_is_run_on_copies_and_the_measured_times_decide(monkeypatch):
     """Hardware that no figures are known of: nothing is ruled out by a plan, everything that fits runs."""
+    monkeypatch.setattr(summary, "info_of", lambda mesh: mesh_info(mesh, "attached"))
     mesh = jaxshard_magic.mesh("cpu:8 data=8")
     params, batch = [jnp.ones((64, 64))] * 3, jnp.ones((16, 64))
     attached = Hardware(hardware.chip("v5e"), known=False, limit=None, runs=True)

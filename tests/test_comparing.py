@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import jaxshard_magic
 from jaxshard_magic.analysis import check
 from jaxshard_magic.comparing import Candidate, How, Refused, Requests, Trying, candidates, varied
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report.comparison import Trial
 
 WIDTH = 16
@@ -123,8 +125,14 @@ def test_with_keep_going_a_strategy_that_is_none_is_a_row():
 def test_each_candidate_is_run_on_copies_checked_and_measured():
     params, batch = arguments()
     before = [np.asarray(w) for w in params]
-    found = jaxshard_magic.compare(step, "dp,fsdp,tp,pp", (params, batch), mesh="cpu:8 data=8", repeat=2)
+    said: list[str] = []
+    found = jaxshard_magic.compare(
+        step, "dp,fsdp,tp,pp", (params, batch), mesh="cpu:8 data=8", repeat=2, say=said.append
+    )
     assert [t.strategy for t in found.trials] == ["dp", "fsdp", "tp", "pp"]
+    counted = [words.partition(",")[0] for words in said if words.startswith("compiling")]
+    assert counted == [f"compiling {n} of 4" for n in (1, 2, 3, 4)]
+    assert found.source == "predicted" and {t.report.timing.on for t in found.trials} == {"TPU v5e"}
     for trial in found.trials:
         assert trial.why is None
         assert trial.report.check.passed
@@ -256,6 +264,35 @@ def test_an_interrupt_while_compiling_leaves_the_rest(monkeypatch):
     assert len(found.trials) + len(found.left) == len(names)
 
 
+def test_an_interrupt_waits_for_no_compiler_and_nothing_of_the_users_runs_after_it(monkeypatch):
+    let_go, ended, traced, begun = threading.Event(), threading.Event(), [], iter(range(9))
+
+    def compiled(lowered):
+        if next(begun):  # all but the first wait
+            assert let_go.wait(60)
+            ended.set()
+        return compile_lowered(lowered)
+
+    def traced_step(*args):
+        traced.append(args)
+        return step(*args)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("jaxshard_magic.step.entry.compile_lowered", compiled)
+    found = jaxshard_magic.compare(
+        traced_step, ["dp", "fsdp", "tp"], arguments(), mesh="cpu:8 data=8", show=interrupt, check=False
+    )
+    before = len(traced)
+    assert not ended.is_set() and len(found.left) == 2
+    let_go.set()
+    assert ended.wait(60)
+    time.sleep(0.5)
+    assert len(traced) == before
+
+
 def test_where_the_plain_step_has_no_room_the_rest_is_told_without_a_check():
     class Full:
         def __init__(self, peeled):
@@ -326,13 +363,21 @@ def train_step(state, batch):
     loss, grads = jax.value_and_grad(loss_fn)(state, batch)
     return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss
 """
-    one, other = given.run(cell.format("dp")), given.run(cell.format('fsdp --mesh "data=2" --microbatches 2'))
-    found = given.run("%shard compare 2 1")
-    assert [t.number for t in found.trials] == [2, 1]
+    one, other = (
+        given.run(cell.format("dp -o kept")),
+        given.run(cell.format('fsdp --mesh "data=2" --microbatches 2')),
+    )
+    found = given.run(f"%shard compare {other.number} {one.number}")
+    assert [t.number for t in found.trials] == [other.number, one.number]
     assert [t.report for t in found.trials] == [other, one]
     assert found.trials[0].line == 'fsdp --mesh "data=2" --microbatches 2'
-    assert [t.number for t in given.run("%shard compare").trials] == [1, 2]
-    assert "takes the numbers of reports, 1 to 2, not '7'" in str(given.fails("%shard compare 7"))
+    assert [t.number for t in given.run("%shard compare").trials] == [one.number, other.number]
+    assert [t.report for t in given.run(f"%shard compare kept {other.number}").trials] == [one, other]
+    assert "no report 999999 in the history" in str(given.fails("%shard compare 999999"))
+    assert (
+        "takes the numbers of reports, as %shard history lists them, or names of reports, not 'step'"
+        in str(given.fails("%shard compare step"))
+    )
 
 
 @pytest.mark.parametrize(

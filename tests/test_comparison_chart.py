@@ -9,7 +9,6 @@ from sample_comparisons import (
     measured_trials,
     none_ran,
     predicted,
-    simulated,
     trial,
 )
 
@@ -66,7 +65,10 @@ def test_the_limit_is_a_line_where_points_come_near_it_and_else_above_the_plot()
     assert "limit 15.75 GiB is above the plot \u2191" in told(measured_trials().to_html())
     assert "is above the plot" not in predicted().to_html()
     assert ">limit 15.75 GiB</text>" in told(predicted().to_html())
-    assert "limit 15.75" not in told(simulated().to_html())
+    without = [
+        trial("dp", {"data": 8}, gib, (ms, 46.0), {}, limit=None) for gib, ms in ((5.0, 47.0), (4.0, 53.0))
+    ]
+    assert ">limit" not in told(Comparison("train_step", tuple(without)).to_html())
 
 
 def test_trials_at_one_place_share_a_point():

@@ -20,7 +20,7 @@ from jaxshard_magic.doctor.connectivity import all_reduce, connectivity
 from jaxshard_magic.doctor.devices import Seen, devices, look
 from jaxshard_magic.doctor.packages import loaded, targets, versions
 from jaxshard_magic.doctor.setup import environment, notebook
-from jaxshard_magic.packages import NEEDED, companions, fits, installed
+from jaxshard_magic.packages import NEEDED, companions, fits, install, installed
 
 ALL = dict.fromkeys(NEEDED, "1.2.3") | {"libtpu": None}
 NOTHING = Seen()
@@ -114,9 +114,9 @@ def test_compilers_are_told_whether_installed_or_not_and_whether_they_fit():
     assert levels(targets(ALL, {})) == {"cpu": "ok", "tpu": "info", "cuda": "info"}
     both = ALL | {"libtpu": "0.0.42", "jax-cuda12-plugin": "0.10"}
     assert levels(targets(both, {})) == {"cpu": "ok", "tpu": "ok", "cuda": "ok"}
-    assert one(targets(ALL, {}), "tpu").remedy == 'pip install "jaxshard_magic[tpu]"'
+    assert one(targets(ALL, {}), "tpu").remedy == install("tpu")
     mixed = one(targets(both, {"libtpu": "==0.0.50.*"}), "tpu")
-    assert (mixed.level, mixed.remedy) == ("warning", 'pip install "jaxshard_magic[tpu]" "libtpu==0.0.50.*"')
+    assert (mixed.level, mixed.remedy) == ("warning", install("tpu", "libtpu==0.0.50.*"))
     assert "0.0.42" in mixed.value and "==0.0.50.*" in mixed.value
 
 
@@ -285,7 +285,7 @@ def test_the_bandwidth_is_what_a_ring_sends_over_the_measured_time():
     # On a ring of 8 each device sends 2 * 7/8 MiB; in 1.835008 ms that is 1 GB/s.
     times = {1: 2.04e-3, 2**18: 2 * 7 / 8 * 2**20 / 1e9}
     found = one(connectivity(jaxshard_magic.mesh("data=8"), summed=lambda m, a, n: (times[n], True)), "data")
-    assert "measured: 4 bytes in 2.04 ms, 1 MiB a device at 1 GB/s" in found.value
+    assert "measured: 4 bytes in 2.04\u202fms, 1 MiB a device at 1\u202fGB/s" in found.value
 
 
 def test_a_wrong_sum_is_an_error():

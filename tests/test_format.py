@@ -19,7 +19,6 @@ CASES = json.loads((Path(__file__).parent / "data" / "format_cases.json").read_t
 
 WRITERS: dict[str, Callable] = {
     "bytes": fmt.byte_text,
-    "bytes_two_digits": lambda n: fmt.byte_text(n, 2),
     "limit": fmt.limit_text,
     "seconds": fmt.seconds_text,
     "share": fmt.share_text,

@@ -201,8 +201,8 @@ def test_gpus_use_nvlink_inside_a_node_and_the_network_between():
     assert rates("h100", data=2, model=8) == {"data": 50, "model": 450}
     assert rates("b200", data=2, model=8) == {"data": 50, "model": 900}
     assert rates("a100", data=2, fsdp=2, model=2) == {"data": 300, "fsdp": 300, "model": 300}
-    assert why("h100", "model", data=2, model=8) == "NVLink 4 inside a node of 8, 450 GB/s"
-    expected = "InfiniBand NDR 400 Gb/s per GPU between nodes, 50 GB/s"
+    assert why("h100", "model", data=2, model=8) == "NVLink 4 inside a node of 8, 450\u202fGB/s"
+    expected = "InfiniBand NDR 400 Gb/s per GPU between nodes, 50\u202fGB/s"
     assert why("h100", "data", data=2, model=8) == expected
 
 
@@ -237,8 +237,8 @@ def test_v5e_wraps_around_at_16_chips_and_nowhere_else():
     assert rates("v5e", data=16, model=16) == {"data": 90, "model": 90}
     assert rates("v5e", data=4, model=4) == {"data": 45, "model": 45}
     assert rates("v5e", data=8, model=16) == {"data": 45, "model": 90}
-    assert why("v5e", "data", data=16, model=16) == "ICI ring, both directions, 90 GB/s"
-    expected = "ICI line, one direction: slice 4x4 does not wrap around there, 45 GB/s"
+    assert why("v5e", "data", data=16, model=16) == "ICI ring, both directions, 90\u202fGB/s"
+    expected = "ICI line, one direction: slice 4x4 does not wrap around there, 45\u202fGB/s"
     assert why("v5e", "data", data=4, model=4) == expected
 
 

@@ -202,6 +202,15 @@ def test_a_number_that_no_report_has_is_one_line_with_the_nearest(kept: Store):
     assert 1 in numbers(kept.rows()), "where one number is wrong nothing is removed"
 
 
+def test_reserved_numbers_are_nobody_elses_also_where_nothing_was_kept_before(kept: Store, path: Path):
+    assert kept.reserve(2) == range(1, 3)
+    assert add(Store(path), bare()) == 3
+    assert kept.reserve(1) == range(4, 5)
+    known = {"cell": None, "notebook": None, "versions": {}}
+    assert kept.add(bare(), number=2, **known) == 2
+    assert [row.id for row in kept.rows()] == [3, 2]
+
+
 def test_what_is_removed_is_gone_from_the_disk(kept: Store, path: Path):
     secret = "token = 'hf_removed'"
     first, last = add(kept, large(), cell=secret), add(kept)

@@ -19,6 +19,7 @@ from sample_reports import attached, bare, large
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.history import Row, Store, Unkept, database
+from jaxshard_magic.packages import upgrade
 
 __all__ = ["kept", "path"]
 
@@ -358,10 +359,10 @@ def test_a_database_of_a_newer_version_is_neither_written_nor_moved(kept: Store,
     with closing(sqlite3.connect(path)) as newer:
         newer.execute(f"PRAGMA user_version = {len(database.VERSIONS) + 1}")
     before = path.read_bytes()
-    refused(kept, "was made by a newer jaxshard_magic", "pip install --upgrade jaxshard_magic")
+    refused(kept, "was made by a newer jaxshard_magic", upgrade())
     with pytest.raises(Unkept) as error:
         kept.rows()
-    assert error.value.fix == "pip install --upgrade jaxshard_magic"
+    assert error.value.fix == upgrade()
     assert path.read_bytes() == before
     assert files(path) == [path.name]
 

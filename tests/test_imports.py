@@ -30,12 +30,12 @@ MAY_IMPORT = {
         f"places {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
-    "notebook.cells": ("cell_files places", "IPython psutil"),
+    "notebook.cells": ("cell_files places units", "IPython psutil"),
     "notebook.options": ("", ""),
-    "notebook.progress": ("views", "IPython"),
+    "notebook.progress": ("units views", "IPython"),
     "api": (f"views comparing {BELOW_API}", "jax numpy"),
     "explorer": (f"comparing report targets {DOING}", "jax numpy"),
-    "comparing": (f"analysis report targets hardware {DOING}", "jax"),
+    "comparing": (f"analysis report targets hardware units {DOING}", "jax"),
     "codegen": (
         "request program gradients strategies step analysis report targets compiler_log",
         "jax numpy",
@@ -52,24 +52,25 @@ MAY_IMPORT = {
         "jax numpy",
     ),
     "gradients": ("request program plan", "jax numpy"),
-    "schedule": ("", ""),
+    "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
     "analysis": (
-        "cell_files places request program gradients plan report hardware wires targets schedule pipeline",
+        "cell_files places request program gradients plan report hardware wires targets schedule pipeline units",
         "jax numpy",
     ),
-    "report": ("files", ""),
-    "history": ("files report", "platformdirs psutil"),
-    "views": ("report places", "pygments"),
-    "doctor": ("packages targets", "jax numpy"),
-    "targets": ("files hardware packages compiler_log", "jax platformdirs"),
+    "report": ("files packages", ""),
+    "history": ("files packages report", "platformdirs psutil"),
+    "views": ("report places units", "pygments"),
+    "doctor": ("packages targets units", "jax numpy"),
+    "targets": ("files hardware packages compiler_log units", "jax platformdirs"),
     "files": ("", ""),
     "packages": ("", ""),
     "compiler_log": ("", ""),
     "hardware": ("", ""),
-    "wires": ("hardware", ""),
+    "wires": ("hardware units", ""),
     "cell_files": ("", ""),
     "places": ("cell_files", ""),
+    "units": ("", ""),
     "errors": ("", ""),
     "console": ("errors", ""),
     "demo": ("api report views", "jax numpy flax optax"),
@@ -78,6 +79,7 @@ MAY_IMPORT = {
 # Modules and packages that are imported late as a whole, each by name inside a function.
 LATE_MODULES = {
     "program.nnx_calls",
+    "views.choice.widget",
     "views.comparison.widget",
     "views.explorer_widget",
     "views.figures",
@@ -94,7 +96,11 @@ LATE = {
     "explorer": ("views", ""),  # Explorer.to_text, to_html, view
     "history": ("views", ""),  # what a row tells of a report, and History.to_text, to_html
     "report": ("views", ""),  # Report.to_html and the notebook's display hooks
-    "views": ("", "IPython plotly anywidget ipywidgets traitlets"),  # the modules that are late as a whole
+    "views": (
+        "",
+        "IPython plotly anywidget ipywidgets traitlets resvg_py",
+    ),  # PNG; the modules that are late as a whole
+    "schedule": ("analysis views", ""),  # Schedule.timeline, and how compared ones are shown
     "step": ("analysis report", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
     "program": ("", "flax equinox"),  # a step of theirs brings them along
@@ -281,6 +287,6 @@ def test_loading_the_extension_imports_nothing_heavy_and_starts_no_backend(monke
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("name", ["report", "views.text", "views.html", "errors"])
+@pytest.mark.parametrize("name", ["report", "units", "views.text", "views.html", "errors"])
 def test_a_report_is_read_without_jax(name):
     assert not loaded_after(f"import {PACKAGE}.{name}") & (HEAVY | {"jax", "numpy"})

@@ -92,6 +92,7 @@ def test_the_bundles_and_the_table_of_chips_are_in_the_wheel(installed: Path):
         "explore.js",
         "stop.js",
         "loader.js",
+        "page.js",
     }
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.ci
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-START, SHARD, READ, AGAIN, COMPARE = range(5)
+START, SHARD, READ, AGAIN, COMPARE, LOOP, LOOPED, STRATEGY, PRECISION, CHIP = range(10)
 CELLS = [
     """\
 %load_ext jaxshard_magic
@@ -35,7 +36,24 @@ def train_step(weights, batch):
     """\
 %%shard dp,fsdp,tp,fsdp+tp --mesh data=8 --vary remat=none,full,dots --repeat 30000
 weights, loss = train_step(weights, batch)""",
+    "for _ in range(7):\n    weights, loss = train_step(weights, batch)",
+    "%shard",
+    "%%shard fs",
+    "%%shard fsdp --precision ",
+    "%mesh v5",
 ]
+
+WATCH = """at => {
+  const cell = document.querySelectorAll(".jp-CodeCell")[at];
+  globalThis.seen = []; // for each frame the height of the cell's outputs, and whether the twin is seen
+  const look = () => {
+    const [area, twin] = [cell.querySelector(".jp-Cell-outputArea"), cell.querySelector("[class*=jsm-static-]")];
+    const shown = twin !== null && twin.checkVisibility({ visibilityProperty: true });
+    seen.push([area?.getBoundingClientRect().height ?? 0, shown]);
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +83,16 @@ def test_a_report_is_pointed_at_and_python_sees_it(notebook: Notebook):
     until(python_sees, "Python to see what was pointed at")
 
 
+def test_a_picture_is_drawn_by_the_kernel_and_saved_by_the_browser(notebook: Notebook):
+    widget = notebook.widget(SHARD)
+    widget.get_by_role("tab", name="Layout").click()
+    with notebook.page.expect_download() as download:
+        widget.get_by_role("button", name="Save this picture as svg").click()
+    assert download.value.suggested_filename == "layout.svg"
+    text = Path(download.value.path()).read_text("utf-8")
+    assert text.startswith("<svg ") and "weights.down" in text
+
+
 def test_the_live_report_hides_its_static_twin(notebook: Notebook):
     expect(notebook.twin(SHARD)).to_have_count(1)
     expect(notebook.twin(SHARD)).to_be_hidden()
@@ -81,11 +109,43 @@ def test_jupyterlabs_own_styles_do_not_squeeze_it(notebook: Notebook):
 
 def test_a_second_report_brings_no_second_module(notebook: Notebook):
     times, before = notebook.sent()
+    notebook.page.evaluate(WATCH, AGAIN)
     notebook.run(AGAIN)
     expect(notebook.widget(AGAIN)).to_be_visible()
     again, after = notebook.sent()
     assert (times, again) == (1, 1)
     assert after - before < 60_000
+
+
+def test_a_report_comes_without_its_twin_being_seen_and_without_a_jump_to_nothing(notebook: Notebook):
+    seen = notebook.page.evaluate("seen")
+    assert not any(twin for _, twin in seen), "the twin was never seen"
+    heights = [height for height, _ in seen]
+    came = next(i for i, height in enumerate(heights) if height >= 640)
+    assert min(heights[came:]) >= 640
+
+
+def test_after_a_further_loop_the_report_is_of_that_loop(notebook: Notebook):
+    notebook.run(LOOP)
+    notebook.run(LOOPED)
+    expect(notebook.widget(LOOPED)).to_contain_text(" of 7 calls")
+
+
+@pytest.mark.parametrize(
+    ("cell", "offered"),
+    [(STRATEGY, {"fsdp"}), (PRECISION, {"bf16", "fp16"}), (CHIP, {"v5e", "v5p"})],
+)
+def test_tab_offers_what_may_stand_there_alone(notebook: Notebook, cell: int, offered: set[str]):
+    editor = notebook.cell(cell).locator(".cm-content")
+    editor.click()
+    notebook.page.keyboard.press("Control+End")
+    notebook.page.keyboard.press("Tab")
+    found = notebook.page.locator(".jp-Completer:visible .jp-Completer-match")
+    expect(found.first).to_be_visible()
+    assert offered <= set(found.all_inner_texts())
+    begins = {STRATEGY: "fs", PRECISION: "", CHIP: "v5"}[cell]
+    assert all(text.startswith(begins) and not text.startswith("--") for text in found.all_inner_texts())
+    notebook.page.keyboard.press("Escape")
 
 
 def test_a_comparison_is_stopped_by_its_button_and_keeps_what_is_done(notebook: Notebook):

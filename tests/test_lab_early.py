@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ci
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-START, TRAIN, LAST, COMPILE, RAISE, BEHIND = range(6)
+START, TRAIN, LAST, COMPILE, RAISE, BEHIND, COMPARE, PAST = range(8)
 STEP = """
 @jax.jit
 def train_step(weights, batch):
@@ -36,6 +36,10 @@ CELLS = [
     "%%shard tp" + STEP.format(400) + "weights, loss = train_step(weights, batch)",
     "%%shard dp" + STEP.format(1) + "weights, loss = train_step(weights, batch)\nweights['gone']",
     "print('behind')",
+    "%%shard dp,tp --repeat 100000 -o compared"
+    + STEP.format(1)
+    + "weights, loss = train_step(weights, batch)",
+    "%shard history --limit 9",
 ]
 
 
@@ -46,17 +50,21 @@ def notebook(browser: "Browser", tmp_path_factory: pytest.TempPathFactory) -> It
         yield made
 
 
-def stop(notebook: Notebook, cell: int, when: str) -> str:
-    """Run a cell, press the stop button once the line says `when`, and give what stands below the cell at its end."""
+def stop(notebook: Notebook, cell: int, when: str, bar: int = 0) -> str:
+    """Run a cell, press the stop button once the line says `when`, with so many bars, and give what stands below the
+    cell at its end, which has none."""
     notebook.begin(cell)
     expect(notebook.cell(cell)).to_contain_text(when, timeout=60_000)
+    bars = notebook.cell(cell).get_by_role("progressbar", name="steps done")
+    expect(bars).to_have_count(bar)
     notebook.page.get_by_role("button", name="Interrupt the kernel").click()
     notebook.ended(cell)
+    expect(bars).to_have_count(0)
     return notebook.cell(cell).locator(".jp-OutputArea").first.inner_text()
 
 
 def test_a_training_that_is_stopped_says_where_and_shows_what_ran(notebook: Notebook):
-    said = stop(notebook, TRAIN, "a step")
+    said = stop(notebook, TRAIN, "a step", bar=1)
     assert "Stopped at step " in said and " of 3,000, loss " in said
     assert "Traceback" not in said and "jaxshard_magic" not in said
     widget = notebook.widget(TRAIN)
@@ -69,6 +77,26 @@ def test_a_training_that_is_stopped_says_where_and_shows_what_ran(notebook: Note
 def test_a_compile_that_is_stopped_is_one_line(notebook: Notebook):
     said = stop(notebook, COMPILE, "compiling for")
     assert said.strip() == "Stopped before train_step had run; your arrays are as they were."
+
+
+def test_a_comparison_that_is_stopped_shows_and_keeps_what_is_done(notebook: Notebook):
+    notebook.begin(COMPARE)
+    notebook.begin(BEHIND)
+    cell = notebook.cell(COMPARE)
+    expect(cell).to_contain_text("running ", timeout=60_000)
+    notebook.page.get_by_role("button", name="Interrupt the kernel").click()
+    notebook.ended(COMPARE)
+    said = cell.locator(".jp-OutputArea").first.inner_text()
+    assert re.search(r"Stopped: \d of 2 strategies compiled, \d ran\.", said)
+    assert "Traceback" not in said
+    expect(cell.locator(".jsm")).to_contain_text("least memory: tp")
+    expect(notebook.cell(BEHIND).locator(".jp-OutputArea-output")).to_have_count(0)
+
+
+def test_what_was_stopped_or_raised_is_in_the_history(notebook: Notebook):
+    notebook.run(PAST)
+    for strategy in ("fsdp", "dp"):
+        expect(notebook.outputs(PAST)).to_contain_text(strategy)
 
 
 def test_a_cell_that_raises_shows_its_traceback_and_below_it_the_report(notebook: Notebook):

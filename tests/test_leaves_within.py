@@ -121,7 +121,7 @@ def test_text_and_html_say_where_leaves_lie_and_what_each_stage_holds():
     assert "devices 0, 1 (pipe=0)" in text
     assert "0 to 1 <small>pipe=0</small>" in page
     assert "Memory: devices 0, 1 (pipe=0) are fullest" in page
-    assert "Layout: params 101 MiB" in page and "on the fullest device</" in page
+    assert "Layout: params 101 MiB" in page and "on the device that holds most of them" in page
 
 
 def test_the_payload_tells_parts_of_the_mesh_once_each():

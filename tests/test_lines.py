@@ -231,3 +231,17 @@ def test_a_cached_compilation_never_tells_the_lines_of_an_earlier_text(tmp_path)
         jax.config.update("jax_compilation_cache_dir", old[0])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", old[1])
         compilation_cache.reset_cache()
+
+
+def test_a_cast_of_a_parameter_has_the_parameters_name_in_the_program_so_that_what_is_gathered_after_it_has():
+    def train_step(params, x):
+        def loss(params):
+            h, _ = jax.lax.scan(lambda h, w: (h @ w.astype(jnp.bfloat16), None), x, params["layers"])
+            return jnp.square(h.astype(jnp.float32)).mean()
+
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+    params = {"layers": jax.ShapeDtypeStruct((3, 256, 256), jnp.float32)}
+    step = jaxshard_magic.shard(train_step, "fsdp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
+    entry = step.prepare(params, jax.ShapeDtypeStruct((64, 256), jnp.bfloat16))
+    assert re.search(r'op_name="[^"]*/shard\.weight\.0/convert_element_type"', entry.compiled.as_text())

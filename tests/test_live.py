@@ -11,9 +11,9 @@ import pytest
 from theory.steps import STEPS
 
 import jaxshard_magic
-from jaxshard_magic.analysis.live import _phases
+from jaxshard_magic.analysis.live import _part_of, _phases
 from jaxshard_magic.analysis.memory import peaks, with_measured
-from jaxshard_magic.report import DeviceMemory, Memory, Report
+from jaxshard_magic.report import DeviceMemory, Leaf, Memory, Report
 
 N, D, H = 512, 64, 1024
 
@@ -71,6 +71,44 @@ def test_gathered_weights_are_named_by_their_leaves():
     memory = report_of(call.step, call.state, call.batch, strategy="fsdp+tp", mesh="data=4 model=2").memory
     gathered = {b.what.removesuffix(", gathered") for b in memory.buffers if b.what.endswith(", gathered")}
     assert gathered and all(path.startswith("state.params.blocks.block") for path in gathered)
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "said"),
+    [
+        ((256, 1024), (1024,), None),  # summed over the examples only later: not yet the gradient of a bias
+        ((1024,), (1024,), ""),
+        ((512,), (1024,), ""),  # the half that one of two devices has
+        ((3072, 768), (768, 3072), ""),
+        ((768, 1536), (12, 768, 3072), ", one of 12"),
+        ((768,), (768, 3072), None),
+        ((), (1024,), None),
+        ((0, 4), (0, 4), None),
+    ],
+)
+def test_an_array_is_a_leaf_only_with_the_elements_of_it_or_of_a_device_s_part(dims, shape, said):
+    leaf = Leaf("w", "params", shape, "float32", (), 0, 0, "")
+    assert _part_of(dims, leaf, 2) == said
+
+
+def test_what_lies_at_the_peak_is_told_with_its_weight_its_stack_and_whether_it_is_kept():
+    def layer(x, w):
+        return jnp.tanh(x @ w), None
+
+    def scanned(weights, x):
+        out, _ = jax.lax.scan(layer, x, weights)
+        return jnp.mean(out**2)
+
+    def step(weights, x):
+        loss, grads = jax.value_and_grad(scanned)(weights, x)
+        return weights - 0.1 * grads, loss
+
+    buffers = report_of(step, jnp.ones((6, D, D)), jnp.ones((N, D))).memory.buffers
+    assert all(b.dtype for b in buffers), "a table of addresses has no row"
+    stacks = [b for b in buffers if b.trips is not None]
+    assert stacks and all(b.trips == 6 == b.shape[0] and b.kept for b in stacks if b.phase == "forward")
+    top = report_of(train_step, jnp.ones((D, D)), jnp.ones((N, D))).memory.buffers
+    assert not [b for b in top if b.what.startswith("gradient of") and b.shape != (D, D)]
 
 
 def test_a_phase_begins_where_most_of_it_follows():

@@ -1,6 +1,6 @@
 """Nothing is lost where a cell ends early, stopped by the user or by an error of its own."""
 
-import _thread
+import signal
 import threading
 
 import pytest
@@ -8,6 +8,7 @@ from cells import LOOP, STEP
 from IPython.utils.capture import capture_output
 
 from jaxshard_magic.pipeline import jobs
+from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report import Report
 from jaxshard_magic.step import ShardedStep, entry
 
@@ -18,6 +19,11 @@ for i in range(30):
         {}
 """
 INTERRUPT = "loss.block_until_ready(); raise KeyboardInterrupt"
+
+
+def interrupt():
+    """As Ctrl-C or the stop button does it, from any thread."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 def ended(notebook, cell):
@@ -48,9 +54,19 @@ def test_stopped_in_its_loop_a_cell_says_how_far_it_came_and_keeps_the_run(given
 def test_a_step_that_was_stopped_goes_on_where_it_was(given, trained):
     ended(given, "%%shard fsdp" + STEP + LOOP + INTERRUPT)
     assert isinstance(given["train_step"], ShardedStep)
-    given.run("state, loss = train_step(state, batch)")
+    given.run(LOOP + LOOP)
     assert given.run("%shard").ended is None  # it went on
-    assert given.run("%shard").timing.calls == 4
+    assert given.run("%shard").timing.calls == 6
+
+
+def test_the_calls_that_a_stopped_cell_made_are_one_number(given):
+    first = "\ntrain_step(state, jax.tree.map(lambda x: x[:4], batch))"  # of another shape
+    ended(given, "%%shard dp --mesh data=2 -o kept" + STEP + first + STOPS.format(INTERRUPT))
+    report = given["kept"]
+    assert report.ended.calls == report.timing.calls == 13
+    assert report.timing.others == 1 and 0 < report.timing.timed < 12
+    text = " ".join(report.to_text().split())
+    assert "Stopped at step 13 of 31" in text and " of 13 calls, 1 of another program" in text
 
 
 def test_a_cell_that_raises_after_its_step_shows_its_own_traceback_and_then_the_report(given):
@@ -81,9 +97,9 @@ def test_a_cell_that_raises_after_its_step_shows_its_own_traceback_and_then_the_
 
 
 def test_an_early_end_is_in_the_history_and_in_comparisons(given):
-    ended(given, "%%shard dp" + STEP + STOPS.format(INTERRUPT))
-    ended(given, "%%shard fsdp" + STEP + STOPS.format("1 / 0"))
-    compared = given.run("%shard compare 1 2")
+    ended(given, "%%shard dp -o one" + STEP + STOPS.format(INTERRUPT))
+    ended(given, "%%shard fsdp -o other" + STEP + STOPS.format("1 / 0"))
+    compared = given.run(f"%shard compare {given['one'].number} {given['other'].number}")
     assert [t.report.timing.calls for t in compared.trials] == [12, 12]
     assert "fsdp" in given.run("%shard history").to_text()
 
@@ -113,8 +129,20 @@ def test_stopped_while_it_compiles_a_cell_says_so_in_one_line(given, monkeypatch
     assert "Traceback" not in seen.stdout + seen.stderr
 
 
-@pytest.mark.parametrize(("line", "module"), [("fsdp", entry), ("pp --mesh pipe=2", jobs)])
-def test_it_is_stopped_while_a_compiler_is_still_at_work(given, monkeypatch, line, module):
+ALONE = "Stopped before train_step had run; your arrays are as they were."
+SEVERAL = "Stopped before any of 2 strategies had compiled."
+
+
+@pytest.mark.parametrize(
+    ("line", "module", "said"),
+    [
+        ("fsdp", entry, ALONE),
+        ("pp --mesh pipe=2", jobs, ALONE),
+        ("auto --among dp,fsdp", entry, ALONE),
+        ("dp,fsdp", entry, SEVERAL),
+    ],
+)
+def test_it_is_stopped_while_a_compiler_is_still_at_work(given, monkeypatch, line, module, said):
     begun, released = threading.Event(), threading.Event()
 
     def compiling(_lowered):
@@ -124,14 +152,34 @@ def test_it_is_stopped_while_a_compiler_is_still_at_work(given, monkeypatch, lin
 
     def stop():
         begun.wait(60)
-        _thread.interrupt_main()
+        interrupt()
 
     monkeypatch.setattr(module, "compile_lowered", compiling)
     threading.Thread(target=stop).start()
     error, _ = ended(given, f"%%shard {line}" + STEP + LOOP)
     assert not released.is_set()
     released.set()
-    assert str(error) == "Stopped before train_step had run; your arrays are as they were."
+    assert str(error) == said
+
+
+def test_a_comparison_that_is_stopped_is_kept_and_ends_its_cell(given, monkeypatch):
+    begun, released = iter(range(9)), threading.Event()
+
+    def compiling(lowered):
+        if next(begun):  # the second
+            interrupt()
+            assert released.wait(60), "the interrupt waits for the compiler"
+        return compile_lowered(lowered)
+
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(entry, "compile_lowered", compiling)
+    error, seen = ended(given, "%%shard dp,fsdp,tp -o kept" + STEP + LOOP)
+    released.set()
+    assert str(error) == "Stopped: 1 of 3 strategies compiled, 0 ran."
+    assert [trial.strategy for trial in given["kept"].trials] == ["dp"]
+    assert given["kept"].left == ('fsdp --mesh "data=8"', 'tp --mesh "model=8"')
+    assert "Two were not tried." in seen.stdout and "Traceback" not in seen.stdout + seen.stderr
+    assert given.run("%shard") == given["kept"]
 
 
 def test_stopped_before_its_step_a_cell_is_as_any_other(given):

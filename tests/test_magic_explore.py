@@ -46,6 +46,14 @@ def test_the_line_keeps_the_cells_own_options_and_runs_as_it_is(given):
     assert again.line.count("state.w") == 1, "the rule from before is replaced"
 
 
+def test_the_name_that_a_cell_keeps_its_report_under_stays_that_cells(given):
+    given.run("%%shard dp --remat full -o first" + STEP + LOOP)
+    ex = given.run("%shard explore")
+    assert ex.line == "%%shard dp --remat full"
+    given.run(ex.cell)
+    assert given["first"].timing.calls == 3
+
+
 def test_a_rule_sets_the_momentum_of_its_parameter_as_the_explorer_says(given):
     given.run("%%shard dp" + MOMENTUM)
     ex = given.run("%shard explore")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from cells import LOOP, STEP
+from sample_reports import bare
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.history import History, Store
@@ -32,7 +33,7 @@ def test_a_report_is_found_again_with_its_cell_and_the_versions_that_ran_it(own)
 
 def test_the_same_run_told_again_takes_its_own_place(own):
     own.run("%%shard fsdp" + STEP + LOOP)
-    own.run(LOOP)
+    own.run(LOOP + LOOP)
     own.run("%shard")
     (row,) = own.run("%shard history").rows
     assert own.run(f"%shard history {row.id}").timing.calls == 6
@@ -95,6 +96,28 @@ def test_a_line_that_can_not_be_answered_says_so(own, line, says):
 def test_the_help_is_printed(own, capsys):
     assert own.run("%shard history --help") is None
     assert "--since WHEN" in capsys.readouterr().out
+
+
+def test_a_report_has_the_number_of_the_history_wherever_it_stands(own, tmp_path):
+    Store().add(bare(), cell=None, notebook="another", versions={})
+    one, other = own.run("%%shard dp" + STEP + LOOP), own.run("%%shard fsdp" + STEP)
+    assert [one.number, other.number] == [2, 3]
+    assert own.run("%shard").number == 3  # the same run, told again
+    assert [row.id for row in own.run("%shard history").rows] == [3, 2, 1]
+    assert own.run("%shard history 2").number == 2
+    assert "train_step, report 2" in one.to_text(100) and "train_step, report 2" in one.to_html()
+    assert [t.number for t in own.run("%shard compare 3 1").trials] == [3, 1]  # also another notebook's
+    trials = own.run("%%shard dp,fsdp" + STEP + LOOP).trials
+    assert {t.report.number for t in trials} == {4, 5}
+    assert {row.id for row in own.run("%shard history").rows} == {1, 2, 3, 4, 5}
+
+
+def test_without_a_history_reports_are_numbered_within_their_session(own):
+    own.run("%config ShardSession.remember = False")
+    Store().add(bare(), cell=None, notebook="another", versions={})
+    first = own.run("%%shard dp" + STEP + LOOP)
+    assert [first.number, own.run("%%shard fsdp" + STEP).number] == [1, 2]
+    assert own.run("%shard compare 1").trials[0].report is first
 
 
 def test_a_number_that_is_gone_names_the_nearest(own):

@@ -189,7 +189,7 @@ def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
     ("line", "says"),
     [
         ("", "no report yet: write %%shard fsdp above a cell with a train step"),
-        ("compare 1", "no report yet: write %%shard fsdp above a cell with a train step"),
+        ("compare", "no report yet: write %%shard fsdp above a cell with a train step"),
         ("explore", "nothing to explore yet: run a %%shard cell first"),
         ("fsdp", "%shard fsdp has no cell: write %%shard fsdp as the first line of the step's cell"),
         ("hstory", "Did you mean 'history'?"),

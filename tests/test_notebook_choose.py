@@ -96,24 +96,29 @@ def test_the_five_have_the_plain_steps_numbers(here):
     rows = answers(output(here, "five"))
     assert set(rows) == FIVE
     assert {same for *_, same in rows.values()} == {"yes"}
-    assert {fits for _, fits, *_ in rows.values()} == {"no limit"}
+    assert {fits for _, fits, *_ in rows.values()} == {"yes"}
 
 
-def test_a_cpus_order_is_not_that_of_the_chip():
-    measured, predicted = (answers(output(saved(), name)) for name in ("five", "on-v5e"))
-    assert measured["pp"][3] > measured["dp"][3]
-    assert min(predicted, key=lambda name: predicted[name][3]) == "pp"
-    assert min(step for *_, step, _ in measured.values()) >= 0.1
-    assert max(step for *_, step, _ in predicted.values()) < 1e-3
+def test_what_a_step_took_on_the_cpu_is_compared_with_nothing(here):
+    said = line(output(here, "five"))
+    assert said.startswith("Fastest, and least memory: pp, 120 us predicted, 5.86 MiB.")
+    assert "What a step took on this CPU says nothing about an accelerator, and is not compared." in said
 
 
-def test_for_the_chip_all_fit_with_the_memory_and_the_bytes_from_before(here):
-    measured, predicted = (output(here, name) for name in ("five", "on-v5e"))
-    of_each = {name: row[2] for name, row in answers(measured).items()}
-    assert {name: row[2] for name, row in answers(predicted).items()} == of_each
-    assert {fits for _, fits, *_ in answers(predicted).values()} == {"yes"}
-    assert sent(predicted) == sent(measured)
-    total = {name: sum(over.values()) for name, over in sent(predicted).items()}
+def test_the_order_of_one_chip_is_not_that_of_another(here):
+    tpu_rows, gpu_rows = (answers(output(here, name)) for name in ("five", "on-h100"))
+    assert min(tpu_rows, key=lambda name: tpu_rows[name][3]) == "pp"
+    assert min(gpu_rows, key=lambda name: gpu_rows[name][3]) == "fsdp+tp"
+    assert "`fsdp+tp` is ahead of it" in prose(here, "cpu-text")
+
+
+def test_for_another_chip_all_fit_with_the_memory_and_the_bytes_from_before(here):
+    one, other = (output(here, name) for name in ("five", "on-h100"))
+    of_each = {name: row[2] for name, row in answers(one).items()}
+    assert {name: row[2] for name, row in answers(other).items()} == of_each
+    assert {fits for _, fits, *_ in answers(other).values()} == {"yes"}
+    assert sent(other) == sent(one)
+    total = {name: sum(over.values()) for name, over in sent(other).items()}
     assert set(total) == FIVE and min(total, key=lambda name: total[name]) == "pp"
 
 
@@ -140,9 +145,9 @@ def test_more_devices_along_model_send_more_and_remat_trades_memory_for_time(her
     assert "Each without one is slower and larger than another" in prose(here, "meshes-text")
 
 
-def test_reports_are_put_side_by_side_by_their_numbers(here):
+def test_reports_are_put_side_by_side_by_names(here):
     rows = answers(output(here, "two"))
-    assert list(rows) == ["dp #6", "fsdp #11", "fsdp #12 remat full"]
+    assert [re.sub(r" #\d+", "", row) for row in rows] == ["dp", "fsdp", "fsdp remat full"]
     assert all(star for star, *_ in rows.values())
 
 

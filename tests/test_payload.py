@@ -84,7 +84,7 @@ def test_tabs_carry_one_number_each_and_are_absent_where_there_is_nothing():
     def tabs(report: Report) -> list[str]:
         return [f"{t['label']} {t['number']}".replace(SPACE, " ") for t in payload(report)["tabs"]]
 
-    assert tabs(attached()) == ["Layout 45 leaves", "Memory 5.1 GiB", "Communication 62%"]
+    assert tabs(attached()) == ["Layout 45 leaves", "Memory 5.09 GiB", "Communication 62%"]
     assert tabs(simulated())[-1] == "Communication 993 MiB"
     assert tabs(one_device())[-1] == "Communication nothing"
     assert tabs(unknown()) == ["Layout 45 leaves", "Memory –"]
@@ -169,8 +169,8 @@ def test_two_alike_stay_two_rows_and_so_do_layers_with_a_gap_in_two_numbers():
 
     assert rows("b.0.w", "b.1.w") == ["b.0.w", "b.1.w"]
     assert rows("b.0.w", "a", "b.1.w", "b.2.w") == ["b.0-2.w", "a"]
-    assert rows("b.0.w1", "b.0.w2", "b.1.w1", "b.1.w2") == ["b.0-1.w1-2"]
-    assert rows("b.0.w1", "b.1.w1", "b.1.w2") == ["b.0.w1", "b.1.w1", "b.1.w2"]
+    assert rows("b.0.c.1", "b.0.c.2", "b.1.c.1", "b.1.c.2") == ["b.0-1.c.1-2"]
+    assert rows("b.0.c.1", "b.1.c.1", "b.1.c.2") == ["b.0.c.1", "b.1.c.1", "b.1.c.2"]
     assert rows("n" + "9" * 5000, "n" + "8" * 5000, "m") == ["n" + "9" * 5000, "n" + "8" * 5000, "m"]
 
 

@@ -56,7 +56,17 @@ def test_few_microbatches_are_told_with_both_bubbles_and_a_number_that_divides_t
         "With 4 microbatches for 4 stages the bubble is 42.9%, as predicted; with 16 it would be 15.8%, where a "
         "microbatch takes as much less time as it is smaller.",
         "--microbatches 16",
+        pytest.approx(1 - 14.25 / 21),  # 19 x 3/4 ms in the place of 7 x 3 ms
     )
+
+
+@pytest.mark.parametrize(("sent", "advised"), [(0.0, True), (0.2 * MS, True), (1.2 * MS, False)])
+def test_more_microbatches_are_not_advised_where_gathering_weights_for_each_takes_longer_than_the_bubble(
+    sent, advised
+):
+    # 7 x 3 ms with 4 microbatches, 19 x 3/4 ms with 16: 6.75 ms less, and 12 times more to gather.
+    told = advise(compiled("1f1b", 4, 4, EVEN), "few-microbatches", examples=64, weights=[sent] * 4)
+    assert bool(told) == advised
 
 
 @pytest.mark.parametrize(
@@ -66,14 +76,19 @@ def test_few_microbatches_are_told_with_both_bubbles_and_a_number_that_divides_t
         (40, 1, "--microbatches 20"),  # 16 does not divide 40
         (12, 1, "--microbatches 12"),  # no more than there are examples
         (64, 8, "--microbatches 8"),
-        (16, 4, "a batch of 64 examples"),  # 4 a shard, and no more microbatches than now
-        (10, 4, "a batch of 64 examples"),
         (None, 1, None),
     ],
 )
 def test_microbatches_divide_the_examples_of_every_shard(examples, shards, fix):
     (told,) = advise(compiled("1f1b", 4, 4, EVEN), "few-microbatches", examples=examples, shards=shards)
     assert told.fix == fix
+
+
+@pytest.mark.parametrize("examples", [16, 10])
+def test_a_batch_of_too_few_examples_for_more_microbatches_is_told_the_next_that_would_do(examples):
+    (told,) = advise(compiled("1f1b", 4, 4, EVEN), "few-microbatches", examples=examples, shards=4)
+    assert told.fix is None
+    assert f"{examples} examples over 4 groups of devices don't divide so; 64 would." in told.message
 
 
 def test_microbatches_are_of_a_number_that_the_schedule_has_a_form_for():
@@ -107,9 +122,13 @@ def test_uneven_stages_are_told_with_the_layer_to_move_and_what_the_bubble_would
     assert told == Advice(
         "uneven-stages",
         "warning",
-        "Stage 0 takes 6 ms for a microbatch, 50.0% above the mean of 4 ms. With block_1 in stage 1 instead of 0 all "
+        "Stage 0 takes 6.00\u202fms for a microbatch, 50.0% above the mean of 4.00\u202fms. With block_1 in "
+        "stage 1 instead of 0 all "
         "would be even, and the bubble 20.0% instead of 38.5%, as predicted.",
         "--balance measured",
+        pytest.approx(
+            1 - 5 / 6.5
+        ),  # 4 ms of each microbatch on each rank are work: 5 x 4 ms, where 26 ms are taken
     )
 
 
@@ -134,13 +153,17 @@ def test_only_a_run_can_be_balanced_by_measured_time_and_only_once():
 def test_where_no_layer_can_move_the_one_that_is_too_large_is_named():
     units = [[("logits", 1.0)], [("loss", 1.0)]]
     (told,) = advise(ran_as("gpipe", 2, 4, LOPSIDED), "uneven-stages", units=units)
-    assert told.message.endswith("No cut between other layers is clearly better: logits alone takes 6 ms.")
+    assert told.message.endswith(
+        "No cut between other layers is clearly better: logits alone takes 6.00\u202fms."
+    )
     assert (told.level, told.fix) == ("info", None)
 
 
 def test_without_layers_the_slowest_stage_is_told_alone():
     (told,) = advise(ran_as("gpipe", 2, 4, LOPSIDED), "uneven-stages")
-    assert told.message == "Stage 0 takes 6 ms for a microbatch, 50.0% above the mean of 4 ms."
+    assert (
+        told.message == "Stage 0 takes 6.00\u202fms for a microbatch, 50.0% above the mean of 4.00\u202fms."
+    )
     assert told.fix == "--balance measured"
 
 
@@ -152,7 +175,7 @@ def test_stages_that_run_the_same_programs_are_even_however_long_one_of_them_too
     slow = [MS, 1.25 * MS, MS, MS]
     costs = Costs(slow, slow, slow)
     (told,) = advise(ran_as("1f1b", 4, 16, costs), "uneven-stages")
-    assert told.message.startswith("Stage 1 takes 3.75 ms for a microbatch, 17.6% above the mean")
+    assert told.message.startswith("Stage 1 takes 3.75\u202fms for a microbatch, 17.6% above the mean")
     p = ran_as("1f1b", 4, 16, costs, alike=[0, 1, 1, 3])
     assert advise(p, "uneven-stages") == []
     assert p.events == ran_as("1f1b", 4, 16, costs).events
@@ -164,7 +187,9 @@ def test_uneven_stages_of_one_rank_are_even_together():
     (told,) = advise(
         compiled("interleaved", 2, 8, Costs([MS, 3 * MS, MS, 3 * MS], MS, MS), 2), "uneven-stages"
     )
-    assert told.message.startswith("Rank 1 takes 10 ms for a microbatch, 25.0% above the mean of 8 ms.")
+    assert told.message.startswith(
+        "Rank 1 takes 10.0\u202fms for a microbatch, 25.0% above the mean of 8.00\u202fms."
+    )
 
 
 def test_layers_move_by_the_time_that_they_take_where_they_are_now():
@@ -203,7 +228,8 @@ def test_a_boundary_that_carries_much_more_than_the_others_is_told():
     lost = p.bubble.predicted - p.bubble.uneven
     (told,) = advise(p, "heavy-boundary", crossing=THREE, transfers=[0.1 * MS, 0.19 * MS, 0.1 * MS])
     assert told.message == (
-        "6 MiB of each microbatch go from stage 1 to stage 2, 6 times what goes between the others (1 MiB), in 190 us. "
+        "6.00\u202fMiB of each microbatch go from stage 1 to stage 2, 6 times what goes between the others "
+        "(1.00\u202fMiB), in 190\u202fus. "
         f"Transfers add {100 * lost:.1f}% to the bubble, as predicted."
     )
     assert told.fix is None
@@ -213,7 +239,8 @@ def test_a_boundary_that_is_slow_beside_a_forward_action_is_told():
     p = compiled("1f1b", 2, 8, Costs(MS, MS, MS, 0.4 * MS))
     (told,) = advise(p, "heavy-boundary", crossing=[MIB], transfers=[0.4 * MS])
     assert told.message.startswith(
-        "1 MiB of each microbatch go from stage 0 to stage 1, in 400 us, where a forward action takes 1 ms. Transfers"
+        "1.00\u202fMiB of each microbatch go from stage 0 to stage 1, in 400\u202fus, where a forward action "
+        "takes 1.00\u202fms. Transfers"
     )
 
 
@@ -230,7 +257,8 @@ def test_bytes_alone_tell_of_a_boundary_whose_time_is_not_known():
     assert told == Advice(
         "heavy-boundary",
         "info",
-        "6 MiB of each microbatch go from stage 1 to stage 2, 6 times what goes between the others (1 MiB).",
+        "6.00\u202fMiB of each microbatch go from stage 1 to stage 2, 6 times what goes between the others "
+        "(1.00\u202fMiB).",
     )
 
 
@@ -245,9 +273,10 @@ def test_a_schedule_that_holds_no_more_and_is_quicker_is_told():
     assert told == Advice(
         "better-schedule",
         "warning",
-        "zb-h1 would take 27 ms where 1f1b takes 33 ms, both as predicted, and hold no more: a bubble of 11.1% instead "
-        "of 27.3%.",
+        "The actions of zb-h1 would take 27.0\u202fms where those of 1f1b take 33.0\u202fms, both as predicted, "
+        "and hold no more: a bubble of 11.1% instead of 27.3%.",
         "--schedule zb-h1",
+        pytest.approx(6 / 33),
     )
 
 
@@ -263,4 +292,6 @@ def test_a_schedule_that_holds_more_or_is_cut_otherwise_is_not_told():
 
 def test_costs_without_a_unit_are_told_in_units():
     (told,) = advise(timeline(make("1f1b", stages=4, microbatches=8)), "better-schedule")
-    assert told.message.startswith("zb-h1 would take 27 units where 1f1b takes 33 units")
+    assert told.message.startswith(
+        "The actions of zb-h1 would take 27 units where those of 1f1b take 33 units"
+    )

@@ -11,6 +11,7 @@ from IPython.core.completer import provisionalcompleter
 import jaxshard_magic
 from jaxshard_magic import schedule, targets
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.hardware import chip
 from jaxshard_magic.mesh import default_spec, default_text
 from jaxshard_magic.notebook import shard_cell
 from jaxshard_magic.notebook.options import parse
@@ -325,6 +326,20 @@ def test_a_mesh_that_is_none_for_the_pipeline_is_one_line_with_one_that_is(strat
 def test_a_mesh_of_hardware_that_is_not_attached_is_told_with_its_name(monkeypatch):
     monkeypatch.setattr(targets, "target_of", lambda mesh: SimpleNamespace(name="v5e:2x4"))
     assert default_text(jaxshard_magic.mesh("data=8"), ["pipeline"]) == "v5e:2x4 pipe=4 data=2"
+
+
+def test_stages_that_are_parts_of_a_slice_whose_compiler_takes_none_are_one_line(monkeypatch):
+    def asked(mesh: str, *extent: int):
+        target = targets.Target(chip("v5e"), extent)
+        monkeypatch.setattr("jaxshard_magic.request.request.target_of", lambda _: target)
+        return jaxshard_magic.shard(train_step, "pp+dp", mesh=jaxshard_magic.mesh(mesh))
+
+    assert refused(lambda: asked("pipe=2 data=4", 4, 8)) == (
+        "pp on v5e:4x8: a stage would have 4 of its 8 devices, and on more than 16 chips the compiler of TPU v5e takes "
+        "programs for all of them or for one; use v5e:16 or fewer chips, or a strategy without pp"
+    )
+    asked("pipe=8 data=1", 4, 8)
+    asked("pipe=2 data=4", 4, 4)
 
 
 # Lines

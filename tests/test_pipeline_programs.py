@@ -156,7 +156,7 @@ def test_what_the_compiler_complains_of_is_told():
     sharded = prepared(chain(), "pp", "pipe=2")
     sharded.entry.complaints = (FOLDING,)
     (told,) = (a for a in sharded.report().advice if a.code == "slow-folding")
-    assert told.message.startswith("XLA computes f32[1000000], 3.81 MiB, while it compiles")
+    assert told.message.startswith("XLA computes f32[1000000], 3.81\u202fMiB, while it compiles")
 
 
 def in_a_loop():

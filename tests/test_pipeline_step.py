@@ -118,6 +118,11 @@ def test_a_dry_run_predicts_by_flops_alone():
     report = sharded.report()
     assert report.pipeline.unit == "s"
     assert report.timing.predicted_step_s >= report.pipeline.makespan[1]
+    sharded(*args)
+    ran = sharded.report()
+    assert (
+        ran.pipeline == report.pipeline and ran.advice == report.advice
+    )  # a CPU's times are none of the chip's
 
 
 def test_memory_is_that_of_each_stage():

@@ -15,11 +15,22 @@ from jaxshard_magic.notebook.progress import Progress, frontend, line, training
 from jaxshard_magic.notebook.progress.training import Training, duration_text
 
 
+class Drawn(list[str]):
+    """The lines that a front end is given, and the shares with them."""
+
+    def __init__(self) -> None:
+        self.shares: list[float | None] = []
+
+    def __call__(self, line: str, share: float | None = None) -> None:
+        self.append(line)
+        self.shares.append(share)
+
+
 def test_long_work_is_one_line_that_is_updated_and_cleared(monkeypatch):
     monkeypatch.setattr(line, "FIRST", 0.0)
     monkeypatch.setattr(line, "TICK", 0.01)
-    drawn: list[str] = []
-    with Progress(drawn.append, of="train_step") as progress:
+    drawn = Drawn()
+    with Progress(drawn, of="train_step") as progress:
         progress("compiling for 8 devices")
         time.sleep(0.3)
     assert drawn[0] == "train_step: compiling for 8 devices, 0.0 s"
@@ -31,13 +42,14 @@ def test_a_long_compile_says_what_it_took_last_time_and_that_it_may_be_stopped(m
     monkeypatch.setattr(line, "FIRST", 0.0)
     monkeypatch.setattr(line, "LONG", 0.1)
     monkeypatch.setattr(line, "TICK", 0.01)
-    drawn: list[str] = []
-    with Progress(drawn.append, of="train_step", took=6.84) as progress:
+    drawn = Drawn()
+    with Progress(drawn, of="train_step", took=6.84) as progress:
         progress("compiling for 8 devices")
         time.sleep(0.3)
         progress("first run")
         time.sleep(0.3)
-    more = "; the last compile of this step took 6.8 s; interrupting stops it, and your variables stay as they are"
+    more = "; the last compile of this step took 6.84\u202fs; interrupting stops it, and your variables stay as they "
+    more += "are"
     assert f"train_step: compiling for 8 devices, 0.2 s{more}" in drawn
     assert "train_step: first run, 0.2 s" in drawn
 
@@ -52,8 +64,8 @@ def test_the_last_compile_is_that_of_the_step_of_this_name(given):
 
 
 def test_short_work_and_no_work_show_nothing():
-    drawn: list[str] = []
-    with Progress(drawn.append) as progress:
+    drawn = Drawn()
+    with Progress(drawn) as progress:
         progress("tracing train_step")
     assert drawn == []
 
@@ -61,8 +73,8 @@ def test_short_work_and_no_work_show_nothing():
 def test_the_page_does_not_jump_between_two_waits(monkeypatch):
     monkeypatch.setattr(line, "FIRST", 0.0)
     monkeypatch.setattr(line, "TICK", 0.01)
-    drawn: list[str] = []
-    with Progress(drawn.append) as progress:
+    drawn = Drawn()
+    with Progress(drawn) as progress:
         for doing in ("tracing", "", "compiling"):
             progress(doing)
             time.sleep(0.1)
@@ -149,6 +161,16 @@ def test_a_loop_is_told_by_its_step_its_loss_its_pace_and_the_time_left():
     assert said == "step 370 of 1,000, loss 0.04213, 12.2 ms a step, 8 s left"
 
 
+def test_the_share_of_a_loop_is_told_where_its_length_is_known():
+    clock = Clock(total=100)
+    clock.after(1, 1)
+    clock.after(1, 24)
+    assert clock.training.share == 0.25
+    clock.total = None
+    clock.after(1, 1)
+    assert clock.training.share is None
+
+
 def test_no_total_no_time_left_no_loss_none_said():
     clock = Clock()
     clock.after(1, 1)
@@ -206,10 +228,10 @@ def test_times_to_wait_are_told_in_their_two_largest_units():
 
 
 @pytest.fixture
-def drawn(given, monkeypatch) -> list[str]:
+def drawn(given, monkeypatch) -> "Drawn":
     """What a front end would show of the notebook's cells; lines come fast."""
-    lines: list[str] = []
-    monkeypatch.setattr(shard_cell, "line_for", lambda shell: lines.append)
+    lines = Drawn()
+    monkeypatch.setattr(shard_cell, "line_for", lambda shell: lines)
     monkeypatch.setattr(line, "TICK", 0.02)
     monkeypatch.setattr(training, "EVIDENT", 0.0)
     monkeypatch.setattr(training, "STANDS", 0.0)
@@ -224,6 +246,8 @@ def test_a_cell_that_trains_tells_how_far_it_has_come_and_ends_as_the_report(giv
     assert given.run("%%shard fsdp" + STEP + SLOWLY).timing.calls == 20
     told = [said for said in drawn if " of 20, loss 0." in said]
     assert told[0].startswith("train_step: step ")
+    shares = [drawn.shares[drawn.index(said)] for said in told]
+    assert shares == sorted(shares) and 0 < shares[0] < shares[-1] <= 1 and drawn.shares[-1] is None
     assert " a step, " in told[1] and told[1].endswith(" left")
     assert drawn[-1] == ""
 
@@ -276,8 +300,10 @@ def test_a_kernel_gets_one_output_that_is_updated_and_emptied(bare_shell, monkey
     monkeypatch.setattr(bare_shell, "kernel", object(), raising=False)
     draw = progress.line_for(bare_shell)
     assert draw is not None
-    draw("a<b: step 1")
+    draw("a<b: step 1", 0.25)
     draw("")
     (first, made), (last, updated) = shown
     assert "a&lt;b: step 1" in first["text/html"] and set(last.values()) == {""}
+    assert 'role="progressbar"' in first["text/html"] and 'width: 25.0%"' in first["text/html"]
+    assert first["text/plain"] == "a<b: step 1"
     assert updated["update"] and made["transient"] == updated["transient"]

@@ -206,6 +206,22 @@ def test_what_has_as_many_rows_as_the_batch_and_stays_whole_is_said():
     assert told.fix == "--spec \"order=P('data')\""
 
 
+def test_statistics_of_as_many_features_as_there_are_rows_are_not_taken_for_rows():
+    @jax.jit
+    def step(params, mean, x):
+        def loss(p):
+            h = x @ p["in"]
+            return jnp.mean(((h - h.mean(0)) @ p["out"]) ** 2), h.mean(0)
+
+        grads, now = jax.grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - g, params, grads), 0.9 * mean + 0.1 * now
+
+    params = {"in": array(16, ROWS), "out": array(ROWS, 4)}
+    plan = planned(step, params, array(ROWS), array(ROWS, 16), strategy="dp")
+    assert divided(plan, "x") and not divided(plan, "mean")
+    assert not any(f.code == "rows-whole" for f in plan.findings)
+
+
 def actor_critic(returned):
     """Actor and critic of like layers; `returned` says which come back, and in which order."""
 

@@ -11,6 +11,7 @@ import pytest
 from IPython.utils.capture import capture_output
 from ipywidgets import Widget
 from nbclient import NotebookClient
+from sample_choices import measured
 from sample_reports import attached, hostile
 
 from jaxshard_magic.report import Report
@@ -28,7 +29,7 @@ class Shown:
     printed: str = ""
 
 
-def shown(shell, report: Report) -> Shown:
+def shown(shell, report: Any) -> Shown:
     """What a cell sends that displays the report."""
     shell.user_ns["report"] = report
     with capture_output() as captured:
@@ -68,6 +69,26 @@ def test_a_terminal_gets_text_alone(notebook, capsys):
     notebook.run("report")
     assert capsys.readouterr().out.strip().endswith(report.to_text())
     assert "view" not in report.__dict__
+
+
+def test_a_choice_is_a_widget_with_the_report_of_what_was_chosen_below_it(kernel):
+    choice = measured()
+    widget, twin, below, under = shown(kernel, choice).outputs
+    assert widget[WIDGET]["model_id"] == choice.view.model_id
+    assert twin["text/plain"] == choice.to_text() and choice.to_html() in twin["text/html"]
+    assert choice.report is not None
+    assert below[WIDGET]["model_id"] == choice.report.view.model_id
+    assert under["text/plain"] == choice.report.to_text()
+    ran = attached()
+    kernel.magics_manager.registry["ShardMagics"].session.went_on = (choice, ran)
+    assert shown(kernel, choice).outputs[2][WIDGET]["model_id"] == ran.view.model_id
+
+
+def test_a_choice_without_widgets_is_its_html_alone(kernel):
+    kernel.run_line_magic("config", "ShardSession.view = 'html'")
+    choice = measured()
+    (page,) = shown(kernel, choice).outputs
+    assert page["text/html"] == choice.to_html() and WIDGET not in page
 
 
 def test_the_session_chooses_html_without_a_widget(kernel):
@@ -172,6 +193,6 @@ def test_a_real_kernel_sends_both_and_python_reads_the_selection(tmp_path):
     ]
     assert WIDGET in first[0].data
     assert "jsm-static-" in first[1].data["text/html"]
-    assert "5.1 of 15.75 GiB" in first[1].data["text/plain"].replace(SPACE, " ")
+    assert "5.09 of 15.75 GiB" in first[1].data["text/plain"].replace(SPACE, " ")
     assert WIDGET not in second[0].data
     assert third[0].text == "rng\n"

@@ -169,7 +169,7 @@ def test_the_list_has_every_chip_in_aligned_lines_under_100_characters():
     assert {line.split()[0] for line in lines if line.strip()} >= {*TPUS, *GPUS}
     for keys in (TPUS, GPUS):
         rows = [line for line in lines if line.split()[:1] and line.split()[0] in keys]
-        assert len({line.index(" GiB") for line in rows}) == 1
+        assert len({line.index("\u202fGiB") for line in rows}) == 1
 
 
 def test_the_list_tells_memory_sizes_devices_and_what_to_install():
@@ -178,8 +178,7 @@ def test_the_list_tells_memory_sizes_devices_and_what_to_install():
     assert "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16" in rows["v5e"]
     assert "whole 4x4x4 cubes to 6,144" in rows["v5p"]
     assert "2 a chip" in rows["tpu7x"]
-    assert 'pip install "jaxshard_magic[tpu]"' in listing()
-    assert 'pip install "jaxshard_magic[cuda-aot]"' in listing()
+    assert "the extra tpu" in listing() and "the extra cuda-aot" in listing()
 
 
 def test_a_chip_that_nothing_compiles_for_is_marked(monkeypatch):

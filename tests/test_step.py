@@ -171,16 +171,6 @@ def test_prepare_compiles_for_shapes_alone():
     assert step.entry is entry and entry.calls == 1
 
 
-def test_some_calls_are_waited_for_and_timed():
-    step = shard(jax.jit(descend))
-    state = params()
-    for _ in range(40):
-        state, _ = step(state, BATCH)
-    assert step.calls == 40
-    assert len(step.entry.timings) == 8 + 2  # calls 2 to 9, then 18 and 36
-    assert all(0 < seconds < 60 for seconds in step.entry.timings)
-
-
 def test_progress_says_what_takes_long():
     step, said = shard(jax.jit(descend)), []
     step.progress = said.append

@@ -21,6 +21,7 @@ from apart import MESH, Shape, built, folder, refusal, sharded, slow, started
 import jaxshard_magic
 from jaxshard_magic import targets
 from jaxshard_magic.hardware import chip
+from jaxshard_magic.packages import install
 from jaxshard_magic.targets import Target, compiler_of, devices, gpu, tpu
 from jaxshard_magic.targets.compiler import Compiler
 
@@ -235,7 +236,7 @@ def without(monkeypatch):
 
 def test_without_libtpu_the_line_that_installs_it_is_told(without):
     without(libtpu=None)
-    line = f'pip install "jaxshard_magic[tpu]" "jax=={jax.__version__}"'
+    line = install("tpu", f"jax=={jax.__version__}")
     assert refusal(lambda: jaxshard_magic.mesh(MESH)) == (
         f"no TPU compiler: libtpu is not installed. Run {line}"
     )
@@ -246,7 +247,7 @@ def test_a_libtpu_that_does_not_pair_with_jax_is_named(without):
     asked = tpu.companions()["libtpu"]
     message = refusal(lambda: jaxshard_magic.mesh(MESH))
     assert f"libtpu 0.0.1 does not pair with jax {jax.__version__}, which needs libtpu{asked}." in message
-    assert message.endswith(f'Run pip install "jaxshard_magic[tpu]" "jax=={jax.__version__}"')
+    assert message.endswith(f"Run {install('tpu', f'jax=={jax.__version__}')}")
 
 
 @pytest.mark.parametrize(

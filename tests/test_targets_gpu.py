@@ -24,6 +24,7 @@ from jaxshard_magic.analysis.collectives import collectives, moves
 from jaxshard_magic.analysis.hlo import read
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.hardware import chip, chip_of, chips
+from jaxshard_magic.packages import install
 from jaxshard_magic.targets import gpu
 
 DATA = Path(__file__).parent / "data"
@@ -33,7 +34,7 @@ WEIGHT = WIDTH * HIDDEN * F32  # bytes of each of the two
 
 # jax's cache on disk can't give back programs for devices that aren't attached, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache entry")
-compiles = pytest.mark.skipif(gpu.missing() is not None, reason=f"not installed: {gpu.INSTALL}")
+compiles = pytest.mark.skipif(gpu.missing() is not None, reason=str(gpu.missing()))
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_machine_for_which_there_is_no_plugin_is_named(here, monkeypatch, syst
 
 def test_a_missing_plugin_gives_the_line_that_installs_it_and_leaves_jax_alone(here):
     here(jax_cuda12_plugin=None)
-    line = 'pip install "jaxshard_magic[cuda-aot]" "jax==0.10.2"'
+    line = install("cuda-aot", "jax==0.10.2")
     assert str(reason()) == f"no GPU compiler: jax-cuda12-plugin is not installed. Run {line}"
     assert reason().fix == line
 

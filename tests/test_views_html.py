@@ -23,6 +23,7 @@ from sample_reports import (
 
 from jaxshard_magic.report import Collective
 from jaxshard_magic.views import colours, svg
+from jaxshard_magic.views.hues import HUES
 from jaxshard_magic.views.meshgrid import mesh_html
 
 
@@ -45,10 +46,10 @@ def test_key_numbers_stand_as_text_where_svg_and_styles_are_stripped():
     stripped = re.sub(r' (style|class)="[^"]*"', "", without_svg(attached().to_html()))
     text = Reader(stripped).text
     for said in (
-        "Fits: 5.1 of 15.75 GiB on the fullest device.",
+        "Fits: 5.09 of 15.75 GiB on the fullest device.",
         "Bound by communication: 31% of the predicted step is all-gathers over data, most from cell [7], line 12.",
         "47.3 ms",
-        "46.8 to 49.1 ms in 20 calls, predicted 46.0 ms",
+        "46.8 to 49.1 ms, over all 20 calls, predicted 46.0 ms",
         "5.09 of 15.75 GiB",
         "devices 1 to 7 are alike at 4.63 GiB",
         "78.3 MiB",
@@ -70,8 +71,11 @@ def test_a_figure_that_is_not_known_is_a_dash():
 
 def test_simulated_devices_say_what_their_figures_mean():
     text = Reader(simulated().to_html()).text
-    assert "Bytes are exact. Step time is of this CPU (1.84 s) and says nothing about an accelerator." in text
-    assert "step time, on this CPU" in text
+    assert (
+        "Bytes are exact. Times on this CPU say nothing about an accelerator; --on v5e predicts one." in text
+    )
+    assert "1.84 s on this CPU, over all 3 calls but one" in text.replace("\u202f", " ")
+    assert "Timing: " not in text and "Timing on this CPU" in text
 
 
 def test_what_does_not_fit_has_its_sign_and_its_fix():
@@ -203,7 +207,7 @@ def test_one_set_of_colours_is_seen_on_white_and_on_black(colour: str, ground: s
 
 @pytest.mark.parametrize(("theme", "ground"), [(colours.LIGHT, "#ffffff"), (colours.DARK, "#111111")])
 def test_the_documents_coloured_text_is_legible(theme: dict[str, str], ground: str):
-    for name in ("ink", "ink-2", "a0", "a1", "a2", "a3", "warning", "error", "ok", "info"):
+    for name in ("ink", "ink-2", *(f"a{i}" for i in range(HUES)), "warning", "error", "ok", "info"):
         assert contrast(theme[name], ground) >= 4.5, name
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sample_reports import MIB, attached, measured
+from sample_reports import MIB, attached, measured, toy
 
 from jaxshard_magic.report import Buffer, Report
 from jaxshard_magic.views import words
@@ -22,7 +22,7 @@ def filled(buffers=(SCORES, STRANGE), **device) -> Report:
 
 def test_html_has_a_row_for_each_buffer_with_its_line():
     page = filled().to_html()
-    assert "3 buffers are 50% of the temporaries; 3 more are 5.00" in page
+    assert "3 buffers are 50% of the temporaries in use there; 3 more are 5.00" in page
     assert "f32[1024,512] \u00d72" in page and ">[7]:12<" in page
     assert "&lt;script&gt;" in page and "<script>" not in page
 
@@ -81,3 +81,15 @@ def test_the_error_is_of_the_computed_peak():
 def test_nothing_is_said_of_buffers_that_are_not_known():
     assert "at the peak" not in filled(None).to_text()
     assert "at the peak" not in filled(()).to_html()
+
+
+def test_bars_that_would_not_be_seen_beside_the_limit_have_a_scale_of_their_own():
+    note = "Bars below are drawn 7,681 times as long as on the scale of the limit, 15.75"
+    report = toy()
+    for view in (report.to_text(100), report.to_html(), report.figure("memory").layout.title.text):
+        assert note in view.replace("<br>", " ")
+    (line,) = [line for line in report.to_text(100).splitlines() if line.startswith("    0  ")]
+    assert line.count("\u2591") > 10 and "|" not in line and "\u00b7" not in line
+    end = report.figure("memory").layout.xaxis.range[1]
+    assert end < 4 * MIB and "limit 15.75" not in report.figure("memory").to_json()
+    assert note not in attached().to_html() + attached().to_text(100)

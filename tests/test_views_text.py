@@ -31,8 +31,8 @@ from sample_reports import (
 )
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Collective, DeviceMemory, Memory, Report
-from jaxshard_magic.views import device_memory, leaf_rows, words
+from jaxshard_magic.report import Collective, DeviceMemory, Memory, Report, Spread, Timing
+from jaxshard_magic.views import device_memory, leaf_rows, marks, words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.meshgrid import mesh_text
 from jaxshard_magic.views.terminal import writable
@@ -89,21 +89,22 @@ def test_the_width_stays_between_60_and_100():
     [
         (
             attached(),
-            "Fits: 5.1 of 15.75 GiB on the fullest device. Bound by communication:"
+            "Fits: 5.09 of 15.75 GiB on the fullest device. Bound by communication:"
             " 31% of the predicted step is all-gathers over data, most from cell [7], line 12.",
         ),
-        (simulated(), "No memory limit here: 4.6 GiB on every device. 993 MiB sent, most over data."),
+        (simulated(), "No memory limit here: 4.63 GiB on every device. 993 MiB sent, most over data."),
         (
             dry(),
-            "Would fit: 4.6 of 15.75 GiB on every device. Bound by communication:"
+            "Would fit: 4.63 of 15.75 GiB on every device. Bound by communication:"
             " 31% of the predicted step is all-gathers over data, most from cell [7], line 12.",
         ),
         (
             too_big(),
             "Does not fit: 17.2 of 15.75 GiB, 1.46 GiB too much on every device."
+            " Largest: f32[16,1024,50257], 3.07 GiB, from cell [7], line 14."
             " 831 MiB sent, all by all-reduces over data.",
         ),
-        (one_device(), "Fits: 8.2 of 15.75 GiB. One device: nothing to cut and nothing moves."),
+        (one_device(), "Fits: 8.23 of 15.75 GiB. One device: nothing to cut and nothing moves."),
         (unknown(), "Peak memory not known: the arrays take 235 MiB on every device."),
         (bare(), ""),
     ],
@@ -158,8 +159,65 @@ def test_a_figure_that_is_not_known_is_a_dash_and_never_0():
 
 def test_simulated_devices_say_what_their_figures_mean():
     text = " ".join(simulated().to_text(80).split())
-    assert "Bytes are exact. Step time is of this CPU (1.84 s) and says nothing about an accelerator." in text
+    assert (
+        "Bytes are exact. Times on this CPU say nothing about an accelerator; --on v5e predicts one." in text
+    )
+    assert "step - 1.84 s on this CPU, over all 3 calls but one" in text
     assert "accelerator" not in attached().to_text(80)
+
+
+@pytest.mark.parametrize(
+    ("source", "timing", "said"),
+    [
+        (
+            "attached",
+            Timing(6.8, 1000, 999, Spread(46.8e-3, 47.3e-3, 49.1e-3), how="step to step"),
+            (
+                "step time, measured",
+                "47.3 ms",
+                "46.8 to 49.1 ms from step to step, over all 1,000 calls but one",
+            ),
+        ),
+        (
+            "attached",
+            Timing(
+                6.8, 1000, 24, Spread(0.05, 0.05, 0.06), 46e-3, how="start to end", apart_s=0.35, others=2
+            ),
+            (
+                "step time, measured",
+                "50.0 ms",
+                "50.0 to 60.0 ms from start to end, over 24 of 1,000 calls, 2 of another program, "
+                "350 ms from call to call, predicted 46.0 ms",
+            ),
+        ),
+        (
+            "attached",
+            Timing(6.8, 1, 3, Spread(0.05, 0.05, 0.06), how="copies"),
+            ("step time, measured", "50.0 ms", "50.0 to 60.0 ms, over 3 calls on copies"),
+        ),
+        (
+            "attached",
+            Timing(6.8, 1, 1, Spread(0.05, 0.05, 0.05)),
+            ("step time, measured", "50.0 ms", "one call"),
+        ),
+        (
+            "simulated",
+            Timing(6.8, 20, 19, Spread(1.7, 1.8, 1.9), 46e-3, on="TPU v5e", how="step to step"),
+            ("step time, predicted", "46.0 ms", "for TPU v5e, 1.80 s on this CPU, over all 20 calls but one"),
+        ),
+        (
+            "topology",
+            Timing(6.8, 0, 0, None, 46e-3, on="TPU v5e"),
+            ("step time, predicted", "46.0 ms", "for TPU v5e, not run"),
+        ),
+        ("simulated", Timing(6.8, 1, 0, None), ("step time", "\u2013", "not timed")),
+    ],
+)
+def test_a_step_time_is_a_chips_and_says_how_it_was_measured_over_which_calls(source, timing, said):
+    report = replace(attached(), mesh=mesh({"data": 8}, source), timing=timing)
+    figure, mark = words.figures(report)[0], marks.marks(report)[0]
+    assert tuple(part.replace("\u202f", " ") for part in (figure.label, figure.value, figure.note)) == said
+    assert (mark is not None) == (said[0] == "step time, measured")  # no axis has a CPU's time on it
 
 
 def test_what_was_not_run_says_so():
@@ -278,9 +336,18 @@ def test_repeated_layers_fold_into_one_row():
 
 def test_leaves_of_two_numbers_fold_only_when_the_product_is_full():
     axes = {"data": 2}
-    full = [leaf(f"b.{i}.ln_{j}", (4,), (), axes) for i in range(3) for j in (1, 2)]
-    assert [r.path for r in leaf_rows.fold(full)] == ["b.0-2.ln_1-2"]
+    full = [leaf(f"b.{i}.experts[{j}].w", (4,), (), axes) for i in range(3) for j in (0, 1)]
+    assert [r.path for r in leaf_rows.fold(full)] == ["b.0-2.experts[0-1].w"]
     assert len(leaf_rows.fold(full[:-1])) == 5
+
+
+@pytest.mark.parametrize("layer", ["blocks.{}", "['params']['Block_{}']"])
+@pytest.mark.parametrize(("many", "each"), [(11, 1), (2, 2)])
+def test_the_norms_of_repeated_layers_fold_as_their_attention_does(layer: str, many: int, each: int):
+    names = ("norm_1.scale", "norm_2.scale", "attn.q.kernel")
+    leaves = [leaf(f"{layer.format(i)}.{n}", (8,), (), {"data": 2}) for i in range(many) for n in names]
+    paths = [row.path for row in leaf_rows.fold(leaves)]
+    assert [sum(path.endswith(name) for path in paths) for name in names] == [each] * 3
 
 
 def test_optimizer_leaves_follow_the_parameter_whose_path_they_end_in():
@@ -329,11 +396,11 @@ def test_any_number_of_leaves_may_be_asked_for():
         simulated().to_text(80, leaves="many")
 
 
-def test_a_long_path_keeps_its_end_and_a_type_is_never_cut():
+def test_a_long_path_keeps_its_two_ends_and_a_type_is_never_cut():
     axes = {"data": 2}
     deep = leaf("layer." * 20 + "kernel", (8,) * 9, ("data",), axes)
     path, kind = replace(bare(), leaves=(deep,)).to_text(60).split("\n")[-2:]
-    assert re.fullmatch(r"  \u2026\S*layer\.kernel  256 MiB", path)
+    assert re.fullmatch(r"  layer\.\S*\u2026\S*layer\.kernel  256 MiB", path)
     assert kind == "    f32[8@data,8,8,8,8,8,8,8,8]"
 
 

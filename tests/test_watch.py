@@ -179,17 +179,13 @@ class Result:
 @pytest.fixture
 def begun() -> tuple[Watch, list[Result]]:
     """A watch of three calls that have returned, and their losses."""
-    avals = [jax.core.ShapedArray((), jnp.float32)]
-    entry: Any = SimpleNamespace(
-        plan=SimpleNamespace(loss=0, state_pairs={}),
-        traced=SimpleNamespace(closed=SimpleNamespace(out_avals=avals)),
-        whole=False,
-    )
+    entry: Any = SimpleNamespace(plan=SimpleNamespace(loss=0), clock=SimpleNamespace())
     step: Any = SimpleNamespace(watch=None)
     watch, results = Watch(), [Result(n) for n in (3.0, 2.0, 1.0)]
     watch.follow(step)
     for result in results:
-        step.watch(entry, [result])
+        entry.clock.sign = result
+        step.watch(entry)
     return watch, results
 
 

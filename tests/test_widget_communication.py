@@ -337,7 +337,6 @@ def test_parts_of_the_predicted_step_are_labelled_where_they_have_room(show: Sta
         "reduce-scatter data 16% 7.15 ms",
         "all-reduce model 15% 6.71 ms",
     ]
-    expect(strip(shown)).to_contain_text("also all-to-all over data 0.6%, 278\u202fus")
 
 
 def test_a_narrow_strip_drops_times_before_labels(show: Stage):
@@ -360,10 +359,10 @@ def test_many_small_parts_of_the_step_are_counted(show: Stage):
     report = attached()
     assert report.timing is not None
     kinds = [f"kind-{i}" for i in range(9)]
-    small = tuple(Collective(kind, ("data",), 4, 1, MIB, MIB, 1e-4) for kind in kinds)
-    timing = replace(report.timing, communication_s=9e-4, predicted_step_s=0.02)
+    small = tuple(Collective(kind, ("data",), 4, 1, MIB, MIB, 3e-4) for kind in kinds)
+    timing = replace(report.timing, communication_s=27e-4, predicted_step_s=0.02)
     shown = show(replace(report, collectives=small, timing=timing), ["header"])
-    expect(strip(shown)).to_contain_text("and 6 more, 3.0% together")
+    expect(strip(shown)).to_contain_text("and 6 more, 9.0% together")
 
 
 def test_without_a_prediction_there_is_no_strip(show: Stage):

@@ -304,6 +304,14 @@ def test_what_is_edited_is_told_before_the_kernel_is_asked_to_compile(show: Stag
     )
 
 
+def test_the_picture_that_is_saved_is_asked_for_after_the_edits_are_told(show: Stage):
+    shown = show(gpt())
+    chip(shown, 1, "model").click()
+    button(shown, "Save this picture as svg").click()
+    assert shown.page.evaluate("model.saved") == [{"wishes": {WTE: [[], ["data", "model"]]}}]
+    assert shown.page.evaluate("model.sent.at(-1)") == {"kind": "picture", "name": "layout", "theme": "light"}
+
+
 def test_a_line_that_was_refused_says_why(show: Stage):
     shown = show(edited())
     refused: dict[str, Any] = {

@@ -35,6 +35,7 @@ def test_tab_reaches_every_part_in_the_order_in_which_it_stands(show: Stage):
     assert order == [
         *("name-0", "less-0", "size-0", "more-0", "drop-0", "name-1", "less-1", "size-1", "more-1", "drop-1"),
         *("axis", "strategy", "array", "reset", "chip-0-data", "blocks", "mesh", "copy", "write", "compile"),
+        *("svg", "png"),
     ]
 
 

@@ -9,7 +9,6 @@ from browsing import Stage
 CASES = json.loads((Path(__file__).parent / "data" / "format_cases.json").read_text(encoding="utf-8"))
 WRITERS = {
     "bytes": "format.bytes(value)",
-    "bytes_two_digits": "format.bytes(value, 2)",
     "seconds": "format.seconds(value)",
     "share": "format.share(value)",
     "count": "format.count(value)",

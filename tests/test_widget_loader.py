@@ -57,3 +57,25 @@ def test_where_no_other_model_can_be_read_the_kernel_is_asked_for_the_text(show:
     assert asked["text"] == "drawn for asked"
     assert asked["sent"] == [{"kind": "module"}]
     assert asked["listening"] == 0
+
+
+HOLD = """async ([digest, text, open]) => {
+  const { default: loader } = await import("/loader.js");
+  const [el, twin] = [document.createElement("div"), document.createElement("p")];
+  twin.className = `twin-of-${digest}`;
+  twin.style.height = "2000px";
+  document.body.append(el, twin);
+  const model = new stub.Model({ _module: "IPY_MODEL_shared", _static: twin.className });
+  model.widget_manager = { get_model: async () => ({ get: (name) => ({ digest, text })[name] }) };
+  const seen = () => [getComputedStyle(twin).visibility, twin.getBoundingClientRect().height];
+  loader.initialize({ model });
+  const waiting = seen();
+  await loader.render({ model, el }).catch(() => null);
+  return { waiting, drawn: seen() };
+}"""
+
+
+def test_the_static_twin_keeps_room_unseen_until_its_view_is_drawn_or_can_not_be(show: Stage):
+    for name, text in (("good", MODULE), ("bad", "throw new Error('no module')")):
+        said = show.page.evaluate(HOLD, [name, text, True])
+        assert said == {"waiting": ["hidden", 640], "drawn": ["visible", 2000]}, name

@@ -1,6 +1,7 @@
 """The timeline in a real browser: pointed at, moved by keys, zoomed and panned; and what else the work could cost."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -318,9 +319,8 @@ def test_a_report_shows_it_in_a_tab_of_its_own(show: Stage):
     shown = show(reported())
     tab = shown.root.get_by_role("tab", name="Pipeline")
     expect(tab).to_contain_text(f"bubble {words.percent_text(measured().bubble.measured)}")
-    tab.click()
+    expect(tab).to_have_attribute("aria-selected", "true")  # a pipeline opens on it
     expect(shown.panel).to_contain_text("of device time is work")
-    assert shown.traits()["tab"] == "pipeline"
     box = plot(shown).bounding_box()
     assert box is not None and box["width"] > 500
 
@@ -328,3 +328,23 @@ def test_a_report_shows_it_in_a_tab_of_its_own(show: Stage):
 def test_a_timeline_that_is_taken_away_leaves_nothing_behind(show: Stage):
     drawn(show, interleaved())
     assert show.remove() == 0
+
+
+@pytest.mark.parametrize("name", ["interleaved", "measured", "large", "wide"])
+def test_what_else_there_could_be_is_told_apart_and_touches_nothing_beside_it(name: str, show: Stage):
+    shown = drawn(show, PIPELINES[name]())
+    panel = shown.root.locator(".jsm-pp-whatif")
+    boxes = [
+        panel.locator(part).bounding_box() for part in (".jsm-pp-controls", ".jsm-table", ".jsm-pp-small svg")
+    ]
+    ends = [(box["x"], box["x"] + box["width"]) for box in boxes if box]
+    assert all(right + 20 <= left for (_, right), (left, _) in pairwise(ends)), ends
+    curves = panel.locator(".jsm-pp-one")
+    names = [text for one in curves.all() for text in one.locator("text").all_text_contents()]
+    assert len(set(names)) == len(names) > 1
+    tops = curves.locator("text").evaluate_all("texts => texts.map(text => text.getBoundingClientRect().y)")
+    assert all(below - above > 11 for above, below in pairwise(sorted(tops)))
+    drawings = curves.locator(".jsm-pp-curve").evaluate_all(
+        "paths => paths.map(path => path.getAttribute('d'))"
+    )
+    assert len(set(drawings)) == len(drawings), "schedules that are alike share a line"

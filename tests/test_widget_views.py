@@ -1,13 +1,34 @@
 """What each view says: Python's own words, a row for each thing, and a way to what is left out."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from browsing import Shown, Stage, expect
-from sample_reports import MIB, SAMPLES, attached, gpt_leaves, large, measured, memory, too_big, unknown
+from sample_pipelines import reported
+from sample_reports import (
+    MIB,
+    SAMPLES,
+    attached,
+    dry,
+    gpt_leaves,
+    hinted,
+    large,
+    measured,
+    memory,
+    simulated,
+    too_big,
+    toy,
+    unknown,
+)
+from sample_staged import staged
 
-from jaxshard_magic.report import Advice, Buffer, Collective, Live, Report, Source
+from jaxshard_magic.report import Buffer, Collective, Live, Report, Source
 from jaxshard_magic.views.payload import payload
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
 
 
 def words(text: str) -> str:
@@ -31,7 +52,7 @@ def test_the_header_says_what_python_says(name: str, show: Stage):
         label = words(figure["label"])
         assert label[0].upper() + label[1:] + words(figure["value"]) in header
         assert words(figure["note"]) in header
-    for advice in data["advice"][:4]:
+    for advice in data["advice"][: data["hints"]]:
         assert words(advice["head"] + advice["rest"]) in header
 
 
@@ -43,13 +64,47 @@ def test_a_report_that_does_not_fit_says_so_with_a_sign_and_by_how_much(show: St
     expect(shown.panel).to_contain_text("too much")
 
 
-def test_the_first_four_pieces_of_advice_are_shown_and_the_others_on_demand(show: Stage):
-    advice = tuple(Advice("x", "info", f"Piece {i}: of advice.") for i in range(7))
-    shown = show(replace(attached(), advice=advice), ["header"])
-    assert shown.root.locator(".jsm-advice li:visible").count() == 4
-    shown.root.get_by_role("button", name="3 more").click()
+def test_the_first_three_hints_have_a_line_each_and_the_others_are_shown_on_demand(show: Stage):
+    shown = show(hinted(), ["header"])
+    hints = shown.root.locator(".jsm-advice li")
+    assert hints.locator("visible=true").locator(".jsm-hint").count() == 3
+    assert all(height(hint) < 28 for hint in hints.all()[:3])
+    shown.root.get_by_role("button", name="4 more").click()
     assert shown.root.locator(".jsm-advice li:visible").count() == 7
-    expect(shown.root.locator(".jsm-advice li").nth(4)).to_be_focused()
+    expect(hints.nth(3)).to_be_focused()
+
+
+def test_a_click_shows_a_hint_whole_and_another_folds_it(show: Stage):
+    shown = show(hinted(), ["header"])
+    hint = shown.root.locator(".jsm-advice li").nth(1)
+    one_line = height(hint)
+    said = hint.get_by_role("button").first
+    for expanded in ("true", "false"):
+        said.click()
+        expect(said).to_have_attribute("aria-expanded", expanded)
+        assert (height(hint) > 1.5 * one_line) == (expanded == "true")
+
+
+def height(part: "Locator") -> float:
+    box = part.bounding_box()
+    assert box is not None
+    return box["height"]
+
+
+@pytest.mark.parametrize("made", [attached, hinted, simulated, staged, dry])
+def test_the_views_of_a_usual_report_begin_within_330_px(made: Callable[[], Report], show: Stage):
+    shown = show(made())
+    box = shown.root.get_by_role("tablist").bounding_box()
+    top = shown.root.bounding_box()
+    assert box is not None and top is not None
+    assert box["y"] - top["y"] <= 330
+
+
+@pytest.mark.parametrize(("made", "tab"), [(attached, "Layout"), (too_big, "Memory"), (reported, "Pipeline")])
+def test_what_does_not_fit_opens_on_memory_and_a_pipeline_on_its_timeline(
+    made: Callable[[], Report], tab: str, show: Stage
+):
+    expect(show(made()).root.get_by_role("tab", selected=True)).to_contain_text(tab)
 
 
 def test_up_to_sixteen_devices_have_a_bar_each(show: Stage):
@@ -66,6 +121,34 @@ def test_512_devices_share_bars_and_the_one_that_differs_has_its_own(show: Stage
     assert 2 <= len(names) <= 9
     assert names[0].startswith("device17:")
     assert any(name.startswith("devices64to511,448alike:") for name in names)
+
+
+def test_the_mesh_is_filled_by_memory_where_that_has_a_limit_and_outlined_where_it_has_none(show: Stage):
+    def filled(made: Report) -> list[float]:
+        cells = show(made, ["header"]).root.locator(".jsm-glyph rect:not(.jsm-frame)")
+        return cells.evaluate_all("cells => cells.map(cell => Number(cell.getAttribute('height')))")
+
+    assert filled(simulated()) == [0] * 8
+    first, *others = filled(attached())
+    assert first == pytest.approx(11 * 5.09 / 15.75, abs=0.1) and first > others[0] > 0
+    assert filled(toy()) == [1] * 8, "what is there is seen"
+
+
+@pytest.mark.parametrize("width", [900, 620])
+def test_where_next_to_nothing_of_the_limit_is_used_bars_have_a_scale_of_their_own_that_says_so(
+    width: int, show: Stage
+):
+    shown = show(toy(), ["memory"], width)
+    expect(shown.panel).to_contain_text(
+        "Bars below are drawn 7,681 times as long as on the scale of the limit, 15.75"
+    )
+    longest = shown.panel.locator(".jsm-bar-row").first.locator("rect").last.bounding_box()
+    whole, seen = (shown.panel.locator(f".jsm-whole-{part}").bounding_box() for part in ("all", "seen"))
+    assert longest and whole and seen
+    assert longest["x"] + longest["width"] > 0.9 * width - 80 and 1 <= seen["width"] <= 2 < whole["width"]
+    expect(shown.panel.locator(".jsm-bars")).not_to_contain_text("limit")
+    assert shown.overflowing() == []
+    assert "jsm-whole" not in show(attached(), ["memory"]).panel.inner_html()
 
 
 def test_memory_that_is_not_known_is_a_dash_and_not_nothing(show: Stage):
@@ -122,17 +205,20 @@ def test_live_bytes_and_the_largest_buffers_are_told_with_their_lines(show: Stag
     shown = show(filled(CURVE, (scores, stranger)), ["memory"])
     curve = shown.panel.get_by_role("img", name="Live bytes through the step")
     expect(curve).to_have_attribute(
-        "aria-label", "Live bytes through the step, peak 6.00\u202fMiB, cell [7], line 2"
+        "aria-label", "Live bytes through the step: at most 6.00\u202fMiB in use, cell [7], line 2"
     )
     expect(curve).to_contain_text("backward")
     rows = shown.panel.locator(".jsm-buffers tbody tr")
     expect(rows).to_have_count(2)
     assert words(rows.nth(0).inner_text()) == words(
-        "4.00 MiB f32[1024,512] \u00d72 dot_general forward [7]:2 scores = q @ k.T  # <b>here</b>"
+        "4.00 MiB f32[1024,512] \u00d72 matmul forward [7]:2 scores = q @ k.T  # <b>here</b>"
     )
-    expect(rows.nth(1)).to_contain_text("<i>leaf</i>, gathered")
+    expect(rows.nth(1).locator(".jsm-what")).to_have_attribute("title", stranger.what)
+    expect(rows.nth(1)).to_contain_text("a.very.l\u2026/i>, gathered")
     assert "\u2013" in rows.nth(1).inner_text()
-    expect(shown.panel).to_contain_text("3 buffers are 50% of the temporaries; 3 more are 5.00\u202fMiB")
+    expect(shown.panel).to_contain_text(
+        "3 buffers are 50% of the temporaries in use there; 3 more are 5.00\u202fMiB"
+    )
     assert show.wrong == []
 
 

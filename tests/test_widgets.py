@@ -96,6 +96,30 @@ def test_a_live_widget_hides_its_static_twin_and_gives_it_back(show: Stage):
     assert not twin.evaluate(hidden)
 
 
+def test_the_twin_gives_way_to_the_widget_in_one_frame(show: Stage):
+    """What is seen in each frame while the widget comes: the twin, then the widget, never both and never nothing."""
+    show(attached(), _static="before")
+    watched = """async () => {
+      const [box, twin] = [document.querySelector("main"), document.querySelector("p.before")];
+      await stub.remove();
+      twin.textContent = "twin";
+      const seen = [];
+      let on = true;
+      const look = () => {
+        const [old, root] = [getComputedStyle(twin).display !== "none", box.querySelector(".jsm")];
+        seen.push(`${old ? "twin" : ""}${root?.getBoundingClientRect().height > 300 ? "widget" : ""}`);
+        if (on) requestAnimationFrame(look);
+      };
+      await new Promise((then) => requestAnimationFrame(() => (look(), then())));
+      await report.render({ model, el: box });
+      await stub.settled();
+      on = false;
+      return seen;
+    }"""
+    seen = show.page.evaluate(watched)
+    assert set(seen) == {"twin", "widget"} and seen == sorted(seen)
+
+
 @pytest.mark.parametrize("name", ["attached", "large", "shapes"])
 def test_a_widget_that_is_taken_away_leaves_nothing_behind(name: str, show: Stage):
     shown = show(SAMPLES[name]())

@@ -41,6 +41,7 @@ const options = {
     { in: "explore/index.js", out: "explore" },
     { in: "stop/index.js", out: "stop" },
     { in: "loader/index.js", out: "loader" },
+    { in: "page/index.js", out: "page" },
   ],
   outdir: "../jaxshard_magic/static",
   bundle: true,

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..plan import Finding
+from ..units import byte_text, seconds_text
 from . import cuts
-from .advice.case import byte_text, time
 from .hlo import Shape
 
 OTHER = "compiler"  # the code of a message of no known kind
@@ -67,7 +67,7 @@ def findings(
     counts: dict[Finding, int] = {}
     for one in complaints:
         line = line_of(one)
-        took = f": this took {time(one.seconds)}" if one.seconds is not None else ""
+        took = f": this took {seconds_text(one.seconds)}" if one.seconds is not None else ""
         message = f"{f'At {line} ' if line else ''}{one.text}{took}"
         finding = Finding(one.code, LEVELS.get(one.code, "warning"), message, one.fix)
         counts[finding] = counts.get(finding, 0) + one.count
@@ -114,7 +114,8 @@ def _full_remat(one: Complaint, message: str, mesh: Mapping[str, int]) -> Compla
     )
     fix = None
     if way := cuts.between(before, after):
-        fix = f"jax.lax.with_sharding_constraint(x, NamedSharding(mesh, {cuts.spec_text(way)})) in between"
+        text += "; with a constraint in between it goes in parts"
+        fix = f"x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, {cuts.spec_text(way)}))"
     return replace(one, text=text, shape=whole, fix=fix)
 
 
@@ -132,8 +133,11 @@ def _over_memory(one: Complaint, message: str) -> Complaint:
 
 def _slow_folding(one: Complaint) -> Complaint:
     what = f"{_named(one.shape)}, {byte_text(one.shape.bytes)}," if one.shape else "a value"
-    text = f"XLA computes {what} while it compiles, because no input of the step goes into it"
-    return replace(one, text=text, fix="make it outside the step and pass it in")
+    text = (
+        f"XLA computes {what} while it compiles, because no input of the step goes into it; made outside the step and "
+        "passed in, it is computed once"
+    )
+    return replace(one, text=text)
 
 
 def _slow_compile(one: Complaint, message: str) -> Complaint:

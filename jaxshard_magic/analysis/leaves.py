@@ -1,13 +1,13 @@
 """The arrays of a planned step as a Report lists them, with exact bytes."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from ..plan import LeafPlan
 from ..program.sizes import array_bytes
 from ..report import Leaf, Spec
+from ..report.parts import cut_of
 
 
 def leaves(planned: Sequence[LeafPlan], mesh: Mesh) -> tuple[Leaf, ...]:
@@ -23,7 +23,7 @@ def leaf(planned: LeafPlan, mesh: Mesh) -> Leaf:
         role=planned.role,
         shape=planned.shape,
         dtype=str(planned.dtype),
-        spec=_spec(planned.spec, len(planned.shape)),
+        spec=as_spec(cut_of(planned.spec, len(planned.shape))),
         bytes=array_bytes(planned.shape, planned.dtype),
         bytes_per_device=array_bytes(held, planned.dtype),
         why=planned.why,
@@ -32,12 +32,6 @@ def leaf(planned: LeafPlan, mesh: Mesh) -> Leaf:
     )
 
 
-def _spec(spec: PartitionSpec, rank: int) -> Spec:
-    """One entry per dimension: None, one axis, or several."""
-
-    def entry(axes: Any) -> str | tuple[str, ...] | None:
-        names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-        return names if len(names) > 1 else names[0] if names else None
-
-    entries = tuple(entry(axes) for axes in spec)
-    return entries + (None,) * (rank - len(entries))
+def as_spec(cut: Iterable[Sequence[str]]) -> Spec:
+    """The axes of each dimension as a Leaf has them: None, one axis, or several."""
+    return tuple(tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in cut)

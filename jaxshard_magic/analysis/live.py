@@ -1,40 +1,60 @@
 """What fills memory through a step and at its peak, as a Report tells it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import prod
 
 from ..program.labels import GRADIENT, label_of
 from ..report import Buffer, Leaf, Live, Memory
 from .buffers import LiveBuffer, LiveBytes
-from .hlo import Module
+from .hlo import Instruction, Module
 from .origin import Origins, op_name, phase_of
 
 MOST = 10  # buffers that get a row of their own
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+_SLICE_BY_SLICE = "dynamic_update_slice"
 
 
-def with_live(
-    memory: Memory, live: LiveBytes, module: Module, origins: Origins, leaves: Sequence[Leaf]
-) -> Memory:
+@dataclass(frozen=True)
+class Program:
+    """A compiled program whose buffers are told of: its text, the origins of its values, the step's leaves, and the
+    devices of its mesh."""
+
+    module: Module
+    origins: Origins
+    leaves: Sequence[Leaf]
+    devices: int
+
+
+def with_live(memory: Memory, live: LiveBytes, program: Program) -> Memory:
     """`memory` with the bytes live through the step and the largest temporaries at the peak; files have the names that
-    Python knows them by."""
+    Python knows them by. A tuple's table of addresses, a few bytes that hold no array, has no row."""
+    phases = _phases([phase_of(op_name(i)) for _, i in live.order])
+    kept = _kept(live, dict(phases).get("backward"))
+    temporaries = [buffer for buffer in live.buffers if buffer.kind == "temporary"]
     rows = _merged(
-        _row(buffer, module, origins, leaves) for buffer in live.buffers if buffer.kind == "temporary"
+        replace(_row(buffer, program), kept=(buffer.computation, buffer.instruction.name) in kept)
+        for buffer in temporaries
+        if buffer.shape is not None
     )
-    rest = rows[MOST:]
-    others = sum(row.count for row in rest), sum(row.bytes for row in rest)
+    shown = rows[:MOST]
+    others = (
+        len(temporaries) - sum(row.count for row in shown),
+        sum(buffer.bytes for buffer in temporaries) - sum(row.bytes for row in shown),
+    )
     where, peak = live.order[live.at[live.peak]]
-    frame = origins.of_value(where, peak).frame
+    frame = program.origins.of_value(where, peak).frame
     through = Live(
         at=live.at,
         bytes=live.bytes,
         instructions=len(live.order),
         peak=live.peak,
-        phases=_phases([phase_of(op_name(i)) for _, i in live.order]),
+        phases=phases,
         file=frame and frame.file,
         line=frame and frame.line,
     )
-    return replace(memory, buffers=tuple(rows[:MOST]), others=others, live=through)
+    return replace(memory, buffers=tuple(shown), others=others, live=through)
 
 
 def renamed(memory: Memory, name_of: Callable[[str], str]) -> Memory:
@@ -47,33 +67,77 @@ def renamed(memory: Memory, name_of: Callable[[str], str]) -> Memory:
     return replace(memory, buffers=buffers, live=live)
 
 
-def _row(buffer: LiveBuffer, module: Module, origins: Origins, leaves: Sequence[Leaf]) -> Buffer:
-    computation = module.computations[buffer.computation]
-    origin = origins.of_value(computation, buffer.instruction)
+def _row(buffer: LiveBuffer, program: Program) -> Buffer:
+    computation = program.module.computations[buffer.computation]
+    origin = program.origins.of_value(computation, buffer.instruction)
     shape = buffer.shape
+    assert shape is not None
+    label, does = label_of(op_name(buffer.instruction)), _operation(buffer.instruction, program.module)
+    what, toward, reads, trips = does, None, None, None
+    if label is not None and label[1] < len(program.leaves):
+        leaf, gradient = program.leaves[label[1]], label[0] == GRADIENT
+        part = _part_of(shape.dims, leaf, program.devices)
+        if part is not None:
+            what = f"gradient of {leaf.path}{part}" if gradient else f"{leaf.path}{part}, gathered"
+        elif gradient:
+            toward = leaf.path
+    if what in _PRODUCTS:
+        reads = _weight(program, buffer)
+    if does == _SLICE_BY_SLICE and computation is not program.module.entry and shape.dims:
+        trips = shape.dims[0]
     return Buffer(
         bytes=buffer.bytes,
         count=1,
-        dtype=shape.dtype if shape else "",
-        shape=shape.dims if shape else (),
-        what=_what(buffer, leaves),
+        dtype=shape.dtype,
+        shape=shape.dims,
+        what=what,
         phase=origin.phase,
         file=origin.frame and origin.frame.file,
         line=origin.frame and origin.frame.line,
+        reads=reads,
+        toward=toward,
+        trips=trips,
     )
 
 
-def _what(buffer: LiveBuffer, leaves: Sequence[Leaf]) -> str:
-    """The operation that made it, and the leaf that it is a form of."""
-    name = op_name(buffer.instruction)
-    label = label_of(name)
-    if label is not None and label[1] < len(leaves):
-        path = leaves[label[1]].path
-        return f"gradient of {path}" if label[0] == GRADIENT else f"{path}, gathered"
-    if buffer.shape is None:
-        return "addresses"
+def _operation(instruction: Instruction, module: Module) -> str:
+    """What an instruction computes: jax's name for it; of one that XLA made itself its own, of a fusion that of what
+    it ends with."""
+    name = op_name(instruction)
     last = name.rpartition("/")[2] if name.startswith("jit(") else ""
-    return last or buffer.instruction.opcode
+    if last and label_of(last) is None:
+        return last
+    body = module.named(instruction.attribute("calls")) if instruction.opcode == "fusion" else None
+    root = None if body is None else next((i for i in body.instructions.values() if i.root), None)
+    return instruction.opcode if root is None or root.opcode == "tuple" else _operation(root, module)
+
+
+def _part_of(dims: Sequence[int], leaf: Leaf, devices: int) -> str | None:
+    """`""` where an array of `dims` may be a leaf, or its share of one device; `, one of 12` of a stack of layers; None
+    where it has not as many elements as any of them, whatever its name says: XLA gives what leads up to a value, and
+    what it is broadcast to, the name of the value."""
+    has, whole = prod(dims), prod(leaf.shape)
+    if not has or whole % has:
+        return None
+    parts, stack = whole // has, (*leaf.shape, 1)[0]
+    if devices % parts == 0:
+        return ""
+    layer = len([n for n in dims if n > 1]) == len([n for n in leaf.shape[1:] if n > 1]) > 0
+    return f", one of {stack}" if layer and parts % stack == 0 and devices % (parts // stack) == 0 else None
+
+
+def _weight(program: Program, buffer: LiveBuffer) -> str | None:
+    """The largest parameter that a product reads."""
+    found = program.origins.inputs_of(program.module.computations[buffer.computation], buffer.instruction)
+    weights = [leaf for i in found if (leaf := program.leaves[i]).role == "params"]
+    return max(weights, key=lambda leaf: leaf.bytes).path if weights else None
+
+
+def _kept(live: LiveBytes, backward: int | None) -> set[tuple[str, str]]:
+    """Where the instructions of the forward pass stand, by computation and name, where the peak is behind it."""
+    if backward is None or live.at[live.peak] < backward:
+        return set()
+    return {(where.name, i.name) for where, i in live.order[:backward] if phase_of(op_name(i)) == "forward"}
 
 
 def _merged(rows: Iterable[Buffer]) -> list[Buffer]:

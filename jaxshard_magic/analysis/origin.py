@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from ..program.labels import GRADIENT, PIN, UPDATE, label_of
+from ..program.labels import GRADIENT, PIN, UPDATE, WEIGHT, label_of
 from .dataflow import Dataflow
 from .frames import Frame, Frames
 from .hlo import Computation, Instruction, Module
@@ -86,6 +86,16 @@ class Origins:
         near = (i for _, i in islice(self._flow.consumers(computation, instruction.name), _MOST))
         user = next((o for i in near if (o := self.of_instruction(i)).frame), own)
         return replace(user, phase=own.phase or user.phase)
+
+    def inputs_of(self, computation: Computation, instruction: Instruction) -> list[int]:
+        """The step's inputs, by position, that are operands of an instruction, as they came or gathered."""
+        found = []
+        for operand in instruction.operands:
+            label = self._label(computation, operand, ())
+            leaf = label[1] if label and label[0] == WEIGHT else self._parameter(computation, operand)
+            if leaf is not None and leaf not in found:
+                found.append(leaf)
+        return found
 
     def place(self, frames: Sequence[Frame]) -> Origin:
         """The innermost of `frames` that is at home, else the innermost of all."""

@@ -1,7 +1,7 @@
 """What a pipeline's actions would take on a chip: the roofline of each stage's programs, and their collectives."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from ..hardware import Chip
@@ -81,6 +81,21 @@ def around_seconds(
     return max(of_ranks.values(), default=0.0) + rest
 
 
+def weights_seconds(
+    pipeline: Pipeline,
+    chip: Chip,
+    target: Target | None,
+    said: Mapping[Key, Said],
+    batch_axes: Collection[str],
+) -> tuple[float, ...] | None:
+    """Seconds of one microbatch that each stage sends over the axes of the examples: weights that are gathered and
+    gradients that are added up, the same however small it is. None where a figure is not known."""
+    wires = roofline(chip, pipeline.ranks.mesh.shape, None, (), (), target).wires
+    stages = range(len(pipeline.stages))
+    each = known(total(_sent(pipeline, s, said, wires, batch_axes)) for s in stages)
+    return None if each is None else tuple(each)
+
+
 def _own(pipeline: Pipeline, s: int, chip: Chip, target: Target | None) -> list[float | None]:
     """Seconds of the products of a stage's forward pass, of its input gradients and of its weight gradients."""
     axes = pipeline.ranks.mesh.shape
@@ -89,19 +104,25 @@ def _own(pipeline: Pipeline, s: int, chip: Chip, target: Target | None) -> list[
 
 
 def _sent(
-    pipeline: Pipeline, s: int, said: Mapping[Key, Said], wires: Mapping[str, Wire]
+    pipeline: Pipeline,
+    s: int,
+    said: Mapping[Key, Said],
+    wires: Mapping[str, Wire],
+    over: Collection[str] | None = None,
 ) -> list[float | None]:
     """Seconds of the collectives of the same three, the mean over microbatches; those of a whole backward pass count as
-    the weights'."""
+    the weights'. `over`: of those alone that go over these axes and no other."""
     runs, m = runs_of(pipeline), pipeline.split.schedule.microbatches
 
     def each(kind: str) -> Iterator[float | None]:
-        for t in _times(said.get((kind, s), Said(())), wires):
+        for t in _times(said.get((kind, s), Said(())), wires, over):
             yield None if t is None else t * runs[kind, s] / m
 
     return [total(t for kind in kinds for t in each(kind)) for kinds in ("F", "I", "WB")]
 
 
-def _times(one: Said, wires: Mapping[str, Wire]) -> list[float | None]:
+def _times(one: Said, wires: Mapping[str, Wire], over: Collection[str] | None = None) -> list[float | None]:
     """Seconds of the collectives of a program that runs once, None for what is not known."""
-    return [None] if one.moves is None else [seconds(row, wires) for row in merge(one.moves)]
+    rows = () if one.moves is None else merge(one.moves)
+    among = (row for row in rows if over is None or (row.axes is not None and {*row.axes} <= {*over}))
+    return [None] if one.moves is None else [seconds(row, wires) for row in among]

@@ -1,13 +1,10 @@
 """A sharded step -> its Report: what the compiled program says, and what its calls measured."""
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
-
-from jax.sharding import Mesh
 
 from .. import hardware
 from ..hardware import Chip, chip_of
@@ -30,15 +27,15 @@ from .complaints import Complaint, complaints, findings
 from .exhausted import exhausted, with_needed
 from .hlo import read
 from .leaves import leaves
-from .live import renamed, with_live
+from .live import Program, renamed, with_live
 from .memory import device_limit, memory, peaks, usable, with_limit, with_measured, with_temporaries
-from .mesh_info import mesh_info
+from .mesh_info import info_of
 from .origin import Origins
 from .pipelined import measured, of_model
 from .roofline import Roofline, roofline, timing, total, with_seconds
 from .sources import SourceText, distinct_names, sources
 from .staged import Staged, staged, staged_leaves
-from .staged_costs import around_seconds, flops_costs, roofline_costs, update_seconds
+from .staged_costs import around_seconds, flops_costs, roofline_costs, update_seconds, weights_seconds
 from .staged_memory import staged_memory
 from .staged_moves import said_by, staged_collectives
 from .timeline import timeline
@@ -64,7 +61,9 @@ class Reading(NamedTuple):
 _readings: "WeakKeyDictionary[Entry, Reading]" = (
     WeakKeyDictionary()
 )  # reading a very large program takes seconds
-_timelines: "WeakKeyDictionary[Entry, tuple[Run | Costs | None, PipelineReport]]" = WeakKeyDictionary()
+_timelines: "WeakKeyDictionary[Entry, dict[str, tuple[Run | Costs | None, PipelineReport]]]" = (
+    WeakKeyDictionary()
+)
 
 
 def summarize(step: "ShardedStep") -> Report:
@@ -81,11 +80,10 @@ def summarize(step: "ShardedStep") -> Report:
     if chip is not None and reading.staged is None:
         roof = roofline(chip, mesh.axes, entry.plan.shares, reading.leaves, collectives, target)
         collectives = None if collectives is None else with_seconds(collectives, roof.wires)
-    calls = Timing(entry.compile_s, entry.calls, len(entry.timings), _spread(entry.timings))
-    times = timing(calls, entry.plan, roof, attached)
-    pipeline, predicted_s = _pipeline(entry, reading, chip, target)
-    if reading.staged and chip is not None:
-        times = replace(times, on=chip.name, predicted_step_s=predicted_s)
+    times = timing(_measured(step, entry), entry.plan, roof, attached)
+    pipeline = _pipeline(entry, reading, chip, target)
+    if pipeline is not None and chip is not None:
+        times = replace(times, on=chip.name, predicted_step_s=pipeline.seconds)
     report = Report(
         name=step.name,
         strategy=step.strategy,
@@ -98,11 +96,11 @@ def summarize(step: "ShardedStep") -> Report:
         advice=by_level(
             (
                 *_advice(step, entry, reading, memory, collectives or (), roof),
-                *_advice_on_pipeline(step, entry, reading, pipeline),
+                *_advice_on_pipeline(step, entry, reading, pipeline, chip),
             )
         ),
         alternatives=step.alternatives,
-        pipeline=pipeline,
+        pipeline=pipeline and pipeline.shown,
         check=step.checked,
         ended=step.ended,
     )
@@ -145,14 +143,21 @@ def _advice(
     yield from advise(case)
 
 
-def _pipeline(
-    entry: "Entry", reading: Reading, chip: Chip | None, target: Target | None
-) -> tuple[PipelineReport | None, float | None]:
-    """The pipeline in time, as it was measured, or as its programs are predicted to run on `chip`, or by their
-    FLOPs alone; and the seconds that a step is predicted to take there. None for a step that is no pipeline."""
+class _InTime(NamedTuple):
+    """A pipeline in time: as it ran, or as its programs are predicted to run on the chip that stands for simulated
+    devices; what advice is of, which the times of those are not; and the seconds that a step is predicted to take on
+    the chip, None where that is not known."""
+
+    shown: PipelineReport
+    advised: PipelineReport
+    seconds: float | None
+
+
+def _pipeline(entry: "Entry", reading: Reading, chip: Chip | None, target: Target | None) -> _InTime | None:
+    """The pipeline in time: predictions are for `chip`, or by FLOPs alone. None for a step that is no pipeline."""
     pipeline, staged = entry.compiled, reading.staged
     if not isinstance(pipeline, Pipeline) or staged is None:
-        return None, None
+        return None
     schedule = pipeline.split.schedule
     costs = seconds = None
     if chip is not None:
@@ -162,30 +167,44 @@ def _pipeline(
         around = around_seconds(pipeline, chip, target, staged.said)
         seconds = total([simulate(schedule, costs).makespan, update, around])
     run = pipeline.typical
-    key = run if run is not None else costs
-    if entry not in _timelines or _timelines[entry][0] != key:
-        if run is not None:
-            report = measured(run, staged.split, staged.alike)
-        else:
-            report = timeline(schedule, costs or flops_costs(pipeline), "" if costs is None else "s")
-        _timelines[entry] = key, of_model(report, staged.holds, staged.devices, staged.activation_bytes)
-    return _timelines[entry][1], seconds
+
+    def predicted() -> PipelineReport:
+        return timeline(schedule, costs or flops_costs(pipeline), "" if costs is None else "s")
+
+    def in_time(how: str, key: Run | Costs | None, made: Callable[[], PipelineReport]) -> PipelineReport:
+        known = _timelines.setdefault(entry, {})
+        if how not in known or known[how][0] != key:
+            known[how] = key, of_model(made(), staged.holds, staged.devices, staged.activation_bytes)
+        return known[how][1]
+
+    simulated = reading.mesh.source == "simulated"
+    if run is None or (simulated and costs is not None):  # a CPU's times are none of that chip's
+        shown = in_time("predicted", costs, predicted)
+        return _InTime(shown, shown, seconds)
+    shown = in_time("measured", run, lambda: measured(run, staged.split, staged.alike))
+    return _InTime(shown, in_time("predicted", costs, predicted) if simulated else shown, seconds)
 
 
 def _advice_on_pipeline(
-    step: "ShardedStep", entry: "Entry", reading: Reading, report: PipelineReport | None
+    step: "ShardedStep", entry: "Entry", reading: Reading, pipeline: _InTime | None, chip: Chip | None
 ) -> list[Advice]:
-    pipeline, staged = entry.compiled, reading.staged
-    if report is None or staged is None or step.request.pipeline is None or not report.unit:
+    pipelined, staged = entry.compiled, reading.staged
+    if pipeline is None or staged is None or step.request.pipeline is None:
         return []
+    run = pipelined.typical if pipeline.advised.source == "measured" else None
+    weights = None
+    if run is None and chip is not None:  # as the costs of what is advised are predicted
+        axes = entry.plan.batch_axes
+        weights = weights_seconds(pipelined, chip, target_of(step.mesh), staged.said, axes)
     case = PipelineCase(
-        report,
+        pipeline.advised,
         examples=entry.plan.examples,
         shards=staged.shards,
         crossing=staged.crossing,
         units=staged.units,
         balanced=step.request.pipeline.balance == "measured" or staged.chosen,
-        transfers=() if pipeline.typical is None else pipeline.typical.transfers(),
+        transfers=() if run is None else run.transfers(),
+        weights=weights or (),
     )
     return pipeline_advice(case)
 
@@ -197,12 +216,6 @@ def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
     attached = chip_of(mesh.device_kind) if mesh.source == "attached" else None
     chip = attached if step.request.chip is None else hardware.chip(step.request.chip)
     return chip, attached is not None and chip == attached
-
-
-def _mesh_info(mesh: Mesh) -> MeshInfo:
-    if target_of(mesh) is not None:
-        return mesh_info(mesh, "topology")
-    return mesh_info(mesh, "simulated" if mesh.devices.flat[0].platform == "cpu" else "attached")
 
 
 def reading_of(entry: "Entry") -> Reading:
@@ -238,14 +251,14 @@ def _read_program(entry: "Entry", stats_of: Callable[[], Any]) -> Reading:
     if module is not None and origins is not None and (parts := serialized(compiled, stats)):
         live = live_bytes(*parts, module)
         if live is not None:
-            held = with_live(held, live, module, origins, placed)
+            held = with_live(held, live, Program(module, origins, placed, plan.mesh.size))
             if isinstance(compiled, Built):  # its own figures count the temporaries of two memories together
                 held = with_temporaries(held, lambda _: live.reserved)
     refused = compiled.refused if isinstance(compiled, Built) else None
     if refused is not None and (needed := exhausted(refused)) is not None:
         held = with_needed(held, needed, compiled.stand_in)
     complaints = _complaints(entry, origins)
-    return Reading(_mesh_info(plan.mesh), placed, held, merged, collectives, calls, complaints, sources)
+    return Reading(info_of(plan.mesh), placed, held, merged, collectives, calls, complaints, sources)
 
 
 def _read_stages(entry: "Entry", pipeline: Pipeline) -> Reading:
@@ -253,7 +266,7 @@ def _read_stages(entry: "Entry", pipeline: Pipeline) -> Reading:
     placed = staged_leaves(pipeline, plan.leaves)
     said = said_by(pipeline, placed, _home(entry), sources)
     return Reading(
-        _mesh_info(plan.mesh),
+        info_of(plan.mesh),
         placed,
         staged_memory(pipeline, placed),
         staged_collectives(pipeline, said),
@@ -321,5 +334,11 @@ def _as_typed(source: Source, text: str) -> Source:
     return replace(source, numbers=tuple(range(1, len(lines) + 1)), text=tuple(lines), note=None)
 
 
-def _spread(seconds: Sequence[float]) -> Spread | None:
-    return Spread(min(seconds), statistics.median(seconds), max(seconds)) if seconds else None
+def _measured(step: "ShardedStep", entry: "Entry") -> Timing:
+    """The step's loop, its times those of the calls of `entry`."""
+    clock, calls = step.loops.of(entry)
+    pace, others = clock.pace(), calls - clock.calls
+    if pace is None:
+        return Timing(entry.compile_s, calls, 0, None, others=others)
+    spread = Spread(pace.least, pace.median, pace.most)
+    return Timing(entry.compile_s, calls, pace.calls, spread, others=others, how=pace.how, apart_s=pace.apart)

@@ -13,17 +13,20 @@ _ACTIONS = 120_000
 _CHUNKS = (1, 2, 3)
 
 
-def timeline(schedule: Schedule, costs: Costs | None = None, unit: str = "") -> Pipeline:
+def timeline(
+    schedule: Schedule, costs: Costs | None = None, unit: str = "", *, beside: bool = True
+) -> Pipeline:
     """`schedule` as it would run at `costs` (by default its own, or one unit each), beside its ideal.
 
     Args:
         unit: of the costs: "s", or "" where they are units of their own.
+        beside: what other schedules and sizes would cost as well, which takes about half a second.
     """
     run = simulate(schedule, costs)
     costs = run.costs
     own = costs.per_stage(schedule.all_stages)
     ideal = simulate(schedule, costs.even(schedule.all_stages, schedule.losses))
-    others, refused = what_if(schedule, costs)
+    others, refused = what_if(schedule, costs) if beside else ((), ())
     each = (own.forward, own.input_grad, own.weight_grad, own.transfer)
     return Pipeline(
         schedule.name,

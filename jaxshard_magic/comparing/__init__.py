@@ -3,7 +3,7 @@
 from .candidates import PLACED, USUAL, VARIED, Candidate, Refused, Requests, candidates, line_of, varied
 from .meshes import meshes_of
 from .search import BUDGET, Searching
-from .space import AMONG, Hardware, hardware_for, space
+from .space import AMONG, Hardware, chip_for, hardware_for, space
 from .trials import REPEAT, How, Trying
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Searching",
     "Trying",
     "candidates",
+    "chip_for",
     "hardware_for",
     "line_of",
     "meshes_of",

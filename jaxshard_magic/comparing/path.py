@@ -4,8 +4,9 @@ links, is it a chain of layers?"""
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..hardware import GIB, Chip
+from ..hardware import Chip
 from ..report.choice import Question
+from ..units import byte_text, limit_text, seconds_text
 
 if TYPE_CHECKING:
     from .nodes import Node
@@ -25,10 +26,10 @@ def _fits(families: "Sequence[Node]", limit: int | None) -> Question:
     known = _best(families, "dp")
     if known is None or known.needs is None or known.holds is None:
         return Question(asks, None, "the batch does not divide over all devices", yes="dp")
-    because = f"arrays {_gib(known.holds)}, with all in between about {_gib(known.needs)}"
+    because = f"arrays {byte_text(known.holds)}, with all in between about {byte_text(known.needs)}"
     if limit is None:
         return Question(asks, None, f"{because}; how much a device has is not known", yes="dp")
-    return Question(asks, known.needs <= limit, f"{because}, of {limit / GIB:.4g} GiB", yes="dp")
+    return Question(asks, known.needs <= limit, f"{because}, of {limit_text(limit)}", yes="dp")
 
 
 def _links(families: "Sequence[Node]", chip: Chip) -> Question:
@@ -38,7 +39,8 @@ def _links(families: "Sequence[Node]", chip: Chip) -> Question:
         known, leads = _best(families, "fsdp+tp"), "fsdp+tp"
     if known is None or known.own is None or known.sent is None:
         return Question(asks, None, f"no figures of {chip.name} tell", yes=leads)
-    because = f"{_ms(known.sent)} to send under {leads}, beside {_ms(known.own)} of products and update"
+    own, sent = seconds_text(known.own), seconds_text(known.sent)
+    because = f"{sent} to send under {leads}, beside {own} of products and update"
     return Question(asks, known.sent <= known.own, because, yes=leads)
 
 
@@ -56,11 +58,3 @@ def _best(families: "Sequence[Node]", strategy: str) -> "Sketch | None":
     """Of a strategy's meshes the one that takes least time as planned."""
     known = [n for n in families if n.candidate.strategy == strategy and n.sketch is not None]
     return min(known, key=lambda n: n.least).sketch if known else None
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.1f} MiB"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ..step import ShardedStep
 
 FAR = 2.0  # times the memory there is: an estimate above is believed, and the candidate not compiled
+NEAR = 1.2  # times the memory there is: estimates up to a sixth too high were seen, and the compiler is asked in turn
+LESS = 0.98  # of an estimate that turned out too large: what needs more than that is too large as well
+ALIKE = 1.005  # times the best prediction: a step as fast as that, as it is told, for predictions leave latencies out
 WIDER = 1.3  # where steps are measured: of the best prediction, what is still worth a run
 BUDGET = 300.0  # seconds
 
@@ -63,9 +66,10 @@ class Searching:
         self._compile, self._say = compile, how.say
         self._run = how.run and compile and hardware.runs
         self._trying = Trying(step, [], replace(how, run=self._run))
-        self._trying.over, self._trying.keeps = self._over, True
+        self._trying.over, self._trying.keeps, self._trying.waiting = self._over, True, self._waiting
         self._nodes = [Node(each) for each in space(requests)]
         self._families = list(self._nodes)
+        self._order_of = {node.candidate.strategy: at for at, node in reversed([*enumerate(self._nodes)])}
         self._heap: list[tuple[bool, float, int, Node | Ladder]] = []
         self._order = itertools.count()
         self._end = math.inf
@@ -151,9 +155,14 @@ class Searching:
         late = isinstance(waiting, Node) and not self._likely(waiting)
         heapq.heappush(self._heap, (late, least, next(self._order), waiting))
 
+    def _waiting(self) -> int:
+        """The candidates that may still be compiled."""
+        heap = [waiting for *_, waiting in list(self._heap)]
+        return sum(len(each.rungs) if isinstance(each, Ladder) else 1 for each in heap)
+
     def _likely(self, node: Node) -> bool:
         needs = None if node.sketch is None else node.sketch.needs
-        return needs is None or self._limit is None or needs <= self._limit
+        return needs is None or self._limit is None or needs <= self._limit * (NEAR if self._compile else 1)
 
     def _next(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Node | None:
         """The candidate to try next; None where none is left that could be better, or none for now."""
@@ -163,7 +172,7 @@ class Searching:
                 self._climbed(node, least, args, kwargs)
             elif self._too_large(node):
                 self._open(node)
-            elif self._slower(node.least):
+            elif self._slower(node.least, node):
                 node.outcome = BOUND
             elif not self._likely(node) and self._open(node):
                 self._put(node, node.least)  # after those that save memory
@@ -209,14 +218,29 @@ class Searching:
         if isinstance(node.candidate, Refused):
             node.outcome, node.why = REFUSED, node.candidate.why
         elif self._planned(node, args, kwargs):
-            self._put(node, node.least)
+            if self._saves(node, ladder.of):
+                self._put(node, node.least)
+            else:
+                node.outcome, node.why = ESTIMATE, "it needs hardly less than without, and that does not fit"
             least = max(least, node.least)
         if ladder.rungs:
             self._put(ladder, least)
 
-    def _slower(self, least: float) -> bool:
-        """Whether what takes so many seconds at least can't be faster than the best that is known to fit."""
-        return self._known and least >= self._best() * (WIDER if self._run else 1.0)
+    def _saves(self, node: Node, of: Node) -> bool:
+        """Whether a candidate is estimated to need less than what it is to save memory of, where that does not fit."""
+        mine, theirs = (None if n.sketch is None else n.sketch.needs for n in (node, of))
+        return of.outcome != TOO_LARGE or mine is None or theirs is None or mine <= LESS * theirs
+
+    def _slower(self, least: float, node: Node | None = None) -> bool:
+        """Whether what takes so many seconds at least can't be faster than the best that is known to fit, nor as fast
+        and a simpler `node`."""
+        fitting = self._fitting()
+        simpler = node is not None and fitting and self._simplicity(node) < self._simplicity(fitting[0])
+        return self._known and least >= self._best() * (WIDER if self._run else ALIKE if simpler else 1.0)
+
+    def _simplicity(self, node: Node) -> tuple[int, int]:
+        """The less the simpler: how many options, then where its strategy stands among those that are searched."""
+        return len(node.candidate.options), self._order_of[node.candidate.strategy]
 
     def _too_large(self, node: Node) -> bool:
         known, limit = node.sketch, self._limit
@@ -335,9 +359,9 @@ class Searching:
         )
 
     def _ranked(self, comparison: Comparison) -> list[Node]:
-        """Those that are an answer, the fastest first."""
+        """Those that are an answer, the fastest first; but before any that is predicted to be as fast the simplest."""
         if not self._compile:
-            return self._fitting()
+            return self._simplest_first(self._fitting(), self._seconds)
         usable = {t.line: t for t in comparison.usable}
         fit = [n for n in self._fitting() if n.candidate.line in usable]
 
@@ -345,7 +369,14 @@ class Searching:
             taken = comparison.seconds(usable[node.candidate.line])
             return math.inf if taken is None else taken
 
-        return sorted(fit, key=seconds)
+        ranked = sorted(fit, key=seconds)
+        return ranked if comparison.source == "measured" else self._simplest_first(ranked, seconds)
+
+    def _simplest_first(self, ranked: list[Node], seconds: Callable[[Node], float | None]) -> list[Node]:
+        best = (seconds(ranked[0]) if ranked else None) or 0.0
+        alike = [n for n in ranked if (seconds(n) or math.inf) <= ALIKE * best]
+        first = min(alike, key=self._simplicity, default=None)
+        return ranked if first is None else [first, *(n for n in ranked if n is not first)]
 
     def _notes(self) -> tuple[str, ...]:
         notes = []

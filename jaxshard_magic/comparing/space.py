@@ -19,7 +19,7 @@ AMONG = (
     *("dp", "fsdp", "tp", "dp+fsdp", "dp+tp", "fsdp+tp", "dp+sp", "fsdp+sp", "fsdp+tp+sp"),
     *("pp", "pp+dp", "pp+fsdp", "pp+fsdp+tp"),
 )
-STAND_IN = "v5e"  # the chip that a search predicts for where simulated devices are of none
+STAND_IN = "v5e"  # the chip that is predicted for where simulated devices are of none
 MOST = 256  # strategies on meshes of one search
 STAGES = 32  # of a pipeline at most: few models have more layers than two to a stage
 SAVING: dict[str, tuple[Any, ...]] = {
@@ -67,6 +67,12 @@ class Hardware:
     limit: int | None
     runs: bool
     on: str | None = None
+
+
+def chip_for(mesh: Mesh, on: str | None) -> str | None:
+    """The chip in the place of this mesh's devices: `on`, else `STAND_IN` for simulated ones, which measure none."""
+    simulated = target_of(mesh) is None and mesh.devices.flat[0].platform == "cpu"
+    return STAND_IN if on is None and simulated else on
 
 
 def hardware_for(mesh: Mesh, on: str | None) -> Hardware:

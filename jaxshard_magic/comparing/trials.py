@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import jax
 
 from ..analysis.check import Plain
 from ..errors import ShardError
+from ..program.compiling import compilers
 from ..report.comparison import Comparison, Trial
 from ..step import ShardedStep
 from ..step.copies import copies
@@ -58,7 +59,8 @@ class Trying:
     cores. Then steps run one after the other, so that none disturbs another's time, each on copies of the arguments;
     what a step holds on the devices is let go of before the next one.
 
-    An interrupt ends it with what is done: what has compiled and has not run stays so, what has not compiled is left.
+    An interrupt ends it with what is done: what has compiled and has not run stays so, what has not compiled is left. A
+    compiler at work is not waited for; what it gives is not looked at, so that no user's code runs after the end.
     """
 
     def __init__(self, step: Callable[..., Any], chosen: Sequence[Candidate | Refused], how: How):
@@ -71,7 +73,9 @@ class Trying:
         self.python = threading.Lock()
         self.traces: Traces = {}  # that all candidates share
         self.over: Callable[[], bool] = lambda: False  # whether compilers are to give up
+        self.waiting: Callable[[], int] = lambda: 0  # candidates that may be added
         self.keeps = False  # hold on to steps that have run
+        self._begun = 0
         self._stopped = False
 
     def sharded(self, candidate: Candidate) -> ShardedStep:
@@ -80,6 +84,11 @@ class Trying:
         step.traces = self.traces
         self.how.prepare(step)
         return step
+
+    @property
+    def stopped(self) -> bool:
+        """Whether an interrupt ended it."""
+        return self._stopped
 
     @property
     def comparison(self) -> Comparison:
@@ -140,8 +149,8 @@ class Trying:
         """
         workers = os.cpu_count() or 1
         waiting: set[Future[None]] = set()
-        with ThreadPoolExecutor(workers, "jaxshard compare") as pool:
-            try:
+        try:
+            with compilers(workers) as pool:
                 while True:
                     while len(waiting) < workers and (i := feed()) is not None:
                         waiting.add(pool.submit(self._compiled, i, args, kwargs))
@@ -150,12 +159,10 @@ class Trying:
                     done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                     for each in done:
                         each.result()
-                    self._say(f"compiling: {len(self._trials)} of {len(self._chosen)} done")
                     self._show(self.comparison)
-            except BaseException:
-                self._stopped = True
-                pool.shutdown(wait=False, cancel_futures=True)
-                self._say("ending the compilation that has begun")
+        except BaseException:
+            self._stopped = True
+            with self.python:  # once Python's part of a candidate is done, none begins
                 raise
         able = sum(isinstance(each, Candidate) for each in self._chosen)
         if able and len(self._failures) == able and len(set(map(repr, self._failures))) == 1:
@@ -168,7 +175,8 @@ class Trying:
         with self.python:
             if self._stopped:
                 return
-            self._say(f"compiling {candidate.line}")
+            self._begun += 1
+            self._say(f"compiling {self._begun} of {self._most}, {candidate.line}")
             try:
                 step = self.sharded(candidate)
                 step.beside, step.read_ahead = self._beside, True
@@ -183,6 +191,12 @@ class Trying:
                 self._failures.append(error)
                 self._told(i, why=described(error))
 
+    @property
+    def _most(self) -> str:
+        """How many are compiled in all, `at most 12` where more may be added."""
+        able = sum(isinstance(each, Candidate) for each in self._chosen)
+        return f"at most {able + more}" if (more := self.waiting()) else f"{able}"
+
     @contextmanager
     def _beside(self) -> Iterator[None]:
         """While a compiler works, another candidate may have Python."""
@@ -191,6 +205,8 @@ class Trying:
             yield
         finally:
             self.python.acquire()
+        if self._stopped:
+            raise ShardError("stopped")
 
     def run_all(
         self,

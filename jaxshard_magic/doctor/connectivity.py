@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..targets import target_of
+from ..units import rate_text, seconds_text
 from .findings import Finding, one_line
 
 AREA = "mesh"
@@ -62,16 +63,8 @@ def _told(mesh: Mesh, axis: str, n: int, outcome: Any, limit_s: float) -> Findin
     rate = 2 * (n - 1) / n * 4 * LARGE / large
     simulated = mesh.devices.flat[0].platform == "cpu"
     note = "; simulated devices: times say nothing of an accelerator" if simulated else ""
-    said = f"{n} devices, sums right; measured: 4 bytes in {_time(small)}, 1 MiB a device at {rate / 1e9:.3g} GB/s"
+    said = f"{n} devices, sums right; measured: 4 bytes in {seconds_text(small)}, 1 MiB a device at {rate_text(rate)}"
     return Finding(AREA, axis, said + note)
-
-
-def _time(seconds: float) -> str:
-    """
-    >>> _time(0.00204), _time(1.5e-05)
-    ('2.04 ms', '15 us')
-    """
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def all_reduce(mesh: Mesh, axis: str, elements: int) -> tuple[float, bool]:

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 
 from ..packages import CUDA, TPU
+from ..units import limit_text
 from .findings import Finding, one_line
 from .packages import INSTALL_CUDA, INSTALL_TPU, Versions
 
 AREA = "devices"
-GIB = 2**30
 SMI_LIMIT_S = 10.0
 PCI = Path("/sys/bus/pci/devices")
 
@@ -116,7 +116,7 @@ def _row(platform: str, found: list[Any]) -> Finding:
     kinds = " and ".join(dict.fromkeys(d.device_kind for d in found))
     processes = len({d.process_index for d in found})
     limit = next(filter(None, map(_limit, jax.local_devices(backend=platform))), None)
-    parts = [f"{len(found)} x {kinds}", f"{limit / GIB:.3g} GiB each" if limit else None]
+    parts = [f"{len(found)} x {kinds}", f"{limit_text(limit)} each" if limit else None]
     parts.append("simulated" if platform == "cpu" and len(found) > processes else None)
     parts.append(f"{processes} processes" if processes > 1 else None)
     return Finding(AREA, platform, ", ".join(filter(None, parts)))

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping
 
-from ..packages import CUDA, NEEDED, TPU, fits, numbers
+from ..packages import CUDA, NEEDED, TPU, fits, install, numbers
 from .findings import Finding
 
 Versions = Mapping[str, str | None]
@@ -11,8 +11,6 @@ Versions = Mapping[str, str | None]
 NEWEST_PYTHON = (3, 12)  # what the newest jax asks for
 INSTALL_TPU = 'pip install --upgrade "jax[tpu]"'
 INSTALL_CUDA = 'pip install --upgrade "jax[cuda12]"'
-COMPILE_TPU = 'pip install "jaxshard_magic[tpu]"'
-COMPILE_CUDA = 'pip install "jaxshard_magic[cuda-aot]"'
 
 
 def loaded() -> dict[str, str]:
@@ -54,7 +52,7 @@ def targets(known: Versions, needed: Mapping[str, str]) -> Iterator[Finding]:
     """The kinds of hardware for which a compiler is installed, attached or not; nothing is loaded."""
     area = "compilers"
     yield Finding(area, "cpu", "with jax")
-    for platform, names, install in (("tpu", TPU, COMPILE_TPU), ("cuda", CUDA, COMPILE_CUDA)):
+    for platform, names, extra in (("tpu", TPU, "tpu"), ("cuda", CUDA, "cuda-aot")):
         there = [name for name in names if known.get(name)]
         for name in there:
             version = known[name] or ""
@@ -62,6 +60,6 @@ def targets(known: Versions, needed: Mapping[str, str]) -> Iterator[Finding]:
                 yield Finding(area, platform, f"{name} {version}")
             else:
                 mixed = f"{name} {version}, but jax {known.get('jax')} needs {name}{needed[name]}"
-                yield Finding(area, platform, mixed, "warning", f'{install} "{name}{needed[name]}"')
+                yield Finding(area, platform, mixed, "warning", install(extra, f"{name}{needed[name]}"))
         if not there:
-            yield Finding(area, platform, "not installed", "info", install)
+            yield Finding(area, platform, "not installed", "info", install(extra))

@@ -1,6 +1,6 @@
 """`Explorer`: what the user holds and edits; every edit is worked out from shapes, and told to whoever listens."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from ..comparing.trials import described
 from ..errors import ShardError
 from ..mesh import DEFAULT_SIMULATED, MeshSpec
 from ..report import Leaf, MeshInfo
-from ..report.written import Shown
+from ..report.sent import PageWidget, Picture, Sendable
 from ..request import parse_strategy
 from ..specs import parse_spec, validate_spec
 from .array import Array, Laid, following, index_of
@@ -28,7 +28,7 @@ OWN, FOLLOWS = "set by hand", "follows one that is set by hand"
 NO_STEP = "spmd"  # the strategy of arrays that no step is known of
 
 
-class Explorer(Shown):
+class Explorer(Sendable):
     """A mesh, a strategy and the PartitionSpecs of arrays to try, and the `line` that asks for them.
 
         ex.mesh = "data=2 model=4"
@@ -311,6 +311,16 @@ class Explorer(Shown):
         from ..views import explorer
 
         return explorer.to_text, explorer.to_html, explorer.page
+
+    def _pictures(self) -> Mapping[str, Picture]:
+        from ..views.pictures.layout import of_explorer
+
+        return of_explorer(self)
+
+    def _live(self) -> Sequence[PageWidget]:
+        from ..views.explorer_payload import live
+
+        return [live(self)]
 
     def _short(self) -> str:
         return f"<Explorer: {self.line}>"

@@ -1,20 +1,18 @@
 """Arrays to explore without a step: those that a notebook holds, and types such as `f32[50257,768]`."""
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import GetAttrKey
 
 from ..errors import ShardError, did_you_mean, whole_number
-from ..program.peel import aval, nnx_calls
+from ..program.arrays import arrays_in
+from ..program.peel import aval
 from ..program.sizes import array_bytes
-from ..program.trace import path_name
 from .array import Array, unlinked
 
 _TYPE = re.compile(r"(?:(?P<name>[A-Za-z_][\w.]*)=)?(?P<dtype>[A-Za-z]\w*)\[(?P<shape>[\d,\s]*)\]")
@@ -101,32 +99,13 @@ def _known(value: Any) -> list[str]:
 
 
 def _leaves(word: str, value: Any) -> list[tuple[str, Any]]:
-    """The arrays and shapes in a value, each with its path; what is no array is left out."""
-    found: list[tuple[str, Any]] = []
-    flat, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_node)
-    for path, x in flat:
-        above = (GetAttrKey(word), *path)
-        if _is_node(x):
-            nodes = nnx_calls().open_nodes([x], [above])
-            rows = nnx_calls().described(nodes, [False])
-            found += [
-                (path_name(inner), leaf) for (inner, _, _), leaf in zip(rows, nodes.leaves(), strict=True)
-            ]
-        elif isinstance(x, (jax.Array, jax.ShapeDtypeStruct, np.generic)) or _numeric(x):
-            found.append((path_name(above), x))
+    """The arrays and shapes in a value, each with its path. Raises ShardError where there is none."""
+    found = arrays_in(value, (GetAttrKey(word),))
     if not found:
         raise ShardError(
             f"'{word}' is a {type(value).__name__} and holds no arrays; name what does, or write {_EXAMPLE}"
         )
     return found
-
-
-def _is_node(x: Any) -> bool:
-    return "flax.nnx" in sys.modules and nnx_calls().is_node(x)
-
-
-def _numeric(x: Any) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype.kind not in "OSUMm"
 
 
 def _array(path: str, x: Any, classes: tuple[int, ...]) -> Array:

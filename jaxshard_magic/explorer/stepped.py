@@ -18,7 +18,7 @@ from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
 from .array import Array, Laid, unlinked
-from .cuts import cut_of
+from .cuts import cut_of, held
 from .named import bits_of
 
 Made = Callable[[str, Mesh], ShardedStep]  # a line as the step that it makes, on a mesh
@@ -26,8 +26,8 @@ Made = Callable[[str, Mesh], ShardedStep]  # a line as the step that it makes, o
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a plan tells of one device before anything is compiled: bytes of its arrays, bytes at the peak, and what
-    devices send each other."""
+    """What a plan tells of one device before anything is compiled: bytes of the arrays that go in, bytes at the peak,
+    and what devices send each other."""
 
     arrays: int
     peak: int
@@ -75,7 +75,7 @@ class Stepped:
 
     def compile(self, line: str, mesh: Mesh) -> Compiled:
         """The line planned and compiled; nothing runs. Raises `ShardError` for what can't be."""
-        predicted = _predicted(self._planned(line, mesh))
+        predicted = _predicted(self._planned(line, mesh), self.arrays)
         step = self.made(line, mesh)
         step.prepare_for(self.call)
         return Compiled(line, step.report(), predicted)
@@ -97,6 +97,11 @@ def stepped(step: ShardedStep, made: Made) -> Stepped:
     cell = None if step.cell is None else step.cell[1].partition("\n")[2].rstrip("\n")
     ran = laid if step.request.pipeline is None else None
     return Stepped(step.name, arrays, laid, ran, plan.mesh, cell, entry.call_of, made, traces)
+
+
+def _held_of(laid: Laid, arrays: tuple[Array, ...]) -> int:
+    """Bytes of the arrays that one device holds, as they are laid out."""
+    return sum(held(a.shape, a.bits, cut, laid.mesh) for a, cut in zip(arrays, laid.cuts, strict=True))
 
 
 def _laid(plan: Plan, arrays: tuple[Array, ...]) -> Laid:
@@ -146,9 +151,11 @@ def _classes(plan: Plan) -> list[tuple[int, ...]] | None:
     ]
 
 
-def _predicted(found: Planned) -> Predicted | None:
+def _predicted(found: Planned, arrays: tuple[Array, ...]) -> Predicted | None:
     hold = found.plan.run
     if not isinstance(hold, Hold):
         return None
     memory = footprint(hold, [len(found.traced.consts) + i for i in found.donated])
-    return Predicted(memory.arrays, memory.peak, tuple(map(collective, traffic(hold))))
+    return Predicted(
+        _held_of(_laid(found.plan, arrays), arrays), memory.peak, tuple(map(collective, traffic(hold)))
+    )

@@ -19,6 +19,7 @@ import psutil
 
 from ..errors import ShardError
 from ..files import close_to_others, own_file
+from ..packages import upgrade
 
 APPLICATION = 0x6A736D31  # of the file's header: says that it is a history
 SIDECARS = (
@@ -159,7 +160,7 @@ class Database:
             why = (
                 f"was made by a newer jaxshard_magic (its version {version}, this one reads {len(VERSIONS)})"
             )
-            fix = "pip install --upgrade jaxshard_magic"
+            fix = upgrade()
             raise self._unkept(why, fix, fix)
         return version
 

@@ -57,12 +57,33 @@ class Store:
     def __repr__(self) -> str:
         return f"<Store {str(self.path)!r}>"
 
+    def reserve(self, count: int) -> range:
+        """So many numbers, one after the other, that no other report gets; for `add`. Raises Unkept."""
+
+        def take(connection: sqlite3.Connection) -> range:
+            updated = connection.execute(
+                "UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'report'", (count,)
+            )
+            if not updated.rowcount:  # nothing was ever added
+                connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('report', ?)", (count,))
+            ((last,),) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'report'")
+            return range(last - count + 1, last + 1)
+
+        return self._database.write(take)
+
     def add(
-        self, report: Report, *, cell: str | None, notebook: str | None, versions: Mapping[str, str]
+        self,
+        report: Report,
+        *,
+        cell: str | None,
+        notebook: str | None,
+        versions: Mapping[str, str],
+        number: int | None = None,
     ) -> int:
         """Keep a report with the cell that made it, and return its number.
 
         Args:
+            number: one that was reserved; the next by default.
             cell: the source of the cell.
             notebook: its name or path.
             versions: those of the packages that ran it.
@@ -74,10 +95,11 @@ class Store:
         content = _content(columns, cell, report)
 
         def insert(connection: sqlite3.Connection) -> int:
-            number = _insert(connection, "report", stored(columns) | {"size": _size(content)})
-            _insert(connection, "content", content | {"id": number})
+            given = {"size": _size(content)} | ({} if number is None else {"id": number})
+            made = _insert(connection, "report", stored(columns) | given)
+            _insert(connection, "content", content | {"id": made})
             _drop_oldest(connection)
-            return number
+            return made
 
         return self._database.write(insert)
 

@@ -1,6 +1,6 @@
 """A `%%shard` cell that compares: its step, found as in any other, tried under several strategies on copies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,20 +9,23 @@ from IPython.display import display
 from ..errors import ShardError, one_of, whole_number
 from . import cells
 from .displays import say
+from .history_line import MOST
 from .progress import Progress
 from .shard_cell import ShardCell, placed_by, requests_of
 
 if TYPE_CHECKING:
+    from ..history import Store
     from ..report import Report
     from ..report.comparison import Comparison, Trial
 
 
-def compared(this: ShardCell, strategies: Sequence[str]) -> "Comparison":
-    """The cell's step tried as its line has it; the cell ends at the step's first call, of which the arguments are.
+def compared(this: ShardCell, strategies: Sequence[str]) -> "tuple[Comparison, str]":
+    """The cell's step tried as its line has it, and in words how far that came where the user stopped it, else nothing;
+    the cell ends at the step's first call, of which the arguments are.
 
     Raises ShardError for what the line alone tells, before the cell runs, and where the step has no arguments.
     """
-    from ..comparing import USUAL, How, Trying, candidates
+    from ..comparing import USUAL, How, Trying, candidates, chip_for
 
     options, path, space = this.options, this.path, this.shell.user_ns
     requests = requests_of(options, list(strategies) or USUAL, this.mesh)
@@ -51,11 +54,18 @@ def compared(this: ShardCell, strategies: Sequence[str]) -> "Comparison":
             show=growing,
             prepare=this.prepare,
         )
-        requests = replace(requests, placed=placed_by(options, path, function))
-        comparison = Trying(function, candidates(requests), how)(args, kwargs)
-    if comparison.left and not any(trial.report for trial in comparison.trials):
-        raise cells.Interrupted(f"Stopped before any of {len(comparison.left)} strategies had compiled.")
-    return comparison
+        placed = placed_by(options, path, function) | {"on": chip_for(this.mesh, options.on)}
+        requests = replace(requests, placed=placed)
+        trying = Trying(function, candidates(requests), how)
+        comparison = trying(args, kwargs)
+    if not trying.stopped:
+        return comparison, ""
+    compiled = sum(trial.report is not None for trial in comparison.trials)
+    every = f"{len(comparison.trials) + len(comparison.left)} strategies"
+    if not compiled:
+        raise cells.Interrupted(f"Stopped before any of {every} had compiled.")
+    ran = sum(trial.measured is not None for trial in comparison.trials)
+    return comparison, f"Stopped: {compiled} of {every} compiled{f', {ran} ran' if how.run else ''}."
 
 
 class Growing:
@@ -92,33 +102,42 @@ class Growing:
             self._put("", "")
 
 
-def of_the_past(history: "Sequence[Report]", words: Sequence[str]) -> "Comparison":
-    """Reports by their numbers in the history, from 1 on; all of them without any.
+def of_the_past(
+    history: "Sequence[Report]", words: Sequence[str], names: Mapping[str, Any], store: "Store"
+) -> "Comparison":
+    """Reports by their numbers or by the notebook's names for them; those of this session, `history`, without any.
 
-    Raises ShardError for a number that no report has, and where there is none.
+    Raises ShardError for a word that is none of both, and where there is no report.
     """
     from ..report.comparison import Comparison
 
-    if not history:
+    if not history and not words:
         raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
-    numbers = []
-    for word in words:
-        number = whole_number(word, len(history))
-        if number is None:
-            raise ShardError(
-                f"%shard compare takes the numbers of reports, 1 to {len(history)}, not {word!r}; alone it lists them"
-            )
-        numbers.append(number)
-    chosen = list(dict.fromkeys(numbers)) or range(1, len(history) + 1)
-    names = one_of(dict.fromkeys(history[number - 1].name for number in chosen))
-    return Comparison(names, tuple(_trial(history[number - 1], number) for number in chosen))
+    found = [_report(word, history, names, store) for word in words] or history
+    chosen = list({id(report): report for report in found}.values())
+    return Comparison(one_of(dict.fromkeys(report.name for report in chosen)), tuple(map(_trial, chosen)))
 
 
-def _trial(report: "Report", number: int) -> "Trial":
+def _report(word: str, history: "Sequence[Report]", names: Mapping[str, Any], store: "Store") -> "Report":
+    from ..report import Report
+
+    if isinstance(named := names.get(word), Report):
+        return named
+    number = whole_number(word, MOST)
+    if number is None:
+        raise ShardError(
+            f"%shard compare takes the numbers of reports, as %shard history lists them, or names of reports, not "
+            f"{word!r}; alone it lists those of this session"
+        )
+    own = next((report for report in history if report.number == number), None)
+    return own or replace(store.report(number), number=number)
+
+
+def _trial(report: "Report") -> "Trial":
     from ..comparing import VARIED, line_of
     from ..report.comparison import Trial
 
     axes, options = dict(report.mesh.axes), dict(report.options)
     own = {name: value for name, value in options.items() if name in VARIED}
     line = line_of(report.strategy, " ".join(f"{axis}={size}" for axis, size in axes.items()), own)
-    return Trial(report.strategy, axes, options, line, report, number=number)
+    return Trial(report.strategy, axes, options, line, report, number=report.number)

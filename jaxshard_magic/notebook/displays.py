@@ -18,12 +18,12 @@ _WIDGETS = {  # with the function of views.show that displays them
     ("jaxshard_magic.report.comparison", "Comparison"): "show_live",
     ("jaxshard_magic.explorer.explorer", "Explorer"): "show_live",
 }
+_CHOICE = ("jaxshard_magic.report.choice", "Choice")
 _SCHEDULE = ("jaxshard_magic.schedule.grid", "Schedule")
-_SCHEDULES = ("jaxshard_magic.schedule.compare", "Comparison")
 _WITHOUT_WIDGET = (
-    ("jaxshard_magic.report.choice", "Choice"),
     ("jaxshard_magic.history.listed", "History"),
     ("jaxshard_magic.codegen.code", "Code"),
+    ("jaxshard_magic.schedule.compare", "Comparison"),
 )
 
 
@@ -36,11 +36,11 @@ def say(text: str) -> None:
 
 def register(shell: Any, session: "ShardSession") -> None:
     """From here on the notebook shows each of them as the session's `view` says, those made by hand as well."""
-    displays, bundles, pages = _formatters(shell)
+    displays, pages = _formatters(shell)
     for name, function in _WIDGETS.items():
         displays.for_type_by_name(*name, partial(_display, session, function))
+    displays.for_type_by_name(*_CHOICE, partial(_choice, session))
     displays.for_type_by_name(*_SCHEDULE, partial(_schedule, session))
-    bundles.for_type_by_name(*_SCHEDULES, partial(_schedules_bundle, session))
     for name in _WITHOUT_WIDGET:
         pages.for_type_by_name(*name, partial(_html, session))
 
@@ -48,15 +48,14 @@ def register(shell: Any, session: "ShardSession") -> None:
 def remove(shell: Any) -> None:
     """Take out what `register` put in."""
     for formatter in _formatters(shell):
-        for name in (*_WIDGETS, _SCHEDULE, _SCHEDULES, *_WITHOUT_WIDGET):
+        for name in (*_WIDGETS, _CHOICE, _SCHEDULE, *_WITHOUT_WIDGET):
             formatter.pop(".".join(name), None)
 
 
-def _formatters(shell: Any) -> tuple[Any, Any, Any]:
+def _formatters(shell: Any) -> tuple[Any, Any]:
     formatter = shell.display_formatter
     return (
         formatter.ipython_display_formatter,
-        formatter.mimebundle_formatter,
         formatter.formatters["text/html"],
     )
 
@@ -68,20 +67,18 @@ def _display(session: "ShardSession", function: str, value: Any) -> None:
     getattr(show, function)(value, session.view)
 
 
+def _choice(session: "ShardSession", choice: "Choice") -> None:
+    """With the report of the cell that went on with it, else of its trial."""
+    from ..views import show
+
+    went_on, report = session.went_on
+    show.show_choice(choice, report if went_on is choice else choice.report, session.view)
+
+
 def _schedule(session: "ShardSession", schedule: "Schedule") -> None:
-    from ..analysis.timeline import timeline
-
-    _display(session, "show_pipeline", timeline(schedule))
+    _display(session, "show_pipeline", schedule.timeline())
 
 
-def _schedules_bundle(session: "ShardSession", compared: "Schedules") -> dict[str, str]:
-    from ..views import schedules
-    from ..views.terminal import writable
-
-    text = {"text/plain": writable(schedules.to_text(compared))}
-    return text if session.view == "text" else text | {"text/html": schedules.to_html(compared)}
-
-
-def _html(session: "ShardSession", shown: "Choice | History | Code") -> str | None:
+def _html(session: "ShardSession", shown: "History | Code | Schedules") -> str | None:
     """Of what has no widget; IPython has the text of it."""
     return None if session.view == "text" else shown.to_html()

@@ -1,4 +1,4 @@
-"""A cell that ends early, stopped or by an error of its own: what ran of it is kept, and shown below its traceback."""
+"""A cell that ends early, stopped or by an error of its own: what it found is kept, and shown below its traceback."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +12,7 @@ from .displays import say
 
 if TYPE_CHECKING:
     from ..report import Ended, Report
+    from ..report.comparison import Comparison
     from ..step import ShardedStep
     from .shard_cell import ShardCell
 
@@ -19,12 +20,12 @@ _STOPPED = "Stopped before {} had run; your arrays are as they were."
 
 
 class Early:
-    """Keeps the report of a step whose cell ended early: `keep(report, cell, step)` puts it into the history."""
+    """Keeps the report of a step whose cell ended early: `keep(report, cell)` puts it into the history."""
 
-    def __init__(self, shell: Any, session: Any, keep: "Callable[[Report, str, ShardedStep], None]"):
+    def __init__(self, shell: Any, session: Any, keep: "Callable[[Report, str], None]"):
         self._shell, self._session, self._keep = shell, session, keep
         self._came: tuple[int, float | None, int | None] | None = None
-        self._waiting: Report | None = None
+        self._waiting: Report | Comparison | None = None
 
     def came(self, calls: int, loss: float | None, total: int | None) -> None:
         """Take how far the cell's loop has come: its calls, the newest loss, and how many calls there would have been,
@@ -54,13 +55,21 @@ class Early:
                 raise cells.Interrupted(_STOPPED.format(this.path)) from None
             raise
 
+    def ended(self, found: "Report | Comparison", name: str | None, quiet: bool) -> None:
+        """Put what a cell found before its early end under a name of the notebook; unless it is to be quiet it waits
+        for `show`."""
+        if name:
+            self._shell.user_ns[name] = found
+        if not quiet:
+            self._waiting = found
+
     def show(self, result: Any) -> None:
         """IPython calls it when a cell has ended, its traceback shown."""
         if result.error_in_exec is not None:
             cells.let_go(result.error_in_exec)
-        report, self._waiting = self._waiting, None
-        if report is not None:
-            display(report)
+        found, self._waiting = self._waiting, None
+        if found is not None:
+            display(found)
 
     def _ended(self, error: BaseException, calls: int) -> "Ended":
         from ..report import Ended
@@ -83,11 +92,8 @@ class Early:
         except Exception as error:  # the cell's own error is what is raised
             say(f"{this.path} has no report: {type(error).__name__}: {error}")
             return
-        self._keep(report, this.code.text, step)
-        if this.options.output:
-            self._shell.user_ns[this.options.output] = report
-        if not this.code.quiet:
-            self._waiting = report
+        self._keep(report, this.code.text)
+        self.ended(report, this.options.output, this.code.quiet)
 
 
 def _told(ended: "Ended") -> str:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from .session import ShardSession
 
 _OF_THE_EXPLORER = {"mesh", "rules", "help"}  # what its line says itself
+_OF_ONE_CELL = {"output"}  # what another cell keeps under the name would be lost
 _OF_OTHERS = {"compare", "meshes", "vary", "keep_going", "budget", "among", "plan_only"}
 _OF_PIPELINES = {"stages", "schedule", "chunks", "balance", "cut"}
+_NOT_KEPT = _OF_THE_EXPLORER | _OF_ONE_CELL | _OF_OTHERS | _OF_PIPELINES
 NOTHING = (
     "nothing to explore yet: run a %%shard cell first, or name arrays of the notebook (%shard explore state) or types "
     '(%shard explore "wte=f32[50257,768]")'
@@ -104,7 +106,7 @@ def _kept(options: Options) -> Iterator[str]:
     """The options that every line of the explorer has as well, each as it is typed."""
     for flag in Options.flags():
         value = getattr(options, flag.into)
-        if flag.into in _OF_THE_EXPLORER | _OF_OTHERS | _OF_PIPELINES or value == getattr(Options, flag.into):
+        if flag.into in _NOT_KEPT or value == getattr(Options, flag.into):
             continue
         if not flag.metavar:
             if value == flag.sets:

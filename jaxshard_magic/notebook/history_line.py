@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,9 @@ class Keeping:
     def __init__(self, shell: Any, tell: Callable[[str], None] = say):
         self._shell, self._tell = shell, tell
         self._store: Store | None = None
-        self._waiting: list[tuple[Report, str | None, Any]] = []
-        self._last: tuple[Any, int] | None = None  # a step, and the number that its report has
+        self._waiting: list[tuple[Report, str | None]] = []
+        self._reserved: set[int] = set()  # what no report has yet
+        self._last: int | None = None  # the report that was added last
         self._told: set[str] = set()
 
     @property
@@ -41,25 +43,40 @@ class Keeping:
             self._store = Store(wait=WAIT, tell=self._once)
         return self._store
 
-    def keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
-        """Keep a report with the cell that made it; that of the same `step` takes the place of its earlier one."""
-        self._waiting.append((report, cell, step))
+    def reserve(self, count: int) -> range | None:
+        """Numbers for so many reports; None where they can't be had."""
+        from ..history import Unkept
+
+        try:
+            found = self.store.reserve(count)
+        except Unkept as error:
+            self._once(f"not kept: {error}")
+            return None
+        self._reserved.update(found)
+        return found
+
+    def keep(self, report: "Report", cell: str | None = None) -> None:
+        """Keep a report with the cell that made it; it takes the place of the one before that has its number."""
+        self._waiting.append((report, cell))
 
     def write(self, *_: object) -> None:
         """Write what waits. IPython calls it when a cell has ended, and shown what it gave."""
         waiting, self._waiting = self._waiting, []
-        for report, cell, step in waiting:
-            self._write(report, cell, step)
+        for report, cell in waiting:
+            self._write(report, cell)
 
-    def _write(self, report: "Report", cell: str | None, step: Any) -> None:
+    def _write(self, report: "Report", cell: str | None) -> None:
         from ..history import Unkept
 
         try:
-            if self._last is not None and self._last[0] is step:
-                self.store.replace(self._last[1], report)
+            if self._last is not None and report.number == self._last:
+                self.store.replace(self._last, report)
             else:
-                number = self.store.add(report, cell=cell, notebook=self._notebook(), versions=_versions())
-                self._last = None if step is None else (step, number)
+                self._last, number = None, report.number if report.number in self._reserved else None
+                known = {"notebook": self._notebook(), "versions": _versions(), "number": number}
+                self.store.add(report, cell=cell, **known)
+                self._reserved.discard(number)
+                self._last = number
         except Unkept as error:
             self._last = None
             self._once(f"not kept: {error}")
@@ -96,7 +113,7 @@ def listed(line: str, store: "Store") -> "tuple[History | Report | None, str | N
             f"--json writes what was found by words; of one report: %shard history {number} -o r, then r.to_json()"
         )
     if number is not None:
-        return store.report(number), options.output
+        return replace(store.report(number), number=number), options.output
     rows = store.rows(
         options.words,
         strategy=options.strategy,

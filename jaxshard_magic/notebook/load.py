@@ -33,6 +33,8 @@ def load(shell: "InteractiveShell") -> None:
     if hasattr(completer, "context_matcher"):  # IPython 8.6; before, completions know no more than the line
         magics.matcher = completions.matcher_of(shell)
         _matchers(shell).append(magics.matcher)
+    shell.events.register("pre_run_cell", magics.later.begin)
+    shell.events.register("post_run_cell", magics.later.end)
     shell.events.register("post_run_cell", magics.early.show)
     shell.events.register("post_run_cell", magics.keeping.write)
     shell.events.register("post_run_cell", magics.failed.note)
@@ -44,6 +46,8 @@ def unload(shell: "InteractiveShell") -> None:
     """Take out what `load` put in, and end the processes that were started since."""
     manager: Any = shell.magics_manager
     magics = manager.registry.pop(ShardMagics.__name__)
+    shell.events.unregister("pre_run_cell", magics.later.begin)
+    shell.events.unregister("post_run_cell", magics.later.end)
     shell.events.unregister("post_run_cell", magics.early.show)
     shell.events.unregister("post_run_cell", magics.keeping.write)
     shell.events.unregister("post_run_cell", magics.failed.note)

@@ -1,6 +1,6 @@
 """`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from .auto_cell import Choosing
 from .displays import say
 from .early import Early
 from .history_line import Keeping
+from .later import Later
 from .mesh_line import Meshes
 from .options import (
     HELP,
@@ -68,9 +69,11 @@ class ShardMagics(Magics):
         self._lengths = cells.Lengths()
         self._meshes = Meshes(shell, self.session)
         self.keeping = Keeping(shell)
+        self.session.reserve = self.keeping.reserve
         self.failed = cells.Failed(shell)
         self.scattered = Scattered(self.session)
         self.early = Early(shell, self.session, self._keep)
+        self.later = Later(self.session)
         self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
         self.matcher: Callable[[Any], Any] | None = None  # what completes our lines
         self._commands = {  # with lines of their own
@@ -102,7 +105,7 @@ class ShardMagics(Magics):
             if text == "--list":
                 from ..targets import slices
 
-                print(slices.listing())
+                say(slices.listing())
                 return None
             if text:
                 self.session.mesh = self._meshes.built(text)
@@ -166,7 +169,7 @@ class ShardMagics(Magics):
         if options.words[:1] == ("compare",):
             numbers = options.words[1:]
             only(replace(options, words=("compare",)), "compare", "output")
-            return compare_cell.of_the_past(self.session.history, numbers)
+            return self._of_the_past(numbers)
         for word in options.words:
             raise completions.no_command(word)
         if self.session.comparison is not None:
@@ -174,8 +177,12 @@ class ShardMagics(Magics):
         if self.session.step is None:
             raise ShardError("no report yet: write %%shard fsdp above a cell with a train step")
         report = self.session.report()
-        self._keep(report, step=self.session.step)
+        self._keep(report)
         return report
+
+    def _of_the_past(self, words: Sequence[str]) -> "Comparison":
+        self.keeping.write()
+        return compare_cell.of_the_past(self.session.history, words, self.shell.user_ns, self.keeping.store)
 
     def _keeps_apart(self, options: LineOptions) -> None:
         """Refuse a name for what a line returns that the last step or the line itself uses."""
@@ -223,9 +230,9 @@ class ShardMagics(Magics):
 
         return written(text, self.shell, self.session, self.failed)
 
-    def _keep(self, report: "Report", cell: str | None = None, step: Any = None) -> None:
+    def _keep(self, report: "Report", cell: str | None = None) -> None:
         if self.session.remember:
-            self.keeping.keep(report, cell, step)
+            self.keeping.keep(report, cell)
 
     def _made_abstract(self, options: Options) -> None:
         from .abstract_line import abstract_names
@@ -282,7 +289,7 @@ class ShardMagics(Magics):
                     if not this.attached and report is not None and tried(binding.sharded, report, progress):
                         report = self.session.report()
         if report is not None:
-            self._keep(report, this.code.text, binding.sharded)
+            self._keep(report, this.code.text)
         if this.place.inside and not this.options.dry_run:
             self._outliving[this.place.full] = binding
             binding.outlive(partial(self._sharded_later, this))
@@ -291,9 +298,12 @@ class ShardMagics(Magics):
     def _compare(self, options: Options, line: str, source: str) -> "tuple[Comparison, bool]":
         options, words = with_strategies(options)
         this = self._cell(options, line, source, self._meshes.devices)
-        comparison = compare_cell.compared(this, words)
-        self.session.compared(comparison)
+        comparison, stopped = compare_cell.compared(this, words)
+        comparison = self.session.compared(comparison)
         self._keep_trials(comparison, this.code)
+        if stopped:
+            self.early.ended(comparison, options.output, this.code.quiet)
+            raise cells.Interrupted(stopped)
         return comparison, this.code.quiet
 
     def _choose(self, options: Options, line: str, source: str) -> "tuple[Choice, bool]":
@@ -314,11 +324,13 @@ class ShardMagics(Magics):
                     choosing.settle(binding)
                 choice = choosing.settled(binding)
         if choosing.step is None:
-            self.session.chose(choice)
+            choice = self.session.chose(choice)
             self._keep_trials(choice.comparison, this.code)
         else:
             self.session.begin(choosing.step)
-            self._keep(self.session.report(), this.code.text, choosing.step)
+            report = self.session.report()
+            self.session.went_on = (choice, report)
+            self._keep(report, this.code.text)
         return choice, this.code.quiet
 
     def _keep_trials(self, found: "Comparison", cell: cells.Cell) -> None:

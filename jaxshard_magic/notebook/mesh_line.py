@@ -22,6 +22,7 @@ class Meshes:
 
     def __init__(self, shell: "InteractiveShell", session: "ShardSession"):
         self._shell, self._session = shell, session
+        self._hinted = False  # that a mesh may be made: said once
 
     def wanted(self, options: Options) -> "Mesh":
         """The line's mesh, else the notebook's, else one of all devices.
@@ -66,7 +67,10 @@ class Meshes:
 
         built = api.default_mesh(options.strategy, stages=options.stages, namespaces=[self._shell.user_ns])
         axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
-        say("; ".join((f"no %mesh yet, taking {axes}", *built.notes)))
+        hint = () if self._hinted else (f"no %mesh yet, taking {axes}",)
+        self._hinted = True
+        if said := (*hint, *built.notes):
+            say("; ".join(said))
         return built.mesh
 
     def built(self, text: str) -> "BuiltMesh":

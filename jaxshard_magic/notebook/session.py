@@ -1,6 +1,7 @@
 """The notebook's state: its mesh, the last sharded step, and the reports so far."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from traitlets import Any as AnyTrait
@@ -37,7 +38,9 @@ class ShardSession(Configurable):
     comparison = AnyTrait(
         None, allow_none=True, help="The Comparison, or the Choice, of the last %%shard cell, if it was one."
     )
+    went_on = AnyTrait((None, None), help="The last Choice whose cell went on, and the Report of that.")
     reported = Bool(False, help="Whether the last of the history is the last step's.")
+    reserve = AnyTrait(None, allow_none=True, help="Gives so many reports the numbers that they are kept by.")
     history = ListTrait(help="One Report for each %%shard cell, oldest first.")
 
     @default("view")
@@ -48,16 +51,15 @@ class ShardSession(Configurable):
         """Make `step` the last one."""
         self.step, self.reported, self.comparison = step, False, None
 
-    def compared(self, comparison: Any) -> None:
-        """Make `comparison` the last one; its reports go into the history."""
-        found = [trial.report for trial in comparison.trials if trial.report is not None]
-        self.history, self.reported = [*self.history, *found][-self.keep :], False
-        self.comparison = comparison
+    def compared(self, comparison: Any) -> Any:
+        """Make `comparison` the last one, and return it with its reports as they went into the history."""
+        self.comparison = self._numbered(comparison)
+        return self.comparison
 
-    def chose(self, choice: Any) -> None:
-        """Make `choice`, of which nothing has run, the last one; its reports go into the history."""
-        self.compared(choice.comparison)
-        self.comparison = choice
+    def chose(self, choice: Any) -> Any:
+        """Make `choice`, of which nothing has run, the last one, and return it as `compared` does."""
+        self.comparison = replace(choice, comparison=self._numbered(choice.comparison))
+        return self.comparison
 
     def report(self) -> Any:
         """The last step's Report as of now, in its place in the history.
@@ -65,6 +67,28 @@ class ShardSession(Configurable):
         Raises ShardError when the step was neither called nor prepared.
         """
         report = self.step.report()
-        earlier = self.history[:-1] if self.reported else self.history
+        *earlier, last = self.history if self.reported else (*self.history, None)
+        (number,) = (last.number,) if last is not None else self._numbers(1)
+        report = replace(report, number=number)
         self.history, self.reported = [*earlier, report][-self.keep :], True
         return report
+
+    def _numbered(self, comparison: Any) -> Any:
+        """`comparison` with reports that have numbers and are in the history."""
+        numbers = iter(self._numbers(sum(trial.report is not None for trial in comparison.trials)))
+        trials = [
+            trial
+            if trial.report is None
+            else replace(trial, report=replace(trial.report, number=next(numbers)))
+            for trial in comparison.trials
+        ]
+        found = [trial.report for trial in trials if trial.report is not None]
+        self.history, self.reported = [*self.history, *found][-self.keep :], False
+        return replace(comparison, trials=tuple(trials))
+
+    def _numbers(self, count: int) -> range:
+        """Numbers for so many reports, those of the history of all notebooks; where nothing is kept they go on from the
+        highest of this session."""
+        found = self.reserve(count) if count and self.remember and self.reserve is not None else None
+        first = max((report.number or 0 for report in self.history), default=0) + 1
+        return range(first, first + count) if found is None else found

@@ -1,6 +1,6 @@
 """The step of a `%%shard` cell: made from its line, called on copies, compiled with what its report advises."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from ..errors import ShardError
 from . import cells
 from .displays import say
 from .options import Options
-from .progress import Progress, line_for
+from .progress import Draw, Progress, line_for
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -116,7 +116,7 @@ class ShardCell:
         return self.session.progress and not self.code.quiet and in_kernel
 
     @property
-    def draw(self) -> Callable[[str], None] | None:
+    def draw(self) -> Draw | None:
         """What draws the progress line; None for a session that wants none."""
         return line_for(self.shell) if self.session.progress else None
 

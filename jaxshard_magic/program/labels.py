@@ -28,12 +28,17 @@ def label_of(op_name: str) -> tuple[str, int] | None:
 
 def weight_label(program: Program, flow: Flow, value: Value) -> str | None:
     """The label of a weight on its way to where it is used; None where it is not one input alone."""
-    inputs = flow.inputs_behind([value], lambda v, w, e: by_alias(v, w, e) or bool(e and e.primitive.part))
+    inputs = flow.inputs_behind([value], _same_or_part)
     return f"{WEIGHT}.{inputs.pop()}" if len(inputs) == 1 else None
 
 
+def _same_or_part(v: Value, w: Value, e: Equation | None) -> bool:
+    return by_alias(v, w, e) or bool(e and e.primitive.part)
+
+
 def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]) -> dict[int, str]:
-    """The label of each equation that has one, by its index: those that make a gradient, and the update.
+    """The label of each equation that has one, by its index: those that make a gradient, those that give a parameter
+    another form (a cast, after which it is gathered), and the update.
 
     `phases`: forward, backward or update of each equation, by its index.
     """
@@ -48,7 +53,15 @@ def labels(program: Program, flow: Flow, roles: Roles, phases: Mapping[int, str]
         for v in _gradients_of(program, flow, program.outputs[o])
     }
     made = gradient_labels(program, flow, gradients)
+    named |= _forms(program, flow, [i for i, role in enumerate(roles.of) if role == PARAMS])
     return named | {i: label for i, label in made.items() if phases.get(i) == "backward"}
+
+
+def _forms(program: Program, flow: Flow, params: Iterable[int]) -> dict[int, str]:
+    """The labels of equations that make of one parameter, or of a part of it, the same in another form."""
+    made = {v: i for i in params for v in flow.forward([program.inputs[i]], _same_or_part)}
+    makers = ((program.maker.get(v), i) for v, i in made.items())
+    return {e.index: f"{WEIGHT}.{i}" for e, i in makers if e is not None and not e.doors}
 
 
 def gradient_labels(program: Program, flow: Flow, gradients: Mapping[Value, int]) -> dict[int, str]:

@@ -3,6 +3,7 @@
 No jax arrays and no widgets: a Report outlives the kernel that made it.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from jaxshard_magic.report.pipeline import PipelineEvent as PipelineEvent
 from jaxshard_magic.report.pipeline import Rank as Rank
 from jaxshard_magic.report.pipeline import Refused as Refused
 from jaxshard_magic.report.pipeline import WhatIf as WhatIf
+from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
 from jaxshard_magic.report.written import Written
 
 if TYPE_CHECKING:
@@ -42,8 +44,21 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Written):
-    """All that is known of one strategy on one step. A part that does not apply is None."""
+class Report(Sendable, Written):
+    """All that is known of one strategy on one step. A part that does not apply is None.
+
+    `name`: of the step. `strategy` and `options`: as they were asked for. `mesh`: its axes and devices. `leaves`: every
+    array of the step, and how it lies. `memory`: bytes by device. `collectives`: what moves. `timing`: seconds,
+    measured and predicted. `pipeline`: of `pp`, the schedule in time. `advice`: what is off, or could be better.
+    `check`: the comparison with the plain step. `sources`: the user's code that lines are of. `alternatives`: the step
+    with other options. `ended`: how a cell ended before its end. `number`: its notebook's and the history's for it.
+
+    >>> import jaxshard_magic
+    >>> import jax.numpy as jnp
+    >>> report = jaxshard_magic.layout({"w": jnp.ones((4, 2))})
+    >>> Report.from_json(report.to_json()) == report
+    True
+    """
 
     name: str
     strategy: str
@@ -59,9 +74,15 @@ class Report(Written):
     sources: tuple[Source, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     ended: Ended | None = None
+    number: int | None = None
     schema: int = SCHEMA
 
     _what, _schema = "report", SCHEMA
+
+    @property
+    def of_step(self) -> bool:
+        """Whether it is of a step; arrays alone, as `jaxshard_magic.layout` lists them, have no strategy."""
+        return bool(self.strategy)
 
     def to_text(self, width: int | None = None, leaves: str | int = 8) -> str:
         """The report for a terminal.
@@ -78,6 +99,16 @@ class Report(Written):
         from jaxshard_magic.views import html, text
 
         return text.render, html.fragment, html.page
+
+    def _pictures(self) -> Mapping[str, Picture]:
+        from jaxshard_magic.views.pictures import named
+
+        return named.of_report(self)
+
+    def _live(self) -> Sequence[PageWidget]:
+        from jaxshard_magic.views.payload import packed
+
+        return [PageWidget("report", packed(self), pictures=self._pictures())]
 
     @cached_property
     def rows(self) -> "list[Row]":

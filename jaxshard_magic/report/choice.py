@@ -1,11 +1,17 @@
 """`Choice`: the strategy that a search found the fastest of those that fit, with what ruled the others out."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
 from jaxshard_magic.report.written import Written
+
+if TYPE_CHECKING:
+    from jaxshard_magic.views.choice.widget import ChoiceView
 
 SCHEMA = 1
 
@@ -52,14 +58,14 @@ class Question:
 
 
 @dataclass(frozen=True, repr=False)
-class Choice(Written):
+class Choice(Sendable, Written):
     """What a search for the fastest strategy that fits has found.
 
     `comparison` has what was compiled, in that order; `candidates` all that was considered, the choice first. `path`:
     the usual decision path with this step's figures. `source`: what step times are compared by, "measured",
     "predicted" (of the compiled programs, for the chip `on`) or "planned" (nothing was compiled). `limit`: bytes that a
     device has room for, None where it is not known. `budget` and `seconds`: what the search might take, None for no
-    limit, and what it took.
+    limit, and what it took. The docstring of `jaxshard_magic.choose` has an example.
     """
 
     name: str
@@ -124,6 +130,29 @@ class Choice(Written):
         from jaxshard_magic.views.choice import html, text
 
         return text.to_text, html.to_html, html.page
+
+    def _pictures(self) -> Mapping[str, Picture]:
+        """Those of what was compiled, and of the report of the choice."""
+        chosen = {} if self.report is None else self.report._pictures()
+        return {**self.comparison._pictures(), **chosen}
+
+    def _live(self) -> Sequence[PageWidget]:
+        from jaxshard_magic.views.choice.payload import packed_choice
+        from jaxshard_magic.views.comparison.payload import first_shown
+
+        found = {"chosen": first_shown(self.comparison), "other": None}
+        chosen = () if self.report is None else self.report._live()
+        return [
+            PageWidget("compare", packed_choice(self), found, self.comparison._pictures()),
+            *(replace(live, title="The report of the choice") for live in chosen),
+        ]
+
+    @cached_property
+    def view(self) -> "ChoiceView":
+        """The choice's widget, the same each time; as a comparison's it tells which trial the reader chose."""
+        from jaxshard_magic.views.choice.widget import ChoiceView
+
+        return ChoiceView(self)
 
     def _short(self) -> str:
         said = "nothing fits" if self.chosen is None else self.chosen.line

@@ -1,11 +1,13 @@
 """`Comparison`: one step under several strategies, meshes and options, as plain data with JSON there and back."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic.errors import ShardError, one_of
 from jaxshard_magic.report import Report
+from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
 from jaxshard_magic.report.written import Written
 
 if TYPE_CHECKING:
@@ -44,6 +46,11 @@ class Trial:
         """Seconds of a step, the median of those that were timed; None where it was not run, or failed."""
         timing = None if self.report is None or self.why is not None else self.report.timing
         return None if timing is None or timing.step_s is None else timing.step_s.median
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its devices were simulated, so that `measured` is a time of this machine's CPU."""
+        return self.report is not None and self.report.mesh.source == "simulated"
 
     @property
     def predicted(self) -> float | None:
@@ -97,9 +104,14 @@ class Trial:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Written):
+class Comparison(Sendable, Written):
     """`trials` in the order in which they were asked for. `left`: the lines of candidates that an interrupt kept from
-    being tried. `notes`: sentences on the comparison as a whole."""
+    being tried. `notes`: sentences on the comparison as a whole.
+
+    >>> found = Comparison("train_step", (Trial("dp", {"data": 8}, {}, "dp"),))
+    >>> found["dp"].mesh
+    {'data': 8}
+    """
 
     name: str
     trials: tuple[Trial, ...]
@@ -111,19 +123,17 @@ class Comparison(Written):
 
     @property
     def source(self) -> str | None:
-        """What step times are compared by: "measured" where a step was, else "predicted"; None where none is known.
-
-        Simulated devices measure no chip: where nothing else ran, predictions for one are taken before their times.
-        """
-        ran = {t.report.mesh.source for t in self.trials if t.report is not None and t.measured is not None}
-        predicted = any(trial.predicted is not None for trial in self.trials)
-        if ran and (ran != {"simulated"} or not predicted):
+        """What step times are compared by: "measured" where a chip ran a step, else "predicted"; None where neither is
+        known. Simulated devices measure no chip, and their times are compared with nothing."""
+        if any(trial.measured is not None and not trial.simulated for trial in self.trials):
             return "measured"
-        return "predicted" if predicted else None
+        return "predicted" if any(trial.predicted is not None for trial in self.trials) else None
 
     def seconds(self, trial: Trial) -> float | None:
         """A trial's step time, as `source` says; times of both kinds are never compared with each other."""
-        return None if self.source is None else getattr(trial, self.source)
+        if self.source == "measured":
+            return None if trial.simulated else trial.measured
+        return trial.predicted
 
     @property
     def usable(self) -> tuple[Trial, ...]:
@@ -181,6 +191,17 @@ class Comparison(Written):
         from jaxshard_magic.views.comparison import html, text
 
         return text.to_text, html.to_html, html.page
+
+    def _pictures(self) -> Mapping[str, Picture]:
+        from jaxshard_magic.views.pictures import named
+
+        return named.of_comparison(self)
+
+    def _live(self) -> Sequence[PageWidget]:
+        from jaxshard_magic.views.comparison.payload import first_shown, packed_comparison
+
+        chosen = {"chosen": first_shown(self), "other": None}
+        return [PageWidget("compare", packed_comparison(self), chosen, self._pictures())]
 
     @cached_property
     def view(self) -> "ComparisonView":

@@ -87,8 +87,10 @@ class DeviceMemory:
 class Buffer:
     """Temporaries that are live at the peak on one device: `count` alike ones of the same line.
 
-    `bytes` is of all of them, `shape` and `dtype` (as HLO writes it) of one. `what` names the operation that made them;
-    `line` of `file`, one of the report's `sources`.
+    `bytes` is of all of them, `shape` and `dtype` (as HLO writes it) of one. `what` names the operation that made them,
+    or the leaf that they are; `line` of `file`, one of the report's `sources`. `reads` is the weight that the operation
+    multiplies with, `toward` the leaf whose gradient it is a step on the way to, both by path. `kept`: made in the
+    forward pass and still there in the backward pass. `trips`: those of the loop that writes them slice by slice.
     """
 
     bytes: int
@@ -99,6 +101,10 @@ class Buffer:
     phase: str | None = None
     file: str | None = None
     line: int | None = None
+    reads: str | None = None
+    toward: str | None = None
+    kept: bool = False
+    trips: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +188,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing:
-    """`calls` counts every call; `step_s` is over the `timed` calls whose result was waited for.
+    """`calls` are those of the last loop over the step: a cell's in a notebook, all of a script. `others` of them were
+    of other shapes, and ran another program. `step_s` is what a step takes, the median over `timed` calls.
+
+    `how` that was measured: "step to step" is from the end of one step to the end of the next, over calls that were not
+    waited for; "start to end" is of calls that were, each alone; "copies" of calls beside the loop, which `--repeat`
+    asks for. `apart_s`: seconds from call to call in a loop that does so much else between that those are no step's.
 
     `flops` are those of the step's matrix products and convolutions on all devices together, `recomputed` those among
     them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
@@ -207,6 +218,9 @@ class Timing:
     communication_s: float | None = None
     links: dict[str, float] = field(default_factory=dict)
     mfu: float | None = None
+    others: int = 0
+    how: str | None = None
+    apart_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -244,12 +258,17 @@ class Ended:
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing that is off, or could be better: a sentence, and the option or line that would change it."""
+    """One thing that is off, or could be better: its cause, what would change it, and the text to paste for that.
+
+    `saves`: the share of the predicted step's time, or of what the fullest device holds, that the change takes off, 0
+    to 1; None where that is not known.
+    """
 
     code: str
     level: str  # info | warning | error
     message: str
     fix: str | None = None
+    saves: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """The pipeline part of a report: what ran when on each rank, and what that is beside the ideal."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
 from jaxshard_magic.report.written import saved
 
 
@@ -80,7 +82,7 @@ class Refused:
 
 
 @dataclass(frozen=True, repr=False)
-class Pipeline:
+class Pipeline(Sendable):
     """A schedule in time. `unit` is "s", or "" where costs are given in units of their own.
 
     `makespan` holds the ideal one, the predicted one and the measured one, from first start to last end. `events` are
@@ -108,22 +110,6 @@ class Pipeline:
     kept: tuple[float, ...] = ()
     losses: int = 1
 
-    def to_text(self, width: int | None = None) -> str:
-        """The timeline for a terminal: a line a rank, a column a slot of time.
-
-        Args:
-            width: columns, held between 60 and 100; the terminal's own by default.
-        """
-        from jaxshard_magic.views.timeline import text
-
-        return text.to_text(self, width)
-
-    def to_html(self) -> str:
-        """The timeline as HTML without script: a fragment to embed."""
-        from jaxshard_magic.views.timeline import html
-
-        return html.to_html(self)
-
     @overload
     def to_chrome_trace(self, path: None = None) -> str: ...
     @overload
@@ -140,19 +126,26 @@ class Pipeline:
         text = chrome_trace.to_json(self)
         return text if path is None else saved(path, text)
 
-    def __repr__(self) -> str:
+    def _short(self) -> str:
         size = f"{self.stages} stages x {self.microbatches} microbatches"
         return f"<Pipeline {self.schedule}: {size}, {self.source}>"
+
+    def _ways(self) -> tuple[Any, Any, Any]:
+        from jaxshard_magic.views.timeline import html, text
+
+        return text.to_text, html.to_html, html.page
+
+    def _pictures(self) -> Mapping[str, Picture]:
+        from jaxshard_magic.views.pictures import named
+
+        return named.of_pipeline(self)
+
+    def _live(self) -> Sequence[PageWidget]:
+        from jaxshard_magic.views.timeline.payload import packed_pipeline
+
+        return [PageWidget("report", packed_pipeline(self), pictures=self._pictures())]
 
     def _ipython_display_(self) -> None:
         from jaxshard_magic.views.show import show_pipeline
 
         show_pipeline(self)
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        from jaxshard_magic.views.terminal import writable
-
-        printer.text(writable(repr(self) if cycle else self.to_text()))

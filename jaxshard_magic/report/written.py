@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, overload
 
 from jaxshard_magic.errors import ShardError, did_you_mean
 from jaxshard_magic.files import put_whole
+from jaxshard_magic.packages import upgrade
 from jaxshard_magic.report.plain import build, kind, plain
 
 
@@ -106,7 +107,7 @@ class Written(Shown):
             return ShardError(
                 f"this {cls._what} has schema {schema}; this version of jaxshard_magic reads schema {cls._schema}."
                 " A newer jaxshard_magic reads it",
-                fix="pip install --upgrade jaxshard_magic",
+                fix=upgrade(),
             )
         given = "no schema" if schema is None else f"schema {schema!r}"
         return ShardError(f"this is no {cls._what}: it has {given}, a {cls._what} has schema {cls._schema}")
@@ -135,10 +136,11 @@ def place_for(path: str | os.PathLike[str], *, over: bool = True) -> Path:
     return place
 
 
-def saved(path: str | os.PathLike[str], text: str) -> Path:
-    """`text` in a file of its own, whole or not at all; the path. Raises ShardError where it can't be written."""
+def saved(path: str | os.PathLike[str], content: str | bytes) -> Path:
+    """`content` in a file of its own, whole or not at all, text as UTF-8; the path. Raises ShardError where it can't be
+    written."""
     place = place_for(path)
-    data = text.encode("utf-8", "replace")
+    data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     try:
         if place.exists() and not place.is_file():  # a device or a pipe
             place.write_bytes(data)

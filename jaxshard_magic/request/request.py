@@ -128,6 +128,7 @@ class Request:
             donate=self.donate if donate is None else donate,
         )
         _ = other.axes  # refuses a mesh without the axes of the strategy
+        _stages_have_programs(other)
         return other
 
 
@@ -166,7 +167,22 @@ def make_request(
         **{name: value for name, value in options.items() if name not in (*_OF_GRADIENTS, *_OF_PIPELINE)},
     )
     _ = request.axes  # refuses a mesh without the axes of the strategy
+    _stages_have_programs(request)
     return request
+
+
+def _stages_have_programs(request: Request) -> None:
+    """Refuse a pipeline whose stages are parts of a slice that its compiler takes no programs for."""
+    target = None if request.pipeline is None else target_of(request.mesh)
+    if target is None or target.chip.whole_above is None or prod(target.extent) <= target.chip.whole_above:
+        return
+    each = request.mesh.size // request.mesh.shape[request.stage_axis]
+    if 1 < each < request.mesh.size:
+        raise ShardError(
+            f"pp on {target.name}: a stage would have {each} of its {request.mesh.size} devices, and on more than "
+            f"{target.chip.whole_above} chips the compiler of {target.chip.name} takes programs for all of them or for "
+            f"one; use {target.chip.key}:{target.chip.whole_above} or fewer chips, or a strategy without pp"
+        )
 
 
 def step_options(strategy: str, options: Mapping[str, Any]) -> tuple[GradientOptions, PipelineOptions | None]:

@@ -1,9 +1,11 @@
 """`compare`: schedules of one model side by side, what each costs and holds, and which of them none beats in both."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report.sent import PageWidget, Picture, Sendable
 from jaxshard_magic.schedule.costs import Cost, Costs
 from jaxshard_magic.schedule.grid import Schedule
 from jaxshard_magic.schedule.names import known, make
@@ -35,7 +37,7 @@ class Row:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Sendable):
     """Schedules of one model at the same sizes; `costs` are those of a stages-th of the model."""
 
     stages: int
@@ -51,7 +53,24 @@ class Comparison:
                 return row
         raise KeyError(name)
 
-    def __repr__(self) -> str:
+    def _ways(self) -> tuple[Any, Any, Any]:
+        from jaxshard_magic.views import schedules
+
+        return schedules.to_text, schedules.to_html, schedules.page
+
+    def _pictures(self) -> Mapping[str, Picture]:
+        from jaxshard_magic.views.pictures import charts
+
+        return charts.schedules(self)
+
+    def _live(self) -> Sequence[PageWidget]:
+        """The timeline of each."""
+        made = {
+            row.name: row.schedule.timeline(beside=False) for row in self.rows if row.schedule is not None
+        }
+        return [replace(live, title=name) for name, p in made.items() for live in p._live()]
+
+    def _short(self) -> str:
         names = ", ".join(row.name for row in self.rows)
         return f"<Comparison of {names}: {self.stages} stages x {self.microbatches} microbatches>"
 

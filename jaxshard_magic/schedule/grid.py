@@ -4,11 +4,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.schedule.actions import KINDS, Action, Step, flat, moved, parse_step, parts
 from jaxshard_magic.schedule.costs import Costs
+
+if TYPE_CHECKING:
+    from jaxshard_magic.report import Pipeline
 
 Grid = tuple[tuple[Step, ...], ...]
 
@@ -81,6 +84,18 @@ class Schedule:
         chunks = f" x {self.chunks} chunks" if self.chunks > 1 else ""
         losses = f" x {self.losses} losses" if self.losses > 1 else ""
         return f"<Schedule {self.name}: {size}{chunks}{losses}>"
+
+    def timeline(self, *, beside: bool = True) -> "Pipeline":
+        """When each action runs, at its costs: what a notebook shows of it, to save and to send.
+
+        >>> parse("0F0 0B0\\n1F0 1B0").timeline(beside=False)
+        <Pipeline custom: 2 stages x 1 microbatches, predicted>
+
+        `beside`: what other schedules and sizes would cost as well, which takes about half a second.
+        """
+        from jaxshard_magic.analysis.timeline import timeline
+
+        return timeline(self, beside=beside)
 
     def for_losses(self, losses: int) -> "Schedule":
         """This schedule for each of so many losses in turn, each stage at the costs of the same one of the first.

@@ -27,9 +27,11 @@ from ..program.strict import strict_call
 from ..program.trace import Traced, path_name
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
+from .clock import Clock
 from .donation import Ours, own_copy
 from .elsewhere import canonical, elsewhere, reads
 from .planned import Traces, own_mesh, planned
+from .sign import sign_of
 
 
 @dataclass(eq=False)
@@ -37,9 +39,8 @@ class Entry:
     """One program of a step: traced, planned and compiled.
 
     It is called as `call(consts, args, kwargs)` with the user's own trees where `whole`, else as
-    `call(consts, kept, given)` with the flat inputs, those of `donated` in `given`. `timings` are the
-    seconds of the calls whose result was waited for: never the first, calls 2 to 9, then each whose number
-    has doubled (waiting for more would take the overlap of host and device away).
+    `call(consts, kept, given)` with the flat inputs, those of `donated` in `given`. `clock` measures its calls, but for
+    the very first.
     """
 
     traced: Traced
@@ -61,8 +62,8 @@ class Entry:
     rewritten: Rewritten | None = None  # how its gradient calls were
     peaks: tuple[int | None, ...] = ()  # bytes that the devices had held at most before it first ran
     calls: int = 0
-    timings: list[float] = field(default_factory=list)
-    _sample_at: int = 2
+    clock: Clock = field(default_factory=lambda: Clock(first=2))
+    _sign_of: Callable[[Any], Any] | None = None
     _lock: Any = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -76,11 +77,6 @@ class Entry:
         n = len(self.consts)
         flat = range(len(self.shardings)) if self.whole else (*self.kept, *self.donated)
         return [*range(n), *(n + i for i in flat)]
-
-    def restart(self) -> None:
-        """Count and time calls anew."""
-        self.calls, self._sample_at = 0, 2
-        self.timings.clear()
 
     def run(self, inputs: tuple[Any, ...]) -> Any:
         """The program's results. Raises ShardError for inputs, and FloatingPointError for results, that the settings of
@@ -96,14 +92,20 @@ class Entry:
         return outs
 
     def _run(self, inputs: tuple[Any, ...]) -> Any:
-        n = self.calls + 1
-        if n < self._sample_at:
+        clock = self.clock
+        if clock.calls + 1 < clock.next:
+            if clock.opens:
+                clock.open()
             outs = self.call(*inputs)
         else:
-            outs = self.timed(inputs)
-            self._sample_at = n + 1 if n < 9 else 2 * n
+            outs = self.timed(inputs, clock.waited)
+            clock.ended()
+        if self._sign_of is None:
+            self._sign_of = sign_of(self)
+        clock.sign = self._sign_of(outs)
         with self._lock:
             self.calls += 1
+            clock.calls += 1
         return outs
 
     def takes(self, inputs: tuple[Any, ...]) -> bool:
@@ -113,11 +115,13 @@ class Entry:
         avals = self.traced.closed.in_avals[len(self.consts) :]
         return all(map(_fits, self.leaves(inputs), avals, self.shardings))
 
-    def timed(self, inputs: tuple[Any, ...]) -> Any:
+    def timed(self, inputs: tuple[Any, ...], taken: list[float]) -> Any:
+        """The program's results, waited for, nothing else under way; its seconds go to `taken`."""
+        self.clock.drain()
         jax.block_until_ready(inputs)
         start = time.perf_counter()
         outs = jax.block_until_ready(self.call(*inputs))
-        self.timings.append(time.perf_counter() - start)
+        taken.append(time.perf_counter() - start)
         return outs
 
     @settings.own_work()

@@ -38,7 +38,7 @@ def microbatched(
     if options.microbatches > 1:
         pipeline.scheduled(stages, options.microbatches)  # refuses what it has no form for
         return taken(options.microbatches)
-    why, way = why_whole(captured, facts.batch), ""
+    why, way, fix = why_whole(captured, facts.batch), "", None
     for parts in _numbers(facts.batch.size, shards, stages, pipeline):
         try:
             rewritten = taken(parts)
@@ -48,7 +48,7 @@ def microbatched(
         why = next(filter(None, map(coupled, rewritten.calls.values())), None)
         if why is None:
             return rewritten
-        way = f" --microbatches {parts} takes it in parts, with the numbers of a loop over them."
+        way, fix = f" In {parts} parts it has the numbers of a loop over them.", f"--microbatches {parts}"
         break
     if (refused := pipeline.refused(stages, 1)) is not None:
         raise ShardError(
@@ -60,7 +60,9 @@ def microbatched(
     if stages == 1:
         return rewritten
     message = f"The whole batch is one microbatch, so that one stage works at a time: {why}.{way}"
-    return replace(rewritten, findings=(Finding("microbatches", "warning", message), *rewritten.findings))
+    return replace(
+        rewritten, findings=(Finding("microbatches", "warning", message, fix), *rewritten.findings)
+    )
 
 
 def _numbers(size: int | None, shards: int, stages: int, pipeline: PipelineOptions) -> list[int]:

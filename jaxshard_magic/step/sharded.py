@@ -22,6 +22,7 @@ from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
 from .entry import Entry, build_entry
 from .gathered import gathered
+from .loops import Loops
 from .planned import Planned, Traces, planned
 from .ran import Ran, ran
 
@@ -33,11 +34,18 @@ RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by sid
 
 
 class ShardedStep:
-    """A train step that runs sharded over `mesh` under `strategy`, with the plain step's numbers.
+    """A train step that runs sharded over `mesh` under `strategy`, with the plain step's numbers; `shard` makes it.
 
     Call it as the step. A plain function's Python numbers stay Python and a jitted one's are traced, as
-    without it; arrays that the step closes over are placed once, when it is traced, as `jax.jit` does. Made
-    by `api.shard`.
+    without it; arrays that the step closes over are placed once, when it is traced, as `jax.jit` does.
+    `__wrapped__` is the plain step.
+
+    >>> import jaxshard_magic
+    >>> import jax.numpy as jnp
+    >>> halved = jaxshard_magic.shard(lambda weights: weights / 2, "fsdp", mesh="cpu:8 data=8")
+    >>> half = halved(jnp.ones((64, 64)))
+    >>> halved.calls, halved.report().leaves[0].spec
+    (1, ('data', None))
     """
 
     is_sharded_step = True  # `strip` takes it for a wrapper like others
@@ -57,7 +65,7 @@ class ShardedStep:
         )
         self.traces: Traces | None = None  # that other steps of the same function share
         self.progress: Callable[[str], None] | None = None
-        self.watch: Callable[[Entry, Any], None] | None = None  # called with what each call gave
+        self.watch: Callable[[Entry], None] | None = None  # called after each call of a program
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
         self.before: Ran | None = None  # an earlier run of a step of this name
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
@@ -70,6 +78,7 @@ class ShardedStep:
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
         self._current: Entry | None = None
+        self.loops = Loops(self._entries)
         self._kept: tuple[Entry, tuple[Any, ...]] | None = None
         self._recent: list[Any] = []
         self.check, self.keep_arguments = request.check, False
@@ -80,10 +89,12 @@ class ShardedStep:
 
     @property
     def strategy(self) -> str:
+        """The strategy as it was written, such as "fsdp+tp"."""
         return self.request.strategy
 
     @property
     def mesh(self) -> Mesh:
+        """The mesh that it runs on."""
         return self.request.mesh
 
     def __repr__(self) -> str:
@@ -94,6 +105,11 @@ class ShardedStep:
         return self if obj is None else types.MethodType(self, obj)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step: what it takes is placed where the plan has it, what it gives back lies there.
+
+        Inside another function's trace it is the plain step. Raises `ShardError`, before anything runs, for what can't
+        be sharded; and what the step raises.
+        """
         if not trace_state_clean():
             self.traced_inside = True
             return self.__wrapped__(*args, **kwargs)
@@ -102,6 +118,8 @@ class ShardedStep:
                 inputs, watch = fast.gather(args, kwargs)
             except (TypeError, ValueError):
                 continue  # what is wrong in itself is raised again below
+            if fast.entry is not self._current:
+                self.loops.breaks()
             try:
                 outs = fast.entry.run(inputs)
             except (TypeError, ValueError):
@@ -110,12 +128,13 @@ class ShardedStep:
                 continue
             self._current = fast.entry
             if self.watch is not None:
-                self.watch(fast.entry, outs)
+                self.watch(fast.entry)
             return fast.finish(watch, inputs, outs)
         return self._call_anew(args, kwargs)
 
     @property
     def calls(self) -> int:
+        """How often it was called, with all kinds of arguments together."""
         return sum(entry.calls for entry in list(self._entries.values()))
 
     @property
@@ -154,7 +173,9 @@ class ShardedStep:
         self._keep, self._kept, self._recent = value, None, []
 
     def prepare(self, *args: Any, **kwargs: Any) -> Entry:
-        """Trace, plan and compile for these arguments (arrays or `jax.ShapeDtypeStruct`) without running."""
+        """Trace, plan and compile for these arguments (arrays or `jax.ShapeDtypeStruct`) without running; `report()`
+        then tells of that program. It takes a compile, and nothing of the arguments' size. Raises `ShardError` for
+        what can't be sharded."""
         _, self._current = self._entry(args, kwargs)
         return self._current
 
@@ -197,19 +218,17 @@ class ShardedStep:
                 "there are no arguments to repeat the step on: set keep_arguments before it is called"
             )
         entry, inputs = self._kept
-        consts = list(entry.consts)
-        enough = len(entry.timings) + n
-        while (
-            len(entry.timings) < enough
-        ):  # calls of a pipeline that are watched action by action don't count
-            entry.timed(entry.copies(inputs))
+        consts, taken = list(entry.consts), entry.clock.copies
+        entry.clock.settle()
+        enough = len(taken) + n
+        while len(taken) < enough:  # calls of a pipeline that are watched action by action don't count
+            entry.timed(entry.copies(inputs), taken)
         entry.consts[:] = consts
 
     def restart(self) -> None:
         """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
         self.check, self.reference, self.traces, self.keep_arguments = False, None, None, False
-        for entry in self._entries.values():
-            entry.restart()
+        self.loops.restart()
 
     def gather(self, *state: Any, to: Any = None) -> Any:
         """What the step gave back with every array whole in one place, for evaluation or a checkpoint: on `to`, a
@@ -220,13 +239,15 @@ class ShardedStep:
         return gathered(state, self.mesh.devices.flat[0] if to is None else to)
 
     def report(self) -> "Report":
-        """Everything known of the step's last kind of call. Raises `ShardError` before the first."""
+        """Everything known of the step's last kind of call, as a `Report`. The first time it reads the compiled
+        program, which takes up to a second or so. Raises `ShardError` before the first call."""
         if self._current is None:
             raise ShardError(
                 f"{self.name} has not run yet; call it, or prepare(...) it, before asking for its report"
             )
         from ..analysis.summary import summarize
 
+        self.loops.settle()
         return summarize(self)
 
     @property
@@ -256,6 +277,8 @@ class ShardedStep:
                 f"{self._step.name} was given a shape where it takes an array: .prepare(...) takes shapes, and so does "
                 "--dry-run"
             )
+        if entry is not self._current:
+            self.loops.breaks()
         plain = self._plain(peeled)
         placed = entry.place(entry.with_rows(peeled.leaves), self._ours)
         inputs = entry.arrange(placed)
@@ -270,10 +293,11 @@ class ShardedStep:
         outs = entry.real_rows(outs) if entry.added else outs
         self._current = entry
         if self.watch is not None:
-            self.watch(entry, outs)
+            self.watch(entry)
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:
             self.say("checking against the plain step")
+            self.loops.breaks()
             by_hand = entry.rewritten.by_hand() if entry.rewritten is not None else None
             flat = jax.tree.leaves(outs) if entry.whole else outs
             if by_hand is not None and isinstance(entry.traced, PerDevice):
@@ -363,6 +387,7 @@ class ShardedStep:
         return build_entry(peeled, request, **how)
 
     def say(self, doing: str) -> None:
+        """Tell `progress` what is being done; "" ends the wait."""
         if self.progress is not None:
             self.progress(doing)
 

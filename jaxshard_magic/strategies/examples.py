@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.batching.follow import told
-from ..program.roles import BATCH, RNG
+from ..program.roles import BATCH, PARAMS, RNG
 from ..program.trace import Traced, path_name
 from .layout import Layout
 
@@ -83,14 +83,16 @@ def _about_joined_rows(traced: Traced, layout: Layout, joined: int) -> Iterator[
 
 
 def _about_whole_rows(traced: Traced, layout: Layout) -> Iterator[Finding]:
-    """Arguments that have as many rows as the batch, of which nothing shows that they are its rows."""
+    """Arguments that have as many rows as the batch, of which nothing shows that they are its rows, nor that they are
+    the features of a weight: a batch norm's statistics have a number for each."""
     batch, roles = layout.batch, layout.roles
     inputs, shapes = layout.program.inputs, layout.program.shapes
     sizes = {_size(layout, i, d) for i, ds in batch.dims.items() for d in ds if d == 0}
     keys = {i for i, role in enumerate(roles.of) if role == RNG}
     rows = {i: shapes[inputs[i]][: -1 if _raw(layout, i) else None] for i in roles.data | keys}
     whole = [i for i, shape in sorted(rows.items()) if shape and shape[0] in sizes and i not in batch.dims]
-    whole = [i for i in whole if i >= len(traced.consts)]
+    features = {c for i, role in enumerate(roles.of) if role == PARAMS for c in layout.dims.of(inputs[i])}
+    whole = [i for i in whole if i >= len(traced.consts) and layout.dims.of(inputs[i])[0] not in features]
     if not whole:
         return
     name, count = path_name(traced.in_paths[whole[0]]), rows[whole[0]][0]

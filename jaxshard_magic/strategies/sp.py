@@ -148,7 +148,7 @@ def _divides(layout: Layout, axes: Axes) -> bool:
         f"{name} has {size} positions, but the model sees {seen}, which do not divide by {over}: they are whole on "
         f"every device. Pass {good}, so that what the model sees divides, or pad what it sees."
     )
-    layout.findings.append(Finding("sequence-odd", "warning", message, f"{name} of {near[-1]} positions"))
+    layout.findings.append(Finding("sequence-odd", "warning", message))
     return False
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from ..errors import ShardError, one_of
 from ..hardware import DEFAULT_SHARE, Chip, chips
-from ..packages import CUDA, companions, fits, installed
+from ..packages import CUDA, companions, fits, install, installed
 
-INSTALL = 'pip install "jaxshard_magic[cuda-aot]"'
 MACHINES = ("x86_64", "aarch64")
 SHARES = (
     "XLA_CLIENT_MEM_FRACTION",
@@ -194,7 +193,7 @@ def architectures(assembler: Path) -> frozenset[str]:
 def _without(what: str) -> ShardError:
     """jax stays at its version: pip then takes the plugin that pairs with it."""
     jax = installed()["jax"]
-    line = f'{INSTALL} "jax=={jax}"' if jax else INSTALL
+    line = install("cuda-aot", *([f"jax=={jax}"] if jax else []))
     return ShardError(f"{what}. Run {line}", fix=line)
 
 

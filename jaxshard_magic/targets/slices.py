@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import ShardError, one_of
 from ..hardware import Chip, chips
-from . import gpu, tpu
+from ..units import limit_text
 
 DIMENSIONS = {"torus2d": 2, "torus3d": 3}
 SIZES = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}|[1-9][0-9]{0,5}")
@@ -124,18 +124,19 @@ def named(text: str) -> tuple[Chip, Extent] | None:
 
 
 def listing() -> str:
-    """All chips as text: memory of a device, usual sizes, and what installs the compiler for them."""
+    """All chips as text: memory of a device, usual sizes, and which extra has the compiler for them."""
     tpus = [c for c in chips().values() if c.kind == "tpu"]
     gpus = [c for c in chips().values() if c.kind == "gpu"]
     slices = [(c.key, *_memory(c), f"{c.per_chip} a chip", _slices(c)) for c in tpus]
     nodes = [(c.key, *_memory(c), _nodes_of(c)) for c in gpus]
     return "\n".join(
         [
-            f"TPUs, compiled for with {tpu.INSTALL}. A number alone counts chips: v5e:16 is",
-            "v5e:4x4. Names as they are sold work too: v5litepod-16, and v5p-128, whose 128 cores are 64 chips.",
+            "TPUs, compiled for with the extra tpu; %shard doctor has the line that installs it. A number alone",
+            "counts chips: v5e:16 is v5e:4x4. Names as they are sold work too: v5litepod-16, and v5p-128, whose",
+            "128 cores are 64 chips.",
             *_columns([("TPU", "memory", "usable", "devices", "slices, in chips"), *slices]),
             "",
-            f"GPUs, compiled for with {gpu.INSTALL}.",
+            "GPUs, compiled for with the extra cuda-aot; %shard doctor has the line that installs it.",
             *_columns([("GPU", "memory", "usable", "GPUs of a node, or nodes x GPUs"), *nodes]),
         ]
     )
@@ -154,7 +155,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _memory(chip: Chip) -> tuple[str, str]:
     """Of one device: all, and what a program gets."""
-    return f"{chip.hbm / 2**30:.0f} GiB", "" if chip.usable is None else f"{chip.usable / 2**30:.2f} GiB"
+    return limit_text(chip.hbm), "" if chip.usable is None else limit_text(chip.usable)
 
 
 def _slices(chip: Chip) -> str:

@@ -9,9 +9,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ShardError
-from ..packages import companions, fits, installed
+from ..packages import companions, fits, install, installed
 
-INSTALL = 'pip install "jaxshard_magic[tpu]"'
 HOST = (2, 2, 1)  # the chips of one host, where a slice divides into such
 SINGLE_HOST = 8  # the most chips that one host has
 
@@ -29,7 +28,7 @@ def missing() -> ShardError | None:
         )
     versions = installed()
     found, asked = versions["libtpu"], companions().get("libtpu", "")
-    line = f'{INSTALL} "jax=={versions["jax"]}"'  # pip then takes the libtpu that pairs with it
+    line = install("tpu", f"jax=={versions['jax']}")  # pip then takes the libtpu that pairs with it
     if found is None and find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
         return ShardError(f"no TPU compiler: libtpu is not installed. Run {line}", fix=line)
     if found is not None and not fits(found, asked):

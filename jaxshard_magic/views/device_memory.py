@@ -9,6 +9,7 @@ from jaxshard_magic.report import DeviceMemory, Memory
 ROLES = ("params", "optimizer", "batch", "temporaries", "other")
 
 ALIKE = 0.01
+SEEN = 0.05  # of the limit: less is drawn on a scale of its own
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,26 @@ def error(device: DeviceMemory) -> float | None:
 def length(device: DeviceMemory) -> int:
     """Bytes that a device's bar takes: its peak, or its segments where they are more."""
     return max(bytes_at_peak(device), sum(size for _, size in segments(device)))
+
+
+def longest(memory: Memory) -> int:
+    """Bytes that the longest bar takes, with the ticks of measured peaks."""
+    bars = max(map(length, memory.per_device))
+    top = measured(memory)
+    return max(1, bars, (top and top.measured) or 0)
+
+
+def enlarged(memory: Memory) -> bool:
+    """Whether bars have a scale of their own, for on the limit's they would not be seen."""
+    most = limit(memory)
+    return most is not None and longest(memory) < SEEN * most
+
+
+def scale(memory: Memory) -> tuple[int, int | None]:
+    """Where the scale of the bars ends, in bytes, and the limit where that lies on it."""
+    most = limit(memory)
+    full = longest(memory)
+    return (full, None) if most is None or enlarged(memory) else (max(full, most), most)
 
 
 def segments(device: DeviceMemory) -> list[tuple[str, int]]:

@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxshard_magic.report import Collective
+from jaxshard_magic.report.held import held
+from jaxshard_magic.report.sent import PageWidget
 from jaxshard_magic.views import device_memory, words
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, dtype_text, printable
 from jaxshard_magic.views.packing import compressed, span_pairs
@@ -19,6 +21,11 @@ STRATEGIES = ("dp", "fsdp", "tp", "sp", "dp+tp", "fsdp+tp", "fsdp+sp", "tp+sp", 
 def packed_explorer(ex: "Explorer") -> bytes:
     """The payload as compact JSON in UTF-8, compressed with zlib."""
     return compressed(payload(ex))
+
+
+def live(ex: "Explorer") -> PageWidget:
+    """The explorer's widget for a page."""
+    return PageWidget("explore", packed_explorer(ex), {**state(ex), "leaf": None, "device": None})
 
 
 def payload(ex: "Explorer") -> dict[str, Any]:
@@ -113,7 +120,7 @@ def compiled(trial: "Compiled | Refused") -> dict[str, Any]:
 
 def _memory_rows(compiled: "Compiled") -> list[list[Any]]:
     predicted, top = compiled.predicted, device_memory.fullest(compiled.report.memory)
-    arrays = None if top is None else device_memory.bytes_of_arrays(top)
+    arrays = held(compiled.report.leaves)  # those that go in, as the explorer counts them
     return [
         ["arrays", None, byte_text(predicted and predicted.arrays), byte_text(arrays)],
         ["at the peak", None, byte_text(predicted and predicted.peak), byte_text(top and top.peak)],

@@ -40,7 +40,7 @@ class ExplorerView(LiveView):
             shown: a.path for shown, a in zip(payload.shown_paths(explorer), explorer.arrays, strict=True)
         }
         self._telling = True
-        super().__init__(payload.packed_explorer(explorer), **payload.state(explorer))
+        super().__init__(explorer, payload.packed_explorer(explorer), **payload.state(explorer))
         self._telling = False
         explorer.listen(self._tell)
 

@@ -1,135 +1,35 @@
-"""Numbers as they are written everywhere in a report; `tests/data/format_cases.json` holds the cases.
-
-Rounding is half up on the exact value. Units stand after a narrow no-break space, and a figure that is
-not known (None) is a dash.
-"""
+"""What stands in a view beside its numbers: types, places, devices, and names that break nothing; the numbers are those
+of `units`."""
 
 import re
 from collections.abc import Iterable, Sequence
-from decimal import ROUND_HALF_UP, Decimal
-from math import isfinite, isnan
 
 from jaxshard_magic.report import Leaf
 from jaxshard_magic.report.parts import cut_of
-
-SPACE = "\u202f"
-MINUS = "\u2212"
-UNKNOWN = "\u2013"
-
-BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-SECOND_UNITS = ("us", "ms", "s")
-NEXT_UNIT = 999.5
-LEAST_TIME = 5e-10  # seconds, what rounds to no time
-
-
-def rounded(value: float, decimals: int) -> str:
-    """`value` with so many decimals, half up: `rounded(2.5, 0)` is '3'."""
-    exact = Decimal(value).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
-    text = str(abs(exact))
-    return MINUS + text if exact < 0 else text
-
-
-def trimmed(number: str) -> str:
-    """A number as it is written, without zeros at the end of its decimals: `15.50` as `15.5`, `16.00` as `16`."""
-    return number.rstrip("0").rstrip(".") if "." in number else number
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """`value` with so many significant digits; digits before the point are never dropped."""
-    decimals = digits - 1
-    size = abs(value)
-    if size == 0:
-        return "0"
-    if size < 1 - 0.5 * 10.0**-digits and digits > 2:
-        return rounded(value, digits)
-    while decimals > 0 and size >= 10.0 ** (digits - decimals) - 0.5 * 10.0**-decimals:
-        decimals -= 1
-    return rounded(value, decimals)
-
-
-def with_unit(value: float, units: Sequence[str], step: float, digits: int) -> tuple[str, str]:
-    """The number and the unit of `value`: the first of `units`, each `step` times the one before, that leaves it below
-    1000, else the last."""
-    for unit in units[:-1]:
-        if abs(value) < NEXT_UNIT:
-            return significant(value, digits), unit
-        value /= step
-    return significant(value, digits), units[-1]
-
-
-def byte_parts(n: int, digits: int = 3) -> tuple[str, str]:
-    """The number and the unit of `n` bytes: `("4.63", "GiB")`."""
-    if abs(n) < NEXT_UNIT:
-        return rounded(n, 0), "B"
-    return with_unit(n / 1024, BYTE_UNITS[1:], 1024, digits)
-
-
-def byte_text(n: int | None, digits: int = 3) -> str:
-    """`n` bytes in B, KiB, MiB, GiB, ...: `4.63 GiB`."""
-    return UNKNOWN if n is None else SPACE.join(byte_parts(n, digits))
-
-
-def limit_parts(n: int) -> tuple[str, str]:
-    """A memory limit as the hardware states it, with up to two decimals: `("15.75", "GiB")`."""
-    power = next(i for i in reversed(range(len(BYTE_UNITS))) if n >= 1024**i or i == 0)
-    return trimmed(rounded(n / 1024**power, 2)), BYTE_UNITS[power]
-
-
-def limit_text(n: int | None) -> str:
-    """A memory limit as the hardware states it: `15.75 GiB`; a dash for None."""
-    return UNKNOWN if n is None else SPACE.join(limit_parts(n))
-
-
-def seconds_text(s: float | None) -> str:
-    """`s` seconds in us, ms or s: `47.3 ms`, `<0.001 us`; a dash for what is no time."""
-    if s is None or not isfinite(s):
-        return UNKNOWN
-    if 0 < s < LEAST_TIME:
-        return f"<0.001{SPACE}us"
-    return SPACE.join(with_unit(s * 1e6, SECOND_UNITS, 1000, 3))
-
-
-def range_text(low: float, high: float) -> str:
-    """Two times as a range, the unit told once where both have the same: `46.8 to 49.1 ms`."""
-    first, last = seconds_text(low), seconds_text(high)
-    number, _, unit = first.partition(SPACE)
-    return f"{number if unit and last.endswith(SPACE + unit) else first} to {last}"
-
-
-def share_text(fraction: float | None) -> str:
-    """A share of a whole: whole percents from 10%, one decimal below, `<0.1%` below that."""
-    if fraction is None:
-        return UNKNOWN
-    percent = 100 * fraction
-    if 0 < percent < 0.1:
-        return "<0.1%"
-    return rounded(percent, 0 if percent >= 9.95 or percent == 0 else 1) + "%"
-
-
-def count_text(n: int | None) -> str:
-    """A count of things: `2,064`."""
-    return UNKNOWN if n is None else f"{n:,}".replace("-", MINUS)
-
-
-def more_text(count: int, shown: int) -> str:
-    """` and 3 more`, of `count` things of which so many are shown; empty where all are."""
-    return f" and {count_text(count - shown)} more" if count > shown else ""
-
-
-def difference_text(value: float | None) -> str:
-    """A numerical difference or tolerance, two digits at most: `4.3e−4`, `0.012`, `0`."""
-    if value is None:
-        return UNKNOWN
-    if not isfinite(value):
-        return "NaN" if isnan(value) else "infinity"
-    if value == 0:
-        return "0"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    power = int(exponent)
-    if -3 <= power < 4:
-        return trimmed(rounded(value, max(0, 1 - power)))
-    return f"{mantissa.removesuffix('.0')}e{str(power).replace('-', MINUS)}"
-
+from jaxshard_magic.units import BYTE_UNITS as BYTE_UNITS
+from jaxshard_magic.units import MINUS as MINUS
+from jaxshard_magic.units import SECOND_UNITS as SECOND_UNITS
+from jaxshard_magic.units import SPACE as SPACE
+from jaxshard_magic.units import UNKNOWN as UNKNOWN
+from jaxshard_magic.units import byte_parts as byte_parts
+from jaxshard_magic.units import byte_text as byte_text
+from jaxshard_magic.units import count_text as count_text
+from jaxshard_magic.units import difference_text as difference_text
+from jaxshard_magic.units import flops_text as flops_text
+from jaxshard_magic.units import limit_parts as limit_parts
+from jaxshard_magic.units import limit_text as limit_text
+from jaxshard_magic.units import more_text as more_text
+from jaxshard_magic.units import of_limit as of_limit
+from jaxshard_magic.units import percent_text as percent_text
+from jaxshard_magic.units import range_text as range_text
+from jaxshard_magic.units import rate_text as rate_text
+from jaxshard_magic.units import rounded as rounded
+from jaxshard_magic.units import seconds_text as seconds_text
+from jaxshard_magic.units import share_text as share_text
+from jaxshard_magic.units import significant as significant
+from jaxshard_magic.units import time_text as time_text
+from jaxshard_magic.units import trimmed as trimmed
+from jaxshard_magic.units import with_unit as with_unit
 
 _DTYPE = re.compile(r"(float|uint|int|complex)([1-9]\d*)(.*)")
 _DTYPE_LETTER = {"float": "f", "uint": "u", "int": "i", "complex": "c"}

@@ -5,13 +5,12 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, printable, seconds_text
+from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, of_limit, printable, seconds_text
 from jaxshard_magic.views.html import SIGNS
 from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import joined, small, table, text, unbroken
 from jaxshard_magic.views.terminal import clip, fitted, plain, printed, wrap, wrapped
 from jaxshard_magic.views.terminal import table as columns_of
-from jaxshard_magic.views.words import of_limit
 from jaxshard_magic.views.words.comparison import passed_text
 
 if TYPE_CHECKING:
@@ -59,13 +58,13 @@ def when_text(at: datetime, now: datetime) -> str:
 
 
 def step_parts(row: "Row") -> tuple[str, str]:
-    """The step time and where it is from: measured where the chip ran it, else predicted for one, else of a CPU that
-    stood in for it."""
-    if row.predicted_s is not None and (row.step_s is None or row.source == "simulated"):
+    """The step time and where it is from: measured where a chip ran it, else predicted for one; a dash where neither
+    is known, with the time of a CPU that stood in."""
+    if row.step_s is not None and row.source != "simulated":
+        return seconds_text(row.step_s), "measured"
+    if row.predicted_s is not None:
         return seconds_text(row.predicted_s), "predicted"
-    if row.step_s is None:
-        return UNKNOWN, ""
-    return seconds_text(row.step_s), "on CPU" if row.source == "simulated" else "measured"
+    return UNKNOWN, "" if row.step_s is None else f"{seconds_text(row.step_s)} on this CPU"
 
 
 def peak_text(row: "Row") -> str:
@@ -118,9 +117,10 @@ def _lines(shown: Sequence["Row"], room: int, now: datetime) -> list[str]:
         (indent, " ".join(step_parts(row)), peak_text(row), fits_text(row), same_text(row)) for row in shown
     ]
     first, second = _table(_WHAT, what), _table(_FIGURES, figures)
+    second = [clip(line.rstrip(), room) for line in second]
     lines = [first[0], second[0]]
     for row, above, below in zip(shown, first[1:], second[1:], strict=True):
-        lines += [above, clip(below, room)]
+        lines += [above, below]
         lines += wrap(printable(row.typed), room, f"{indent}  ", f"{indent}  ") if row.typed else []
     return lines
 

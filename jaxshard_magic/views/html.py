@@ -44,7 +44,7 @@ def fragment(report: Report, also: str = "") -> str:
         _time(report),
         _figures(report),
         _options(report),
-        *(_advice(advice) for advice in report.advice),
+        _hints(report.advice),
         memory_section(report),
         _communication(report),
         _layout(report),
@@ -58,7 +58,7 @@ def fragment(report: Report, also: str = "") -> str:
 
 def page(report: Report) -> str:
     """The report as a whole document that follows the reader's light or dark theme."""
-    title = f"{report.strategy} {mesh_text(report.mesh.axes)}"
+    title = f"{words.title_text(report)} {mesh_text(report.mesh.axes)}"
     return document(printable(title), fragment(report))
 
 
@@ -66,10 +66,10 @@ def _title(report: Report) -> str:
     mesh = report.mesh
     typed = words.options_text(report)
     options = f" {code(typed)}" if typed else ""
-    named = report.name and report.name != report.strategy
-    label = f" &nbsp; <small>{text(report.name)}</small>" if named else ""
+    named = words.named_text(report)
+    label = f" &nbsp; <small>{text(named)}</small>" if named else ""
     return (
-        f"<p><b>{text(report.strategy)}</b>{options} &nbsp; {mesh_axes(mesh)} &nbsp;"
+        f"<p><b>{text(words.title_text(report))}</b>{options} &nbsp; {mesh_axes(mesh)} &nbsp;"
         f" {text(words.devices_text(mesh))}{label}</p>"
     )
 
@@ -88,6 +88,8 @@ def _verdict(report: Report) -> str:
 
 def _figures(report: Report) -> str:
     figures = words.figures(report)
+    if not figures:
+        return ""
     drawings = (_mark(mark, report.mesh) for mark in marks.marks(report))
     cells = (
         f'<span class="jss-value">{text(f.value)}</span><br><small>{text(f.note)}</small>'
@@ -133,6 +135,13 @@ def _options(report: Report) -> str:
     ]
     why = "<br>".join(text(f"{r.change}: {r.why}") for r in options if r.why)
     return section(option_table.TITLE, table(head, cells), small(why))
+
+
+def _hints(advice: Sequence[Advice]) -> str:
+    """The first ones open, the others folded."""
+    shown, rest = (joined(map(_advice, part)) for part in (advice[: words.HINTS], advice[words.HINTS :]))
+    more = f"<details><summary>{count_text(len(advice) - words.HINTS)} more</summary>\n{rest}\n</details>"
+    return joined([shown, more if rest else ""])
 
 
 def _advice(advice: Advice) -> str:
@@ -251,7 +260,10 @@ def _layout(report: Report) -> str:
     if not report.leaves:
         return ""
     listing = leaf_rows.listing(report)
-    sizes = ", ".join(f"{role} {byte_text(n)}" for role, n in leaf_rows.role_bytes(report.leaves).items())
+    roles = leaf_rows.role_bytes(report.leaves)
+    sizes = ", ".join(
+        f"{'other arguments' if role == 'other' else role} {byte_text(n)}" for role, n in roles.items()
+    )
     rows = [
         [
             svg.leaf_blocks(r.leaf, report.mesh),
@@ -269,7 +281,7 @@ def _layout(report: Report) -> str:
         *listing.below,
         f"shaded: what {first} holds; a second sheet: a copy elsewhere",
     ]
-    per = "on the fullest device" if parted else "per device"
+    per = "on the device that holds most of them" if parted else "per device"
     said = " ".join(text(f"{words.sentence_case(line)}.") for line in lines)
     return section(
         f"Layout: {text(sizes)} {per}" if sizes else "Layout",
@@ -318,9 +330,10 @@ def _timing(report: Report) -> str:
     if timing.compile_s is not None:
         heads.append("compile")
         cells.append(seconds_text(timing.compile_s))
-    return section(
-        f"Timing: {seconds_text(spread.median)} a step", table([(head, "right") for head in heads], [cells])
+    title = (
+        "Timing on this CPU" if words.simulated(report) else f"Timing: {seconds_text(spread.median)} a step"
     )
+    return section(title, table([(head, "right") for head in heads], [cells]))
 
 
 def _check(report: Report) -> str:

@@ -15,7 +15,8 @@ from jaxshard_magic.views.format import byte_text, count_text, index_text
 FOLD_FROM = 3
 WANTED_ROWS = 12
 
-_NUMBER, _WORD = re.compile(r"\d{1,15}"), re.compile(r"[^.\[\]'\"/]+")
+_NUMBER, _ALONE = re.compile(r"\d{1,15}"), re.compile(r"(?<![^.\[/])\d{1,15}(?![^.\]/])")
+_WORD = re.compile(r"[^.\[\]'\"/]+")
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,23 @@ def fold(leaves: Sequence[Leaf]) -> list[Row]:
 
 
 def families(leaves: Sequence[Leaf]) -> list[tuple[str, list[int]]]:
-    """Three and more leaves alike but for numbers in their path and the stage that each is on together, each other leaf
-    alone: the path, numbers that vary written `0-47`, and the places in `leaves`. In the order of the first of each."""
+    """Three and more leaves alike but for the number of their layer and the stage that each is on together, each other
+    leaf alone: the path, numbers that vary written `0-47`, and the places in `leaves`. In the order of the first of
+    each.
+
+    A number counts layers where it stands alone in the path, as in `blocks.3.attn`, or is the first that varies, as in
+    `Block_3.Dense_1`; another is part of a name, so that the two norms of a block are folded as its attention is.
+    """
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, leaf in enumerate(leaves):
         pattern = _NUMBER.sub("#", leaf.path)
         sizes = tuple((axis, end - first) for axis, (first, end) in _within(leaf))
         alike[pattern, leaf.role, leaf.shape, leaf.dtype, leaf.spec, sizes, leaf.why, leaf.wanted].append(i)
     families: list[tuple[str, list[int]]] = []
-    for places in alike.values():
-        path = _common_path([leaves[i].path for i in places])
-        families += [(path, places)] if path else [(leaves[i].path, [i]) for i in places]
+    for group in alike.values():
+        for places in _by_name([leaves[i].path for i in group], group):
+            path = _common_path([leaves[i].path for i in places])
+            families += [(path, places)] if path else [(leaves[i].path, [i]) for i in places]
     return sorted(families, key=lambda family: family[1][0])
 
 
@@ -121,6 +128,20 @@ def _common_path(paths: Sequence[str]) -> str | None:
         return None
     told = iter(columns)
     return _NUMBER.sub(lambda match: match[0] if len(v := next(told)) == 1 else index_text(v), paths[0])
+
+
+def _by_name(paths: Sequence[str], places: Sequence[int]) -> Iterable[list[int]]:
+    """`places` in groups whose `paths` differ in the numbers of layers alone."""
+    alone = {match.start() for match in _ALONE.finditer(paths[0])}
+    starts = [match.start() in alone for match in _NUMBER.finditer(paths[0])]
+    numbers = [_numbers(path) for path in paths]
+    varying = [len(set(column)) > 1 for column in zip(*numbers, strict=True)]
+    first = varying.index(True) if True in varying else 0
+    named = [i for i, counts in enumerate(starts) if not counts and i != first]
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for place, own in zip(places, numbers, strict=True):
+        groups[tuple(own[i] for i in named)].append(place)
+    return groups.values()
 
 
 def _numbers(path: str) -> list[int]:

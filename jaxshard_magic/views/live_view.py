@@ -1,9 +1,10 @@
 """What the views that a browser draws have in common: data, the module that draws it, and an HTML twin."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from uuid import uuid4
 
 from anywidget import AnyWidget
@@ -11,6 +12,7 @@ from ipywidgets import Widget, widget_serialization
 from traitlets import Bytes, Instance, TraitType, Unicode
 
 from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report.sent import Pictured, Theme
 from jaxshard_magic.views.format import printable
 
 STATIC = Path(__file__).parents[1] / "static"
@@ -54,7 +56,8 @@ class LiveView(AnyWidget):
     _static = Unicode().tag(sync=True)
     _module = Instance(Widget).tag(sync=True, **widget_serialization)
 
-    def __init__(self, data: bytes, **traits: Any):
+    def __init__(self, shown: Pictured, data: bytes, **traits: Any):
+        self._shown = shown
         model_id = uuid4().hex  # chosen here, because the first message tells the twin's name already
         super().__init__(
             model_id=model_id,
@@ -91,10 +94,16 @@ class LiveView(AnyWidget):
         return True
 
     def _answer(self, _: Any, content: Any, buffers: Any) -> None:
-        """A front end that cannot read another model's state asks for the module's text."""
-        if isinstance(content, Mapping) and content.get("kind") == "module":
+        """A front end that cannot read another model's state asks for the module's text, and a reader for a picture."""
+        kind = content.get("kind") if isinstance(content, Mapping) else None
+        if kind == "module":
             shared = module_text(self.bundle)
             self.send({"kind": "module", "digest": shared.digest, "text": shared.text})
+        elif kind == "picture":
+            asked = {part: str(content.get(part)) for part in ("name", "theme")}
+            with suppress(ShardError):  # of a page that asks for what is not there
+                text = self._shown.drawn(asked["name"], cast("Theme", asked["theme"]))
+                self.send({"kind": kind, **asked, "text": text})
 
 
 def quoted(value: Any) -> str:

@@ -11,7 +11,7 @@ from jaxshard_magic.views import device_memory, words
 
 @dataclass(frozen=True)
 class Range:
-    """The spread of the step's time in seconds, and the predicted one."""
+    """The spread of the step's time in seconds as a chip ran it, and the predicted one."""
 
     min: float
     median: float
@@ -47,12 +47,14 @@ Mark = Range | Share | Axes | Limit
 
 def marks(report: Report) -> tuple[Mark | None, ...]:
     """One for each of `words.figures`, None where a figure has nothing to draw."""
+    if not report.of_step:
+        return ()
     return _range(report), _share(report), _axes(report), None, _limit(report)
 
 
 def _range(report: Report) -> Range | None:
     timing = report.timing
-    spread = timing.step_s if timing else None
+    spread = words.on_chip(report)
     if timing is None or spread is None or not _finite((spread.min, spread.median, spread.max)):
         return None
     return Range(spread.min, spread.median, spread.max, finite(timing.predicted_step_s))

@@ -8,8 +8,10 @@ from jaxshard_magic.views import device_memory, svg, words
 from jaxshard_magic.views.device_stages import Stages, stages
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, runs
 from jaxshard_magic.views.tags import cell, code, joined, row, section, small, table, text
+from jaxshard_magic.views.terminal import shorten
 
 ROWS = 8
+LONG = 48  # letters of a name
 
 
 def memory_section(report: Report) -> str:
@@ -29,6 +31,7 @@ def memory_section(report: Report) -> str:
     title = "; ".join(filter(None, (words.memory_sentence(memory, told.named), words.measured_text(memory))))
     return section(
         f"Memory: {text(title)}",
+        _scale(memory),
         f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, groups, roles, told))}</tbody></table>",
         small(f"{count_text(left)} more devices hold less") if left else "",
         _buffers(memory),
@@ -40,8 +43,7 @@ def _rows(
 ) -> Iterator[str]:
     """Two rows for each group: its figures, and its bar over the width of the table."""
     most, fullest = device_memory.limit(memory), device_memory.measured(memory)
-    full = max(map(device_memory.length, (group.most for group in groups)))
-    full = max(full, most or 0, (fullest and fullest.measured) or 0)
+    full, on_scale = device_memory.scale(memory)
     for group in groups[:ROWS]:
         d, measured = group.most, device_memory.measured(memory, group.devices)
         peak = words.of_limit(d.peak, most) if d.peak is not None and most else byte_text(d.peak)
@@ -54,13 +56,21 @@ def _rows(
             said = (label, f"measured {byte_text(measured.measured)}", words.error_text(measured))
             label = ", ".join(filter(None, said))
         bar = svg.memory_bar(
-            device_memory.segments(d), d.peak, measured and measured.measured, most, full, label
+            device_memory.segments(d), d.peak, measured and measured.measured, on_scale, full, label
         )
         name = text(_ids(group.devices)) + (f" <small>{text(stage)}</small>" if stage else "")
         cells = [cell(name, "wrap"), *(cell(f, "right") for f in figures)]
         yield f'<tr class="jss-figures">{"".join(cells)}</tr>'
         span = f' colspan="{len(cells)}"'
         yield f'<tr style="background:transparent" class="jss-bar">{cell(bar, more=span)}</tr>'
+
+
+def _scale(memory: Memory) -> str:
+    """The fullest device on the limit's scale, and that the bars below have another; empty where they have that."""
+    note, most = words.scale_note(memory), device_memory.limit(memory)
+    if note is None or most is None:
+        return ""
+    return f"<div>{svg.limit_bar(device_memory.longest(memory), most)}</div>\n{small(text(note))}"
 
 
 def _measured(device: DeviceMemory | None) -> str:
@@ -84,7 +94,7 @@ def _buffers(memory: Memory) -> str:
         [
             byte_text(b.bytes),
             code(words.buffer_type(b)),
-            f"{text(b.what)} <small>{text(b.phase or '')}</small>",
+            f"{text(shorten(words.buffer_name(b), LONG))} <small>{text(words.buffer_about(b))}</small>",
             UNKNOWN if b.line is None else text(in_short(b.file, b.line)),
         ]
         for b in memory.buffers

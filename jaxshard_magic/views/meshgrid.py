@@ -12,6 +12,7 @@ from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.parts import mesh_text as axes_text
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.format import count_text, printable
+from jaxshard_magic.views.hues import HUES
 from jaxshard_magic.views.tags import axis, mesh_axes, small, text
 from jaxshard_magic.views.terminal import cells, pad
 
@@ -164,7 +165,7 @@ def _plane_html(info: MeshInfo, index: Sequence[int]) -> str:
 
 def _axis_html(info: MeshInfo, name: str, side: str, span: str) -> str:
     i = svg.axis_index(name, info)
-    line = f"border-{side}:3px {('solid', 'dashed', 'dotted', 'double')[i]} {svg.AXES[i]}"
+    line = f"border-{side}:3px {('solid', 'dashed', 'dotted', 'double')[i % 4]} {svg.AXES[i % HUES]}"
     return f'<th align="center" style="{_AXIS};{line}" {span}>{axis(name, info)}</th>'
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxshard_magic.report import Alternative, Report
-from jaxshard_magic.views.format import UNKNOWN, byte_text, share_text, with_unit
+from jaxshard_magic.views.format import byte_text, flops_text, share_text
 
 HEADS = {
     "peak": "Bytes on the fullest device at its peak",
@@ -48,14 +48,3 @@ def _row(a: Alternative, own: Alternative) -> Row:
 
 def _share(x: int | None, own: int | None) -> str:
     return "" if x is None or not own else share_text(x / own)
-
-
-def flops_text(n: float | None) -> str:
-    """`1.23 G`, with the prefixes of the SI.
-
-    >>> flops_text(1_234_000_000)
-    '1.23 G'
-    """
-    if n is None:
-        return UNKNOWN
-    return " ".join(with_unit(float(n), ("", "k", "M", "G", "T", "P", "E"), 1000, 3)).rstrip()

@@ -1,9 +1,10 @@
 """The standalone document around a fragment: type, spacing and colours for light and dark."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 
 from jaxshard_magic.views.colours import DARK, LIGHT, ROLES
+from jaxshard_magic.views.hues import HUES
 
 _RULES = """
 body{margin:0;padding:16px;background:var(--bg);color:var(--ink);
@@ -27,14 +28,16 @@ svg{vertical-align:middle}
 """
 
 
-def _colours() -> str:
+def colour_rules(colour: Callable[[str], str]) -> str:
+    """What the classes of drawings and texts are painted with; `colour` gives one by its name in `views.colours`."""
     axes = "".join(
-        f".jss b.jss-a{i}{{color:var(--a{i})}}.jss-s{i}{{stroke:var(--a{i})}}.jss-f{i}{{fill:var(--a{i})}}"
-        for i in range(4)
+        f".jss b.jss-a{i}{{color:{colour(f'a{i}')}}}.jss-s{i}{{stroke:{colour(f'a{i}')}}}"
+        f".jss-f{i}{{fill:{colour(f'a{i}')}}}"
+        for i in range(HUES)
     )
-    roles = "".join(f".jss-r-{r}{{fill:var(--{r})}}" for r in ROLES)
-    levels = "".join(f".jss-{level}{{color:var(--{level})}}" for level in ("warning", "error", "ok", "info"))
-    return f"{axes}\n{roles}\n{levels}\n.jss-limit{{fill:var(--error)}}"
+    roles = "".join(f".jss-r-{r}{{fill:{colour(r)}}}" for r in ROLES)
+    levels = "".join(f".jss-{level}{{color:{colour(level)}}}" for level in ("warning", "error", "ok", "info"))
+    return f"{axes}\n{roles}\n{levels}\n.jss-limit{{fill:{colour('error')}}}"
 
 
 def _variables(theme: Mapping[str, str]) -> str:
@@ -45,10 +48,27 @@ def document(title: str, body: str) -> str:
     """A whole HTML document with no script and nothing fetched."""
     style = (
         f":root{{color-scheme:light dark;{_variables(LIGHT)}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}{_RULES}{_colours()}"
+        f"@media (prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}{_RULES}{colour_rules('var(--{})'.format)}"
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}\n</style></head><body>\n{body}</body></html>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}\n</style>{_BODY}{body}{_END}"
     )
+
+
+_BODY, _END = "</head><body>\n", "</body></html>\n"
+
+
+def with_more(made: str, head: str, body: Callable[[str], str]) -> str:
+    """What `document` made, with `head` at the end of its head, and with what `body` makes of its body."""
+    above, _, rest = made.partition(_BODY)
+    return f"{above}{head}{_BODY}{body(rest.removesuffix(_END))}{_END}"
+
+
+def embedded(dark: str) -> str:
+    """The styles of fragments in a page of another look, such as the book's, which is dark where the selector `dark`
+    matches."""
+    own = f"color:var(--ink);font-size:13px;font-variant-numeric:tabular-nums;{_RULES}"
+    colours = colour_rules("var(--{})".format)
+    return f".jss{{{_variables(LIGHT)}}}\n{dark} .jss{{{_variables(DARK)}}}\n.jss{{{own}}}\n{colours}\n"

@@ -16,12 +16,14 @@ from jaxshard_magic.views import device_memory, leaf_rows, marks, option_table, 
 from jaxshard_magic.views.device_stages import Stages, stages
 from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable
 from jaxshard_magic.views.packing import axis_numbers, compressed, span_pairs
-from jaxshard_magic.views.source_lines import place, source_of
+from jaxshard_magic.views.source_lines import line_facts, source_of
+from jaxshard_magic.views.terminal import shorten
 from jaxshard_magic.views.timeline.payload import pipeline_payload
 
 VERSION = 1
 ROLES = ("params", "optimizer", "batch", "rng", "other")
 PHASES = ("forward", "backward", "update")
+LONG = 22  # letters of the name of what a buffer holds
 
 _IN_PATH, _GOES_ON = re.compile(r"[\w.\[\]]"), re.compile(r"[\w\[]|\.\w")
 
@@ -50,7 +52,9 @@ def payload(report: Report) -> dict[str, Any]:
         "figures": _figures(report, index, memory is not None),
         "options": _options(report),
         "advice": [_advice(a.level, a.message, a.fix) for a in report.advice],
+        "hints": words.HINTS,
         "tabs": _tabs(report, memory is not None),
+        "opens_on": opens_on(report),
         "leaves": (leaves := _leaves(report.leaves, index)),
         "whys": leaves.pop("whys"),
         "withins": leaves.pop("withins"),
@@ -74,12 +78,19 @@ def tab_ids(report: Report) -> list[str]:
     return [tab["id"] for tab in _tabs(report, bool(report.memory and report.memory.per_device))]
 
 
+def opens_on(report: Report) -> str | None:
+    """The view that a reader sees first: of what does not fit its memory, of a pipeline its timeline, else the first;
+    None where there is none."""
+    tabs = tab_ids(report)
+    wanted = (*("memory",) * (not words.fits(report)), "pipeline", *tabs[:1])
+    return next((tab for tab in wanted if tab in tabs), None)
+
+
 def _title(report: Report) -> dict[str, str | None]:
-    named = report.name and report.name != report.strategy
     return {
-        "strategy": printable(report.strategy),
+        "strategy": printable(words.title_text(report)),
         "options": printable(words.options_text(report)),
-        "name": printable(report.name) if named else None,
+        "name": printable(words.named_text(report)) or None,
     }
 
 
@@ -101,7 +112,8 @@ def _options(report: Report) -> dict[str, Any] | None:
 
 def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dict[str, Any]]:
     sent = report.collectives is not None
-    opens = (None, "memory" if memory else None, "communication" if sent else None, None, None)
+    shown = words.figures(report)
+    opens = (None, "memory" if memory else None, "communication" if sent else None, None, None)[: len(shown)]
     return [
         {
             "label": f.label,
@@ -111,7 +123,7 @@ def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dic
             "opens": tab,
             "mark": _mark(mark, index),
         }
-        for f, mark, tab in zip(words.figures(report), marks.marks(report), opens, strict=True)
+        for f, mark, tab in zip(shown, marks.marks(report), opens, strict=True)
     ]
 
 
@@ -121,7 +133,7 @@ def _time(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
     if not parts:
         return None
     rows = [[kind and printable(kind), axes and [index[a] for a in axes], s] for kind, axes, s in parts]
-    return {"total": sum(s for _, _, s in parts), "parts": rows}
+    return {"total": sum(s for _, _, s in parts), "text": words.predicted_text(report), "parts": rows}
 
 
 def _mark(mark: marks.Mark | None, index: Mapping[str, int]) -> dict[str, Any] | None:
@@ -144,7 +156,7 @@ def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:
     if report.leaves:
         tabs.append(("layout", "Layout", words.leaves_text(len(report.leaves))))
     if memory and report.memory:
-        tabs.append(("memory", "Memory", byte_text(device_memory.groups(report.memory)[0].most.peak, 2)))
+        tabs.append(("memory", "Memory", byte_text(device_memory.groups(report.memory)[0].most.peak)))
     if report.collectives is not None:
         sent = _communication_number(report) if report.collectives else "nothing"
         tabs.append(("communication", "Communication", sent))
@@ -263,6 +275,7 @@ def _memory(report: Report) -> dict[str, Any] | None:
         "limit_text": None if most is None else limit_text(most),
         "source": "measured" if memory.source == "measured" else "computed",
         "lead": span_pairs(words.memory_lead(memory, told.named)),
+        "scale_note": words.scale_note(memory),
         "roles": device_memory.roles(memory),
         "devices": {
             "device": list(position),
@@ -288,7 +301,8 @@ def _live(memory: Memory, sources: Sequence[Source]) -> dict[str, Any] | None:
         "peak": live.peak,
         "phases": live.phases,
         "lead": words.live_lead(memory),
-        **place(live.file, live.line, sources),
+        "told": words.live_text(memory),
+        **line_facts(live.file, live.line, sources),
     }
 
 
@@ -296,10 +310,11 @@ def _buffer(buffer: Buffer, sources: Sequence[Source]) -> dict[str, Any]:
     return {
         "bytes": buffer.bytes,
         "count": buffer.count,
-        "type": printable(f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]"),
-        "what": printable(buffer.what),
-        "phase": buffer.phase if buffer.phase in PHASES else None,
-        **place(buffer.file, buffer.line, sources),
+        "type": printable(words.array_type(buffer)),
+        "what": shorten(printable(words.buffer_name(buffer)), LONG),
+        "about": printable(words.buffer_about(buffer)),
+        "told": printable(", ".join(filter(None, (words.buffer_name(buffer), words.buffer_about(buffer))))),
+        **line_facts(buffer.file, buffer.line, sources),
     }
 
 

@@ -7,6 +7,7 @@ from jaxshard_magic.views import schedule_charts as charts
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import UNKNOWN, rounded
 from jaxshard_magic.views.html import SIGNS
+from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import code, joined, section, small, table
 from jaxshard_magic.views.tags import text as safe
 from jaxshard_magic.views.terminal import fitted, pad, plain, wrap
@@ -77,6 +78,11 @@ def to_html(comparison: "Comparison") -> str:
         told = table(top, [[code(row[0]), *map(safe, row[1:])] for row in curves[1:]])
         parts.append(section("Bubble against microbatches", told))
     return f'<div class="jss">\n{joined(parts)}\n</div>\n'
+
+
+def page(comparison: "Comparison") -> str:
+    """The comparison as a whole document that follows the reader's light or dark theme."""
+    return document("compared schedules", to_html(comparison))
 
 
 def lead(comparison: "Comparison") -> str:

@@ -17,16 +17,19 @@ from IPython.display import display
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.report.comparison import Comparison
+from jaxshard_magic.report.written import Shown
 from jaxshard_magic.views import html
 from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.timeline import html as timeline
 
 if TYPE_CHECKING:
     from jaxshard_magic.explorer import Explorer
+    from jaxshard_magic.report.choice import Choice
     from jaxshard_magic.views.live_view import LiveView
 
 VARIABLE = "JAXSHARD_VIEW"
 WAYS = ("auto", "widget", "html", "text")
+WAIT = 0.4  # seconds
 
 
 def show(report: Report, how: str | None = None) -> None:
@@ -45,6 +48,14 @@ def show(report: Report, how: str | None = None) -> None:
         _show_widget(report, alone=how == "widget")
 
 
+def show_now(shown: Shown) -> None:
+    """Display what shows itself, at once; print it as text where there is no IPython."""
+    if get_ipython() is None:
+        print(writable(shown.to_text()))
+    else:
+        display(shown)
+
+
 def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
     """Display `pipeline`, or print it where there is no notebook.
 
@@ -60,8 +71,20 @@ def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
     _show_or_print(_wanted(how), pipeline.to_text(), lambda also: timeline.to_html(pipeline, also), view)
 
 
-def show_live(shown: "Comparison | Explorer", how: str | None = None) -> None:
-    """Display a comparison or an explorer, or print it where there is no notebook.
+def show_choice(choice: "Choice", report: Report | None, how: str | None = None) -> None:
+    """Display what a search chose and, below its widget, the report of the choice; or print it without a notebook.
+
+    Args:
+        report: None where nothing was compiled.
+        how: as for `show`.
+    """
+    show_live(choice, how)
+    if report is not None and _in_notebook(get_ipython()) and _wanted(how) in ("auto", "widget"):
+        display(report)
+
+
+def show_live(shown: "Comparison | Choice | Explorer", how: str | None = None) -> None:
+    """Display a comparison, a choice or an explorer, or print it where there is no notebook.
 
     Args:
         how: as for `show`.
@@ -167,13 +190,18 @@ def _display(view: "LiveView", text: str, static: str, *, alone: bool) -> None:
 
 
 def _in_place_of(view: "LiveView") -> str:
-    """JupyterLab and Notebook write "model not found" above the twin in a reopened notebook: a style against it."""
+    """For JupyterLab and Notebook, which write "model not found" above the twin in a reopened notebook: a style against
+    it. It also keeps room instead of the twin until the widget's model, which does so from then on, is there."""
     above = f".jp-OutputArea-child:has(+ .jp-OutputArea-child .{view.static_class})"
-    return f"<style>{above} > .jupyter-widgets:not(:has(*)){{display:none}}</style>\n"
+    return (
+        f"<style>{above} > .jupyter-widgets:not(:has(*)){{display:none}}"
+        f".jp-NotebookPanel .{view.static_class}{{animation:jsm-wait {WAIT}s}}"
+        "@keyframes jsm-wait{0%,100%{visibility:hidden;max-height:640px;overflow:hidden}}</style>\n"
+    )
 
 
-def _open_view(shown: "Report | Comparison | Explorer") -> "LiveView":
-    """The view of a report, a comparison or an explorer, a new one where the old one was closed."""
+def _open_view(shown: "Report | Comparison | Choice | Explorer") -> "LiveView":
+    """The view of one of them, a new one where the old one was closed."""
     if shown.view.comm is None:
         vars(shown).pop("view")
     return shown.view

@@ -8,7 +8,7 @@ from jaxshard_magic.report import Source
 from jaxshard_magic.views.format import printable
 
 
-def place(file: str | None, line: int | None, sources: Sequence[Source]) -> dict[str, Any]:
+def line_facts(file: str | None, line: int | None, sources: Sequence[Source]) -> dict[str, Any]:
     """A line as the payload tells it: of which source, in words and in a table's few signs, its text."""
     index = source_of(file, line, None, sources)
     source = sources[index] if index is not None else None

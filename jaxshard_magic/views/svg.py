@@ -11,10 +11,11 @@ from math import prod
 from jaxshard_magic.report import Leaf, MeshInfo
 from jaxshard_magic.views.colours import BOTH
 from jaxshard_magic.views.format import place_text, printable
+from jaxshard_magic.views.hues import HUES, hues
 from jaxshard_magic.views.leaf_rows import copies, cuts
 
-AXES = tuple(BOTH[f"a{i}"] for i in range(4))
-DASHES = ("", "5 2", "2 2", "6 2 2 2")
+AXES = tuple(BOTH[f"a{i}"] for i in range(HUES))
+DASHES = ("", "5 2", "2 2", "6 2 2 2", "9 3", "1 2", "6 2 2 2 2 2", "10 2 4 2")
 RULE, LIMIT = BOTH["rule"], BOTH["limit"]
 KIND_OPACITY = {"all-gather": 1.0, "all-reduce": 0.8, "reduce-scatter": 0.6, "all-to-all": 0.4}
 
@@ -51,20 +52,20 @@ def label(x: float, y: float, content: str, size: float, more: str = "") -> str:
 
 
 def axis_index(axis: str, mesh: MeshInfo) -> int:
-    """The place of an axis in the mesh, which chooses its hue; an axis the mesh lacks takes the last."""
-    names = list(mesh.axes)
-    return (names.index(axis) if axis in names else len(AXES) - 1) % len(AXES)
+    """The number of an axis among those of the mesh, by which `stroke` and `fill` choose its look."""
+    return hues([*mesh.axes, axis])[axis]
 
 
 def stroke(i: int) -> str:
-    """The attributes of a line in the hue and dash of the mesh axis `i`."""
-    dash = f' stroke-dasharray="{DASHES[i]}"' if DASHES[i] else ""
-    return f'class="jss-s{i}" stroke="{AXES[i]}"{dash}'
+    """The attributes of a line in the hue and dash of an axis, by its number."""
+    pattern, hue = DASHES[(i + i // HUES) % HUES], i % HUES
+    dash = f' stroke-dasharray="{pattern}"' if pattern else ""
+    return f'class="jss-s{hue}" stroke="{AXES[hue]}"{dash}'
 
 
 def fill(i: int) -> str:
-    """The attributes of an area in the hue of the mesh axis `i`."""
-    return f'class="jss-f{i}" fill="{AXES[i]}"'
+    """The attributes of an area in the hue of an axis, by its number."""
+    return f'class="jss-f{i % HUES}" fill="{AXES[i % HUES]}"'
 
 
 def axis_mark(axis: str, mesh: MeshInfo) -> str:
@@ -182,6 +183,16 @@ def memory_bar(
     return stretched(12 + 2 * top, label, marks)
 
 
+def limit_bar(held: int, limit: int) -> str:
+    """How little of a limit is held, on a scale that ends there; never nothing."""
+    marks = [
+        rect(0, 0, 1000, 6, 'fill="currentColor" fill-opacity=".07"'),
+        rect(0, 0, max(3.0, 1000 * held / limit), 6, 'fill="currentColor"'),
+        rect(997, 0, 3, 6, f'class="jss-limit" fill="{LIMIT}"'),
+    ]
+    return stretched(6, "", marks)
+
+
 def stretched(height: float, label: str, marks: Iterable[str], more: str = "") -> str:
     """A drawing 1000 units wide that takes the width of its cell; `more` are its further attributes."""
     h = number(height)
@@ -193,8 +204,10 @@ def stretched(height: float, label: str, marks: Iterable[str], more: str = "") -
 
 
 def share_bar(parts: Sequence[tuple[int | None, float, float]], width: float = 112, height: float = 6) -> str:
-    """Parts of a whole side by side: (axis index or None for no axis, share of the width, opacity)."""
-    edges = ("" if axis is None or opacity == 1 else f' stroke="{AXES[axis]}"' for axis, _, opacity in parts)
+    """Parts of a whole side by side: (an axis' number or None for no axis, share of the width, opacity)."""
+    edges = (
+        "" if axis is None or opacity == 1 else f' stroke="{AXES[axis % HUES]}"' for axis, _, opacity in parts
+    )
     return drawing(width, height, "", _side_by_side(parts, edges, width, height, 0.5))
 
 

@@ -6,6 +6,7 @@ from html import escape
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.views import svg
 from jaxshard_magic.views.format import printable
+from jaxshard_magic.views.hues import HUES
 
 
 def joined(parts: Iterable[str]) -> str:
@@ -31,7 +32,7 @@ def unbroken(value: str) -> str:
 
 def axis(name: str, mesh: MeshInfo) -> str:
     """The name of a mesh axis in its hue."""
-    return f'<b class="jss-a{svg.axis_index(name, mesh)}">{text(name)}</b>'
+    return f'<b class="jss-a{svg.axis_index(name, mesh) % HUES}">{text(name)}</b>'
 
 
 def mesh_axes(mesh: MeshInfo) -> str:

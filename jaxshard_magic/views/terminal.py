@@ -63,11 +63,13 @@ def pad(text: str, width: int, align: str = "left") -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """The end of `text` in `width` columns: `…attn.qkv.kernel`; the end of a path tells most."""
+    """`text` in `width` columns, cut in its middle: `state.params…tn.qkv.kernel`; its beginning says of which kind it
+    is, and the end of a path tells most."""
     if cells(text) <= width:
         return text
-    kept = _fitting(reversed(text), width - 1)
-    return "\u2026" + text[len(text) - kept :]
+    first = (width - 1) * 2 // 5
+    kept = _fitting(reversed(text), width - 1 - first)
+    return text[: _fitting(text, first)] + "\u2026" + text[len(text) - kept :]
 
 
 def clip(text: str, width: int) -> str:

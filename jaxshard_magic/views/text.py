@@ -21,7 +21,19 @@ from jaxshard_magic.views.format import (
     share_text,
     type_text,
 )
-from jaxshard_magic.views.terminal import bar, cells, clip, fitted, pad, plain, printed, shorten, table, wrap
+from jaxshard_magic.views.terminal import (
+    bar,
+    cells,
+    clip,
+    fitted,
+    pad,
+    plain,
+    printed,
+    shorten,
+    table,
+    wrap,
+    wrapped,
+)
 from jaxshard_magic.views.timeline import text as timeline_text
 
 SIGNS = {"error": "x", "warning": "!", "info": "i"}
@@ -63,9 +75,9 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
 
 
 def _header(report: Report, width: int) -> list[str]:
-    first = [report.strategy, words.options_text(report)]
+    first = [words.title_text(report), words.options_text(report)]
     second = [mesh_text(report.mesh.axes), words.devices_text(report.mesh, "x")]
-    name = printable(report.name) if report.name != report.strategy else ""
+    name = printable(words.named_text(report))
     lines = [printable("   ".join(p for p in [*first, *second] if p))]
     if cells(lines[0]) > width:
         lines = [
@@ -112,10 +124,14 @@ def _options(report: Report, width: int) -> list[str]:
 
 def _advice(advice: Sequence[Advice], width: int) -> list[str]:
     lines = []
-    for a in advice:
+    for a in advice[: words.HINTS]:
         message = a.message if not a.fix else f"{a.message} Fix:"
         lines += wrap(plain(printable(message)), width, f"{SIGNS.get(a.level, 'i')} ", "  ")
         lines += ["    " + printable(line) for line in (a.fix or "").splitlines()]
+    rest = advice[words.HINTS :]
+    if rest:
+        lines.append(f"{len(rest)} more in report.advice:")
+    lines += [clip(f"  {plain(printable(a.message))}", width) for a in rest]
     return lines
 
 
@@ -130,6 +146,7 @@ def _memory(report: Report, width: int) -> list[str]:
         if role == "temporaries" or any(getattr(g.most, role) for g in groups):
             legend.append(f"{ROLE_INK[role]}{SPACE}{role}{SPACE}{byte_text(getattr(top, role))}{SPACE}")
     lines = ["Memory per device", *map(plain, wrap(" ".join(legend), width, "  ", "  "))]
+    lines += wrapped(filter(None, [words.scale_note(memory)]), width, "  ", "  ")
     shown = groups[:MEMORY_ROWS]
     told = stages(report)
     labels = [printable(f"{_ids(g.devices)} {told.of(g.devices)}".rstrip()) for g in shown]
@@ -142,9 +159,9 @@ def _memory(report: Report, width: int) -> list[str]:
         values.append(plain(held) + (" each" if len(g.devices) > 1 and d.peak is not None else ""))
     label_width, value_width = max(map(cells, labels)), max(map(cells, values))
     room = width - label_width - value_width - 6
-    full = max([most or 0, *(device_memory.length(g.most) for g in groups)])
+    full, on_scale = device_memory.scale(memory)
     for g, label, value in zip(shown, labels, values, strict=True):
-        lines.append(f"  {pad(label, label_width, 'right')}  {_stack(g.most, most, full, room)}  {value}")
+        lines.append(f"  {pad(label, label_width, 'right')}  {_stack(g.most, on_scale, full, room)}  {value}")
     left = sum(len(g.devices) for g in groups[MEMORY_ROWS:])
     if left:
         lines.append(f"  {count_text(left)} more devices hold less")
@@ -157,12 +174,15 @@ def _buffers(memory: Memory, width: int) -> list[str]:
     shown = (memory.buffers or ())[:BUFFER_ROWS]
     if not shown:
         return []
+    what = [", ".join(filter(None, (words.buffer_name(b), words.buffer_about(b)))) for b in shown]
     columns = {
         "size": [byte_text(b.bytes) for b in shown],
         "at the peak": [shorten(plain(words.buffer_type(b)), width // 3) for b in shown],
-        "what": [shorten(printable(b.what), width // 3) for b in shown],
+        "what": [""] * len(shown),
         "line": [plain(UNKNOWN) if b.line is None else printable(in_short(b.file, b.line)) for b in shown],
     }
+    room = width - cells(table(columns, ())[0])
+    columns["what"] = [shorten(printable(text), room + len("what")) for text in what]
     return table(columns, ("at the peak", "what"))
 
 

@@ -9,7 +9,7 @@ from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.format import printable, runs
 from jaxshard_magic.views.live_view import Chosen, LiveView, quoted
-from jaxshard_magic.views.payload import devices, packed, tab_ids
+from jaxshard_magic.views.payload import devices, opens_on, packed, tab_ids
 
 
 class ReportView(LiveView):
@@ -29,7 +29,7 @@ class ReportView(LiveView):
 
     def __init__(self, report: Report):
         self.report = report
-        super().__init__(packed(report))
+        super().__init__(report, packed(report))
 
     def __repr__(self) -> str:
         return f"<ReportView of {self.report!r}>"
@@ -40,7 +40,7 @@ class ReportView(LiveView):
             return None if value is None else self._leaf(value)
         if name == "device":
             return None if value is None else self._device(value)
-        return next(iter(self._tabs), None) if value is None else self._tab(value)
+        return opens_on(self.report) if value is None else self._tab(value)
 
     @cached_property
     def _paths(self) -> dict[str, str]:

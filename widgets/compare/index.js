@@ -1,10 +1,15 @@
 // A comparison in a notebook: the trials as a table and as points, the chosen one in words, and what differs in a pair.
+// Of an automatic search, which compared what it compiled, what led to its choice as well.
 
+import { paint } from "../shared/axes.js";
 import { h } from "../shared/dom.js";
 import { drawn } from "../shared/page.js";
+import { saving } from "../shared/saving.js";
 import { copyable, spans } from "../shared/text.js";
 import { Choice, follow } from "./choice.js";
 import style from "./compare.css";
+import found from "./found.css";
+import { others, path, runs } from "./found.js";
 import { Pair } from "./pair.js";
 import { Scatter } from "./scatter.js";
 import { Side } from "./side.js";
@@ -14,29 +19,36 @@ const ALONE = 2; // points from which on there is a picture
 
 /** Draw the comparison of `model` in `el`; returns what takes it away again. */
 export const render = (context) =>
-  drawn(context, "comparison", [style], (root, data, ends) => {
+  drawn(context, "comparison", [style, found], (root, data, ends) => {
     const choice = new Choice();
     ends.push(follow(choice, context.model, data.trials.length));
-    root.append(view(data, choice));
+    paint(root, data.axes);
+    root.append(view(data, choice, context.model));
   });
 
-function view(data, choice) {
+function view(data, choice, model) {
   const mesh = { names: data.axes };
   const points = data.trials.filter((trial) => trial.point).length;
+  const search = data.choice ?? null;
   const scatter = points < ALONE ? null : new Scatter(data, choice);
-  const table = new Table(data, choice);
-  const side = new Side(data, choice, scatter !== null);
+  const table = data.trials.length || !search ? new Table(data, choice) : null;
+  const side = table && new Side(data, choice, scatter !== null);
   const pair = new Pair(data, choice);
-  const below = h("div", { class: scatter ? "jsm-cmp-below" : "jsm-cmp-only" }, scatter?.element, side.element);
+  const below = h("div", { class: scatter ? "jsm-cmp-below" : "jsm-cmp-only" }, scatter?.element, side?.element);
+  const save = scatter && saving(model, () => "comparison");
   const element = h(
     "div",
     { class: "jsm-cmp" },
     h("p", { class: "jsm-lead" }, spans(data.lead, mesh)),
     h("p", { class: "jsm-small jsm-quiet jsm-cmp-about" }, data.about),
-    table.element,
+    search && runs(search),
+    table?.element,
     data.left.length ? left(data.left) : null,
     below,
+    save,
     pair.element,
+    search && path(search),
+    search && others(search, data.axes),
     h("div", { class: "jsm-cmp-notes jsm-small jsm-quiet" }, data.notes.map((note) => h("p", {}, note))),
   );
   const parts = [table, scatter, side, pair].filter(Boolean);
@@ -45,7 +57,7 @@ function view(data, choice) {
   mark({ chosen: true, other: true, pointed: true });
   followWidth(element, () => {
     scatter?.draw();
-    table.reveal();
+    table?.reveal();
   });
   return element;
 }

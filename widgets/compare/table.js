@@ -2,6 +2,7 @@
 
 import { h, replace } from "../shared/dom.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
+import { scrollsOn } from "../shared/scrolling.js";
 import { copyable, sign } from "../shared/text.js";
 import { letter } from "./cells.js";
 import { pick } from "./choice.js";
@@ -37,6 +38,7 @@ export class Table {
       this.#body,
     );
     this.element = h("div", { class: data.trials.length > LONG ? "jsm-cmp-scroll jsm-cmp-long" : "jsm-cmp-scroll" }, table);
+    scrollsOn(this.element);
     this.#sort();
   }
 

@@ -1,6 +1,6 @@
 // What the compiler made of a line, beside what was told of it before.
 
-import { axisClass } from "../shared/axes.js";
+import { axisClass, paint } from "../shared/axes.js";
 import { h, replace } from "../shared/dom.js";
 import { number } from "../shared/kinds.js";
 import { sign, spans } from "../shared/text.js";
@@ -12,6 +12,7 @@ export function compiledTable(trial) {
   function draw(work) {
     const { compiled } = trial;
     if (!compiled || compiled.state === "asked") return;
+    paint(element, compiled.axes);
     const stale = compiled.line !== work.line;
     const head = h(
       "div",

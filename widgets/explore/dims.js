@@ -52,13 +52,14 @@ export function dims(trial, edit) {
     const pressed = cut[dim].includes(axis);
     const elsewhere = cut.findIndex((axes, at) => at !== dim && axes.includes(axis));
     const odd = !pressed && shape[dim] % parts([...cut[dim], axis], trial.sizes) !== 0;
-    const look = ["jsm-ex-chip", `jsm-ex-chip${i % 4}`, elsewhere >= 0 && "jsm-ex-elsewhere"].filter(Boolean).join(" ");
+    const look = ["jsm-ex-chip", elsewhere >= 0 && "jsm-ex-elsewhere"].filter(Boolean).join(" ");
     const key = `chip-${dim}-${axis}`;
     return h(
       "button",
       {
         type: "button",
         class: look,
+        style: { "--jsm-own": hue(i) },
         "aria-pressed": String(pressed),
         "aria-disabled": odd ? "true" : null,
         "aria-label": `cut dim ${dim} over ${axis}`,

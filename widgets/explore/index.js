@@ -3,8 +3,10 @@
 import detailStyle from "../layout/detail.css";
 import layoutStyle from "../layout/layout.css";
 import { defaultLeaf } from "../layout/rows.js";
+import { paint } from "../shared/axes.js";
 import { h, replace } from "../shared/dom.js";
 import { drawn } from "../shared/page.js";
+import { saving } from "../shared/saving.js";
 import { sign, typed } from "../shared/text.js";
 import { compiledTable } from "./compiled.js";
 import { dims } from "./dims.js";
@@ -21,6 +23,7 @@ export * as cuts from "./cuts.js";
 export * as line from "./line.js";
 
 const SAID_FOR = 6000; // ms
+const NOT_PLANNED = "laid out as for the mesh it was planned on: planning another needs the notebook";
 const DRAWN = ["axes", "strategy", "wishes", "leaf", "laid", "compiled"];
 
 /** Draw the explorer of `model` in `el`; returns what takes it away again. */
@@ -34,16 +37,17 @@ export const render = (context) =>
       trial.set({ compiled: { state: "asked" } });
       context.model.send({ kind: "compile" });
     };
-    root.append(view(data, trial, context, compile));
+    const picture = () => (end.flush(), "layout");
+    root.append(view(data, trial, context, compile, picture));
   });
 
-function view(data, trial, context, compile) {
+function view(data, trial, context, compile, picture) {
   const status = saying();
   let leaf = null; // the one on show: once it is found it stays, whatever the edits make of the others
   const edit = (cut) => trial.set({ wishes: wished(data.leaves, trial.wishes, leaf, cut) });
   const parts = {
     mesh: meshRow(trial, status.say),
-    strategy: strategyRow(data, trial),
+    strategy: strategyRow(data, trial, context.model.get("_alone")),
     array: picker(trial),
     type: typeRow(trial, () => edit(null)),
     dims: dims(trial, edit),
@@ -79,11 +83,13 @@ function view(data, trial, context, compile) {
     ),
     parts.out.element,
     parts.compiled.element,
+    context.model.get("_alone") ? null : saving(context.model, picture), // that a page has is of before its edits
   );
 
   function draw() {
     const key = element.getRootNode().activeElement?.dataset?.k;
     const work = worked(data, trial);
+    paint(element, work.mesh.names);
     leaf = trial.leaf ?? leaf ?? first(data, trial, work);
     if (trial.device !== null && trial.device >= trial.devices) trial.set({ device: null });
     for (const part of Object.values(parts)) part.draw(work, leaf);
@@ -119,18 +125,20 @@ function saying() {
 }
 
 /** Which strategy lays out what is not set by hand, and what the kernel says of that. */
-function strategyRow(data, trial) {
+function strategyRow(data, trial, alone) {
   const select = h("select", { "aria-label": "strategy", "data-k": "strategy", onchange: () => trial.set({ strategy: select.value }) });
   const note = h("span", { class: "jsm-small jsm-quiet jsm-ex-note", role: "status" });
-  const element = h("div", { class: "jsm-ex-strategy" }, select, note);
+  const fixed = h("code", {});
+  const element = h("div", { class: "jsm-ex-strategy" }, alone ? fixed : select, note);
 
   function draw() {
     const known = data.strategies.includes(trial.strategy) ? data.strategies : [trial.strategy, ...data.strategies];
     if (select.options.length !== known.length) replace(select, known.map((name) => h("option", { value: name }, name)));
     select.value = trial.strategy;
+    replace(fixed, trial.strategy);
     const { laid } = trial;
     const answered = laid.strategy === trial.strategy && String(laid.mesh) === String(trial.axes);
-    if (!answered) replace(note, "the kernel is asked how it lays the other arrays out");
+    if (!answered) replace(note, alone ? NOT_PLANNED : "the kernel is asked how it lays the other arrays out");
     else replace(note, laid.note ? [sign("warning"), " ", laid.note] : null);
   }
 

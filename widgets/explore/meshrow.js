@@ -1,6 +1,6 @@
 // The mesh to edit: a name and a size for each axis, one more, one less, and how many devices that takes.
 
-import { axisClass } from "../shared/axes.js";
+import { hue } from "../shared/axes.js";
 import { h, replace } from "../shared/dom.js";
 import { count } from "../shared/format.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
@@ -41,8 +41,8 @@ export function meshRow(trial, say) {
 
   function nameBox(name, i) {
     return h("input", {
-      class: `jsm-mono ${axisClass(i)}`,
-      style: { width: `${Math.max(2, name.length) + 1.8}ch` },
+      class: "jsm-mono",
+      style: { width: `${Math.max(2, name.length) + 1.8}ch`, "--jsm-own": hue(i) },
       value: name,
       spellcheck: "false",
       autocomplete: "off",

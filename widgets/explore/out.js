@@ -8,6 +8,7 @@ import { setsText } from "./words.js";
 const WRITTEN = "written into the cell below; nothing has run";
 const BY_HAND = "the whole cell is copied: paste it into the next one";
 const LATER = "compiling; a kernel that is busy answers later";
+const COMPILING = "compiling it needs the notebook";
 
 /** `{element, draw(work)}`; `compile()` asks the kernel; what was done is told in `status`. */
 export function out(data, trial, { model, el }, compile, status) {
@@ -16,6 +17,7 @@ export function out(data, trial, { model, el }, compile, status) {
   const buttons = h("div", { class: "jsm-ex-buttons" });
   const { say } = status;
   const element = h("div", { class: "jsm-ex-out" }, h("div", { class: "jsm-ex-head" }, h("h3", {}, "The line for your cell"), sets), code, h("div", { class: "jsm-ex-buttons" }, buttons, status.element));
+  const alone = model.get("_alone");
   const insert = data.cell === null ? null : nextCell(model, el);
   let work = null;
   let line = null;
@@ -33,7 +35,7 @@ export function out(data, trial, { model, el }, compile, status) {
       copy.querySelector("button").dataset.k = "copy";
       replace(code, copy);
     }
-    replace(buttons, data.cell === null ? null : write(), data.step ? compileButton() : null);
+    replace(buttons, data.cell === null ? null : write(), !data.step ? null : alone ? h("span", { class: "jsm-small jsm-quiet" }, COMPILING) : compileButton());
   }
 
   const write = () =>

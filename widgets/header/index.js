@@ -11,25 +11,28 @@ import { options } from "./options.js";
 import { timeStrip } from "./strip.js";
 
 const PATHS = { failed: 12, noise: 3 }; // leaves that a sentence of the check names
-const ADVICE = 4; // pieces of advice shown at first
 
 /** The header of a report. */
 export function view(data, mesh, selection) {
   return h(
     "header",
     { class: "jsm-header", role: "group", "aria-label": "Summary" }, // not the page's banner
-    title(data, mesh),
-    verdict(data, mesh, selection),
-    data.notes.map((note) => h("p", { class: "jsm-small jsm-quiet" }, note)),
+    h(
+      "div",
+      { class: "jsm-head" },
+      meshGlyph(mesh, data.memory),
+      h("div", { class: "jsm-head-words" }, title(data, mesh), verdict(data, mesh, selection)),
+    ),
+    data.notes.length ? h("p", { class: "jsm-small jsm-quiet" }, data.notes.join(" ")) : null,
     check(data, selection),
     timeStrip(data.time, mesh),
-    h("div", { class: "jsm-figures" }, data.figures.map((figure) => keyFigure(figure, data, mesh, selection))),
+    figures(data, mesh, selection),
     options(data.options),
-    advice(data.advice),
+    advice(data),
   );
 }
 
-function title({ title, memory }, mesh) {
+function title({ title }, mesh) {
   const axes = mesh.names.map((name, i) => [
     i ? " " : null,
     h("span", { class: axisClass(i) }, name),
@@ -38,16 +41,11 @@ function title({ title, memory }, mesh) {
   return h(
     "div",
     { class: "jsm-title" },
-    meshGlyph(mesh, memory),
-    h(
-      "div",
-      { class: "jsm-title-words" },
-      h("span", { class: "jsm-strategy" }, title.strategy),
-      title.options ? h("code", {}, title.options) : null,
-      h("span", { class: "jsm-mono" }, axes),
-      h("span", { class: "jsm-quiet" }, mesh.text),
-      title.name ? h("span", { class: "jsm-small jsm-quiet jsm-name" }, title.name) : null,
-    ),
+    h("span", { class: "jsm-strategy" }, title.strategy),
+    title.options ? h("code", {}, title.options) : null,
+    h("span", { class: "jsm-mono" }, axes),
+    h("span", { class: "jsm-quiet" }, mesh.text),
+    title.name ? h("span", { class: "jsm-small jsm-quiet jsm-name" }, title.name) : null,
   );
 }
 
@@ -101,6 +99,11 @@ function leaf(path, index, selection) {
   return h("button", { type: "button", class: "jsm-link", onclick: open }, h("code", {}, path));
 }
 
+function figures(data, mesh, selection) {
+  if (!data.figures.length) return null;
+  return h("div", { class: "jsm-figures" }, data.figures.map((figure) => keyFigure(figure, data, mesh, selection)));
+}
+
 function keyFigure(figure, data, mesh, selection) {
   const [number, unit] = figure.value.split("\u202f");
   const parts = [
@@ -131,12 +134,14 @@ function note({ note, mark }, mesh) {
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-function advice(list) {
+/** The hints, those that are folded behind a button. */
+function advice({ advice: list, hints }) {
   if (!list.length) return null;
   const items = list.map(piece);
-  const hidden = items.slice(ADVICE);
+  const hidden = items.slice(hints);
   for (const item of hidden) item.hidden = true;
-  const more = h("button", { type: "button", class: "jsm-button", onclick: show }, `${hidden.length} more`);
+  const more = h("button", { type: "button", class: "jsm-button jsm-more-hints", onclick: show }, `${hidden.length} more`);
+  if (hidden.length) items[hints - 1].append(more);
 
   function show() {
     for (const item of hidden) item.hidden = false;
@@ -145,20 +150,18 @@ function advice(list) {
     more.remove();
   }
 
-  return h("div", { class: "jsm-advice" }, h("ul", {}, items), hidden.length ? more : null);
+  return h("div", { class: "jsm-advice" }, h("ul", {}, items));
 }
 
+/** A hint on one line, which a click shows whole. */
 function piece({ level, head, rest, fix }) {
-  return h(
-    "li",
-    {},
-    sign(level),
-    h(
-      "div",
-      {},
-      head ? [h("b", {}, head), " "] : null,
-      rest,
-      fix ? h("div", { class: "jsm-fix" }, copyable(fix)) : null,
-    ),
-  );
+  const attributes = { type: "button", class: "jsm-hint", "aria-expanded": "false", onclick: toggle };
+  const said = h("button", attributes, head ? [h("b", {}, head), " "] : null, rest);
+  const item = h("li", {}, sign(level), said, fix ? h("div", { class: "jsm-fix" }, copyable(fix)) : null);
+
+  function toggle() {
+    said.setAttribute("aria-expanded", String(item.classList.toggle("jsm-whole")));
+  }
+
+  return item;
 }

@@ -4,6 +4,7 @@ import { hue } from "../shared/axes.js";
 import { s } from "../shared/dom.js";
 
 const HEIGHT = 6;
+const LEAST = 1.5; // px of what is there at all
 const MARGIN = 0.12; // of a range's width, left free on both sides
 
 /** The drawing of a payload's mark; nothing for none. */
@@ -16,7 +17,10 @@ export const mark = (given) =>
   );
 
 const percent = (x) => `${(100 * x).toFixed(2)}%`;
-const bar = (x, width, fill, opacity) => s("rect", { x: percent(x), width: percent(width), height: HEIGHT, fill, opacity });
+const bar = (x, width, fill, opacity) => {
+  const style = { x: `min(${percent(x)}, calc(100% - ${LEAST}px))`, width: `max(${LEAST}px, ${percent(width)})` };
+  return s("rect", { height: HEIGHT, fill, opacity, style });
+};
 const rule = (stroke) => s("line", { x1: 0, x2: "100%", y1: 3, y2: 3, stroke });
 
 /** Least to most of the measured steps, the median as a dot, the prediction as a hollow one. */

@@ -1,4 +1,5 @@
-// The mesh drawn small: a cell per device, filled as far as its memory is; many devices are a map of tints.
+// The mesh drawn small: a cell per device, filled as far as its memory is where that has a limit, else an outline; many
+// devices are a map of tints.
 
 import { axisClass } from "../shared/axes.js";
 import { h, s } from "../shared/dom.js";
@@ -9,6 +10,7 @@ const TINTS = 24;
 const DOWN = 4; // devices that may stand below each other though more of them than across
 const [WIDTH, HEIGHT] = [384, 64]; // px for all cells
 const PITCH = { most: 15, fair: 10, least: 2 }; // px from cell to cell
+const LEAST = 1; // px of what a device holds
 const BAND = 4; // px more between the bands of a broken axis
 
 /** The first axis across and the others down, the longer way across where that would be a tower. */
@@ -81,19 +83,19 @@ function broken(columns, rows) {
   return ways.find((bands) => pitch(bands) >= PITCH.fair) ?? ways.reduce((a, b) => (pitch(b) > pitch(a) ? b : a));
 }
 
-/** For each device how full it is: of its limit, else of what the fullest holds; 0 where that is not known. */
+/** For each device how much of its limit it takes; 0 where that is not known, or there is no limit. */
 function filled(mesh, memory) {
-  const peaks = memory?.devices.peak ?? [];
-  const most = memory?.limit ?? Math.max(1, ...peaks.map((peak) => peak ?? 0));
-  return Array.from({ length: mesh.count }, (_, i) => Math.min(1, (peaks[i] ?? 0) / most));
+  const limit = memory?.limit ?? Infinity;
+  return Array.from({ length: mesh.count }, (_, i) => Math.min(1, (memory?.devices.peak[i] ?? 0) / limit));
 }
 
 function cells(shares, { at, size }, fullest) {
   return shares.map((share, position) => {
     const [x, y] = at(position);
-    const height = (size - 2) * share;
+    const height = share > 0 ? Math.max(LEAST, (size - 2) * share) : 0;
+    const frame = position === fullest ? "jsm-frame jsm-glyph-full" : "jsm-frame";
     return [
-      s("rect", { x: x + 0.5, y: y + 0.5, width: size - 1, height: size - 1, class: "jsm-frame" }),
+      s("rect", { x: x + 0.5, y: y + 0.5, width: size - 1, height: size - 1, class: frame }),
       s("rect", {
         x: x + 1,
         y: y + size - 1 - height,
@@ -131,5 +133,5 @@ function spoken(mesh, memory, plan) {
   const drawn = plan.filled ? "each filled to its share of" : "each as dark as its share of";
   const of = known ? ` of ${memory.limit_text}` : "";
   const which = memory.groups.length > 1 ? `; device ${mesh.devices[top]} is fullest, ${bytes(peak)}${of}` : "";
-  return `${said}, ${drawn} ${known ? "the memory limit" : "the fullest"}${which}`;
+  return `${said}${known ? `, ${drawn} the memory limit` : ""}${which}`;
 }

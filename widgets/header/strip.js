@@ -6,7 +6,7 @@ import { SEAM, over, overText, pieces } from "../shared/kinds.js";
 
 const BAR = 12; // px
 const AWAY = 6; // px between a label and the next part
-const LEAST = 0.001; // of the step: a smaller part is told in the communication view alone
+const LEAST = 0.01; // of the step: a smaller part is told in the communication view alone
 const NAMED = 3; // parts told in words that have no label
 const OWN = "what a device does itself: each product takes as long as its arithmetic or its memory, whichever is longer";
 
@@ -20,8 +20,7 @@ export function timeStrip(time, mesh) {
   const element = h(
     "div",
     { class: "jsm-strip" },
-    h("p", { class: "jsm-small jsm-quiet" }, `Predicted step, ${seconds(time.total)}`),
-    bar(parts, mesh, time.total),
+    bar(parts, mesh, time.text),
     place,
     rest,
   );
@@ -36,9 +35,9 @@ export function timeStrip(time, mesh) {
   return element;
 }
 
-function bar([own, ...rest], mesh, total) {
+function bar([own, ...rest], mesh, text) {
   const told = [own, ...rest].map((each) => `${named(each, mesh)} ${share(each.part)}, ${seconds(each.spent)}`);
-  const label = `Predicted step of ${seconds(total)}: ${told.join("; ")}`;
+  const label = `Predicted step of ${text}: ${told.join("; ")}`;
   const from = 100 * own.part;
   const moved = s("svg", { x: `${from}%`, width: `${100 - from}%`, height: BAR }, within(rest));
   return s(

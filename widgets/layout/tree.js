@@ -2,6 +2,7 @@
 
 import { h, replace, uniqueId } from "../shared/dom.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
+import { scrollsOn } from "../shared/scrolling.js";
 import { roleNodes, rowMaker } from "./row.js";
 import { HEIGHT, defaultLeaf, listed } from "./rows.js";
 import { wordsOf } from "./search.js";
@@ -166,6 +167,7 @@ export function tree(data, mesh, selection, { find, cleared, listing }) {
 
   selection.on(({ leaf }) => leaf && !own && follow());
   new ResizeObserver(resized).observe(box);
+  scrollsOn(box);
   list();
   return { element: box, show, focus: () => box.focus() };
 }

@@ -35,8 +35,32 @@ async function loaded(model) {
   return modules.get(digest);
 }
 
-async function render(context) {
-  return (await loaded(context.model)).render(context);
+const ROOM = 640; // px that are kept free, at most, for a view that is on its way; views/show.py keeps as many
+const LATE = 5000; // ms after which its twin is shown instead
+const held = (globalThis[Symbol.for("jaxshard_magic.held")] ??= new Map()); // what shows a twin again, by its class
+
+/** Keep room in the place of the static twin from the start: it shall not be seen before the view stands there. */
+function initialize({ model }) {
+  const twin = model.get("_static");
+  if (!twin) return;
+  const style = document.createElement("style");
+  style.textContent = `.${CSS.escape(twin)}{visibility:hidden;max-height:${ROOM}px;overflow:hidden}`;
+  document.head.append(style);
+  held.set(twin, () => style.remove());
+  setTimeout(release, LATE, twin);
 }
 
-export default { render };
+function release(twin) {
+  held.get(twin)?.();
+  held.delete(twin);
+}
+
+async function render(context) {
+  try {
+    return await (await loaded(context.model)).render(context);
+  } finally {
+    release(context.model.get("_static")); // in the frame that shows the view, which hides its twin
+  }
+}
+
+export default { initialize, render };

@@ -5,7 +5,6 @@ import { UNKNOWN, count } from "../shared/format.js";
 import { bytesNodes } from "../shared/text.js";
 
 const BAR = [72, 9]; // px
-const LONG = 26; // letters of a name
 
 const head = (text, title, cls) => h("th", { scope: "col", title, class: cls ?? null }, text);
 
@@ -35,14 +34,18 @@ export function buffers(memory, opens) {
 
 function row(buffer, most, open) {
   const times = buffer.count > 1 ? h("span", { class: "jsm-quieter" }, ` \u00d7${count(buffer.count)}`) : null;
-  const [name, rest] = whatOf(buffer);
   return h(
     "tr",
     {},
     h("td", { class: "jsm-num" }, bytesNodes(buffer.bytes)),
     h("td", { class: "jsm-buffer-bar" }, bar(buffer.bytes / most)),
     h("td", { class: "jsm-mono", title: buffer.type }, buffer.type, times),
-    h("td", { class: "jsm-what", title: buffer.what }, h("b", {}, name), rest),
+    h(
+      "td",
+      { class: "jsm-what", title: buffer.told },
+      h("b", {}, buffer.what),
+      buffer.about ? h("span", { class: "jsm-quieter" }, ` ${buffer.about}`) : null,
+    ),
     h("td", { class: "jsm-num jsm-place", title: buffer.place }, lineOf(buffer, open)),
     h("td", { class: "jsm-source", title: buffer.text }, buffer.text === null ? null : h("code", {}, buffer.text)),
   );
@@ -52,12 +55,6 @@ const lineOf = ({ short, place }, open) =>
   open === null
     ? (short ?? UNKNOWN)
     : h("button", { type: "button", class: "jsm-link", "aria-label": `${place} in Communication`, onclick: open }, short);
-
-/** The operation, a long leaf's by its end, and of which part of the step it is. */
-const whatOf = ({ what, phase }) => [
-  what.length > LONG ? `\u2026${what.slice(1 - LONG)}` : what,
-  phase === null ? null : h("span", { class: "jsm-quieter" }, ` ${phase}`),
-];
 
 const bar = (part) =>
   s(

@@ -52,9 +52,12 @@ export function frame(memory, bars, plan, room, hatch) {
     s("text", { x: 0, y: 8, class: "jsm-mark" }, "device"),
     s("text", { x: ends[0], y: 8, class: "jsm-mark", "text-anchor": "end" }, memory.source),
     isMeasured(memory) ? measuredHead(ends) : null,
-    memory.limit === null ? null : limit(memory, bars, plan, bottom),
+    onScale(memory, plan) ? limit(memory, bars, plan, bottom) : null,
   );
 }
+
+/** Whether the limit lies on the scale of the bars. */
+const onScale = (memory, { end }) => memory.limit !== null && memory.limit <= end;
 
 /** The head of the column of measured peaks, with their tick, between where that column and the one before end. */
 const measuredHead = ([before, end]) => [
@@ -150,7 +153,9 @@ const openEnd = (x) =>
   s("path", { d: `M${x + OPEN} ${Y + 0.5}H${x + 1.5}V${Y + BAR - 0.5}H${x + OPEN}`, class: "jsm-bar-open" });
 
 /** Where the headroom of the bar at `at` is told, null where it is not known or has no room. */
-export function roomOf(memory, bars, at, { x }) {
+export function roomOf(memory, bars, at, plan) {
+  if (!onScale(memory, plan)) return null;
+  const { x } = plan;
   const excess = excessOf(memory, bars[at].top);
   if (excess === null || excess >= 0) return null;
   const text = `${bytes(-excess)} headroom`;

@@ -11,12 +11,14 @@ import { Legend } from "./legend.js";
 import { Live } from "./live.js";
 import { scale } from "./scale.js";
 import { Strip } from "./strip.js";
+import { Whole } from "./whole.js";
 
 const DESIGNED = 900; // px that the legend goes by until the width is known
 
 export function view({ memory, communication }, mesh, selection) {
   const shown = barsOf(memory, mesh);
-  const most = Math.max(memory.limit ?? 0, ...shown.map((bar) => endOf(memory, bar)));
+  const whole = memory.scale_note === null ? null : new Whole(memory);
+  const most = Math.max(whole ? 0 : (memory.limit ?? 0), ...shown.map((bar) => endOf(memory, bar)));
   const columns = isMeasured(memory) ? 2 : 1;
   const many = mesh.count > EVERY && memory.devices.peak.some((peak) => peak !== null);
   const legend = new Legend(memory, mesh);
@@ -29,6 +31,7 @@ export function view({ memory, communication }, mesh, selection) {
     { class: "jsm-memory" },
     h("p", { class: "jsm-lead" }, spans(memory.lead, mesh)),
     legend.element,
+    whole?.element,
     bars.element,
     left ? h("p", { class: "jsm-small jsm-quiet" }, restText(left)) : null,
     strip?.element,
@@ -41,7 +44,7 @@ export function view({ memory, communication }, mesh, selection) {
     if (!now || now === width) return;
     width = now;
     const plan = scale(width, shown, most, columns);
-    for (const part of [legend, bars, strip, live]) part?.draw(plan);
+    for (const part of [legend, whole, bars, strip, live]) part?.draw(plan);
   }).observe(element);
   const mark = () => {
     bars.mark();

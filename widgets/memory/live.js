@@ -1,7 +1,6 @@
 // Bytes live on one device through the step, in the compiler's order of instructions.
 
 import { h, s } from "../shared/dom.js";
-import { bytes } from "../shared/format.js";
 
 const [HEIGHT, TOP, BELOW] = [64, 16, 20]; // px of the curve, of the label above it, of the phases below
 const LETTER = 5.6; // px of a letter of the marks' size
@@ -39,14 +38,14 @@ function drawn(live, width) {
   const point = (i) => `${x(live.at[i]).toFixed(1)} ${y(live.bytes[i]).toFixed(1)}`;
   const steps = live.at.slice(1).map((at, i) => `H${x(at).toFixed(1)}V${y(live.bytes[i + 1]).toFixed(1)}`);
   const line = `M${point(0)}${steps.join("")}H${width}`;
-  const told = `peak ${bytes(top)}${placeText(live)}`;
+  const { told } = live;
   const peak = Math.min(width - 1, Math.max(1, x(live.at[live.peak])));
   const behind = { x: peak + CLEAR, "text-anchor": "start" };
   const before = { x: peak - CLEAR, "text-anchor": "end" };
   const after = peak + CLEAR + LETTER * told.length < width;
   return s(
     "svg",
-    { width, height: bottom + BELOW, role: "img", "aria-label": `Live bytes through the step, ${told}` },
+    { width, height: bottom + BELOW, role: "img", "aria-label": `Live bytes through the step: ${told}` },
     s("path", { d: `${line}V${bottom}H0Z`, class: "jsm-live-area" }),
     s("path", { d: line, class: "jsm-live-line" }),
     s("path", { d: `M${peak} ${TOP - 8}V${bottom}`, class: "jsm-live-peak" }),
@@ -54,8 +53,6 @@ function drawn(live, width) {
     phases(live, x, width, bottom),
   );
 }
-
-const placeText = ({ place }) => (place === null ? "" : `, ${place}`);
 
 function phases({ phases: found, instructions }, x, width, bottom) {
   return found.map(([name, from], i) => {

@@ -16,8 +16,8 @@ export class Strip {
   #order; // positions, fullest first; those whose peak is not known are left out
   #place; // of each position in that order
   #span = [0, 1]; // px at which the line begins and ends
-  #cursor = s("path", { class: "jsm-strip-cursor" });
-  #chosen = s("path", { class: "jsm-strip-chosen" });
+  #cursor = s("path", { class: "jsm-mem-strip-cursor" });
+  #chosen = s("path", { class: "jsm-mem-strip-chosen" });
   #said = h("p", { class: "jsm-mark-text jsm-quiet" });
   #plot;
 
@@ -27,7 +27,7 @@ export class Strip {
     this.#order = peak.flatMap((size, i) => (size === null ? [] : [i])).sort((a, b) => peak[b] - peak[a] || a - b);
     this.#place = new Map(this.#order.map((position, i) => [position, i]));
     this.#plot = h("div", {
-      class: "jsm-strip-plot",
+      class: "jsm-mem-strip-plot",
       ...OWN_KEYS,
       role: "slider",
       tabindex: 0,
@@ -40,11 +40,12 @@ export class Strip {
       onkeydown: (event) => this.#press(event),
       onblur: () => this.#selection.point(null),
     });
-    this.element = h("div", { class: "jsm-strip" }, this.#plot, this.#said);
+    this.element = h("div", { class: "jsm-mem-strip" }, this.#plot, this.#said);
   }
 
   draw({ width, x0, x1 }) {
-    const { devices, limit, limit_text: text } = this.#memory;
+    const { devices, limit_text: text, scale_note: own } = this.#memory;
+    const limit = own === null ? this.#memory.limit : null;
     const fullest = devices.peak[this.#order[0]];
     const most = Math.max(1, limit ?? 0, fullest);
     const [left, bottom] = [Math.max(x0, LABEL), TOP + HEIGHT];
@@ -59,9 +60,9 @@ export class Strip {
       s(
         "svg",
         { width, height: bottom + BOTTOM, "aria-hidden": "true" },
-        s("path", { d: area, class: "jsm-strip-area" }),
+        s("path", { d: area, class: "jsm-mem-strip-area" }),
         limit !== null && fullest > limit ? tooMuch(area, left, x1, y(limit)) : null,
-        s("path", { d: line, class: "jsm-strip-line" }),
+        s("path", { d: line, class: "jsm-mem-strip-line" }),
         limit === null ? null : s("path", { d: `M${left} ${y(limit)}H${x1}`, class: "jsm-limit-line" }),
         limit === null ? label(y(most) + 4, bytes(most)) : label(y(limit) + 4, text, "jsm-limit"),
         label(bottom, "0"),
@@ -149,6 +150,6 @@ function tooMuch(area, left, right, y) {
   const id = uniqueId("over");
   return [
     s("clipPath", { id }, s("rect", { x: left, y: 0, width: right - left, height: y })),
-    s("path", { d: area, class: "jsm-strip-over", "clip-path": `url(#${id})` }),
+    s("path", { d: area, class: "jsm-mem-strip-over", "clip-path": `url(#${id})` }),
   ];
 }

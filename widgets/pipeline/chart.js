@@ -1,10 +1,10 @@
-// The predicted bubble against the number of microbatches, a line for each schedule.
+// The predicted bubble against the number of microbatches, a line for each schedule, which leads to its name.
 
 import { s } from "../shared/dom.js";
 import { rounded } from "../shared/format.js";
 
-const [WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LABELS] = [250, 142, 30, 24, 20, 70]; // px
-const LINE = 11; // px between two labels
+const [WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LABELS, LEAD] = [280, 172, 30, 24, 20, 98, 20]; // px
+const LINE = 12; // px between two labels
 const DASHES = ["1 2", "4 2", "7 2 1 2", "2 2 6 2", "8 3", "3 1", "1 1", "10 2 2 2 2 2"];
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.25];
 
@@ -35,10 +35,21 @@ export function chart(choices, choice) {
       s("text", { x: LEFT - 5, y: y(share) + 3.5, "text-anchor": "end", class: "jsm-mark" }, label(share, i === marks.length - 1)),
     ]),
     ms.map((m) => s("text", { x: x(m), y: height - 6, "text-anchor": "middle", class: "jsm-mark" }, m)),
-    curves.map(({ points, dash, on }) =>
-      s("path", { d: path(points), class: on ? "jsm-pp-curve jsm-pp-chosen" : "jsm-pp-curve", "stroke-dasharray": on ? null : dash }),
-    ),
-    labels(curves, y, right, bottom),
+    labelled(curves, y, bottom).map(({ names, points, dash, on, at }) => {
+      const [m, bubble] = points.at(-1);
+      const [from, to] = [at, at + LINE * (names.length - 1)];
+      const bracket = to > from ? `M${right + LEAD} ${from}V${to}` : "";
+      return s(
+        "g",
+        { class: on ? "jsm-pp-one jsm-pp-chosen" : "jsm-pp-one" },
+        s("path", { d: path(points), class: "jsm-pp-near" }),
+        s("path", { d: path(points), class: "jsm-pp-curve", "stroke-dasharray": on ? null : dash }),
+        s("path", { d: `M${x(m)} ${y(bubble)}L${right + LEAD} ${(from + to) / 2}${bracket}`, class: "jsm-pp-lead" }),
+        names.map((name, i) =>
+          s("text", { x: right + LEAD + 4, y: at + LINE * i + 3.5, class: name === choice.schedule ? "jsm-mark jsm-ink jsm-pp-bold" : "jsm-mark" }, name),
+        ),
+      );
+    }),
     now.stages === choice.stages && inside(now.microbatches, ms)
       ? s("circle", { cx: x(now.microbatches), cy: y(now.bubble), r: 3.5, class: "jsm-pp-point" })
       : null,
@@ -49,20 +60,30 @@ export function chart(choices, choice) {
 const inside = (m, ms) => m >= ms[0] && m <= ms.at(-1);
 const label = (share, last) => `${rounded(100 * share, 0)}${last ? "%" : ""}`;
 
-/** Names at the ends of the lines, moved apart where they would lie on each other. */
-function labels(curves, y, right, bottom) {
-  const ends = curves
-    .map(({ name, on, points }) => ({ name, on, at: y(points.at(-1)[1]) }))
-    .sort((a, b) => a.at - b.at);
-  for (let i = 1; i < ends.length; i += 1) ends[i].at = Math.max(ends[i].at, ends[i - 1].at + LINE);
-  let floor = bottom;
-  for (let i = ends.length - 1; i >= 0; i -= 1) {
-    ends[i].at = Math.min(ends[i].at, floor);
-    floor = ends[i].at - LINE;
+/**
+ * The curves with the names of all that are the same, from top to bottom, and where the first name stands: at the end of
+ * its line, farther on where others stand there.
+ */
+function labelled(curves, y, bottom) {
+  const same = new Map();
+  for (const { name, dash, on, points } of curves) {
+    const key = points.map(([m, bubble]) => `${m} ${bubble.toFixed(4)}`).join();
+    const found = same.get(key) ?? { names: [], points, dash, on: false };
+    same.set(key, { ...found, names: [...found.names, name], on: found.on || on });
   }
-  return ends.map(({ name, on, at }) =>
-    s("text", { x: right + 6, y: at + 3, class: `jsm-mark${on ? " jsm-ink jsm-pp-bold" : ""}` }, name),
-  );
+  const ends = [...same.values()].map((each) => ({ ...each, end: y(each.points.at(-1)[1]) })).sort((a, b) => a.end - b.end);
+  const high = ({ names }) => LINE * names.length;
+  let free = 0;
+  for (const each of ends) {
+    each.at = Math.max(free, each.end - (high(each) - LINE) / 2);
+    free = each.at + high(each);
+  }
+  let floor = bottom + LINE;
+  for (const each of ends.toReversed()) {
+    each.at = Math.min(each.at, floor - high(each));
+    floor = each.at;
+  }
+  return ends;
 }
 
 const told = (curves) =>

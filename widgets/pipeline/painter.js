@@ -267,7 +267,7 @@ export class Painter {
     const { top, bottom } = this.plan;
     context.textAlign = "right";
     context.fillStyle = this.#colours["ink-2"];
-    const last = `${source} ${time(end, unit)}`;
+    const last = `${source} end ${time(end, unit)}`;
     const right = x(end);
     const shown = right >= 0 && right <= this.width + 1;
     if (shown) context.fillText(last, Math.min(this.width, right), bottom + 10);

@@ -12,12 +12,15 @@ import memory from "../memory/memory.css";
 import { view as memoryView } from "../memory/index.js";
 import { view as pipelineView } from "../pipeline/index.js";
 import pipeline from "../pipeline/pipeline.css";
+import { paint } from "../shared/axes.js";
 import { Mesh } from "../shared/mesh.js";
 import { drawn } from "../shared/page.js";
+import { saving } from "../shared/saving.js";
 import { Selection, follow } from "../shared/selection.js";
 import report from "./report.css";
 import { tabs } from "./tabs.js";
 
+export * as axes from "../shared/axes.js";
 export * as format from "../shared/format.js";
 
 const STYLES = [report, header, layout, detail, memory, communication, source, pipeline];
@@ -30,18 +33,20 @@ const VIEWS = { layout: layoutView, memory: memoryView, communication: communica
 export const render = (context, only = null) =>
   drawn(context, "report", STYLES, (root, data, ends) => {
     if (!data.tabs) {
-      root.append(pipelineView(data)); // a schedule shown by itself
+      root.append(saving(context.model, () => "pipeline"), pipelineView(data)); // a schedule shown by itself
       return;
     }
     const mesh = new Mesh(data.mesh);
-    const selection = new Selection({ tab: data.tabs[0]?.id ?? null });
-    ends.push(follow(selection, context.model, mesh, data.leaves.path));
-    draw(root, data, mesh, selection, only);
+    paint(root, mesh.names);
+    const selection = new Selection({ tab: data.opens_on });
+    ends.push(follow(selection, context.model, mesh, data.leaves.path, data.opens_on));
+    draw(root, data, mesh, selection, context.model, only);
   });
 
-function draw(root, data, mesh, selection, only) {
+function draw(root, data, mesh, selection, model, only) {
   const shown = (name) => only === null || only.includes(name);
   if (shown("header")) root.append(headerView(data, mesh, selection));
   const listed = data.tabs.filter((tab) => shown(tab.id));
-  if (listed.length) root.append(tabs(listed, selection, (id) => VIEWS[id](data, mesh, selection)));
+  const beside = (chosen) => saving(model, chosen);
+  if (listed.length) root.append(tabs(listed, selection, (id) => VIEWS[id](data, mesh, selection), beside));
 }

@@ -4,8 +4,8 @@ import { h, uniqueId } from "../shared/dom.js";
 
 const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
 
-/** A tab list and the panel of the chosen tab; `make(id)` draws a view. */
-export function tabs(listed, selection, make) {
+/** A tab list and the panel of the chosen tab; `make(id)` draws a view, `beside(chosen)` makes what stands beside the list. */
+export function tabs(listed, selection, make, beside) {
   const panels = new Map();
   const buttons = new Map(listed.map((tab) => [tab.id, button(tab, selection)]));
   const list = h(
@@ -45,7 +45,7 @@ export function tabs(listed, selection, make) {
 
   selection.on(({ tab }) => tab && show());
   show();
-  return h("div", {}, list, place);
+  return h("div", {}, h("div", { class: "jsm-tabs-row" }, list, beside(chosen)), place);
 }
 
 function button({ id, label, number }, selection) {

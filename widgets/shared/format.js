@@ -1,4 +1,4 @@
-// Numbers as they are written everywhere in a report, rounded half up: the same as views/format.py, and held
+// Numbers as they are written everywhere in a report, rounded half up: the same as units.py of the package, and held
 // to the same table of cases.
 
 export const SPACE = "\u202f";
@@ -27,32 +27,32 @@ export function significant(value, digits = 3) {
   return rounded(value, decimals);
 }
 
-function withUnit(value, units, step, digits) {
+function withUnit(value, units, step) {
   let left = value;
   for (const unit of units.slice(0, -1)) {
-    if (Math.abs(left) < NEXT_UNIT) return [significant(left, digits), unit];
+    if (Math.abs(left) < NEXT_UNIT) return [significant(left), unit];
     left /= step;
   }
-  return [significant(left, digits), units.at(-1)];
+  return [significant(left), units.at(-1)];
 }
 
 /** The number and the unit of `n` bytes: `["4.63", "GiB"]`; unknown (null) has no unit. */
-export function bytesParts(n, digits = 3) {
+export function bytesParts(n) {
   if (!known(n)) return [UNKNOWN, ""];
   if (Math.abs(n) < NEXT_UNIT) return [rounded(n, 0), "B"];
-  return withUnit(n / 1024, BYTE_UNITS.slice(1), 1024, digits);
+  return withUnit(n / 1024, BYTE_UNITS.slice(1), 1024);
 }
 
 const joined = ([number, unit]) => (unit ? number + SPACE + unit : number);
 
 /** `n` bytes in B, KiB, MiB, GiB, ...: `4.63 GiB`. */
-export const bytes = (n, digits = 3) => joined(bytesParts(n, digits));
+export const bytes = (n) => joined(bytesParts(n));
 
 /** Seconds in us, ms or s: `47.3 ms`, `<0.001 us`. */
 export function seconds(t) {
   if (!known(t)) return UNKNOWN;
   if (t > 0 && t < LEAST_TIME) return joined(["<0.001", "us"]);
-  return joined(withUnit(t * 1e6, SECOND_UNITS, 1000, 3));
+  return joined(withUnit(t * 1e6, SECOND_UNITS, 1000));
 }
 
 /** A share of a whole: whole percents from 10%, one decimal below, `<0.1%` below that. */

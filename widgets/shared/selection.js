@@ -47,13 +47,13 @@ export class Selection extends Store {
   }
 }
 
-/** Keep `selection` and the widget's model the same, both ways; returns what ends that. */
-export function follow(selection, model, mesh, paths) {
+/** Keep `selection` and the widget's model the same, both ways; returns what ends that. `first`: the tab of no choice. */
+export function follow(selection, model, mesh, paths, first) {
   const index = new Map(paths.map((path, i) => [path, i]));
   const read = {
     leaf: () => index.get(model.get("leaf")) ?? null,
     device: () => mesh.find(model.get("device")),
-    tab: () => model.get("tab"),
+    tab: () => model.get("tab") ?? first,
   };
   const told = {
     leaf: () => (selection.leaf === null ? null : paths[selection.leaf]),

@@ -18,7 +18,7 @@ RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
 
 
 def advise(case: Case) -> tuple[Advice, ...]:
-    """What is off with a sharded step, errors first, then warnings, each kind in the order of the rules.
+    """What is off with a sharded step, errors first, then warnings, of each kind first what saves most.
 
     What would make it fit is not said once more for its own sake.
     """
@@ -28,5 +28,5 @@ def advise(case: Case) -> tuple[Advice, ...]:
 
 
 def by_level(advice: Iterable[Advice]) -> tuple[Advice, ...]:
-    """Errors first, then warnings, each kind in the order that it is given in."""
-    return tuple(sorted(advice, key=lambda one: LEVELS.index(one.level)))
+    """Errors first, then warnings; of each kind first what saves most, then in the order that it is given in."""
+    return tuple(sorted(advice, key=lambda one: (LEVELS.index(one.level), -(one.saves or 0.0))))

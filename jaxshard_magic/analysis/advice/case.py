@@ -99,20 +99,3 @@ def mesh_option(axes: Mapping[str, int]) -> str:
     """`--mesh data=8`, quoted where there are several axes."""
     text = mesh_text(axes)
     return f'--mesh "{text}"' if " " in text else f"--mesh {text}"
-
-
-def byte_text(n: float) -> str:
-    """`1.5 MiB`."""
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    power = next(i for i in range(len(units)) if n / 1024**i < 999.5 or i == len(units) - 1)
-    return f"{n / 1024**power:.3g} {units[power]}"
-
-
-def time(seconds: float) -> str:
-    """`3.2 ms`."""
-    unit, factor = next(((u, f) for u, f in (("s", 1.0), ("ms", 1e3)) if seconds * f >= 1), ("us", 1e6))
-    return f"{seconds * factor:.3g} {unit}"
-
-
-def share(part: float) -> str:
-    return f"{100 * part:.0f}%"

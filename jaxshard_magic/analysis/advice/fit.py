@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from ...places import lines_in_words
 from ...report import Advice, DeviceMemory, Leaf
 from ...report.held import on_device
-from .case import Case, axes_of, byte_text, devices_along, mesh_text
+from ...units import byte_text, limit_text
+from .case import Case, axes_of, devices_along, mesh_text
 
 COPIES = 4  # of the parameters in training: themselves, their gradients and Adam's two moments
 
@@ -30,16 +31,22 @@ def does_not_fit(case: Case) -> Iterator[Advice]:
     enough = [c for c in changes if c.saves is not None and c.saves >= over]
     first = next(iter((*enough, *changes)), None)
     message = (
-        f"The step needs {byte_text(top.peak)} on a device that has {byte_text(top.limit)}: "
+        f"The step needs {byte_text(top.peak)} on a device that has {limit_text(top.limit)}: "
         f"{byte_text(over)} too much."
     )
     if first is None:
         yield Advice("does-not-fit", "error", message)
         return
-    yield Advice("does-not-fit", "error", f"{message} {_told(case, top, first)}", first.fix)
+    yield Advice(
+        "does-not-fit", "error", f"{message} {_told(case, top, first)}", first.fix, _part(first, top.peak)
+    )
     for change in changes:
         if change is not first:
-            yield Advice("would-fit", "info", _told(case, top, change), change.fix)
+            yield Advice("would-fit", "info", _told(case, top, change), change.fix, _part(change, top.peak))
+
+
+def _part(change: Change, peak: int) -> float | None:
+    return None if change.saves is None else change.saves / peak
 
 
 def _told(case: Case, top: DeviceMemory, change: Change) -> str:
@@ -150,8 +157,11 @@ def _fewer_examples(case: Case, top: DeviceMemory) -> Iterator[Change]:
     if 0 < (fewer := fit // step * step) < case.examples:
         saves = grows - grows * fewer // case.examples
         left = byte_text(top.peak - saves)
-        says = f"With {fewer} of the {case.examples} examples in a batch it would need about {left}"
-        yield Change(says, f"a batch of {fewer} examples", saves)
+        yield Change(
+            f"With {fewer:,} of the {case.examples:,} examples in a batch it would need about {left}",
+            None,
+            saves,
+        )
 
 
 def replicated_state(case: Case) -> Iterator[Advice]:
@@ -165,9 +175,11 @@ def replicated_state(case: Case) -> Iterator[Advice]:
         where = "every device of its stage" if case.stage_axes else "every device"
         message = (
             f"The parameters lie whole on {where}, {byte_text(params)}: with their gradients and Adam's two "
-            f"moments {byte_text(COPIES * params)}, more than the {byte_text(top.limit)} there are."
+            f"moments {byte_text(COPIES * params)}, more than the {limit_text(top.limit)} there are."
         )
-        yield Advice("replicated-state", "warning", message, _fsdp(case))
+        yield Advice(
+            "replicated-state", "warning", message, _fsdp(case), saved / (top.peak or COPIES * params)
+        )
 
 
 def _fullest(case: Case) -> DeviceMemory | None:

@@ -4,11 +4,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ...program.trace import is_closed_over
 from ...report import Advice, Leaf, MeshInfo
 from ...report.held import extents, held, lost
-from .case import Case, all_divide, axes_of, byte_text, devices_along, entry_axes, mesh_option
+from ...units import byte_text
+from .case import Case, all_divide, axes_of, devices_along, entry_axes, mesh_option
 
 LARGE = 2**14  # elements; smaller leaves are copied on purpose
 SHARE = 0.01  # of what a device stores: less is not worth a warning
@@ -28,12 +30,14 @@ def not_cut(case: Case) -> Iterator[Advice]:
         sizes = " x ".join(map(str, first.shape))
         also = f"With {len(group) - 1} more like it" if len(group) > 1 else "So"
         upto = "" if sum(leaf.lost for leaf in group) == more else "up to "
+        near = _padded(first, mesh)
+        cause = f"no dimension of {sizes} is left that divides by {parts}" if near is None else near.told()
         message = (
-            f"{first.path} is not cut over {axes}: no dimension of {sizes} is left that divides by {parts}. "
+            f"{first.path} is not cut over {axes}: {cause}. "
             f"{also} every device{_of_part(group)} keeps {upto}{byte_text(more)} more than planned."
         )
         level = "warning" if more >= SHARE * stored else "info"
-        yield Advice("not-cut", level, message, _fix(group, leaves, mesh))
+        yield Advice("not-cut", level, message, _fix(group, leaves, mesh), _part(case, more))
     rest = [leaf for group in groups[GROUPS:] for leaf in group]
     if rest:
         where = "the fullest device" if any(leaf.within for leaf in rest) else "every device"
@@ -53,13 +57,13 @@ def _of_part(group: Sequence[Leaf]) -> str:
 
 
 def _fix(group: list[Leaf], leaves: Sequence[Leaf], mesh: MeshInfo) -> str | None:
-    """The cheapest change that cuts the group: another dimension, a few rows more, or another mesh."""
+    """The cheapest change that cuts the group: another dimension, or another mesh where a few rows more would not."""
     first = group[0]
     for axes in (first.wanted, *((a,) for a in first.wanted)):
         if rule := _rule(group, leaves, mesh, axes):
             return rule
-    growth, padded = _padded(first, mesh)
-    return padded if growth <= PADDING else _other_mesh(first, leaves, mesh) or padded
+    near = _padded(first, mesh)
+    return None if near is not None and near.growth <= PADDING else _other_mesh(first, leaves, mesh)
 
 
 def _rule(group: list[Leaf], leaves: Sequence[Leaf], mesh: MeshInfo, axes: tuple[str, ...]) -> str | None:
@@ -99,15 +103,27 @@ def _escaped(path: str) -> str:
     return re.sub(r"[^\w.\-]", ".", path)
 
 
-def _padded(leaf: Leaf, mesh: MeshInfo) -> tuple[float, str | None]:
-    """The smallest growth of a dimension that makes it divide, and how to say so."""
+class _Padded(NamedTuple):
+    """A dimension of `size` that does not divide into `parts`, and the next size that does."""
+
+    growth: float
+    size: int
+    parts: int
+    padded: int
+
+    def told(self) -> str:
+        return f"{self.size} does not divide by {self.parts}; {self.padded} would"
+
+
+def _padded(leaf: Leaf, mesh: MeshInfo) -> _Padded | None:
+    """The dimension that must grow least to divide; None where none has to grow."""
     options = []
-    for d, size in enumerate(leaf.shape):
-        parts = devices_along(extents(leaf, mesh.axes), (*entry_axes(leaf.spec[d]), *leaf.wanted))
+    for size, entry in zip(leaf.shape, leaf.spec, strict=True):
+        parts = devices_along(extents(leaf, mesh.axes), (*entry_axes(entry), *leaf.wanted))
         padded = -(-size // parts) * parts
-        if padded > size:
-            options.append((padded / size, f"pad dimension {d} of {leaf.path} from {size} to {padded}"))
-    return min(options, default=(math.inf, None))
+        if size and padded > size:
+            options.append(_Padded(padded / size, size, parts, padded))
+    return min(options, default=None)
 
 
 def _other_mesh(leaf: Leaf, leaves: Sequence[Leaf], mesh: MeshInfo) -> str | None:
@@ -174,13 +190,19 @@ def whole(case: Case) -> Iterator[Advice]:
         axes = used[group[0].role].most_common(1)[0][0]
         fix = _rule(group, leaves, mesh, tuple(a for a in mesh.axes if a in axes))
         size = byte_text(held(group))
-        more = f", {len(group) - 1} more like it too" if len(group) > 1 else ""
+        takes = f"With {len(group) - 1} more like it, it takes" if len(group) > 1 else "It takes"
         where = f"every device{_of_part(group)}"
-        message = f"{group[0].path} lies whole on {where}{more}, {size} each: {group[0].why}."
+        message = f"{group[0].path} lies whole on {where}: {group[0].why}. {takes} {size} there."
         if is_closed_over(group[0].path):
             message += " The step closes over it: as an argument it can be cut."
             fix = None
-        yield Advice("whole", "info", message, fix)
+        yield Advice("whole", "info", message, fix, _part(case, held(group)))
+
+
+def _part(case: Case, n: int) -> float | None:
+    """The share that `n` bytes are of what the fullest device holds."""
+    peaks = [device.peak for device in (case.memory.per_device if case.memory else ()) if device.peak]
+    return n / max(peaks) if peaks else None
 
 
 def _alike(leaves: Sequence[Leaf]) -> list[list[Leaf]]:

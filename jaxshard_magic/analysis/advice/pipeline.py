@@ -11,8 +11,9 @@ from ...report import Advice, Pipeline, WhatIf
 from ...schedule import NAMES, Costs, Schedule, simulate
 from ...schedule.actions import parse_step
 from ...schedule.grid import from_rows
+from ...units import byte_text, time_text
+from ...units import percent_text as _share
 from ..timeline import imagined
-from .case import byte_text, time
 from .moves import Unit, moved, told, with_moves
 
 ENOUGH = 4  # microbatches for each stage
@@ -39,6 +40,8 @@ class PipelineCase:
         balanced: whether the stages were cut by measured costs, or where the user has said.
         transfers: time that a microbatch takes from each stage to the next, in the pipeline's unit (`Run.transfers`),
             None where it is not known; empty where none is.
+        weights: time of one microbatch that each stage sends for its weights, which is as long for a smaller one; empty
+            where that is not known.
     """
 
     pipeline: Pipeline
@@ -48,6 +51,7 @@ class PipelineCase:
     units: Sequence[Sequence[Unit]]
     balanced: bool
     transfers: Sequence[float | None] = ()
+    weights: Sequence[float] = ()
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -64,7 +68,7 @@ class PipelineCase:
         return {stage: rank for rank, each in enumerate(self.pipeline.ranks) for stage in each.stages}
 
     def time(self, value: float) -> str:
-        return time(value) if self.pipeline.unit == "s" else f"{value:.3g} units"
+        return time_text(value, self.pipeline.unit)
 
 
 def pipeline_advice(case: PipelineCase) -> list[Advice]:
@@ -82,7 +86,7 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
     more = sorted(numbers, key=lambda n: (n < wanted, abs(n - wanted)))
     able = next(filter(None, (_with(case, n) for n in more)), None)
     then = able or _with(case, wanted)
-    if then is None or p.bubble.predicted - then.bubble < SMALLER:
+    if then is None or p.bubble.predicted - then.bubble < SMALLER or _slower(case, then):
         return
     message = (
         f"With {p.microbatches} microbatch{'es' * (p.microbatches > 1)} for {p.stages} stages the bubble is "
@@ -91,10 +95,18 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
     )
     fix = f"--microbatches {then.microbatches}" if able else None
     if able is None and case.examples:
-        message += f" {case.examples} examples{_over(case)} don't divide so."
-        fix = f"a batch of {-(-case.examples // (wanted * case.shards)) * wanted * case.shards} examples"
+        divides = -(-case.examples // (wanted * case.shards)) * wanted * case.shards
+        message += f" {case.examples:,} examples{_over(case)} don't divide so; {divides:,} would."
     level = "warning" if p.bubble.predicted - then.bubble >= MUCH else "info"
-    yield Advice("few-microbatches", level, message, fix)
+    yield Advice("few-microbatches", level, message, fix, _saved(p.bubble.predicted, then.bubble))
+
+
+def _slower(case: PipelineCase, then: WhatIf) -> bool:
+    """Whether weights that are gathered for each microbatch, which `then` takes to be as much less as that is smaller,
+    cost more than the bubble that goes."""
+    of_ranks = [sum(case.weights[s] for s in rank.stages) for rank in case.pipeline.ranks if case.weights]
+    more = (then.microbatches - case.pipeline.microbatches) * max(of_ranks, default=0.0)
+    return then.makespan + more > case.pipeline.makespan[1]
 
 
 def _dividing(case: PipelineCase, most: int) -> list[int]:
@@ -139,7 +151,7 @@ def uneven_stages(case: PipelineCase) -> Iterator[Advice]:
             fix, level = None, "info"
         else:
             message += f" {better}"
-    yield Advice("uneven-stages", level, message, fix)
+    yield Advice("uneven-stages", level, message, fix, _saved(p.bubble.uneven, p.bubble.ideal))
 
 
 def _more_even(case: PipelineCase, mean: float) -> str | None:
@@ -210,7 +222,8 @@ def heavy_boundary(case: PipelineCase) -> Iterator[Advice]:
         message += f", in {case.time(b.seconds)}"
         message += f", where a forward action takes {case.time(forward)}" if slow(b) else ""
     message += f". Transfers add {_share(lost)} to the bubble, as predicted." if seen else "."
-    yield Advice("heavy-boundary", "warning" if lost >= MUCH else "info", message)
+    saves = _saved(p.bubble.predicted, p.bubble.predicted - lost) if seen else None
+    yield Advice("heavy-boundary", "warning" if lost >= MUCH else "info", message, saves=saves)
 
 
 def _boundaries(case: PipelineCase) -> Iterator[_Boundary]:
@@ -242,15 +255,18 @@ def better_schedule(case: PipelineCase) -> Iterator[Advice]:
     if better:
         best = min(better, key=lambda each: (round(each.makespan / now.makespan, 6), each.peak))
         message = (
-            f"{best.schedule} would take {case.time(best.makespan)} where {p.schedule} takes {case.time(now.makespan)}"
-            f", both as predicted, and hold no more: a bubble of {_share(best.bubble)} instead of {_share(now.bubble)}."
+            f"The actions of {best.schedule} would take {case.time(best.makespan)} where those of {p.schedule} take "
+            f"{case.time(now.makespan)}, both as predicted, and hold no more: a bubble of {_share(best.bubble)} "
+            f"instead of {_share(now.bubble)}."
         )
         level = "warning" if now.bubble - best.bubble >= MUCH else "info"
-        yield Advice("better-schedule", level, message, f"--schedule {best.schedule}")
-
-
-def _share(part: float) -> str:
-    return f"{100 * part:.1f}%"
+        saves = 1 - best.makespan / now.makespan
+        yield Advice("better-schedule", level, message, f"--schedule {best.schedule}", saves)
 
 
 RULES = (few_microbatches, uneven_stages, heavy_boundary, better_schedule)
+
+
+def _saved(now: float, then: float) -> float:
+    """The share of a step's time that is saved where its bubble is `then` instead of `now`: the work is as much."""
+    return 1 - (1 - now) / (1 - then)

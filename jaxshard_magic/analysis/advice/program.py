@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from ...report import Advice
 from ...report.held import held
-from .case import Case, byte_text
+from ...units import byte_text
+from .case import Case
 
 WORTH_DONATING = 2**20  # bytes of state
 

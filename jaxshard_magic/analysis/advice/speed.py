@@ -7,15 +7,18 @@ from collections.abc import Iterator, Sequence
 from ...places import place
 from ...program.trace import is_closed_over
 from ...report import Advice, Collective
+from ...units import byte_text, rate_text
+from ...units import seconds_text as time
+from ...units import share_text as share
 from ...wires import axis_bandwidths
-from .case import Case, all_divide, byte_text, devices_along, mesh_option, mesh_text, share, time
+from .case import Case, all_divide, devices_along, mesh_option, mesh_text
 
 COMMUNICATION = 0.2  # of a step: a larger share is worth a warning
 DOMINATES = 0.5  # of the communication
 SLOW = 0.5  # of a chip's fast links: what carries less is slow
-MOST_TIMES = 64  # a batch that would have to grow more is no help
+MOST_TIMES = 16  # a batch that would have to grow more is no help
 WAITING = 0.5  # of a step's own work
-MOSTLY = 0.5  # of the FLOPs
+MOSTLY = 0.5  # of the FLOPs, or of their bytes
 LARGE = 2**24  # bytes of a gather that are worth a word
 
 
@@ -31,13 +34,25 @@ def communication(case: Case) -> Iterator[Advice]:
         f"{share(sent / step)} of the predicted step is communication: {time(sent)} of {time(step)} on "
         f"{_chip(case)}, most by {kind}s over {over} ({time(seconds)}{line})."
     )
-    times = _power((1 - COMMUNICATION) / COMMUNICATION * sent / own) if own else math.inf
+    if (larger := _batch_to_compute_more(case)) is not None:
+        then = sent / (sent + own * larger / (case.examples or 1))
+        message += (
+            f" What moves for weights stays the same when the batch grows: of {larger:,} examples, where there are "
+            f"{case.examples:,}, it would be about {share(then)}."
+        )
+    yield Advice("communication", "warning", message, saves=sent / step - COMMUNICATION)
+
+
+def _batch_to_compute_more(case: Case) -> int | None:
+    """The examples of a batch with which communication would be no large share of the step any more; None where it is
+    none, or where no batch in reach would do."""
+    step, sent = _predicted(case)
+    if step is None or not sent or sent / step <= COMMUNICATION or not case.examples:
+        return None
+    own = step - sent
+    times = _power((1 - COMMUNICATION) / COMMUNICATION * sent / own) if own else MOST_TIMES + 1
     fixed = sum(c.seconds or 0 for c in case.collectives if set(c.axes or ()) <= set(case.batch_axes))
-    if case.examples and fixed >= DOMINATES * sent and times <= MOST_TIMES:
-        message += " What moves for weights stays the same when the batch grows."
-        yield Advice("communication", "warning", message, f"a batch of {case.examples * times} examples")
-    else:
-        yield Advice("communication", "warning", message)
+    return case.examples * times if fixed >= DOMINATES * sent and times <= MOST_TIMES else None
 
 
 def large_gather(case: Case) -> Iterator[Advice]:
@@ -75,11 +90,15 @@ def slow_links(case: Case) -> Iterator[Advice]:
                 continue
             what = "The sums of tensor parallelism" if part == "tp" else "The weights that fsdp gathers"
             message = (
-                f"{what} go over {axis} at {rate / 1e9:.3g} GB/s ({wires[axis].name}); "
-                f"{chip.name} has links of {fast / 1e9:.3g} GB/s."
+                f"{what} go over {axis} at {rate_text(rate)} ({wires[axis].name}); "
+                f"{chip.name} has links of {rate_text(fast)}."
             )
             fix = _inner(case, axis) or (_hybrid(case, axis) if part == "fsdp" else _narrower(case, axis))
-            yield Advice(f"slow-{part}", "warning", message, fix)
+            taken = sum(c.seconds or 0 for c in case.collectives if axis in (c.axes or ()))
+            step, _ = _predicted(case)
+            yield Advice(
+                f"slow-{part}", "warning", message, fix, taken / step * (1 - rate / fast) if step else None
+            )
 
 
 def wide_axis(case: Case) -> Iterator[Advice]:
@@ -101,7 +120,7 @@ def wide_axis(case: Case) -> Iterator[Advice]:
                 else "without it, none"
             )
             message = f"{axis} takes {time(taken)} of the {time(sent)} that the step communicates; {then}."
-            yield Advice("wide-axis", "info", message, fix)
+            yield Advice("wide-axis", "info", message, fix, (taken - left) / step)
 
 
 def small_batch(case: Case) -> Iterator[Advice]:
@@ -120,13 +139,26 @@ def small_batch(case: Case) -> Iterator[Advice]:
         f"{_chip(case)} waits for its memory {share(roof.bound_by_memory)} of the time that it works: the products do "
         f"{does:.3g} FLOPs for each byte, and it needs {needs:.3g} to be busy."
     )
-    times = _power(needs / does)
+    weights = sum(s.weights for s in case.shares)
+    left = flops - needs * (moved - weights)  # FLOPs above what the bytes take that grow with the batch
+    times = _power(needs * weights / left) if left > 0 else math.inf
     devices = devices_along(case.mesh.axes, case.batch_axes)
     if case.examples and times <= MOST_TIMES:
-        message += f" Each device has {case.examples // devices or 1} of the {case.examples} examples."
-        yield Advice("small-batch", "info", message, f"a batch of {case.examples * times} examples")
-    else:
-        yield Advice("small-batch", "info", message)
+        each = f" Each device has {case.examples // devices or 1:,} of the {case.examples:,} examples"
+        other = _batch_to_compute_more(case)
+        keeps = "a larger batch" if other else f"a batch of {case.examples * times:,}"  # one number is enough
+        message += f"{each}: {keeps} would keep it busy."
+    elif moved - weights > MOSTLY * moved:
+        message += (
+            f" {share((moved - weights) / moved)} of the bytes grow with the batch, as attention's scores do."
+        )
+    step, _ = _predicted(case)
+    waits = (
+        (1 - does / needs) * roof.bound_by_memory * (step - (roof.communication or 0.0)) / step
+        if step
+        else None
+    )
+    yield Advice("small-batch", "info", message, saves=waits)
 
 
 def float32(case: Case) -> Iterator[Advice]:
@@ -144,7 +176,11 @@ def float32(case: Case) -> Iterator[Advice]:
     message = (
         f"{share(wide / flops)} of the FLOPs are in float32: bfloat16 {gain}reads and writes {moved} less."
     )
-    yield Advice("float32", "info", message, _cast(case) if case.inside is None else "--precision bf16")
+    step, sent = _predicted(case)
+    saves = wide / flops * (1 - full / narrow) * (1 - sent / step) if step else None
+    yield Advice(
+        "float32", "info", message, _cast(case) if case.inside is None else "--precision bf16", saves
+    )
 
 
 def _cast(case: Case) -> str | None:

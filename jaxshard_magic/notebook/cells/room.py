@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from ...errors import ShardError
+from ...units import byte_text
 
 GIB = 2**30
 # What has to stay free: bytes, or this share of the machine's memory where that is more.
@@ -113,7 +114,7 @@ class Room:
 
     def _told(self, now: Memory) -> str:
         return (
-            f"this cell has allocated {self._allocated(now) / GIB:.1f} GiB and {now.free / GIB:.1f} GiB are left: "
+            f"this cell has allocated {byte_text(self._allocated(now))} and {byte_text(now.free)} are left: "
             f"build the state as shapes: `{_FIX}`, or nnx.eval_shape"
         )
 

@@ -12,7 +12,7 @@ def _help() -> str:
     %%shard dp,fsdp,fsdp+tp        several, side by side: each compiled, run on copies and checked
     %%shard auto                   the fastest that fits, with what ruled the others out
     %shard                         the last report, with all calls since
-    %shard compare 3 5             reports of the past side by side, by their numbers; alone it lists them
+    %shard compare 3 5             reports of the past side by side, by number or name; alone it lists them
     %shard history WORDS           the reports of all notebooks so far; --help has more
     %shard doctor                  what is installed, which devices answer, whether they reach each other
     %shard abstract NAME...        make shapes of what the notebook holds under these names, and free it

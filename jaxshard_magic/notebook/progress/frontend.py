@@ -3,14 +3,23 @@
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from html import escape
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
+_TEXT = "font-variant-numeric: tabular-nums"
+_ROOM = "width: 320px; max-width: 100%; height: 4px; margin: 3px 0; background: rgba(127, 127, 127, .25)"
+_DONE = "height: 100%; background: currentColor; opacity: .6"
 CLEAR = "\r\x1b[K"  # back to the first column, and erase the row
 
 
-def line_for(shell: Any) -> Callable[[str], None] | None:
+class Draw(Protocol):
+    """Shows a line in the place of the last one, "" for none; with a `share` from 0 to 1, how much is done."""
+
+    def __call__(self, line: str, share: float | None = None) -> None: ...
+
+
+def line_for(shell: Any) -> Draw | None:
     """How this frontend updates a line in place; None where nobody watches (a pipe, a test)."""
     if getattr(shell, "kernel", None) is not None:
         return DisplayedLine()
@@ -18,20 +27,29 @@ def line_for(shell: Any) -> Callable[[str], None] | None:
 
 
 class DisplayedLine:
-    """An output of the cell that is written over; a frontend has no way to take a single output out again."""
+    """An output of the cell that is written over; a frontend has no way to take a single output out again. Below a line
+    with a share stands a bar."""
 
     def __init__(self) -> None:
         self._handle: Any = None
 
-    def __call__(self, line: str) -> None:
+    def __call__(self, line: str, share: float | None = None) -> None:
         from IPython.display import display
 
-        html = f'<div style="font-variant-numeric: tabular-nums">{escape(line)}</div>' if line else ""
+        html = f'<div style="{_TEXT}">{escape(line)}</div>' if line else ""
+        if share is not None:
+            html += _bar(share)
         data = {"text/plain": line, "text/html": html}
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)
         else:
             self._handle.update(data, raw=True)
+
+
+def _bar(share: float) -> str:
+    percent = f"{100 * share:.1f}"
+    what = f'role="progressbar" aria-label="steps done" aria-valuenow="{percent}"'
+    return f'<div {what} style="{_ROOM}"><div style="{_DONE}; width: {percent}%"></div></div>'
 
 
 class TerminalLine:
@@ -46,7 +64,7 @@ class TerminalLine:
         self._lock = threading.RLock()
         self._streams: dict[str, tuple[TextIO, _Beside]] = {}
 
-    def __call__(self, line: str) -> None:
+    def __call__(self, line: str, share: float | None = None) -> None:
         with self._lock:
             if self._taken or not (line or self._shown):
                 return

@@ -2,11 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from ...units import seconds_text
+
 if TYPE_CHECKING:
+    from .frontend import Draw
     from .training import Training
 
 FIRST, TICK = 0.25, 0.2  # seconds before the line appears (short work shows nothing), and between updates
@@ -18,11 +21,12 @@ class Progress:
     """A context in which calling it with `"compiling for 8 devices"` shows that line and its seconds.
 
     `draw` is called with the line, and with "" to clear it; None shows nothing. A thread keeps the seconds
-    running while this one waits inside the compiler, and tells of the training that it follows. `took`: seconds that
-    the last compile of this took, None where that is not known.
+    running while this one waits inside the compiler, and tells of the training that it follows, with the share of a
+    loop that is done where its length is known. `took`: seconds that the last compile of this took, None where that is
+    not known.
     """
 
-    def __init__(self, draw: Callable[[str], None] | None, of: str = "", took: float | None = None):
+    def __init__(self, draw: "Draw | None", of: str = "", took: float | None = None):
         self._draw, self._label, self._took = draw, f"{of}: " if of else "", took
         self._doing, self._since = "", 0.0
         self._training: Training | None = None
@@ -56,15 +60,15 @@ class Progress:
             if self._draw is not None:
                 self._thread.join()
 
-    def _run(self, draw: Callable[[str], None]) -> None:
+    def _run(self, draw: "Draw") -> None:
         shown, at = "", 0.0
         while not self._ended.wait(TICK):
             now = time.perf_counter()
-            line = self._line(now)
+            line, share = self._line(now)
             if line:
                 at = now
             if line != shown and (line or now - at > LINGER):
-                draw(line)
+                draw(line, share)
                 shown = line
         if shown:
             draw("")
@@ -73,18 +77,20 @@ class Progress:
         """What to know in a wait for a compiler, once it is one."""
         if seconds < LONG or not doing.startswith("compiling"):
             return ""
-        took = f"; the last compile of this step took {self._took:.1f} s" if self._took else ""
+        took = f"; the last compile of this step took {seconds_text(self._took)}" if self._took else ""
         return f"{took}; interrupting stops it, and your variables stay as they are"
 
-    def _line(self, now: float) -> str:
+    def _line(self, now: float) -> tuple[str, float | None]:
         with self._lock:
             doing, seconds, training = self._doing, now - self._since, self._training
+        share = None
         if not doing:
             line = training.line(now) if training is not None else ""
+            share = training.share if training is not None and line else None
         else:
             if training is not None:
                 training.pause()
             line = (
                 f"{doing}, {seconds:.1f} s{self._while_compiling(doing, seconds)}" if seconds > FIRST else ""
             )
-        return self._label + line if line else ""
+        return self._label + line if line else "", share

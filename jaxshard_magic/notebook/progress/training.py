@@ -27,6 +27,7 @@ class Training:
         self._began: float | None = None
         self._marks: deque[Mark] = deque(maxlen=REMEMBERED)
         self._said, self._said_at = "", 0.0
+        self.share: float | None = None  # of the calls that there will be, as `line` last said
 
     def pause(self) -> None:
         """What happens now (another compilation) is not to count as time of the steps."""
@@ -45,7 +46,9 @@ class Training:
             self._marks.append((now, step))
         if step < 2 or now - self._began < EVIDENT:
             return ""
-        self._said, self._said_at = ", ".join(_parts(step, loss, self._total(), self._marks)), now
+        total = self._total()
+        self._said, self._said_at = ", ".join(_parts(step, loss, total, self._marks)), now
+        self.share = step / total if total and step <= total else None
         return self._said
 
 

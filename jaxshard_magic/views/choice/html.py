@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.choice import Choice, Considered
 from jaxshard_magic.views.choice import tree
-from jaxshard_magic.views.choice.text import about, notes, runs, shares
+from jaxshard_magic.views.choice.text import about, notes, others, others_title, runs
 from jaxshard_magic.views.comparison import chart, data, html
 from jaxshard_magic.views.format import count_text, printable
 from jaxshard_magic.views.page import document
@@ -43,21 +43,20 @@ def to_html(choice: Choice) -> str:
 
 def _others_table(choice: Choice) -> str:
     """A row for each candidate that was not compiled, under what ruled it out; folded where others were compiled."""
-    groups = phrases.not_compiled(choice)
-    if not groups:
-        return ""
-    mesh, rows = _axes_of(choice), list[str]()
-    for (outcome, group), kept in zip(groups, shares([len(g) for _, g in groups], MOST_ROWS), strict=True):
-        rows.append(_whole(f"<b>{text(phrases.fate_text(choice, outcome, len(group)))}</b>"))
-        for candidates, why in phrases.by_reason(group, kept):
+    mesh, rows = axes_of(choice), list[str]()
+    for fate, alike, left in others(choice, MOST_ROWS):
+        rows.append(_whole(f"<b>{text(fate)}</b>"))
+        for candidates, why in alike:
             rows += _rows(candidates, why, mesh)
-        if kept < len(group):
-            rows.append(_whole(f"<small>and {count_text(len(group) - kept)} more</small>"))
+        if left:
+            rows.append(_whole(f"<small>and {count_text(left)} more</small>"))
+    if not rows:
+        return ""
     heads = row(cell(name, align, "th", f' width="{width}"') for name, align, width in _HEADS)
     told = f'<table width="100%" style="width:100%"><thead>{heads}</thead><tbody>\n{joined(rows)}</tbody></table>'
+    title = others_title(choice)
     if choice.source == "planned":
-        return section("What is known without compiling", told)
-    title = f"Not compiled, and why: {count_text(sum(len(group) for _, group in groups))}"
+        return section(title, told)
     return f"<details><summary><b>{title}</b></summary>\n{told}</details>"
 
 
@@ -65,8 +64,8 @@ def _whole(content: str) -> str:
     return row([cell(content, "wrap", more=f' colspan="{len(_HEADS)}"')])
 
 
-def _axes_of(choice: Choice) -> MeshInfo:
-    """All mesh axes, those of what was compiled first: an axis has the same hue everywhere."""
+def axes_of(choice: Choice) -> MeshInfo:
+    """All mesh axes, those of what was compiled first."""
     axes = dict(data.axes_of(choice.comparison).axes)
     for candidate in choice.candidates:
         axes |= {name: size for name, size in candidate.mesh.items() if name not in axes}

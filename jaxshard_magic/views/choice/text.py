@@ -1,7 +1,7 @@
 """What an automatic search chose, for a terminal: the choice, the usual decision path with this step's figures, what
 was compiled, and what ruled the others out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from jaxshard_magic.report.choice import Choice, Considered
@@ -56,12 +56,28 @@ def shares(sizes: Sequence[int], most: int) -> list[int]:
     return kept
 
 
+def others(choice: Choice, most: int) -> Iterator[tuple[str, list[tuple[list[Considered], str]], int]]:
+    """What was not compiled, at most so many: for each fate its words, the candidates shown, those of one reason
+    together with it, and how many more there are."""
+    groups = phrases.not_compiled(choice)
+    for (outcome, group), kept in zip(groups, shares([len(g) for _, g in groups], most), strict=True):
+        fate = phrases.fate_text(choice, outcome, len(group))
+        yield fate, phrases.by_reason(group, kept), len(group) - kept
+
+
+def others_title(choice: Choice) -> str:
+    """What stands above them."""
+    if choice.source == "planned":
+        return "What is known without compiling"
+    return (
+        f"Not compiled, and why: {count_text(sum(len(group) for _, group in phrases.not_compiled(choice)))}"
+    )
+
+
 def _others(choice: Choice, room: int) -> list[list[str]]:
     """Those that were not compiled, each with its figures, and below those of one reason the reason."""
-    groups = phrases.not_compiled(choice)
     parts = []
-    for (outcome, group), kept in zip(groups, shares([len(g) for _, g in groups], MOST_LINES), strict=True):
-        alike = phrases.by_reason(group, kept)
+    for fate, alike, left in others(choice, MOST_LINES):
         shown = [each for candidates, _ in alike for each in candidates]
         names, options = _named(shown, room)
         columns = {
@@ -73,13 +89,13 @@ def _others(choice: Choice, room: int) -> list[list[str]]:
         head, *rows = table(
             {name: list(map(plain, texts)) for name, texts in columns.items()}, ("strategy", "mesh")
         )
-        lines = [*wrapped([f"{phrases.fate_text(choice, outcome, len(group))}:"], room), head]
+        lines = [*wrapped([f"{fate}:"], room), head]
         rest = zip(rows, options, strict=True)
         for candidates, why in alike:
             for line, option in islice(rest, len(candidates)):
                 lines += [line, *_below(option, room)]
             lines += _below(why, room)
-        parts.append(lines + [f"  and {count_text(len(group) - kept)} more"] * (kept < len(group)))
+        parts.append(lines + [f"  and {count_text(left)} more"] * (left > 0))
     return parts
 
 

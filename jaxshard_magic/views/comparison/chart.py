@@ -28,12 +28,23 @@ _MONO = ' font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mo
 
 def scatter(comparison: Comparison) -> str:
     """The chart with a line on how to read it; empty for fewer than two points."""
+    chart, unnamed = drawn(comparison)
+    if not chart:
+        return ""
+    read = "<br>".join(_how_to_read(comparison, data.points_of(comparison), unnamed))
+    return (
+        '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:12px 0">'
+        f'<div>{chart}</div><div style="flex:1 1 230px"><small>{read}</small></div></div>'
+    )
+
+
+def drawn(comparison: Comparison) -> tuple[str, int]:
+    """The chart alone, as one `<svg>`, and how many points have no room for their name; empty for fewer than two."""
     points = data.points_of(comparison)
     if len(points) < 2:
-        return ""
+        return "", 0
     limit = data.limit_of(comparison)
-    height = HEIGHT if len(points) < CROWD else MORE_HEIGHT
-    plane = Plane(*axes(points, limit), WIDTH, height, LEFT, TOP, RIGHT, BOTTOM)
+    plane = Plane(*axes(points, limit), WIDTH, height_of(comparison), LEFT, TOP, RIGHT, BOTTOM)
     names = labels(plane, points, limit)
     marks = [
         *_grid(plane),
@@ -47,12 +58,13 @@ def scatter(comparison: Comparison) -> str:
         f"{named(p.names, 99)} {seconds_text(p.seconds)} {byte_text(p.peak)}{', on the front' * p.on_front}"
         for p in points
     )
-    chart = drawing(WIDTH, plane.height, printable(f"peak memory against step time: {told}"), marks)
-    read = "<br>".join(_how_to_read(comparison, points, len(points) - len(names)))
-    return (
-        '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:12px 0">'
-        f'<div>{chart}</div><div style="flex:1 1 230px"><small>{read}</small></div></div>'
-    )
+    label_text = printable(f"peak memory against step time: {told}")
+    return drawing(WIDTH, plane.height, label_text, marks), len(points) - len(names)
+
+
+def height_of(comparison: Comparison) -> int:
+    """Of the chart, in px."""
+    return HEIGHT if len(data.points_of(comparison)) < CROWD else MORE_HEIGHT
 
 
 def _how_to_read(comparison: Comparison, points: Sequence[data.Point], unnamed: int) -> Iterator[str]:

@@ -25,7 +25,7 @@ def in_order(comparison: Comparison) -> list[Trial]:
 
 
 def axes_of(comparison: Comparison) -> MeshInfo:
-    """All mesh axes of a comparison, as of one mesh: an axis has the same hue in all of its trials."""
+    """All mesh axes of a comparison, as of one mesh: no two of them look alike."""
     axes = {axis: size for trial in comparison.trials for axis, size in reversed(trial.mesh.items())}
     names = list(dict.fromkeys(axis for trial in comparison.trials for axis in trial.mesh))
     return MeshInfo({name: axes[name] for name in names}, "", "", "", (), 1)

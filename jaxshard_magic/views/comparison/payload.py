@@ -103,10 +103,11 @@ def _facts(comparison: Comparison, trial: Trial) -> list[tuple[str, str]]:
     """What is told of a chosen trial beside the picture."""
     told = []
     if trial.measured is not None:
-        simulated = trial.report is not None and trial.report.mesh.source == "simulated"
         beside = words.prediction_text(comparison, trial)
-        how = " on this CPU" if simulated else f", predicted {beside}" if beside else ""
-        told.append(("measured", f"{seconds_text(trial.measured)}{how}"))
+        how = f", predicted {beside}" if beside else ""
+        told.append(
+            ("this CPU took" if trial.simulated else "measured", f"{seconds_text(trial.measured)}{how}")
+        )
     if trial.predicted is not None and words.tail(comparison, trial) is None:
         on = trial.report.timing.on if trial.report and trial.report.timing else None
         told.append(("predicted", f"{seconds_text(trial.predicted)}{f' for {on}' if on else ''}"))

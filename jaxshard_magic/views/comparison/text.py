@@ -86,7 +86,7 @@ def _answers(comparison: Comparison, shown: Sequence[Trial]) -> dict[str, list[s
     columns = {
         "fits": [words.fits_answer(t).text for t in shown],
         "peak": [byte_text(t.peak) for t in shown],
-        "step": [seconds_text(t.measured) for t in shown],
+        "step": [seconds_text(comparison.seconds(t)) for t in shown],
         "predicted": predicted,
         "numbers": [words.same_answer(t).text for t in shown],
     }

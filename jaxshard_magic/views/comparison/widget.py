@@ -7,6 +7,7 @@ from traitlets import observe
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.comparison import Comparison
+from jaxshard_magic.report.sent import Pictured
 from jaxshard_magic.views.comparison.payload import first_shown, packed_comparison
 from jaxshard_magic.views.live_view import Chosen, LiveView, quoted
 
@@ -28,9 +29,11 @@ class ComparisonView(LiveView):
     chosen = Chosen().tag(sync=True)
     other = Chosen().tag(sync=True)
 
-    def __init__(self, comparison: Comparison):
+    def __init__(self, comparison: Comparison, shown: Pictured | None = None, data: bytes | None = None):
         self.comparison = comparison
-        super().__init__(packed_comparison(comparison), chosen=first_shown(comparison))
+        super().__init__(
+            shown or comparison, data or packed_comparison(comparison), chosen=first_shown(comparison)
+        )
 
     def __repr__(self) -> str:
         return f"<ComparisonView of {self.comparison!r}>"

@@ -38,8 +38,7 @@ def memory(report: Report, colours: Mapping[str, str]) -> go.Figure:
     if report.memory is None or not report.memory.per_device:
         raise ShardError("this report knows nothing of memory, so it has no memory figure")
     bars, left = _bars(report.memory)
-    limit = device_memory.limit(report.memory)
-    full = max(1, limit or 0, *(bar.end for bar in bars))
+    full, limit = device_memory.scale(report.memory)
     roles = device_memory.roles(report.memory)
     chart = go.Figure([_role_bars(role, report.memory, bars, colours, SEEN * full) for role in roles])
     if any(bar.measured for bar in bars):
@@ -128,6 +127,8 @@ def _draw_limit(chart: go.Figure, limit: int, colours: Mapping[str, str]) -> Non
 def _frame(memory: Memory, bars: int, left: int, colours: Mapping[str, str]) -> dict[str, Any]:
     head, *rest = (span.text for span in words.memory_lead(memory))
     more = f" {count_text(left)} more devices hold less." if left else ""
+    note = words.scale_note(memory)
+    more += f" {note}" if note else ""
     groups = device_memory.groups(memory)
     alike = len(groups) == 1 and len(groups[0].devices) > 1
     on = "each device" if alike else device_text([groups[0].most.device])

@@ -12,6 +12,7 @@ from jaxshard_magic.report import Report, Timing
 from jaxshard_magic.views import svg, words
 from jaxshard_magic.views.figures.look import CLEAR, frame, labels, scale
 from jaxshard_magic.views.format import count_text, range_text, seconds_text, share_text
+from jaxshard_magic.views.hues import HUES
 from jaxshard_magic.views.tags import text
 
 BAR = 28  # px
@@ -91,7 +92,7 @@ def _communication(report: Report, colours: Mapping[str, str]) -> list[Row]:
     rows = []
     for axes, kinds in parts.items():
         over = f"over {text(words.axes_text(axes))}"
-        hue = colours[f"a{svg.axis_index(axes[0], report.mesh)}"] if axes else colours["other"]
+        hue = colours[f"a{svg.axis_index(axes[0], report.mesh) % HUES}"] if axes else colours["other"]
         alike = [c for c in report.collectives or () if c.axes == axes]
         told = words.least(seconds_text(sum(s for _, s in kinds)), alike)
         pieces = tuple(
@@ -114,8 +115,8 @@ def _steps(report: Report, timing: Timing, colours: Mapping[str, str]) -> Iterat
         told = words.predicted_text(report)
         hover = f"predicted for {text(timing.on or '')}<br><b>{told}</b> a step"
         yield Row("step, predicted", (Part(predicted, colours["ink"], 0, hover),), told)
-    spread = timing.step_s
-    if spread is not None and report.mesh.source == "attached" and isfinite(spread.median):
+    spread = words.on_chip(report)
+    if spread is not None and isfinite(spread.median):
         told = seconds_text(spread.median)
         calls = f"median of {count_text(timing.timed)}, {range_text(spread.min, spread.max)}"
         hover = f"measured on {text(report.mesh.device_kind)}<br><b>{told}</b>, {calls}"

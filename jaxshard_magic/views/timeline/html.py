@@ -2,7 +2,8 @@
 
 from jaxshard_magic.report import Pipeline
 from jaxshard_magic.views import words
-from jaxshard_magic.views.format import UNKNOWN, count_text
+from jaxshard_magic.views.format import UNKNOWN, count_text, printable
+from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import joined, section, small, table, text
 from jaxshard_magic.views.timeline import data, svg
 
@@ -17,6 +18,11 @@ def to_html(p: Pipeline, also: str = "") -> str:
     head = f'<p class="jss-verdict">{lead} <small>{text(words.pipeline_about(p))}</small></p>'
     classes = f"jss {text(also)}".rstrip()
     return f'<div class="{classes}">\n{joined([head, *_content(p)])}\n</div>\n'
+
+
+def page(p: Pipeline) -> str:
+    """The timeline as a whole document that follows the reader's light or dark theme."""
+    return document(printable(f"{p.schedule}, {words.size_text(p)}"), to_html(p))
 
 
 def pipeline_section(p: Pipeline | None) -> str:

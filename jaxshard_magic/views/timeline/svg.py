@@ -40,9 +40,22 @@ class Plan:
 
 def drawing(p: Pipeline) -> str:
     """The whole timeline as one `<svg>`, empty without events."""
+    height, marks = drawn(p)
+    if not marks:
+        return ""
+    w, h = svg.number(WIDTH), svg.number(height)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img"'
+        f' aria-label="{text(f"Timeline of {words.size_text(p)}")}" style="max-width:100%;height:auto"'
+        f' font-family="system-ui,sans-serif" font-size="11">{marks}</svg>'
+    )
+
+
+def drawn(p: Pipeline) -> tuple[float, str]:
+    """The timeline's height in px, and its marks for a drawing of `WIDTH`, none without events."""
     plan, lanes = _plan(p), data.lanes(p, p.events)
     if not plan.end:
-        return ""
+        return 0, ""
     bottom = TOP + plan.rank * len(p.ranks)
     marks = [*_axis(p, plan, bottom)]
     if sum(map(len, lanes)) > DENSE:
@@ -59,13 +72,7 @@ def drawing(p: Pipeline) -> str:
         y = TOP + rank * plan.rank + plan.lane / 2 + 4
         share = words.percent_text(p.ranks[rank].bubble)
         marks.append(_text(0, y, words.rank_name(p, rank)) + _text(WIDTH, y, share, "end"))
-    label = f"Timeline of {words.size_text(p)}"
-    w, h = svg.number(WIDTH), svg.number(bottom + BELOW)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img"'
-        f' aria-label="{text(label)}" style="max-width:100%;height:auto" font-family="system-ui,sans-serif"'
-        f' font-size="11">{"".join(marks)}</svg>'
-    )
+    return bottom + BELOW, "".join(marks)
 
 
 def lanes_text(p: Pipeline) -> str:
@@ -127,7 +134,7 @@ def _axis(p: Pipeline, plan: Plan, bottom: float) -> Iterator[str]:
     for rank in range(len(p.ranks)):
         y = TOP + rank * plan.rank
         yield svg.rect(NAMES, y, width, plan.lane, f'fill="none" {_RULE}')
-    last, end = f"{p.source} {words.time_text(_end(p), p.unit)}", plan.x(_end(p))
+    last, end = f"{p.source} end {words.time_text(_end(p), p.unit)}", plan.x(_end(p))
     if plan.ideal:
         x = plan.x(p.makespan[0])
         dashed = 'stroke="currentColor" stroke-dasharray="3 2"'

@@ -14,7 +14,7 @@ class PipelineView(LiveView):
 
     def __init__(self, pipeline: Pipeline):
         self.pipeline = pipeline
-        super().__init__(packed_pipeline(pipeline))
+        super().__init__(pipeline, packed_pipeline(pipeline))
 
     def __repr__(self) -> str:
         return f"<PipelineView of {self.pipeline!r}>"

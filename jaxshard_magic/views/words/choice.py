@@ -21,15 +21,13 @@ from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views.format import (
     SPACE,
     UNKNOWN,
-    byte_parts,
     byte_text,
     count_text,
-    limit_parts,
+    of_limit,
     rounded,
     seconds_text,
     significant,
 )
-from jaxshard_magic.views.words.comparison import on_cpu
 from jaxshard_magic.views.words.spans import Span, strong
 
 _MESH = re.compile(r'\s*--mesh[= ]("[^"]*"|\S+)')
@@ -65,7 +63,7 @@ def _time(choice: Choice, candidate: Considered) -> str:
     if choice.source == "planned":
         return f"at least {seconds_text(seconds)} a step by its plan"
     if choice.source == "measured":
-        return f"{seconds_text(seconds)} a step {'on this CPU' if on_cpu(choice.comparison) else 'measured'}"
+        return f"{seconds_text(seconds)} a step measured"
     return f"{seconds_text(seconds)} a step predicted" + (f" for {choice.on}" if choice.on else "")
 
 
@@ -78,9 +76,7 @@ def _room(choice: Choice, candidate: Considered) -> str:
     room = choice.limit if trial is None or trial.limit is None else trial.limit
     if room is None:
         return f"{about}{byte_text(peak)} a device"
-    (size, unit), (limit, limit_unit) = byte_parts(peak), limit_parts(room)
-    own = "" if unit == limit_unit else SPACE + unit
-    return f"{about}{size}{own} of {limit}{SPACE}{limit_unit} a device"
+    return f"{about}{of_limit(peak, room)} a device"
 
 
 def _against(choice: Choice, chosen: Considered) -> str:

@@ -6,8 +6,8 @@ from math import isfinite
 
 from jaxshard_magic.report import Collective, Report, Timing
 from jaxshard_magic.report.parts import finite
-from jaxshard_magic.views.format import byte_text, seconds_text, share_text
-from jaxshard_magic.views.words.spans import Span, axes_spans, place, strong
+from jaxshard_magic.views.format import byte_text, rate_text, seconds_text, share_text
+from jaxshard_magic.views.words.spans import Span, axes_spans, line_span, strong
 
 AT_LEAST = "\u2265"
 
@@ -39,7 +39,7 @@ def _links(timing: Timing) -> list[Span]:
     """` On TPU v5e links carry 34 GB/s over data, 45 GB/s over model.`"""
     spans = [Span(f" On {timing.on} links carry ")] if timing.links else []
     for i, (axis, rate) in enumerate(timing.links.items()):
-        spans += [Span(", ")] * (i > 0) + [Span(f"{rate / 1e9:.3g}\u202fGB/s over "), Span(axis, "axis")]
+        spans += [Span(", ")] * (i > 0) + [Span(f"{rate_text(rate)} over "), Span(axis, "axis")]
     return [*spans, Span(".")] if spans else []
 
 
@@ -67,7 +67,7 @@ def line_spans(collectives: Sequence[Collective], weight: str) -> list[Span]:
     (file, line), top = max(lines.items(), key=lambda item: item[1])
     if line is None or 2 * top <= sum(lines.values()):
         return []
-    return [Span(", most from "), place(file, line)]
+    return [Span(", most from "), line_span(file, line)]
 
 
 def sent(report: Report) -> int | None:

@@ -168,20 +168,19 @@ def _both(comparison: Comparison, trial: Trial) -> str:
 
 
 def _time(comparison: Comparison, trial: Trial) -> str:
-    how = "" if comparison.source == "measured" and not on_cpu(comparison) else f" {source_text(comparison)}"
+    how = "" if comparison.source == "measured" else f" {source_text(comparison)}"
     return f"{seconds_text(comparison.seconds(trial))}{how}"
 
 
 def on_cpu(comparison: Comparison) -> bool:
-    """Whether step times are those of simulated devices."""
-    return comparison.source == "measured" and all(
-        t.report is None or t.report.mesh.source == "simulated" for t in comparison.trials
-    )
+    """Whether only simulated devices ran a step."""
+    ran = [trial for trial in comparison.trials if trial.measured is not None]
+    return bool(ran) and all(trial.simulated for trial in ran)
 
 
 def source_text(comparison: Comparison) -> str:
-    """What step times are: `measured`, `predicted`, `on this CPU`; empty where none is known."""
-    return "on this CPU" if on_cpu(comparison) else comparison.source or ""
+    """What step times are: `measured`, `predicted`; empty where none is known."""
+    return comparison.source or ""
 
 
 def comparison_about(comparison: Comparison) -> str:
@@ -200,14 +199,19 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     if not known:
         return lines
     computed = "Peak, bytes and FLOPs are of one device, computed from the compiled program"
-    if on_cpu(comparison):
-        lines.append(f"{computed}; step times are of this CPU and say nothing about an accelerator.")
-    elif comparison.source == "predicted":
+    if comparison.source == "predicted":
         chips = ", ".join(dict.fromkeys(r.timing.on for r in known if r.timing and r.timing.on))
         at = f" for {chips}, at its published rates and with nothing overlapped" if chips else ""
         lines.append(f"{computed}; step times are predicted{at}.")
-    else:
+    elif comparison.source == "measured":
         lines.append(f"{computed}; step times are the median of those measured.")
+    else:
+        lines.append(f"{computed}.")
+    if on_cpu(comparison):
+        instead = "; --on v5e predicts a chip's" if comparison.source is None else ""
+        lines.append(
+            f"What a step took on this CPU says nothing about an accelerator, and is not compared{instead}."
+        )
     return lines
 
 
@@ -241,19 +245,20 @@ def passed_text(options: Mapping[str, Any]) -> str:
 
 def step_text(comparison: Comparison, trial: Trial) -> str:
     """The step time that trials are compared by, or the predicted one where that is all there is."""
-    if trial.report is not None and (comparison.source == "predicted" or trial.measured is None):
+    if trial.report is not None and (comparison.source != "measured" or comparison.seconds(trial) is None):
         return predicted_text(trial.report)
-    return seconds_text(trial.measured)
+    return seconds_text(comparison.seconds(trial))
 
 
 def is_predicted(comparison: Comparison, trial: Trial) -> bool:
     """Whether `step_text` is predicted where others are measured."""
-    return comparison.source == "measured" and trial.measured is None and trial.predicted is not None
+    apart = comparison.source == "measured" and comparison.seconds(trial) is None
+    return apart and trial.predicted is not None
 
 
 def prediction_text(comparison: Comparison, trial: Trial) -> str:
     """`46.0 ms, −2.7%`: the predicted step beside the measured one; empty where there is nothing to compare."""
-    measured, predicted = trial.measured, tail(comparison, trial)
+    measured, predicted = comparison.seconds(trial), tail(comparison, trial)
     if not measured or predicted is None or trial.report is None:
         return ""
     off = predicted / measured - 1

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import device_memory
 from jaxshard_magic.views.device_stages import stages
-from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, range_text, seconds_text
-from jaxshard_magic.views.words.communication import predicted_text, sent_by_axes, sent_text
+from jaxshard_magic.views.format import UNKNOWN, byte_text, seconds_text
+from jaxshard_magic.views.words.communication import sent_by_axes, sent_text
 from jaxshard_magic.views.words.memory import share_of_limit
-from jaxshard_magic.views.words.run import difference, ran
+from jaxshard_magic.views.words.run import difference
 from jaxshard_magic.views.words.spans import axes_text
+from jaxshard_magic.views.words.step_time import step_time
+
+NAMED = 0.01  # of what is sent: axes that carry less are told in the communication view alone
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Figure:
 
 
 def figures(report: Report) -> tuple[Figure, ...]:
-    """Step time, peak memory, bytes sent, compile time, and whether the numbers are the same."""
+    """Step time, peak memory, bytes sent, compile time, and whether the numbers are the same; none without a step."""
+    if not report.of_step:
+        return ()
     return (
         _step_figure(report),
         _peak_figure(report),
@@ -38,25 +43,8 @@ def figures(report: Report) -> tuple[Figure, ...]:
 
 
 def _step_figure(report: Report) -> Figure:
-    timing = report.timing
-    spread = timing.step_s if timing else None
-    notes: list[str] = []
-    if timing and spread:
-        calls = f"{count_text(timing.timed)} of {count_text(timing.calls)}"
-        if timing.timed == timing.calls:
-            calls = count_text(timing.timed)
-        if timing.calls == 1:
-            notes.append("one call")
-        elif timing.timed > 1:
-            notes.append(f"{range_text(spread.min, spread.max)} in {calls} calls")
-        else:
-            notes.append(f"{calls} calls")
-    else:
-        notes.append("not timed" if ran(report) else "not run")
-    if timing and timing.predicted_step_s is not None:
-        notes.append(f"predicted {predicted_text(report)}")
-    label = "step time, on this CPU" if report.mesh.source == "simulated" else "step time, measured"
-    return Figure(label, "step", seconds_text(spread.median if spread else None), ", ".join(notes))
+    label, value, notes = step_time(report)
+    return Figure(label, "step", value, ", ".join(notes))
 
 
 def _peak_figure(report: Report) -> Figure:
@@ -80,7 +68,9 @@ def _peak_figure(report: Report) -> Figure:
 def _sent_figure(report: Report) -> Figure:
     if report.collectives is None:
         return Figure("sent per device and step", "sent", UNKNOWN, "not known")
-    parts = [f"{axes_text(axes)} {byte_text(n)}" for axes, n in sent_by_axes(report.collectives).items()]
+    by_axes = sent_by_axes(report.collectives)
+    least = NAMED * sum(by_axes.values())
+    parts = [f"{axes_text(axes)} {byte_text(n)}" for axes, n in by_axes.items() if n >= least]
     more = f", {len(parts) - 3} more" if len(parts) > 3 else ""
     note = ", ".join(parts[:3]) + more if report.collectives else "nothing moves"
     return Figure("sent per device and step", "sent", sent_text(report.collectives), note)

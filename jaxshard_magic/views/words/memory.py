@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from jaxshard_magic.report import Buffer, DeviceMemory, Memory
+from jaxshard_magic.places import in_words
+from jaxshard_magic.report import DeviceMemory, Memory
 from jaxshard_magic.views import device_memory
 from jaxshard_magic.views.format import (
     byte_text,
     count_text,
     device_text,
-    limit_parts,
     limit_text,
+    of_limit,
     share_text,
 )
 from jaxshard_magic.views.words.spans import Span, sentence_case, strong
@@ -41,35 +42,29 @@ def error_text(device: DeviceMemory) -> str | None:
 
 
 def live_lead(memory: Memory) -> str:
-    """What the curve of live bytes is from."""
+    """What the curve of bytes in use is from, and what the devices' peak has beside them."""
     _, refused, stand_in = memory.source.partition("compiled for ")
     source = (
         f"as compiled for {stand_in}, which has the room" if refused else "from XLA\u2019s buffer assignment"
     )
-    return f"program order, one device, {source}"
+    said = f"program order, one device, {source}"
+    live, top = memory.live, device_memory.fullest(memory)
+    if refused or live is None or top is None or top.peak is None:
+        return said
+    most, alike = live.bytes[live.peak], {byte_text(d.peak) for d in memory.per_device}
+    if byte_text(most) in alike:
+        return said
+    more = "the gaps between buffers" if most < top.peak else "no constants of the program"
+    return f"{said}; the peak of {byte_text(top.peak)} counts {more}{' as well' * (most < top.peak)}"
 
 
-def buffers_lead(memory: Memory) -> str | None:
-    """`10 buffers are 95% of the temporaries; 81 more are 152 MiB`; None where the compiler does not tell."""
-    if not memory.buffers or memory.others is None:
+def live_text(memory: Memory) -> str | None:
+    """`at most 4.63 GiB in use, cell [7], line 15`: the top of that curve, and where it lies."""
+    live = memory.live
+    if live is None or not live.bytes:
         return None
-    count, rest = memory.others
-    size, n = sum(b.bytes for b in memory.buffers), sum(b.count for b in memory.buffers)
-    are = f"{count_text(n)} buffer{'s are' if n != 1 else ' is'} {share_text(size / (size + rest))} of the temporaries"
-    more = f"; {count_text(count)} more {'are' if count != 1 else 'is'} {byte_text(rest)}"
-    return are + more if count else are
-
-
-def buffer_type(buffer: Buffer) -> str:
-    """`f32[8,16,128] x2`: the type of one, and how many there are."""
-    times = f" \u00d7{count_text(buffer.count)}" if buffer.count > 1 else ""
-    return f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]{times}"
-
-
-def of_limit(bytes_held: int, most: int, digits: int = 3) -> str:
-    """`5.09 of 15.75 GiB`, with the unit told once where both have the same."""
-    text, unit = byte_text(bytes_held, digits), limit_parts(most)[1]
-    return f"{text.removesuffix(unit)[:-1] if text.endswith(unit) else text} of {limit_text(most)}"
+    at = "" if live.line is None else f", {in_words(live.file, live.line)}"
+    return f"at most {byte_text(live.bytes[live.peak])} in use{at}"
 
 
 def where(groups: Sequence[device_memory.Group]) -> str:
@@ -108,6 +103,15 @@ def clauses(memory: Memory, named: Named = device_text) -> tuple[str, list[str]]
     if len(groups) > 4:
         rest.append(f"{count_text(sum(len(g.devices) for g in groups[4:]))} more hold less")
     return (head, rest) if known else (f"{head} of arrays", [*rest, "temporaries and peak are not known"])
+
+
+def scale_note(memory: Memory) -> str | None:
+    """`Bars are 1,230 times as long as on the scale of the limit, 15.75 GiB.`; None where that is their scale."""
+    most = device_memory.limit(memory)
+    if most is None or not device_memory.enlarged(memory):
+        return None
+    times = count_text(int(most / device_memory.longest(memory)))
+    return f"Bars below are drawn {times} times as long as on the scale of the limit, {limit_text(most)}."
 
 
 def share_of_limit(memory: Memory) -> str | None:

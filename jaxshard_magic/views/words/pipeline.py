@@ -5,14 +5,13 @@ from statistics import fmean
 
 from jaxshard_magic.report import Pipeline, Rank
 from jaxshard_magic.views.format import (
-    UNKNOWN,
     byte_text,
     count_text,
     device_text,
+    percent_text,
     rounded,
-    seconds_text,
     share_text,
-    significant,
+    time_text,
     trimmed,
 )
 from jaxshard_magic.views.words.spans import Span, strong
@@ -29,19 +28,6 @@ class BubblePart:
     what: str
     share: float
     more: str | None = None
-
-
-def percent_text(share: float | None) -> str:
-    """A share to one decimal, so that bubbles compare: `24.4%`."""
-    return UNKNOWN if share is None else f"{rounded(100 * share, 1)}%"
-
-
-def time_text(value: float | None, unit: str) -> str:
-    """`35.3 ms`; costs that have no unit are told in units: `33 units`, `1.5 units`."""
-    if value is None or unit == "s":
-        return seconds_text(value)
-    number = trimmed(significant(value))
-    return f"{number} unit{'s' * (number != '1')}"
 
 
 def size_text(p: Pipeline) -> str:
@@ -68,13 +54,14 @@ def pipeline_lead(p: Pipeline) -> list[Span]:
 
 
 def pipeline_about(p: Pipeline) -> str:
-    """`zb-h1, 4 stages × 8 microbatches; 35.3 ms measured, 33.0 ms predicted.`"""
+    """`zb-h1, 4 stages × 8 microbatches; its actions alone 35.3 ms measured, 33.0 ms predicted.`"""
     ideal, predicted, measured = p.makespan
     known = [(predicted, "predicted"), (ideal, "ideal")]
     if measured is not None:
         known = [(measured, "measured"), *known]
     times = [f"{time_text(value, p.unit)} {name}" for value, name in known[:2]]
-    return f"{size_text(p)}; {', '.join(times)}."
+    alone = "its actions alone " if p.unit == "s" else ""  # a step has more to do than them
+    return f"{size_text(p)}; {alone}{', '.join(times)}."
 
 
 def bubble_parts(p: Pipeline) -> list[BubblePart]:

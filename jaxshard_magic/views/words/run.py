@@ -4,8 +4,8 @@ from math import prod
 from typing import Any
 
 from jaxshard_magic.report import Check, Ended, MeshInfo, Report
-from jaxshard_magic.views.format import count_text, difference_text, seconds_text
-from jaxshard_magic.views.words.spans import Span, leaves_text, place, strong
+from jaxshard_magic.views.format import count_text, difference_text
+from jaxshard_magic.views.words.spans import Span, leaves_text, line_span, strong
 
 
 def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
@@ -16,6 +16,18 @@ def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
         return f"{count_text(n)} simulated {info.platform.upper()} device{'s' * (n != 1)}{processes}"
     state = {"topology": "not attached: compiled, not run"}.get(info.source, info.source)
     return f"{count_text(n)} {times} {info.device_kind}, {state}{processes}"
+
+
+def title_text(report: Report) -> str:
+    """What a report is of: the strategy, or `arrays` where there was no step."""
+    return report.strategy if report.of_step else "arrays"
+
+
+def named_text(report: Report) -> str:
+    """The step's name, and the number that its notebook and the history know the report by: `train_step, report 12`;
+    empty where it has none of both."""
+    name = report.name if report.name != report.strategy else ""
+    return ", ".join(filter(None, [name, "" if report.number is None else f"report {report.number}"]))
 
 
 def options_text(report: Report) -> str:
@@ -37,6 +49,9 @@ def options_text(report: Report) -> str:
     return " ".join(words)
 
 
+HINTS = 3  # pieces of advice that are open at first, the others folded
+
+
 def ran(report: Report) -> bool:
     """Whether the step was called."""
     return report.timing is not None and report.timing.calls > 0
@@ -51,7 +66,7 @@ def way(ended: Ended) -> str:
 
 def ended_spans(ended: Ended) -> list[Span]:
     """`Stopped at step 396 of 3,000, loss 0.042.`, or what the cell raised, and where."""
-    at = [Span(" at "), place(ended.file, ended.line)] if ended.line is not None else []
+    at = [Span(" at "), line_span(ended.file, ended.line)] if ended.line is not None else []
     loss = f", loss {ended.loss:.4g}" if ended.loss is not None else ""
     if ended.error is None:
         return [strong(f"Stopped {'at' if ended.calls else 'in'} {way(ended)}"), Span(f"{loss}.")]
@@ -67,15 +82,10 @@ def ended_spans(ended: Ended) -> list[Span]:
 def notes(report: Report) -> list[str]:
     """What a reader must know of where the figures come from."""
     lines = []
-    spread = report.timing.step_s if report.timing else None
     known = report.memory is not None or report.collectives is not None
     if report.mesh.source == "simulated" and known:
-        time = f" ({seconds_text(spread.median)})" if spread else ""
-        lines.append(
-            f"Bytes are exact. Step time is of this CPU{time} and says nothing about an accelerator."
-            if ran(report)
-            else "Bytes are exact. A step time of this CPU would say nothing about an accelerator."
-        )
+        instead = "" if report.timing and report.timing.on else "; --on v5e predicts one"
+        lines.append(f"Bytes are exact. Times on this CPU say nothing about an accelerator{instead}.")
         if report.timing and report.timing.on:
             lines.append(
                 f"Predicted times and the memory limit are of {report.timing.on}, at its published rates and with "
@@ -89,7 +99,7 @@ def notes(report: Report) -> list[str]:
                 f"The chip's own compiler refuses the step; the peak is what it asks for, the rest is as compiled for "
                 f"{stand_in}, which has the room."
             )
-    if not ran(report):
+    if report.of_step and not ran(report):
         lines.append(f"Not run: {'compiled only; ' * known}your variables are as they were.")
     return lines
 

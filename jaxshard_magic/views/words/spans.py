@@ -21,7 +21,7 @@ def strong(text: str) -> Span:
     return Span(text, "strong")
 
 
-def place(file: str | None, line: int) -> Span:
+def line_span(file: str | None, line: int) -> Span:
     """`cell [3], line 12`, which a view can open."""
     return Span(in_words(file, line), "line")
 

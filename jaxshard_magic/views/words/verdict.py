@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from math import prod
 
 from jaxshard_magic.report import Collective, Report, Timing
+from jaxshard_magic.report.held import held
 from jaxshard_magic.views import device_memory
-from jaxshard_magic.views.format import byte_text, share_text
+from jaxshard_magic.views.format import byte_text, count_text, of_limit, share_text
+from jaxshard_magic.views.words.buffers import largest_spans
 from jaxshard_magic.views.words.communication import line_spans, most_spans, predicted_text, sent_text
-from jaxshard_magic.views.words.memory import of_limit, where
+from jaxshard_magic.views.words.memory import where
 from jaxshard_magic.views.words.run import difference, ended_spans, ran
 from jaxshard_magic.views.words.spans import Span, axes_spans, strong
 
@@ -27,11 +29,28 @@ class Verdict:
 def verdict(report: Report) -> Verdict:
     """The answer in one or two sentences: did the cell end early, does the step run right, does it fit, what holds it
     up."""
+    if not report.of_step:
+        return Verdict(True, tuple(_arrays(report)))
     ok, spans = True, list[Span]()
     for part_ok, part in (_ended(report), _numbers(report), _fit(report), (True, _moved(report))):
         ok = ok and part_ok
         spans += [Span(" ")] * bool(spans and part) + part
     return Verdict(ok, tuple(spans))
+
+
+def _arrays(report: Report) -> list[Span]:
+    """Of arrays without a step: their bytes, and what every device keeps whole."""
+    leaves, several = report.leaves, len(report.mesh.devices) > 1
+    total = byte_text(sum(leaf.bytes for leaf in leaves))
+    n = "1 array" if len(leaves) == 1 else f"{count_text(len(leaves))} arrays"
+    most = f", {byte_text(held(leaves))} on the fullest device" if several else ""
+    whole = [leaf for leaf in leaves if not any(leaf.spec) and not leaf.within] if several else []
+    kept = (
+        f" Whole on every device: {count_text(len(whole))} of them, {byte_text(held(whole))}."
+        if whole
+        else ""
+    )
+    return [strong(f"{n}: {total}{most}."), Span(kept)]
 
 
 def _ended(report: Report) -> tuple[bool, list[Span]]:
@@ -49,6 +68,11 @@ def _numbers(report: Report) -> tuple[bool, list[Span]]:
     return False, [*spans, Span(".")]
 
 
+def fits(report: Report) -> bool:
+    """False where the peak is above the limit."""
+    return _fit(report)[0]
+
+
 def _fit(report: Report) -> tuple[bool, list[Span]]:
     if report.memory is None or not report.memory.per_device:
         return True, []
@@ -57,17 +81,17 @@ def _fit(report: Report) -> tuple[bool, list[Span]]:
     ok = True
     if top.peak is None:
         word = "Peak memory not known:"
-        size = f"the arrays take {byte_text(device_memory.bytes_at_peak(top), 2)}"
+        size = f"the arrays take {byte_text(device_memory.bytes_at_peak(top))}"
     elif most is None:
-        word, size = "No memory limit here:", byte_text(top.peak, 2)
+        word, size = "No memory limit here:", byte_text(top.peak)
     elif top.peak > most:
         ok, word = False, "Does not fit:"
         size = f"{of_limit(top.peak, most)}, {byte_text(top.peak - most)} too much"
     else:
         word = "Fits:" if ran(report) and report.mesh.source != "simulated" else "Would fit:"
-        size = of_limit(top.peak, most, 3 if top.peak > 0.9 * most else 2)
+        size = of_limit(top.peak, most)
     on = [Span(f" {size} on "), Span(place, "memory"), Span(".")] if place else [Span(f" {size}.")]
-    return ok, [strong(word), *on]
+    return ok, [strong(word), *on, *([] if ok else largest_spans(report))]
 
 
 def _moved(report: Report) -> list[Span]:

@@ -1,0 +1,159 @@
+"""Numbers as they are written everywhere, in what a report says, in its views and in messages;
+`tests/data/format_cases.json` holds the cases.
+
+A quantity has three significant digits wherever it stands, so that it reads the same in each place; a limit is told as
+the hardware states it. Rounding is half up on the exact value. Units stand after a narrow no-break space, and a figure
+that is not known (None) is a dash.
+"""
+
+from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
+from math import isfinite, isnan
+
+SPACE = "\u202f"
+MINUS = "\u2212"
+UNKNOWN = "\u2013"
+
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+SECOND_UNITS = ("us", "ms", "s")
+FLOP_UNITS = ("", "k", "M", "G", "T", "P", "E")
+NEXT_UNIT = 999.5
+LEAST_TIME = 5e-10  # seconds, what rounds to no time
+
+
+def rounded(value: float, decimals: int) -> str:
+    """`value` with so many decimals, half up: `rounded(2.5, 0)` is '3'."""
+    exact = Decimal(value).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
+    text = str(abs(exact))
+    return MINUS + text if exact < 0 else text
+
+
+def trimmed(number: str) -> str:
+    """A number as it is written, without zeros at the end of its decimals: `15.50` as `15.5`, `16.00` as `16`."""
+    return number.rstrip("0").rstrip(".") if "." in number else number
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` with so many significant digits; digits before the point are never dropped."""
+    decimals = digits - 1
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size < 1 - 0.5 * 10.0**-digits and digits > 2:
+        return rounded(value, digits)
+    while decimals > 0 and size >= 10.0 ** (digits - decimals) - 0.5 * 10.0**-decimals:
+        decimals -= 1
+    return rounded(value, decimals)
+
+
+def with_unit(value: float, units: Sequence[str], step: float) -> tuple[str, str]:
+    """The number and the unit of `value`: the first of `units`, each `step` times the one before, that leaves it below
+    1000, else the last."""
+    for unit in units[:-1]:
+        if abs(value) < NEXT_UNIT:
+            return significant(value), unit
+        value /= step
+    return significant(value), units[-1]
+
+
+def byte_parts(n: float) -> tuple[str, str]:
+    """The number and the unit of `n` bytes: `("4.63", "GiB")`."""
+    if abs(n) < NEXT_UNIT:
+        return rounded(n, 0), "B"
+    return with_unit(n / 1024, BYTE_UNITS[1:], 1024)
+
+
+def byte_text(n: float | None) -> str:
+    """`n` bytes in B, KiB, MiB, GiB, ...: `4.63 GiB`."""
+    return UNKNOWN if n is None else SPACE.join(byte_parts(n))
+
+
+def limit_parts(n: int) -> tuple[str, str]:
+    """A memory limit as the hardware states it, with up to two decimals: `("15.75", "GiB")`."""
+    power = next(i for i in reversed(range(len(BYTE_UNITS))) if n >= 1024**i or i == 0)
+    return trimmed(rounded(n / 1024**power, 2)), BYTE_UNITS[power]
+
+
+def limit_text(n: int | None) -> str:
+    """A memory limit as the hardware states it: `15.75 GiB`; a dash for None."""
+    return UNKNOWN if n is None else SPACE.join(limit_parts(n))
+
+
+def of_limit(bytes_held: int, most: int) -> str:
+    """`5.09 of 15.75 GiB`, with the unit told once where both have the same."""
+    (size, own), (limit, unit) = byte_parts(bytes_held), limit_parts(most)
+    return f"{size}{'' if own == unit else SPACE + own} of {limit}{SPACE}{unit}"
+
+
+def seconds_text(s: float | None) -> str:
+    """`s` seconds in us, ms or s: `47.3 ms`, `<0.001 us`; a dash for what is no time."""
+    if s is None or not isfinite(s):
+        return UNKNOWN
+    if 0 < s < LEAST_TIME:
+        return f"<0.001{SPACE}us"
+    return SPACE.join(with_unit(s * 1e6, SECOND_UNITS, 1000))
+
+
+def range_text(low: float, high: float) -> str:
+    """Two times as a range, the unit told once where both have the same: `46.8 to 49.1 ms`."""
+    first, last = seconds_text(low), seconds_text(high)
+    number, _, unit = first.partition(SPACE)
+    return f"{number if unit and last.endswith(SPACE + unit) else first} to {last}"
+
+
+def time_text(value: float | None, unit: str) -> str:
+    """`35.3 ms` of a value in seconds, unit "s"; costs that have no unit are told in units: `33 units`, `1.5 units`."""
+    if value is None or unit == "s":
+        return seconds_text(value)
+    number = trimmed(significant(value))
+    return f"{number} unit{'s' * (number != '1')}"
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """What a link or a memory carries, as it is published: `34 GB/s`, `1228 GB/s`."""
+    return f"{trimmed(significant(bytes_per_s / 1e9))}{SPACE}GB/s"
+
+
+def flops_text(n: float | None) -> str:
+    """FLOPs with the prefixes of the SI: `1.23 G`."""
+    return UNKNOWN if n is None else SPACE.join(with_unit(float(n), FLOP_UNITS, 1000)).rstrip()
+
+
+def share_text(fraction: float | None) -> str:
+    """A share of a whole: whole percents from 10%, one decimal below, `<0.1%` below that."""
+    if fraction is None:
+        return UNKNOWN
+    percent = 100 * fraction
+    if 0 < percent < 0.1:
+        return "<0.1%"
+    return rounded(percent, 0 if percent >= 9.95 or percent == 0 else 1) + "%"
+
+
+def percent_text(share: float | None) -> str:
+    """A share to one decimal, of those that are compared, as bubbles: `24.4%`."""
+    return UNKNOWN if share is None else f"{rounded(100 * share, 1)}%"
+
+
+def count_text(n: int | None) -> str:
+    """A count of things: `2,064`."""
+    return UNKNOWN if n is None else f"{n:,}".replace("-", MINUS)
+
+
+def more_text(count: int, shown: int) -> str:
+    """` and 3 more`, of `count` things of which so many are shown; empty where all are."""
+    return f" and {count_text(count - shown)} more" if count > shown else ""
+
+
+def difference_text(value: float | None) -> str:
+    """A numerical difference or tolerance, two digits at most: `4.3e−4`, `0.012`, `0`."""
+    if value is None:
+        return UNKNOWN
+    if not isfinite(value):
+        return "NaN" if isnan(value) else "infinity"
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    power = int(exponent)
+    if -3 <= power < 4:
+        return trimmed(rounded(value, max(0, 1 - power)))
+    return f"{mantissa.removesuffix('.0')}e{str(power).replace('-', MINUS)}"

@@ -1,0 +1,88 @@
+// A document of its own with widgets in it: what a notebook's front end gives a widget, the page gives here. It runs
+// without a kernel and without a network; where it fails, the HTML stands that the document has as well.
+
+import { h } from "../shared/dom.js";
+import { inflated } from "../shared/payload.js";
+
+/** What a widget takes for its model. Nobody hears what it tells but itself; `_alone` says so. */
+class Model {
+  #listeners = new Map();
+  #state;
+  #pictures;
+
+  constructor(state, pictures) {
+    this.#state = { ...state, _alone: true };
+    this.#pictures = pictures;
+  }
+
+  get(name) {
+    return this.#state[name];
+  }
+
+  set(name, value) {
+    if (this.#state[name] === value) return;
+    this.#state[name] = value;
+    this.#tell(`change:${name}`);
+  }
+
+  save_changes() {}
+
+  on(event, listener) {
+    if (!this.#listeners.has(event)) this.#listeners.set(event, new Set());
+    this.#listeners.get(event).add(listener);
+  }
+
+  off(event, listener) {
+    this.#listeners.get(event)?.delete(listener);
+  }
+
+  /** A question that the kernel would be asked: the document has the pictures. */
+  async send({ kind, name, theme }) {
+    if (kind !== "picture") return;
+    const pictures = JSON.parse(await inflated(bytes(this.#pictures)));
+    this.#tell("msg:custom", { kind, name, theme, text: pictures[theme][name] });
+  }
+
+  #tell(event, ...given) {
+    for (const listener of [...(this.#listeners.get(event) ?? [])]) listener(...given);
+  }
+}
+
+const bytes = (packed) => Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+
+/** The module of each bundle, made once. */
+function loader(packed) {
+  const made = new Map();
+  const load = async (name) => {
+    const url = URL.createObjectURL(new Blob([await inflated(bytes(packed[name]))], { type: "text/javascript" }));
+    return import(url).finally(() => URL.revokeObjectURL(url));
+  };
+  return (name) => {
+    if (!made.has(name)) made.set(name, load(name));
+    return made.get(name);
+  };
+}
+
+async function show(place, { modules, views }) {
+  const module = loader(modules);
+  for (const { bundle, title, data, state, pictures } of views) {
+    const el = h("div", {});
+    const draw = async () => (await module(bundle)).render({ model: new Model({ ...state, _data: bytes(data) }, pictures), el });
+    if (title) {
+      const folded = h("details", {}, h("summary", {}, h("b", {}, title)), el);
+      folded.addEventListener("toggle", draw, { once: true });
+      place.append(folded);
+    } else {
+      place.append(el);
+      await draw();
+    }
+  }
+}
+
+onerror = null; // of a browser that can't read this; from here on what fails is caught
+try {
+  await show(document.querySelector(".jsm-views"), JSON.parse(document.getElementById("jsm-page").textContent));
+} catch (error) {
+  document.documentElement.className = "";
+  console.error(error);
+}

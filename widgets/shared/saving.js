@@ -1,0 +1,72 @@
+// Buttons that save a view's picture as a file. Python draws it: the kernel is asked for it, or the page that has it.
+
+import { h } from "./dom.js";
+
+const [ANSWER, SAID_FOR] = [8000, 2000]; // ms that a picture may take, and that a button says what came of it
+const PIXELS = 2; // of a PNG for each px
+const ENDINGS = ["svg", "png"];
+
+/** Buttons for the picture that `name()` gives the name of, of what `model` shows. */
+export function saving(model, name) {
+  const element = h("div", { class: "jsm-save jsm-small jsm-quiet" }, "save picture", ENDINGS.map(button));
+
+  function button(ending) {
+    const node = h("button", { type: "button", class: "jsm-button", "data-k": ending, "aria-label": label(ending), onclick }, ending);
+    let timer = null;
+    async function onclick() {
+      clearTimeout(timer);
+      node.textContent = await saved(ending).catch(({ message }) => message);
+      timer = setTimeout(() => (node.textContent = ending), SAID_FOR);
+    }
+    return node;
+  }
+
+  async function saved(ending) {
+    const picture = name();
+    const theme = element.closest(".jsm").dataset.theme;
+    const text = await asked(model, picture, theme);
+    const svg = new Blob([text], { type: "image/svg+xml" });
+    offer(ending === "svg" ? svg : await pixels(svg), `${picture}.${ending}`);
+    return "saved";
+  }
+
+  return element;
+}
+
+const label = (ending) => `Save this picture as ${ending}`;
+
+/** The picture as SVG; rejected where nobody answers, as by a kernel that is busy. */
+function asked(model, name, theme) {
+  return new Promise((resolve, reject) => {
+    const end = () => (clearTimeout(timer), model.off("msg:custom", hear));
+    const timer = setTimeout(() => (end(), reject(new Error("the kernel does not answer"))), ANSWER);
+    function hear(message) {
+      if (message?.kind !== "picture" || message.name !== name || message.theme !== theme) return;
+      end();
+      resolve(message.text);
+    }
+    model.on("msg:custom", hear);
+    model.send({ kind: "picture", name, theme });
+  });
+}
+
+/** An SVG as PNG, drawn by the browser. */
+async function pixels(svg) {
+  const url = URL.createObjectURL(svg);
+  try {
+    const image = new Image();
+    image.src = url;
+    await image.decode();
+    const canvas = h("canvas", { width: PIXELS * image.width, height: PIXELS * image.height });
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    return await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  } finally {
+    URL.revokeObjectURL(url);
+  }
+}
+
+function offer(blob, file) {
+  const url = URL.createObjectURL(blob);
+  h("a", { href: url, download: file }).click();
+  setTimeout(() => URL.revokeObjectURL(url), SAID_FOR); // a browser begins to read it after the click
+}
