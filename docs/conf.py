@@ -1,12 +1,10 @@
 """The book: `sphinx-build -W docs docs/_build/html`, with the extra `docs`. Nothing runs while it is built."""
 
-import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
 
 from sphinx.application import Sphinx
-from sphinx.config import Config
 
 from jaxshard_magic.views import page
 
@@ -18,7 +16,7 @@ copyright = "the jaxshard_magic authors"
 author = "the jaxshard_magic authors"
 release = metadata.version("jaxshard_magic")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "option_tables"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "option_tables", "report_frames"]
 exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 
 # Notebooks are shown as they were executed and committed; a page's blocks are run by tests/test_book.py.
@@ -50,16 +48,6 @@ html_theme_options = {
 }
 
 
-def bring_notebooks(app: Sphinx, config: Config) -> None:
-    """Lay the repository's notebooks where Sphinx reads: in a folder of its own that git ignores."""
-    there = HERE / "notebooks"
-    there.mkdir(exist_ok=True)
-    for path in sorted((HERE.parent / "notebooks").glob("*.ipynb")):
-        copy = there / path.name
-        if not copy.exists() or copy.read_bytes() != path.read_bytes():
-            shutil.copyfile(path, copy)
-
-
 def style_reports(app: Sphinx) -> None:
     """Reports of notebooks have the colours of their own documents, in both themes and on the page's own ground."""
     ours = "html[data-theme] .bd-content div.cell_output .text_html:has(.jss):not(:has(table.dataframe))"
@@ -71,5 +59,4 @@ def style_reports(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("config-inited", bring_notebooks)
     app.connect("builder-inited", style_reports)

@@ -1,8 +1,8 @@
 """Run a notebook and save it as it is committed: `python notebooks/execute.py notebooks/01_quickstart.ipynb`.
 
-Reports are saved as HTML, which needs no widget. What differs from run to run without a meaning is left out: times of
-execution, the kernel's own description, outputs that the progress line left empty. A notebook whose outputs name a
-folder of this machine is not saved.
+Reports are saved as HTML, which needs no widget, and with what the book needs to show the widget itself. What differs
+from run to run without a meaning is left out: times of execution, the kernel's own description, outputs that the
+progress line left empty. A notebook whose outputs name a folder of this machine is not saved.
 """
 
 import os
@@ -30,7 +30,7 @@ def executed(notebook: NotebookNode, folder: Path) -> NotebookNode:
         store_widget_state=False,
         resources={"metadata": {"path": str(folder)}},
     )
-    return tidied(client.execute(env={**os.environ, "JAXSHARD_VIEW": "html"}))
+    return tidied(client.execute(env={**os.environ, "JAXSHARD_VIEW": "page"}))
 
 
 def tidied(notebook: NotebookNode) -> NotebookNode:

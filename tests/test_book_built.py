@@ -7,13 +7,19 @@ from functools import cached_property
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 import pytest
-from browsing import refused
+from browsing import expect, refused
+from lab_server import until
 from pages import DOCS
 
 import jaxshard_magic
+from jaxshard_magic.views.interactive import MIME
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.ci
 
@@ -72,14 +78,41 @@ def test_no_page_fetches_anything_from_elsewhere(book: dict[Path, Page]):
     assert [path.name for path in book if loads.search(path.read_text(encoding="utf-8"))] == []
 
 
+def notebooks(book: dict[Path, Page]) -> list[Path]:
+    return sorted(path for path in book if path.parent.name == "notebooks")
+
+
 def test_the_notebooks_are_shown_with_their_reports(book: dict[Path, Page]):
-    shown = [path for path in book if path.parent.name == "notebooks"]
-    assert {path.stem for path in shown} == {
-        path.stem for path in (DOCS.parent / "notebooks").glob("*.ipynb")
-    }
-    assert all('class="jss"' in path.read_text(encoding="utf-8") for path in shown)
+    shown = notebooks(book)
+    committed = sorted((DOCS.parent / "notebooks").glob("*.ipynb"))
+    assert [path.stem for path in shown] == [path.stem for path in committed]
+    for page, notebook in zip(shown, committed, strict=True):
+        frames = [link for link in book[page].refers if "_static/reports/" in link]
+        assert len(frames) == notebook.read_text(encoding="utf-8").count(f'"{MIME}"') > 0
     style = shown[0].parents[1] / "_static/report.css"
-    assert ".jss-error{color:" in style.read_text(encoding="utf-8"), "a report's own colours"
+    assert ".jss-error{color:" in style.read_text(encoding="utf-8"), "the colours of what has no widget"
+
+
+def test_a_report_in_the_book_is_the_widget_as_high_as_it_is_and_dark_where_the_book_is(
+    book: dict[Path, Page], browser: "Browser"
+):
+    page = browser.new_page(viewport={"width": 1300, "height": 1000}, color_scheme="light")
+    page.goto(notebooks(book)[0].as_uri())
+    place = page.locator(".jsm-frame").first
+    place.scroll_into_view_if_needed()
+    report = page.frame_locator(".jsm-frame").first.locator(".jsm")
+    expect(report).to_have_attribute("data-theme", "light")
+    expect(report.get_by_role("tab", name="Memory")).to_be_visible()
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    expect(report).to_have_attribute("data-theme", "dark")
+
+    def overlap() -> float:
+        return (report.bounding_box() or {})["height"] - (place.bounding_box() or {})["height"]
+
+    until(lambda: -40 < overlap() <= 0, "the frame to be as high as the report")
+    report.get_by_role("tab", name="Memory").click()
+    until(lambda: -40 < overlap() <= 0, "the frame to follow what its reader opens")
+    page.close()
 
 
 def public(cls: type) -> set[str]:

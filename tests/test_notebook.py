@@ -12,6 +12,7 @@ import pytest
 
 from jaxshard_magic import Report
 from jaxshard_magic.targets import tpu
+from jaxshard_magic.views.interactive import MIME
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PATH = NOTEBOOKS / "01_quickstart.ipynb"
@@ -81,7 +82,7 @@ def test_every_sharded_cell_shows_a_report_as_text_and_as_html_without_script(wh
     found = shown(saved() if which == "saved" else request.getfixturevalue("run")[0])
     assert len(found) == 8
     for (forms,) in found:
-        assert set(forms) == {"text/plain", "text/html"}
+        assert set(forms) == {"text/plain", "text/html", MIME}
         assert "simulated CPU devices" in forms["text/plain"]
         assert "<svg" in forms["text/html"]
         assert "<script" not in forms["text/html"]

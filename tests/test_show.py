@@ -1,5 +1,6 @@
 """How a report is shown: the widget and its HTML twin, HTML, or text; and what a reader without widgets gets."""
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from sample_reports import attached, hostile
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.format import SPACE
+from jaxshard_magic.views.interactive import MIME, document_of
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -122,11 +124,24 @@ def test_a_variable_sets_the_default(bare_shell, monkeypatch):
     assert "text/html" in output
 
 
+@pytest.mark.parametrize("made", [attached, measured])
+def test_a_notebook_for_a_book_keeps_what_draws_the_widget(kernel, made):
+    kernel.run_line_magic("config", "ShardSession.view = 'page'")
+    report = made()
+    (output,) = shown(kernel, report).outputs
+    assert set(output) == {"text/plain", "text/html", MIME}
+    assert output["text/html"] == report.to_html() and "<script" not in output["text/html"]
+    kept = json.loads(json.dumps(output[MIME]))
+    assert 'id="jsm-page"' in document_of("report", output["text/html"], kept["views"])
+
+
 def test_a_variable_with_a_typo_is_told_and_the_report_shown(bare_shell, monkeypatch):
     monkeypatch.setenv("JAXSHARD_VIEW", "htm")
     found = shown(bare_shell, attached())
     assert ["text/html" in output for output in found.outputs] == [True]
-    assert "no view 'htm'; the views are auto, widget, html, text. Did you mean 'html'?" in found.printed
+    assert (
+        "no view 'htm'; the views are auto, widget, html, page, text. Did you mean 'html'?" in found.printed
+    )
 
 
 def test_unloading_takes_the_choice_out_again(kernel):

@@ -15,10 +15,11 @@ class ShardSession(Configurable):
 
     progress = Bool(True, help="Show progress while a step is compiled and a cell trains.").tag(config=True)
     view = Enum(
-        ("auto", "widget", "html", "text"),
+        ("auto", "widget", "html", "page", "text"),
         "auto",
         help="How a Report is shown. auto: in a notebook a widget, with HTML for where no widget runs;"
-        " widget: the widget alone; html: no widget; text. The variable JAXSHARD_VIEW sets the default.",
+        " widget: the widget alone; html: no widget; page: html, saved with what a book made of the notebook needs;"
+        " text. The variable JAXSHARD_VIEW sets the default.",
     ).tag(config=True)
     compile_limit = Float(
         1800.0, min=0.0, help="Seconds after which a compile for hardware that isn't attached is stopped."

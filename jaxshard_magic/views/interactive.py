@@ -7,15 +7,18 @@ HTML stands that was there before.
 import json
 import zlib
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxshard_magic.report.sent import THEMES, PageWidget
-from jaxshard_magic.views.page import with_more
+from jaxshard_magic.views.page import document, with_more
 
 STATIC = Path(__file__).parents[1] / "static"
 TWIN = "jsm-twin"
+MIME = (
+    "application/vnd.jaxshard_magic.page+json"  # of what a saved notebook keeps for a page that is made of it
+)
 
 # A page that may reach nothing: what it has of its own it makes blobs of.
 _POLICY = (
@@ -33,17 +36,27 @@ _HEAD = (
 )
 
 
-def with_widgets(document: str, lives: Sequence[PageWidget]) -> str:
-    """`document`, which `views.page.document` made, with the widgets of `lives`: one without a title takes the place of
+def with_widgets(made: str, lives: Sequence[PageWidget]) -> str:
+    """The document `made` by `views.page.document`, with the widgets of `lives`: one without a title takes the place of
     its body, the others stand below it, to be opened."""
-    if not lives:
-        return document
-    modules = dict.fromkeys(live.bundle for live in lives)
-    given = {
-        "modules": {name: _packed(_module(name)) for name in modules},
-        "views": [_view(live) for live in lives],
-    }
-    twin = any(not live.title for live in lives)
+    return _with_views(made, views_of(lives)) if lives else made
+
+
+def views_of(lives: Sequence[PageWidget]) -> list[dict[str, Any]]:
+    """Widgets as plain data, from which `document_of` makes a document: what a saved notebook keeps as `MIME`."""
+    return [_view(live) for live in lives]
+
+
+def document_of(title: str, static: str, views: Sequence[Mapping[str, Any]]) -> str:
+    """The document of a saved output: its HTML without script, and its widgets as `views_of` told them. They are drawn
+    by this version's modules."""
+    return _with_views(document(title, static), views)
+
+
+def _with_views(made: str, views: Sequence[Mapping[str, Any]]) -> str:
+    modules = dict.fromkeys(view["bundle"] for view in views)
+    given = {"modules": {name: _packed(_module(name)) for name in modules}, "views": views}
+    twin = any(not view["title"] for view in views)
     text = json.dumps(given, separators=(",", ":")).replace("<", "\\u003c")
 
     def body(static: str) -> str:
@@ -54,7 +67,7 @@ def with_widgets(document: str, lives: Sequence[PageWidget]) -> str:
             f'<script type="module">\n{_module("page")}</script>\n'
         )
 
-    return with_more(document, _HEAD, body)
+    return with_more(made, _HEAD, body)
 
 
 def _view(live: PageWidget) -> dict[str, Any]:
@@ -63,7 +76,7 @@ def _view(live: PageWidget) -> dict[str, Any]:
         "bundle": live.bundle,
         "title": live.title,
         "data": b64encode(live.data).decode(),
-        "state": live.state,
+        "state": dict(live.state),
         "pictures": _packed(json.dumps(pictures, ensure_ascii=False)),
     }
 

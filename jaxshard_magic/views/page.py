@@ -48,7 +48,9 @@ def document(title: str, body: str) -> str:
     """A whole HTML document with no script and nothing fetched."""
     style = (
         f":root{{color-scheme:light dark;{_variables(LIGHT)}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}{_RULES}{colour_rules('var(--{})'.format)}"
+        f"@media (prefers-color-scheme:dark){{:root:not([theme=light]){{{_variables(DARK)}}}}}\n"
+        f":root[theme=light]{{color-scheme:light}}:root[theme=dark]{{color-scheme:dark;{_variables(DARK)}}}"
+        f"{_RULES}{colour_rules('var(--{})'.format)}"
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

@@ -17,8 +17,9 @@ from IPython.display import display
 from jaxshard_magic.errors import ShardError, did_you_mean, one_of
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.report.comparison import Comparison
+from jaxshard_magic.report.sent import Sendable
 from jaxshard_magic.report.written import Shown
-from jaxshard_magic.views import html
+from jaxshard_magic.views import html, interactive
 from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.timeline import html as timeline
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from jaxshard_magic.views.live_view import LiveView
 
 VARIABLE = "JAXSHARD_VIEW"
-WAYS = ("auto", "widget", "html", "text")
+WAYS = ("auto", "widget", "html", "page", "text")
 WAIT = 0.4  # seconds
 
 
@@ -36,14 +37,17 @@ def show(report: Report, how: str | None = None) -> None:
     """Display `report`, or raise NotImplementedError where IPython's own formatters show it as is wanted.
 
     Args:
-        how: auto: in a notebook the widget with its twin, in a terminal text; widget: the widget alone;
-            html, without any widget; text. By default what the variable JAXSHARD_VIEW says, else auto.
+        how: auto: in a notebook the widget with its twin, in a terminal text; widget: the widget alone; html, without
+            any widget; page: as html, and what a page that is made of the saved notebook needs to show the widget;
+            text. By default what the variable JAXSHARD_VIEW says, else auto.
     """
     how = _wanted(how)
     if how == "html" or not _in_notebook(get_ipython()):
         raise NotImplementedError("text in a terminal, text and HTML in a notebook")
     if how == "text":
         display({"text/plain": report.to_text()}, raw=True)
+    elif how == "page":
+        display(_page(report, report.to_html()), raw=True)
     else:
         _show_widget(report, alone=how == "widget")
 
@@ -68,7 +72,7 @@ def show_pipeline(pipeline: Pipeline, how: str | None = None) -> None:
 
         return PipelineView(pipeline)
 
-    _show_or_print(_wanted(how), pipeline.to_text(), lambda also: timeline.to_html(pipeline, also), view)
+    _show_or_print(_wanted(how), pipeline, lambda also: timeline.to_html(pipeline, also), view)
 
 
 def show_choice(choice: "Choice", report: Report | None, how: str | None = None) -> None:
@@ -93,21 +97,32 @@ def show_live(shown: "Comparison | Choice | Explorer", how: str | None = None) -
     def static(also: str) -> str:
         return f'<div class="{also}">\n{shown.to_html()}</div>\n' if also else shown.to_html()
 
-    _show_or_print(_wanted(how), shown.to_text(), static, lambda: _open_view(shown))
+    _show_or_print(_wanted(how), shown, static, lambda: _open_view(shown))
 
 
-def _show_or_print(how: str, text: str, static: Callable[[str], str], make: "Callable[[], LiveView]") -> None:
+def _show_or_print(
+    how: str, shown: Sendable, static: Callable[[str], str], make: "Callable[[], LiveView]"
+) -> None:
     """`static(also)` is the HTML, of the class `also` as well."""
+    text = shown.to_text()
     if not _in_notebook(get_ipython()):
         print(writable(text))
     elif how == "text":
         display({"text/plain": text}, raw=True)
+    elif how == "page":
+        display(_page(shown, static("")), raw=True)
     else:
         view = None if how == "html" else _made(make)
         if view is None:
             display({"text/plain": text, "text/html": static("")}, raw=True)
         else:
             _display(view, text, static(view.static_class), alone=how == "widget")
+
+
+def _page(shown: Sendable, static: str) -> dict[str, Any]:
+    """What a saved notebook keeps: text, HTML without script, and the widgets as data."""
+    views = interactive.views_of(shown._live())
+    return {"text/plain": shown.to_text(), "text/html": static, interactive.MIME: {"views": views}}
 
 
 def show_stop(how: str | None = None) -> Callable[[], None]:

@@ -79,7 +79,19 @@ async function show(place, { modules, views }) {
   }
 }
 
+/** Tell the page that has this one in a frame how high it is, now and whenever that changes, and be light or dark as
+ * that page says. */
+function inFrame() {
+  const root = document.documentElement;
+  addEventListener("message", ({ data, source }) => {
+    if (source === parent && data?.kind === "jaxshard theme") root.setAttribute("theme", data.theme);
+  });
+  const tell = () => parent.postMessage({ kind: "jaxshard height", height: root.offsetHeight }, "*");
+  new ResizeObserver(tell).observe(root);
+}
+
 onerror = null; // of a browser that can't read this; from here on what fails is caught
+if (parent !== window) inFrame();
 try {
   await show(document.querySelector(".jsm-views"), JSON.parse(document.getElementById("jsm-page").textContent));
 } catch (error) {
