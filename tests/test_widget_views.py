@@ -15,6 +15,7 @@ from sample_reports import (
     gpt_leaves,
     hinted,
     large,
+    looped,
     measured,
     memory,
     simulated,
@@ -56,6 +57,21 @@ def test_the_header_says_what_python_says(name: str, show: Stage):
         assert words(advice["head"] + advice["rest"]) in header
 
 
+@pytest.mark.parametrize("made", [looped, simulated])
+def test_where_figures_come_from_and_leaves_with_noise_are_told_under_the_view(
+    made: Callable[[], Report], show: Stage
+):
+    shown, data = show(made()), payload(made())
+    foot = shown.root.get_by_role("group", name="Notes")
+    told = words(foot.inner_text())
+    assert data["foot"]
+    assert all(words(note) in told for note in data["foot"])
+    for line, leaves in (data["check"] or {"noise": ()})["noise"]:
+        assert words(line) in told and all(words(path + much) in told for path, much in leaves)
+    box, view = foot.bounding_box(), shown.panel.bounding_box()
+    assert box is not None and view is not None and box["y"] >= view["y"] + view["height"]
+
+
 def test_a_report_that_does_not_fit_says_so_with_a_sign_and_by_how_much(show: Stage):
     shown = show(too_big(), tab="memory")
     verdict = shown.root.locator(".jsm-verdict")
@@ -91,7 +107,7 @@ def height(part: "Locator") -> float:
     return box["height"]
 
 
-@pytest.mark.parametrize("made", [attached, hinted, simulated, staged, dry])
+@pytest.mark.parametrize("made", [attached, hinted, looped, simulated, staged, dry])
 def test_the_views_of_a_usual_report_begin_within_330_px(made: Callable[[], Report], show: Stage):
     shown = show(made())
     box = shown.root.get_by_role("tablist").bounding_box()

@@ -219,6 +219,7 @@ def compare(
         limit=max(limits, default=0.0),
         reference="the plain step on one device",
         noise=tuple(names[i] for i in noise),
+        noise_in=tuple((int((off[i] > limits[i]).sum()), off[i].size) for i in noise),
         failed=tuple(names[i] for i in failed),
         failed_by=tuple(_finite(float(off[i].max(initial=0.0))) for i in failed),
     )
