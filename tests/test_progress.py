@@ -158,7 +158,7 @@ def test_a_loop_is_told_by_its_step_its_loss_its_pace_and_the_time_left():
     assert clock.after(1, 1) == ""
     for _ in range(9):
         said = clock.after(0.5, 41, 0.04213)
-    assert said == "step 370 of 1,000, loss 0.04213, 12.2 ms a step, 8 s left"
+    assert said == "step 370 of 1,000, loss 0.04213, 12.2 ms a call, 8 s left"
 
 
 def test_the_share_of_a_loop_is_told_where_its_length_is_known():
@@ -174,7 +174,7 @@ def test_the_share_of_a_loop_is_told_where_its_length_is_known():
 def test_no_total_no_time_left_no_loss_none_said():
     clock = Clock()
     clock.after(1, 1)
-    assert clock.after(1, 9) == "step 10, 111 ms a step"
+    assert clock.after(1, 9) == "step 10, 111 ms a call"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_loss_that_went_astray_is_said(loss, said):
 def test_more_steps_than_the_loop_was_to_have_drop_the_total():
     clock = Clock(total=10)
     clock.after(1, 1)
-    assert clock.after(1, 9) == "step 10 of 10, 111 ms a step"
+    assert clock.after(1, 9) == "step 10 of 10, 111 ms a call"
     assert clock.after(1, 1).startswith("step 11, ")
 
 
@@ -197,7 +197,7 @@ def test_an_evaluation_between_epochs_is_no_step_but_takes_its_time():
     clock = Clock(total=110)
     for steps in (1, 10, 10, 10, 10):
         clock.after(1, steps)
-    assert clock.after(20, 10).endswith("100 ms a step, 28 s left")
+    assert clock.after(20, 10).endswith("100 ms a call, 28 s left")
 
 
 def test_another_compilation_takes_none_of_the_steps_time():
@@ -206,7 +206,7 @@ def test_another_compilation_takes_none_of_the_steps_time():
     clock.after(1, 10)
     clock.training.pause()
     clock.after(60, 10)
-    assert clock.after(1, 10) == "step 31, 100 ms a step"
+    assert clock.after(1, 10) == "step 31, 100 ms a call"
 
 
 def test_one_call_or_a_short_loop_is_no_training():
@@ -248,7 +248,7 @@ def test_a_cell_that_trains_tells_how_far_it_has_come_and_ends_as_the_report(giv
     assert told[0].startswith("train_step: step ")
     shares = [drawn.shares[drawn.index(said)] for said in told]
     assert shares == sorted(shares) and 0 < shares[0] < shares[-1] <= 1 and drawn.shares[-1] is None
-    assert " a step, " in told[1] and told[1].endswith(" left")
+    assert " a call, " in told[1] and told[1].endswith(" left")
     assert drawn[-1] == ""
 
 
