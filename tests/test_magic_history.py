@@ -57,6 +57,8 @@ def test_words_and_options_narrow_it_and_it_is_written_as_json(own, tmp_path, ca
     assert [r.strategy for r in own.run("%shard history --strategy dp").rows] == ["dp"]
     assert own.run("%shard history --name small --since 1h -o kept") is own["kept"]
     assert len(own["kept"]) == 1
+    assert own["kept"].asked == "--name small --since 1h", "what is searched for, not what it is kept under"
+    assert own.run("%shard history --limit 3").to_text(100).startswith("2 reports, newest first.")
     assert len(own.run("%shard history --since 2020-01-01")) == 2
     own.run(f"%shard history small --json {tmp_path / 'kept.json'}")
     (row,) = json.loads((tmp_path / "kept.json").read_text())["rows"]
