@@ -55,6 +55,7 @@ from jaxshard_magic.views.words.pipeline import pipeline_lead as pipeline_lead
 from jaxshard_magic.views.words.pipeline import rank_name as rank_name
 from jaxshard_magic.views.words.pipeline import size_text as size_text
 from jaxshard_magic.views.words.pipeline import stages_text as stages_text
+from jaxshard_magic.views.words.pipeline import work_text as work_text
 from jaxshard_magic.views.words.run import HINTS as HINTS
 from jaxshard_magic.views.words.run import check_lines as check_lines
 from jaxshard_magic.views.words.run import devices_text as devices_text
