@@ -22,6 +22,7 @@ from .comparing import (
     chip_for,
     hardware_for,
 )
+from .compiler_log import captured
 from .doctor import Doctor, examine
 from .errors import ShardError
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
@@ -69,6 +70,7 @@ def get_ready(mesh: Mesh) -> None:
         compiler_of(target).ready(target.topology())
 
 
+@captured()
 def default_mesh(
     strategy: str, *, stages: int | None = None, namespaces: Sequence[MutableMapping[str, Any]] = ()
 ) -> BuiltMesh:
@@ -113,6 +115,7 @@ def doctor(mesh: Mesh | str | None = None) -> Doctor:
     return examine(mesh)
 
 
+@captured()
 def _all_devices() -> Mesh:
     devices = jax.devices()
     return jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)

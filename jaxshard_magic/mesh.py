@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from . import simulate, targets
+from .compiler_log import captured
 from .errors import ShardError, did_you_mean, one_of
 from .hardware import chip_of, chips
 from .simulate import Machine
@@ -125,11 +126,11 @@ class BuiltMesh:
     notes: tuple[str, ...] = ()
 
 
+@captured()  # backends start here, and libtpu complains where no TPU is
 def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
     """Make the mesh, of the devices of this machine; on CPU, where these are too few, of simulated ones.
 
-    More CPU devices mean a new backend: the arrays in `namespaces` are moved to it. Raises `ShardError` for
-    too few real devices, and for a slice that is not attached.
+    More CPU devices mean a new backend, to which the arrays in `namespaces` move. Raises `ShardError` for too few.
     """
     if spec.target is not None:
         return _not_attached(spec, spec.target)

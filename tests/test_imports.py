@@ -40,7 +40,7 @@ MAY_IMPORT = {
         "request program gradients strategies step analysis report targets compiler_log",
         "jax numpy",
     ),
-    "mesh": ("simulate targets hardware", "jax numpy"),
+    "mesh": ("simulate targets hardware compiler_log", "jax numpy"),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
     "program": ("places", "jax numpy"),
