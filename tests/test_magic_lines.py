@@ -13,7 +13,7 @@ from IPython.core.completer import provisionalcompleter
 
 from jaxshard_magic import targets
 from jaxshard_magic.hardware import chip
-from jaxshard_magic.notebook.options import HELP, STRATEGIES, Options
+from jaxshard_magic.notebook.options import COMMANDS, HELP, STRATEGIES, Options
 from jaxshard_magic.request.strategy_text import AUTO, JOBS
 from jaxshard_magic.step import ShardedStep
 
@@ -233,6 +233,12 @@ def test_strategies_options_and_functions_are_completed(given):
         ("%shard history --strategy fs", {"fsdp"}),
         ("%mesh v5", {"v5e", "v5p"}),
         ("%mesh v5e:8", {"8x8", "8x16"}),
+        ("%mesh --", {"--list", "--help"}),
+        ("%mesh data=4 m", {"model="}),
+        ("%mesh data=4 model=2 ", {"fsdp=", "seq=", "pipe=", "expert="}),
+        ("%%shard ", set(STRATEGIES)),
+        ("%%shard fsdp+", set(STRATEGIES)),
+        ("%shard ", {*STRATEGIES, *COMMANDS}),
     ],
 )
 def test_an_option_that_is_being_given_its_value_offers_its_values_alone(given, line, offered):
@@ -240,6 +246,12 @@ def test_an_option_that_is_being_given_its_value_offers_its_values_alone(given, 
     if not hasattr(completer, "context_matcher"):  # before IPython 8.6 Python's own names stand beside ours
         found -= {*dir(builtins), *keyword.kwlist, *given.shell.user_ns}
     assert found == offered
+
+
+def test_options_are_offered_behind_a_strategy_and_once_a_dash_is_typed(given):
+    for line in ("%%shard fsdp ", "%%shard --", "%%shard fsdp --"):
+        found = completed(given, line)
+        assert "--check" in found and not {"fsdp", "schedule"} & set(found)
 
 
 def test_behind_a_whole_value_and_for_a_number_no_values_are_offered(given):
