@@ -22,10 +22,12 @@ from sample_reports import (
     too_big,
     toy,
     unknown,
+    wrong,
 )
 from sample_staged import staged
 
 from jaxshard_magic.report import Buffer, Collective, Live, Report, Source
+from jaxshard_magic.views.packing import compressed
 from jaxshard_magic.views.payload import payload
 
 if TYPE_CHECKING:
@@ -70,6 +72,17 @@ def test_where_figures_come_from_and_leaves_with_noise_are_told_under_the_view(
         assert words(line) in told and all(words(path + much) in told for path, much in leaves)
     box, view = foot.bounding_box(), shown.panel.bounding_box()
     assert box is not None and view is not None and box["y"] >= view["y"] + view["height"]
+
+
+def test_a_payload_that_an_earlier_version_saved_is_drawn(show: Stage):
+    data = payload(wrong())
+    del data["foot"], data["time"]["own"], data["check"]["noise"]
+    data["time"]["parts"][0][0] = None
+    data["check"]["lines"] = [[line, [path for path, _ in leaves]] for line, leaves in data["check"]["lines"]]
+    shown = show(compressed(data, 4), ["header"])
+    header = said(shown, "header")
+    assert "compute38%" in header and "2leavesnotthesame:params.wte.embedding" in header
+    assert not show.wrong
 
 
 def test_a_report_that_does_not_fit_says_so_with_a_sign_and_by_how_much(show: Stage):

@@ -3,13 +3,17 @@
 import { h } from "../shared/dom.js";
 import { count } from "../shared/format.js";
 
-/** A line for each sentence of `lines` that names leaves, at most `most` of them; each opens its leaf. */
+/**
+ * A line for each sentence of `lines` that names leaves, at most `most` of them; each opens its leaf. A leaf is its path
+ * and by how much or where it differs; an earlier version saved both as one text.
+ */
 export function named(lines, most, data, selection) {
   const find = found(data);
   const about = (lines ?? []).filter(([, leaves]) => leaves.length);
   return about.map(([sentence, leaves]) => {
     const told = leaves
       .slice(0, most)
+      .map((told) => (Array.isArray(told) ? told : [told, ""]))
       .flatMap(([path, much], i) => [i ? ", " : " ", leaf(path, find(path), selection), much ? ` ${much}` : null]);
     const more = leaves.length > most ? ` and ${count(leaves.length - most)} more` : null;
     return h("p", { class: "jsm-small jsm-quiet" }, sentence, told, more);

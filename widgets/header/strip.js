@@ -17,8 +17,9 @@ const FILLED = { compute: 1, memory: 0.6 };
 /** The bar of a payload's `time` with its labels; nothing for none. */
 export function timeStrip(time, mesh) {
   if (!time) return null;
+  const own = time.own ?? 1; // an earlier version saved one part of its own, without a name
   const parts = time.parts.map(([kind, axes, spent], i) => {
-    return { kind, axes, spent, own: i < time.own, part: time.total ? spent / time.total : 0 };
+    return { kind: kind ?? "compute", axes, spent, own: i < own, part: time.total ? spent / time.total : 0 };
   });
   const labels = parts.map((each) => label(each, mesh));
   const place = h("div", { class: "jsm-strip-labels" }, labels);
