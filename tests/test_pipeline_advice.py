@@ -123,9 +123,8 @@ def test_uneven_stages_are_told_with_the_layer_to_move_and_what_the_bubble_would
     assert told == Advice(
         "uneven-stages",
         "warning",
-        "Stage 0 is the slowest: it takes 6.00\u202fms for a microbatch, 50.0% above the mean of 4.00\u202fms. With block_1 in "
-        "stage 1 instead of 0 all "
-        "would be even, and the bubble 20.0% instead of 38.5%, as predicted.",
+        "Stage 0 is the slowest: it takes 6.00\u202fms for a microbatch, 50.0% above the mean of "
+        "4.00\u202fms. With block_1 in stage 1 instead of 0 all would be even, and the bubble 20.0% instead of 38.5%, as predicted.",
         "--balance measured",
         pytest.approx(
             1 - 5 / 6.5
@@ -277,8 +276,8 @@ def test_a_schedule_that_holds_no_more_and_is_quicker_is_told():
     assert told == Advice(
         "better-schedule",
         "warning",
-        "zb-h1 would take less time: its actions 27.0\u202fms where those of 1f1b take 33.0\u202fms, both as predicted, "
-        "and it holds no more; its bubble is 11.1% instead of 27.3%.",
+        "zb-h1 would take less time: its actions 27.0\u202fms where those of 1f1b take 33.0\u202fms, both as "
+        "predicted, and it holds no more; its bubble is 11.1% instead of 27.3%.",
         "--schedule zb-h1",
         pytest.approx(6 / 33),
     )

@@ -89,8 +89,8 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
     if then is None or p.bubble.predicted - then.bubble < SMALLER or _slower(case, then):
         return
     message = (
-        f"{p.microbatches} microbatch{'es are' if p.microbatches > 1 else ' is'} few for {p.stages} stages: the bubble is "
-        f"{_share(p.bubble.predicted)}, as predicted; with {then.microbatches} it would be {_share(then.bubble)}, "
+        f"{p.microbatches} microbatch{'es are' if p.microbatches > 1 else ' is'} few for {p.stages} stages: the bubble "
+        f"is {_share(p.bubble.predicted)}, as predicted; with {then.microbatches} it would be {_share(then.bubble)}, "
         "where a microbatch takes as much less time as it is smaller."
     )
     fix = f"--microbatches {then.microbatches}" if able else None
@@ -140,8 +140,8 @@ def uneven_stages(case: PipelineCase) -> Iterator[Advice]:
     slowest = work.index(most)
     what = "Rank" if p.chunks > 1 else "Stage"
     message = (
-        f"{what} {slowest} is the slowest: it takes {case.time(most)} for a microbatch, {_share(most / mean - 1)} above the mean of "
-        f"{case.time(mean)}."
+        f"{what} {slowest} is the slowest: it takes {case.time(most)} for a microbatch, "
+        f"{_share(most / mean - 1)} above the mean of {case.time(mean)}."
     )
     fix = "--balance measured" if p.source == "measured" and not case.balanced else None
     level = "warning" if p.bubble.uneven - p.bubble.ideal >= MUCH else "info"
