@@ -124,7 +124,8 @@ def test_uneven_stages_are_told_with_the_layer_to_move_and_what_the_bubble_would
         "uneven-stages",
         "warning",
         "Stage 0 is the slowest: it takes 6.00\u202fms for a microbatch, 50.0% above the mean of "
-        "4.00\u202fms. With block_1 in stage 1 instead of 0 all would be even, and the bubble 20.0% instead of 38.5%, as predicted.",
+        "4.00\u202fms. With block_1 in stage 1 instead of 0 all would be even, and the bubble 20.0% instead of 38.5%, "
+        "as predicted.",
         "--balance measured",
         pytest.approx(
             1 - 5 / 6.5
