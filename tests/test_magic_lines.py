@@ -46,6 +46,16 @@ def test_an_exception_in_the_step_shows_its_line(given, capsys):
     assert not isinstance(given["train_step"], ShardedStep)
 
 
+@pytest.mark.parametrize("line", ["dp", "dp --check", "pp --mesh pipe=2", "dp --microbatches 2"])
+def test_between_the_users_frames_stands_no_frame_that_we_caused(given, capsys, line):
+    bad = STEP.replace("return", "batch['x'] @ jnp.zeros((3, 3))\n    return")
+    error = given.fails(f"%%shard {line}" + bad + LOOP)
+    assert type(error) is TypeError
+    shown = capsys.readouterr().out
+    assert "---> 4     batch['x'] @ jnp.zeros((3, 3))" in shown
+    assert "contextlib" not in shown and "jaxshard_magic" not in shown
+
+
 def test_a_step_of_an_earlier_cell_is_put_back_when_the_cell_raises(given):
     given.run(STEP)
     plain = given["train_step"]
