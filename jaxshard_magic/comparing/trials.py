@@ -176,7 +176,7 @@ class Trying:
             if self._stopped:
                 return
             self._begun += 1
-            self._say(f"compiling {self._begun} of {self._most}, {candidate.line}")
+            self._say(f"compiling {self._begun} of {self._most}, {candidate.label}")
             try:
                 step = self.sharded(candidate)
                 step.beside, step.read_ahead = self._beside, True
@@ -222,7 +222,9 @@ class Trying:
             step = (
                 self._steps[i] if self.keeps else self._steps.pop(i)
             )  # what it holds on the devices goes with it
-            self._say(f"running {self._chosen[i].line}, {place + 1} of {len(waiting)}")
+            candidate = self._chosen[i]
+            assert isinstance(candidate, Candidate)
+            self._say(f"running {candidate.label}, {place + 1} of {len(waiting)}")
             step.keep_arguments = True
             if self._reference is not None:
                 step.check, step.reference = True, self._reference

@@ -58,8 +58,9 @@ def request_of(options: Options, mesh: "Mesh", path: str, function: Any) -> "Req
 
 def requests_of(options: Options, strategies: Sequence[str], mesh: "Mesh") -> "Requests":
     """What a line that compares or searches asks of all its candidates, but for what the function says itself."""
-    from ..comparing import Requests, meshes_of, varied
+    from ..comparing import Requests, meshes_of, said_of, varied
 
+    placed = placed_by(options)
     common = {k: v for k, v in step_options_of(options).items() if v != getattr(Options, k)}
     return Requests(
         strategies,
@@ -67,8 +68,9 @@ def requests_of(options: Options, strategies: Sequence[str], mesh: "Mesh") -> "R
         meshes_of(options.meshes),
         varied(options.vary),
         common,
-        placed_by(options),
+        placed,
         options.keep_going,
+        said_of({**placed, "step": options.step}),
     )
 
 
