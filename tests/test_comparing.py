@@ -19,6 +19,7 @@ from jaxshard_magic.comparing import Candidate, How, Refused, Requests, Trying, 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report.comparison import Trial
+from jaxshard_magic.step import entry
 from jaxshard_magic.views.words.comparison import trial_names
 
 WIDTH = 16
@@ -133,8 +134,8 @@ def test_each_candidate_is_run_on_copies_checked_and_measured():
         step, "dp,fsdp,tp,pp", (params, batch), mesh="cpu:8 data=8", repeat=2, say=said.append
     )
     assert [t.strategy for t in found.trials] == ["dp", "fsdp", "tp", "pp"]
-    counted = [words.partition(",")[0] for words in said if words.startswith("compiling")]
-    assert counted == [f"compiling {n} of 4" for n in (1, 2, 3, 4)]
+    counted = [words.rpartition(", ")[2] for words in said if words.startswith("compiling")]
+    assert list(dict.fromkeys(counted)) == [f"{n} of 4 done" for n in (0, 1, 2, 3)]
     assert found.source == "predicted" and {t.report.timing.on for t in found.trials} == {"TPU v5e"}
     for trial in found.trials:
         assert trial.why is None
@@ -266,6 +267,22 @@ def test_from_python_a_line_has_what_the_call_has(given):
         step, "dp", shapes, mesh="cpu:8 data=8", run=False, rules=rules, on="v5p"
     ).trials
     assert trial.line == """dp --mesh "data=8" --rule "w=P(None, 'data')" --on v5p"""
+
+
+def test_while_two_compile_at_once_it_is_told_how_many_are_done(monkeypatch):
+    together, said = threading.Barrier(2), list[str]()
+
+    def both(lowered):
+        together.wait(60)
+        return compile_lowered(lowered)
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(entry, "compile_lowered", both)
+    jaxshard_magic.compare(step, "dp,fsdp", arguments(), mesh="cpu:8 data=8", run=False, say=said.append)
+    first, second, third = said[:3]
+    assert first == 'compiling dp --mesh "data=8", 0 of 2 done'
+    assert second == 'compiling dp --mesh "data=8" and 1 more, 0 of 2 done'
+    assert third.endswith("1 of 2 done")
 
 
 def test_an_interrupt_keeps_what_is_done():
