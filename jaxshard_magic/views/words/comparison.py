@@ -85,6 +85,12 @@ def _own(trial: Trial, common: Sequence[tuple[str, str]]) -> list[str]:
     return past + [_short(option) for option in _options(trial) if option not in common]
 
 
+def report_text(trial: Trial) -> str:
+    """The number that the history knows a trial's report by; empty where it has none, or its name says it."""
+    number = None if trial.report is None or trial.number is not None else trial.report.number
+    return "" if number is None else str(number)
+
+
 def _options(trial: Trial) -> list[tuple[str, str]]:
     """The options of a trial's line as (name, value), without those that tell no trial from another."""
     return [(name, value.strip("\"'")) for name, value in own_options(trial.line)]
