@@ -21,6 +21,7 @@ from .comparing import (
     candidates,
     chip_for,
     hardware_for,
+    said_of,
 )
 from .compiler_log import captured
 from .doctor import Doctor, examine
@@ -333,8 +334,9 @@ def compare(
     """
     devices = _devices(mesh)
     how = How(name or getattr(step, "__name__", "step"), run, check, repeat, say, show, prepare)
+    said = said_of(options | {"name": name})
     options |= {"name": name, "on": chip_for(devices, options.get("on"))}
-    requests = _requests(strategies, devices, meshes, vary, options, keep_going)
+    requests = _requests(strategies, devices, meshes, vary, options, said, keep_going)
     if target_of(devices) is not None:
         how = replace(how, run=False)
     return Trying(step, candidates(requests), how)(args, dict(kwargs or {}))
@@ -401,9 +403,10 @@ def choose(
     """
     devices = _devices(mesh)
     hardware = hardware_for(devices, on)
+    said = said_of(options | {"name": name, "on": on})
     options |= {"name": name, "on": hardware.on}
     how = How(name or getattr(step, "__name__", "step"), run, check, repeat, say, show, prepare)
-    requests = _requests(among, devices, meshes, vary, options)
+    requests = _requests(among, devices, meshes, vary, options, said)
     searching = Searching(step, requests, how, hardware, budget=budget, compile=not plan_only)
     choice = searching(args, dict(kwargs or {}))
     if (chosen := searching.step) is not None:
@@ -417,11 +420,12 @@ def _requests(
     meshes: str | Sequence[str] | None,
     vary: Mapping[str, Sequence[Any]] | None,
     options: Mapping[str, Any],
+    said: str,
     keep_going: bool = False,
 ) -> Requests:
     placed = {name: options[name] for name in PLACED if name in options}
     common = {name: value for name, value in options.items() if name not in PLACED and value is not None}
-    return Requests(_words(strategies), mesh, meshes, vary or {}, common, placed, keep_going)
+    return Requests(_words(strategies), mesh, meshes, vary or {}, common, placed, keep_going, said)
 
 
 def _words(strategies: str | Sequence[str]) -> Sequence[str]:

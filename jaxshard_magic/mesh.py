@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 from . import simulate, targets
 from .compiler_log import captured
-from .errors import ShardError, did_you_mean, one_of
+from .errors import ShardError, nearest, none_of
 from .hardware import chip_of, chips
 from .simulate import Machine
 from .targets import Target, slices
@@ -318,11 +318,8 @@ def _device_part(given: str) -> tuple[_MadeOf, str]:
         return _MadeOf("simulated", "cpu", int(extent)), rest
     chip = chip_of(platform)
     if chip is None:
-        known = ("cpu", *chips())
-        raise ShardError(
-            f"'{head[0].strip()}' names no known hardware.{did_you_mean(platform, known)} Known are {one_of(known)}; "
-            "%mesh --list tells their sizes"
-        )
+        said = f"'{head[0].strip()}' names no known hardware"
+        raise ShardError(none_of(said, platform, ("cpu", *chips()), "%mesh --list has all, with their sizes"))
     return _slice(Target(chip, slices.extent_of(chip, extent))), rest
 
 
@@ -334,10 +331,11 @@ def _written_axes(rest: str, given: str) -> Axes:
     words = re.sub(r"\s*=\s*", "=", rest).replace(",", " ").split()
     if not words:
         raise ShardError(f"'{given}' is no mesh: write {FORMS}")
-    return tuple(_written_axis(word) for word in words)
+    return tuple(_written_axis(*pair) for pair in zip(words, [*words[1:], ""], strict=True))
 
 
-def _written_axis(word: str) -> tuple[str, int]:
+def _written_axis(word: str, behind: str) -> tuple[str, int]:
+    """The axis that `word` is; `behind`: the word after it, which may be the size that it lacks."""
     name, equals, size = word.partition("=")
     if equals and name.isidentifier():
         if not re.fullmatch(r"[+-]?[0-9]{1,9}", size):
@@ -345,9 +343,12 @@ def _written_axis(word: str) -> tuple[str, int]:
                 f"axis '{name}' has the size '{size}'; a size is a whole number, as in {name}=4, or -1"
             )
         return name, int(size)
-    near = re.fullmatch(r"([^\W\d]\w*?)[^\w=]*(\d{1,9})", word[:100])
-    hint = f" Did you mean '{near[1]}={near[2]}'?" if near else ""
-    raise ShardError(f"'{word}' is no mesh axis: write {FORMS}.{hint}")
+    apart = f"{word}={behind}" if re.fullmatch(r"[0-9]{1,9}", behind) else word[:100]
+    near = nearest(word, [each for names in JOBS.values() for each in names])
+    sized = re.fullmatch(r"([^\W\d]\w*?)[^\w]*(\d{1,9})", apart)
+    meant = f"{sized[1]}={sized[2]}" if sized else near and f"{near}=-1"
+    help = f". Did you mean '{meant}'? %mesh --help has the forms" if meant else f": write {FORMS}"
+    raise ShardError(f"'{word}' is no mesh axis{help}")
 
 
 def _listed_axes(text: str) -> Axes:

@@ -46,6 +46,16 @@ def test_an_exception_in_the_step_shows_its_line(given, capsys):
     assert not isinstance(given["train_step"], ShardedStep)
 
 
+@pytest.mark.parametrize("line", ["dp", "dp --check", "pp --mesh pipe=2", "dp --microbatches 2"])
+def test_between_the_users_frames_stands_no_frame_that_we_caused(given, capsys, line):
+    bad = STEP.replace("return", "batch['x'] @ jnp.zeros((3, 3))\n    return")
+    error = given.fails(f"%%shard {line}" + bad + LOOP)
+    assert type(error) is TypeError
+    shown = capsys.readouterr().out
+    assert "---> 4     batch['x'] @ jnp.zeros((3, 3))" in shown
+    assert "contextlib" not in shown and "jaxshard_magic" not in shown
+
+
 def test_a_step_of_an_earlier_cell_is_put_back_when_the_cell_raises(given):
     given.run(STEP)
     plain = given["train_step"]
@@ -87,7 +97,8 @@ def test_nothing_is_left_patched(given):
     ("line", "says"),
     [
         ("", "%%shard needs a strategy: dp, fsdp, tp, sp, pp, pmap, spmd, auto"),
-        ("fdsp", "Did you mean 'fsdp'?"),
+        ("fdsp", "'fdsp' is no strategy. Did you mean 'fsdp'? %%shard --help lists them"),
+        ("dp --on v55", "'v55' names no known chip. Did you mean 'v5p'? %mesh --list has all"),
         ("fsdp+tq", "'tq' is no strategy"),
         ("auto+fsdp", "auto searches for a strategy and stands alone"),
         ("fsdp tp", "unexpected: tp"),
@@ -192,7 +203,8 @@ def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
         ("compare", "no report yet: write %%shard fsdp above a cell with a train step"),
         ("explore", "nothing to explore yet: run a %%shard cell first"),
         ("fsdp", "%shard fsdp has no cell: write %%shard fsdp as the first line of the step's cell"),
-        ("hstory", "Did you mean 'history'?"),
+        ("hstory", "%shard has no command 'hstory'. Did you mean 'history'? %shard --help lists them"),
+        ("1", "%shard has no command '1'. Did you mean %shard history 1? It shows report 1"),
         ("--leavs", "%%shard has no option --leavs"),
     ],
 )

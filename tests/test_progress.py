@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cells import LOOP, STEP
 
-from jaxshard_magic.notebook import progress, shard_cell
+from jaxshard_magic.notebook import magics, progress, shard_cell
 from jaxshard_magic.notebook.progress import Progress, frontend, line, training
 from jaxshard_magic.notebook.progress.training import Training, duration_text
 
@@ -54,13 +54,41 @@ def test_a_long_compile_says_what_it_took_last_time_and_that_it_may_be_stopped(m
     assert "train_step: first run, 0.2 s" in drawn
 
 
-def test_the_last_compile_is_that_of_the_step_of_this_name(given):
-    magics = given.shell.magics_manager.registry["ShardMagics"]
-    this = SimpleNamespace(place=SimpleNamespace(full="train_step"))
-    assert magics._took(this) is None
-    given.run("%%shard dp;" + STEP + LOOP)
-    assert magics._took(this) == magics.session.step.entry.compile_s
-    assert magics._took(SimpleNamespace(place=SimpleNamespace(full="evaluate"))) is None
+def test_a_last_compile_that_was_no_wait_is_none_of_a_wait(monkeypatch):
+    monkeypatch.setattr(line, "FIRST", 0.0)
+    monkeypatch.setattr(line, "LONG", 0.1)
+    monkeypatch.setattr(line, "TICK", 0.01)
+    drawn = Drawn()
+    with Progress(drawn, took=0.05) as progress:
+        progress("compiling for 8 devices")
+        time.sleep(0.3)
+    assert "the last compile" not in "".join(drawn)
+
+
+EDITED = STEP.replace("0.1", "0.2")
+OTHER = STEP.replace("loss_fn", "lambda p, b: jnp.sum(p['w'])").replace("0.1 * g", "g")
+
+
+@pytest.mark.parametrize(
+    ("cell", "known"),
+    [
+        ("dp" + STEP, True),
+        ("dp -o kept" + EDITED, True),
+        ("fsdp" + STEP, False),
+        ("dp --remat full" + STEP, False),
+        ("dp --mesh data=4" + STEP, False),
+        ("dp --rule \"w=P('data')\"" + STEP, False),
+        ("dp" + OTHER, False),
+        ("dp" + STEP.replace("train_step", "evaluate"), False),
+    ],
+)
+def test_the_last_compile_is_that_of_the_same_step_asked_for_alike(given, monkeypatch, cell, known):
+    told = []
+    monkeypatch.setattr(magics, "compile_of", lambda this: told.append(shard_cell.compile_of(this)))
+    given.run("%%shard dp;" + STEP)
+    last = given.shell.magics_manager.registry["ShardMagics"].session.step.entry.compile_s
+    given.run("%%shard " + cell)
+    assert told == [None, last if known else None]
 
 
 def test_short_work_and_no_work_show_nothing():

@@ -21,6 +21,7 @@ from ..program.peel import Peeled, specs
 from ..program.roles import BATCH
 from ..program.settings import own_work
 from ..program.trace import Traced, path_name
+from ..program.within import within
 from ..report import BY_HAND, Check
 
 LIMITS = {8: 1e-9, 4: 1e-4}  # by bytes of a float, of the leaf's largest number; shorter ones: 4 epsilons
@@ -35,7 +36,7 @@ class Plain:
     """The plain step and copies of one call's inputs, taken to the host before the call may use them up. It is compiled
     once, and run once on these inputs, however many calls it is compared with."""
 
-    @own_work()
+    @within(own_work)
     def __init__(self, peeled: Peeled):
         self._fun, self._avals = peeled.fun, specs(peeled.leaves)
         self._kinds = [_key_kind(x) for x in peeled.leaves]
@@ -43,7 +44,7 @@ class Plain:
         self._leaves = [_host(x) if kind is not None else np.asarray(x, a.dtype) for x, a, kind in rows]
         self._known: dict[Any, Run] = {}
 
-    @own_work()
+    @within(own_work)
     def against(
         self,
         traced: Traced,

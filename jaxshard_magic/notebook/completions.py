@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core import completer
 
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError, none_of, one_of
 from . import cells
 from .options import (
     COMMANDS,
@@ -47,10 +47,13 @@ def no_command(word: str) -> ShardError:
         return ShardError(
             f"%shard {word} has no cell: write %%shard {word} as the first line of the step's cell"
         )
-    return ShardError(
-        f"%shard has no command {word!r}; it has {one_of(COMMANDS)}, and alone it shows the last report."
-        + did_you_mean(word, (*COMMANDS, *STRATEGIES))
-    )
+    said = f"%shard has no command {word!r}"
+    if word.isdecimal():
+        fix = f"%shard history {word}"
+        return ShardError(f"{said}. Did you mean {fix}? It shows report {word}", fix=fix)
+    it_has = f"it has {one_of(COMMANDS)}, and alone it shows the last report"
+    names = (*COMMANDS, *STRATEGIES)
+    return ShardError(none_of(said, word, names, it_has, "%shard --help lists them"))
 
 
 def completions(shell: "InteractiveShell", event: Any) -> list[str]:

@@ -71,6 +71,7 @@ class ShardSession(Configurable):
         *earlier, last = self.history if self.reported else (*self.history, None)
         (number,) = (last.number,) if last is not None else self._numbers(1)
         report = replace(report, number=number)
+        getattr(self.step, "sharded", self.step).number = number  # of a rehearsal that of the step behind it
         self.history, self.reported = [*earlier, report][-self.keep :], True
         return report
 

@@ -28,6 +28,7 @@ from jaxshard_magic.views.words.comparison import is_predicted as is_predicted
 from jaxshard_magic.views.words.comparison import limit_share as limit_share
 from jaxshard_magic.views.words.comparison import not_run as not_run
 from jaxshard_magic.views.words.comparison import prediction_text as prediction_text
+from jaxshard_magic.views.words.comparison import report_text as report_text
 from jaxshard_magic.views.words.comparison import same_answer as same_answer
 from jaxshard_magic.views.words.comparison import source_text as source_text
 from jaxshard_magic.views.words.comparison import step_text as step_text
