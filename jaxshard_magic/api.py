@@ -183,6 +183,7 @@ def shard(
     check: bool = False,
     on: str | None = None,
     name: str | None = None,
+    data: str = "whole",
 ) -> ShardedStep:
     """Wrap a train step so that it runs sharded over a mesh under a strategy, with the same numbers.
 
@@ -221,6 +222,8 @@ def shard(
             report.
         on: predict the step's time for this chip, "v5e" or "h100", and hold its memory against the chip's.
         name: of the step in its reports; the function's own unless said.
+        data: on a mesh over several hosts "whole": each gives the whole batch, which they compare, and places its own
+            rows; or "per-host": each gives its own rows.
 
     Returns:
         A `ShardedStep`, which is called as the step.
@@ -265,6 +268,7 @@ def shard(
         donate=donate,
         check=check,
         name=name,
+        data=data,
         **options,
     )
     return ShardedStep(step, request)

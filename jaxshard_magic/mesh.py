@@ -144,17 +144,42 @@ def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
 
     match choose(replace(spec, axes=axes), machine):
         case "attached":
-            return _built(axes, jax.devices()[:count], unused=len(jax.devices()) - count)
+            return _built(axes, evenly(jax.devices(), axes), unused=len(jax.devices()) - count)
         case "cpu":
-            return _built(axes, simulate.cpu_devices(count))
+            return _built(axes, evenly(simulate.cpu_devices(), axes))
         case "start":
             simulate.start(max(count, simulate.setting("jax_num_cpu_devices")))
-            return _built(axes, simulate.cpu_devices(count))
+            return _built(axes, simulate.cpu_devices()[:count])
         case "restart":
             mesh, notes = simulate.restart(
-                count, namespaces, lambda: _built(axes, simulate.cpu_devices(count)).mesh
+                count, namespaces, lambda: _built(axes, simulate.cpu_devices()[:count]).mesh
             )
             return BuiltMesh(mesh, "simulated", (_simulating(count), *notes))
+
+
+def evenly(devices: Sequence[Any], axes: Axes) -> list[Any]:
+    """The first of `devices` for these axes; of several hosts as many of each, in the order of the hosts.
+
+    Raises `ShardError` where hosts can't give as many each.
+    """
+    count, of_host = math.prod(n for _, n in axes), by_host(devices)
+    each = count // len(of_host)
+    if len(of_host) > 1 and (count % len(of_host) or any(len(own) < each for own in of_host.values())):
+        has = ", ".join(str(len(own)) for own in of_host.values())
+        most = min(map(len, of_host.values()))
+        raise ShardError(
+            f"mesh {axes_text(axes)} takes {count} devices; a mesh over {len(of_host)} hosts takes as many of each, "
+            f"and they have {has}. Use data={len(of_host) * most}, or -1 for what is left"
+        )
+    return [device for own in of_host.values() for device in own[:each]]
+
+
+def by_host(devices: Sequence[Any]) -> dict[int, list[Any]]:
+    """Devices by the process that they belong to, in its order."""
+    found: dict[int, list[Any]] = {}
+    for device in sorted(devices, key=lambda device: device.process_index):
+        found.setdefault(device.process_index, []).append(device)
+    return found
 
 
 def device_count(spec: MeshSpec, machine: Machine) -> int:

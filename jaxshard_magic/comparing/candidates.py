@@ -26,7 +26,7 @@ VARIED = (
     "chunks",
     "balance",
 )
-PLACED = ("specs", "rules", "donate", "on", "name")  # options that no line of a candidate tells
+PLACED = ("specs", "rules", "donate", "on", "name", "data")  # options that no line of a candidate tells
 _PIPELINE = ("stages", "schedule", "chunks", "balance", "cut")
 _COUNTS = ("microbatches", "stages", "chunks")
 
@@ -43,7 +43,7 @@ class Requests:
             `"data=4 model=2"`.
         vary: values by the name of an option; None among them leaves it out.
         options: options that all have, by name; those of a pipeline are for strategies that have one.
-        placed: what else `make_request` takes: specs, rules, donate, on, name.
+        placed: what else `make_request` takes: specs, rules, donate, on, name, data.
         keep_going: a strategy that is none is refused alone, and the others are tried.
     """
 
@@ -130,12 +130,13 @@ def _of(strategy: str, parts: Sequence[Part], requests: Requests) -> Iterator[Ca
         varied = zip(names, values, strict=True)
         options = {name: value for name, value in (shared | dict(varied)).items() if value is not None}
         for axes in suited(parts, requests.mesh, requests.meshes, options.get("stages")):
-            yield _candidate(strategy, requests, axes, options)
+            yield candidate_of(strategy, requests, axes, options)
 
 
-def _candidate(
+def candidate_of(
     strategy: str, requests: Requests, axes: Axes, options: Mapping[str, Any]
 ) -> Candidate | Refused:
+    """One of them alone, on a mesh of the same devices with these axes."""
     mesh = requests.mesh
     line = line_of(strategy, text_of(mesh, axes), options)
     try:

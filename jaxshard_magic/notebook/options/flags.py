@@ -206,6 +206,9 @@ class Options(LineOptions):
         "let the step reuse the memory of its own earlier results",
         no="keep every array that the step was given",
     )
+    data: str = option(
+        "--data", "WHAT", "of several hosts: each has the whole batch, or its own rows: per-host", "whole"
+    )
     name: str | None = option("--name", "LABEL", "the Report's name")
     output: str | None = option("-o", "VAR", "keep the Report under this name", reads=variable)
 

@@ -1,0 +1,127 @@
+"""Steps that `several_hosts` runs on every host, and what came of each beside one host's numbers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import jaxshard_magic as js
+
+
+def mlp() -> tuple[Any, Any, dict[str, np.ndarray]]:
+    """A step of plain arrays, its state, and a batch as numpy."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights = {
+        "up": jax.random.normal(keys[0], (32, 64)) / 8,
+        "bias": jnp.zeros(64),
+        "down": jax.random.normal(keys[1], (64, 32)) / 8,
+    }
+    adam = optax.adam(1e-2)
+    x = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
+
+    @jax.jit
+    def train_step(state, batch):
+        weights, moments = state
+
+        def loss_fn(weights):
+            hidden = jax.nn.relu(batch["x"] @ weights["up"] + weights["bias"])
+            return jnp.mean((hidden @ weights["down"] - batch["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(weights)
+        updates, moments = adam.update(grads, moments, weights)
+        return (optax.apply_updates(weights, updates), moments), loss
+
+    return train_step, (weights, adam.init(weights)), {"x": x, "y": np.roll(x, 1, axis=1)}
+
+
+class Dropped(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.up = nnx.Linear(32, 64, rngs=rngs)
+        self.drop = nnx.Dropout(0.3, rngs=rngs)
+        self.down = nnx.Linear(64, 32, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(self.drop(nnx.relu(self.up(x))))
+
+
+@nnx.jit
+def nnx_step(model, optimizer, batch):
+    def loss_fn(model):
+        return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+
+    loss, grads = nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def train(strategy: str, mesh: str, calls: int = 5, **options: Any) -> dict[str, Any]:
+    """Losses of `calls` steps and what `--check` found, under a strategy."""
+    step, state, batch = mlp()
+    sharded = js.shard(step, strategy, mesh=mesh, check=True, **options)
+    losses = []
+    for _ in range(calls):
+        state, loss = sharded(state, batch)
+        losses.append(float(loss))
+    gathered = sharded.gather(state)
+    report = sharded.report()
+    assert report.check is not None
+    return {
+        "losses": losses,
+        "passed": report.check.passed,
+        "sum": float(np.abs(np.asarray(gathered[0]["up"])).sum()),
+        "processes": report.mesh.processes,
+        "moved": [[c.kind, list(c.axes), c.wire_bytes] for c in report.collectives or ()],
+    }
+
+
+def train_nnx(strategy: str, mesh: str, calls: int = 5) -> dict[str, Any]:
+    """The same of NNX objects with dropout."""
+    model = Dropped(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    _, _, batch = mlp()
+    sharded = js.shard(nnx_step, strategy, mesh=mesh, check=True)
+    losses = [float(sharded(model, optimizer, batch)) for _ in range(calls)]
+    check = sharded.report().check
+    assert check is not None
+    sharded.gather(model)
+    return {
+        "losses": losses,
+        "passed": check.passed,
+        "sum": float(np.abs(np.asarray(model.up.kernel[...])).sum()),
+    }
+
+
+def several(cases: list[list[Any]]) -> list[dict[str, Any]]:
+    """`train` or `train_nnx` of each case: which, strategy, mesh, options."""
+    return [globals()[which](strategy, mesh, **options) for which, strategy, mesh, options in cases]
+
+
+def data(how: str, mesh: str, strategy: str = "fsdp", **options: Any) -> dict[str, Any]:
+    """What becomes of a batch of which each host has `how` much: "whole", "parts", "same" rows, other "weights"."""
+    step, state, batch = mlp()
+    host, hosts = jax.process_index(), jax.process_count()
+    if how in ("parts", "same"):
+        n = len(batch["x"]) // hosts
+        first = n * host if how == "parts" else 0
+        batch = {name: rows[first : first + n] for name, rows in batch.items()}
+    if how == "weights":
+        state[0]["up"] = state[0]["up"] + host
+    losses = []
+    try:
+        sharded = js.shard(step, strategy, mesh=mesh, **options)
+        for _ in range(3):
+            state, loss = sharded(state, batch)
+            losses.append(float(loss))
+    except js.ShardError as error:
+        return {"error": str(error), "fix": error.fix}
+    report = sharded.report()
+    assert report.check is None or report.check.passed
+    return {"losses": losses, "advice": [a.message for a in report.advice if a.code == "same-rows"]}
+
+
+def all_data(cases: list[list[Any]]) -> list[dict[str, Any]]:
+    """`data` of each case: how, mesh, strategy, options."""
+    return [data(how, mesh, strategy, **options) for how, mesh, strategy, options in cases]
