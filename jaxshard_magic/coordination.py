@@ -4,6 +4,8 @@ The service's client is private to jax (`jax._src.distributed`, jax 0.10.2 and 0
 here alone. A key is set once; a barrier's name is used once.
 """
 
+import json
+import threading
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -36,9 +38,9 @@ def is_there() -> bool:
 
 
 def barrier(name: str, seconds: float) -> None:
-    """Wait until all processes are here. Raises `Late` where one does not come."""
+    """Wait until all processes are here, which an interrupt ends. Raises `Late` where one does not come."""
     try:
-        _client().wait_at_barrier(name, max(1, int(seconds * 1000)))
+        _waited(lambda: _client().wait_at_barrier(name, max(1, int(seconds * 1000))))
     except jax.errors.JaxRuntimeError as error:
         raise Late(str(error).partition("\n")[0]) from None
 
@@ -78,11 +80,48 @@ def from_first(make: Callable[[], str], seconds: float = LONG_S) -> str:
             raise
         _send(name, f"={made}")
         return made
-    said = _receive(name, seconds)
+    said = _waited(lambda: _receive(name, seconds))
     if said[0] == "!":
         kind, _, message = said[1:].partition(" ")
         raise FirstFailed(kind, message)
     return said[1:]
+
+
+def gathered(text: str) -> list[str]:
+    """What each process gives, in their order, on all of them, which come here together. It takes a message a process,
+    which an interrupt ends; without `jax.distributed` it is the own text alone."""
+    if not is_there():
+        return [text]
+    state, name = distributed.global_state, f"jaxshard/gathered/{next(_numbers)}"
+    if state.process_id:
+        tell(f"{name}/{state.process_id}", text)
+        return json.loads(_waited(lambda: _receive(name, LONG_S)))
+    others = range(1, state.num_processes)
+    most = int(LONG_S * 1000)
+    found = _waited(lambda: [_client().blocking_key_value_get(f"{name}/{p}", most) for p in others])
+    _send(name, json.dumps([text, *found]))
+    return [text, *found]
+
+
+def _waited(wait: Callable[[], Any]) -> Any:
+    """What `wait` gives, which is in C++ meanwhile, where no signal reaches it: this thread can be interrupted."""
+    found: list[Any] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(wait())
+        except Exception as error:  # raised below
+            failed.append(error)
+        done.release()
+
+    done = threading.Lock()
+    done.acquire()
+    threading.Thread(target=run, name="jaxshard coordination", daemon=True).start()
+    done.acquire()
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 def _send(name: str, text: str) -> None:

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh
 from . import simulate, targets
 from .errors import ShardError, did_you_mean, one_of
 from .hardware import chip_of, chips
+from .hosts.spec import KINDS, HostsSpec
 from .simulate import Machine
 from .targets import Target, slices
 
@@ -37,8 +38,8 @@ FORMS = f"data=4 model=2, or {_LISTED}, or cpu:8 data=4 model=2, or v5e:4x4 data
 class MeshSpec:
     """A mesh as it was asked for: `axes` in order, of which one may have the size -1 (what is left).
 
-    `source`: "attached" (devices of this machine), "simulated" (`cpu:N`) or "topology" (a slice that isn't
-    attached), then with its `target`; `platform` and `count` say which and how many devices, where the text did.
+    `source`: "attached" (devices of this machine), "simulated" (`cpu:N`), "topology" (a slice that isn't attached), then
+    with its `target`, or "hosts", with which; `platform` and `count` say which and how many devices, where the text did.
     """
 
     axes: Axes
@@ -46,6 +47,7 @@ class MeshSpec:
     platform: str | None = None
     count: int | None = None
     target: Target | None = None
+    hosts: HostsSpec | None = None
     text: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +77,9 @@ class MeshSpec:
 
     @property
     def made_of(self) -> str:
-        """The devices as they are written: cpu:8, v5e:4x4."""
+        """The devices as they are written: cpu:8, v5e:4x4, hosts:2."""
+        if self.hosts is not None:
+            return str(self.hosts)
         return self.target.name if self.target else f"{self.platform}:{self.count}"
 
     @property
@@ -133,6 +137,11 @@ def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
     """
     if spec.target is not None:
         return _not_attached(spec, spec.target)
+    if spec.hosts is not None:
+        raise ShardError(
+            f"{spec.hosts}: a mesh over hosts is made by %mesh {spec} in a notebook, or by jaxshard_magic.mesh; a script "
+            f"that runs on each host calls jax.distributed.initialize() and takes {axes_text(spec.axes)}"
+        )
     simulated = spec.source == "simulated"
     if not simulated and simulate.machine().platform is None:
         if 1 < (spec.size or 1) <= simulate.MAX_DEVICES:
@@ -323,6 +332,7 @@ class _MadeOf(NamedTuple):
     platform: str | None = None
     count: int | None = None
     target: Target | None = None
+    hosts: HostsSpec | None = None
 
 
 def _device_part(given: str) -> tuple[_MadeOf, str]:
@@ -330,6 +340,9 @@ def _device_part(given: str) -> tuple[_MadeOf, str]:
     first, _, rest = given.partition(" ")
     if (sold := slices.named(first.rstrip(","))) is not None:
         return _slice(Target(*sold)), rest
+    over = re.match(rf"({'|'.join(KINDS)}):(\S*)\s*", given)
+    if over is not None:
+        return _MadeOf("hosts", hosts=HostsSpec.parse(over[1], over[2])), given[over.end() :]
     head = re.match(r"([^\W\d][\w-]*):([^\s,]*)[\s,]*", given)
     if head is None or (job_of(head[1]) and chip_of(head[1]) is None):
         return _MadeOf(), given

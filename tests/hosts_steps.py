@@ -125,3 +125,23 @@ def data(how: str, mesh: str, strategy: str = "fsdp", **options: Any) -> dict[st
 def all_data(cases: list[list[Any]]) -> list[dict[str, Any]]:
     """`data` of each case: how, mesh, strategy, options."""
     return [data(how, mesh, strategy, **options) for how, mesh, strategy, options in cases]
+
+
+def searched() -> dict[str, Any]:
+    """What a comparison and a search find, and the losses of the step that was chosen."""
+    step, state, batch = mlp()
+    table = js.compare(step, "dp,fsdp,tp,pp", (state, batch), mesh="data=8", on="v5e")
+    taken = []
+    choice = js.choose(step, (state, batch), mesh="data=8", among="dp,fsdp", take=taken.append)
+    assert choice.chosen is not None
+    losses = []
+    for _ in range(3):
+        state, loss = taken[0](state, batch)
+        losses.append(float(loss))
+    return {
+        "rows": [
+            [t.strategy, t.report is not None and t.report.check is not None, t.why] for t in table.trials
+        ],
+        "chosen": choice.chosen.line,
+        "losses": losses,
+    }

@@ -11,8 +11,11 @@ import os
 import socket
 import subprocess
 import sys
+import time
+import traceback
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -38,27 +41,37 @@ def run(function: str, *args: Any, hosts: int = 2, devices: int = 8, seconds: fl
     )
     paths = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "NPROC": "32"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, where, str(process)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for process in range(hosts)
-    ]
-    try:
-        said = [process.communicate(timeout=seconds)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    with TemporaryDirectory() as folder:
+        logs = [Path(folder, str(process)) for process in range(hosts)]
+        started = [
+            subprocess.Popen(
+                [sys.executable, __file__, where, str(process)],
+                stdout=logs[process].open("w"),
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+            for process in range(hosts)
+        ]
+        try:
+            _wait(started, time.monotonic() + seconds)
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        said = [log.read_text() for log in logs]
     results = [
         line.removeprefix(MARK) for text in said for line in text.splitlines() if line.startswith(MARK)
     ]
     assert len(results) == hosts, "\n".join(said)
     return [json.loads(result) for result in results]
+
+
+def _wait(started: list[subprocess.Popen], end: float) -> None:
+    """Until all have ended, one has failed, or it takes too long."""
+    while any(process.poll() is None for process in started) and time.monotonic() < end:
+        if any(process.poll() for process in started):
+            return
+        time.sleep(0.05)
 
 
 def _main(where: str, process: str) -> None:
@@ -76,7 +89,12 @@ def _main(where: str, process: str) -> None:
         cluster_detection_method="deactivate",
     )
     module, _, name = asked["call"].partition(":")
-    result = getattr(importlib.import_module(module), name)(*asked["args"])
+    try:
+        result = getattr(importlib.import_module(module), name)(*asked["args"])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # jax would wait for the others
     print(MARK + json.dumps(result), flush=True)
 
 

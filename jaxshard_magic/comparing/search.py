@@ -104,7 +104,7 @@ class Searching:
         return choice
 
     def _candidate(self, chosen: Considered) -> Candidate:
-        made = candidate_of(chosen.strategy, self._requests, tuple(chosen.axes.items()), chosen.options)
+        made = candidate_of(chosen.strategy, self._requests, tuple(chosen.mesh.items()), chosen.options)
         assert isinstance(made, Candidate)
         return made
 

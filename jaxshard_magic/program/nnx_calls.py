@@ -241,6 +241,11 @@ def move(node: Any, put: Callable[[list[Any]], Sequence[Any]]) -> None:
     nnx.update(node, structure.unflatten(put(arrays)))
 
 
+def as_dicts(node: Any) -> Any:
+    """The arrays of an object in nested dicts, by the names of its attributes."""
+    return nnx.to_pure_dict(nnx.state(node))
+
+
 def settle(nodes: Nodes, before: Sequence[Any], placed: Sequence[Any]) -> None:
     """Leave arrays that were moved to their devices in the Variables they came from: the same values,
     placed once."""

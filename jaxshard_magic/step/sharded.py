@@ -116,6 +116,8 @@ class ShardedStep:
         if not trace_state_clean():
             self.traced_inside = True
             return self.__wrapped__(*args, **kwargs)
+        if self._hosts is not None:
+            self._hosts.enter()
         for fast in self._recent:
             try:
                 inputs, watch = fast.gather(args, kwargs)
@@ -132,6 +134,8 @@ class ShardedStep:
                     raise
                 continue
             self._current = fast.entry
+            if self._hosts is not None:
+                self._hosts.called(fast.entry, inputs, outs)
             if self.watch is not None:
                 self.watch(fast.entry)
             return fast.finish(watch, inputs, outs)
@@ -297,6 +301,8 @@ class ShardedStep:
         if self.keep_arguments:
             self._kept = entry, entry.copies(inputs)
         outs = entry.run(inputs)
+        if self._hosts is not None:
+            self._hosts.called(entry, inputs, outs)
         outs = entry.real_rows(outs) if entry.added else outs
         self._current = entry
         if self.watch is not None:

@@ -1,15 +1,18 @@
 """What several hosts give one call of a step: the same arrays on all of them, or each its own rows of the batch."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 from zlib import crc32
 
 import jax
 import numpy as np
 
+from ..coordination import gathered
 from ..errors import ShardError
-from ..placing import compared, hosts_of, is_key
+from ..placing import hosts_of, is_key
 from ..plan import Finding
 from ..program.hooks import retracing
 from ..program.peel import Peeled, specs
@@ -21,15 +24,22 @@ from ..targets import target_of
 from .donation import Ours
 from .entry import Entry
 from .planned import own_mesh, traced
+from .sign import is_done
 
 PER_HOST = "--data per-host"
+_ALL: "WeakSet[OnHosts]" = WeakSet()
 
 
 class OnHosts:
-    """The calls of a step whose mesh lies on several hosts, each of which comes here with its own arguments."""
+    """The calls of a step whose mesh lies on several hosts, each of which comes here with its own arguments. `meet` is
+    called before each: a host does not go on where another one has failed."""
+
+    meet: ClassVar[Callable[[], None] | None] = None
 
     def __init__(self, request: Request, hosts: int):
         self._request, self._hosts = request, hosts
+        self._under_way: deque[tuple[Entry, Any, Any, Any]] = deque()
+        _ALL.add(self)
         self._apart = request.data == "per-host"
 
     def of_all(self, peeled: Peeled, say: Callable[[str], None]) -> Peeled:
@@ -42,6 +52,26 @@ class OnHosts:
         entry = build(self._together(peeled, rows))
         entry.rows = rows
         return entry
+
+    def enter(self) -> None:
+        """A call begins: hosts meet, and what calls were given that have finished is let go of."""
+        if OnHosts.meet is not None:
+            OnHosts.meet()
+        while self._under_way and ((sign := self._under_way[0][-1]) is None or is_done(sign)):
+            self._under_way.popleft()
+
+    def called(self, entry: Entry, inputs: Any, outs: Any) -> None:
+        """A call was made. Until it has finished, which it never does where a host dies, what it was given is kept: the
+        devices do so anyway."""
+        self._under_way.append((entry, inputs, outs, entry.clock.sign))
+
+    def before(self, x: Any) -> Any:
+        """What a call that is under way was given for the state that it gives back as `x`; None for anything else."""
+        for entry, inputs, outs, _ in self._under_way:
+            at = next((o for o, out in enumerate(jax.tree.leaves(outs)) if out is x), None)
+            if at is not None and (place := entry.plan.state_pairs.get(at)) is not None:
+                return entry.leaves(inputs)[place - len(entry.consts)]
+        return None
 
     def joined(self, entry: Entry, peeled: Peeled) -> Peeled:
         """A call with what hosts have in parts put together, after they have compared what they were given. Raises
@@ -74,6 +104,14 @@ class OnHosts:
             _values_agree(entry, leaves)
 
 
+def finished(x: jax.Array) -> jax.Array | None:
+    """An array that a step gave back, or where a dead host keeps the step from its end, that of the last step which has
+    come to one; None where that is gone, as it was given away."""
+    while x is not None and not x.is_deleted() and not x.is_ready():
+        x = next((before for each in list(_ALL) if (before := each.before(x)) is not None), None)
+    return None if x is None or x.is_deleted() else x
+
+
 def on_hosts(request: Request) -> OnHosts | None:
     """None where the devices are those of one host, or not attached."""
     hosts = 1 if target_of(request.mesh) is not None else hosts_of(request.mesh)
@@ -85,7 +123,7 @@ def _kinds_agree(peeled: Peeled, request: Request) -> None:
     inputs = list(zip((path_name(path) for path, _, _ in peeled.inputs), specs(peeled.leaves), strict=True))
     kinds = [f"{path} {spec.shape} {spec.dtype}" for path, spec in inputs]
     given = f"{request.strategy} {request.options} {dict(request.mesh.shape)} {kinds}"
-    if not all(compared([crc32(given.encode())])):
+    if len(set(gathered(f"{crc32(given.encode()):x}"))) > 1:
         path, spec = max(inputs, key=lambda row: row[1].size, default=("nothing", None))
         here = path if spec is None else f"{path} is {spec.dtype}{list(spec.shape)}"
         raise ShardError(
@@ -114,7 +152,8 @@ def _rows(peeled: Peeled, request: Request, say: Callable[[str], None]) -> dict[
 def _values_agree(entry: Entry, leaves: Sequence[Any]) -> None:
     """Raise ShardError where hosts give a call different values of what all are to have. Where each has rows of its own
     and all are the same, the report warns."""
-    same = compared([_sum(x) if entry.is_part(x) else 0 for x in leaves])
+    sums = " ".join(f"{_sum(x):x}" if entry.is_part(x) else "-" for x in leaves)
+    same = [len(set(each)) == 1 for each in zip(*(said.split(" ") for said in gathered(sums)), strict=True)]
     n = len(entry.consts)
     inputs = entry.plan.leaves[n : n + len(leaves)]
     other = [leaf for i, leaf in enumerate(inputs) if not same[i] and i not in entry.rows]

@@ -24,7 +24,7 @@ STRATEGIES = {
 }
 # The names that IPython keeps in the notebook, and those of Python's modules.
 _OF_THE_SHELL = re.compile(r"__.*__|_{1,3}|_i{1,3}|_i?\d+|_[dio]h|In|Out")
-COMMANDS = ("doctor", "abstract", "schedule", "compare", "history", "explore", "code")
+COMMANDS = ("doctor", "abstract", "schedule", "compare", "history", "explore", "code", "rescue")
 
 
 @dataclass(frozen=True)
