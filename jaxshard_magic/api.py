@@ -21,7 +21,9 @@ from .comparing import (
     candidates,
     chip_for,
     hardware_for,
+    said_of,
 )
+from .compiler_log import captured
 from .doctor import Doctor, examine
 from .errors import ShardError
 from .mesh import BuiltMesh, MeshSpec, build, default_spec
@@ -35,19 +37,21 @@ from .step import ShardedStep
 from .targets import compiler_of, target_of
 
 
-def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Mesh:
+def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Any:
     """Build the mesh that a text describes: devices in a grid whose axes have names.
 
     Args:
         text: what `%mesh` takes: `"data=4 model=2"`; `"data=-1"` for as many devices as are left; `"cpu:8 data=8"` for
             simulated ones; `"v5e:4x4 data=16"` for a TPU slice, or `"h100:8 data=8"` for GPUs, that are not attached.
             Sizes are numbers of devices. A mesh of what is not attached compiles and does not run
-            (`ShardedStep.prepare`).
+            (`ShardedStep.prepare`). `"hosts:2 data=8"`, `"ssh:node1,node2 data=16"` and the like start hosts, with
+            ipyparallel: 5 to 10 s.
         namespaces: dicts whose arrays are moved along where devices have to be simulated, which restarts the CPU
             backend: a second or so, and once.
 
     Returns:
-        A `jax.sharding.Mesh`.
+        A `jax.sharding.Mesh`; of hosts a `jaxshard_magic.hosts.cluster.Cluster`, whose `run(text)` runs Python on all
+        of them and `close()` ends them. In a notebook `%mesh` has every cell run there.
 
     Raises:
         ShardError: for text that is no mesh, and for one that these devices cannot make.
@@ -55,7 +59,12 @@ def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> M
     >>> mesh("cpu:8 data=4 model=2").shape["model"]
     2
     """
-    return build_mesh(text, namespaces=namespaces).mesh
+    spec = MeshSpec.parse(text)
+    if spec.hosts is None:
+        return build_mesh(text, namespaces=namespaces).mesh
+    from .hosts.cluster import opened
+
+    return opened(spec.hosts, str(spec).partition(" ")[2], spec.simulated)
 
 
 def build_mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> BuiltMesh:
@@ -69,6 +78,7 @@ def get_ready(mesh: Mesh) -> None:
         compiler_of(target).ready(target.topology())
 
 
+@captured()
 def default_mesh(
     strategy: str, *, stages: int | None = None, namespaces: Sequence[MutableMapping[str, Any]] = ()
 ) -> BuiltMesh:
@@ -113,6 +123,7 @@ def doctor(mesh: Mesh | str | None = None) -> Doctor:
     return examine(mesh)
 
 
+@captured()
 def _all_devices() -> Mesh:
     devices = jax.devices()
     return jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
@@ -334,8 +345,9 @@ def compare(
     """
     devices = _devices(mesh)
     how = How(name or getattr(step, "__name__", "step"), run, check, repeat, say, show, prepare)
+    said = said_of(options | {"name": name})
     options |= {"name": name, "on": chip_for(devices, options.get("on"))}
-    requests = _requests(strategies, devices, meshes, vary, options, keep_going)
+    requests = _requests(strategies, devices, meshes, vary, options, said, keep_going)
     if target_of(devices) is not None:
         how = replace(how, run=False)
     return Trying(step, candidates(requests), how)(args, dict(kwargs or {}))
@@ -402,9 +414,10 @@ def choose(
     """
     devices = _devices(mesh)
     hardware = hardware_for(devices, on)
+    said = said_of(options | {"name": name, "on": on})
     options |= {"name": name, "on": hardware.on}
     how = How(name or getattr(step, "__name__", "step"), run, check, repeat, say, show, prepare)
-    requests = _requests(among, devices, meshes, vary, options)
+    requests = _requests(among, devices, meshes, vary, options, said)
     searching = Searching(step, requests, how, hardware, budget=budget, compile=not plan_only)
     choice = searching(args, dict(kwargs or {}))
     if (chosen := searching.step) is not None:
@@ -418,11 +431,12 @@ def _requests(
     meshes: str | Sequence[str] | None,
     vary: Mapping[str, Sequence[Any]] | None,
     options: Mapping[str, Any],
+    said: str,
     keep_going: bool = False,
 ) -> Requests:
     placed = {name: options[name] for name in PLACED if name in options}
     common = {name: value for name, value in options.items() if name not in PLACED and value is not None}
-    return Requests(_words(strategies), mesh, meshes, vary or {}, common, placed, keep_going)
+    return Requests(_words(strategies), mesh, meshes, vary or {}, common, placed, keep_going, said)
 
 
 def _words(strategies: str | Sequence[str]) -> Sequence[str]:

@@ -1,6 +1,7 @@
 """What XLA complains of while it compiles: its log goes to file descriptor 2, past Python, and is taken from there.
 
-While a capture is open, descriptor 2 is a file. Whatever in it is no known complaint goes on to where it was meant for,
+While a capture is open, descriptor 2 is a file. What libtpu says of a TPU that is not there is dropped, as nobody asked
+for one; whatever else is no known complaint goes on to where it was meant for,
 in order and within a fraction of a second: a progress line in a terminal keeps moving. Two things are out of reach: the
 last words of a process that aborts, and what a child that was started meanwhile writes once the capture has ended.
 """
@@ -32,6 +33,16 @@ _COMPLAINT = re.compile(
     )""",
     re.VERBOSE,
 )
+
+
+_PREAMBLE = rb"WARNING: Logging before InitGoogle\(\) is written to STDERR\n"
+_NO_HOST = rb"[EW]\d{4} [\d:.]+ +\d+ [^\s:]+:\d+\] [^\n]*'WARNING: could not determine TPU [^\n]*\n"
+_TRACE = rb"=== Source Location Trace: === *\n(?:[^\s:]+:\d+ *\n)*"
+_NO_TPU = re.compile(
+    rb"Failed to find host bounds for accelerator type: WARNING: could not determine TPU [^\n]*\n"
+    rb"|(?:%s)?%s(?:%s\n?)?" % (_PREAMBLE, _NO_HOST, _TRACE)
+)
+_NO_TPU_BEGUN = re.compile(rb"(?:%s\Z|(?:%s)?%s(?:%s)?\Z)" % (_PREAMBLE, _PREAMBLE, _NO_HOST, _TRACE))
 
 
 @dataclass(eq=False)
@@ -80,7 +91,7 @@ class _Redirect:
             os.dup2(self._file, 2)
             self._held = held.pop_all()
 
-    def pass_on(self, end: int | None = None) -> None:
+    def pass_on(self, end: int | None = None, last: bool = False) -> None:
         """Sort what was written up to byte `end`: the complaints are the captures', the rest goes on.
 
         Without `end` it is all but a last line that is not finished: another thread may be in the middle of it.
@@ -88,16 +99,18 @@ class _Redirect:
         text = os.pread(self._file, (self._size() if end is None else end) - self._passed, self._passed)
         if end is None:
             text = text[: text.rfind(b"\n") + 1]
+        if not last and (begun := _NO_TPU_BEGUN.search(text)):
+            text = text[: begun.start()]  # its trace is still to come
         self._passed += len(text)
         found = tuple(m["text"].decode(errors="replace").strip() for m in _COMPLAINT.finditer(text))
         for capture in self.captures:
             capture.messages += found
-        _write(self._meant, _COMPLAINT.sub(b"", text))
+        _write(self._meant, _NO_TPU.sub(b"", _COMPLAINT.sub(b"", text)))
 
     def end(self) -> None:
         _flush()
         os.dup2(self._meant, 2)
-        self.pass_on(self._size())
+        self.pass_on(self._size(), last=True)
         self._held.close()
 
     def _watch(self) -> None:

@@ -16,7 +16,7 @@ class ShardError(Exception):
     ...     jaxshard_magic.shard(len, "fdsp")
     ... except ShardError as error:
     ...     print(error)
-    'fdsp' is no strategy; they are dp, fsdp, tp, sp, pp, pmap, spmd and sums such as fsdp+tp. Did you mean 'fsdp'?
+    'fdsp' is no strategy. Did you mean 'fsdp'? %%shard --help lists them and their sums
     """
 
     def __init__(self, message: str, *, fix: str | None = None, option: str | None = None):
@@ -31,8 +31,34 @@ def one_of(names: Iterable[str]) -> str:
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """` Did you mean 'model'?` for the nearest of `names`, or an empty string."""
-    near = get_close_matches(word, [str(n) for n in names], n=1, cutoff=0.5)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    near = nearest(word, names)
+    return f" Did you mean '{near}'?" if near else ""
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that looks most like a word, of the same letters before any other; None where none does.
+
+    >>> nearest("fspd", ["spmd", "fsdp"])
+    'fsdp'
+    """
+    near = get_close_matches(word, [str(n) for n in names], n=3, cutoff=0.5)
+    return min(near, key=lambda name: sorted(name) != sorted(word), default=None)
+
+
+def none_of(said: str, word: str, names: Iterable[str], all_of_them: str, where: str = "") -> str:
+    """What is said of a word that is none of `names`: the nearest of them first, then `where` all are told, which is
+    `all_of_them` unless given; where none is near, all of them.
+
+    >>> none_of("no view 'htlm'", "htlm", ["html", "text"], "the views are html, text")
+    "no view 'htlm'. Did you mean 'html'? The views are html, text"
+    >>> none_of("no view 'x'", "x", ["html", "text"], "the views are html, text")
+    "no view 'x'; the views are html, text"
+    """
+    near = did_you_mean(word, names)
+    if not near:
+        return f"{said}; {all_of_them}"
+    told = where or all_of_them
+    return f"{said}.{near} {told[:1].upper()}{told[1:]}"
 
 
 def quoted(text: str) -> str:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from .errors import ShardError, did_you_mean, one_of
+from .errors import ShardError, none_of
 
 GIB = 2**30
 # Of a GPU's memory, for programs: https://docs.jax.dev/en/latest/gpu_memory_allocation.html
@@ -132,8 +132,9 @@ def chip(name: str) -> Chip:
     name that no chip has."""
     named = chip_of(name)
     if named is None:
-        near = did_you_mean(_word(name), _by_word())
-        raise ShardError(f"'{name}' names no known chip.{near} Known are {one_of(chips())}")
+        raise ShardError(
+            none_of(f"'{name}' names no known chip", _word(name), _by_word(), "%mesh --list has all")
+        )
     return named
 
 

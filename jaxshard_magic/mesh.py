@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from . import simulate, targets
-from .errors import ShardError, did_you_mean, one_of
+from .compiler_log import captured
+from .errors import ShardError, nearest, none_of
 from .hardware import chip_of, chips
 from .hosts.spec import KINDS, HostsSpec
 from .simulate import Machine
@@ -38,8 +39,8 @@ FORMS = f"data=4 model=2, or {_LISTED}, or cpu:8 data=4 model=2, or v5e:4x4 data
 class MeshSpec:
     """A mesh as it was asked for: `axes` in order, of which one may have the size -1 (what is left).
 
-    `source`: "attached" (devices of this machine), "simulated" (`cpu:N`), "topology" (a slice that isn't attached), then
-    with its `target`, or "hosts", with which; `platform` and `count` say which and how many devices, where the text did.
+    `source`: "attached" (devices of this machine), "simulated" (`cpu:N`), "topology" (a slice that isn't attached)
+    with its `target`, or "hosts" with which; `platform` and `count` say which and how many devices, where the text did.
     """
 
     axes: Axes
@@ -81,6 +82,11 @@ class MeshSpec:
         if self.hosts is not None:
             return str(self.hosts)
         return self.target.name if self.target else f"{self.platform}:{self.count}"
+
+    @property
+    def simulated(self) -> int | None:
+        """Of hosts that are processes of this machine, the simulated devices of all of them together."""
+        return (self.size or DEFAULT_SIMULATED) if self.hosts is not None and self.hosts.is_local else None
 
     @property
     def size(self) -> int | None:
@@ -129,18 +135,18 @@ class BuiltMesh:
     notes: tuple[str, ...] = ()
 
 
+@captured()  # backends start here, and libtpu complains where no TPU is
 def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
     """Make the mesh, of the devices of this machine; on CPU, where these are too few, of simulated ones.
 
-    More CPU devices mean a new backend: the arrays in `namespaces` are moved to it. Raises `ShardError` for
-    too few real devices, and for a slice that is not attached.
+    More CPU devices mean a new backend, to which the arrays in `namespaces` move. Raises `ShardError` for too few.
     """
     if spec.target is not None:
         return _not_attached(spec, spec.target)
     if spec.hosts is not None:
         raise ShardError(
-            f"{spec.hosts}: a mesh over hosts is made by %mesh {spec} in a notebook, or by jaxshard_magic.mesh; a script "
-            f"that runs on each host calls jax.distributed.initialize() and takes {axes_text(spec.axes)}"
+            f"{spec.hosts}: hosts run whole cells, so that a mesh over them is made by %mesh {spec}, or by "
+            f"jaxshard_magic.mesh in Python; a script that runs on each host itself takes {axes_text(spec.axes)}"
         )
     simulated = spec.source == "simulated"
     if not simulated and simulate.machine().platform is None:
@@ -355,11 +361,8 @@ def _device_part(given: str) -> tuple[_MadeOf, str]:
         return _MadeOf("simulated", "cpu", int(extent)), rest
     chip = chip_of(platform)
     if chip is None:
-        known = ("cpu", *chips())
-        raise ShardError(
-            f"'{head[0].strip()}' names no known hardware.{did_you_mean(platform, known)} Known are {one_of(known)}; "
-            "%mesh --list tells their sizes"
-        )
+        said = f"'{head[0].strip()}' names no known hardware"
+        raise ShardError(none_of(said, platform, ("cpu", *chips()), "%mesh --list has all, with their sizes"))
     return _slice(Target(chip, slices.extent_of(chip, extent))), rest
 
 
@@ -371,10 +374,11 @@ def _written_axes(rest: str, given: str) -> Axes:
     words = re.sub(r"\s*=\s*", "=", rest).replace(",", " ").split()
     if not words:
         raise ShardError(f"'{given}' is no mesh: write {FORMS}")
-    return tuple(_written_axis(word) for word in words)
+    return tuple(_written_axis(*pair) for pair in zip(words, [*words[1:], ""], strict=True))
 
 
-def _written_axis(word: str) -> tuple[str, int]:
+def _written_axis(word: str, behind: str) -> tuple[str, int]:
+    """The axis that `word` is; `behind`: the word after it, which may be the size that it lacks."""
     name, equals, size = word.partition("=")
     if equals and name.isidentifier():
         if not re.fullmatch(r"[+-]?[0-9]{1,9}", size):
@@ -382,9 +386,12 @@ def _written_axis(word: str) -> tuple[str, int]:
                 f"axis '{name}' has the size '{size}'; a size is a whole number, as in {name}=4, or -1"
             )
         return name, int(size)
-    near = re.fullmatch(r"([^\W\d]\w*?)[^\w=]*(\d{1,9})", word[:100])
-    hint = f" Did you mean '{near[1]}={near[2]}'?" if near else ""
-    raise ShardError(f"'{word}' is no mesh axis: write {FORMS}.{hint}")
+    apart = f"{word}={behind}" if re.fullmatch(r"[0-9]{1,9}", behind) else word[:100]
+    near = nearest(word, [each for names in JOBS.values() for each in names])
+    sized = re.fullmatch(r"([^\W\d]\w*?)[^\w]*(\d{1,9})", apart)
+    meant = f"{sized[1]}={sized[2]}" if sized else near and f"{near}=-1"
+    help = f". Did you mean '{meant}'? %mesh --help has the forms" if meant else f": write {FORMS}"
+    raise ShardError(f"'{word}' is no mesh axis{help}")
 
 
 def _listed_axes(text: str) -> Axes:

@@ -94,7 +94,7 @@ def _local(x: Any) -> Any:
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return x
     if is_key(x):
-        return jax.random.wrap_key_data(whole(x), impl=jax.random.key_impl(x))
+        return jax.random.wrap_key_data(jnp.asarray(whole(x)), impl=jax.random.key_impl(x))
     return whole(x)
 
 
@@ -120,10 +120,10 @@ def from_rows(x: Any, to: NamedSharding, dim: int) -> jax.Array:
 
     Raises ValueError where hosts have rows of different shapes.
     """
-    hosts = hosts_of(to.mesh)
+    devices = sorted(to.device_set, key=lambda device: device.process_index)
+    places = list(dict.fromkeys(device.process_index for device in devices))
     rows = np.asarray(x, jax.typeof(x).dtype)
-    shape = tuple(n * hosts if d == dim else n for d, n in enumerate(rows.shape))
-    places = sorted({device.process_index for device in to.mesh.devices.flat})
+    shape = tuple(n * len(places) if d == dim else n for d, n in enumerate(rows.shape))
     first = {process: i * rows.shape[dim] for i, process in enumerate(places)}
 
     def inside(device: Any, part: Any) -> bool:

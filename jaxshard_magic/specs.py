@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from .errors import ShardError, did_you_mean, one_of, regular
+from .errors import ShardError, did_you_mean, none_of, one_of, regular
 
 Rule = tuple[str, PartitionSpec]
 
@@ -54,7 +54,7 @@ def _entries(given: str) -> "list[str | tuple[str, ...] | None]":
             entries = args
         case ast.Call(func=func):
             hint = did_you_mean(_last_name(func), _NAMES)
-            raise ShardError(f"'{given}' is no PartitionSpec: write it as {_EXAMPLE}.{hint}")
+            raise ShardError(f"'{given}' is no PartitionSpec.{hint} Write it as {_EXAMPLE}")
         case ast.Tuple(elts=elements):
             entries = elements
         case _:
@@ -101,8 +101,12 @@ def validate_spec(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh | Abstra
     for axis in (a for entry in spec for a in _axes(entry)):
         if axis not in mesh.axis_names:
             raise ShardError(
-                f"{what}: {text} names axis '{axis}'; the mesh's axes are {one_of(mesh.axis_names)}."
-                f"{did_you_mean(axis, mesh.axis_names)}"
+                none_of(
+                    f"{what}: {text} names axis '{axis}'",
+                    axis,
+                    mesh.axis_names,
+                    f"the mesh's axes are {one_of(mesh.axis_names)}",
+                )
             )
         if axis in used:
             raise ShardError(

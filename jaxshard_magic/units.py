@@ -8,7 +8,7 @@ that is not known (None) is a dash.
 
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
-from math import isfinite, isnan
+from math import floor, isfinite, isnan
 
 SPACE = "\u202f"
 MINUS = "\u2212"
@@ -132,6 +132,23 @@ def share_text(fraction: float | None) -> str:
 def percent_text(share: float | None) -> str:
     """A share to one decimal, of those that are compared, as bubbles: `24.4%`."""
     return UNKNOWN if share is None else f"{rounded(100 * share, 1)}%"
+
+
+def adding_up(shares: Sequence[float], whole: float) -> list[float]:
+    """Shares as `percent_text` tells them, to a thousandth, so that they add up to `whole` as it tells that: those that
+    lose most by rounding down are rounded up.
+
+    >>> adding_up([0.20048, 0.08634, 0.13246], 0.41928)
+    [0.201, 0.086, 0.132]
+    """
+    wanted = int(Decimal(1000 * whole).to_integral_value(ROUND_HALF_UP))
+    down = [floor(1000 * share) for share in shares]
+    first = sorted(range(len(shares)), key=lambda i: down[i] - 1000 * shares[i])
+    for i in range(wanted - sum(down)):
+        down[first[i % len(first)]] += 1
+    for i in range(sum(down) - wanted):
+        down[first[-1 - i % len(first)]] -= 1
+    return [thousandths / 1000 for thousandths in down]
 
 
 def count_text(n: int | None) -> str:

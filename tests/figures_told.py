@@ -108,7 +108,7 @@ def of_payload(data: Mapping[str, Any]) -> str:
 
 def _lines(data: Mapping[str, Any]) -> Iterator[str]:
     yield _joined(data["verdict"]["spans"])
-    yield from data["notes"]
+    yield from (*data["notes"], *data["foot"])
     for figure in data["figures"]:
         yield f"{figure['label']} {figure['value']}"
         yield f"{figure['note']}"

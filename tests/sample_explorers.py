@@ -1,6 +1,7 @@
 """Explorers made by hand: a GPT-2-sized step's arrays, without a step behind them that could be compiled."""
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 from sample_collectives import GPT, GPT_COLLECTIVES, MIB
@@ -23,6 +24,16 @@ class Slice(Place):
 
     def mesh(self, axes: Any, *, exactly: bool = False) -> Any:
         return None
+
+    def ids(self, axes: Mapping[str, int], own: Any = None) -> tuple[int, ...]:
+        return tuple(range(prod(axes.values())))
+
+
+class Turned(Slice):
+    """Devices that a mesh has in the order of a ring: the last first."""
+
+    def ids(self, axes: Mapping[str, int], own: Any = None) -> tuple[int, ...]:
+        return tuple(reversed(super().ids(axes)))
 
 
 class Known(Stepped):

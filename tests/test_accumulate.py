@@ -288,8 +288,8 @@ def test_a_loss_that_couples_examples_says_so_and_is_that_of_a_loop_by_hand():
             "--microbatches 3: 32 examples do not divide into 3 microbatches on 2 shards; --microbatches 2",
         ),
         ({"microbatches": 0}, "--microbatches takes a whole number from 1 on, not 0"),
-        ({"reduce": "twice"}, "--reduce takes each, once, once-gathered, not 'twice'"),
-        ({"precision": "bf8"}, "--precision takes bf16, fp16, f32, not 'bf8'. Did you mean"),
+        ({"reduce": "twice"}, "--reduce does not take 'twice'; it takes each, once, once-gathered"),
+        ({"precision": "bf8"}, "--precision does not take 'bf8'. Did you mean"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(options, message):

@@ -141,6 +141,17 @@ def test_hints_of_a_level_come_in_the_order_of_what_they_save():
     assert [each.code for each in by_level(hints)] == ["e", "c", "b", "d", "a"]
 
 
+def test_of_hints_of_a_level_those_with_a_cure_come_first():
+    hints = [
+        Advice("told", "info", "", None, 0.9),
+        Advice("cure", "info", "", "--donate", 0.1),
+        Advice("no figure", "info", "", "--rule"),
+        Advice("warned", "warning", ""),
+        Advice("better cure", "info", "", "--remat", 0.5),
+    ]
+    assert [each.code for each in by_level(hints)] == ["warned", "better cure", "cure", "told", "no figure"]
+
+
 def test_a_batch_too_small_to_keep_the_chip_busy():
     # v5e needs about 240 FLOPs a byte; 60 a byte is a quarter of that.
     weights = Share(60 * 10**9, 10**9, "bfloat16", weights=10**9)

@@ -200,12 +200,15 @@ def test_closed_over_arrays_and_numbers_take_part():
 # The comparison by itself, with numbers worked out by hand
 
 
+def _runs(*runs):
+    """A plain step that gives `runs` one after the other, the last one ever again."""
+    left = [np.asarray(r, np.float32) for r in runs]
+    return lambda _: [left.pop(0) if left[1:] else left[0]]
+
+
 def result(sharded, *runs):
     """Compare one leaf; the plain step gives `runs` one after the other (the last one again and again)."""
-    left = [np.asarray(r, np.float32) for r in runs]
-    check = compare(
-        ["x"], [np.asarray(sharded, np.float32)], lambda _: [left.pop(0) if left[1:] else left[0]], []
-    )
+    check = compare(["x"], [np.asarray(sharded, np.float32)], _runs(*runs), [])
     return check.passed, check.noise, check.max_rel_diff
 
 
@@ -218,6 +221,8 @@ def test_differences_are_relative_to_the_leafs_largest_number():
 
 def test_noise_reaches_as_far_as_the_plain_steps_own():
     assert result([1.0, 0.02], [1.0, 0.0], [1.0, 0.01])[:2] == (True, ("x",))
+    found = compare(["x"], [np.float32([1.0, 0.02])], _runs([1.0, 0.0], [1.0, 0.01]), [])
+    assert found.noise_in == ((1, 2),), "how many of its numbers are noise"
     assert result([1.0, 0.20], [1.0, 0.0], [1.0, 0.01])[:2] == (False, ())
 
 

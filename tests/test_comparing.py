@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import STEP
 from flax import nnx
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import jaxshard_magic
 from jaxshard_magic.analysis import check
@@ -17,6 +19,8 @@ from jaxshard_magic.comparing import Candidate, How, Refused, Requests, Trying, 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report.comparison import Trial
+from jaxshard_magic.step import entry
+from jaxshard_magic.views.words.comparison import trial_names
 
 WIDTH = 16
 
@@ -97,7 +101,7 @@ def test_a_combination_that_can_not_be_is_refused_alone():
 @pytest.mark.parametrize(
     ("strategies", "given", "said"),
     [
-        (["dp", "fsd"], {}, "Did you mean 'fsdp'? --keep-going compares the others"),
+        (["dp", "fsd"], {}, "their sums. --keep-going compares the others"),
         (["dp"], {"vary": {"name": ["a"]}}, "what varies is one of microbatches, remat"),
         (["dp"], {"meshes": ["data=4"]}, "takes 4 devices; this comparison is on 8"),
         (["dp"], {"meshes": ["v5e:2x4 data=8"]}, "name them once"),
@@ -130,8 +134,8 @@ def test_each_candidate_is_run_on_copies_checked_and_measured():
         step, "dp,fsdp,tp,pp", (params, batch), mesh="cpu:8 data=8", repeat=2, say=said.append
     )
     assert [t.strategy for t in found.trials] == ["dp", "fsdp", "tp", "pp"]
-    counted = [words.partition(",")[0] for words in said if words.startswith("compiling")]
-    assert counted == [f"compiling {n} of 4" for n in (1, 2, 3, 4)]
+    counted = [words.rpartition(", ")[2] for words in said if words.startswith("compiling")]
+    assert list(dict.fromkeys(counted)) == [f"{n} of 4 done" for n in (0, 1, 2, 3)]
     assert found.source == "predicted" and {t.report.timing.on for t in found.trials} == {"TPU v5e"}
     for trial in found.trials:
         assert trial.why is None
@@ -234,6 +238,51 @@ def test_without_a_run_shapes_are_enough():
     assert [t.measured for t in found.trials] == [None, None]
     assert found.source == "predicted"
     assert all(t.predicted > 0 and t.peak > 0 for t in found.trials)
+
+
+def test_the_line_of_a_trial_runs_it_again_as_the_user_asked_for_it_and_its_name_stays_short(given):
+    said = """--rule "b=P()" --no-donate --on v5p --name gpt"""
+    cell = f"%%shard {{}}{STEP}train_step(state, batch)"
+    found = given.run(cell.format(f"dp,fsdp --remat full --step train_step {said}"))
+    line = f'dp --mesh "data=8" --remat full --step train_step {said}'
+    assert found.trials[0].line == line
+    assert f"    %%shard {line}" in found.to_text().splitlines()
+    assert [name.text for name in trial_names(found).values()] == ["dp", "fsdp"]
+    again = given.run(cell.format(line))
+    first = found.trials[0].report
+    assert (again.name, again.timing.on) == (first.name, first.timing.on) == ("gpt", "TPU v5p")
+    assert again.timing.predicted_step_s == first.timing.predicted_step_s
+    assert [leaf.spec for leaf in again.leaves] == [leaf.spec for leaf in first.leaves]
+
+
+def test_a_line_does_not_name_the_chip_that_simulated_devices_are_predicted_for_unless_said(given):
+    found = given.run(f"%%shard dp,fsdp{STEP}train_step(state, batch)")
+    assert [trial.line for trial in found.trials] == ['dp --mesh "data=8"', 'fsdp --mesh "data=8"']
+
+
+def test_from_python_a_line_has_what_the_call_has(given):
+    shapes = jax.eval_shape(lambda: arguments())
+    rules = {"w": P(None, "data")}
+    (trial,) = jaxshard_magic.compare(
+        step, "dp", shapes, mesh="cpu:8 data=8", run=False, rules=rules, on="v5p"
+    ).trials
+    assert trial.line == """dp --mesh "data=8" --rule "w=P(None, 'data')" --on v5p"""
+
+
+def test_while_two_compile_at_once_it_is_told_how_many_are_done(monkeypatch):
+    together, said = threading.Barrier(2), list[str]()
+
+    def both(lowered):
+        together.wait(60)
+        return compile_lowered(lowered)
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(entry, "compile_lowered", both)
+    jaxshard_magic.compare(step, "dp,fsdp", arguments(), mesh="cpu:8 data=8", run=False, say=said.append)
+    first, second, third = said[:3]
+    assert first == 'compiling dp --mesh "data=8", 0 of 2 done'
+    assert second == 'compiling dp --mesh "data=8" and 1 more, 0 of 2 done'
+    assert third.endswith("1 of 2 done")
 
 
 def test_an_interrupt_keeps_what_is_done():

@@ -42,6 +42,31 @@ def test_other_messages_of_the_compiler_stay_where_they_were(capfd):
     assert capfd.readouterr().err == f"{HEAD}GSPMD is going to be deprecated.\n{TILES}\n"
 
 
+NO_TPU = f"""Failed to find host bounds for accelerator type: WARNING: could not determine TPU type, please so.
+WARNING: Logging before InitGoogle() is written to STDERR
+{HEAD}INVALID_ARGUMENT: Error: unexpected worker hostname 'WARNING: could not determine TPU worker hostnames' from env.
+=== Source Location Trace: ===
+learning/45eac/tfrc/runtime/libtpu_init_utils.cc:327
+
+"""
+OTHER = f"{HEAD}INVALID_ARGUMENT: Error: no chip answers.\n=== Source Location Trace: ===\nlearning/45eac/chip.cc:3\n"
+
+
+def test_what_is_said_of_a_tpu_that_is_not_there_is_dropped_and_other_errors_stay(capfd):
+    with captured() as found:
+        say(f"before\n{NO_TPU}{OTHER}after\n".encode())
+    assert found.messages == ()
+    assert capfd.readouterr().err == f"before\n{OTHER}after\n"
+
+
+def test_what_is_said_of_a_tpu_that_is_not_there_may_come_in_parts(capfd):
+    with captured():
+        for line in NO_TPU.splitlines(keepends=True):
+            say(line.encode())
+            time.sleep(3 * compiler_log.TICK)
+    assert capfd.readouterr().err == ""
+
+
 def test_what_is_written_appears_while_the_compiler_still_runs(capfd):
     with captured() as found:
         say(b"\r\x1b[Kcompiling, 1.0 s" + log(TILES))

@@ -186,9 +186,9 @@ def test_what_is_not_known_is_said_and_not_drawn():
         (
             attached(),
             ("memroy",),
-            "no figure 'memroy'; the figures are memory, roofline, timeline. Did you mean 'memory'?",
+            "no figure 'memroy'. Did you mean 'memory'? The figures are memory, roofline, timeline",
         ),
-        (attached(), ("memory", "drak"), "no theme 'drak'; the themes are light, dark. Did you mean 'dark'?"),
+        (attached(), ("memory", "drak"), "no theme 'drak'. Did you mean 'dark'? The themes are light, dark"),
         (bare(), ("memory",), "this report knows nothing of memory, so it has no memory figure"),
         (
             simulated(),

@@ -384,3 +384,20 @@ def test_the_forward_pass_of_a_second_gradient_call_is_not_the_update_of_the_fir
         return jax.grad(lambda v: (jnp.tanh(x @ moved) @ v).sum())(w)
 
     assert [w.phase for w in works(step, W, X)] == ["forward", "backward", "forward", "backward"]
+
+
+def test_what_only_the_update_reads_is_of_the_update():
+    def step(w, count, x):
+        rate = 0.1 * 0.9**count
+        loss = (jnp.tanh(x @ w) ** 2).sum()
+        return w - rate * gradient(x, w), count + 1, loss
+
+    found = program(step, W, jnp.float32(1), X)
+    told = phases(found, Flow(found))
+    assert {told[e.index] for e in found.equations if e.name == "pow"} == {"update"}
+    plain = {
+        told[e.index]
+        for e in found.equations
+        if e.primitive.product and not str(e.eqn.source_info.name_stack)
+    }
+    assert plain == {"forward"}

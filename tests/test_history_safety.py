@@ -228,18 +228,20 @@ def refused(kept: Store, *said: str) -> None:
         one_line(error, str(kept.path), "set JAXSHARD_HISTORY to another file", *said)
 
 
+def test_a_folder_where_a_file_should_be_is_one_line_that_names_one(tmp_path: Path):
+    kept = Store(tmp_path)
+    said = f"the history {tmp_path} is a folder: set JAXSHARD_HISTORY to a file in it, {tmp_path}/history.sqlite3"
+    for ask in (lambda: add(kept), kept.rows, lambda: kept.reserve(1), kept.clear):
+        with pytest.raises(Unkept) as error:
+            ask()
+        assert str(error.value) == said
+
+
 def test_a_file_where_a_folder_should_be_is_one_line(tmp_path: Path):
     (tmp_path / "data").write_text("a file")
     kept = Store(tmp_path / "data" / "history.sqlite3")
     refused(kept, "can't be opened and written", "make its folder one that you can write to")
     assert kept.rows() == []
-
-
-def test_a_folder_in_the_place_of_the_file_is_one_line(path: Path):
-    path.mkdir(parents=True)
-    refused(Store(path), "can't be opened and written")
-    with pytest.raises(Unkept):
-        Store(path).rows()
 
 
 READ_ONLY = """

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from theory.steps import STEPS
 
 import jaxshard_magic
@@ -71,6 +73,38 @@ def test_gathered_weights_are_named_by_their_leaves():
     memory = report_of(call.step, call.state, call.batch, strategy="fsdp+tp", mesh="data=4 model=2").memory
     gathered = {b.what.removesuffix(", gathered") for b in memory.buffers if b.what.endswith(", gathered")}
     assert gathered and all(path.startswith("state.params.blocks.block") for path in gathered)
+
+
+class MLP(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(256, 1024, rngs=rngs)
+        self.down = nnx.Linear(1024, 256, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(nnx.relu(self.up(x)))
+
+
+@nnx.jit
+def mlp_step(model, optimizer, batch):
+    def loss_fn(model):
+        return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+
+    loss, grads = nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def test_gradients_that_one_collective_sums_are_each_named_by_their_own_leaf():
+    model = MLP(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    batch = {"x": jnp.ones((64, 256)), "y": jnp.ones((64, 256))}
+    memory = report_of(mlp_step, model, optimizer, batch, strategy="fsdp+tp", mesh="data=4 model=2").memory
+    told = {(b.what, b.shape) for b in memory.buffers}
+    assert told == {
+        ("gradient of model.down.kernel", (256, 512)),
+        ("gradient of model.up.kernel", (512, 256)),
+    }
+    assert not [b for b in memory.buffers if b.toward or b.kept or not b.shape]
 
 
 @pytest.mark.parametrize(

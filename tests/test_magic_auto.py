@@ -70,6 +70,15 @@ def test_the_choice_may_be_checked_and_has_the_options_of_the_line(given):
     assert found.chosen is not None and found.chosen.options["precision"] == "bf16"
 
 
+def test_the_choice_is_run_again_by_a_line_with_all_that_the_user_said(given):
+    found = given.run('%%shard auto --among dp,fsdp --on v5p --rule "b=P()"' + STEP + LOOP)
+    assert found.chosen is not None and found.runner_up is not None
+    for each in (found.chosen, found.runner_up):
+        assert each.line == f'{each.strategy} --mesh "data=8" --rule "b=P()" --on v5p'
+        assert f"    %%shard {each.line}" in found.to_text().splitlines()
+    assert "--rule" not in found.to_text().partition("Run the choice")[0]
+
+
 def test_a_cell_that_raises_leaves_the_plain_step(given):
     given.fails("%%shard auto --among dp,fsdp" + STEP + LOOP + "\n1 / 0")
     assert not isinstance(given["train_step"], ShardedStep)

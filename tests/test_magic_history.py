@@ -1,14 +1,17 @@
 """`%shard history` on a real shell: what ran is found again, and nothing that runs is held up by it."""
 
 import json
+import re
 
 import pytest
 from cells import LOOP, STEP
 from sample_reports import bare
 
+from jaxshard_magic import api
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.history import History, Store
 from jaxshard_magic.report import Report
+from jaxshard_magic.views.comparison.payload import payload
 
 
 @pytest.fixture
@@ -41,6 +44,33 @@ def test_the_same_run_told_again_takes_its_own_place(own):
     assert [r.strategy for r in own.run("%shard history").rows] == ["dp", "fsdp"]
 
 
+def test_a_step_s_report_has_the_number_that_the_notebook_and_the_history_know_it_by(own):
+    cell = "%%shard fsdp" + STEP + LOOP + "inside = train_step.report()\n"
+    first = own.run(cell)
+    assert own["inside"].number is None, "the cell has no report yet"
+    step = own["train_step"]
+    assert step.report().number == first.number == own.run("%shard history").rows[0].id
+    assert f"train_step, report {first.number}" in step.report().to_text()
+    own.run(LOOP)
+    assert own.run("train_step.report()") == own.run("%shard")
+    other = own.run("%%shard dp" + STEP + LOOP)
+    assert (step.report().number, own["train_step"].report().number) == (first.number, other.number)
+    assert api.shard(lambda x: x, "dp").number is None, "a script has no history"
+
+
+def test_the_trials_of_a_comparison_are_told_with_their_numbers(own):
+    found = own.run("%%shard dp,fsdp" + STEP + LOOP)
+    numbers = [str(trial.report.number) for trial in found.trials]
+    assert numbers == [str(row.id) for row in reversed(own.run("%shard history").rows)]
+    assert [trial["facts"][0] for trial in payload(found)["trials"]] == [["report", n] for n in numbers]
+    assert all(re.search(rf"<td[^>]*>{n}</td>", found.to_html()) for n in numbers)
+    lines = iter(line.split() for line in found.to_text().splitlines())
+    assert any(line[-1:] == ["report"] for line in lines)
+    assert sorted([next(lines)[-1], next(lines)[-1]]) == sorted(numbers)
+    past = own.run(f"%shard compare {' '.join(numbers)}")
+    assert "report" not in dict(payload(past)["trials"][0]["facts"]), "their names say it"
+
+
 def test_every_trial_of_a_comparison_and_the_run_of_a_choice_are_kept(own):
     own.run("%%shard dp,fsdp" + STEP + LOOP)
     assert {r.strategy for r in own.run("%shard history").rows} == {"dp", "fsdp"}
@@ -57,6 +87,8 @@ def test_words_and_options_narrow_it_and_it_is_written_as_json(own, tmp_path, ca
     assert [r.strategy for r in own.run("%shard history --strategy dp").rows] == ["dp"]
     assert own.run("%shard history --name small --since 1h -o kept") is own["kept"]
     assert len(own["kept"]) == 1
+    assert own["kept"].asked == "--name small --since 1h", "what is searched for, not what it is kept under"
+    assert own.run("%shard history --limit 3").to_text(100).startswith("2 reports, newest first.")
     assert len(own.run("%shard history --since 2020-01-01")) == 2
     own.run(f"%shard history small --json {tmp_path / 'kept.json'}")
     (row,) = json.loads((tmp_path / "kept.json").read_text())["rows"]

@@ -13,7 +13,7 @@ from IPython.core.completer import provisionalcompleter
 
 from jaxshard_magic import targets
 from jaxshard_magic.hardware import chip
-from jaxshard_magic.notebook.options import HELP, STRATEGIES, Options
+from jaxshard_magic.notebook.options import COMMANDS, HELP, STRATEGIES, Options
 from jaxshard_magic.request.strategy_text import AUTO, JOBS
 from jaxshard_magic.step import ShardedStep
 
@@ -44,6 +44,16 @@ def test_an_exception_in_the_step_shows_its_line(given, capsys):
     assert "---> 4     1 / 0" in shown
     assert "jaxshard_magic/step" not in shown
     assert not isinstance(given["train_step"], ShardedStep)
+
+
+@pytest.mark.parametrize("line", ["dp", "dp --check", "pp --mesh pipe=2", "dp --microbatches 2"])
+def test_between_the_users_frames_stands_no_frame_that_we_caused(given, capsys, line):
+    bad = STEP.replace("return", "batch['x'] @ jnp.zeros((3, 3))\n    return")
+    error = given.fails(f"%%shard {line}" + bad + LOOP)
+    assert type(error) is TypeError
+    shown = capsys.readouterr().out
+    assert "---> 4     batch['x'] @ jnp.zeros((3, 3))" in shown
+    assert "contextlib" not in shown and "jaxshard_magic" not in shown
 
 
 def test_a_step_of_an_earlier_cell_is_put_back_when_the_cell_raises(given):
@@ -87,7 +97,8 @@ def test_nothing_is_left_patched(given):
     ("line", "says"),
     [
         ("", "%%shard needs a strategy: dp, fsdp, tp, sp, pp, pmap, spmd, auto"),
-        ("fdsp", "Did you mean 'fsdp'?"),
+        ("fdsp", "'fdsp' is no strategy. Did you mean 'fsdp'? %%shard --help lists them"),
+        ("dp --on v55", "'v55' names no known chip. Did you mean 'v5p'? %mesh --list has all"),
         ("fsdp+tq", "'tq' is no strategy"),
         ("auto+fsdp", "auto searches for a strategy and stands alone"),
         ("fsdp tp", "unexpected: tp"),
@@ -192,7 +203,8 @@ def test_help_has_every_option_and_is_what_introspection_shows(given, capsys):
         ("compare", "no report yet: write %%shard fsdp above a cell with a train step"),
         ("explore", "nothing to explore yet: run a %%shard cell first"),
         ("fsdp", "%shard fsdp has no cell: write %%shard fsdp as the first line of the step's cell"),
-        ("hstory", "Did you mean 'history'?"),
+        ("hstory", "%shard has no command 'hstory'. Did you mean 'history'? %shard --help lists them"),
+        ("1", "%shard has no command '1'. Did you mean %shard history 1? It shows report 1"),
         ("--leavs", "%%shard has no option --leavs"),
     ],
 )
@@ -233,6 +245,12 @@ def test_strategies_options_and_functions_are_completed(given):
         ("%shard history --strategy fs", {"fsdp"}),
         ("%mesh v5", {"v5e", "v5p"}),
         ("%mesh v5e:8", {"8x8", "8x16"}),
+        ("%mesh --", {"--list", "--help"}),
+        ("%mesh data=4 m", {"model="}),
+        ("%mesh data=4 model=2 ", {"fsdp=", "seq=", "pipe=", "expert="}),
+        ("%%shard ", set(STRATEGIES)),
+        ("%%shard fsdp+", set(STRATEGIES)),
+        ("%shard ", {*STRATEGIES, *COMMANDS}),
     ],
 )
 def test_an_option_that_is_being_given_its_value_offers_its_values_alone(given, line, offered):
@@ -240,6 +258,12 @@ def test_an_option_that_is_being_given_its_value_offers_its_values_alone(given, 
     if not hasattr(completer, "context_matcher"):  # before IPython 8.6 Python's own names stand beside ours
         found -= {*dir(builtins), *keyword.kwlist, *given.shell.user_ns}
     assert found == offered
+
+
+def test_options_are_offered_behind_a_strategy_and_once_a_dash_is_typed(given):
+    for line in ("%%shard fsdp ", "%%shard --", "%%shard fsdp --"):
+        found = completed(given, line)
+        assert "--check" in found and not {"fsdp", "schedule"} & set(found)
 
 
 def test_behind_a_whole_value_and_for_a_number_no_values_are_offered(given):

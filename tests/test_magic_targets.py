@@ -43,6 +43,21 @@ def test_the_list_names_every_chip_and_what_installs_its_compiler(notebook, caps
     assert max(map(len, shown.splitlines())) <= 100
 
 
+@needs_libtpu
+def test_every_view_names_the_devices_of_a_slice_alike(notebook):
+    notebook.run(SHAPES)
+    ids = [device.id for device in notebook.run("%mesh v5e:2x4 data=8").devices.flat]
+    assert ids != sorted(ids), "a ring round the slice"
+    report = notebook.run("%%shard fsdp\n" + STEP)
+    ex = notebook.run("%shard explore")
+    assert list(report.mesh.devices) == list(ex.mesh_info.devices) == ex.view.laid["devices"] == ids
+    ex.mesh = "v5e:2x4 data=4 model=2"
+    other = [device.id for device in notebook.run("%mesh v5e:2x4 data=4 model=2").devices.flat]
+    assert ex.view.laid["devices"] == other
+    ex.mesh = "data=16"
+    assert ex.view.laid["devices"] == list(range(16)), "more than there are"
+
+
 @pytest.mark.ci
 @needs_libtpu
 def test_shapes_are_compiled_for_the_slice_and_nothing_runs(notebook):

@@ -113,7 +113,10 @@ def test_minus_one_takes_what_is_left(axes, hole, times):
     ("text", "parts"),
     [
         ("", ["is no mesh", "data=4 model=2"]),
-        ("data", ["'data' is no mesh axis", "cpu:8"]),
+        ("data", ["'data' is no mesh axis. Did you mean 'data=-1'? %mesh --help"]),
+        ("nonsense", ["'nonsense' is no mesh axis", "cpu:8"]),
+        ("data=4 modle", ["'modle' is no mesh axis. Did you mean 'model=-1'? %mesh --help"]),
+        ("data 4", ["'data' is no mesh axis. Did you mean 'data=4'? %mesh --help"]),
         ("data4", ["Did you mean 'data=4'?"]),
         ("data:4 model:2", ["Did you mean 'data=4'?"]),
         ("4 2", ["'4' is no mesh axis"]),
@@ -139,7 +142,8 @@ def test_minus_one_takes_what_is_left(axes, hole, times):
         ("v5e:4x4x4 data=64", ["'v5e:4x4x4'", "v5e:4x4"]),
         ("h100:2x2x2 data=8", ["'h100:2x2x2'", "h100:8"]),
         ("h10:8 data=8", ["'h10:8'", "Did you mean 'h100'?"]),
-        ("gpu:8 data=8", ["'gpu:8' names no known hardware", "Known are cpu, v2"]),
+        ("gpu:8 data=8", ["'gpu:8' names no known hardware. Did you mean 'cpu'? %mesh --list has all"]),
+        ("v6z:2x4 data=8", ["'v6z:2x4' names no known hardware. Did you mean 'v6e'? %mesh --list has all"]),
     ],
 )
 def test_what_is_no_mesh_is_refused_in_one_line(text, parts):

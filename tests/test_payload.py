@@ -19,6 +19,7 @@ from sample_reports import (
     hostile,
     large,
     leaf,
+    looped,
     measured,
     memory,
     mesh,
@@ -70,7 +71,7 @@ def test_the_words_are_those_of_the_text_and_the_html(name):
     assert {kind for _, kind in spans} <= KINDS
     if name != "hostile":
         assert "".join(text for text, _ in data["verdict"]["spans"]) == words.verdict(report).text
-    assert data["notes"] == words.notes(report)
+    assert [*data["foot"], *data["notes"]] == words.notes(report)
     assert [f["value"] for f in data["figures"]] == [f.value for f in words.figures(report)]
 
 
@@ -213,7 +214,7 @@ def test_a_check_points_at_the_leaves_whose_numbers_differ():
     check = Check(False, 1.0, 1.0, 1e-4, "one device", ("state.n",), ("0.params.w", "1.loss"))
     data = payload(replace(attached(), leaves=leaves, check=check))
     assert (data["failed"], data["noise"]) == ([1], [0])
-    assert data["check"]["lines"][1] == ["2 leaves not the same:", ["0.params.w", "1.loss"]]
+    assert data["check"]["lines"][1] == ["2 leaves not the same:", [["0.params.w", ""], ["1.loss", ""]]]
 
 
 def test_memory_stands_in_the_order_of_the_mesh():
@@ -304,12 +305,19 @@ def test_a_total_with_a_count_that_the_program_decides_is_a_least():
 
 def test_the_predicted_step_comes_in_parts_that_make_it_up():
     data = payload(attached())
-    assert data["time"]["parts"][0] == [None, None, pytest.approx(0.0176)]
+    assert data["time"]["parts"][0] == ["compute", None, pytest.approx(0.0176)]
     assert sum(part[2] for part in data["time"]["parts"]) == pytest.approx(data["communication"]["step_s"])
     assert [part[:2] for part in data["time"]["parts"][1:4]] == [
         ["all-gather", [0]], ["reduce-scatter", [0]], ["all-reduce", [1]],
     ]  # fmt: skip
     assert payload(simulated())["time"] is None
+
+
+def test_what_waits_for_the_memory_is_a_part_of_its_own_in_the_words_of_the_verdict():
+    time = payload(looped())["time"]
+    assert [row[:2] for row in time["parts"][: time["own"]]] == [["compute", None], ["memory", None]]
+    assert [row[2] for row in time["parts"][:2]] == [pytest.approx(0.0067), pytest.approx(0.0109)]
+    assert "memory 24%" in looped().to_html() and "\n  memory " in looped().to_text(80)
 
 
 def test_advice_opens_with_its_first_clause():

@@ -11,6 +11,7 @@ from jaxshard_magic.analysis.pipelined import measured
 from jaxshard_magic.analysis.timeline import timeline
 from jaxshard_magic.report import Advice, Pipeline
 from jaxshard_magic.schedule import Costs, make, parse
+from jaxshard_magic.views.words import first_clause
 
 MS = 1e-3
 MIB = 2**20
@@ -53,7 +54,7 @@ def test_few_microbatches_are_told_with_both_bubbles_and_a_number_that_divides_t
     assert told == Advice(
         "few-microbatches",
         "warning",
-        "With 4 microbatches for 4 stages the bubble is 42.9%, as predicted; with 16 it would be 15.8%, where a "
+        "4 microbatches are few for 4 stages: the bubble is 42.9%, as predicted; with 16 it would be 15.8%, where a "
         "microbatch takes as much less time as it is smaller.",
         "--microbatches 16",
         pytest.approx(1 - 14.25 / 21),  # 19 x 3/4 ms in the place of 7 x 3 ms
@@ -108,7 +109,7 @@ def test_enough_microbatches_and_those_that_would_change_little_are_not_told():
 
 def test_one_microbatch_is_told_as_one():
     (told,) = advise(compiled("gpipe", 2, 1, EVEN), "few-microbatches", examples=64)
-    assert told.message.startswith("With 1 microbatch for 2 stages the bubble is 50.0%")
+    assert told.message.startswith("1 microbatch is few for 2 stages: the bubble is 50.0%")
 
 
 # GPipe of 2 x 4, forward and backward 3 ms in stage 0 and 1 ms in stage 1: forward ends at 13, the first stage goes
@@ -122,9 +123,9 @@ def test_uneven_stages_are_told_with_the_layer_to_move_and_what_the_bubble_would
     assert told == Advice(
         "uneven-stages",
         "warning",
-        "Stage 0 takes 6.00\u202fms for a microbatch, 50.0% above the mean of 4.00\u202fms. With block_1 in "
-        "stage 1 instead of 0 all "
-        "would be even, and the bubble 20.0% instead of 38.5%, as predicted.",
+        "Stage 0 is the slowest: it takes 6.00\u202fms for a microbatch, 50.0% above the mean of "
+        "4.00\u202fms. With block_1 in stage 1 instead of 0 all would be even, and the bubble 20.0% instead of 38.5%, "
+        "as predicted.",
         "--balance measured",
         pytest.approx(
             1 - 5 / 6.5
@@ -162,7 +163,8 @@ def test_where_no_layer_can_move_the_one_that_is_too_large_is_named():
 def test_without_layers_the_slowest_stage_is_told_alone():
     (told,) = advise(ran_as("gpipe", 2, 4, LOPSIDED), "uneven-stages")
     assert (
-        told.message == "Stage 0 takes 6.00\u202fms for a microbatch, 50.0% above the mean of 4.00\u202fms."
+        told.message
+        == "Stage 0 is the slowest: it takes 6.00\u202fms for a microbatch, 50.0% above the mean of 4.00\u202fms."
     )
     assert told.fix == "--balance measured"
 
@@ -175,7 +177,9 @@ def test_stages_that_run_the_same_programs_are_even_however_long_one_of_them_too
     slow = [MS, 1.25 * MS, MS, MS]
     costs = Costs(slow, slow, slow)
     (told,) = advise(ran_as("1f1b", 4, 16, costs), "uneven-stages")
-    assert told.message.startswith("Stage 1 takes 3.75\u202fms for a microbatch, 17.6% above the mean")
+    assert told.message.startswith(
+        "Stage 1 is the slowest: it takes 3.75\u202fms for a microbatch, 17.6% above the mean"
+    )
     p = ran_as("1f1b", 4, 16, costs, alike=[0, 1, 1, 3])
     assert advise(p, "uneven-stages") == []
     assert p.events == ran_as("1f1b", 4, 16, costs).events
@@ -188,7 +192,7 @@ def test_uneven_stages_of_one_rank_are_even_together():
         compiled("interleaved", 2, 8, Costs([MS, 3 * MS, MS, 3 * MS], MS, MS), 2), "uneven-stages"
     )
     assert told.message.startswith(
-        "Rank 1 takes 10.0\u202fms for a microbatch, 25.0% above the mean of 8.00\u202fms."
+        "Rank 1 is the slowest: it takes 10.0\u202fms for a microbatch, 25.0% above the mean of 8.00\u202fms."
     )
 
 
@@ -228,7 +232,7 @@ def test_a_boundary_that_carries_much_more_than_the_others_is_told():
     lost = p.bubble.predicted - p.bubble.uneven
     (told,) = advise(p, "heavy-boundary", crossing=THREE, transfers=[0.1 * MS, 0.19 * MS, 0.1 * MS])
     assert told.message == (
-        "6.00\u202fMiB of each microbatch go from stage 1 to stage 2, 6 times what goes between the others "
+        "Much goes from stage 1 to stage 2: 6.00\u202fMiB of each microbatch, 6 times what goes between the others "
         "(1.00\u202fMiB), in 190\u202fus. "
         f"Transfers add {100 * lost:.1f}% to the bubble, as predicted."
     )
@@ -239,7 +243,7 @@ def test_a_boundary_that_is_slow_beside_a_forward_action_is_told():
     p = compiled("1f1b", 2, 8, Costs(MS, MS, MS, 0.4 * MS))
     (told,) = advise(p, "heavy-boundary", crossing=[MIB], transfers=[0.4 * MS])
     assert told.message.startswith(
-        "1.00\u202fMiB of each microbatch go from stage 0 to stage 1, in 400\u202fus, where a forward action "
+        "Much goes from stage 0 to stage 1: 1.00\u202fMiB of each microbatch, in 400\u202fus, where a forward action "
         "takes 1.00\u202fms. Transfers"
     )
 
@@ -257,7 +261,7 @@ def test_bytes_alone_tell_of_a_boundary_whose_time_is_not_known():
     assert told == Advice(
         "heavy-boundary",
         "info",
-        "6.00\u202fMiB of each microbatch go from stage 1 to stage 2, 6 times what goes between the others "
+        "Much goes from stage 1 to stage 2: 6.00\u202fMiB of each microbatch, 6 times what goes between the others "
         "(1.00\u202fMiB).",
     )
 
@@ -273,8 +277,8 @@ def test_a_schedule_that_holds_no_more_and_is_quicker_is_told():
     assert told == Advice(
         "better-schedule",
         "warning",
-        "The actions of zb-h1 would take 27.0\u202fms where those of 1f1b take 33.0\u202fms, both as predicted, "
-        "and hold no more: a bubble of 11.1% instead of 27.3%.",
+        "zb-h1 would take less time: its actions 27.0\u202fms where those of 1f1b take 33.0\u202fms, both as "
+        "predicted, and it holds no more; its bubble is 11.1% instead of 27.3%.",
         "--schedule zb-h1",
         pytest.approx(6 / 33),
     )
@@ -290,8 +294,17 @@ def test_a_schedule_that_holds_more_or_is_cut_otherwise_is_not_told():
     assert advise(replace(p, what_if=others), "better-schedule") == []
 
 
+def test_each_hint_opens_with_a_short_clause():
+    """Which the header prints bold."""
+    slow = Costs([MS, MS, MS, 1.5 * MS], MS, MS, 0.5 * MS)
+    more = {"crossing": [MIB, MIB, 6 * MIB], "transfers": [0.5 * MS] * 3, "examples": 64}
+    found = advise(compiled("1f1b", 4, 4, slow), **more)
+    assert {each.code for each in found} >= {"few-microbatches", "uneven-stages", "heavy-boundary"}
+    assert [each.message for each in found if not first_clause(each.message)[0]] == []
+
+
 def test_costs_without_a_unit_are_told_in_units():
     (told,) = advise(timeline(make("1f1b", stages=4, microbatches=8)), "better-schedule")
     assert told.message.startswith(
-        "The actions of zb-h1 would take 27 units where those of 1f1b take 33 units"
+        "zb-h1 would take less time: its actions 27 units where those of 1f1b take 33 units"
     )

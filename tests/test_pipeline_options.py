@@ -63,7 +63,10 @@ def test_what_was_asked_is_what_differs():
         ({"stages": 2.0}, "--stages takes a whole number from 1 on, not 2.0"),
         ({"chunks": -1, "schedule": "interleaved"}, "--chunks takes a whole number from 1 on, not -1"),
         ({"schedule": "zbh1"}, "Did you mean 'zb-h1'?"),
-        ({"balance": "flop"}, "--balance takes flops, measured, not 'flop'. Did you mean 'flops'?"),
+        (
+            {"balance": "flop"},
+            "--balance does not take 'flop'. Did you mean 'flops'? It takes flops, measured",
+        ),
         ({"cut": "block("}, "--cut 'block(' is no regular expression: missing )"),
         ({"cut": ""}, "--cut takes a regular expression"),
         ({"chunks": 2}, "--chunks 2: the schedule 1f1b has 1 on each rank; leave --chunks out"),

@@ -133,7 +133,7 @@ def test_the_views_tell_the_bytes_and_nothing_of_a_step(capsys: pytest.CaptureFi
     jaxshard_magic.show(value)
     text = capsys.readouterr().out.replace(SPACE, " ")
     assert text.startswith("arrays   data=4 model=2   8 simulated CPU devices")
-    assert "2 arrays: 544 B, 96 B on the fullest device. Whole on every device: 1 of" in text
+    assert "2 arrays, 544 B together; each device holds 96 B. Whole on every device: 1 of" in text
     for step in ("step", "not run", "peak", "compile"):
         assert step not in text and step not in layout(value).to_html()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cells import LOOP, STEP
 
-from jaxshard_magic.notebook import progress, shard_cell
+from jaxshard_magic.notebook import magics, progress, shard_cell
 from jaxshard_magic.notebook.progress import Progress, frontend, line, training
 from jaxshard_magic.notebook.progress.training import Training, duration_text
 
@@ -54,13 +54,41 @@ def test_a_long_compile_says_what_it_took_last_time_and_that_it_may_be_stopped(m
     assert "train_step: first run, 0.2 s" in drawn
 
 
-def test_the_last_compile_is_that_of_the_step_of_this_name(given):
-    magics = given.shell.magics_manager.registry["ShardMagics"]
-    this = SimpleNamespace(place=SimpleNamespace(full="train_step"))
-    assert magics._took(this) is None
-    given.run("%%shard dp;" + STEP + LOOP)
-    assert magics._took(this) == magics.session.step.entry.compile_s
-    assert magics._took(SimpleNamespace(place=SimpleNamespace(full="evaluate"))) is None
+def test_a_last_compile_that_was_no_wait_is_none_of_a_wait(monkeypatch):
+    monkeypatch.setattr(line, "FIRST", 0.0)
+    monkeypatch.setattr(line, "LONG", 0.1)
+    monkeypatch.setattr(line, "TICK", 0.01)
+    drawn = Drawn()
+    with Progress(drawn, took=0.05) as progress:
+        progress("compiling for 8 devices")
+        time.sleep(0.3)
+    assert "the last compile" not in "".join(drawn)
+
+
+EDITED = STEP.replace("0.1", "0.2")
+OTHER = STEP.replace("loss_fn", "lambda p, b: jnp.sum(p['w'])").replace("0.1 * g", "g")
+
+
+@pytest.mark.parametrize(
+    ("cell", "known"),
+    [
+        ("dp" + STEP, True),
+        ("dp -o kept" + EDITED, True),
+        ("fsdp" + STEP, False),
+        ("dp --remat full" + STEP, False),
+        ("dp --mesh data=4" + STEP, False),
+        ("dp --rule \"w=P('data')\"" + STEP, False),
+        ("dp" + OTHER, False),
+        ("dp" + STEP.replace("train_step", "evaluate"), False),
+    ],
+)
+def test_the_last_compile_is_that_of_the_same_step_asked_for_alike(given, monkeypatch, cell, known):
+    told = []
+    monkeypatch.setattr(magics, "compile_of", lambda this: told.append(shard_cell.compile_of(this)))
+    given.run("%%shard dp;" + STEP)
+    last = given.shell.magics_manager.registry["ShardMagics"].session.step.entry.compile_s
+    given.run("%%shard " + cell)
+    assert told == [None, last if known else None]
 
 
 def test_short_work_and_no_work_show_nothing():
@@ -158,7 +186,7 @@ def test_a_loop_is_told_by_its_step_its_loss_its_pace_and_the_time_left():
     assert clock.after(1, 1) == ""
     for _ in range(9):
         said = clock.after(0.5, 41, 0.04213)
-    assert said == "step 370 of 1,000, loss 0.04213, 12.2 ms a step, 8 s left"
+    assert said == "step 370 of 1,000, loss 0.04213, 12.2 ms a call, 8 s left"
 
 
 def test_the_share_of_a_loop_is_told_where_its_length_is_known():
@@ -174,7 +202,7 @@ def test_the_share_of_a_loop_is_told_where_its_length_is_known():
 def test_no_total_no_time_left_no_loss_none_said():
     clock = Clock()
     clock.after(1, 1)
-    assert clock.after(1, 9) == "step 10, 111 ms a step"
+    assert clock.after(1, 9) == "step 10, 111 ms a call"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +217,7 @@ def test_a_loss_that_went_astray_is_said(loss, said):
 def test_more_steps_than_the_loop_was_to_have_drop_the_total():
     clock = Clock(total=10)
     clock.after(1, 1)
-    assert clock.after(1, 9) == "step 10 of 10, 111 ms a step"
+    assert clock.after(1, 9) == "step 10 of 10, 111 ms a call"
     assert clock.after(1, 1).startswith("step 11, ")
 
 
@@ -197,7 +225,7 @@ def test_an_evaluation_between_epochs_is_no_step_but_takes_its_time():
     clock = Clock(total=110)
     for steps in (1, 10, 10, 10, 10):
         clock.after(1, steps)
-    assert clock.after(20, 10).endswith("100 ms a step, 28 s left")
+    assert clock.after(20, 10).endswith("100 ms a call, 28 s left")
 
 
 def test_another_compilation_takes_none_of_the_steps_time():
@@ -206,7 +234,7 @@ def test_another_compilation_takes_none_of_the_steps_time():
     clock.after(1, 10)
     clock.training.pause()
     clock.after(60, 10)
-    assert clock.after(1, 10) == "step 31, 100 ms a step"
+    assert clock.after(1, 10) == "step 31, 100 ms a call"
 
 
 def test_one_call_or_a_short_loop_is_no_training():
@@ -248,7 +276,7 @@ def test_a_cell_that_trains_tells_how_far_it_has_come_and_ends_as_the_report(giv
     assert told[0].startswith("train_step: step ")
     shares = [drawn.shares[drawn.index(said)] for said in told]
     assert shares == sorted(shares) and 0 < shares[0] < shares[-1] <= 1 and drawn.shares[-1] is None
-    assert " a step, " in told[1] and told[1].endswith(" left")
+    assert " a call, " in told[1] and told[1].endswith(" left")
     assert drawn[-1] == ""
 
 

@@ -37,6 +37,7 @@ def test_a_product_takes_the_longer_of_its_flops_and_its_bytes():
     assert found.step == found.own
     assert found.bound_by_memory == pytest.approx(memory / (compute + memory))
     assert found.bound == "memory"
+    assert found.waiting == pytest.approx(memory)
 
 
 def test_the_update_reads_and_writes_state_once():
@@ -60,6 +61,14 @@ def test_communication_bounds_a_step_where_it_takes_longer_than_all_else():
     found = roofline(V5E, {"data": 8}, [share], [], [gather(1, 8 * 10**8)])
     assert found.communication == pytest.approx(7e8 / axis_bandwidths(V5E, {"data": 8})["data"].bandwidth)
     assert (found.bound, found.step) == ("communication", pytest.approx(found.communication + 1e-3))
+
+
+def test_a_step_is_bound_by_the_longest_of_the_three_parts_that_its_bar_shows():
+    busy, waits = Share(197 * 10**9, 10**6, "bfloat16"), Share(1, int(1e-3 * V5E.hbm_bandwidth), "bfloat16")
+    rate = axis_bandwidths(V5E, {"data": 8})["data"].bandwidth
+    found = roofline(V5E, {"data": 8}, [busy, waits], [], [gather(1, int(1.5e-3 * rate * 8 / 7))])
+    assert found.own > found.communication > found.waiting
+    assert found.bound == "communication"
 
 
 def test_what_is_not_known_is_not_predicted():

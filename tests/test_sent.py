@@ -143,17 +143,17 @@ def test_the_name_of_the_file_says_which_picture_unless_it_is_said(tmp_path: Pat
 @pytest.mark.parametrize(
     ("shown", "path", "picture", "said"),
     [
-        (attached, "memry.svg", None, "no picture 'memry' here; the pictures are layout, memory, communication."
-         " Did you mean 'memory'?"),
-        (attached, "x.svg", "timeline", "no picture 'timeline' here; the pictures are layout, memory, communication."),
-        (bare, "layout.svg", None, "no picture 'layout' here; there is nothing to draw."),
+        (attached, "memry.svg", None, "no picture 'memry' here. Did you mean 'memory'? "
+         "The pictures are layout, memory, communication"),
+        (attached, "x.svg", "timeline", "no picture 'timeline' here; the pictures are layout, memory, communication"),
+        (bare, "layout.svg", None, "no picture 'layout' here; there is nothing to draw"),
         (attached, "layout.pdf", None, "layout.pdf ends in .pdf; a picture is saved as .svg or .png"),
         (attached, "layout", None, "layout has no ending; a picture is saved as .svg or .png"),
         (attached, "nowhere/layout.png", None, "nowhere/layout.png can't be written: there is no folder nowhere."),
-        (interleaved, "timeline.svg", None, "no picture 'timeline' here; the pictures are pipeline."
-         " Did you mean 'pipeline'?"),
-        (compared, "bubble.svg", None, "no picture 'bubble' here; the pictures are bubbles, memory."
-         " Did you mean 'bubbles'?"),
+        (interleaved, "timeline.svg", None, "no picture 'timeline' here. Did you mean 'pipeline'? "
+         "The pictures are pipeline"),
+        (compared, "bubble.svg", None, "no picture 'bubble' here. Did you mean 'bubbles'? "
+         "The pictures are bubbles, memory"),
     ],
 )  # fmt: skip
 def test_a_picture_that_is_not_there_is_one_line(
@@ -169,7 +169,7 @@ def test_a_picture_that_is_not_there_is_one_line(
 def test_a_theme_that_is_none_is_one_line():
     wrong: Any = "drak"
     with pytest.raises(
-        ShardError, match=r"^no theme 'drak'; the themes are light, dark. Did you mean 'dark'\?$"
+        ShardError, match=r"^no theme 'drak'. Did you mean 'dark'\? The themes are light, dark$"
     ):
         attached().drawn("layout", wrong)
 

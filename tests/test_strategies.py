@@ -191,7 +191,7 @@ def test_a_leaf_that_cannot_be_cut_says_what_that_costs():
 @pytest.mark.parametrize(
     ("strategy", "axes", "options", "says"),
     [
-        ("fsdq", "data=8", {}, "'fsdq' is no strategy; they are dp, fsdp, tp, sp, pp, pmap, spmd"),
+        ("fsdq", "data=8", {}, "'fsdq' is no strategy. Did you mean 'fsdp'? %%shard --help lists them"),
         ("fsdp+fsdp", "data=8", {}, "twice"),
         ("spmd+tp", "data=8", {}, "alone"),
         ("auto", "data=8", {}, "stands alone"),

@@ -104,9 +104,7 @@ def test_the_report_shows_the_step_without_it():
 
 
 def test_an_unknown_type_is_refused_with_the_nearest():
-    with pytest.raises(
-        ShardError, match=r"--reduce-dtype takes bf16, fp16, f32, not 'bf61'. Did you mean 'bf16'"
-    ):
+    with pytest.raises(ShardError, match=r"--reduce-dtype does not take 'bf61'. Did you mean 'bf16'"):
         jaxshard_magic.shard(train_step, "dp", mesh=f"data={DEVICES}", reduce_dtype="bf61")
 
 

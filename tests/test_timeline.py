@@ -107,6 +107,25 @@ def test_a_bubble_is_the_sum_of_what_it_is_told_to_be_made_of():
     assert plain(parts[2].more or "") == "220 us each"
 
 
+@pytest.mark.parametrize("measured_bubble", [0.4189, 0.4194, 0.4235, 0.42285])
+def test_the_parts_of_a_bubble_and_the_work_add_up_as_they_are_told(measured_bubble: float):
+    p = measured()
+    p = replace(
+        p, bubble=replace(p.bubble, ideal=0.2004, uneven=0.2867, predicted=0.3342, measured=measured_bubble)
+    )
+    told = [words.part_text(part, True) for part in words.bubble_parts(p)]
+    thousandths = [round(10 * float(text.rstrip("%"))) for text in (*told, words.work_text(p))]
+    assert sum(thousandths) == 1000
+    assert sum(thousandths[:-1]) == round(10 * float(words.percent_text(measured_bubble).rstrip("%")))
+
+
+def test_a_first_stage_that_keeps_nothing_holds_examples_of_its_batch_only():
+    rank = replace(measured().ranks[0], activation_bytes=0)
+    assert words.held_bytes(rank) == "batch only"
+    assert words.held_bytes(replace(rank, activation_bytes=None)) is None
+    assert words.held_bytes(replace(rank, activation_bytes=2048, stages=(1,))) == "2.00\u202fKiB"
+
+
 def test_a_run_shorter_than_predicted_says_so_with_a_minus():
     p = measured()
     p = replace(p, bubble=replace(p.bubble, measured=p.bubble.predicted - 0.02))

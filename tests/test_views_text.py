@@ -228,7 +228,11 @@ def test_what_was_not_run_says_so():
 
 def test_noise_is_named_and_is_no_error():
     text = noisy().to_text(80)
-    assert "2 leaves with rounding noise only, no error:\n  state.params.attn.key.bias\n" in text
+    assert (
+        "2 leaves with rounding noise only, no error:\n  state.params.attn.key.bias (all 768 numbers)\n"
+        in text
+    )
+    assert "  state.opt_state[0].mu.attn.key.bias (12 of 768 numbers)\n" in text + "\n"
     assert words.verdict(noisy()).ok
 
 

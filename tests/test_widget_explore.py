@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from browsing import Shown, Stage, expect
-from sample_explorers import EXPLORERS, compiled, edited, gpt, hostile, many, odd
+from sample_explorers import EXPLORERS, Turned, compiled, edited, gpt, hostile, many, odd
 from thinned import CI, thinned
 
 from jaxshard_magic.explorer import Explorer
+from jaxshard_magic.views.explorer_payload import state
 from jaxshard_magic.views.format import SPACE
 
 if TYPE_CHECKING:
@@ -198,7 +199,9 @@ def test_the_strategy_is_python_s_to_lay_out_and_what_is_set_by_hand_stays(show:
     now = edited()
     whole = [[[] for _ in a.shape] for a in now.arrays]
     plan = {"strategy": "dp", "mesh": [["data", 4], ["model", 2]], "cuts": whole, "why": [0] * len(whole)}
-    shown.fire(laid={**plan, "whys": ["dp"], "given": [], "note": "", "count": 8, "made_of": ""})
+    shown.fire(
+        laid={**plan, "whys": ["dp"], "given": [], "note": "", "count": 8, "made_of": "", "devices": []}
+    )
     expect(shown.root).not_to_contain_text("the kernel is asked")
     expect(shown.root.locator(".jsm-ex-total")).to_contain_text("All 45 arrays: ")
     assert figures(shown)[0] == "per device 18.4 MiB now 36.8 MiB"
@@ -235,6 +238,16 @@ def test_a_device_is_pointed_at_in_the_array_and_in_the_mesh(show: Stage):
     expect(read).to_contain_text("[:, 288:384]")  # the fourth of eight pieces of 96
     expect(read).to_contain_text("no other device holds this slice")
     assert shown.trait("device") == 3
+
+
+def test_devices_are_called_what_the_mesh_calls_them(show: Stage):
+    ex = edited()
+    ex.place = Turned()
+    shown = show(ex)
+    shown.root.locator(".jsm-map .jsm-ink").get_by_text("4", exact=True).click(force=True)
+    expect(shown.root.locator(".jsm-detail-read")).to_contain_text("device 4 data 1, model 1 holds")
+    shown.fire(laid=state(edited())["laid"])  # another slice of as many devices
+    expect(shown.root.locator(".jsm-detail-read")).to_contain_text("device 3 data 1, model 1 holds")
 
 
 def test_reset_leaves_the_array_to_the_strategy_again(show: Stage):
@@ -282,8 +295,6 @@ def test_compile_is_pressed_once_and_answered_in_the_table(show: Stage):
     busy.click(force=True)
     assert shown.page.evaluate("model.sent") == [{"kind": "compile"}]
     expect(shown.root).to_contain_text("a kernel that is busy answers later")
-    from jaxshard_magic.views.explorer_payload import state
-
     shown.fire(compiled=state(compiled())["compiled"])
     expect(button(shown, "compile")).to_be_visible()
     expect(shown.root.get_by_role("status").filter(has_text="compiled, as told below")).to_be_visible()

@@ -15,16 +15,19 @@ from sample_reports import (
     gpt_leaves,
     hinted,
     large,
+    looped,
     measured,
     memory,
     simulated,
     too_big,
     toy,
     unknown,
+    wrong,
 )
 from sample_staged import staged
 
 from jaxshard_magic.report import Buffer, Collective, Live, Report, Source
+from jaxshard_magic.views.packing import compressed
 from jaxshard_magic.views.payload import payload
 
 if TYPE_CHECKING:
@@ -54,6 +57,32 @@ def test_the_header_says_what_python_says(name: str, show: Stage):
         assert words(figure["note"]) in header
     for advice in data["advice"][: data["hints"]]:
         assert words(advice["head"] + advice["rest"]) in header
+
+
+@pytest.mark.parametrize("made", [looped, simulated])
+def test_where_figures_come_from_and_leaves_with_noise_are_told_under_the_view(
+    made: Callable[[], Report], show: Stage
+):
+    shown, data = show(made()), payload(made())
+    foot = shown.root.get_by_role("group", name="Notes")
+    told = words(foot.inner_text())
+    assert data["foot"]
+    assert all(words(note) in told for note in data["foot"])
+    for line, leaves in (data["check"] or {"noise": ()})["noise"]:
+        assert words(line) in told and all(words(path + much) in told for path, much in leaves)
+    box, view = foot.bounding_box(), shown.panel.bounding_box()
+    assert box is not None and view is not None and box["y"] >= view["y"] + view["height"]
+
+
+def test_a_payload_that_an_earlier_version_saved_is_drawn(show: Stage):
+    data = payload(wrong())
+    del data["foot"], data["time"]["own"], data["check"]["noise"]
+    data["time"]["parts"][0][0] = None
+    data["check"]["lines"] = [[line, [path for path, _ in leaves]] for line, leaves in data["check"]["lines"]]
+    shown = show(compressed(data, 4), ["header"])
+    header = said(shown, "header")
+    assert "compute38%" in header and "2leavesnotthesame:params.wte.embedding" in header
+    assert not show.wrong
 
 
 def test_a_report_that_does_not_fit_says_so_with_a_sign_and_by_how_much(show: Stage):
@@ -91,7 +120,7 @@ def height(part: "Locator") -> float:
     return box["height"]
 
 
-@pytest.mark.parametrize("made", [attached, hinted, simulated, staged, dry])
+@pytest.mark.parametrize("made", [attached, hinted, looped, simulated, staged, dry])
 def test_the_views_of_a_usual_report_begin_within_330_px(made: Callable[[], Report], show: Stage):
     shown = show(made())
     box = shown.root.get_by_role("tablist").bounding_box()

@@ -22,6 +22,7 @@ from ..program.peel import Peeled, specs
 from ..program.roles import BATCH
 from ..program.settings import own_work
 from ..program.trace import Traced, path_name
+from ..program.within import within
 from ..report import BY_HAND, Check
 
 LIMITS = {8: 1e-9, 4: 1e-4}  # by bytes of a float, of the leaf's largest number; shorter ones: 4 epsilons
@@ -36,7 +37,7 @@ class Plain:
     """The plain step and copies of one call's inputs, taken to the host before the call may use them up. It is compiled
     once, and run once on these inputs, however many calls it is compared with."""
 
-    @own_work()
+    @within(own_work)
     def __init__(self, peeled: Peeled):
         self._fun, self._avals = peeled.fun, specs(peeled.leaves)
         self._kinds = [_key_kind(x) for x in peeled.leaves]
@@ -44,7 +45,7 @@ class Plain:
         self._leaves = [whole(x) if kind is not None else whole(x).astype(a.dtype) for x, a, kind in rows]
         self._known: dict[Any, Run] = {}
 
-    @own_work()
+    @within(own_work)
     def against(
         self,
         traced: Traced,
@@ -220,6 +221,7 @@ def compare(
         limit=max(limits, default=0.0),
         reference="the plain step on one device",
         noise=tuple(names[i] for i in noise),
+        noise_in=tuple((int((off[i] > limits[i]).sum()), off[i].size) for i in noise),
         failed=tuple(names[i] for i in failed),
         failed_by=tuple(_finite(float(off[i].max(initial=0.0))) for i in failed),
     )

@@ -9,11 +9,12 @@ from ..program.labels import GRADIENT, label_of
 from ..report import Buffer, Leaf, Live, Memory
 from .buffers import LiveBuffer, LiveBytes
 from .hlo import Instruction, Module
-from .origin import Origins, op_name, phase_of
+from .origin import Origins, op_name, operation_of, phase_of
 
 MOST = 10  # buffers that get a row of their own
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 _SLICE_BY_SLICE = "dynamic_update_slice"
+_BY_XLA = ("partition-id", "replica-id")  # named after what they are made for
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,14 @@ class Program:
 
 def with_live(memory: Memory, live: LiveBytes, program: Program) -> Memory:
     """`memory` with the bytes live through the step and the largest temporaries at the peak; files have the names that
-    Python knows them by. A tuple's table of addresses, a few bytes that hold no array, has no row."""
+    Python knows them by. What is no array, a single number or a tuple's table of addresses, has no row."""
     phases = _phases([phase_of(op_name(i)) for _, i in live.order])
     kept = _kept(live, dict(phases).get("backward"))
     temporaries = [buffer for buffer in live.buffers if buffer.kind == "temporary"]
     rows = _merged(
         replace(_row(buffer, program), kept=(buffer.computation, buffer.instruction.name) in kept)
         for buffer in temporaries
-        if buffer.shape is not None
+        if buffer.shape is not None and buffer.shape.dims
     )
     shown = rows[:MOST]
     others = (
@@ -69,17 +70,18 @@ def renamed(memory: Memory, name_of: Callable[[str], str]) -> Memory:
 
 def _row(buffer: LiveBuffer, program: Program) -> Buffer:
     computation = program.module.computations[buffer.computation]
-    origin = program.origins.of_value(computation, buffer.instruction)
+    made = program.origins.part(computation, buffer.instruction, buffer.index)
+    origin = program.origins.of_value(computation, made)
     shape = buffer.shape
     assert shape is not None
-    label, does = label_of(op_name(buffer.instruction)), _operation(buffer.instruction, program.module)
+    label, does = label_of(op_name(made)), _operation(made, program.module)
     what, toward, reads, trips = does, None, None, None
     if label is not None and label[1] < len(program.leaves):
         leaf, gradient = program.leaves[label[1]], label[0] == GRADIENT
         part = _part_of(shape.dims, leaf, program.devices)
         if part is not None:
             what = f"gradient of {leaf.path}{part}" if gradient else f"{leaf.path}{part}, gathered"
-        elif gradient:
+        elif gradient and prod(shape.dims) >= prod(leaf.shape) // program.devices:
             toward = leaf.path
     if what in _PRODUCTS:
         reads = _weight(program, buffer)
@@ -103,8 +105,7 @@ def _row(buffer: LiveBuffer, program: Program) -> Buffer:
 def _operation(instruction: Instruction, module: Module) -> str:
     """What an instruction computes: jax's name for it; of one that XLA made itself its own, of a fusion that of what
     it ends with."""
-    name = op_name(instruction)
-    last = name.rpartition("/")[2] if name.startswith("jit(") else ""
+    last = "" if instruction.opcode in _BY_XLA else operation_of(op_name(instruction))
     if last and label_of(last) is None:
         return last
     body = module.named(instruction.attribute("calls")) if instruction.opcode == "fusion" else None

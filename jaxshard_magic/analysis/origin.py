@@ -87,6 +87,12 @@ class Origins:
         user = next((o for i in near if (o := self.of_instruction(i)).frame), own)
         return replace(user, phase=own.phase or user.phase)
 
+    def part(self, computation: Computation, instruction: Instruction, index: Sequence[int]) -> Instruction:
+        """The instruction that names an element of a result: of a collective of several arrays what takes the element
+        out, as the collective has the names of all."""
+        own = self._own(computation, instruction, index[-1]) if index else []
+        return next((i for i in own if op_name(i)), instruction)
+
     def inputs_of(self, computation: Computation, instruction: Instruction) -> list[int]:
         """The step's inputs, by position, that are operands of an instruction, as they came or gathered."""
         found = []
@@ -150,6 +156,25 @@ def op_name(instruction: Instruction) -> str:
     match = _OP_NAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
     name = match[1] if match else ""
     return name.replace("\\'", "'").replace('\\"', '"') if "\\" in name else name
+
+
+def operation_of(name: str) -> str:
+    """The last operation of a name; empty where it is several, or the name is none of jax's.
+
+    >>> operation_of("jit(step)/transpose(jvp(checkpoint/shard.gradient.3))/dot_general")
+    'dot_general'
+    >>> operation_of("jit(step)/(jvp()/reduce_sum:transpose(jvp())/dot_general)")
+    ''
+    """
+    if not name.startswith("jit("):
+        return ""
+    depth, start = 0, 0
+    for at, sign in enumerate(name):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "/" and not depth:
+            start = at + 1
+    last = name[start:]
+    return "" if last.endswith(")") else last
 
 
 def phase_of(name: str) -> str | None:

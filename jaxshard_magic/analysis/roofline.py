@@ -47,9 +47,14 @@ class Roofline:
         """compute, memory or communication: what takes longest."""
         if self.own is None or self.communication is None or self.bound_by_memory is None:
             return None
-        if self.communication > self.own:
-            return "communication"
-        return "memory" if self.bound_by_memory > 0.5 else "compute"
+        waits = self.bound_by_memory * self.own
+        parts = {"compute": self.own - waits, "memory": waits, "communication": self.communication}
+        return max(parts, key=lambda part: parts[part])
+
+    @property
+    def waiting(self) -> float | None:
+        """The seconds of `own` that wait for the memory."""
+        return None if self.own is None or self.bound_by_memory is None else self.bound_by_memory * self.own
 
 
 def roofline(
@@ -128,6 +133,7 @@ def timing(measured: Timing, plan: Plan, roof: Roofline | None, attached: bool) 
         bound=roof.bound,
         compute_s=roof.compute,
         memory_s=roof.memory,
+        waiting_s=roof.waiting,
         communication_s=roof.communication,
         links={a: w.bandwidth for a, w in roof.wires.items() if w.bandwidth},
         mfu=_mfu(plan, roof.chip, devices, measured) if attached and not plan.unseen else None,

@@ -103,6 +103,7 @@ def summarize(step: "ShardedStep") -> Report:
         pipeline=pipeline and pipeline.shown,
         check=step.checked,
         ended=step.ended,
+        number=step.number,
     )
     return _named(report, step, reading.text)
 

@@ -1,6 +1,17 @@
 """One step under several strategies, meshes and options: what to try, and trying it side by side."""
 
-from .candidates import PLACED, USUAL, VARIED, Candidate, Refused, Requests, candidates, line_of, varied
+from .candidates import (
+    PLACED,
+    USUAL,
+    VARIED,
+    Candidate,
+    Refused,
+    Requests,
+    candidates,
+    line_of,
+    said_of,
+    varied,
+)
 from .meshes import meshes_of
 from .search import BUDGET, Searching
 from .space import AMONG, Hardware, chip_for, hardware_for, space
@@ -25,6 +36,7 @@ __all__ = [
     "hardware_for",
     "line_of",
     "meshes_of",
+    "said_of",
     "space",
     "varied",
 ]

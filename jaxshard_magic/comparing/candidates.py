@@ -1,16 +1,18 @@
 """What a comparison tries: strategies on the meshes that suit them, with each combination of the options that vary."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from typing import Any
 
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError, one_of, whole_number
 from ..mesh import Axes
 from ..request import Part, Request, make_request, parse_strategy
+from ..specs import format_spec
 from .meshes import EVERY, reshaped, suited, text_of
 
 USUAL = ("dp", "fsdp", "tp", "fsdp+tp", "pp")  # what is compared where no strategy is named
@@ -26,7 +28,7 @@ VARIED = (
     "chunks",
     "balance",
 )
-PLACED = ("specs", "rules", "donate", "on", "name", "data")  # options that no line of a candidate tells
+PLACED = ("specs", "rules", "donate", "on", "name", "data")  # options that tell no candidate from another
 _PIPELINE = ("stages", "schedule", "chunks", "balance", "cut")
 _COUNTS = ("microbatches", "stages", "chunks")
 
@@ -44,6 +46,7 @@ class Requests:
         vary: values by the name of an option; None among them leaves it out.
         options: options that all have, by name; those of a pipeline are for strategies that have one.
         placed: what else `make_request` takes: specs, rules, donate, on, name, data.
+        said: what the line of each has for that, as `said_of` writes it.
         keep_going: a strategy that is none is refused alone, and the others are tried.
     """
 
@@ -54,6 +57,7 @@ class Requests:
     options: Mapping[str, Any] = field(default_factory=dict)
     placed: Mapping[str, Any] = field(default_factory=dict)
     keep_going: bool = False
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,11 @@ class Candidate:
     request: Request
     options: Mapping[str, Any]
     line: str
+
+    @property
+    def label(self) -> str:
+        """Its line without what the lines of all have."""
+        return line_of(self.strategy, text_of(self.mesh), self.options)
 
     @property
     def strategy(self) -> str:
@@ -138,7 +147,7 @@ def candidate_of(
 ) -> Candidate | Refused:
     """One of them alone, on a mesh of the same devices with these axes."""
     mesh = requests.mesh
-    line = line_of(strategy, text_of(mesh, axes), options)
+    line = line_of(strategy, text_of(mesh, axes), options, requests.said)
     try:
         if prod(size for _, size in axes) != mesh.size:
             raise ShardError(
@@ -151,17 +160,48 @@ def candidate_of(
     return Candidate(request, options, line)
 
 
-def line_of(strategy: str, mesh: str, options: Mapping[str, Any]) -> str:
-    """What stands after `%%shard` to run one.
+def line_of(strategy: str, mesh: str, options: Mapping[str, Any], said: str = "") -> str:
+    """What stands after `%%shard` to run one; `said`: what the lines of all have.
 
-    >>> line_of("fsdp", "data=8", {"reduce_dtype": "bf16", "pad": True})
-    'fsdp --mesh "data=8" --reduce-dtype bf16 --pad'
+    >>> line_of("fsdp", "data=8", {"reduce_dtype": "bf16", "pad": True}, "--on v5e")
+    'fsdp --mesh "data=8" --reduce-dtype bf16 --pad --on v5e'
     """
     words = [strategy, f'--mesh "{mesh}"']
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
-        words.append(option if value is True else f"{option} {value}")
+        words.append(option if value is True else f"{option} {_typed(value)}")
+    return " ".join([*words, said] if said else words)
+
+
+def said_of(given: Mapping[str, Any]) -> str:
+    """The options that a user has given for all, as they are typed: those of `PLACED`, and `step`.
+
+    >>> said_of({"rules": {"bias$": "P()"}, "on": "v5e", "donate": False})
+    '--rule "bias$=P()" --no-donate --on v5e'
+    """
+    words = []
+    for name in ("step", *PLACED):
+        value = given.get(name)
+        if name == "donate" and value is not None:
+            words.append("--donate" if value else "--no-donate")
+        elif name in ("specs", "rules"):
+            pairs = value.items() if isinstance(value, Mapping) else value or ()
+            each = (
+                f"{key}={format_spec(spec) if isinstance(spec, PartitionSpec) else spec}"
+                for key, spec in pairs
+            )
+            words += [f"--{name.removesuffix('s')} {_typed(text)}" for text in each]
+        elif value is not None and (name, value) != ("data", "whole"):
+            words.append(f"--{name} {_typed(value)}")
     return " ".join(words)
+
+
+def _typed(value: Any) -> str:
+    """A value of an option as it is typed, in quotes where it needs them."""
+    text = str(value)
+    if re.fullmatch(r"[\w.+-]+", text) or {"'", '"'} <= set(text):
+        return text
+    return f"'{text}'" if '"' in text else f'"{text}"'
 
 
 def _counted(requests: Requests) -> str:

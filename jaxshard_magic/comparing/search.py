@@ -156,7 +156,7 @@ class Searching:
     def _planned(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any], place: str = "") -> bool:
         """Plan a candidate; whether it can be planned, and may fit. `place`: which it is, as it is said."""
         assert isinstance(node.candidate, Candidate)
-        self._say(f"planning {node.candidate.line}{place}")
+        self._say(f"planning {node.candidate.label}{place}")
         try:
             with self._trying.python:
                 step = self._trying.sharded(node.candidate)

@@ -126,7 +126,7 @@ def saving(of: Candidate, own: float, sent: float, requests: Requests) -> Iterat
         options = {**of.options, **more}
         if options == dict(of.options):
             continue
-        line = line_of(of.strategy, text_of(of.mesh), options)
+        line = line_of(of.strategy, text_of(of.mesh), options, requests.said)
         try:
             yield Candidate(of.request.changed(**more), options, line)
         except ShardError as error:

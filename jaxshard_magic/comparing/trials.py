@@ -76,7 +76,7 @@ class Trying:
         self.over: Callable[[], bool] = lambda: False  # whether compilers are to give up
         self.waiting: Callable[[], int] = lambda: 0  # candidates that may be added
         self.keeps = False  # hold on to steps that have run
-        self._begun = 0
+        self._at_work: dict[int, str] = {}  # what is being compiled
         self._stopped = False
 
     def sharded(self, candidate: Candidate) -> ShardedStep:
@@ -176,8 +176,8 @@ class Trying:
         with self.python:
             if self._stopped:
                 return
-            self._begun += 1
-            self._say(f"compiling {self._begun} of {self._most}, {candidate.line}")
+            self._at_work[i] = candidate.label
+            self._say_compiling()
             try:
                 step = self.sharded(candidate)
                 step.beside, step.read_ahead = self._beside, True
@@ -191,12 +191,20 @@ class Trying:
             except Exception as error:  # another candidate may go where this one can't
                 self._failures.append(error)
                 self._told(i, why=described(error))
+            finally:
+                del self._at_work[i]
+                self._say_compiling()
 
-    @property
-    def _most(self) -> str:
-        """How many are compiled in all, `at most 12` where more may be added."""
-        able = sum(isinstance(each, Candidate) for each in self._chosen)
-        return f"at most {able + more}" if (more := self.waiting()) else f"{able}"
+    def _say_compiling(self) -> None:
+        """`compiling dp --mesh "data=8" and 1 more, 0 of 3 done`; `of at most 12` where more may be added."""
+        if self._stopped or not self._at_work:
+            return
+        able = [i for i, each in enumerate(self._chosen) if isinstance(each, Candidate)]
+        done = sum(i in self._trials for i in able)
+        most = f"at most {len(able) + more}" if (more := self.waiting()) else f"{len(able)}"
+        first, *others = self._at_work.values()
+        beside = f" and {len(others)} more" if others else ""
+        self._say(f"compiling {first}{beside}, {done} of {most} done")
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -223,7 +231,9 @@ class Trying:
             step = (
                 self._steps[i] if self.keeps else self._steps.pop(i)
             )  # what it holds on the devices goes with it
-            self._say(f"running {self._chosen[i].line}, {place + 1} of {len(waiting)}")
+            candidate = self._chosen[i]
+            assert isinstance(candidate, Candidate)
+            self._say(f"running {candidate.label}, {place + 1} of {len(waiting)}")
             step.keep_arguments = True
             if self._reference is not None:
                 step.check, step.reference = True, self._reference

@@ -233,7 +233,8 @@ class Explorer(Sendable):
     @property
     def mesh_info(self) -> MeshInfo:
         """The mesh as a Report has it; of devices that need not be there."""
-        return MeshInfo(dict(self._axes), "", "", "topology", tuple(range(self.devices)), 1)
+        ids = self.place.ids(self._axes, self.stepped and self.stepped.mesh)
+        return MeshInfo(dict(self._axes), "", "", "topology", ids, 1)
 
     def copies(self, path: str) -> int:
         """On how many devices each slice of an array lies."""

@@ -62,6 +62,16 @@ class Place:
             raise self._too_few(axes, n, len(pool))
         return arranged(tuple(axes.items()), pool[:n])[0]
 
+    def ids(self, axes: Axes, own: Mesh | None = None) -> tuple[int, ...]:
+        """What the devices of a mesh are called, in its order: of `own` where it is that mesh. They count from 0 where
+        there are no such devices."""
+        if own is None or self != Place.of_mesh(own) or list(own.shape.items()) != list(axes.items()):
+            try:
+                own = None if self.count is None else self.mesh(axes)
+            except ShardError:
+                own = None
+        return tuple(range(prod(axes.values()))) if own is None else tuple(d.id for d in own.devices.flat)
+
     def _too_few(self, axes: Axes, n: int, there: int) -> ShardError:
         sizes = mesh_text(axes)
         said = f"mesh {sizes} takes {n} device{'s' * (n > 1)}, and "

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError, none_of, one_of
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.primitives import bind_as, is_float
 from ..program.primitives.primitive import Runs
@@ -55,7 +55,9 @@ def typed(closed: ClosedJaxpr, how: str) -> tuple[Program, Types]:
     """A loss without its jits, and the types that its values are held in and its equations run in. Raises ShardError as
     `precision` does."""
     if how not in TYPES:
-        raise ShardError(f"--precision takes {one_of(TYPES)}, not {how!r}.{did_you_mean(how, TYPES)}")
+        raise ShardError(
+            none_of(f"--precision does not take {how!r}", how, TYPES, f"it takes {one_of(TYPES)}")
+        )
     flat, dtype = Program(replayed(closed, Replay)), TYPES[how]
     return flat, lowered(flat, dtype) if dtype in NARROW else raised(flat)
 

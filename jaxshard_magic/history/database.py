@@ -96,6 +96,9 @@ class Database:
 
     def _sound(self, attempt: Callable[[], T]) -> T:
         """Another attempt after the database was found damaged, and moved aside."""
+        if self.path.is_dir():
+            file = self.path / "history.sqlite3"
+            raise Unkept(f"the history {self.path} is a folder: set JAXSHARD_HISTORY to a file in it, {file}")
         try:
             found = _identity(self.path)
             try:

@@ -38,6 +38,7 @@ class Cluster:
         self.joined: list[engine.Joined] = []
         self.meshed: engine.Meshed | None = None
         self.died: str | None = None
+        self._runs = 0
         self._leaving: threading.Thread | None = None
         self.survivors: tuple[int, ...] = ()  # hosts that are there after another one has died
         self._hub: list[psutil.Process] = []
@@ -71,6 +72,25 @@ class Cluster:
         except RemoteError as error:
             raise ShardError(f"{self.spec}: {error.ename}: {_line(error.evalue)}") from None
         return got if host is None else got[0]
+
+    def run(self, text: str) -> None:
+        """Run Python, or a cell with magics, on all hosts and print what host 0 says. Raises ShardError where it ends
+        early, on any of them: the line says on which, and why."""
+        from . import watch
+
+        self._runs += 1
+        if self.died is not None:
+            raise ShardError(f"the hosts are gone: {self.died}")
+        try:
+            outcome = watch.run(self, text, f"run {self._runs}", self._runs, _printed)
+        except watch.HostsLost as lost:
+            raise ShardError(str(lost)) from None
+        if any(each.error is not None for each in outcome.hosts):
+            raise ShardError(outcome.told())
+
+    def close(self) -> None:
+        """End the hosts."""
+        self.kill("they were closed")
 
     def watched(self) -> list[psutil.Process]:
         """The processes of this machine without which the hosts can't be reached."""
@@ -189,6 +209,26 @@ def start(spec: HostsSpec, devices: int | None, say: Callable[[str], None] = lam
     return cluster
 
 
+def opened(spec: HostsSpec, axes: str, devices: int | None) -> Cluster:
+    """The hosts of `spec` with a mesh of these axes over them, such as `data=8`. Raises ShardError where there can be
+    none."""
+    cluster = start(spec, devices)
+    try:
+        cluster.meshed = cluster.call(engine.get_ready, axes, {"progress": False, "view": "text"})[0]
+    except BaseException:
+        cluster.kill()
+        raise
+    return cluster
+
+
+def _printed(host: int, message: dict[str, Any]) -> None:
+    kind, content = message["header"]["msg_type"], message["content"]
+    if host == 0 and kind == "stream":
+        print(content["text"], end="")
+    elif host == 0 and kind in ("display_data", "execute_result"):
+        print(content["data"].get("text/plain", ""))
+
+
 def _connected(spec: HostsSpec) -> Cluster:
     import logging
 
@@ -196,7 +236,7 @@ def _connected(spec: HostsSpec) -> Cluster:
 
     if spec.kind == RUNNING:
         assert spec.cluster is not None
-        given = {"url_file": spec.cluster} if os.path.exists(spec.cluster) else {"profile": spec.cluster}
+        given: Any = {"url_file": spec.cluster} if os.path.exists(spec.cluster) else {"profile": spec.cluster}
         try:
             client = ipp.Client(**given, timeout=10)
         except (OSError, TimeoutError) as error:
@@ -205,7 +245,7 @@ def _connected(spec: HostsSpec) -> Cluster:
             raise ShardError(f"{spec} has {len(client.ids)} engines; a mesh over hosts takes two or more")
         return Cluster(spec, client, None, None, sorted(client.ids))
     folder = Path(tempfile.mkdtemp(prefix="jaxshard-hosts-"))  # for its user alone, as its keys are
-    options: dict[str, Any] = {
+    options: Any = {
         "n": spec.count,
         "engines": "local" if spec.is_local else spec.kind,
         "profile_dir": str(folder),
@@ -217,7 +257,7 @@ def _connected(spec: HostsSpec) -> Cluster:
     }
     if not spec.is_local:
         options["controller_args"] += ["--IPController.enable_curve=True", "--ip=*"]
-    own = ipp.Cluster(**options)
+    own: Any = ipp.Cluster(**options)
     if spec.names:
         own.config.SSHEngineSetLauncher.engines = dict.fromkeys(spec.names, 1)
     try:
@@ -231,6 +271,8 @@ def _connected(spec: HostsSpec) -> Cluster:
             own.stop_cluster_sync()
         shutil.rmtree(folder, ignore_errors=True)
         raise ShardError(f"{spec}: the hosts did not start: {_line(error)}") from None
+    for path in (folder / "security").glob("*"):  # keys are in them
+        path.chmod(0o600)
     return Cluster(spec, client, own, folder, sorted(client.ids)[: spec.count])
 
 

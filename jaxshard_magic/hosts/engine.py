@@ -137,7 +137,7 @@ def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     shell.kernel.saved_sigint_handler = signal.SIG_IGN  # what ipykernel goes back to after each request
     for name, value in settings.items():
         setattr(session, name, value)
-    OnHosts.meet = staticmethod(_enter)
+    OnHosts.meet[:] = [_enter]
     shell.run_line_magic("mesh", f"{line};")
     mesh = session.mesh.mesh
     return Meshed(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core import completer
 
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError, none_of, one_of
 from . import cells
 from .options import (
     COMMANDS,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OURS = ("%shard", "%%shard", "shard", "%mesh")  # the first words of lines that are completed
 _LONGEST, _LEFT, _RIGHT = 3000, 1000, 1500  # characters of a message, and of its ends where it is cut
+MESH_OPTIONS = ("--list", "--help")  # of %mesh
 _LINES = {
     "schedule": ScheduleOptions,
     "history": HistoryOptions,
@@ -46,19 +47,23 @@ def no_command(word: str) -> ShardError:
         return ShardError(
             f"%shard {word} has no cell: write %%shard {word} as the first line of the step's cell"
         )
-    return ShardError(
-        f"%shard has no command {word!r}; it has {one_of(COMMANDS)}, and alone it shows the last report."
-        + did_you_mean(word, (*COMMANDS, *STRATEGIES))
-    )
+    said = f"%shard has no command {word!r}"
+    if word.isdecimal():
+        fix = f"%shard history {word}"
+        return ShardError(f"{said}. Did you mean {fix}? It shows report {word}", fix=fix)
+    it_has = f"it has {one_of(COMMANDS)}, and alone it shows the last report"
+    names = (*COMMANDS, *STRATEGIES)
+    return ShardError(none_of(said, word, names, it_has, "%shard --help lists them"))
 
 
 def completions(shell: "InteractiveShell", event: Any) -> list[str]:
     """Words for the line: of an option that is being given its value what it may be, none for a number or a name of the
-    user's own; of `%mesh` the chips, and the slices or nodes of one; else strategies, commands and options."""
+    user's own; of `%mesh` its options, the chips, the slices or nodes of one, and axes; else strategies and commands,
+    and options once a dash is typed or the strategy stands."""
     before = event.text_until_cursor.removesuffix(event.symbol)
     words = before.split()
     if words[:1] == ["%mesh"]:
-        return _hardware(before)
+        return _of_mesh(before, event.symbol)
     command = words[1] if words[:1] == ["%shard"] and len(words) > 1 else ""
     options = _LINES.get(command, Options)
     asked = _VALUE.search(before)
@@ -72,7 +77,24 @@ def completions(shell: "InteractiveShell", event: Any) -> list[str]:
         return [*schedule_line.NAMES, schedule_line.EVERY, *flags]
     if command in _LINES or event.symbol.startswith("-"):
         return flags
-    return [*(COMMANDS if words == ["%shard"] else ()), *STRATEGIES, *flags]
+    if len(words) > 1 and before[-1:].isspace():
+        return flags
+    return [*(COMMANDS if words == ["%shard"] else ()), *STRATEGIES]
+
+
+def _of_mesh(before: str, word: str) -> list[str]:
+    """What may stand in a mesh at the cursor: options and chips first, then axes, each once."""
+    words = before.split()
+    if word.startswith("-"):
+        return [*MESH_OPTIONS] if len(words) == 1 else []
+    if not before[-1:].isspace():  # behind the colon of a chip; or the size of an axis, a number
+        return _hardware(before) if _CHIP.search(before) else []
+    from ..mesh import JOBS
+
+    axes = [f"{names[0]}=" for names in JOBS.values()]
+    written = {each.partition("=")[0] + "=" for each in words[1:]}
+    free = [axis for axis in axes if axis not in written]
+    return [*_hardware(before), *free] if len(words) == 1 else free
 
 
 def _functions(shell: "InteractiveShell", _: str) -> list[str]:

@@ -120,10 +120,18 @@ def listed(line: str, store: "Store") -> "tuple[History | Report | None, str | N
         name=options.name,
         since=None if options.since is None else since(options.since, datetime.now()),
     )
-    found = History(tuple(rows), store, line.strip().partition(" ")[2], options.limit or SHOWN)
+    found = History(tuple(rows), store, _searched(options), options.limit or SHOWN)
     if options.json is not None:
         say(f"written to {found.to_json(options.json)}")
     return found, options.output
+
+
+def _searched(options: HistoryOptions) -> str:
+    """What a line searches for, `fsdp --since 7d`, without how much of it is shown, kept or written."""
+    filters = {"--strategy": options.strategy, "--name": options.name, "--since": options.since}
+    return " ".join(
+        [*options.words, *(f"{flag} {value}" for flag, value in filters.items() if value is not None)]
+    )
 
 
 def since(text: str, now: datetime) -> datetime:

@@ -14,7 +14,7 @@ class HostsMagics(Magics):
 
     def __init__(self, shell: Any, hosts: "OnHosts"):
         super().__init__(shell)
-        self._hosts = hosts
+        self._shell, self._hosts = shell, hosts
 
     @no_var_expand
     @cell_magic
@@ -27,4 +27,4 @@ class HostsMagics(Magics):
     @cell_magic
     def here(self, line: str, cell: str) -> None:
         """Run a cell in this kernel, also while cells run on hosts."""
-        self.shell.run_cell(cell).raise_error()
+        self._shell.run_cell(cell).raise_error()

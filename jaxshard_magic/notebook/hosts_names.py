@@ -34,8 +34,8 @@ class Names:
         self._there |= _bound(text)
 
     def bring(self, text: str) -> None:
-        """Give the hosts what a cell reads, they lack and the kernel has; what that was is said. Raises ShardError for a
-        value that is neither small nor can be made there, before anything is sent."""
+        """Give the hosts what a cell reads, they lack and the kernel has; what that was is said. Raises ShardError for
+        a value that is neither small nor can be made there, before anything is sent."""
         from ..hosts import engine
 
         wanted = {name for name in _read(text) if self._is_ours(name)}

@@ -40,7 +40,7 @@ from .options import (
 from .progress import Progress
 from .scattered import Scattered
 from .session import ShardSession
-from .shard_cell import ShardCell, compared, exercised, sharded, tried
+from .shard_cell import ShardCell, compared, compile_of, exercised, sharded, tried
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -281,7 +281,7 @@ class ShardMagics(Magics):
         make_ready(self.session.view)
         this = self._cell(options, line, source, self._meshes.wanted)
         known, report = True, None
-        with Progress(this.draw, of=this.path, took=self._took(this)) as progress:
+        with Progress(this.draw, of=this.path, took=compile_of(this)) as progress:
             watch = None if this.options.dry_run else Watch()
             binding = cells.Binding(
                 self.shell.user_ns, this.place, partial(self._sharded, this, progress, watch)
@@ -382,12 +382,6 @@ class ShardMagics(Magics):
         this.prepare(step)
         self.session.begin(step)
         return step
-
-    def _took(self, this: ShardCell) -> float | None:
-        """Seconds that the last compile of the step of this name took."""
-        last = self.session.step
-        entry = getattr(last, "entry", None)  # a rehearsal has none
-        return entry.compile_s if entry is not None and last.path == this.place.full else None
 
     def _led(self, progress: Progress, watch: "Watch | None", step: Any) -> None:
         """Have the line tell of a step, and its report of the batch of the last one."""

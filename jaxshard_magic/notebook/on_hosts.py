@@ -30,13 +30,12 @@ _LINES = re.compile(
     r"\s*(%mesh\b|%load_ext\b|%unload_ext\b|%reload_ext\b|%config\b"
     r"|%shard[ \t]+(doctor|history|compare|schedule|explore|rescue)\b)"
 )
-SIMULATED = 8
 _cells = count(1)
 
 
 class OnHosts:
-    """The hosts of one notebook, while there are some. `keep(report, cell)` puts a report that comes from host 0 into the
-    history."""
+    """The hosts of one notebook, while there are some. `keep(report, cell)` puts a report that comes from host 0 into
+    the history."""
 
     def __init__(self, shell: Any, session: Any, keep: "Callable[[Report, str], None]"):
         self._shell, self._session, self._keep = shell, session, keep
@@ -91,8 +90,7 @@ class OnHosts:
         if self.cluster is not None and (self.cluster.spec != spec.hosts or self.cluster.died is not None):
             self.close()
         if self.cluster is None:
-            devices = (spec.size or SIMULATED) if spec.hosts.is_local else None
-            self.cluster = cluster.start(spec.hosts, devices, draw)
+            self.cluster = cluster.start(spec.hosts, spec.simulated, draw)
             self._names = Names(self._shell, self.cluster)
         draw("making the mesh")
         try:
@@ -152,12 +150,8 @@ class OnHosts:
         names.defined(text)
         if (failed := outcome.failed) is not None and failed > 0:
             output.error_of(failed)
-        if outcome.interrupted:
-            raise UsageError(_stopped(outcome))
-        if failed is not None:
-            raise UsageError(_failed(outcome, failed))
         if any(each.error is not None for each in outcome.hosts):
-            raise UsageError(next(each.error[1] for each in outcome.hosts if each.error is not None))
+            raise UsageError(outcome.told())
         return output.value
 
     def rescue(self, names: Sequence[str]) -> str:
@@ -214,8 +208,8 @@ class OnHosts:
         left = ", ".join(map(str, lost.survivors))
         are = "hosts" if len(lost.survivors) > 1 else "host"
         return (
-            f"{lost}. What {are} {left} has whole (under dp all of the state, under fsdp none) %shard rescue NAME brings "
-            f"to this kernel; {self._again()}"
+            f"{lost}. What {are} {left} has whole (under dp all of the state, under fsdp none) %shard rescue NAME "
+            f"brings to this kernel; {self._again()}"
         )
 
     def _again(self) -> str:
@@ -224,34 +218,6 @@ class OnHosts:
     def _settings(self) -> dict[str, Any]:
         own = self._session
         return {name: getattr(own, name) for name in ("progress", "compile_limit", "options_limit")}
-
-
-def _stopped(outcome: Any) -> str:
-    steps = {each.steps for each in outcome.hosts}
-    if len(steps) == 1:
-        (n,) = steps
-        done = (
-            f"after {n:,} step{'s' * (n != 1)}, the same on all {len(outcome.hosts)} hosts"
-            if n
-            else "before a step"
-        )
-        return f"Stopped {done}"
-    return f"Stopped, the hosts after {', '.join(f'{each.steps:,}' for each in outcome.hosts)} steps"
-
-
-def _failed(outcome: Any, host: int) -> str:
-    kind, message = outcome.hosts[host].error
-    said = f"{kind}: {message}" if message else kind
-    alike = all(each.error == outcome.hosts[host].error for each in outcome.hosts)
-    if alike:
-        return f"{said}, on all {len(outcome.hosts)} hosts"
-    steps = {each.steps for each in outcome.hosts}
-    whole = (
-        f"; all hosts hold the state of step {next(iter(steps)):,}"
-        if len(steps) == 1 and 0 not in steps
-        else ""
-    )
-    return f"host {host}: {said}; the others ended with it{whole}"
 
 
 def stays_here(text: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 
 from .. import schedule
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError, did_you_mean, none_of, one_of
 from ..schedule import NAMES, Comparison, Costs, Schedule
 from ..schedule.compare import cut
 from .options import ScheduleOptions, flags_text, parse_command
@@ -47,10 +47,9 @@ def _asked(options: ScheduleOptions, axes: Mapping[str, int]) -> Schedule | Comp
         )
     for name in words:
         if name not in NAMES and name != EVERY:
-            known = (*NAMES, EVERY)
-            raise ShardError(
-                f"no schedule '{name}'; there are {one_of(NAMES)}, and {EVERY}.{did_you_mean(name, known)}"
-            )
+            there_are = f"there are {one_of(NAMES)}, and {EVERY}"
+            where = "%shard schedule --help has all"
+            raise ShardError(none_of(f"no schedule '{name}'", name, (*NAMES, EVERY), there_are, where))
     options = _with_sizes(options, axes)
     stages, microbatches = options.stages or 0, options.microbatches or 0
     if EVERY in words or len(words) > 1:

@@ -71,6 +71,7 @@ class ShardSession(Configurable):
         *earlier, last = self.history if self.reported else (*self.history, None)
         (number,) = (last.number,) if last is not None else self._numbers(1)
         report = replace(report, number=number)
+        getattr(self.step, "sharded", self.step).number = number  # of a rehearsal that of the step behind it
         self.history, self.reported = [*earlier, report][-self.keep :], True
         return report
 
@@ -78,7 +79,7 @@ class ShardSession(Configurable):
         """Take the report of a step that ran on hosts as the last one, with its number."""
         (number,) = self._numbers(1)
         report = replace(report, number=number)
-        self.step, self.comparison, self.history = None, None, [*self.history, report][-self.keep :]
+        self.history, self.reported = [*self.history, report][-self.keep :], False
         return report
 
     def _numbered(self, comparison: Any) -> Any:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
 from . import cells
 from .displays import say
-from .options import Options
+from .options import Options, parse, with_strategy
 from .progress import Draw, Progress, line_for
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _OPTIONS = (
 )
 _OPTIONS += ("balance", "cut")
 
+ALIKE = 0.6  # of the lines of two cells: so many the same, and the step is taken for the same one
+
 
 def step_options_of(options: Options) -> dict[str, Any]:
     """The options of a line for the step's gradients and its pipeline, by the names that `make_request` takes."""
@@ -58,8 +61,9 @@ def request_of(options: Options, mesh: "Mesh", path: str, function: Any) -> "Req
 
 def requests_of(options: Options, strategies: Sequence[str], mesh: "Mesh") -> "Requests":
     """What a line that compares or searches asks of all its candidates, but for what the function says itself."""
-    from ..comparing import Requests, meshes_of, varied
+    from ..comparing import Requests, meshes_of, said_of, varied
 
+    placed = placed_by(options)
     common = {k: v for k, v in step_options_of(options).items() if v != getattr(Options, k)}
     return Requests(
         strategies,
@@ -67,8 +71,9 @@ def requests_of(options: Options, strategies: Sequence[str], mesh: "Mesh") -> "R
         meshes_of(options.meshes),
         varied(options.vary),
         common,
-        placed_by(options),
+        placed,
         options.keep_going,
+        said_of({**placed, "step": options.step}),
     )
 
 
@@ -139,6 +144,26 @@ class ShardCell:
         """Tell a step of the cell where it is from, what it is called there, and how long it may compile."""
         step.compile_limit = self.session.compile_limit
         step.cell, step.path = (self.code.filename, self.code.text), self.place.full
+
+
+def compile_of(this: ShardCell) -> float | None:
+    """Seconds that the last compile of the cell's step took; None where the last step was another one, on other
+    devices, or asked for otherwise."""
+    last = this.session.step
+    entry = getattr(last, "entry", None)  # a rehearsal has none
+    if entry is None or last.cell is None or (last.path, last.mesh) != (this.place.full, this.mesh):
+        return None
+    line, _, code = last.cell[1].partition("\n")
+    if _asked(with_strategy(parse(line.removeprefix("%%shard").strip("; ")))) != _asked(this.options):
+        return None
+    now = this.code.text.partition("\n")[2]
+    alike = SequenceMatcher(None, code.splitlines(), now.splitlines()).ratio()
+    return entry.compile_s if alike >= ALIKE else None
+
+
+def _asked(options: Options) -> tuple[Any, ...]:
+    """What of a line makes another program of the same step on the same devices."""
+    return options.strategy, options.specs, options.rules, options.donate, step_options_of(options)
 
 
 def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "ShardedStep":

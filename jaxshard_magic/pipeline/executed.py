@@ -12,6 +12,7 @@ import numpy as np
 from ..plan import Plan
 from ..program.ir import Value
 from ..program.settings import own_work
+from ..program.within import within
 from ..schedule.actions import KINDS, parts
 from .actors import Actor, together
 from .homes import Homes, Insides, Ranks
@@ -281,7 +282,7 @@ class Pipeline:
                 RankRun(plan, actor, self._actors, given, start if timed else None)
                 for plan, actor, given in zip(self._plans, self._actors, here, strict=True)
             ]
-            together(self._actors, own_work()(lambda actor: runs[actor.rank].run()))
+            together(self._actors, within(own_work)(lambda actor: runs[actor.rank].run()))
             self.peaks = tuple(run.peak for run in runs)
             made = {v: x for run in runs for v, x in run.made.items()}
             if timed:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """Without garbage collection, which walks through all of a process's objects each time that a quarter is new.
 
-    What no cycle holds is freed as ever. Also a decorator of functions. JAX has a function called at each collection,
-    and Python drops an interrupt that comes while it runs.
+    What no cycle holds is freed as ever. JAX has a function called at each collection, and Python drops an
+    interrupt that comes while it runs.
 
     >>> with uncollected():
     ...     gc.isenabled()

@@ -17,13 +17,17 @@ _LABEL = re.compile(rf"({re.escape(GRADIENT)}|{re.escape(WEIGHT)})\.(\d+)")
 
 
 def label_of(op_name: str) -> tuple[str, int] | None:
-    """`(GRADIENT or WEIGHT, input)` of a compiled operation, None where it has no label.
+    """`(GRADIENT or WEIGHT, input)` of a compiled operation; None where it has no label, and where it is several
+    operations, `(first:second)`, of which each has another.
 
     >>> label_of("jit(step)/transpose(jvp())/shard.gradient.17/dot_general")
     ('shard.gradient', 17)
+    >>> label_of("jit(step)/(transpose(jvp(shard.gradient.0))/add:transpose(jvp(shard.gradient.1))/dot_general)")
     """
-    match = _LABEL.search(op_name)
-    return (match[1], int(match[2])) if match else None
+    labels = [(match[1], int(match[2])) for match in _LABEL.finditer(op_name)]
+    if not labels or (":" in op_name and len(set(labels)) > 1):
+        return None
+    return labels[0]
 
 
 def weight_label(program: Program, flow: Flow, value: Value) -> str | None:

@@ -199,7 +199,8 @@ class Timing:
     them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
     the seconds that one device computes (`compute_s`), reads and writes its memory (`memory_s`) and communicates
     (`communication_s`, over `links` of so many bytes a second by axis); `predicted_step_s` is the sum of products, each
-    bound by compute or memory, and communication.
+    bound by compute or memory, and communication. `waiting_s` of it are the products and the update that the memory
+    bounds; `bound` is what takes longest: compute, memory or communication.
     `mfu`: the share of the chip's peak that the step's FLOPs without recomputed ones are in the measured step.
     """
 
@@ -221,6 +222,7 @@ class Timing:
     others: int = 0
     how: str | None = None
     apart_s: float | None = None
+    waiting_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -275,8 +277,9 @@ class Advice:
 class Check:
     """The sharded step against the plain one on the same inputs.
 
-    `noise` names leaves that differ by no more than the plain step's own rounding noise does; `failed` those that
-    differ by more, each by as much of its largest number as `failed_by` says, None where one is not a number.
+    `noise` names leaves that differ by no more than the plain step's own rounding noise does, `noise_in` of each in how
+    many of how many numbers (empty where that was not counted); `failed` those that differ by more, each by as much of
+    its largest number as `failed_by` says, None where one is not a number.
     `compiler`: where some failed, whether `jax.jit` alone, its arguments divided in the same way, gets all of these
     wrong as well, so that the compiler is at fault; None where that was not found out.
     """
@@ -290,6 +293,7 @@ class Check:
     failed: tuple[str, ...] = ()
     failed_by: tuple[float | None, ...] = ()
     compiler: bool | None = None
+    noise_in: tuple[tuple[int, int], ...] = ()
 
     @property
     def by_hand(self) -> bool:

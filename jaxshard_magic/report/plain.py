@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic.errors import ShardError, none_of, one_of
 
 
 def plain(value: Any) -> Any:
@@ -77,10 +77,8 @@ def _build_fields(cls: Any, value: Any, where: str) -> Any:
     fields, hints = _fields(cls)
     for name in value:
         if name not in fields:
-            allowed = one_of(fields)
-            raise ShardError(
-                f"{where} has no field '{name}'; its fields are {allowed}.{did_you_mean(name, fields)}"
-            )
+            said = f"{where} has no field '{name}'"
+            raise ShardError(none_of(said, name, fields, f"its fields are {one_of(fields)}"))
     for name, known in fields.items():
         needed = known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING
         if name not in value and needed:

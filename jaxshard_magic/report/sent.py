@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic.errors import ShardError, none_of, one_of
 from jaxshard_magic.report.written import Shown, place_for, saved
 
 Theme = Literal["light", "dark"]
@@ -68,11 +68,11 @@ class Pictured(ABC):
         pictures = self._pictures()
         if theme not in THEMES:
             raise ShardError(
-                f"no theme '{theme}'; the themes are {one_of(THEMES)}.{did_you_mean(theme, THEMES)}"
+                none_of(f"no theme '{theme}'", theme, THEMES, f"the themes are {one_of(THEMES)}")
             )
         if picture not in pictures:
             there = f"the pictures are {one_of(pictures)}" if pictures else "there is nothing to draw"
-            raise ShardError(f"no picture '{picture}' here; {there}.{did_you_mean(picture, pictures)}")
+            raise ShardError(none_of(f"no picture '{picture}' here", picture, pictures, there))
         return pictures[picture](theme)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..errors import ShardError, did_you_mean, one_of, regular
+from ..errors import ShardError, none_of, one_of, regular
 
 REDUCE = ("each", "once", "once-gathered")
 MOST = 1_000_000  # of whatever is counted
@@ -105,6 +105,5 @@ def check_count(option: str, value: Any) -> None:
 def check_choice(option: str, value: str, allowed: Collection[str]) -> None:
     """Raise `ShardError` for a value that is not `allowed`."""
     if value not in allowed:
-        raise ShardError(
-            f"{option} takes {one_of(allowed)}, not {value!r}.{did_you_mean(str(value), allowed)}"
-        )
+        said = f"{option} does not take {value!r}"
+        raise ShardError(none_of(said, str(value), allowed, f"it takes {one_of(allowed)}"))

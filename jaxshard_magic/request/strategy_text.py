@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jax.sharding import Mesh
 
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError, none_of, one_of
 from ..mesh import axes_for, default_text
 
 Axes = tuple[str, ...]
@@ -47,10 +47,9 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
                 fix="%%shard auto",
             )
         if name not in JOBS:
-            hint = did_you_mean(name, JOBS)
-            raise ShardError(
-                f"'{name}' is no strategy; they are {one_of(JOBS)} and sums such as fsdp+tp.{hint}"
-            )
+            they_are = f"they are {one_of(JOBS)} and sums such as fsdp+tp"
+            where = "%%shard --help lists them and their sums"
+            raise ShardError(none_of(f"'{name}' is no strategy", name, JOBS, they_are, where))
         if any(p.name == name for p in parts):
             raise ShardError(f"strategy '{text}' names {name} twice; once is enough")
         parts.append(Part(name, axis or None))
@@ -96,10 +95,8 @@ def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
     have = one_of(f"{a}={n}" for a, n in mesh.shape.items())
     if part.axis is not None:
         if part.axis not in mesh.axis_names:
-            hint = did_you_mean(part.axis, mesh.axis_names)
-            raise ShardError(
-                f"{part.name}@{part.axis}: the mesh has no axis '{part.axis}'; it has {have}.{hint}"
-            )
+            said = f"{part.name}@{part.axis}: the mesh has no axis '{part.axis}'"
+            raise ShardError(none_of(said, part.axis, mesh.axis_names, f"it has {have}"))
         return (part.axis,)
     jobs = JOBS[part.name]
     for job in jobs:

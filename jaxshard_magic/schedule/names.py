@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic.errors import ShardError, none_of, one_of
 from jaxshard_magic.schedule import dualpipe, orders, search, vshape, zero_bubble
 from jaxshard_magic.schedule.costs import Costs
 from jaxshard_magic.schedule.grid import Schedule
@@ -134,10 +134,13 @@ NAMES: Mapping[str, Named] = MappingProxyType(
 )
 
 
+_HELP = "%shard schedule --help has all"
+
+
 def known(name: str) -> Named:
     """What is known of the schedule called `name`. Raises ShardError for an unknown name."""
     if name not in NAMES:
-        raise ShardError(f"no schedule '{name}'; there are {one_of(NAMES)}.{did_you_mean(name, NAMES)}")
+        raise ShardError(none_of(f"no schedule '{name}'", name, NAMES, f"there are {one_of(NAMES)}", _HELP))
     return NAMES[name]
 
 

@@ -27,6 +27,7 @@ from ..program.lines import lines_kept
 from ..program.peel import Peeled, Result, specs
 from ..program.strict import strict_call
 from ..program.trace import Traced, path_name
+from ..program.within import within
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
 from .clock import Clock
@@ -130,7 +131,7 @@ class Entry:
         taken.append(time.perf_counter() - start)
         return outs
 
-    @settings.own_work()
+    @within(settings.own_work)
     def place(self, leaves: Sequence[Any], ours: Ours) -> list[Any]:
         """The flat inputs where the program wants them. On one host numpy arrays go there with the call, shard by
         shard; on several the compiled program would take each host's own."""
@@ -175,7 +176,7 @@ class Entry:
         """Of the flat inputs that get more rows: the dimension, and how many."""
         return {} if self.rewritten is None else self.rewritten.added
 
-    @settings.own_work()
+    @within(settings.own_work)
     def with_rows(self, leaves: Sequence[Any]) -> list[Any]:
         """The flat inputs with the rows that the program adds to the batch."""
         wider = list(leaves)
@@ -183,7 +184,7 @@ class Entry:
             wider[i] = padded(wider[i], [(0, more * (d == dim)) for d in range(wider[i].ndim)])
         return wider
 
-    @settings.own_work()
+    @within(settings.own_work)
     def real_rows(self, outs: Sequence[Any]) -> list[Any]:
         """The flat outputs without the rows that were added to the batch."""
         shapes = () if self.rewritten is None else self.rewritten.out_shapes
@@ -207,7 +208,7 @@ class Entry:
             flat[i] = x
         return flat
 
-    @settings.own_work()
+    @within(settings.own_work)
     def copies(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Inputs that may be used up: copies of what the call takes over."""
         if not self.donated:
@@ -244,8 +245,8 @@ def kind(x: Any) -> tuple[Any, ...]:
     return x.shape, x.dtype, getattr(x, "weak_type", False)
 
 
-@settings.own_moves()
-@retracing()
+@within(settings.own_moves)
+@within(retracing)
 def build_entry(
     peeled: Peeled,
     request: Request,

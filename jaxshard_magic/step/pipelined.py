@@ -29,6 +29,7 @@ from ..program.ir import Program
 from ..program.peel import Peeled, Result, specs
 from ..program.settings import own_moves
 from ..program.trace import Traced
+from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
@@ -78,8 +79,8 @@ class SplitCall:
         return Pipeline(self.split if wishes is None else self.again(wishes), self.plan, self.ranks, taken)
 
 
-@uncollected()
-@retracing()
+@within(uncollected)
+@within(retracing)
 def split_call(
     peeled: Peeled, request: Request, say: Callable[[str], None], traces: Traces | None = None
 ) -> SplitCall:
@@ -121,7 +122,7 @@ def split_call(
     return SplitCall(facts.traced, call.result, rewritten, decided, ranks, split, split_at, trace_s)
 
 
-@retracing()
+@within(retracing)
 def outline(peeled: Peeled, request: Request, facts: Facts) -> Outline:
     """What stages of a call can be made of. `facts`: of the call traced as it is, which keep what was found.
 
@@ -134,8 +135,8 @@ def outline(peeled: Peeled, request: Request, facts: Facts) -> Outline:
     return known["outline"]
 
 
-@own_moves()
-@retracing()
+@within(own_moves)
+@within(retracing)
 def build_pipelined(
     peeled: Peeled,
     request: Request,

@@ -17,6 +17,7 @@ from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
+from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
 from .donation import to_donate
@@ -44,8 +45,8 @@ class Planned:
         return self.facts.traced
 
 
-@uncollected()
-@retracing()
+@within(uncollected)
+@within(retracing)
 def planned(
     peeled: Peeled,
     request: Request,

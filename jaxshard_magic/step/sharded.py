@@ -62,9 +62,7 @@ class ShardedStep:
         self.name = request.name or self._step.name
         self.compile_limit = LIMIT_S  # seconds, for hardware that is not attached
         self.beside: Callable[[], AbstractContextManager[None]] = nullcontext  # while a compiler works
-        self.reference: Callable[[Peeled], Any] | None = (
-            None  # what a check compares with; else the plain step
-        )
+        self.reference: Callable[[Peeled], Any] | None = None  # of a check; else the plain step
         self.traces: Traces | None = None  # that other steps of the same function share
         self.progress: Callable[[str], None] | None = None
         self.watch: Callable[[Entry], None] | None = None  # called after each call of a program
@@ -77,6 +75,7 @@ class ShardedStep:
         self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.path: str | None = None  # what the cell calls the step
+        self.number: int | None = None  # of its reports in a notebook
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
         self._current: Entry | None = None

@@ -31,10 +31,10 @@ _ALL: "WeakSet[OnHosts]" = WeakSet()
 
 
 class OnHosts:
-    """The calls of a step whose mesh lies on several hosts, each of which comes here with its own arguments. `meet` is
+    """The calls of a step whose mesh lies on several hosts, each of which comes here with its own arguments. `meet` are
     called before each: a host does not go on where another one has failed."""
 
-    meet: ClassVar[Callable[[], None] | None] = None
+    meet: ClassVar[list[Callable[[], None]]] = []
 
     def __init__(self, request: Request, hosts: int):
         self._request, self._hosts = request, hosts
@@ -55,8 +55,8 @@ class OnHosts:
 
     def enter(self) -> None:
         """A call begins: hosts meet, and what calls were given that have finished is let go of."""
-        if OnHosts.meet is not None:
-            OnHosts.meet()
+        for meet in OnHosts.meet:
+            meet()
         while self._under_way and ((sign := self._under_way[0][-1]) is None or is_done(sign)):
             self._under_way.popleft()
 
@@ -104,7 +104,7 @@ class OnHosts:
             _values_agree(entry, leaves)
 
 
-def finished(x: jax.Array) -> jax.Array | None:
+def finished(x: Any) -> jax.Array | None:
     """An array that a step gave back, or where a dead host keeps the step from its end, that of the last step which has
     come to one; None where that is gone, as it was given away."""
     while x is not None and not x.is_deleted() and not x.is_ready():
@@ -183,4 +183,4 @@ def _different(entry: Entry, leaf: Any) -> ShardError:
 
 def _sum(x: Any) -> int:
     bits = jax.random.key_data(x) if is_key(x) else x
-    return crc32(np.ascontiguousarray(bits).reshape(-1).view(np.uint8))
+    return crc32(np.ascontiguousarray(bits).tobytes())

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
 
-from ..errors import ShardError, did_you_mean, one_of
+from ..errors import ShardError, none_of, one_of
 from ..mesh import job_of
 from ..program.trace import Traced, is_closed_over, path_name
 from ..request import Request
@@ -83,9 +83,8 @@ def under(name: str, names: Sequence[str]) -> list[int]:
     found = [i for i, n in enumerate(names) if n == name or n.startswith(f"{name}.")]
     if not found:
         arguments = list(dict.fromkeys(n.split(".")[0] for n in names if not is_closed_over(n)))
-        raise ShardError(
-            f"--spec names '{name}'; the step's arguments are {one_of(arguments)}.{did_you_mean(name, arguments)}"
-        )
+        they_are = f"the step's arguments are {one_of(arguments)}"
+        raise ShardError(none_of(f"--spec names '{name}'", name, arguments, they_are))
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from jaxshard_magic.report import Leaf
+from jaxshard_magic.report import Leaf, MeshInfo
 from jaxshard_magic.views import leaf_rows, svg, words
 from jaxshard_magic.views.format import byte_text, count_text, printable, type_parts, type_text
 from jaxshard_magic.views.page import document
@@ -56,13 +56,13 @@ def to_text(ex: "Explorer", width: int | None = None) -> str:
 
 
 def _lines(ex: "Explorer", room: int) -> list[str]:
-    rows, left = _shown(ex)
+    (rows, left), info = _shown(ex), ex.mesh_info
     names = [printable(leaf.path) for leaf, _ in rows]
     kinds = [printable(type_text(leaf)) for leaf, _ in rows]
     columns = {
         "array": names,
         "type": kinds,
-        "copies": [count_text(leaf_rows.copies(leaf, ex.mesh_info)) for leaf, _ in rows],
+        "copies": [count_text(leaf_rows.copies(leaf, info)) for leaf, _ in rows],
         "per device": [byte_text(leaf.bytes_per_device) for leaf, _ in rows],
     }
     if ex.held_now is not None:
@@ -105,15 +105,14 @@ def to_html(ex: "Explorer") -> str:
 
 
 def _table(ex: "Explorer") -> str:
-    rows, left = _shown(ex)
+    (rows, left), info = _shown(ex), ex.mesh_info
     head: list[tuple[str, str]] = [("", "left"), ("array", "wrap"), ("type", "left"), ("copies", "right")]
     head += [("per device", "right"), *([("now", "right")] if ex.held_now is not None else [])]
-    body: Sequence[Sequence[str]] = [_cells(ex, leaf, now) for leaf, now in rows]
+    body: Sequence[Sequence[str]] = [_cells(ex, info, leaf, now) for leaf, now in rows]
     return table(head, body) + small(f"{text(left)}." if left else "")
 
 
-def _cells(ex: "Explorer", leaf: Leaf, now: int | None) -> list[str]:
-    info = ex.mesh_info
+def _cells(ex: "Explorer", info: MeshInfo, leaf: Leaf, now: int | None) -> list[str]:
     kind = "".join(axis(name, info) if name else text(piece) for piece, name in type_parts(leaf))
     why = f"<br><small>{text(leaf.why)}</small>" if leaf.why else ""
     row = [

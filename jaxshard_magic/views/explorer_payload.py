@@ -80,6 +80,7 @@ def laid(ex: "Explorer") -> dict[str, Any]:
     return {
         "strategy": ex.strategy,
         "mesh": [[axis, size] for axis, size in ex.axes.items()],
+        "devices": list(ex.mesh_info.devices),
         "cuts": [[list(axes) for axes in cut] for cut in found.cuts],
         "why": [whys.setdefault(printable(why), len(whys)) for why in found.whys],
         "whys": list(whys),

@@ -11,6 +11,7 @@ from jaxshard_magic.units import MINUS as MINUS
 from jaxshard_magic.units import SECOND_UNITS as SECOND_UNITS
 from jaxshard_magic.units import SPACE as SPACE
 from jaxshard_magic.units import UNKNOWN as UNKNOWN
+from jaxshard_magic.units import adding_up as adding_up
 from jaxshard_magic.units import byte_parts as byte_parts
 from jaxshard_magic.units import byte_text as byte_text
 from jaxshard_magic.units import count_text as count_text

@@ -160,9 +160,10 @@ def _time(report: Report) -> str:
         return ""
     told, drawn = [], []
     for kind, axes, seconds in parts[:COLLECTIVE_ROWS]:
-        hue, opacity = _hue(axes, report.mesh), 1.0 if kind is None else svg.KIND_OPACITY.get(kind, 0.4)
+        own = kind in words.OWN
+        hue, opacity = _hue(axes, report.mesh), (svg.OWN_OPACITY if own else svg.KIND_OPACITY).get(kind, 0.4)
         over = "".join(f" {axis(a, report.mesh)}" for a in axes or ())
-        name = f"{text(kind or 'compute')}{over}"
+        name = f"{text(kind)}{over}"
         key = svg.share_bar([(hue, 1.0, opacity)], 10, 10)
         told.append(f"{key} {name} {share_text(seconds / total)} {seconds_text(seconds)}")
         drawn.append((hue, seconds / total, opacity))
@@ -340,13 +341,17 @@ def _check(report: Report) -> str:
     lines = words.check_lines(report)
     if not lines:
         return ""
-    paragraphs = [f"<p>{text(line)}{_paths(paths)}</p>" for line, paths in lines]
+    paragraphs = [f"<p>{text(line)}{_told(leaves)}</p>" for line, leaves in lines]
     passed = report.check is not None and report.check.passed
     return section("Check: the same numbers" if passed else "Check: not the same numbers", *paragraphs)
 
 
-def _paths(paths: Sequence[str], most: int = 12) -> str:
-    if not paths:
+def _told(leaves: Sequence[tuple[str, str]], most: int = 12) -> str:
+    if not leaves:
         return ""
-    more = more_text(len(paths), most)
-    return " " + ", ".join(code(p) for p in paths[:most]) + more
+    more = more_text(len(leaves), most)
+    return (
+        " "
+        + ", ".join(code(path) + (f" {text(amount)}" if amount else "") for path, amount in leaves[:most])
+        + more
+    )

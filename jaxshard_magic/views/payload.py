@@ -46,7 +46,8 @@ def payload(report: Report) -> dict[str, Any]:
             "text": printable(words.devices_text(report.mesh)),
         },
         "verdict": {"ok": (said := words.verdict(report)).ok, "spans": span_pairs(said.spans)},
-        "notes": [printable(note) for note in words.notes(report)],
+        "notes": [printable(note) for note in words.run_notes(report)],
+        "foot": [printable(note) for note in words.origin_notes(report)],
         "check": _check(report),
         "time": _time(report, index),
         "figures": _figures(report, index, memory is not None),
@@ -97,8 +98,12 @@ def _title(report: Report) -> dict[str, str | None]:
 def _check(report: Report) -> dict[str, Any] | None:
     if report.check is None:
         return None
-    lines = [[printable(line), list(map(printable, paths))] for line, paths in words.check_lines(report)]
-    return {"passed": report.check.passed, "lines": lines}
+
+    def packed(lines: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> list[Any]:
+        return [[printable(line), [[*map(printable, leaf)] for leaf in leaves]] for line, leaves in lines]
+
+    found, noise = packed(words.found_lines(report)), packed(words.noise_lines(report))
+    return {"passed": report.check.passed, "lines": found, "noise": noise}
 
 
 def _options(report: Report) -> dict[str, Any] | None:
@@ -128,12 +133,14 @@ def _figures(report: Report, index: Mapping[str, int], memory: bool) -> list[dic
 
 
 def _time(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
-    """The predicted step, cut into what is computed and each kind of collective over its axes."""
+    """The predicted step, cut into what a device does itself and each kind of collective over its axes."""
     parts = words.time_parts(report)
     if not parts:
         return None
-    rows = [[kind and printable(kind), axes and [index[a] for a in axes], s] for kind, axes, s in parts]
-    return {"total": sum(s for _, _, s in parts), "text": words.predicted_text(report), "parts": rows}
+    rows = [[printable(kind), axes and [index[a] for a in axes], s] for kind, axes, s in parts]
+    own = sum(kind in words.OWN for kind, _, _ in parts)
+    total = sum(s for _, _, s in parts)
+    return {"total": total, "text": words.predicted_text(report), "parts": rows, "own": own}
 
 
 def _mark(mark: marks.Mark | None, index: Mapping[str, int]) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic.errors import ShardError, none_of, one_of
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.sent import Sendable
@@ -40,7 +40,8 @@ def show(report: Report, how: str | None = None) -> None:
     Args:
         how: auto: in a notebook the widget with its twin, in a terminal text; widget: the widget alone; html, without
             any widget; page: as html, and what a page that is made of the saved notebook needs to show the widget;
-            data: the report itself, for the kernel that shows it; text. By default what the variable JAXSHARD_VIEW says, else auto.
+            data: the report itself, for the kernel that shows it; text. By default what the variable JAXSHARD_VIEW
+            says, else auto.
     """
     how = _wanted(how)
     if how == "html" or not _in_notebook(get_ipython()):
@@ -160,7 +161,7 @@ def show_stop(how: str | None = None) -> Callable[[], None]:
 def _wanted(how: str | None) -> str:
     how = how or os.environ.get(VARIABLE) or "auto"
     if how not in WAYS:
-        raise ShardError(f"no view {how!r}; the views are {one_of(WAYS)}.{did_you_mean(how, WAYS)}")
+        raise ShardError(none_of(f"no view {how!r}", how, WAYS, f"the views are {one_of(WAYS)}"))
     return how
 
 

@@ -17,6 +17,7 @@ from jaxshard_magic.views.leaf_rows import copies, cuts
 AXES = tuple(BOTH[f"a{i}"] for i in range(HUES))
 DASHES = ("", "5 2", "2 2", "6 2 2 2", "9 3", "1 2", "6 2 2 2 2 2", "10 2 4 2")
 RULE, LIMIT = BOTH["rule"], BOTH["limit"]
+OWN_OPACITY = {"compute": 1.0, "memory": 0.6}
 KIND_OPACITY = {"all-gather": 1.0, "all-reduce": 0.8, "reduce-scatter": 0.6, "all-to-all": 0.4}
 
 WIDTH, HEIGHT, SHEET = 44, 28, 3

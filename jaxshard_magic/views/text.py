@@ -211,8 +211,11 @@ def _time(report: Report, width: int) -> list[str]:
         return []
     shown, rest = parts[:COLLECTIVE_ROWS], parts[COLLECTIVE_ROWS:]
     columns = {
-        "part": [shorten(printable(kind or "compute"), 20) for kind, _, _ in shown],
-        "over": [shorten(printable(words.axes_text(axes)), 16) if kind else "" for kind, axes, _ in shown],
+        "part": [shorten(printable(kind), 20) for kind, _, _ in shown],
+        "over": [
+            shorten(printable(words.axes_text(axes)), 16) if kind not in words.OWN else ""
+            for kind, axes, _ in shown
+        ],
         "time": [plain(seconds_text(seconds)) for _, _, seconds in shown],
         "share": [share_text(seconds / total) for _, _, seconds in shown],
     }
@@ -341,9 +344,11 @@ def _reason(r: leaf_rows.Row, width: int, always: bool) -> list[str]:
 
 def _check(report: Report, width: int) -> list[str]:
     lines = []
-    for sentence, paths in words.check_lines(report):
+    for sentence, leaves in words.check_lines(report):
         lines += wrap(plain(printable(sentence)), width)
-        lines += ["  " + shorten(printable(p), width - 2) for p in paths[:12]]
-        if len(paths) > 12:
-            lines.append(f"  and {count_text(len(paths) - 12)} more")
+        lines += [
+            "  " + shorten(printable(f"{path} {much}".rstrip()), width - 2) for path, much in leaves[:12]
+        ]
+        if len(leaves) > 12:
+            lines.append(f"  and {count_text(len(leaves) - 12)} more")
     return lines

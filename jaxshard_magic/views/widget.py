@@ -5,7 +5,7 @@ from functools import cached_property
 from numbers import Integral
 from typing import Any
 
-from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic.errors import ShardError, none_of, one_of
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.format import printable, runs
 from jaxshard_magic.views.live_view import Chosen, LiveView, quoted
@@ -70,8 +70,8 @@ class ReportView(LiveView):
     def _tab(self, value: Any) -> str:
         if isinstance(value, str) and value in self._tabs:
             return value
-        near = did_you_mean(str(value), self._tabs)
-        raise ShardError(f"no tab {quoted(value)}; this report's tabs are {one_of(self._tabs)}.{near}")
+        tabs = f"this report's tabs are {one_of(self._tabs)}"
+        raise ShardError(none_of(f"no tab {quoted(value)}", str(value), self._tabs, tabs))
 
 
 def _nearest_leaf(path: str, paths: list[str]) -> str:

@@ -22,9 +22,9 @@ export function pictures(trial) {
   let width = WIDTH;
 
   function draw(work, index) {
-    const axes = String(work.view.mesh.axes);
-    if (axes !== mesh) {
-      mesh = axes;
+    const drawnOf = JSON.stringify([work.view.mesh.axes, work.mesh.devices]);
+    if (drawnOf !== mesh) {
+      mesh = drawnOf;
       read = readout(work.mesh, reading);
       array = new Blocks(work.mesh, trial, reading);
       map = new MeshMap(work.mesh, trial, reading);

@@ -92,7 +92,7 @@ function drawable(data, { axes, laid, wishes }, cuts, each, changed) {
   const within = cuts.map(() => 0);
   const spec = cuts.map((cut) => cut.map((names) => names.map((name) => index.get(name))));
   return {
-    mesh: { axes, devices: [], text: "" },
+    mesh: { axes, devices: String(laid.mesh) === String(axes) ? (laid.devices ?? []) : [], text: "" },
     leaves: { ...data.leaves, spec, held: each, why, within },
     whys,
     withins: [[]],

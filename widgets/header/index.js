@@ -2,15 +2,15 @@
 
 import { h } from "../shared/dom.js";
 import { axisClass } from "../shared/axes.js";
-import { count } from "../shared/format.js";
 import { lineNamed } from "../shared/lines.js";
 import { axis, copyable, sign, spans } from "../shared/text.js";
+import { named } from "./check.js";
 import { mark } from "./marks.js";
 import { meshGlyph } from "./meshglyph.js";
 import { options } from "./options.js";
 import { timeStrip } from "./strip.js";
 
-const PATHS = { failed: 12, noise: 3 }; // leaves that a sentence of the check names
+const FAILED = 12; // leaves that a sentence of the check names
 
 /** The header of a report. */
 export function view(data, mesh, selection) {
@@ -24,7 +24,7 @@ export function view(data, mesh, selection) {
       h("div", { class: "jsm-head-words" }, title(data, mesh), verdict(data, mesh, selection)),
     ),
     data.notes.length ? h("p", { class: "jsm-small jsm-quiet" }, data.notes.join(" ")) : null,
-    check(data, selection),
+    named(data.check?.lines, FAILED, data, selection),
     timeStrip(data.time, mesh),
     figures(data, mesh, selection),
     options(data.options),
@@ -64,39 +64,6 @@ function verdict({ verdict, memory, communication }, mesh, selection) {
     verdict.ok ? null : [sign("error"), " "],
     spans(verdict.spans, mesh, opens),
   );
-}
-
-/** What a check found beyond its figure: leaves that differ, and those that only rounding moves. */
-function check(data, selection) {
-  const { check } = data;
-  const lines = check?.lines.filter(([, paths]) => paths.length) ?? [];
-  const find = found(data);
-  const most = check?.passed ? PATHS.noise : PATHS.failed;
-  return lines.map(([sentence, paths]) => {
-    const named = paths.slice(0, most).flatMap((path, i) => [i ? ", " : " ", leaf(path, find(path.split(" by ")[0]), selection)]);
-    const more = paths.length > most ? ` and ${count(paths.length - most)} more` : null;
-    return h("p", { class: "jsm-small jsm-quiet" }, sentence, named, more);
-  });
-}
-
-/**
- * Which leaf a path of the check means, among those that the payload says it speaks of. A check names the step's
- * outputs, `params.w`: the leaf `state.params.w` or `w` that the step takes is the same one.
- */
-function found({ failed, noise, leaves }) {
-  const index = new Map();
-  for (const key of [inner, (path) => path]) {
-    for (const i of [...failed, ...noise].reverse()) index.set(key(leaves.path[i]), i);
-  }
-  return (path) => index.get(path) ?? index.get(inner(path)) ?? null;
-}
-
-const inner = (path) => path.slice(path.indexOf(".") + 1) || path;
-
-function leaf(path, index, selection) {
-  if (index === null) return h("code", {}, path);
-  const open = () => selection.select({ tab: "layout", leaf: index });
-  return h("button", { type: "button", class: "jsm-link", onclick: open }, h("code", {}, path));
 }
 
 function figures(data, mesh, selection) {

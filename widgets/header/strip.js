@@ -1,4 +1,4 @@
-// The predicted step as one bar: what a device computes, then each kind of collective over its axes.
+// The predicted step as one bar: what a device does itself, then each kind of collective over its axes.
 
 import { h, replace, s } from "../shared/dom.js";
 import { seconds, share } from "../shared/format.js";
@@ -8,12 +8,19 @@ const BAR = 12; // px
 const AWAY = 6; // px between a label and the next part
 const LEAST = 0.01; // of the step: a smaller part is told in the communication view alone
 const NAMED = 3; // parts told in words that have no label
-const OWN = "what a device does itself: each product takes as long as its arithmetic or its memory, whichever is longer";
+const OWN = {
+  compute: "Compute: the products whose arithmetic takes longer than reading and writing their bytes",
+  memory: "Memory: the products that wait for the chip's memory, and the update",
+};
+const FILLED = { compute: 1, memory: 0.6 };
 
 /** The bar of a payload's `time` with its labels; nothing for none. */
 export function timeStrip(time, mesh) {
   if (!time) return null;
-  const parts = time.parts.map(([kind, axes, spent]) => ({ kind, axes, spent, part: time.total ? spent / time.total : 0 }));
+  const own = time.own ?? 1; // an earlier version saved one part of its own, without a name
+  const parts = time.parts.map(([kind, axes, spent], i) => {
+    return { kind: kind ?? "compute", axes, spent, own: i < own, part: time.total ? spent / time.total : 0 };
+  });
   const labels = parts.map((each) => label(each, mesh));
   const place = h("div", { class: "jsm-strip-labels" }, labels);
   const rest = h("p", { class: "jsm-small jsm-quiet", hidden: true });
@@ -35,20 +42,31 @@ export function timeStrip(time, mesh) {
   return element;
 }
 
-function bar([own, ...rest], mesh, text) {
-  const told = [own, ...rest].map((each) => `${named(each, mesh)} ${share(each.part)}, ${seconds(each.spent)}`);
+function bar(parts, mesh, text) {
+  const told = parts.map((each) => `${named(each, mesh)} ${share(each.part)}, ${seconds(each.spent)}`);
   const label = `Predicted step of ${text}: ${told.join("; ")}`;
-  const from = 100 * own.part;
-  const moved = s("svg", { x: `${from}%`, width: `${100 - from}%`, height: BAR }, within(rest));
+  let from = 0;
+  const own = parts.filter((each) => each.own).map(({ kind, part }) => {
+    const x = `${from}%`;
+    from += 100 * part;
+    return [
+      s("rect", { x, width: `${100 * part}%`, height: BAR, fill: "var(--jsm-compute)", opacity: FILLED[kind] }),
+      s("rect", { x, width: `${100 * part}%`, y: BAR - 1, height: 1, fill: "var(--jsm-compute)" }),
+      seam(from),
+    ];
+  });
+  const rest = within(parts.filter((each) => !each.own));
+  const moved = s("svg", { x: `${from}%`, width: `${Math.max(0, 100 - from)}%`, height: BAR }, rest);
   return s(
     "svg",
     { width: "100%", height: BAR, role: "img", "aria-label": label },
     s("title", {}, told.join("\n")),
-    s("rect", { width: `${from}%`, height: BAR, fill: "var(--jsm-compute)" }),
     moved,
-    from > 0 && s("rect", { x: `${from}%`, width: SEAM, height: BAR, fill: "var(--jsm-bg)" }),
+    own,
   );
 }
+
+const seam = (at) => at > 0 && at < 100 && s("rect", { x: `${at}%`, width: SEAM, height: BAR, fill: "var(--jsm-bg)" });
 
 /** The collectives, as shares of all of them. */
 function within(parts) {
@@ -56,14 +74,14 @@ function within(parts) {
   return pieces(parts.map(({ kind, axes, part }) => ({ kind, axes, size: (100 * part) / all })), BAR);
 }
 
-const named = ({ kind, axes }, mesh) => (kind === null ? "compute" : `${kind} over ${overText(axes, null, mesh)}`);
+const named = ({ kind, axes, own }, mesh) => (own ? kind : `${kind} over ${overText(axes, null, mesh)}`);
 
-function label({ kind, axes, spent, part }, mesh) {
-  const what = kind === null ? null : [over(axes, null, mesh), " "];
+function label({ kind, axes, spent, part, own }, mesh) {
+  const what = own ? null : [over(axes, null, mesh), " "];
   return h(
     "div",
-    { class: "jsm-strip-label", title: kind === null ? `compute: ${OWN}` : null },
-    h("div", { class: "jsm-strip-kind" }, kind ?? "compute"),
+    { class: "jsm-strip-label", title: own ? OWN[kind] : null },
+    h("div", { class: "jsm-strip-kind" }, kind),
     h("div", { class: "jsm-quiet" }, what, share(part), h("span", { class: "jsm-strip-time" }, ` ${seconds(spent)}`)),
   );
 }
@@ -88,9 +106,9 @@ function fitted(parts, labels, width) {
 
 /** `also all-to-all over data 0.6%, 278 us`: parts too small for a label. */
 function also(parts, mesh) {
-  const told = parts.slice(0, NAMED).map(({ spent, part, kind, axes }, i) => [
+  const told = parts.slice(0, NAMED).map(({ spent, part, kind, axes, own }, i) => [
     i ? "; " : "also ",
-    kind === null ? "compute" : [kind, " over ", over(axes, null, mesh)],
+    own ? kind : [kind, " over ", over(axes, null, mesh)],
     ` ${share(part)}, ${seconds(spent)}`,
   ]);
   const left = parts.slice(NAMED);

@@ -12,7 +12,7 @@ const SAYS = {
 };
 
 /** The bar of `parts`, [what, share, text, more] each, and a legend where there is more than one. */
-export function why({ parts, bubble }) {
+export function why({ parts, bubble, work }) {
   const named = `The bubble, ${percent(bubble)}: ${parts.map(([what, , text]) => `${what} ${text}`).join(", ")}`;
   return h(
     "div",
@@ -21,7 +21,7 @@ export function why({ parts, bubble }) {
       "div",
       { class: "jsm-pp-bar", role: "img", "aria-label": named },
       pieces(parts, bubble).map(({ share, look }) => h("i", { style: { ...look, width: `${100 * share}%` } })),
-      h("span", { class: "jsm-quiet" }, `${percent(1 - bubble)} of device time is work`),
+      h("span", { class: "jsm-quiet" }, `${work ?? percent(1 - bubble)} of device time is work`),
     ),
     h(
       "div",

@@ -4,6 +4,7 @@ import communication from "../communication/communication.css";
 import { view as communicationView } from "../communication/index.js";
 import source from "../communication/source.css";
 import header from "../header/header.css";
+import { foot } from "../header/foot.js";
 import { view as headerView } from "../header/index.js";
 import detail from "../layout/detail.css";
 import layout from "../layout/layout.css";
@@ -49,4 +50,6 @@ function draw(root, data, mesh, selection, model, only) {
   const listed = data.tabs.filter((tab) => shown(tab.id));
   const beside = (chosen) => saving(model, chosen);
   if (listed.length) root.append(tabs(listed, selection, (id) => VIEWS[id](data, mesh, selection), beside));
+  const last = shown("header") && foot(data, selection);
+  if (last) root.append(last);
 }

@@ -18,7 +18,8 @@ RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
 
 
 def advise(case: Case) -> tuple[Advice, ...]:
-    """What is off with a sharded step, errors first, then warnings, of each kind first what saves most.
+    """What is off with a sharded step, errors first, then warnings, of each kind first what has a cure and saves
+    most.
 
     What would make it fit is not said once more for its own sake.
     """
@@ -28,5 +29,10 @@ def advise(case: Case) -> tuple[Advice, ...]:
 
 
 def by_level(advice: Iterable[Advice]) -> tuple[Advice, ...]:
-    """Errors first, then warnings; of each kind first what saves most, then in the order that it is given in."""
-    return tuple(sorted(advice, key=lambda one: (LEVELS.index(one.level), -(one.saves or 0.0))))
+    """Errors first, then warnings; of each kind first what has a cure, what saves most before others, then in the order
+    that it is given in."""
+
+    def place(one: Advice) -> tuple[int, bool, float]:
+        return LEVELS.index(one.level), not (one.fix and one.saves), -(one.saves or 0.0)
+
+    return tuple(sorted(advice, key=place))

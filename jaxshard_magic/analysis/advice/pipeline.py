@@ -89,8 +89,8 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
     if then is None or p.bubble.predicted - then.bubble < SMALLER or _slower(case, then):
         return
     message = (
-        f"With {p.microbatches} microbatch{'es' * (p.microbatches > 1)} for {p.stages} stages the bubble is "
-        f"{_share(p.bubble.predicted)}, as predicted; with {then.microbatches} it would be {_share(then.bubble)}, "
+        f"{p.microbatches} microbatch{'es are' if p.microbatches > 1 else ' is'} few for {p.stages} stages: the bubble "
+        f"is {_share(p.bubble.predicted)}, as predicted; with {then.microbatches} it would be {_share(then.bubble)}, "
         "where a microbatch takes as much less time as it is smaller."
     )
     fix = f"--microbatches {then.microbatches}" if able else None
@@ -140,8 +140,8 @@ def uneven_stages(case: PipelineCase) -> Iterator[Advice]:
     slowest = work.index(most)
     what = "Rank" if p.chunks > 1 else "Stage"
     message = (
-        f"{what} {slowest} takes {case.time(most)} for a microbatch, {_share(most / mean - 1)} above the mean of "
-        f"{case.time(mean)}."
+        f"{what} {slowest} is the slowest: it takes {case.time(most)} for a microbatch, "
+        f"{_share(most / mean - 1)} above the mean of {case.time(mean)}."
     )
     fix = "--balance measured" if p.source == "measured" and not case.balanced else None
     level = "warning" if p.bubble.uneven - p.bubble.ideal >= MUCH else "info"
@@ -214,8 +214,8 @@ def heavy_boundary(case: PipelineCase) -> Iterator[Advice]:
     if not heavy:
         return
     b = max(heavy, key=lambda b: (b.seconds or 0.0, b.bytes or 0))
-    what = "Each microbatch goes" if b.bytes is None else f"{byte_text(b.bytes)} of each microbatch go"
-    message = f"{what} from stage {b.stage} to stage {b.stage + 1}"
+    what = "each microbatch" if b.bytes is None else f"{byte_text(b.bytes)} of each microbatch"
+    message = f"Much goes from stage {b.stage} to stage {b.stage + 1}: {what}"
     if b.times >= TIMES:
         message += f", {b.times:.2g} times what goes between the others ({byte_text(b.others)})"
     if b.seconds is not None:
@@ -255,9 +255,9 @@ def better_schedule(case: PipelineCase) -> Iterator[Advice]:
     if better:
         best = min(better, key=lambda each: (round(each.makespan / now.makespan, 6), each.peak))
         message = (
-            f"The actions of {best.schedule} would take {case.time(best.makespan)} where those of {p.schedule} take "
-            f"{case.time(now.makespan)}, both as predicted, and hold no more: a bubble of {_share(best.bubble)} "
-            f"instead of {_share(now.bubble)}."
+            f"{best.schedule} would take less time: its actions {case.time(best.makespan)} where those of {p.schedule} "
+            f"take {case.time(now.makespan)}, both as predicted, and it holds no more; its bubble is "
+            f"{_share(best.bubble)} instead of {_share(now.bubble)}."
         )
         level = "warning" if now.bubble - best.bubble >= MUCH else "info"
         saves = 1 - best.makespan / now.makespan

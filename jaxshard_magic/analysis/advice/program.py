@@ -36,7 +36,8 @@ def not_donated(case: Case) -> Iterator[Advice]:
     if twice >= WORTH_DONATING:
         where = "on the fullest device" if case.stage_axes else "on every device"
         message = f"The old state stays while the new one is made: {byte_text(twice)} more {where}."
-        yield Advice("not-donated", "info", message, "--donate")
+        peak = max((d.peak or 0 for d in (case.memory.per_device if case.memory else ())), default=0)
+        yield Advice("not-donated", "info", message, "--donate", min(1.0, twice / peak) if peak else None)
 
 
 def batch_grew(case: Case) -> Iterator[Advice]:

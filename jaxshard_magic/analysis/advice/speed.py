@@ -136,8 +136,8 @@ def small_batch(case: Case) -> Iterator[Advice]:
     if does >= needs:
         return
     message = (
-        f"{_chip(case)} waits for its memory {share(roof.bound_by_memory)} of the time that it works: the products do "
-        f"{does:.3g} FLOPs for each byte, and it needs {needs:.3g} to be busy."
+        f"Of a device's own {time(roof.own)}, without communication, {share(roof.bound_by_memory)} waits for "
+        f"{_chip(case)}'s memory: the products do {does:.3g} FLOPs for each byte, and it needs {needs:.3g} to be busy."
     )
     weights = sum(s.weights for s in case.shares)
     left = flops - needs * (moved - weights)  # FLOPs above what the bytes take that grow with the batch

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ...errors import ShardError, did_you_mean
+from ...errors import ShardError, none_of
 from .flags import Flag, LineOptions, Options
 
 Line = TypeVar("Line", bound=LineOptions)
@@ -88,5 +88,5 @@ def _flag(name: str, command: str, by_name: Mapping[str, Flag]) -> Flag:
     if name in by_name:
         return by_name[name]
     raise ShardError(
-        f"{command} has no option {name}.{did_you_mean(name, by_name)} {command} --help lists them"
+        none_of(f"{command} has no option {name}", name, by_name, f"{command} --help lists them")
     )

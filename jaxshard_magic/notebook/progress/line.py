@@ -77,7 +77,8 @@ class Progress:
         """What to know in a wait for a compiler, once it is one."""
         if seconds < LONG or not doing.startswith("compiling"):
             return ""
-        took = f"; the last compile of this step took {seconds_text(self._took)}" if self._took else ""
+        known = self._took is not None and self._took >= LONG  # a shorter one was of other shapes
+        took = f"; the last compile of this step took {seconds_text(self._took)}" if known else ""
         return f"{took}; interrupting stops it, and your variables stay as they are"
 
     def _line(self, now: float) -> tuple[str, float | None]:

@@ -1,4 +1,4 @@
-"""How far a training loop has come, in words: step, loss, step time, time left."""
+"""How far a training loop has come, in words: step, loss, time from call to call, time left."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -34,7 +34,7 @@ class Training:
         self._marks.clear()
 
     def line(self, now: float) -> str:
-        """`step 340 of 1,000, loss 0.0421, 12.3 ms a step, 8 s left`; empty while no loop is evident."""
+        """`step 340 of 1,000, loss 0.0421, 12.3 ms a call, 8 s left`; empty while no loop is evident."""
         if self._said and now - self._said_at < STANDS:
             return self._said
         step, loss = self._finished()
@@ -59,15 +59,15 @@ def _parts(step: int, loss: float | None, total: int | None, marks: Iterable[Mar
         yield f"loss {loss:.4g}"
     stretches = [(t1 - t0, n1 - n0) for (t0, n0), (t1, n1) in pairwise(marks)]
     if stretches:
-        yield f"{seconds_text(_step_time(stretches))} a step"
+        yield f"{seconds_text(_call_time(stretches))} a call"
     if stretches and left:
         # Pauses come again, so they count here.
         seconds, steps = map(sum, zip(*stretches, strict=True))
         yield f"{duration_text(left * seconds / steps)} left"
 
 
-def _step_time(stretches: list[tuple[float, int]]) -> float:
-    """Seconds a step, over the `(seconds, steps)` that are not pauses."""
+def _call_time(stretches: list[tuple[float, int]]) -> float:
+    """Seconds from call to call, over the `(seconds, steps)` that are not pauses."""
     usual = median(seconds / steps for seconds, steps in stretches)
     going = [(seconds, steps) for seconds, steps in stretches if seconds / steps <= PAUSE * usual]
     return sum(seconds for seconds, _ in going) / sum(steps for _, steps in going)

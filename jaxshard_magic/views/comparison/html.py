@@ -232,6 +232,9 @@ def again(comparison: Comparison) -> str:
     predicted = [words.prediction_text(comparison, t) for t in shown]
     shares = [words.limit_share(t) for t in shown]
     head, columns = [("strategy", "wrap")], [[_typed(names[t.key].text) for t in shown]]
+    if any(numbers := [words.report_text(t) for t in shown]):
+        head.append(("report", "right"))
+        columns.append([number or UNKNOWN for number in numbers])
     if any(predicted):
         head.append(("predicted", "right"))
         columns.append([told or UNKNOWN for told in predicted])

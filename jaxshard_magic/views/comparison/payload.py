@@ -101,7 +101,7 @@ def _answer(answer: words.Answer) -> list[str | None]:
 
 def _facts(comparison: Comparison, trial: Trial) -> list[tuple[str, str]]:
     """What is told of a chosen trial beside the picture."""
-    told = []
+    told = [("report", number)] if (number := words.report_text(trial)) else []
     if trial.measured is not None:
         beside = words.prediction_text(comparison, trial)
         how = f", predicted {beside}" if beside else ""

@@ -102,8 +102,9 @@ def _amounts(comparison: Comparison, shown: Sequence[Trial], most: int) -> dict[
         f"sent, {sent.unit}": [clip(_sent(sent, t), most) for t in shown],
         "bubble": bubbles,
         "FLOPs": [flops_text(data.flops_of(t)) for t in shown],
+        "report": (numbers := [words.report_text(t) for t in shown]),
     }
-    known = {"bubble": any(told != UNKNOWN for told in bubbles)}
+    known = {"bubble": any(told != UNKNOWN for told in bubbles), "report": any(numbers)}
     return {head: list(map(plain, told)) for head, told in columns.items() if known.get(head, True)}
 
 

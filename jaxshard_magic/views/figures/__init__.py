@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import plotly.graph_objects as go
 
-from jaxshard_magic.errors import ShardError, did_you_mean, one_of
+from jaxshard_magic.errors import ShardError, none_of, one_of
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.views.colours import THEMES
@@ -26,8 +26,9 @@ def figure(report: Report, name: str, theme: str = "light") -> go.Figure:
     Raises ShardError for other names, and for a report without that part.
     """
     if name not in _FIGURES:
-        allowed = one_of(_FIGURES)
-        raise ShardError(f"no figure {name!r}; the figures are {allowed}.{did_you_mean(str(name), _FIGURES)}")
+        raise ShardError(
+            none_of(f"no figure {name!r}", str(name), _FIGURES, f"the figures are {one_of(_FIGURES)}")
+        )
     return _FIGURES[name](report, _colours(theme))
 
 
@@ -41,6 +42,7 @@ def comparison(compared: Comparison, theme: str = "light") -> go.Figure:
 
 def _colours(theme: str) -> Mapping[str, str]:
     if theme not in THEMES:
-        near = did_you_mean(str(theme), THEMES)
-        raise ShardError(f"no theme {theme!r}; the themes are {one_of(THEMES)}.{near}")
+        raise ShardError(
+            none_of(f"no theme {theme!r}", str(theme), THEMES, f"the themes are {one_of(THEMES)}")
+        )
     return THEMES[theme]

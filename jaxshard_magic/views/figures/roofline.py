@@ -86,7 +86,7 @@ def _communication(report: Report, colours: Mapping[str, str]) -> list[Row]:
     """A row for each set of axes, the longest first, with a piece for each kind of collective."""
     parts: dict[tuple[str, ...] | None, list[tuple[str, float]]] = defaultdict(list)
     for kind, axes, seconds in words.time_parts(report):
-        if kind is not None:
+        if kind not in words.OWN:
             parts[axes].append((kind, seconds))
     step = sum(seconds for _, _, seconds in words.time_parts(report))
     rows = []

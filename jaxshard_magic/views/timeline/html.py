@@ -48,7 +48,7 @@ def _parts(p: Pipeline) -> str:
         + (f" <small>({text(part.more)})</small>" if part.more else "")
         for i, part in enumerate(parts)
     )
-    work = words.percent_text(1 - words.bubble_of(p))
+    work = words.work_text(p)
     return f"<p>{' &nbsp; '.join(told)} &nbsp; <small>{work} of device time is work</small></p>"
 
 

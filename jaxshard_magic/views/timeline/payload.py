@@ -34,6 +34,7 @@ def pipeline_payload(p: Pipeline) -> dict[str, Any]:
             for i, part in enumerate(words.bubble_parts(p))
         ],
         "bubble": words.bubble_of(p),
+        "work": words.work_text(p),
         "source": p.source if p.source == "measured" else "predicted",
         "unit": "s" if p.unit == "s" else "",
         "tick": 1 / scale if scale else 0.0,
@@ -79,7 +80,7 @@ def _rank(p: Pipeline, i: int) -> dict[str, Any]:
         "bytes": words.held_bytes(rank),
     }
     plain = {name: text and printable(text) for name, text in said.items()}
-    return {**plain, "peak": rank.peak_activations, "size": rank.activation_bytes}
+    return {**plain, "peak": rank.peak_activations, "size": rank.activation_bytes or None}
 
 
 def _columns(lane: Sequence[data.Mark], scale: float) -> dict[str, Any]:
@@ -132,5 +133,5 @@ def _now(p: Pipeline) -> dict[str, Any]:
         "bubble": p.bubble.predicted,
         "makespan": p.makespan[1],
         "peak": max(peaks) / max(1, p.chunks) if peaks else None,
-        "bytes": max(held, default=None),
+        "bytes": max(held, default=0) or None,
     }

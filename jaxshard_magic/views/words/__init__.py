@@ -8,6 +8,7 @@ from jaxshard_magic.views.words.buffers import buffer_about as buffer_about
 from jaxshard_magic.views.words.buffers import buffer_name as buffer_name
 from jaxshard_magic.views.words.buffers import buffer_type as buffer_type
 from jaxshard_magic.views.words.buffers import buffers_lead as buffers_lead
+from jaxshard_magic.views.words.communication import OWN as OWN
 from jaxshard_magic.views.words.communication import communication_lead as communication_lead
 from jaxshard_magic.views.words.communication import communication_share as communication_share
 from jaxshard_magic.views.words.communication import least as least
@@ -27,6 +28,7 @@ from jaxshard_magic.views.words.comparison import is_predicted as is_predicted
 from jaxshard_magic.views.words.comparison import limit_share as limit_share
 from jaxshard_magic.views.words.comparison import not_run as not_run
 from jaxshard_magic.views.words.comparison import prediction_text as prediction_text
+from jaxshard_magic.views.words.comparison import report_text as report_text
 from jaxshard_magic.views.words.comparison import same_answer as same_answer
 from jaxshard_magic.views.words.comparison import source_text as source_text
 from jaxshard_magic.views.words.comparison import step_text as step_text
@@ -54,14 +56,19 @@ from jaxshard_magic.views.words.pipeline import pipeline_lead as pipeline_lead
 from jaxshard_magic.views.words.pipeline import rank_name as rank_name
 from jaxshard_magic.views.words.pipeline import size_text as size_text
 from jaxshard_magic.views.words.pipeline import stages_text as stages_text
+from jaxshard_magic.views.words.pipeline import work_text as work_text
 from jaxshard_magic.views.words.run import HINTS as HINTS
 from jaxshard_magic.views.words.run import check_lines as check_lines
 from jaxshard_magic.views.words.run import devices_text as devices_text
 from jaxshard_magic.views.words.run import ended_spans as ended_spans
+from jaxshard_magic.views.words.run import found_lines as found_lines
 from jaxshard_magic.views.words.run import largest_difference as largest_difference
 from jaxshard_magic.views.words.run import named_text as named_text
+from jaxshard_magic.views.words.run import noise_lines as noise_lines
 from jaxshard_magic.views.words.run import notes as notes
 from jaxshard_magic.views.words.run import options_text as options_text
+from jaxshard_magic.views.words.run import origin_notes as origin_notes
+from jaxshard_magic.views.words.run import run_notes as run_notes
 from jaxshard_magic.views.words.run import title_text as title_text
 from jaxshard_magic.views.words.spans import Span as Span
 from jaxshard_magic.views.words.spans import axes_text as axes_text

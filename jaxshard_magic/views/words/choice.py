@@ -29,14 +29,14 @@ from jaxshard_magic.views.format import (
     significant,
 )
 from jaxshard_magic.views.words.spans import Span, strong
+from jaxshard_magic.views.words.typed import own_options
 
-_MESH = re.compile(r'\s*--mesh[= ]("[^"]*"|\S+)')
 _ORDER = (CHOSEN, RUNNER_UP, SLOWER, BOUND, TOO_LARGE, ESTIMATE, LEFT, REFUSED)
 
 
 def options_of(candidate: Considered) -> str:
-    """The options as they are typed, without the mesh."""
-    return _MESH.sub("", candidate.line).removeprefix(candidate.strategy).strip()
+    """Its own options as they are typed."""
+    return " ".join(f"--{name} {value}".rstrip() for name, value in own_options(candidate.line))
 
 
 def place_of(candidate: Considered) -> str:

@@ -10,6 +10,7 @@ from jaxshard_magic.views.format import byte_text, rate_text, seconds_text, shar
 from jaxshard_magic.views.words.spans import Span, axes_spans, line_span, strong
 
 AT_LEAST = "\u2265"
+OWN = ("compute", "memory")  # what a device does itself, by what it waits for
 
 
 def communication_lead(report: Report) -> list[Span]:
@@ -100,9 +101,9 @@ def predicted_text(report: Report) -> str:
     return seconds_text(None) if known is None else least(seconds_text(known), report.collectives or ())
 
 
-def time_parts(report: Report) -> list[tuple[str | None, tuple[str, ...] | None, float]]:
-    """The predicted step as (kind of collective, axes, seconds), largest first behind what is no communication, which
-    has no kind; empty without a prediction."""
+def time_parts(report: Report) -> list[tuple[str, tuple[str, ...] | None, float]]:
+    """The predicted step as (what, axes, seconds): what a device does itself, `OWN`, then each kind of collective,
+    largest first; empty without a prediction."""
     timing = report.timing
     if timing is None or timing.communication_s is None or timing.predicted_step_s is None:
         return []
@@ -113,4 +114,9 @@ def time_parts(report: Report) -> list[tuple[str | None, tuple[str, ...] | None,
         taken[c.kind, c.axes] += finite(c.seconds) or 0.0
     own = max(0.0, timing.predicted_step_s - timing.communication_s)
     rest = sorted(((kind, axes, s) for (kind, axes), s in taken.items() if s), key=lambda part: -part[2])
-    return [(None, None, own), *rest]
+    waits = finite(timing.waiting_s)
+    if waits is None:
+        return [("compute", None, own), *rest]
+    waits = min(waits, own)
+    parts = zip(OWN, (own - waits, waits), strict=True)
+    return [*((what, None, s) for what, s in parts if s), *rest]

@@ -1,6 +1,5 @@
 """A comparison in words: what its trials are called, which is best, and what stands in a trial's cells."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from jaxshard_magic.views.format import (
 from jaxshard_magic.views.words.communication import predicted_text
 from jaxshard_magic.views.words.run import devices_text, largest_difference
 from jaxshard_magic.views.words.spans import Span, sentence_case, strong
+from jaxshard_magic.views.words.typed import own_options
 
 _NUMBERS = (
     "no",
@@ -36,7 +36,6 @@ _NUMBERS = (
     "eleven",
     "twelve",
 )
-_OPTION = re.compile(r'--([\w-]+)(?:[ =]("[^"]*"|(?!--)\S+))?')
 _TOLD_BY_VALUE = ("precision", "schedule")  # `bf16` and `zb-h1` say enough
 NAMED = 2  # trials that a sentence names
 
@@ -86,9 +85,15 @@ def _own(trial: Trial, common: Sequence[tuple[str, str]]) -> list[str]:
     return past + [_short(option) for option in _options(trial) if option not in common]
 
 
+def report_text(trial: Trial) -> str:
+    """The number that the history knows a trial's report by; empty where it has none, or its name says it."""
+    number = None if trial.report is None or trial.number is not None else trial.report.number
+    return "" if number is None else str(number)
+
+
 def _options(trial: Trial) -> list[tuple[str, str]]:
-    """The options of a trial's line as (name, value), without its mesh."""
-    return [(name, value.strip('"')) for name, value in _OPTION.findall(trial.line) if name != "mesh"]
+    """The options of a trial's line as (name, value), without those that tell no trial from another."""
+    return [(name, value.strip("\"'")) for name, value in own_options(trial.line)]
 
 
 def _short(option: tuple[str, str]) -> str:

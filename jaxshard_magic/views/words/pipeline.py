@@ -1,10 +1,11 @@
 """A pipeline in words: its bubble and what that is made of, its ranks, and times in the unit of its costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from jaxshard_magic.report import Pipeline, Rank
 from jaxshard_magic.views.format import (
+    adding_up,
     byte_text,
     count_text,
     device_text,
@@ -23,11 +24,13 @@ _NUMBER_OF = 10  # devices of a rank that are told one by one
 
 @dataclass(frozen=True)
 class BubblePart:
-    """A part of the bubble: `share` of all ranks' time, below 0 where it makes the bubble smaller."""
+    """A part of the bubble: `share` of all ranks' time, below 0 where it makes the bubble smaller, and `told`, the same
+    in whole thousandths that add up to the bubble as it is told."""
 
     what: str
     share: float
     more: str | None = None
+    told: float = 0.0
 
 
 def size_text(p: Pipeline) -> str:
@@ -73,12 +76,20 @@ def bubble_parts(p: Pipeline) -> list[BubblePart]:
     ]
     if b.measured is not None:
         parts.append(BubblePart("not explained", b.measured - b.predicted))
-    return [BubblePart("the schedule", b.ideal), *(part for part in parts if abs(part.share) >= SEEN)]
+    parts = [BubblePart("the schedule", b.ideal), *(part for part in parts if abs(part.share) >= SEEN)]
+    told = adding_up([part.share for part in parts], bubble_of(p))
+    return [replace(part, told=share) for part, share in zip(parts, told, strict=True)]
+
+
+def work_text(p: Pipeline) -> str:
+    """`75.6%`: what is left of all ranks' time beside the bubble as it is told."""
+    (told,) = adding_up([bubble_of(p)], bubble_of(p))
+    return percent_text(1 - told)
 
 
 def part_text(part: BubblePart, first: bool) -> str:
     """`+6.4%`; the first is a share itself."""
-    return ("+" if part.share >= 0 and not first else "") + percent_text(part.share)
+    return ("+" if part.share >= 0 and not first else "") + percent_text(part.told)
 
 
 def _slowest(p: Pipeline) -> str | None:
@@ -129,7 +140,10 @@ def held_text(rank: Rank) -> str | None:
 
 
 def held_bytes(rank: Rank) -> str | None:
-    """`1.2 GiB`: bytes of the most activations that a rank holds at once; None where they are not known."""
+    """`1.2 GiB`: bytes of the most activations that a rank holds at once; None where they are not known. A first stage
+    that keeps nothing but what it is given holds examples of its batch, which lie there anyway."""
+    if rank.activation_bytes == 0 and 0 in rank.stages:
+        return "batch only"
     return None if rank.activation_bytes is None else byte_text(rank.activation_bytes)
 
 

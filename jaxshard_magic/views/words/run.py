@@ -49,6 +49,7 @@ def options_text(report: Report) -> str:
     return " ".join(words)
 
 
+Told = tuple[str, str]  # a leaf's path, and by how much it differs or where
 HINTS = 3  # pieces of advice that are open at first, the others folded
 
 
@@ -80,10 +81,25 @@ def ended_spans(ended: Ended) -> list[Span]:
 
 
 def notes(report: Report) -> list[str]:
-    """What a reader must know of where the figures come from."""
+    """What a reader must know of where the figures come from, and whether anything ran."""
+    return [*origin_notes(report), *run_notes(report)]
+
+
+def run_notes(report: Report) -> list[str]:
+    """`Not run: compiled only; your variables are as they were.`"""
+    if not report.of_step or ran(report):
+        return []
+    return [f"Not run: {'compiled only; ' * _known(report)}your variables are as they were."]
+
+
+def _known(report: Report) -> bool:
+    return report.memory is not None or report.collectives is not None
+
+
+def origin_notes(report: Report) -> list[str]:
+    """Where the figures come from."""
     lines = []
-    known = report.memory is not None or report.collectives is not None
-    if report.mesh.source == "simulated" and known:
+    if report.mesh.source == "simulated" and _known(report):
         instead = "" if report.timing and report.timing.on else "; --on v5e predicts one"
         lines.append(f"Bytes are exact. Times on this CPU say nothing about an accelerator{instead}.")
         if report.timing and report.timing.on:
@@ -99,24 +115,33 @@ def notes(report: Report) -> list[str]:
                 f"The chip's own compiler refuses the step; the peak is what it asks for, the rest is as compiled for "
                 f"{stand_in}, which has the room."
             )
-    if report.of_step and not ran(report):
-        lines.append(f"Not run: {'compiled only; ' * known}your variables are as they were.")
     return lines
 
 
-def check_lines(report: Report) -> list[tuple[str, tuple[str, ...]]]:
+def check_lines(report: Report) -> list[tuple[str, tuple[Told, ...]]]:
     """What the check found, with the leaves it names."""
+    return [*found_lines(report), *noise_lines(report)]
+
+
+def noise_lines(report: Report) -> list[tuple[str, tuple[Told, ...]]]:
+    """The leaves that only rounding moves."""
+    check = report.check
+    if check is None or not check.noise:
+        return []
+    return [(f"{leaves_text(len(check.noise))} with rounding noise only, no error:", _with_numbers(check))]
+
+
+def found_lines(report: Report) -> list[tuple[str, tuple[Told, ...]]]:
+    """Whether the numbers are the same, and the leaves that differ."""
     check = report.check
     if check is None:
         return []
     same = "The same numbers as" if check.passed else "Not the same numbers as"
-    lines: list[tuple[str, tuple[str, ...]]] = [(f"{same} {check.reference}: {difference(report)}.", ())]
+    lines: list[tuple[str, tuple[Told, ...]]] = [(f"{same} {check.reference}: {difference(report)}.", ())]
     if check.failed:
         lines.append((f"{leaves_text(len(check.failed))} not the same:", _with_amounts(check)))
     if check.compiler is not None:
         lines.append((_whose_fault(check.compiler), ()))
-    if check.noise:
-        lines.append((f"{leaves_text(len(check.noise))} with rounding noise only, no error:", check.noise))
     return lines
 
 
@@ -129,11 +154,25 @@ def _whose_fault(compiler: bool) -> str:
     return "jax.jit alone, with the arguments divided in the same way, gets them right: please report it with the step."
 
 
-def _with_amounts(check: Check) -> tuple[str, ...]:
-    """`state.params.w by 0.012`."""
+def _with_amounts(check: Check) -> tuple[Told, ...]:
+    """`state.params.w` `by 0.012`."""
     amounts = check.failed_by or (None,) * len(check.failed)
     pairs = zip(check.failed, amounts, strict=True)
-    return tuple(path if by is None else f"{path} by {difference_text(by)}" for path, by in pairs)
+    return tuple((path, "" if by is None else f"by {difference_text(by)}") for path, by in pairs)
+
+
+def _with_numbers(check: Check) -> tuple[Told, ...]:
+    """`state.params.w` `(12 of 262,144 numbers)`, `state.params.b` `(all 1,024 numbers)`."""
+    if not check.noise_in:
+        return tuple((path, "") for path in check.noise)
+    pairs = zip(check.noise, check.noise_in, strict=True)
+    return tuple((path, _numbers_text(*many)) for path, many in pairs)
+
+
+def _numbers_text(n: int, of: int) -> str:
+    if of == 1:
+        return ""
+    return f"(all {count_text(of)} numbers)" if n == of else f"({count_text(n)} of {count_text(of)} numbers)"
 
 
 def largest_difference(check: Check) -> float | None:

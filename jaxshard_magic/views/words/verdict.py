@@ -43,14 +43,17 @@ def _arrays(report: Report) -> list[Span]:
     leaves, several = report.leaves, len(report.mesh.devices) > 1
     total = byte_text(sum(leaf.bytes for leaf in leaves))
     n = "1 array" if len(leaves) == 1 else f"{count_text(len(leaves))} arrays"
-    most = f", {byte_text(held(leaves))} on the fullest device" if several else ""
+    most = ""
+    if several:
+        alike = not any(leaf.within for leaf in leaves)
+        most = f"; {'each' if alike else 'the fullest'} device holds {byte_text(held(leaves))}"
     whole = [leaf for leaf in leaves if not any(leaf.spec) and not leaf.within] if several else []
     kept = (
         f" Whole on every device: {count_text(len(whole))} of them, {byte_text(held(whole))}."
         if whole
         else ""
     )
-    return [strong(f"{n}: {total}{most}."), Span(kept)]
+    return [strong(f"{n}, {total}{' together' * (len(leaves) > 1)}{most}."), Span(kept)]
 
 
 def _ended(report: Report) -> tuple[bool, list[Span]]:

@@ -1,0 +1,16 @@
+// What stands under the views: where the figures come from, and the leaves that only rounding moves. A payload that an
+// earlier version saved has neither.
+
+import { h } from "../shared/dom.js";
+import { named } from "./check.js";
+
+const MOST = 3; // leaves that a sentence names
+
+/** The foot of a report; null where it has nothing to say. */
+export function foot(data, selection) {
+  const noise = named(data.check?.noise, MOST, data, selection);
+  const told = data.foot ?? [];
+  if (!told.length && !noise.length) return null;
+  const notes = told.length ? h("p", { class: "jsm-small jsm-quiet" }, told.join(" ")) : null;
+  return h("div", { class: "jsm-foot", role: "group", "aria-label": "Notes" }, notes, noise);
+}
