@@ -84,18 +84,20 @@ def train_nnx(strategy: str, mesh: str, calls: int = 5) -> dict[str, Any]:
     _, _, batch = mlp()
     sharded = js.shard(nnx_step, strategy, mesh=mesh, check=True)
     losses = [float(sharded(model, optimizer, batch)) for _ in range(calls)]
-    check = sharded.report().check
-    assert check is not None
+    report = sharded.report()
+    assert report.check is not None
     sharded.gather(model)
     return {
         "losses": losses,
-        "passed": check.passed,
+        "passed": report.check.passed,
         "sum": float(np.abs(np.asarray(model.up.kernel[...])).sum()),
+        "processes": report.mesh.processes,
+        "moved": [[c.kind, list(c.axes), c.wire_bytes] for c in report.collectives or ()],
     }
 
 
 def several(cases: list[list[Any]]) -> list[dict[str, Any]]:
-    """`train` or `train_nnx` of each case: which, strategy, mesh, options."""
+    """`train`, or another that begins so, of each case: which, strategy, mesh, options."""
     return [globals()[which](strategy, mesh, **options) for which, strategy, mesh, options in cases]
 
 
@@ -145,3 +147,101 @@ def searched() -> dict[str, Any]:
         "chosen": choice.chosen.line,
         "losses": losses,
     }
+
+
+def train_linen(strategy: str, mesh: str, calls: int = 5) -> dict[str, Any]:
+    """The same of a Linen `TrainState`."""
+    from flax import linen
+    from flax.training.train_state import TrainState
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(32)(linen.relu(linen.Dense(64)(x)))
+
+    _, _, batch = mlp()
+    net = Net()
+    state = TrainState.create(
+        apply_fn=net.apply, params=net.init(jax.random.key(0), batch["x"]), tx=optax.adam(1e-2)
+    )
+
+    @jax.jit
+    def train_step(state, batch):
+        def loss_fn(params):
+            return jnp.mean((state.apply_fn(params, batch["x"]) - batch["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(state.params)
+        return state.apply_gradients(grads=grads), loss
+
+    return _trained(train_step, strategy, mesh, state, batch, calls)
+
+
+def train_equinox(strategy: str, mesh: str, calls: int = 5) -> dict[str, Any]:
+    """The same of an Equinox module."""
+    import equinox as eqx
+
+    _, _, batch = mlp()
+    model = eqx.nn.MLP(32, 32, 64, 2, key=jax.random.key(0))
+
+    @eqx.filter_jit
+    def train_step(model, batch):
+        def loss_fn(model):
+            return jnp.mean((jax.vmap(model)(batch["x"]) - batch["y"]) ** 2)
+
+        loss, grads = eqx.filter_value_and_grad(loss_fn)(model)
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), loss
+
+    return _trained(train_step, strategy, mesh, model, batch, calls)
+
+
+def train_mapped(strategy: str, mesh: str, calls: int = 5) -> dict[str, Any]:
+    """The same of a step that is written for one device."""
+    _, (weights, _), batch = mlp()
+
+    def train_step(weights, batch):
+        def loss_fn(weights):
+            hidden = jax.nn.relu(batch["x"] @ weights["up"] + weights["bias"])
+            return jnp.mean((hidden @ weights["down"] - batch["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(weights)
+        loss, grads = jax.lax.pmean((loss, grads), "batch")
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss
+
+    return _trained(train_step, strategy, mesh, weights, batch, calls)
+
+
+def _trained(step: Any, strategy: str, mesh: str, state: Any, batch: Any, calls: int) -> dict[str, Any]:
+    sharded = js.shard(step, strategy, mesh=mesh, check=True)
+    losses = []
+    for _ in range(calls):
+        state, loss = sharded(state, batch)
+        losses.append(float(jnp.mean(loss)))
+    report = sharded.report()
+    assert report.check is not None
+    arrays = [x for x in jax.tree.leaves(sharded.gather(state)) if isinstance(x, jax.Array)]
+    return {
+        "losses": losses,
+        "passed": report.check.passed,
+        "sum": sum(float(np.abs(np.asarray(x)).sum()) for x in arrays),
+        "processes": report.mesh.processes,
+        "moved": [[c.kind, list(c.axes), c.wire_bytes] for c in report.collectives or ()],
+    }
+
+
+def train_positions(strategy: str, mesh: str, calls: int = 5) -> dict[str, Any]:
+    """The same of attention over positions."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    weights = {name: jax.random.normal(key, (32, 32)) / 6 for name, key in zip("qkvo", keys, strict=True)}
+    x = np.random.default_rng(0).normal(size=(8, 16, 32)).astype(np.float32)
+
+    @jax.jit
+    def train_step(weights, batch):
+        def loss_fn(weights):
+            q, k, v = (batch["x"] @ weights[name] for name in "qkv")
+            scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k) / 6)
+            return jnp.mean((scores @ v @ weights["o"] - batch["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss
+
+    return _trained(train_step, strategy, mesh, weights, {"x": x, "y": np.roll(x, 1, axis=1)}, calls)

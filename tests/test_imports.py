@@ -52,14 +52,16 @@ MAY_IMPORT = {
     "strategies": ("mesh specs request program plan", "jax numpy"),
     "plan": ("", "jax"),
     "step": (
-        "cell_files places placing coordination plan request program gradients strategies pipeline targets compiler_log",
+        "cell_files places placing coordination plan request program gradients strategies pipeline targets "
+        "compiler_log",
         "jax numpy",
     ),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
     "analysis": (
-        "cell_files places placing request program gradients plan report hardware wires targets schedule pipeline units",
+        "cell_files places placing request program gradients plan report hardware wires targets schedule "
+        "pipeline units",
         "jax numpy",
     ),
     "report": ("files packages", ""),
