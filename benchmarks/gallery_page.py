@@ -43,8 +43,8 @@ vocabulary of GPT-2 and GPT-3 is padded from 50,257 to 50,304, as trainers do.
 - **Fits** is the compiler's own account against what a program gets of the chip's memory, of a GPU three quarters, as
   jax takes unless told otherwise.
 - **Sent** is what one device sends in a step, all collectives together.
-- **Step time** is a roofline of products, update and links with nothing overlapped, and what takes most of it. What
-  lies between products is not counted: ResNet's batch norms wait for the memory, and a real step takes clearly longer.
+- **Step time** is a roofline of products, update and links with nothing overlapped. What lies
+  between products is not counted: ResNet's batch norms wait for the memory, and a real step takes clearly longer.
   *At least* is by the plan alone, to which no compiler has added anything.
 - **`auto`** searches all strategies on all meshes of the devices, with microbatches and remat where memory is short,
   until none that is left can be faster or its time is over: *6 of 97* has compiled 6 of the 97 that it planned. Of
@@ -101,10 +101,9 @@ def _cases(rows: "Sequence[Row]") -> list[str]:
     for row, model, on in zip(rows, models, devices, strict=True):
         line = UNKNOWN if row.line is None else f"`{row.line}`"
         asked = f"`auto` chooses {line}" if row.asked == "auto" else line
-        bound = f", {row.bound}" if row.bound else ""
         fits = f"**{_fits(row)}**" if row.fits is False else _fits(row)
         cells = (f"**{model}**" if model else "", f"`{row.devices}`" if on else "", asked, fits, _peak(row))
-        rest = (byte_text(row.sent), f"{_time(row)}{bound}", _took(row))
+        rest = (byte_text(row.sent), _time(row), _took(row))
         lines.append("| " + " | ".join((*cells, *rest)) + " |")
     return [*lines, ""]
 

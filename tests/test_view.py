@@ -76,7 +76,7 @@ def test_a_selection_is_set_and_cleared(view):
         (
             "tab",
             "memroy",
-            "no tab 'memroy'; this report's tabs are layout, memory, communication. Did you mean 'memory'?",
+            "no tab 'memroy'. Did you mean 'memory'? This report's tabs are layout, memory, communication",
         ),
     ],
 )
