@@ -37,19 +37,21 @@ from .step import ShardedStep
 from .targets import compiler_of, target_of
 
 
-def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Mesh:
+def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Any:
     """Build the mesh that a text describes: devices in a grid whose axes have names.
 
     Args:
         text: what `%mesh` takes: `"data=4 model=2"`; `"data=-1"` for as many devices as are left; `"cpu:8 data=8"` for
             simulated ones; `"v5e:4x4 data=16"` for a TPU slice, or `"h100:8 data=8"` for GPUs, that are not attached.
             Sizes are numbers of devices. A mesh of what is not attached compiles and does not run
-            (`ShardedStep.prepare`).
+            (`ShardedStep.prepare`). `"hosts:2 data=8"`, `"ssh:node1,node2 data=16"` and the like start hosts, with
+            ipyparallel: 5 to 10 s.
         namespaces: dicts whose arrays are moved along where devices have to be simulated, which restarts the CPU
             backend: a second or so, and once.
 
     Returns:
-        A `jax.sharding.Mesh`.
+        A `jax.sharding.Mesh`; of hosts a `jaxshard_magic.hosts.cluster.Cluster`, whose `run(text)` runs Python on all
+        of them and `close()` ends them. In a notebook `%mesh` has every cell run there.
 
     Raises:
         ShardError: for text that is no mesh, and for one that these devices cannot make.
@@ -57,7 +59,12 @@ def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> M
     >>> mesh("cpu:8 data=4 model=2").shape["model"]
     2
     """
-    return build_mesh(text, namespaces=namespaces).mesh
+    spec = MeshSpec.parse(text)
+    if spec.hosts is None:
+        return build_mesh(text, namespaces=namespaces).mesh
+    from .hosts.cluster import opened
+
+    return opened(spec.hosts, str(spec).partition(" ")[2], spec.simulated)
 
 
 def build_mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> BuiltMesh:
@@ -187,6 +194,7 @@ def shard(
     check: bool = False,
     on: str | None = None,
     name: str | None = None,
+    data: str = "whole",
 ) -> ShardedStep:
     """Wrap a train step so that it runs sharded over a mesh under a strategy, with the same numbers.
 
@@ -225,6 +233,8 @@ def shard(
             report.
         on: predict the step's time for this chip, "v5e" or "h100", and hold its memory against the chip's.
         name: of the step in its reports; the function's own unless said.
+        data: on a mesh over several hosts "whole": each gives the whole batch, which they compare, and places its own
+            rows; or "per-host": each gives its own rows.
 
     Returns:
         A `ShardedStep`, which is called as the step.
@@ -269,6 +279,7 @@ def shard(
         donate=donate,
         check=check,
         name=name,
+        data=data,
         **options,
     )
     return ShardedStep(step, request)

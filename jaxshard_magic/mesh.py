@@ -15,6 +15,7 @@ from . import simulate, targets
 from .compiler_log import captured
 from .errors import ShardError, nearest, none_of
 from .hardware import chip_of, chips
+from .hosts.spec import KINDS, HostsSpec
 from .simulate import Machine
 from .targets import Target, slices
 
@@ -38,8 +39,8 @@ FORMS = f"data=4 model=2, or {_LISTED}, or cpu:8 data=4 model=2, or v5e:4x4 data
 class MeshSpec:
     """A mesh as it was asked for: `axes` in order, of which one may have the size -1 (what is left).
 
-    `source`: "attached" (devices of this machine), "simulated" (`cpu:N`) or "topology" (a slice that isn't
-    attached), then with its `target`; `platform` and `count` say which and how many devices, where the text did.
+    `source`: "attached" (devices of this machine), "simulated" (`cpu:N`), "topology" (a slice that isn't attached)
+    with its `target`, or "hosts" with which; `platform` and `count` say which and how many devices, where the text did.
     """
 
     axes: Axes
@@ -47,6 +48,7 @@ class MeshSpec:
     platform: str | None = None
     count: int | None = None
     target: Target | None = None
+    hosts: HostsSpec | None = None
     text: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -76,8 +78,15 @@ class MeshSpec:
 
     @property
     def made_of(self) -> str:
-        """The devices as they are written: cpu:8, v5e:4x4."""
+        """The devices as they are written: cpu:8, v5e:4x4, hosts:2."""
+        if self.hosts is not None:
+            return str(self.hosts)
         return self.target.name if self.target else f"{self.platform}:{self.count}"
+
+    @property
+    def simulated(self) -> int | None:
+        """Of hosts that are processes of this machine, the simulated devices of all of them together."""
+        return (self.size or DEFAULT_SIMULATED) if self.hosts is not None and self.hosts.is_local else None
 
     @property
     def size(self) -> int | None:
@@ -134,6 +143,11 @@ def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
     """
     if spec.target is not None:
         return _not_attached(spec, spec.target)
+    if spec.hosts is not None:
+        raise ShardError(
+            f"{spec.hosts}: hosts run whole cells, so that a mesh over them is made by %mesh {spec}, or by "
+            f"jaxshard_magic.mesh in Python; a script that runs on each host itself takes {axes_text(spec.axes)}"
+        )
     simulated = spec.source == "simulated"
     if not simulated and simulate.machine().platform is None:
         if 1 < (spec.size or 1) <= simulate.MAX_DEVICES:
@@ -145,17 +159,42 @@ def build(spec: MeshSpec, namespaces: simulate.Namespaces = ()) -> BuiltMesh:
 
     match choose(replace(spec, axes=axes), machine):
         case "attached":
-            return _built(axes, jax.devices()[:count], unused=len(jax.devices()) - count)
+            return _built(axes, evenly(jax.devices(), axes), unused=len(jax.devices()) - count)
         case "cpu":
-            return _built(axes, simulate.cpu_devices(count))
+            return _built(axes, evenly(simulate.cpu_devices(), axes))
         case "start":
             simulate.start(max(count, simulate.setting("jax_num_cpu_devices")))
-            return _built(axes, simulate.cpu_devices(count))
+            return _built(axes, simulate.cpu_devices()[:count])
         case "restart":
             mesh, notes = simulate.restart(
-                count, namespaces, lambda: _built(axes, simulate.cpu_devices(count)).mesh
+                count, namespaces, lambda: _built(axes, simulate.cpu_devices()[:count]).mesh
             )
             return BuiltMesh(mesh, "simulated", (_simulating(count), *notes))
+
+
+def evenly(devices: Sequence[Any], axes: Axes) -> list[Any]:
+    """The first of `devices` for these axes; of several hosts as many of each, in the order of the hosts.
+
+    Raises `ShardError` where hosts can't give as many each.
+    """
+    count, of_host = math.prod(n for _, n in axes), by_host(devices)
+    each = count // len(of_host)
+    if len(of_host) > 1 and (count % len(of_host) or any(len(own) < each for own in of_host.values())):
+        has = ", ".join(str(len(own)) for own in of_host.values())
+        most = min(map(len, of_host.values()))
+        raise ShardError(
+            f"mesh {axes_text(axes)} takes {count} devices; a mesh over {len(of_host)} hosts takes as many of each, "
+            f"and they have {has}. Use data={len(of_host) * most}, or -1 for what is left"
+        )
+    return [device for own in of_host.values() for device in own[:each]]
+
+
+def by_host(devices: Sequence[Any]) -> dict[int, list[Any]]:
+    """Devices by the process that they belong to, in its order."""
+    found: dict[int, list[Any]] = {}
+    for device in sorted(devices, key=lambda device: device.process_index):
+        found.setdefault(device.process_index, []).append(device)
+    return found
 
 
 def device_count(spec: MeshSpec, machine: Machine) -> int:
@@ -299,6 +338,7 @@ class _MadeOf(NamedTuple):
     platform: str | None = None
     count: int | None = None
     target: Target | None = None
+    hosts: HostsSpec | None = None
 
 
 def _device_part(given: str) -> tuple[_MadeOf, str]:
@@ -306,6 +346,9 @@ def _device_part(given: str) -> tuple[_MadeOf, str]:
     first, _, rest = given.partition(" ")
     if (sold := slices.named(first.rstrip(","))) is not None:
         return _slice(Target(*sold)), rest
+    over = re.match(rf"({'|'.join(KINDS)}):(\S*)\s*", given)
+    if over is not None:
+        return _MadeOf("hosts", hosts=HostsSpec.parse(over[1], over[2])), given[over.end() :]
     head = re.match(r"([^\W\d][\w-]*):([^\s,]*)[\s,]*", given)
     if head is None or (job_of(head[1]) and chip_of(head[1]) is None):
         return _MadeOf(), given

@@ -60,8 +60,8 @@ def setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
-def cpu_devices(count: int) -> list[Any]:
-    """The first `count` CPU devices. Raises `ShardError` where JAX was told to have no CPU backend."""
+def cpu_devices() -> list[Any]:
+    """The CPU devices of all processes. Raises `ShardError` where JAX was told to have no CPU backend."""
     if not (devices := _cpus()):
         allowed = os.environ.get("JAX_PLATFORMS") or setting("jax_platforms")
         raise ShardError(
@@ -69,7 +69,7 @@ def cpu_devices(count: int) -> list[Any]:
             f"Restart the kernel with JAX_PLATFORMS={allowed},cpu",
             fix=f"JAX_PLATFORMS={allowed},cpu",
         )
-    return devices[:count]
+    return devices
 
 
 def expect(count: int) -> None:

@@ -19,7 +19,7 @@ PACKAGE = "jaxshard_magic"
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
-DOING = "mesh simulate specs request program strategies plan step gradients schedule pipeline"
+DOING = "mesh simulate specs request program strategies plan step gradients schedule pipeline placing coordination"
 BELOW_API = f"doctor {DOING} analysis report hardware wires packages targets compiler_log"
 
 # room: what of ours, then what of others.
@@ -27,35 +27,41 @@ MAY_IMPORT = {
     "__init__": ("", ""),
     "notebook": (
         f"notebook.cells notebook.options notebook.progress api comparing explorer codegen history views cell_files "
-        f"places {BELOW_API}",
+        f"places hosts units {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
+    "hosts": ("coordination packages hosts.spec", "psutil"),
+    "hosts.spec": ("", ""),
+    "placing": ("", "jax numpy"),
+    "coordination": ("", "jax"),
     "notebook.cells": ("cell_files places units", "IPython psutil"),
     "notebook.options": ("", ""),
     "notebook.progress": ("units views", "IPython"),
-    "api": (f"views comparing {BELOW_API}", "jax numpy"),
+    "api": (f"views comparing hosts {BELOW_API}", "jax numpy"),
     "explorer": (f"comparing report targets {DOING}", "jax numpy"),
     "comparing": (f"analysis report targets hardware units {DOING}", "jax"),
     "codegen": (
         "request program gradients strategies step analysis report targets compiler_log",
         "jax numpy",
     ),
-    "mesh": ("simulate targets hardware compiler_log", "jax numpy"),
+    "mesh": ("simulate targets hardware compiler_log hosts.spec", "jax numpy"),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
-    "program": ("places", "jax numpy"),
+    "program": ("places placing", "jax numpy"),
     "request": ("hardware mesh schedule specs targets", "jax"),
     "strategies": ("mesh specs request program plan", "jax numpy"),
     "plan": ("", "jax"),
     "step": (
-        "cell_files places plan request program gradients strategies pipeline targets compiler_log",
+        "cell_files places placing coordination plan request program gradients strategies pipeline targets "
+        "compiler_log",
         "jax numpy",
     ),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
     "analysis": (
-        "cell_files places request program gradients plan report hardware wires targets schedule pipeline units",
+        "cell_files places placing request program gradients plan report hardware wires targets schedule "
+        "pipeline units",
         "jax numpy",
     ),
     "report": ("files packages", ""),
@@ -91,6 +97,7 @@ LATE_MODULES = {
 }
 
 LATE = {
+    "hosts": ("step program", "ipyparallel jax numpy IPython"),  # what runs on an engine
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html
     "explorer": ("views", ""),  # Explorer.to_text, to_html, view

@@ -114,7 +114,7 @@ def test_jax_without_a_cpu_backend_says_what_to_set(monkeypatch):
     monkeypatch.setattr(jax, "devices", no_cpu)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     with pytest.raises(ShardError, match=r"limited to the platforms 'cuda'.*JAX_PLATFORMS=cuda,cpu"):
-        simulate.cpu_devices(8)
+        simulate.cpu_devices()
 
 
 # What happens to the arrays

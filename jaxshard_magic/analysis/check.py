@@ -14,6 +14,7 @@ from jax.tree_util import KeyPath
 
 from ..errors import one_of
 from ..gradients.precision import precision
+from ..placing import is_key, put, whole
 from ..plan import Plan
 from ..program.ir import Program
 from ..program.mapped import PerDevice
@@ -41,7 +42,7 @@ class Plain:
         self._fun, self._avals = peeled.fun, specs(peeled.leaves)
         self._kinds = [_key_kind(x) for x in peeled.leaves]
         rows = zip(peeled.leaves, self._avals, self._kinds, strict=True)
-        self._leaves = [_host(x) if kind is not None else np.asarray(x, a.dtype) for x, a, kind in rows]
+        self._leaves = [whole(x) if kind is not None else whole(x).astype(a.dtype) for x, a, kind in rows]
         self._known: dict[Any, Run] = {}
 
     @within(own_work)
@@ -67,7 +68,7 @@ class Plain:
         wide = None
         if narrow is None and any(jnp.finfo(dtype).bits < 32 for dtype in coarse):
             wide = self._compiled_by_hand(by_hand or traced, shapes, widened)
-        outcome = compare(names, [_host(x) for x in outs], run, self._leaves, limit, rounding, wide)
+        outcome = compare(names, [whole(x) for x in outs], run, self._leaves, limit, rounding, wide)
         if outcome.failed and plan is not None and not isinstance(traced, PerDevice):
             failed = [i for i, name in enumerate(names) if name in outcome.failed]
             outcome = replace(outcome, compiler=self._compiler_too(traced, plan, shapes, failed, limit))
@@ -135,9 +136,9 @@ class Plain:
             held.update(result.held)
             return outs
 
-        whole = traced.on_one(flat, shapes) if isinstance(traced, PerDevice) else flat
-        closed = jax.make_jaxpr(whole)(*self._avals)
-        constants = [_device(_host(c), _key_kind(c)) for c in closed.consts]
+        alone = traced.on_one(flat, shapes) if isinstance(traced, PerDevice) else flat
+        closed = jax.make_jaxpr(alone)(*self._avals)
+        constants = [_device(whole(c), _key_kind(c)) for c in closed.consts]
         program = jax.jit(lambda consts, xs: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*xs))
         place = {path: i for i, path in enumerate(own)}
         untouched = {path: i for i, path in enumerate(traced.in_paths[len(traced.consts) :])}
@@ -145,14 +146,14 @@ class Plain:
         def run(leaves):
             placed = list(map(_device, leaves, self._kinds))
             if where is not None:
-                placed = [jax.device_put(x, where[i]) for i, x in enumerate(placed)]
+                placed = put(placed, [where[i] for i in range(len(placed))])
             outs = program(constants, placed)
 
             def result(path):
                 """What is seen of a gradient call are arrays: its constants too, and objects' that it only read."""
                 if path in place:
-                    return _host(outs[place[path]])
-                return _host(jnp.asarray(held[path])) if path in held else leaves[untouched[path]]
+                    return whole(outs[place[path]])
+                return whole(jnp.asarray(held[path])) if path in held else leaves[untouched[path]]
 
             return [result(path) for path in traced.out_paths[: len(shapes)]]
 
@@ -165,11 +166,11 @@ class Plain:
         changed: Callable[[ClosedJaxpr], ClosedJaxpr] = lambda closed: closed,
     ) -> Run:
         traced = traced.together(shapes) if isinstance(traced, PerDevice) else traced
-        constants = [_device(_host(c), _key_kind(c)) for c in traced.consts]
+        constants = [_device(whole(c), _key_kind(c)) for c in traced.consts]
         program = jax.jit(lambda consts, xs: jaxpr_as_fun(changed(traced.closed))(*consts, *xs))
 
         def run(leaves):
-            return [_host(x) for x in program(constants, list(map(_device, leaves, self._kinds)))]
+            return [whole(x) for x in program(constants, list(map(_device, leaves, self._kinds)))]
 
         return run
 
@@ -307,12 +308,7 @@ def _wide(x: np.ndarray) -> np.ndarray:
 
 
 def _key_kind(x: Any) -> Any:
-    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.random.key_impl(x) if is_key else None
-
-
-def _host(x: Any) -> np.ndarray:
-    return np.asarray(x if _key_kind(x) is None else jax.random.key_data(x))
+    return jax.random.key_impl(x) if is_key(x) else None
 
 
 def _device(x: np.ndarray, kind: Any) -> Any:

@@ -28,7 +28,7 @@ VARIED = (
     "chunks",
     "balance",
 )
-PLACED = ("specs", "rules", "donate", "on", "name")  # options that tell no candidate from another
+PLACED = ("specs", "rules", "donate", "on", "name", "data")  # options that tell no candidate from another
 _PIPELINE = ("stages", "schedule", "chunks", "balance", "cut")
 _COUNTS = ("microbatches", "stages", "chunks")
 
@@ -45,7 +45,7 @@ class Requests:
             `"data=4 model=2"`.
         vary: values by the name of an option; None among them leaves it out.
         options: options that all have, by name; those of a pipeline are for strategies that have one.
-        placed: what else `make_request` takes: specs, rules, donate, on, name.
+        placed: what else `make_request` takes: specs, rules, donate, on, name, data.
         said: what the line of each has for that, as `said_of` writes it.
         keep_going: a strategy that is none is refused alone, and the others are tried.
     """
@@ -139,12 +139,13 @@ def _of(strategy: str, parts: Sequence[Part], requests: Requests) -> Iterator[Ca
         varied = zip(names, values, strict=True)
         options = {name: value for name, value in (shared | dict(varied)).items() if value is not None}
         for axes in suited(parts, requests.mesh, requests.meshes, options.get("stages")):
-            yield _candidate(strategy, requests, axes, options)
+            yield candidate_of(strategy, requests, axes, options)
 
 
-def _candidate(
+def candidate_of(
     strategy: str, requests: Requests, axes: Axes, options: Mapping[str, Any]
 ) -> Candidate | Refused:
+    """One of them alone, on a mesh of the same devices with these axes."""
     mesh = requests.mesh
     line = line_of(strategy, text_of(mesh, axes), options, requests.said)
     try:
@@ -190,7 +191,7 @@ def said_of(given: Mapping[str, Any]) -> str:
                 for key, spec in pairs
             )
             words += [f"--{name.removesuffix('s')} {_typed(text)}" for text in each]
-        elif value is not None:
+        elif value is not None and (name, value) != ("data", "whole"):
             words.append(f"--{name} {_typed(value)}")
     return " ".join(words)
 

@@ -9,7 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import jax
+
+from ..coordination import FirstFailed, from_first
 from ..errors import ShardError
+from ..placing import hosts_of
 from ..report.choice import (
     BOUND,
     CHOSEN,
@@ -20,9 +24,11 @@ from ..report.choice import (
     SLOWER,
     TOO_LARGE,
     Choice,
+    Considered,
 )
 from ..report.comparison import Comparison
-from .candidates import Candidate, Refused, Requests
+from ..targets import target_of
+from .candidates import Candidate, Refused, Requests, candidate_of
 from .nodes import Ladder, Node, considered
 from .path import path
 from .sketch import Sketch, sketch
@@ -64,7 +70,9 @@ class Searching:
         self._chip, self._known, self._limit = hardware.chip, hardware.known, hardware.limit
         self._requests, self._budget = requests, budget
         self._compile, self._say = compile, how.say
-        self._run = how.run and compile and hardware.runs
+        self._hosts = 1 if target_of(requests.mesh) is not None else hosts_of(requests.mesh)
+        self._run = how.run and compile and hardware.runs and self._hosts == 1
+        self._step: ShardedStep | None = None  # of the choice, where another host made it
         self._trying = Trying(step, [], replace(how, run=self._run))
         self._trying.over, self._trying.keeps, self._trying.waiting = self._over, True, self._waiting
         self._nodes = [Node(each) for each in space(requests)]
@@ -79,8 +87,28 @@ class Searching:
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Choice:
         """Search for a call with these arguments, which may be shapes where nothing is run.
 
-        Raises `ShardError` where the budget ends before anything has compiled, and what the user's own code raises.
+        On several hosts, which all come here, the first searches, compiles and predicts, and tells the others. Raises
+        `ShardError` where the budget ends before anything has compiled, and what the user's own code raises.
         """
+        if self._hosts == 1:
+            return self._searched(args, kwargs)
+        try:
+            said = from_first(lambda: self._searched(args, kwargs).to_json())
+        except FirstFailed as failed:
+            if failed.kind == KeyboardInterrupt.__name__:
+                raise KeyboardInterrupt from None
+            raise ShardError(str(failed)) from None
+        choice = Choice.from_json(said)
+        if choice.chosen is not None and jax.process_index() > 0 and self._compile:
+            self._step = self._trying.sharded(self._candidate(choice.chosen))
+        return choice
+
+    def _candidate(self, chosen: Considered) -> Candidate:
+        made = candidate_of(chosen.strategy, self._requests, tuple(chosen.mesh.items()), chosen.options)
+        assert isinstance(made, Candidate)
+        return made
+
+    def _searched(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Choice:
         start = time.monotonic()
         self._end = start + (math.inf if self._budget is None else self._budget)
         try:
@@ -107,7 +135,7 @@ class Searching:
     def step(self) -> "ShardedStep | None":
         """The step of the choice, as it was compiled and without the calls that were its trial; None without one."""
         chosen = (n.position for n in self._nodes if n.outcome == CHOSEN and n.position is not None)
-        step = next(map(self._trying.step, chosen), None)
+        step = self._step or next(map(self._trying.step, chosen), None)
         if step is not None:
             step.restart()
         return step

@@ -9,6 +9,7 @@ from IPython.core import completer
 
 from ..places import forget_cells, number_cells
 from . import cells, completions, displays
+from .hosts_magics import HostsMagics
 from .magics import ShardMagics
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def load(shell: "InteractiveShell") -> None:
     ):  # else jax prints a traceback where its CUDA plugin is there to compile and no more
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     magics = ShardMagics(shell)
-    shell.register_magics(magics)
+    shell.register_magics(magics, HostsMagics(shell, magics.hosts))
     number_cells(shell, cells.number_of)
     configurables: list[Any] = shell.configurables
     configurables.append(magics.session)
@@ -53,14 +54,16 @@ def unload(shell: "InteractiveShell") -> None:
     shell.events.unregister("post_run_cell", magics.failed.note)
     shell.events.unregister("post_run_cell", magics.scattered.note)
     magics.keeping.write()
+    magics.hosts.close()
     forget_cells(shell)
     if magics.matcher is not None:
         _matchers(shell).remove(magics.matcher)
     configurables: list[Any] = shell.configurables
     configurables.remove(magics.session)
-    for kind, names in magics.magics.items():
-        for name in names:
-            manager.magics[kind].pop(name, None)
+    for each in (magics, manager.registry.pop(HostsMagics.__name__)):
+        for kind, names in each.magics.items():
+            for name in names:
+                manager.magics[kind].pop(name, None)
     for word in completions.OURS:
         shell.strdispatchers["complete_command"].strs.pop(word, None)
     displays.remove(shell)

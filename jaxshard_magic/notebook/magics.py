@@ -18,6 +18,7 @@ from .early import Early
 from .history_line import Keeping
 from .later import Later
 from .mesh_line import Meshes
+from .on_hosts import OnHosts
 from .options import (
     HELP,
     CodeOptions,
@@ -73,6 +74,7 @@ class ShardMagics(Magics):
         self.failed = cells.Failed(shell)
         self.scattered = Scattered(self.session)
         self.early = Early(shell, self.session, self._keep)
+        self.hosts = OnHosts(shell, self.session, self._keep)
         self.later = Later(self.session)
         self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
         self.matcher: Callable[[Any], Any] | None = None  # what completes our lines
@@ -94,6 +96,9 @@ class ShardMagics(Magics):
         %mesh cpu:8 data=4 model=2      simulated devices beside an attached accelerator
         %mesh v5e:4x4 data=4 model=4    a TPU slice that isn't attached: %%shard compiles for it, and runs nothing
         %mesh h100:8 data=8             GPUs that aren't; a100:2x8 are two nodes of eight
+        %mesh hosts:2 data=8            two processes of this machine as hosts: the cells that follow run on both
+        %mesh ssh:node1,node2 data=16   hosts; slurm:4, mpi:4, pbs:4; cluster:PROFILE, an ipyparallel cluster that runs
+        %mesh --close                   end the hosts: cells run in this kernel again
         %mesh --list                    the chips, and the slices that are offered
         """
         __tracebackhide__ = True
@@ -106,6 +111,9 @@ class ShardMagics(Magics):
                 from ..targets import slices
 
                 say(slices.listing())
+                return None
+            if self.hosts.takes(text):
+                self.hosts.mesh(text, quiet)
                 return None
             if text:
                 self.session.mesh = self._meshes.built(text)
@@ -170,6 +178,9 @@ class ShardMagics(Magics):
             numbers = options.words[1:]
             only(replace(options, words=("compare",)), "compare", "output")
             return self._of_the_past(numbers)
+        if options.words[:1] == ("rescue",):
+            say(self.hosts.rescue(options.words[1:]))
+            return None
         for word in options.words:
             raise completions.no_command(word)
         if self.session.comparison is not None:

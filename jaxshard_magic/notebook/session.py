@@ -15,11 +15,11 @@ class ShardSession(Configurable):
 
     progress = Bool(True, help="Show progress while a step is compiled and a cell trains.").tag(config=True)
     view = Enum(
-        ("auto", "widget", "html", "page", "text"),
+        ("auto", "widget", "html", "page", "data", "text"),
         "auto",
         help="How a Report is shown. auto: in a notebook a widget, with HTML for where no widget runs;"
         " widget: the widget alone; html: no widget; page: html, saved with what a book made of the notebook needs;"
-        " text. The variable JAXSHARD_VIEW sets the default.",
+        " data: for another kernel that shows it; text. The variable JAXSHARD_VIEW sets the default.",
     ).tag(config=True)
     compile_limit = Float(
         1800.0, min=0.0, help="Seconds after which a compile for hardware that isn't attached is stopped."
@@ -73,6 +73,13 @@ class ShardSession(Configurable):
         report = replace(report, number=number)
         getattr(self.step, "sharded", self.step).number = number  # of a rehearsal that of the step behind it
         self.history, self.reported = [*earlier, report][-self.keep :], True
+        return report
+
+    def received(self, report: Any) -> Any:
+        """Take the report of a step that ran on hosts as the last one, with its number."""
+        (number,) = self._numbers(1)
+        report = replace(report, number=number)
+        self.history, self.reported = [*self.history, report][-self.keep :], False
         return report
 
     def _numbered(self, comparison: Any) -> Any:

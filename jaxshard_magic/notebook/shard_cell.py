@@ -88,6 +88,7 @@ def placed_by(options: Options, path: str | None = None, function: Any = None) -
         "donate": options.donate,
         "on": options.on,
         "name": options.name or path,
+        "data": options.data,
     }
 
 

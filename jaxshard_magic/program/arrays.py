@@ -39,3 +39,9 @@ def _is_node(x: Any) -> bool:
 
 def _numeric(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype.kind not in "OSUMm"
+
+
+def plain_tree(value: Any) -> Any:
+    """`value` with nested dicts of arrays for NNX objects."""
+    is_node = _is_node if "flax.nnx" in sys.modules else None
+    return jax.tree.map(lambda x: nnx_calls().as_dicts(x) if _is_node(x) else x, value, is_leaf=is_node)

@@ -235,9 +235,15 @@ def give_back(update: Update, leaves: Sequence[Any], outs: Sequence[Any]) -> lis
     return [_rebuild(back, leaves, outs, made, known) for back in update.returned]
 
 
-def move(node: Any, to: Any) -> None:
-    """Put all arrays of an object on `to`, a device or a Sharding, in place."""
-    nnx.update(node, jax.device_put(nnx.state(node), to))
+def move(node: Any, put: Callable[[list[Any]], Sequence[Any]]) -> None:
+    """Let `put` move all arrays of an object, in place."""
+    arrays, structure = jax.tree.flatten(nnx.state(node))
+    nnx.update(node, structure.unflatten(put(arrays)))
+
+
+def as_dicts(node: Any) -> Any:
+    """The arrays of an object in nested dicts, by the names of its attributes."""
+    return nnx.to_pure_dict(nnx.state(node))
 
 
 def settle(nodes: Nodes, before: Sequence[Any], placed: Sequence[Any]) -> None:

@@ -15,6 +15,7 @@ from jax._src.config import (  # jax.config asks for each of them in Python, ten
 )
 
 from ..errors import ShardError
+from ..placing import put
 from .peel import Peeled
 
 _GUARDED = ("disallow", "disallow_explicit")
@@ -82,7 +83,7 @@ def located(call: Peeled | None, leaves: Sequence[Any], kind: str) -> FloatingPo
     name = "the step" if call is None else call.step.name
     try:
         if call is not None and call.step.pmap is None:
-            call.fun(*jax.device_put(list(leaves), jax.local_devices()[0]))
+            call.fun(*put(leaves, jax.local_devices()[0]))
     except FloatingPointError as found:
         return found
     except (

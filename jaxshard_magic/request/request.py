@@ -1,21 +1,24 @@
 """`Request`: a strategy on a mesh with its options, checked against each other."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
+import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .. import hardware
-from ..errors import ShardError
+from ..errors import ShardError, did_you_mean, one_of
 from ..specs import find, parse_spec
 from ..targets import target_of
 from .gradient_options import GradientOptions
 from .pipeline_options import PipelineOptions, pipeline_options
 from .strategy_text import Part, batch_axes, parse_strategy, part_axes
 
+DATA = ("whole", "per-host")  # what each of several hosts gives of a batch
 SpecLike = PartitionSpec | str
 Rules = Mapping[str, SpecLike] | Sequence[tuple[str, SpecLike]]
 _OF_GRADIENTS = tuple(GradientOptions.__match_args__)
@@ -37,6 +40,7 @@ class Request:
         check: compare the first call with the plain step.
         chip: key of the chip whose time is predicted; None for the mesh's own.
         name: the step's name in what is shown; None for the function's.
+        data: on a mesh over several hosts "whole": all give the whole batch, or "per-host": each its own rows of it.
     """
 
     strategy: str
@@ -49,6 +53,7 @@ class Request:
     check: bool = False
     chip: str | None = None
     name: str | None = None
+    data: str = "whole"
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -95,6 +100,7 @@ class Request:
             "donate": self.donate,
             "check": self.check or None,
             "on": self.chip,
+            "data": None if self.data == "whole" else self.data,
         }
         placed = {name: value for name, value in placed.items() if value not in (None, {})}
         return placed | self.gradients.given | (self.pipeline.given if self.pipeline else {})
@@ -168,7 +174,32 @@ def make_request(
     )
     _ = request.axes  # refuses a mesh without the axes of the strategy
     _stages_have_programs(request)
+    _over_hosts(request)
     return request
+
+
+def _over_hosts(request: Request) -> None:
+    """Refuse a word for the data that is none, and over several hosts what works on one alone."""
+    if request.data not in DATA:
+        raise ShardError(
+            f"--data takes {one_of(DATA)}, not {request.data!r}.{did_you_mean(request.data, DATA)}"
+        )
+    if target_of(request.mesh) is not None:
+        return
+    each = Counter(device.process_index for device in request.mesh.devices.flat)
+    if len(each) == 1:
+        return
+    if len(each) < jax.process_count() or len(set(each.values())) > 1:
+        has = [each[p] for p in range(jax.process_count())]
+        raise ShardError(
+            f"a mesh over hosts takes as many devices of each; this one takes {', '.join(map(str, has))} of the "
+            f"{jax.process_count()} hosts. Use jaxshard_magic.mesh, or jax.make_mesh of all devices"
+        )
+    if request.pipeline is not None:
+        raise ShardError(
+            f"pp on {len(each)} hosts: a pipeline's stages work on the devices of one host. Over hosts dp, fsdp, tp, "
+            "sp and their sums work"
+        )
 
 
 def _stages_have_programs(request: Request) -> None:

@@ -7,10 +7,6 @@ from itertools import repeat
 from operator import call, is_
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import Sharding
-
 from ..plan import Plan
 from ..program.peel import Peeled
 from ..program.settings import reruns
@@ -70,8 +66,3 @@ class Ours:
 
 def _nothing() -> None:
     """A reference to no array."""
-
-
-def own_copy(x: Any, sharding: Sharding) -> jax.Array:
-    """A copy that shares no buffer with `x`; `device_put` alone would, where a shard stays on its device."""
-    return jnp.copy(jax.device_put(x, sharding))

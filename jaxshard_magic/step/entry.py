@@ -9,12 +9,14 @@ from operator import itemgetter
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 from jax.stages import Compiled
 
 from ..compiler_log import captured
 from ..errors import ShardError, one_of
 from ..gradients.rewrite import Rewritten
+from ..placing import from_rows, hosts_of, own_copy, put
 from ..plan import Plan
 from ..program import settings
 from ..program.batching.padding import padded
@@ -29,7 +31,7 @@ from ..program.within import within
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
 from .clock import Clock
-from .donation import Ours, own_copy
+from .donation import Ours
 from .elsewhere import canonical, elsewhere, reads
 from .planned import Traces, own_mesh, planned
 from .sign import sign_of
@@ -61,6 +63,9 @@ class Entry:
     complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
     call_of: Peeled | None = None  # the call that it was made for, with shapes for arrays
     rewritten: Rewritten | None = None  # how its gradient calls were
+    rows: Mapping[int, int] = field(
+        default_factory=dict
+    )  # the dimension of flat inputs that hosts have in parts
     peaks: tuple[int | None, ...] = ()  # bytes that the devices had held at most before it first ran
     calls: int = 0
     clock: Clock = field(default_factory=lambda: Clock(first=2))
@@ -68,6 +73,7 @@ class Entry:
     _lock: Any = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.hosts = hosts_of(self.plan.mesh)
         given = set(self.donated)
         self.kept = tuple(i for i in range(len(self.shardings)) if i not in given)
         self._pick_kept, self._pick_given = picker(self.kept), picker(self.donated)
@@ -127,17 +133,16 @@ class Entry:
 
     @within(settings.own_work)
     def place(self, leaves: Sequence[Any], ours: Ours) -> list[Any]:
-        """The flat inputs where the program wants them. numpy arrays go there with the call, shard by
-        shard."""
+        """The flat inputs where the program wants them. On one host numpy arrays go there with the call, shard by
+        shard; on several the compiled program would take each host's own."""
         placed = list(leaves)
+        kinds = jax.Array if self.hosts == 1 else (jax.Array, np.ndarray)
         moved = [
-            i
-            for i in self.kept
-            if isinstance(leaves[i], jax.Array) and not _lies(leaves[i], self.shardings[i])
+            i for i in self.kept if isinstance(leaves[i], kinds) and not _lies(leaves[i], self.shardings[i])
         ]
         if moved:
             targets = [self.shardings[i] for i in moved]
-            for i, x in zip(moved, jax.device_put([leaves[i] for i in moved], targets), strict=True):
+            for i, x in zip(moved, put([leaves[i] for i in moved], targets), strict=True):
                 placed[i] = x
         read = {id(leaves[i]) for i in self.kept}
         for i in self.donated:
@@ -145,6 +150,26 @@ class Entry:
                 placed[i] = own_copy(leaves[i], self.shardings[i])
             read.add(id(leaves[i]))
         return placed
+
+    @settings.own_work()
+    def brought(self, inputs: tuple[Any, ...], ours: Ours) -> tuple[Any, ...]:
+        """The arranged inputs of a call on several hosts, where the program wants them."""
+        leaves = self.leaves(inputs)
+        if all(map(_lies, leaves, self.shardings)):
+            return inputs
+        return self.arrange(self.place(self.joined(leaves), ours))
+
+    def joined(self, leaves: Sequence[Any]) -> list[Any]:
+        """The flat inputs, those that hosts have in parts as the arrays that they make together."""
+        joined = list(leaves)
+        for i, dim in self.rows.items():
+            if self.is_part(leaves[i]):
+                joined[i] = from_rows(leaves[i], self.shardings[i], dim)
+        return joined
+
+    def is_part(self, x: Any) -> bool:
+        """Is it this host's own, and none of all hosts?"""
+        return not isinstance(x, jax.Array) or x.is_fully_addressable
 
     @property
     def added(self) -> Mapping[int, tuple[int, int]]:
@@ -275,7 +300,7 @@ def build_entry(
             with beside():
                 compiled = elsewhere(lowering, target, mesh, compile_limit)
             complaints, read, call = compiled.log, reads(lowering), None
-    consts = list(jax.device_put(list(traced.consts), shardings[:n])) if target is None else []
+    consts = put(traced.consts, shardings[:n]) if target is None else []
     if carried and call is not None:
         call = _carrying(call, consts, carried)
     return Entry(

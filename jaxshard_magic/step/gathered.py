@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from ..errors import ShardError
+from ..placing import near, put
 from ..program.peel import nnx_calls
 
 
@@ -18,7 +19,7 @@ def gathered(trees: Sequence[Any], to: Any) -> Any:
     """
     if not trees:
         raise ShardError("gather() takes what the step gave back: state = step.gather(state)")
-    moved = [_moved(tree, to) for tree in trees]
+    moved = [_moved(tree, near(to)) for tree in trees]
     return moved[0] if len(moved) == 1 else tuple(moved)
 
 
@@ -26,10 +27,10 @@ def _moved(tree: Any, to: Any) -> Any:
     is_node = nnx_calls().is_node if "flax.nnx" in sys.modules else None
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_node)
     places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
-    for i, x in zip(places, jax.device_put([leaves[i] for i in places], to), strict=True):
+    for i, x in zip(places, put([leaves[i] for i in places], to), strict=True):
         leaves[i] = x
     if is_node is not None:
         for x in leaves:
             if is_node(x):
-                nnx_calls().move(x, to)
+                nnx_calls().move(x, lambda arrays: put(arrays, to))
     return structure.unflatten(leaves)

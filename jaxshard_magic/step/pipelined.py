@@ -19,6 +19,7 @@ from ..pipeline.loss import Wish
 from ..pipeline.measured import unit_seconds
 from ..pipeline.outline import Outline
 from ..pipeline.split import Split
+from ..placing import put
 from ..plan import Finding, Plan
 from ..program.batching.follow import told
 from ..program.facts import Facts
@@ -200,7 +201,7 @@ def _compiled(
         peeled.tree,
         _call(pipeline, donated, call.traced.closed.in_avals[n:]) if target is None else None,
         False,
-        list(jax.device_put(constants, shardings[:n])) if target is None else [],
+        put(constants, shardings[:n]) if target is None else [],
         shardings[n:],
         donated,
         call.trace_s,

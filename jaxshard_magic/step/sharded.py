@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,6 +26,7 @@ from .gathered import gathered
 from .loops import Loops
 from .planned import Planned, Traces, planned
 from .ran import Ran, ran
+from .together import on_hosts
 
 if TYPE_CHECKING:
     from ..pipeline.outline import Outline
@@ -84,6 +86,7 @@ class ShardedStep:
         self._loose: set[Hashable] = set()
         self._stay_python = False
         self._ours = Ours()
+        self._hosts = on_hosts(request)
         self._lock = threading.RLock()
 
     @property
@@ -112,6 +115,8 @@ class ShardedStep:
         if not trace_state_clean():
             self.traced_inside = True
             return self.__wrapped__(*args, **kwargs)
+        if self._hosts is not None:
+            self._hosts.enter()
         for fast in self._recent:
             try:
                 inputs, watch = fast.gather(args, kwargs)
@@ -119,6 +124,8 @@ class ShardedStep:
                 continue  # what is wrong in itself is raised again below
             if fast.entry is not self._current:
                 self.loops.breaks()
+            if self._hosts is not None:
+                inputs = self._hosts.brought(fast.entry, inputs, self._ours)
             try:
                 outs = fast.entry.run(inputs)
             except (TypeError, ValueError):
@@ -126,6 +133,8 @@ class ShardedStep:
                     raise
                 continue
             self._current = fast.entry
+            if self._hosts is not None:
+                self._hosts.called(fast.entry, inputs, outs)
             if self.watch is not None:
                 self.watch(fast.entry)
             return fast.finish(watch, inputs, outs)
@@ -187,7 +196,7 @@ class ShardedStep:
     def planned(self, *args: Any, **kwargs: Any) -> Planned:
         """Trace and plan for these arguments (arrays or `jax.ShapeDtypeStruct`), and compile nothing; of a pipeline the
         whole step on the mesh of one of its ranks. Raises `ShardError` for what can't be planned."""
-        return self.planned_for(peel(self._step, args, kwargs))
+        return self.planned_for(self._peeled(args, kwargs))
 
     def planned_for(self, call: Peeled, request: Request | None = None) -> Planned:
         """As `planned`, for the call of another program of the same function (its `call_of`), or another request."""
@@ -203,7 +212,7 @@ class ShardedStep:
         for a step that no pipeline can be made of."""
         from .pipelined import outline
 
-        call = peel(self._step, args, kwargs)
+        call = self._peeled(args, kwargs)
         found = self.planned_for(call)
         return found, outline(call, self.request, found.facts)
 
@@ -278,6 +287,8 @@ class ShardedStep:
             )
         if entry is not self._current:
             self.loops.breaks()
+        if self._hosts is not None:
+            peeled = self._hosts.joined(entry, peeled)
         plain = self._plain(peeled)
         placed = entry.place(entry.with_rows(peeled.leaves), self._ours)
         inputs = entry.arrange(placed)
@@ -289,6 +300,8 @@ class ShardedStep:
         if self.keep_arguments:
             self._kept = entry, entry.copies(inputs)
         outs = entry.run(inputs)
+        if self._hosts is not None:
+            self._hosts.called(entry, inputs, outs)
         outs = entry.real_rows(outs) if entry.added else outs
         self._current = entry
         if self.watch is not None:
@@ -348,9 +361,17 @@ class ShardedStep:
             if peeled.key not in self._entries and peeled.loose in self._loose and not self._stay_python:
                 peeled = self._with_numbers_traced(peeled, args, kwargs)
             if peeled.key not in self._entries:
-                self._entries[peeled.key] = self._build(peeled)
+                build = (
+                    self._build if self._hosts is None else partial(self._hosts.built, self._build, self.say)
+                )
+                self._entries[peeled.key] = build(peeled)
                 self._loose.add(peeled.loose)
             return peeled, self._entries[peeled.key]
+
+    def _peeled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
+        """One call as it is planned."""
+        peeled = peel(self._step, args, kwargs)
+        return peeled if self._hosts is None else self._hosts.of_all(peeled, self.say)
 
     def _with_numbers_traced(
         self, peeled: Peeled, args: tuple[Any, ...], kwargs: Mapping[str, Any]

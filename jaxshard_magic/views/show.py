@@ -18,7 +18,7 @@ from jaxshard_magic.errors import ShardError, none_of, one_of
 from jaxshard_magic.report import Pipeline, Report
 from jaxshard_magic.report.comparison import Comparison
 from jaxshard_magic.report.sent import Sendable
-from jaxshard_magic.report.written import Shown
+from jaxshard_magic.report.written import Shown, Written
 from jaxshard_magic.views import html, interactive
 from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.timeline import html as timeline
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from jaxshard_magic.views.live_view import LiveView
 
 VARIABLE = "JAXSHARD_VIEW"
-WAYS = ("auto", "widget", "html", "page", "text")
+WAYS = ("auto", "widget", "html", "page", "data", "text")
+DATA = "application/vnd.jaxshard_magic.data+json"  # what another kernel makes the same of: its class, and its JSON
 WAIT = 0.4  # seconds
 
 
@@ -39,7 +40,8 @@ def show(report: Report, how: str | None = None) -> None:
     Args:
         how: auto: in a notebook the widget with its twin, in a terminal text; widget: the widget alone; html, without
             any widget; page: as html, and what a page that is made of the saved notebook needs to show the widget;
-            text. By default what the variable JAXSHARD_VIEW says, else auto.
+            data: the report itself, for the kernel that shows it; text. By default what the variable JAXSHARD_VIEW
+            says, else auto.
     """
     how = _wanted(how)
     if how == "html" or not _in_notebook(get_ipython()):
@@ -48,6 +50,8 @@ def show(report: Report, how: str | None = None) -> None:
         display({"text/plain": report.to_text()}, raw=True)
     elif how == "page":
         display(_page(report, report.to_html()), raw=True)
+    elif how == "data":
+        display(_data(report), raw=True)
     else:
         _show_widget(report, alone=how == "widget")
 
@@ -111,12 +115,18 @@ def _show_or_print(
         display({"text/plain": text}, raw=True)
     elif how == "page":
         display(_page(shown, static("")), raw=True)
+    elif how == "data" and isinstance(shown, Written):
+        display(_data(shown), raw=True)
     else:
         view = None if how == "html" else _made(make)
         if view is None:
             display({"text/plain": text, "text/html": static("")}, raw=True)
         else:
             _display(view, text, static(view.static_class), alone=how == "widget")
+
+
+def _data(shown: Written) -> dict[str, Any]:
+    return {"text/plain": shown.to_text(), DATA: {"kind": type(shown).__name__, "data": shown.to_dict()}}
 
 
 def _page(shown: Sendable, static: str) -> dict[str, Any]:

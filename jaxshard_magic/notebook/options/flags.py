@@ -24,7 +24,7 @@ STRATEGIES = {
 }
 # The names that IPython keeps in the notebook, and those of Python's modules.
 _OF_THE_SHELL = re.compile(r"__.*__|_{1,3}|_i{1,3}|_i?\d+|_[dio]h|In|Out")
-COMMANDS = ("doctor", "abstract", "schedule", "compare", "history", "explore", "code")
+COMMANDS = ("doctor", "abstract", "schedule", "compare", "history", "explore", "code", "rescue")
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,9 @@ class Options(LineOptions):
         "",
         "let the step reuse the memory of its own earlier results",
         no="keep every array that the step was given",
+    )
+    data: str = option(
+        "--data", "WHAT", "of several hosts: each has the whole batch, or its own rows: per-host", "whole"
     )
     name: str | None = option("--name", "LABEL", "the Report's name")
     output: str | None = option("-o", "VAR", "keep the Report under this name", reads=variable)

@@ -16,6 +16,7 @@ def _help() -> str:
     %shard history WORDS           the reports of all notebooks so far; --help has more
     %shard doctor                  what is installed, which devices answer, whether they reach each other
     %shard abstract NAME...        make shapes of what the notebook holds under these names, and free it
+    %shard rescue NAME...          bring what a host that is left after a death has whole to this kernel
     %shard schedule NAMES          a pipeline schedule in time, or several compared; --help has more
     %shard explore                 try meshes and PartitionSpecs on the arrays of the last step; --help has more
     %shard code                    the last step as plain JAX, to take home; --help has more

@@ -1,0 +1,143 @@
+"""What the processes of `jax.distributed` tell each other, through its coordination service: without their devices.
+
+The service's client is private to jax (`jax._src.distributed`, jax 0.10.2 and 0.12.0; orbax uses it as well), and known
+here alone. A key is set once; a barrier's name is used once.
+"""
+
+import json
+import threading
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import jax
+from jax._src import distributed
+
+PART = 2**20  # characters of a value that one message carries; gRPC takes 4 MiB
+LONG_S = 24 * 3600.0
+_numbers = count()  # of what was agreed on: each process comes to these in the same order
+
+
+class FirstFailed(RuntimeError):
+    """What process 0 was to tell it did not: `kind` is the name of the exception there."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class Late(RuntimeError):
+    """Not all processes came to a barrier in time, or one of them is gone."""
+
+
+def is_there() -> bool:
+    """Whether this process is one of several of `jax.distributed`."""
+    return _client() is not None and distributed.global_state.num_processes > 1
+
+
+def barrier(name: str, seconds: float) -> None:
+    """Wait until all processes are here, which an interrupt ends. Raises `Late` where one does not come."""
+    try:
+        _waited(lambda: _client().wait_at_barrier(name, max(1, int(seconds * 1000))))
+    except jax.errors.JaxRuntimeError as error:
+        raise Late(str(error).partition("\n")[0]) from None
+
+
+def tell(key: str, text: str) -> bool:
+    """Set a key for all processes; False where another one has set it."""
+    try:
+        _client().key_value_set(key, text)
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+        return False
+    return True
+
+
+def told(key: str) -> str | None:
+    """What a key was set to, None where it is not set."""
+    try:
+        return _client().key_value_try_get(key)
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+        return None
+
+
+def from_first(make: Callable[[], str], seconds: float = LONG_S) -> str:
+    """What `make()` gives on process 0, on all of them, which come here together. Where it raises there, `FirstFailed`
+    is raised elsewhere. On one process alone it is `make()`."""
+    if not is_there():
+        return make()
+    name = f"jaxshard/first/{next(_numbers)}"
+    if jax.process_index() == 0:
+        try:
+            made = make()
+        except BaseException as error:
+            _send(name, f"!{type(error).__name__} {error}")
+            raise
+        _send(name, f"={made}")
+        return made
+    said = _waited(lambda: _receive(name, seconds))
+    if said[0] == "!":
+        kind, _, message = said[1:].partition(" ")
+        raise FirstFailed(kind, message)
+    return said[1:]
+
+
+def gathered(text: str) -> list[str]:
+    """What each process gives, in their order, on all of them, which come here together. It takes a message a process,
+    which an interrupt ends; without `jax.distributed` it is the own text alone."""
+    if not is_there():
+        return [text]
+    state, name = distributed.global_state, f"jaxshard/gathered/{next(_numbers)}"
+    if state.process_id:
+        tell(f"{name}/{state.process_id}", text)
+        return json.loads(_waited(lambda: _receive(name, LONG_S)))
+    others = range(1, state.num_processes)
+    most = int(LONG_S * 1000)
+    found = _waited(lambda: [_client().blocking_key_value_get(f"{name}/{p}", most) for p in others])
+    _send(name, json.dumps([text, *found]))
+    return [text, *found]
+
+
+def _waited(wait: Callable[[], Any]) -> Any:
+    """What `wait` gives, which is in C++ meanwhile, where no signal reaches it: this thread can be interrupted."""
+    found: list[Any] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(wait())
+        except Exception as error:  # raised below
+            failed.append(error)
+        done.release()
+
+    done = threading.Lock()
+    done.acquire()
+    threading.Thread(target=run, name="jaxshard coordination", daemon=True).start()
+    done.acquire()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+def _send(name: str, text: str) -> None:
+    packed = b64encode(zlib.compress(text.encode())).decode()
+    parts = [packed[i : i + PART] for i in range(0, len(packed), PART)]
+    for i, part in enumerate(parts):
+        tell(f"{name}/{i}", part)
+    tell(f"{name}/parts", str(len(parts)))
+
+
+def _receive(name: str, seconds: float) -> str:
+    client, most = _client(), int(seconds * 1000)
+    parts = int(client.blocking_key_value_get(f"{name}/parts", most))
+    packed = "".join(client.blocking_key_value_get(f"{name}/{i}", most) for i in range(parts))
+    return zlib.decompress(b64decode(packed)).decode()
+
+
+def _client() -> Any:
+    return distributed.global_state.client

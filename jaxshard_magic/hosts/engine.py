@@ -1,0 +1,251 @@
+"""What the kernel has a host do, each a call from there: join the others, get ready, run a cell, tell what it has.
+
+A host is an engine of ipyparallel, that is an IPython kernel of its own. Nothing of jax runs there before `join`.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from platform import python_version
+from typing import Any
+
+from .guard import Guard, HostFailed
+
+PACKAGES = ("jaxshard_magic", "jax", "jaxlib", "flax", "optax", "numpy")
+_TIED_S = 0.5  # between two looks at the kernel
+_now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A host that has joined: its number among the processes, its id for the operating system, the machine that it runs
+    on, its own devices, and the versions of what it runs."""
+
+    process: int
+    pid: int
+    machine: str
+    devices: tuple[str, ...]
+    platform: str
+    kind: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Meshed:
+    """The mesh over all hosts: its axes, and for each of its devices, the last axis fastest, the host and the device's
+    place among those of that host."""
+
+    axes: dict[str, int]
+    places: tuple[tuple[int, int], ...]
+    kind: str
+    platform: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a cell ended on one host: an exception's name and text, None for none; whether it is one that another host's
+    fault or Ctrl-C caused; and the steps that had run."""
+
+    error: tuple[str, str] | None = None
+    caused: bool = False
+    steps: int = 0
+
+
+def join(where: dict[str, Any]) -> Joined:
+    """Become process `process` of `hosts` under `jax.distributed`, whose coordinator is at `address`; with `devices`
+    simulated ones, where that is said, else as jax detects its cluster.
+
+    Raises what jax raises, as where the port is taken.
+    """
+    os.environ.setdefault("NPROC", "32")
+    import jax
+
+    if where.get("devices"):
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", where["devices"])
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_enable_recoverability", True)  # survivors of a death stay, and keep what they hold
+    given: dict[str, Any] = {"initialization_timeout": where["seconds"], "heartbeat_timeout_seconds": 20}
+    if where.get("address"):
+        given |= {
+            "coordinator_address": where["address"],
+            "num_processes": where["hosts"],
+            "process_id": where["process"],
+            "cluster_detection_method": "deactivate",
+        }
+        if where["process"] == 0:
+            given["coordinator_bind_address"] = where["bind"]  # jax binds all addresses otherwise
+    jax.distributed.initialize(**given)
+    own = jax.local_devices()
+    return Joined(
+        jax.process_index(),
+        os.getpid(),
+        os.uname().nodename,
+        tuple(f"{device.platform}:{device.id}" for device in own),
+        own[0].platform,
+        own[0].device_kind,
+        versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """What this host runs, by package."""
+    found = {"python": python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def tie(kernel: int, also: Sequence[int] = ()) -> None:
+    """End this process, and `also`, soon after the process `kernel` of this machine has ended, however it did."""
+    import psutil
+
+    born = psutil.Process(kernel).create_time()
+
+    def lives() -> bool:
+        with suppress(psutil.Error):
+            found = psutil.Process(kernel)
+            return found.create_time() == born and found.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def watch() -> None:
+        while lives():
+            time.sleep(_TIED_S)
+        for pid in also:
+            with suppress(psutil.Error):
+                psutil.Process(pid).kill()
+        os.kill(os.getpid(), 9)
+
+    threading.Thread(target=watch, name="jaxshard kernel", daemon=True).start()
+
+
+def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
+    """Load the extension, make the mesh of a `%mesh` line over all hosts, and guard every step."""
+    from ..step.together import OnHosts
+
+    shell = _shell()
+    if "ShardMagics" not in shell.magics_manager.registry:
+        shell.run_line_magic("load_ext", "jaxshard_magic")
+    session = shell.magics_manager.registry["ShardMagics"].session
+    session.view, session.remember = "data", False  # the kernel shows reports, and keeps them
+    shell.kernel.saved_sigint_handler = signal.SIG_IGN  # what ipykernel goes back to after each request
+    for name, value in settings.items():
+        setattr(session, name, value)
+    OnHosts.meet[:] = [_enter]
+    shell.run_line_magic("mesh", f"{line};")
+    mesh = session.mesh.mesh
+    return Meshed(
+        dict(mesh.shape),
+        tuple((device.process_index, _local_index(device)) for device in mesh.devices.flat),
+        mesh.devices.flat[0].device_kind,
+        mesh.devices.flat[0].platform,
+    )
+
+
+def run_cell(text: str, name: str, number: int) -> Ended:
+    """Run a cell as the kernel's cell `number`; its output is the host's own."""
+    shell = _shell()
+    shell.execution_count = number
+    guard = _now["cell"] = Guard(name, _process())
+    caught: list[BaseException] = []
+    try:
+        with guard.runs():
+            result = shell.run_cell(text, store_history=True)
+            error = result.error_before_exec or result.error_in_exec
+            if error is not None:
+                raise error
+    except BaseException as error:
+        caught.append(error)
+    if not caught:
+        return Ended(steps=guard.steps)
+    error = caught[0]
+    caused = isinstance(error, HostFailed | KeyboardInterrupt)
+    return Ended((type(error).__name__, str(error)), caused, guard.steps)
+
+
+def leave(why: str) -> None:
+    """Let the others out of the step that they wait to make: this host's cell has ended."""
+    if (guard := _now.get("cell")) is not None:
+        guard.leave(why)
+
+
+def lacking(names: Sequence[str]) -> list[str]:
+    """Those of the names that mean nothing here."""
+    space = _shell().user_ns
+    return [name for name in names if name not in space]
+
+
+def define(text: str) -> None:
+    """Run definitions and imports of the kernel's, without output."""
+    result = _shell().run_cell(text, store_history=False, silent=True)
+    result.raise_error()
+
+
+def take(values: dict[str, Any]) -> None:
+    """Have the kernel's values under their names."""
+    _shell().user_ns.update(values)
+
+
+def completions(text: str, cursor: int) -> dict[str, Any]:
+    """What completes `text` here, as a kernel answers."""
+    return _shell().kernel.do_complete(text, cursor)
+
+
+def inspected(text: str, cursor: int, detail: int) -> dict[str, Any]:
+    """What is known here of the name at `cursor`, as a kernel answers."""
+    return _shell().kernel.do_inspect(text, cursor, detail)
+
+
+def whole_on_this(names: Sequence[str]) -> dict[str, Any]:
+    """The values under these names with numpy arrays for jax's, where this host alone has all of each. Raises
+    ValueError for one of which it has a part."""
+    import jax
+    import numpy as np
+
+    from ..program.arrays import plain_tree
+    from ..step.together import finished
+
+    space = _shell().user_ns
+    if unknown := [name for name in names if name not in space]:
+        raise ValueError(f"{unknown[0]} means nothing on the hosts")
+
+    def read(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return x
+        if not (x.is_fully_addressable or x.is_fully_replicated):
+            raise ValueError("it lies on several hosts, which are not all there")
+        if (whole := finished(x)) is None:
+            raise ValueError("the step that the host died in has taken it over")
+        return np.asarray(whole)
+
+    return {name: jax.tree.map(read, plain_tree(space[name])) for name in names}
+
+
+def _enter() -> None:
+    if (guard := _now.get("cell")) is not None:
+        guard.check()
+
+
+def _shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def _process() -> int:
+    import jax
+
+    return jax.process_index()
+
+
+def _local_index(device: Any) -> int:
+    import jax
+
+    own = [each for each in jax.devices(device.platform) if each.process_index == device.process_index]
+    return sorted(own, key=lambda each: each.id).index(device)

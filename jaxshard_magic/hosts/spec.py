@@ -1,0 +1,64 @@
+"""Which hosts a mesh is made of, as they are written: `hosts:2`, `ssh:node1,node2`, `slurm:4`, `cluster:PROFILE`."""
+
+import re
+from dataclasses import dataclass
+
+from ..errors import ShardError, whole_number
+
+LOCAL, SSH, RUNNING = "hosts", "ssh", "cluster"
+LAUNCHERS = (
+    "slurm",
+    "mpi",
+    "pbs",
+    "sge",
+    "lsf",
+    "htcondor",
+)  # of ipyparallel, by the names that it has for them
+KINDS = (LOCAL, SSH, *LAUNCHERS, RUNNING)
+MOST = 512
+
+
+@dataclass(frozen=True)
+class HostsSpec:
+    """Hosts as they were asked for: `kind` is one of `KINDS`; how many, their names under ssh, or what names a cluster
+    that runs already: a profile of ipyparallel or the path of its connection file.
+
+    >>> HostsSpec.parse("ssh", "node1,node2")
+    HostsSpec(kind='ssh', count=2, names=('node1', 'node2'), cluster=None)
+    """
+
+    kind: str
+    count: int | None = None
+    names: tuple[str, ...] = ()
+    cluster: str | None = None
+
+    @classmethod
+    def parse(cls, kind: str, extent: str) -> "HostsSpec":
+        """Of what stands before and behind the colon. Raises ShardError for what names no hosts."""
+        if kind == RUNNING:
+            if not extent:
+                raise ShardError(
+                    "'cluster:': name a profile of ipyparallel, or its connection file: cluster:default"
+                )
+            return cls(kind, cluster=extent)
+        if kind == SSH:
+            names = tuple(name for name in extent.split(",") if name)
+            if len(names) < 2 or len(set(names)) < len(names):
+                raise ShardError(f"'ssh:{extent}': name two hosts or more, each once: ssh:node1,node2")
+            if bad := next(
+                (name for name in names if not re.fullmatch(r"[\w.@-]+", name) or name[0] == "-"), None
+            ):
+                raise ShardError(f"'ssh:{extent}': {bad!r} is no name of a host: ssh:node1,user@node2")
+            return cls(kind, len(names), names)
+        count = whole_number(extent)
+        if count is None or not 2 <= count <= MOST:
+            raise ShardError(f"'{kind}:{extent}': write how many hosts, 2 to {MOST}: {kind}:2")
+        return cls(kind, count)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the hosts are processes on this machine, with simulated devices."""
+        return self.kind == LOCAL
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.cluster or ','.join(self.names) or self.count}"

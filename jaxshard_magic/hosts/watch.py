@@ -1,0 +1,213 @@
+"""One cell on all hosts, watched from the kernel, so that it always ends.
+
+Every 20 ms: each host's result, hosts that the hub has lost, the hub's own process. The guard on the hosts (`guard`)
+ends all of them where one fails; what it can't is done here: a host whose cell has ended lets the others out of the
+step that they wait to make, then they are interrupted, then all are ended. Where one died the others can go no further,
+as their collectives don't end; they leave them, and stay to be asked what they hold.
+"""
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import psutil
+
+from . import engine
+from .cluster import Cluster
+
+TICK_S = 0.02
+OUTPUT_S = 5.0  # for what was published before a cell ended, and comes another way than its result
+GRACE_S = 3.0  # from the first end of a host to the next means against the others
+MOST_STOPS = 3  # interrupts, after which the hosts are ended
+Message = tuple[int, dict[str, Any]]  # the host, and a message as kernels publish them
+
+
+class HostsLost(RuntimeError):
+    """The hosts are gone, or were ended: `host` is the one that died, None where it was none; `survivors` those that
+    are still there."""
+
+    def __init__(self, why: str, host: int | None = None, survivors: tuple[int, ...] = ()):
+        super().__init__(why)
+        self.host, self.survivors = host, survivors
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell ended on each host, in their order, and the seconds that it took."""
+
+    hosts: tuple[engine.Ended, ...]
+    seconds: float
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return any(each.error is not None and each.error[0] == "KeyboardInterrupt" for each in self.hosts)
+
+    def told(self) -> str:
+        """How it ended, in one line: on which host, by what, and which step's state all hold."""
+        steps = [each.steps for each in self.hosts]
+        alike = len(set(steps)) == 1
+        if self.interrupted:
+            done = f"{steps[0]:,} step{'s' * (steps[0] != 1)}"
+            if not alike:
+                return f"Stopped, the hosts after {', '.join(f'{n:,}' for n in steps)} steps"
+            return (
+                f"Stopped after {done}, the same on all {len(steps)} hosts"
+                if steps[0]
+                else "Stopped before a step"
+            )
+        host = self.failed
+        if host is None:
+            return next((each.error[1] for each in self.hosts if each.error is not None), "")
+        kind, message = self.hosts[host].error or ("", "")
+        said = f"{kind}: {message}" if message else kind
+        if all(each.error == self.hosts[host].error for each in self.hosts):
+            return f"{said}, on all {len(steps)} hosts"
+        whole = f"; all hosts hold the state of step {steps[0]:,}" if alike and steps[0] else ""
+        return f"host {host}: {said}; the others ended with it{whole}"
+
+    @property
+    def failed(self) -> int | None:
+        """The host whose own exception ended it, the first of them; None where there is none."""
+        own = (h for h, each in enumerate(self.hosts) if each.error is not None and not each.caused)
+        return next(own, None)
+
+
+def run(
+    cluster: Cluster, text: str, name: str, number: int, publish: Callable[[int, dict[str, Any]], None]
+) -> Outcome:
+    """Run a cell on all hosts and wait until it has ended on each. `publish` is given what hosts publish, as it comes.
+
+    Raises HostsLost where a host dies, does not end, or can't be reached any more.
+    """
+    start = time.monotonic()
+    said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    ended: dict[int, engine.Ended] = {}
+
+    def relay() -> None:
+        with suppress(queue.Empty):
+            while True:
+                publish(*said.get_nowait())
+
+    with _interrupts() as asked_to_stop:
+        asked = [
+            _heard(cluster.client[i].apply_async(engine.run_cell, text, name, number), host, said)
+            for host, i in enumerate(cluster.ids)
+        ]
+        means, first, stops = _means(cluster, ended, asked), None, 0
+        while len(ended) < len(asked):
+            running = [host for host in range(len(asked)) if host not in ended]
+            try:
+                for host in running:
+                    if asked[host].ready():
+                        ended[host] = _result(cluster, host, asked[host], start)
+                        first = first or time.monotonic()
+                _hub_lives(cluster)
+            except HostsLost as lost:
+                if lost.survivors:
+                    cluster.bury(
+                        lost.host, str(lost), partial(_free, [asked[host] for host in lost.survivors])
+                    )
+                raise
+            relay()
+            if len(asked_to_stop) > stops:
+                stops = len(asked_to_stop)
+                if stops > MOST_STOPS:
+                    _lost(cluster, f"interrupted {stops} times")
+                cluster.interrupt(running if stops > 1 else running[:1])
+                first = time.monotonic()
+            elif first is not None and len(ended) < len(asked) and time.monotonic() - first > GRACE_S:
+                next(means)
+                first = time.monotonic()
+            time.sleep(TICK_S)
+        for each in asked:
+            with suppress(Exception):  # of a call that failed: its output counts as well
+                each.wait_for_output(OUTPUT_S)
+        relay()
+    return Outcome(tuple(ended[host] for host in range(len(asked))), time.monotonic() - start)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[None]]:
+    """The interrupts of this process so far, one for each, none of which is raised; where this is no main thread, which
+    gets none, an empty list."""
+    found: list[None] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: found.append(None))
+    try:
+        yield found
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _means(cluster: Cluster, ended: dict[int, engine.Ended], asked: list[Any]) -> Iterator[None]:
+    """What is done about hosts that do not end after another one has, the next each time."""
+    for host, each in ended.items():
+        why = "its cell had ended" if each.error is None else "it had failed"
+        cluster.client[cluster.ids[host]].apply_async(engine.leave, why)
+    yield
+    for _ in range(2):
+        cluster.interrupt([host for host in range(len(asked)) if host not in ended])
+    yield
+    late = [str(host) for host in range(len(asked)) if host not in ended]
+    _lost(cluster, f"host{'s' * (len(late) > 1)} {', '.join(late)} did not end after the others")
+    yield
+
+
+def _free(asked: Sequence[Any]) -> bool:
+    return all(each.ready() for each in asked)
+
+
+def _heard(asked: Any, host: int, said: "queue.SimpleQueue[Message]") -> Any:
+    """The call, whose output goes to `said`. It is the client's own thread that hears it."""
+    for future in asked._children:
+        future.iopub_callbacks.append(lambda message: said.put((host, message)))
+    return asked
+
+
+def _result(cluster: Cluster, host: int, asked: Any, start: float) -> engine.Ended:
+    from ipyparallel.error import EngineError, RemoteError
+
+    try:
+        return asked.get(0)
+    except EngineError:
+        raise _death(cluster, host, start) from None
+    except RemoteError as error:  # of our own function there: the cell's are told in its result
+        if error.ename == "EngineError":
+            raise _death(cluster, host, start) from None
+        return engine.Ended((str(error.ename), str(error.evalue)))
+
+
+def _death(cluster: Cluster, host: int, start: float) -> HostsLost:
+    after = time.monotonic() - start
+    rest = tuple(other for other in range(len(cluster)) if other != host)
+    return HostsLost(f"host {host} died {after:.1f} s into the cell{_how(cluster, host)}", host, rest)
+
+
+def _how(cluster: Cluster, host: int) -> str:
+    for process in cluster.processes_of(host):
+        with suppress(psutil.Error):
+            status = process.wait(0.2)
+            return "" if status is None else f" (exit status {status})"
+    return ""
+
+
+def _hub_lives(cluster: Cluster) -> None:
+    for process in cluster.watched()[:1]:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                continue
+        _lost(cluster, "the process that connects the hosts died")
+
+
+def _lost(cluster: Cluster, why: str) -> None:
+    cluster.kill(why)
+    raise HostsLost(f"{why}; all hosts were ended")

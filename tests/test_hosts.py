@@ -1,0 +1,390 @@
+"""A notebook whose cells run on two real processes: what they say, what they have, and every way in which they fail."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Notebook, shell
+from IPython.utils.capture import CapturedIO, capture_output
+
+from jaxshard_magic import Report, ShardError
+from jaxshard_magic.hosts import cluster as clusters
+from jaxshard_magic.hosts.spec import HostsSpec
+from jaxshard_magic.mesh import MeshSpec
+from jaxshard_magic.views.format import SPACE
+
+pytestmark = pytest.mark.ci
+
+SETUP = """
+import jax, jax.numpy as jnp, numpy as np, os, time
+state = {"up": jnp.ones((32, 64)) / 8, "down": jnp.ones((64, 32)) / 8}
+x = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
+batch = {"x": x, "y": x}
+"""
+STEP = """
+@jax.jit
+def train_step(weights, batch):
+    def loss_fn(weights):
+        return jnp.mean((jax.nn.relu(batch["x"] @ weights["up"]) @ weights["down"] - batch["y"]) ** 2)
+    loss, grads = jax.value_and_grad(loss_fn)(weights)
+    return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, grads), loss
+state, loss = train_step(state, batch)
+"""
+LOOP = "n = 0\nwhile True:\n    state, loss = train_step(state, batch)\n    n += 1"
+
+
+class Hosts:
+    """A notebook on hosts."""
+
+    def __init__(self, notebook: Notebook):
+        self.notebook = notebook
+        self.magics = notebook.shell.magics_manager.registry["ShardMagics"]
+
+    @property
+    def cluster(self) -> clusters.Cluster:
+        return self.magics.hosts.cluster
+
+    @property
+    def pids(self) -> list[int]:
+        return [joined.pid for joined in self.cluster.joined]
+
+    def cell(self, code: str) -> CapturedIO:
+        """What a cell says that ends as it should."""
+        with capture_output() as said:
+            self.notebook.run(code)
+        return said
+
+    def fails(self, code: str) -> tuple[str, str]:
+        """The line of a cell that ends early, and all else that it says."""
+        with capture_output() as said:
+            error = self.notebook.fails(code)
+        return str(error), said.stderr
+
+    def everywhere(self, expression: str) -> list[Any]:
+        """What an expression is on each host."""
+        code = f"__import__('IPython').get_ipython().user_ns['{expression}']"
+        return [self.cluster.client[i].apply_async(eval, code).get(20) for i in self.cluster.ids]
+
+
+@contextmanager
+def opened(folder: Path, line: str = "hosts:2 data=8") -> Iterator[Hosts]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        patch.setenv("JAXSHARD_HISTORY", str(folder / "history.db"))
+        with shell() as found:
+            found.run_line_magic("load_ext", "jaxshard_magic")
+            hosts = Hosts(Notebook(found))
+            try:
+                hosts.cell(f"%mesh {line}")
+                hosts.cell(SETUP)
+                yield hosts
+            finally:
+                hosts.magics.hosts.close()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Two hosts that train; no test ends them."""
+    with opened(tmp_path_factory.mktemp("hosts")) as found:
+        found.cell(f"%%shard fsdp --check\n{STEP}")
+        yield found
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Hosts]:
+    """Two hosts of a test's own, which train under dp."""
+    with opened(tmp_path) as found:
+        found.cell(f"%%shard dp\n{STEP}")
+        yield found
+
+
+def later(seconds: float, do: Callable[[], Any]) -> list[float]:
+    """Do something in the middle of a cell; when that was."""
+    at: list[float] = []
+
+    def timed() -> None:
+        at.append(time.monotonic())
+        do()
+
+    threading.Timer(seconds, timed).start()
+    return at
+
+
+def gone(pids: list[int], seconds: float = 10) -> bool:
+    """Whether processes end within so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_cell_says_what_host_0_says_and_what_another_says_otherwise(hosts: Hosts):
+    same = hosts.cell("print('training on', jax.device_count())")
+    assert same.stdout == "training on 8\n" and not same.outputs
+    other = hosts.cell("print('I am', jax.process_index())")
+    assert other.stdout == "I am 0\n"
+    (folded,) = other.outputs
+    assert folded.data["text/plain"] == "host 1: I am 1"
+    assert "<details><summary>host 1</summary>" in folded.data["text/html"]
+
+
+def test_the_value_of_a_cell_is_that_of_host_0(hosts: Hosts):
+    hosts.cell("2 ** jax.process_count()")
+    assert repr(hosts.notebook["_"]) == "4"
+
+
+def test_the_report_of_a_step_on_hosts_is_this_notebooks_own(hosts: Hosts):
+    said = hosts.cell(f"%%shard fsdp --check\n{STEP}")
+    (text,) = [o.data["text/plain"] for o in said.outputs if "train_step" in o.data.get("text/plain", "")]
+    report = hosts.magics.session.history[-1]
+    assert isinstance(report, Report) and report.mesh.processes == 2
+    assert report.check is not None and report.check.passed
+    number = len(hosts.notebook["In"]) - 1
+    assert f"cell [{number}], line" in text and f"report {report.number}" in text
+    again = hosts.cell("%shard")
+    assert "fsdp" in again.outputs[0].data["text/plain"]
+    assert str(report.number) in repr(hosts.notebook.run("%shard history --limit 1").to_text())
+
+
+def test_names_of_the_kernel_go_along_where_they_are_small_or_can_be_made_there(hosts: Hosts):
+    hosts.cell(
+        "%%here\nimport math as maths\nfactor = 3\n\n"
+        "def scaled(x):\n    return inner(x) * factor\n\ndef inner(x):\n    return maths.floor(x)\n"
+    )
+    said = hosts.cell("print(scaled(2.5))")
+    assert said.stdout.endswith("6\n")
+    assert "to the hosts: " in said.stdout
+    for part in (
+        "scaled, defined in an earlier cell",
+        "inner, defined in an earlier cell",
+        "maths",
+        "factor",
+    ):
+        assert part in said.stdout
+    assert hosts.cell("print(scaled(3.5))").stdout == "9\n", "they are there now"
+
+
+def test_a_value_that_is_too_large_is_named_with_the_cell_that_makes_it(hosts: Hosts):
+    hosts.cell("%%here\nimport numpy as np\nlarge = np.zeros(10**6)")
+    made = len(hosts.notebook["In"]) - 1
+    line, _ = hosts.fails("print(large.sum())")
+    assert line.replace(SPACE, " ") == (
+        "large is in this kernel and takes 7.63 MiB, and not on the hosts: "
+        f"run cell [{made}], which makes it, again, there"
+    )
+
+
+def test_here_is_the_kernel_and_the_mesh_line_shows_every_device(hosts: Hosts):
+    hosts.cell("%%here\nown = __import__('os').getpid()")
+    assert hosts.notebook["own"] == os.getpid()
+    shown = hosts.cell("%mesh").outputs[0].data["text/plain"].splitlines()
+    assert shown[0] == "data=8: 8 cpu devices of 2 hosts"
+    assert shown[2].split()[:2] == ["host", "1"] and shown[2].endswith("0: 4  1: 5  2: 6  3: 7")
+
+
+def test_names_of_the_hosts_complete(hosts: Hosts):
+    assert "batch" in hosts.magics.hosts.complete("bat", 3)
+    assert "train_step" in hosts.magics.hosts.complete("train_", 6)
+
+
+def test_an_error_on_all_hosts_is_told_once(hosts: Hosts):
+    line, said = hosts.fails("1 / 0")
+    assert line == "ZeroDivisionError: division by zero, on all 2 hosts"
+    assert said.count("Traceback") == 1
+
+
+def test_an_exception_on_one_host_ends_the_cell_at_the_same_step_on_all(hosts: Hosts):
+    start = time.monotonic()
+    line, said = hosts.fails(
+        "n = 0\nfor i in range(10**6):\n    state, loss = train_step(state, batch)\n    n += 1\n"
+        "    if i == 20 and jax.process_index() == 1: raise FileNotFoundError('data-3.npz')"
+    )
+    assert line == (
+        "host 1: FileNotFoundError: data-3.npz; the others ended with it; all hosts hold the state of step 21"
+    )
+    assert "FileNotFoundError" in said and "jaxshard_magic/" not in said
+    assert time.monotonic() - start < 10
+    assert len(set(hosts.everywhere("n"))) == 1
+    hosts.cell("state, loss = train_step(state, batch)\nassert float(loss) == float(loss)")
+
+
+def test_a_cell_that_is_shorter_on_one_host_ends_with_a_line(hosts: Hosts):
+    start = time.monotonic()
+    line, _ = hosts.fails(
+        "for i in range(40 - 10 * jax.process_index()):\n    state, loss = train_step(state, batch)"
+    )
+    assert line.startswith("host 1: its cell had ended")
+    assert time.monotonic() - start < 10
+    hosts.cell("state, loss = train_step(state, batch)")
+
+
+@pytest.mark.parametrize("times", [6, pytest.param(200, marks=pytest.mark.full)])
+def test_an_interrupt_at_any_time_leaves_all_hosts_after_the_same_step(hosts: Hosts, times: int):
+    draw = random.Random(times)
+    for _ in range(times):
+        later(0.1 + draw.random() / 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        line, said = hosts.fails(LOOP)
+        assert (
+            line.startswith("Stopped ")
+            and "steps, the hosts after" not in line
+            and "jaxshard_magic/" not in said
+        )
+        assert len(set(hosts.everywhere("n"))) == 1
+    hosts.cell("state, loss = train_step(state, batch)\nassert np.isfinite(float(loss))")
+
+
+def test_a_cell_without_a_step_is_interrupted_too(hosts: Hosts):
+    start = time.monotonic()
+    later(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    line, _ = hosts.fails("time.sleep(60)")
+    assert line.startswith("Stopped") and time.monotonic() - start < 10
+
+
+def test_a_comparison_and_a_search_run_on_hosts(hosts: Hosts):
+    said = hosts.cell(f"%%shard dp,fsdp,pp --on v5e\n{STEP}")
+    text = max((o.data["text/plain"] for o in said.outputs), key=len)
+    assert "fsdp" in text and "pp on 2 hosts" in text
+    hosts.cell(f"%%shard auto --among dp,fsdp --budget 60\n{STEP}")
+    assert hosts.magics.session.comparison is not None
+
+
+@pytest.mark.parametrize("host", [1, 0])
+def test_a_host_that_is_killed_is_told_within_a_second_and_one_line_begins_again(mortal: Hosts, host: int):
+    old = mortal.pids
+    at = later(1.0, lambda: os.kill(old[host], signal.SIGKILL))
+    line, _ = mortal.fails(LOOP)
+    assert time.monotonic() - at[0] < 1.5
+    assert line.startswith(f"host {host} died ") and line.endswith("%mesh hosts:2 data=8 starts new ones")
+    line, _ = mortal.fails("print(1)")
+    assert line.startswith("the hosts are gone (host")
+    mortal.cell("%mesh hosts:2 data=8")
+    assert gone(old)
+    mortal.cell(SETUP)
+    mortal.cell(f"%%shard dp\n{STEP}")
+
+
+def test_what_a_survivor_has_whole_is_rescued_under_dp(mortal: Hosts):
+    later(0.8, lambda: os.kill(mortal.pids[1], signal.SIGKILL))
+    mortal.fails(LOOP)
+    if gone(mortal.pids[:1], 1):  # jaxlib's gloo ends a process whose peer dies in the middle of a message
+        line, _ = mortal.fails("%shard rescue state")
+        assert "state" not in mortal.notebook.shell.user_ns and "starts new ones" in line
+        return
+    said = mortal.cell("%shard rescue state")
+    assert said.stdout == "state: brought to this kernel from host 0, as NumPy arrays\n"
+    assert {name: value.shape for name, value in mortal.notebook["state"].items()} == {
+        "up": (32, 64),
+        "down": (64, 32),
+    }
+
+
+def test_a_host_that_is_frozen_is_told(mortal: Hosts):
+    at = later(0.8, lambda: os.kill(mortal.pids[1], signal.SIGSTOP))
+    line, _ = mortal.fails(LOOP)
+    assert line.startswith("host 1 died") and time.monotonic() - at[0] < 10
+    pids = mortal.pids
+    mortal.magics.hosts.close()
+    assert gone(pids)
+
+
+def test_a_hub_that_is_killed_is_told_and_nothing_is_left(mortal: Hosts):
+    pids, hub = mortal.pids, mortal.cluster.watched()
+    at = later(0.8, lambda: hub[0].kill())
+    line, _ = mortal.fails(LOOP)
+    assert line.startswith("the process that connects the hosts died; all hosts were ended")
+    assert time.monotonic() - at[0] < 10
+    assert gone([*pids, *(process.pid for process in hub)])
+
+
+def test_two_clusters_do_not_know_each_other(mortal: Hosts):
+    other = clusters.start(HostsSpec.parse("hosts", "2"), 4)
+    try:
+        os.kill(other.joined[1].pid, signal.SIGKILL)
+        mortal.cell("for _ in range(5):\n    state, loss = train_step(state, batch)")
+    finally:
+        other.kill()
+    mortal.cell("for _ in range(5):\n    state, loss = train_step(state, batch)")
+
+
+def test_nothing_is_left_of_a_kernel_that_is_killed(tmp_path: Path):
+    script = textwrap.dedent(
+        """
+        import os, signal
+        from jaxshard_magic.hosts import cluster
+        from jaxshard_magic.hosts.spec import HostsSpec
+        found = cluster.start(HostsSpec.parse("hosts", "2"), 4)
+        print(*(j.pid for j in found.joined), *(p.pid for p in found.watched()), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) > 2, done.stderr
+    assert gone(pids)
+
+
+def test_a_port_that_is_taken_is_tried_again_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = [taken.getsockname()[1]]
+        free = clusters._free_port
+        monkeypatch.setattr(clusters, "_free_port", lambda: ports.pop() if ports else free())
+        found = clusters.start(HostsSpec.parse("hosts", "2"), 4)
+        try:
+            assert not ports and len(found.joined) == 2
+        finally:
+            found.kill()
+
+
+def test_in_python_a_mesh_over_hosts_runs_text_on_all_of_them(capsys: pytest.CaptureFixture[str]):
+    import jaxshard_magic
+
+    hosts = jaxshard_magic.mesh("hosts:2 data=4")
+    try:
+        hosts.run("import jax\nprint(jax.device_count(), jax.process_index())")
+        assert capsys.readouterr().out == "4 0\n"
+        with pytest.raises(ShardError, match="ValueError: no, on all 2 hosts"):
+            hosts.run("raise ValueError('no')")
+    finally:
+        hosts.close()
+
+
+def test_its_files_are_for_their_user_alone_and_everything_listens_on_this_machine(hosts: Hosts):
+    folder = hosts.cluster._folder
+    assert folder is not None and folder.stat().st_mode & 0o077 == 0
+    for path in (folder / "security").glob("*.json"):
+        assert path.stat().st_mode & 0o077 == 0
+    known = {*hosts.pids, *(process.pid for process in hosts.cluster.watched())}
+    listening = {
+        c.laddr.ip for c in psutil.net_connections("inet") if c.pid in known and c.status == "LISTEN"
+    }
+    assert listening and all(ip.removeprefix("::ffff:").startswith("127.") for ip in listening), listening
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("hosts:2 data=8", HostsSpec("hosts", 2)),
+        ("ssh:node1,me@node2 data=16", HostsSpec("ssh", 2, ("node1", "me@node2"))),
+        ("slurm:4 data=32", HostsSpec("slurm", 4)),
+        ("cluster:/tmp/client.json data=8", HostsSpec("cluster", cluster="/tmp/client.json")),
+    ],
+)
+def test_hosts_are_read_as_they_are_written(text: str, spec: HostsSpec):
+    assert MeshSpec.parse(text).hosts == spec and str(MeshSpec.parse(text)) == text

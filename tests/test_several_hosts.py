@@ -1,0 +1,118 @@
+"""Steps on a mesh over several processes, without a controller: the numbers of one process, and data of each host."""
+
+import re
+from typing import Any
+
+import pytest
+import several_hosts
+from pages import ROOT
+
+pytestmark = pytest.mark.ci
+
+CASES: list[list[Any]] = [
+    ["train", "dp", "data=8", {}],
+    ["train", "fsdp", "data=8", {}],
+    ["train", "tp", "model=8", {}],
+    ["train", "fsdp+tp", "data=4 model=2", {}],
+    ["train_positions", "dp+sp", "data=2 seq=4", {}],
+    ["train", "spmd", "data=8", {"specs": {"batch": "P('data')"}}],
+    ["train", "fsdp", "data=8", {"microbatches": 2, "remat": "full"}],
+    ["train", "fsdp", "data=8", {"precision": "bf16"}],
+    ["train_nnx", "fsdp", "data=8", {}],
+    ["train_linen", "dp", "data=8", {}],
+    ["train_equinox", "fsdp", "data=8", {}],
+    ["train_mapped", "pmap", "data=8", {}],
+]
+PER_HOST = {"data": "per-host"}
+DATA: list[list[Any]] = [
+    ["whole", "data=8", "fsdp", {}],
+    ["parts", "data=8", "fsdp", {}],
+    ["parts", "data=8", "fsdp", {**PER_HOST, "check": True}],
+    ["same", "data=8", "fsdp", PER_HOST],
+    ["weights", "data=8", "fsdp", {}],
+    ["parts", "model=8", "tp", PER_HOST],
+    ["parts", "data=4 model=2", "fsdp+tp", {**PER_HOST, "microbatches": 2}],
+    ["parts", "data=8", "dp", {**PER_HOST, "pad": True}],
+    ["whole", "data=2", "dp", {}],
+    ["whole", "data=3", "dp", {}],
+    ["whole", "pipe=2 data=4", "pp", {}],
+]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[dict[str, Any]]:
+    return several_hosts.run("hosts_steps:several", CASES, hosts=1)[0]
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_a_step_on_several_hosts_has_the_numbers_and_the_moves_of_one(
+    alone: list[dict[str, Any]], hosts: int
+):
+    found = several_hosts.run("hosts_steps:several", CASES, hosts=hosts)
+    for case, one, *several in zip(CASES, alone, *found, strict=True):
+        for each in several:
+            assert each["losses"] == pytest.approx(one["losses"], rel=1e-5), case
+            assert each["sum"] == pytest.approx(one["sum"], rel=1e-5), case
+            assert each["passed"] and each["processes"] == hosts, case
+            assert each["moved"] == one["moved"], case
+
+
+@pytest.fixture(scope="module")
+def data() -> list[dict[str, Any]]:
+    first, second = several_hosts.run("hosts_steps:all_data", DATA)
+    assert first == second, "hosts say the same"
+    return first
+
+
+def test_each_host_places_its_rows_of_a_batch_that_all_have_or_has_a_part_of_it(data: list[dict[str, Any]]):
+    whole = data[0]["losses"]
+    for i in (2, 5, 6, 7, 8):
+        assert data[i]["losses"] == pytest.approx(whole, rel=1e-5), DATA[i]
+
+
+def test_different_rows_are_refused_with_the_option_that_takes_them(data: list[dict[str, Any]]):
+    assert data[1]["fix"] == "--data per-host"
+    assert data[1]["error"].startswith("train_step: batch.x is not the same on all 2 hosts.")
+    assert data[4]["error"].startswith("train_step: state.0.up is not the same on all 2 hosts.")
+
+
+def test_equal_rows_that_count_for_each_host_are_a_warning(data: list[dict[str, Any]]):
+    (said,) = data[3]["advice"]
+    assert "every example counts 2 times" in said
+
+
+def test_a_mesh_takes_as_many_devices_of_each_host_and_no_pipeline(data: list[dict[str, Any]]):
+    assert "takes as many of each" in data[9]["error"]
+    assert data[10]["error"].startswith("pp on 2 hosts: ")
+
+
+def test_comparing_and_choosing_end_alike_on_all_hosts():
+    first, second = several_hosts.run("hosts_steps:searched")
+    assert first == second
+    assert [row[:2] for row in first["rows"]] == [["dp", True], ["fsdp", True], ["tp", True], ["pp", False]]
+    assert first["losses"][0] > first["losses"][-1]
+
+
+# Who puts arrays on devices beside `placing`: pipelines, which are of one host; the doctor and the demo, which have
+# arrays of their own; what `codegen/wrappers.py` writes into the user's program; `simulate`, whose backend ends.
+ELSEWHERE = (
+    "placing.py",
+    "pipeline/",
+    "doctor/",
+    "demo.py",
+    "codegen/wrappers.py",
+    "simulate.py",
+    "targets/",
+)
+
+
+def test_arrays_are_put_on_devices_in_one_place():
+    package = ROOT / "jaxshard_magic"
+    found = [
+        f"{path.relative_to(package)}:{number}"
+        for path in sorted(package.rglob("*.py"))
+        if not str(path.relative_to(package)).startswith(ELSEWHERE)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"\b(device_put|device_get)\(", line) and not re.search(r'["`#].*device_(put|get)', line)
+    ]
+    assert found == []
