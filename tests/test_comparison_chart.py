@@ -129,5 +129,5 @@ def test_what_has_no_figure_says_so_in_one_line(name: str):
 
 
 def test_an_unknown_theme_is_told_with_the_themes():
-    with pytest.raises(ShardError, match="no theme 'drak'. Did you mean 'dark'. The themes are light, dark"):
+    with pytest.raises(ShardError, match=r"no theme 'drak'. Did you mean 'dark'. The themes are light, dark"):
         measured_trials().figure("drak")

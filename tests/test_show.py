@@ -139,7 +139,10 @@ def test_a_variable_with_a_typo_is_told_and_the_report_shown(bare_shell, monkeyp
     monkeypatch.setenv("JAXSHARD_VIEW", "htm")
     found = shown(bare_shell, attached())
     assert ["text/html" in output for output in found.outputs] == [True]
-    assert "no view 'htm'. Did you mean 'html'? The views are auto, widget, html, page, data, text" in found.printed
+    assert (
+        "no view 'htm'. Did you mean 'html'? The views are auto, widget, html, page, data, text"
+        in found.printed
+    )
 
 
 def test_unloading_takes_the_choice_out_again(kernel):
