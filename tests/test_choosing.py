@@ -59,9 +59,7 @@ def memory(monkeypatch):
 @pytest.mark.ci
 def test_the_choice_is_the_fastest_of_all_and_most_are_never_compiled():
     found = chosen()
-    every = jaxshard_magic.compare(
-        step, AMONG, shapes(), mesh="cpu:8 data=8", meshes="all", run=False, on="v5e"
-    )
+    every = jaxshard_magic.compare(step, AMONG, shapes(), mesh="cpu:8 data=8", meshes="all", run=False)
     compiled = {t.line for t in found.comparison.trials if t.report is not None}
     assert every.fastest is not None and found.chosen is not None
     assert found.chosen.line == every.fastest.line
@@ -77,9 +75,7 @@ def test_the_choice_is_the_fastest_of_all_and_most_are_never_compiled():
 @pytest.mark.ci
 def test_what_a_plan_takes_at_least_is_never_more_than_the_compiled_step_takes():
     plans = {c.line: c.bound for c in chosen(plan_only=True).candidates}
-    every = jaxshard_magic.compare(
-        step, AMONG, shapes(), mesh="cpu:8 data=8", meshes="all", run=False, on="v5e"
-    )
+    every = jaxshard_magic.compare(step, AMONG, shapes(), mesh="cpu:8 data=8", meshes="all", run=False)
     known = 0
     for trial in every.trials:
         bound = plans[trial.line]

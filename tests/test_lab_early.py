@@ -64,7 +64,7 @@ def stop(notebook: Notebook, cell: int, when: str, bar: int = 0) -> str:
 
 
 def test_a_training_that_is_stopped_says_where_and_shows_what_ran(notebook: Notebook):
-    said = stop(notebook, TRAIN, "a step", bar=1)
+    said = stop(notebook, TRAIN, "a call", bar=1)
     assert "Stopped at step " in said and " of 3,000, loss " in said
     assert "Traceback" not in said and "jaxshard_magic" not in said
     widget = notebook.widget(TRAIN)
@@ -116,7 +116,7 @@ def test_a_cell_that_raises_shows_its_traceback_and_below_it_the_report(notebook
 def test_cells_that_wait_behind_one_that_is_stopped_do_not_run(notebook: Notebook):
     notebook.begin(TRAIN)
     notebook.begin(BEHIND)
-    expect(notebook.cell(TRAIN)).to_contain_text("a step", timeout=60_000)
+    expect(notebook.cell(TRAIN)).to_contain_text("a call", timeout=60_000)
     notebook.page.get_by_role("button", name="Interrupt the kernel").click()
     until(
         lambda: "[*]" not in notebook.cell(BEHIND).locator(".jp-InputPrompt").inner_text(), "the cell behind"

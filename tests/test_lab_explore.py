@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
 
 EXPLORE, LAST = 2, -1
-RULE = "%%shard fsdp -o report --rule \"weights.up=P('data')\""
+RULE = "%%shard fsdp --rule \"weights.up=P('data')\""
 CELLS = [REPORT[START], REPORT[SHARD], "%shard explore -o ex", "print(ex.line)"]
 
 
@@ -81,7 +81,7 @@ def test_the_whole_cell_is_written_below_and_runs_when_it_is_run(notebook: Noteb
     assert re.fullmatch(r"\[\s*\]:", prompt.inner_text())
     notebook.widget(EXPLORE).get_by_role("button", name="reset").click()
     button(notebook, "to the next cell").click()
-    until(lambda: cells(notebook)[EXPLORE + 1].startswith("%%shard fsdp -o report\n"), "the same cell")
+    until(lambda: cells(notebook)[EXPLORE + 1].startswith("%%shard fsdp\n"), "the same cell")
     assert len(cells(notebook)) == len(after), "the cell that it wrote has the new line"
     notebook.run(EXPLORE + 1)
     expect(notebook.widget(EXPLORE + 1)).to_contain_text("8 simulated CPU devices")
