@@ -30,7 +30,8 @@ def executed(notebook: NotebookNode, folder: Path) -> NotebookNode:
         store_widget_state=False,
         resources={"metadata": {"path": str(folder)}},
     )
-    return tidied(client.execute(env={**os.environ, "JAXSHARD_VIEW": "page"}))
+    own = {"JAXSHARD_VIEW": "page", "JAXSHARD_HISTORY": str(folder / "history.db")}  # reports count from 1
+    return tidied(client.execute(env={**os.environ, **own}))
 
 
 def tidied(notebook: NotebookNode) -> NotebookNode:

@@ -178,11 +178,11 @@ def test_names_of_the_kernel_go_along_where_they_are_small_or_can_be_made_there(
 
 
 def test_a_value_that_is_too_large_is_named_with_the_cell_that_makes_it(hosts: Hosts):
-    hosts.cell("%%here\nimport numpy as np\nlarge = np.zeros(10**6)")
+    hosts.cell("%%here\nimport numpy as np\nlarge = np.zeros(10**7)")
     made = len(hosts.notebook["In"]) - 1
     line, _ = hosts.fails("print(large.sum())")
     assert line.replace(SPACE, " ") == (
-        "large is in this kernel and takes 7.63 MiB, and not on the hosts: "
+        "large is in this kernel and takes 76.3 MiB, and not on the hosts: "
         f"run cell [{made}], which makes it, again, there"
     )
 
@@ -196,14 +196,35 @@ def test_here_is_the_kernel_and_the_mesh_line_shows_every_device(hosts: Hosts):
 
 
 def test_names_of_the_hosts_complete(hosts: Hosts):
-    assert "batch" in hosts.magics.hosts.complete("bat", 3)
-    assert "train_step" in hosts.magics.hosts.complete("train_", 6)
+    completes = hosts.notebook.shell.complete
+    assert "batch" in completes("", "print(bat", 9)[1]
+    assert "train_step" in completes("", "train_", 6)[1]
+    assert any(word.endswith(".keys") for word in completes("", "batch.ke", 8)[1])
+
+
+def test_a_question_is_answered_by_the_hosts(hosts: Hosts):
+    hosts.cell("def only_there(x):\n    'Twice of it.'\n    return 2 * x")
+    (answer,) = hosts.cell("only_there?").outputs
+    assert "Twice of it." in answer.data["text/plain"]
+    line, _ = hosts.fails("nowhere?")
+    assert line == "nowhere means nothing on the hosts"
 
 
 def test_an_error_on_all_hosts_is_told_once(hosts: Hosts):
     line, said = hosts.fails("1 / 0")
     assert line == "ZeroDivisionError: division by zero, on all 2 hosts"
     assert said.count("Traceback") == 1
+
+
+def test_what_is_refused_on_the_hosts_is_one_line(hosts: Hosts):
+    line, said = hosts.fails("%%shard fsdpp\n" + STEP)
+    assert line.startswith("'fsdpp' is no strategy") and said.count("\n") == 1
+    different = "{name: rows + jax.process_index() for name, rows in batch.items()}"
+    line, said = hosts.fails(
+        f"%%shard fsdp\n{STEP.rpartition('state, loss')[0]}state, loss = train_step(state, {different})"
+    )
+    assert line.startswith("train_step: batch.x is not the same on all 2 hosts.") and said.count("\n") == 1
+    hosts.cell(f"%%shard fsdp --check\n{STEP}")
 
 
 def test_an_exception_on_one_host_ends_the_cell_at_the_same_step_on_all(hosts: Hosts):

@@ -24,6 +24,7 @@ from .cluster import Cluster
 TICK_S = 0.02
 OUTPUT_S = 5.0  # for what was published before a cell ended, and comes another way than its result
 GRACE_S = 3.0  # from the first end of a host to the next means against the others
+OURS = ("ShardError", "UsageError")  # whose message is the whole line
 MOST_STOPS = 3  # interrupts, after which the hosts are ended
 Message = tuple[int, dict[str, Any]]  # the host, and a message as kernels publish them
 
@@ -66,9 +67,9 @@ class Outcome:
         if host is None:
             return next((each.error[1] for each in self.hosts if each.error is not None), "")
         kind, message = self.hosts[host].error or ("", "")
-        said = f"{kind}: {message}" if message else kind
+        said = message if kind in OURS else f"{kind}: {message}" if message else kind
         if all(each.error == self.hosts[host].error for each in self.hosts):
-            return f"{said}, on all {len(steps)} hosts"
+            return said if kind in OURS else f"{said}, on all {len(steps)} hosts"
         whole = f"; all hosts hold the state of step {steps[0]:,}" if alike and steps[0] else ""
         return f"host {host}: {said}; the others ended with it{whole}"
 
@@ -125,7 +126,8 @@ def run(
             elif first is not None and len(ended) < len(asked) and time.monotonic() - first > GRACE_S:
                 next(means)
                 first = time.monotonic()
-            time.sleep(TICK_S)
+            if left := [host for host in running if host not in ended]:
+                asked[left[0]].wait(TICK_S)
         for each in asked:
             with suppress(Exception):  # of a call that failed: its output counts as well
                 each.wait_for_output(OUTPUT_S)

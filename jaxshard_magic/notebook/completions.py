@@ -166,9 +166,12 @@ _VALUES: dict[str, Callable[..., Iterable[str]]] = {
 }
 
 
-def matcher_of(shell: "InteractiveShell") -> Callable[[Any], Any]:
+def matcher_of(
+    shell: "InteractiveShell", on_hosts: "Callable[[str, int], list[tuple[int, str]]]"
+) -> Callable[[Any], Any]:
     """A matcher of IPython's that offers words of our lines and no others: those of `completions`, and after
-    `%%shard --step` the functions of the cell below the line as well."""
+    `%%shard --step` the functions of the cell below the line as well. On other lines it offers what the hosts know:
+    `on_hosts` gives what completes a text at a cursor, each with the place where it begins."""
     offer: Any = completer
 
     @offer.context_matcher()
@@ -176,7 +179,13 @@ def matcher_of(shell: "InteractiveShell") -> Callable[[Any], Any]:
         before = context.text_until_cursor.removesuffix(context.token)
         first = next(iter(before.split()), "")
         if first not in OURS or (first.startswith("%%") and context.cursor_line):
-            return {"completions": []}
+            lines = context.full_text.split("\n")
+            cursor = sum(len(line) + 1 for line in lines[: context.cursor_line]) + context.cursor_position
+            token = cursor - len(context.token)
+            there = (
+                context.full_text[token:start] + word for start, word in on_hosts(context.full_text, cursor)
+            )
+            return {"completions": [offer.SimpleCompletion(text) for text in there]}
         event = SimpleNamespace(text_until_cursor=context.text_until_cursor, symbol=context.token)
         words = completions(shell, event)
         if before.split()[-1:] == ["--step"]:

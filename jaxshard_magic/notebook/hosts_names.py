@@ -18,7 +18,7 @@ from .displays import say
 if TYPE_CHECKING:
     from ..hosts.cluster import Cluster
 
-SMALL = 2**20  # bytes of a value that goes along
+SMALL = 2**24  # bytes of a value that goes along: a tenth of a second to each of two hosts
 _OF_THE_SHELL = {"In", "Out", "get_ipython", "exit", "quit", "open", "display"}
 
 

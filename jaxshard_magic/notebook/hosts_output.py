@@ -12,6 +12,8 @@ _GLOO = re.compile(
     r"^\[Gloo\] Rank \d+ is connected to .*\n?", re.MULTILINE
 )  # of jaxlib, on file descriptor 1
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_USAGE = "UsageError: "  # which the kernel raises in its turn
+_TOLD = ("HostFailed", "KeyboardInterrupt", "ShardError")  # in one line, at the end of the cell
 DATA = "application/vnd.jaxshard_magic.data+json"
 MOST = 20_000  # characters of another host's output that are shown
 
@@ -42,7 +44,8 @@ class Output:
         """Take one message, in the order in which a host sent them."""
         kind, content = message["header"]["msg_type"], message["content"]
         if kind == "stream":
-            content = {**content, "text": _GLOO.sub("", content["text"])}
+            text = _GLOO.sub("", content["text"])
+            content = {**content, "text": "" if text.startswith(_USAGE) else text}
             self._said[host] += content["text"]
         elif kind == "execute_result":
             self._said[host] += content["data"].get("text/plain", "") + "\n"
@@ -89,5 +92,5 @@ class Output:
             self.value = Value(content["data"], content.get("metadata", {}))
         elif kind == "clear_output":
             self._shell.display_pub.clear_output(wait=content.get("wait", False))
-        elif kind == "error" and content.get("ename") not in ("HostFailed", "KeyboardInterrupt"):
+        elif kind == "error" and content.get("ename") not in _TOLD:
             print("\n".join(content["traceback"]), file=sys.stderr)

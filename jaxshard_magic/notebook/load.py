@@ -32,7 +32,7 @@ def load(shell: "InteractiveShell") -> None:
     for word in completions.OURS:
         shell.set_hook("complete_command", completions.completions, str_key=word)
     if hasattr(completer, "context_matcher"):  # IPython 8.6; before, completions know no more than the line
-        magics.matcher = completions.matcher_of(shell)
+        magics.matcher = completions.matcher_of(shell, magics.hosts.complete)
         _matchers(shell).append(magics.matcher)
     shell.events.register("pre_run_cell", magics.later.begin)
     shell.events.register("post_run_cell", magics.later.end)

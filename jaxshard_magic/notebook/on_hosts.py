@@ -30,6 +30,7 @@ _LINES = re.compile(
     r"\s*(%mesh\b|%load_ext\b|%unload_ext\b|%reload_ext\b|%config\b"
     r"|%shard[ \t]+(doctor|history|compare|schedule|explore|rescue)\b)"
 )
+_ASKED = re.compile(r"\s*(?=[^\n]*\?)(\?{0,2})([^\W\d][\w.]*)(\?{0,2})\s*")  # a cell that is `name?`
 _cells = count(1)
 
 
@@ -134,6 +135,8 @@ class OnHosts:
         if cluster.died is not None:
             raise UsageError(f"the hosts are gone ({cluster.died}): {self._again()}")
         try:
+            if (asked := _ASKED.fullmatch(text)) is not None:
+                return self._told_of(cluster, *asked.groups())
             names.bring(text)
         except ShardError as error:
             raise UsageError(str(error)) from None
@@ -189,16 +192,27 @@ class OnHosts:
             return self._session.compared(Comparison.from_dict(data))
         return self._session.chose(Choice.from_dict(data))
 
-    def complete(self, text: str, cursor: int) -> list[str]:
-        """What completes `text` on host 0; nothing while a cell runs there."""
+    def complete(self, text: str, cursor: int) -> list[tuple[int, str]]:
+        """What completes `text` at `cursor` on host 0, each with the place where it begins; nothing while a cell runs
+        there."""
         from ..hosts import engine
 
         if self.cluster is None or self.cluster.died is not None or self._running:
             return []
         try:
-            return list(self.cluster.call(engine.completions, text, cursor, host=0, seconds=1)["matches"])
+            found = self.cluster.call(engine.completions, text, cursor, host=0, seconds=1)
+            return [(found["cursor_start"], word) for word in found["matches"]]
         except ShardError:
             return []
+
+    def _told_of(self, cluster: "Cluster", before: str, name: str, behind: str) -> None:
+        """What host 0 knows of a name, for a cell that is `name?`. Shows it, or a line where it knows none."""
+        from ..hosts import engine
+
+        found = cluster.call(engine.inspected, name, len(name), int("??" in (before, behind)), host=0)
+        if not found["found"]:
+            raise ShardError(f"{name} means nothing on the hosts")
+        display(found["data"], raw=True)
 
     def _told(self, lost: Any) -> str:
         """What is left after a death, and the line that begins again."""
