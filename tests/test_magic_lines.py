@@ -10,7 +10,7 @@ from IPython.core import completer
 from IPython.core.completer import provisionalcompleter
 
 from jaxshard_magic import targets
-from jaxshard_magic.hardware import chip
+from jaxshard_magic.hardware import chip, chips
 from jaxshard_magic.notebook.options import COMMANDS, HELP, STRATEGIES, Options
 from jaxshard_magic.request.strategy_text import AUTO, JOBS
 from jaxshard_magic.step import ShardedStep
@@ -255,8 +255,9 @@ def test_an_option_that_is_being_given_its_value_offers_its_values_alone(given, 
     found = {word.rpartition(" ")[2].rpartition(":")[2] for word in completed(given, line)}
     if hasattr(completer, "context_matcher"):
         assert found == offered
-    else:  # before IPython 8.6 Python's own names stand beside ours
-        assert found >= offered
+    else:  # before IPython 8.6 Python's own names stand beside ours, but none other of ours
+        ours = {*STRATEGIES, *COMMANDS, *(flag.name for flag in Options.flags()), *chips()}
+        assert found >= offered and found & ours == offered & ours
 
 
 def test_options_are_offered_behind_a_strategy_and_once_a_dash_is_typed(given):

@@ -14,7 +14,6 @@ _GLOO = re.compile(
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _USAGE = "UsageError: "  # which the kernel raises in its turn
 _TOLD = ("HostFailed", "KeyboardInterrupt", "ShardError")  # in one line, at the end of the cell
-DATA = "application/vnd.jaxshard_magic.data+json"
 MOST = 20_000  # characters of another host's output that are shown
 
 
@@ -77,6 +76,8 @@ class Output:
             stream.write(content["text"])
             stream.flush()
         elif kind in ("display_data", "update_display_data"):
+            from ..views.show import DATA
+
             if (ours := content["data"].get(DATA)) is not None:
                 shown = self._received(ours["kind"], ours["data"])
                 if shown is not None:

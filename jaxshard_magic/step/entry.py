@@ -152,9 +152,8 @@ class Entry:
         return placed
 
     @settings.own_work()
-    def brought(self, inputs: tuple[Any, ...], ours: Ours) -> tuple[Any, ...]:
-        """The arranged inputs of a call on several hosts, where the program wants them."""
-        leaves = self.leaves(inputs)
+    def brought(self, inputs: tuple[Any, ...], leaves: Sequence[Any], ours: Ours) -> tuple[Any, ...]:
+        """The arranged inputs of a call on several hosts, flat as `leaves`, where the program wants them."""
         if all(map(_lies, leaves, self.shardings)):
             return inputs
         return self.arrange(self.place(self.joined(leaves), ours))

@@ -83,8 +83,9 @@ class OnHosts:
 
     def brought(self, entry: Entry, inputs: tuple[Any, ...], ours: Ours) -> tuple[Any, ...]:
         """The arranged inputs of a later call where the program wants them. Raises ShardError as `joined` does."""
-        self._agree(entry, entry.leaves(inputs))
-        return entry.brought(inputs, ours)
+        leaves = entry.leaves(inputs)
+        self._agree(entry, leaves)
+        return entry.brought(inputs, leaves, ours)
 
     def _together(self, peeled: Peeled, rows: Mapping[int, int]) -> Peeled:
         """The call with shapes for arrays, those of which each host has a part as long as all of them."""
