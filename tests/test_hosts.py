@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -289,7 +290,9 @@ def test_a_host_that_is_killed_is_told_within_a_second_and_one_line_begins_again
     at = later(1.0, lambda: os.kill(old[host], signal.SIGKILL))
     line, _ = mortal.fails(LOOP)
     assert time.monotonic() - at[0] < 1.5
-    assert line.startswith(f"host {host} died ") and line.endswith("%mesh hosts:2 data=8 starts new ones")
+    # jaxlib's gloo ends now and then a process whose peer dies in the middle of a message: then both are named.
+    assert re.match(rf"host {host} died \(SIGKILL\)( and host {1 - host} died( \(\w+\))?)? \d", line)
+    assert line.endswith("%mesh hosts:2 data=8 starts new ones")
     line, _ = mortal.fails("print(1)")
     assert line.startswith("the hosts are gone (host")
     mortal.cell("%mesh hosts:2 data=8")
@@ -313,10 +316,21 @@ def test_what_a_survivor_has_whole_is_rescued_under_dp(mortal: Hosts):
     }
 
 
+def test_a_host_that_dies_between_cells_is_told_by_the_next(mortal: Hosts):
+    os.kill(mortal.pids[1], signal.SIGKILL)
+    assert gone(mortal.pids[1:], 5)
+    end = time.monotonic() + 5
+    while not mortal.cluster.missing() and time.monotonic() < end:
+        time.sleep(0.05)
+    line, _ = mortal.fails("print(state['up'].shape)")
+    assert line.startswith("host 1 died (SIGKILL) before the cell. What host 0 has whole")
+    assert mortal.cell("%shard rescue state").stdout.startswith("state: brought to this kernel from host 0")
+
+
 def test_a_host_that_is_frozen_is_told(mortal: Hosts):
     at = later(0.8, lambda: os.kill(mortal.pids[1], signal.SIGSTOP))
     line, _ = mortal.fails(LOOP)
-    assert line.startswith("host 1 died") and time.monotonic() - at[0] < 10
+    assert line.startswith("host 1 no longer answers") and time.monotonic() - at[0] < 10
     pids = mortal.pids
     mortal.magics.hosts.close()
     assert gone(pids)

@@ -62,6 +62,8 @@ class Cluster:
         from ipyparallel.error import TimeoutError as Late
 
         ids = self.ids if host is None else [self.ids[host]]
+        if any(self.ids.index(i) in self.missing() for i in ids):
+            raise ShardError(f"a host of {self.spec} has died. %mesh {self.spec} starts them again")
         asked = [self.client[i].apply_async(function, *args) for i in ids]
         try:
             got = [each.get(seconds) for each in asked]
@@ -92,6 +94,11 @@ class Cluster:
         """End the hosts."""
         self.kill("they were closed")
 
+    def missing(self) -> list[int]:
+        """The hosts that the hub has lost."""
+        there = set(self.client.ids)
+        return [host for host, i in enumerate(self.ids) if i not in there]
+
     def watched(self) -> list[psutil.Process]:
         """The processes of this machine without which the hosts can't be reached."""
         return self._hub
@@ -104,11 +111,14 @@ class Cluster:
         """A host's own process, where it runs on this machine."""
         return self._processes[host : host + 1]
 
-    def bury(self, host: int | None, why: str, free: Callable[[], bool]) -> None:
-        """One of the hosts has died: the others leave what they are in, each wait of theirs in turn, until `free()`,
-        while this goes on; they stay to be asked what they hold."""
-        self.died = why
-        self.survivors = tuple(other for other in range(len(self)) if other != host)
+    def bury(self, survivors: Sequence[int], why: str, free: Callable[[], bool]) -> None:
+        """The other hosts have died: the survivors leave what they are in, each wait of theirs in turn, until `free()`,
+        while this goes on; they stay to be asked what they hold. Where there are none all is ended."""
+        if not survivors:
+            self.kill(why, wait_s=0)
+            return
+        self.died = self.died or why
+        self.survivors = tuple(survivors)
 
         def leave() -> None:
             for _ in range(LEAVE_TRIES):
@@ -127,8 +137,8 @@ class Cluster:
         if self._leaving is not None:
             self._leaving.join()
 
-    def kill(self, why: str | None = None) -> None:
-        """End all hosts at once, and what was started for them. A cluster that somebody else started keeps its engines,
+    def kill(self, why: str | None = None, wait_s: float = 5.0) -> None:
+        """End all hosts at once, and what was started for them; wait so long until they are gone. A cluster that somebody else started keeps its engines,
         which jax no longer holds together."""
         self.died, self.survivors = self.died or why or "they were ended", ()
         everything = [*self._processes, *self._hub]
@@ -143,7 +153,7 @@ class Cluster:
         if self._own is not None and not self.is_local:
             with suppress(Exception):  # launchers that can't reach what they started any more
                 self._own.stop_cluster_sync()
-        psutil.wait_procs(everything, timeout=5)
+        psutil.wait_procs(everything, timeout=wait_s)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -164,7 +174,12 @@ class Cluster:
         pid = controller.pid if hasattr(controller, "pid") else controller.process.pid
         hub = psutil.Process(pid)
         self._hub = [hub, *hub.children(recursive=True)]
-        self._processes = [psutil.Process(joined.pid) for joined in self.joined]
+        # The launchers' own objects: whoever waits for a process keeps the status it ended with.
+        own = {each.process.pid: each.process for each in self._launchers()}
+        self._processes = [own.get(joined.pid) or psutil.Process(joined.pid) for joined in self.joined]
+
+    def _launchers(self) -> list[Any]:
+        return [each for set_ in self._own.engines.values() for each in set_.launchers.values()]
 
 
 def start(spec: HostsSpec, devices: int | None, say: Callable[[str], None] = lambda _: None) -> Cluster:

@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,8 @@ from .cluster import Cluster
 
 TICK_S = 0.02
 OUTPUT_S = 5.0  # for what was published before a cell ended, and comes another way than its result
+TOGETHER_S = 0.15  # within which hosts die of one cause
+KILLED = "SIGKILL"
 GRACE_S = 3.0  # from the first end of a host to the next means against the others
 OURS = ("ShardError", "UsageError")  # whose message is the whole line
 MOST_STOPS = 3  # interrupts, after which the hosts are ended
@@ -30,12 +32,11 @@ Message = tuple[int, dict[str, Any]]  # the host, and a message as kernels publi
 
 
 class HostsLost(RuntimeError):
-    """The hosts are gone, or were ended: `host` is the one that died, None where it was none; `survivors` those that
-    are still there."""
+    """The hosts are gone, or were ended: `survivors` are those that are still there after others have died."""
 
-    def __init__(self, why: str, host: int | None = None, survivors: tuple[int, ...] = ()):
+    def __init__(self, why: str, survivors: tuple[int, ...] = ()):
         super().__init__(why)
-        self.host, self.survivors = host, survivors
+        self.survivors = survivors
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ def run(
             while True:
                 publish(*said.get_nowait())
 
+    look(cluster)
     with _interrupts() as asked_to_stop:
         asked = [
             _heard(cluster.client[i].apply_async(engine.run_cell, text, name, number), host, said)
@@ -106,15 +108,15 @@ def run(
             running = [host for host in range(len(asked)) if host not in ended]
             try:
                 for host in running:
+                    if _is_gone(cluster, host, asked[host]):
+                        raise _death(cluster, host, asked, start)
                     if asked[host].ready():
-                        ended[host] = _result(cluster, host, asked[host], start)
+                        ended[host] = _result(asked[host])
                         first = first or time.monotonic()
                 _hub_lives(cluster)
             except HostsLost as lost:
-                if lost.survivors:
-                    cluster.bury(
-                        lost.host, str(lost), partial(_free, [asked[host] for host in lost.survivors])
-                    )
+                waits = [asked[host] for host in lost.survivors]
+                cluster.bury(lost.survivors, str(lost), partial(_free, waits))
                 raise
             relay()
             if len(asked_to_stop) > stops:
@@ -133,6 +135,16 @@ def run(
                 each.wait_for_output(OUTPUT_S)
         relay()
     return Outcome(tuple(ended[host] for host in range(len(asked))), time.monotonic() - start)
+
+
+def look(cluster: Cluster) -> None:
+    """Raise HostsLost where hosts have died while no cell ran."""
+    if not (missing := cluster.missing()):
+        return
+    rest = tuple(host for host in range(len(cluster)) if host not in missing)
+    lost = HostsLost(f"{_told(cluster, missing)} before the cell", rest)
+    cluster.bury(rest, str(lost), lambda: True)
+    raise lost
 
 
 @contextmanager
@@ -175,41 +187,74 @@ def _heard(asked: Any, host: int, said: "queue.SimpleQueue[Message]") -> Any:
     return asked
 
 
-def _result(cluster: Cluster, host: int, asked: Any, start: float) -> engine.Ended:
+def _is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
+    """Whether a host is gone, by its process on this machine, or by what the hub has said."""
     from ipyparallel.error import EngineError, RemoteError
+
+    if not asked.ready():
+        return not all(map(_lives, cluster.processes_of(host)))
+    try:
+        asked.get(0)
+    except EngineError:
+        return True
+    except RemoteError as error:
+        return error.ename == "EngineError"
+    return False
+
+
+def _result(asked: Any) -> engine.Ended:
+    from ipyparallel.error import RemoteError
 
     try:
         return asked.get(0)
-    except EngineError:
-        raise _death(cluster, host, start) from None
     except RemoteError as error:  # of our own function there: the cell's are told in its result
-        if error.ename == "EngineError":
-            raise _death(cluster, host, start) from None
         return engine.Ended((str(error.ename), str(error.evalue)))
 
 
-def _death(cluster: Cluster, host: int, start: float) -> HostsLost:
+def _death(cluster: Cluster, host: int, asked: Sequence[Any], start: float) -> HostsLost:
+    """The death of a host, and of those that died with it: gloo ends some whose peer is gone, and their deaths may be
+    heard of first."""
     after = time.monotonic() - start
-    rest = tuple(other for other in range(len(cluster)) if other != host)
-    return HostsLost(f"host {host} died {after:.1f} s into the cell{_how(cluster, host)}", host, rest)
+    dead = {host}
+    end = time.monotonic() + TOGETHER_S
+    while time.monotonic() < end:
+        for other, each in enumerate(asked):
+            if _is_gone(cluster, other, each):
+                dead.add(other)
+        time.sleep(TICK_S / 2)
+    survivors = tuple(other for other in range(len(cluster)) if other not in dead)
+    return HostsLost(f"{_told(cluster, dead)} {after:.1f} s into the cell", survivors)
+
+
+def _told(cluster: Cluster, dead: Collection[int]) -> str:
+    how = {each: _how(cluster, each) for each in dead}
+    first = sorted(dead, key=lambda each: (KILLED not in how[each], each))  # no process ends itself so
+    return " and ".join(f"host {each} {how[each]}" for each in first)
 
 
 def _how(cluster: Cluster, host: int) -> str:
+    """How it is gone, with the signal or the exit status where it ran on this machine."""
     for process in cluster.processes_of(host):
+        if _lives(process):
+            return "no longer answers"
         with suppress(psutil.Error):
             status = process.wait(0.2)
-            return "" if status is None else f" (exit status {status})"
-    return ""
+            if status is not None:
+                return f"died ({signal.Signals(-status).name if status < 0 else f'exit status {status}'})"
+    return "died"
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _hub_lives(cluster: Cluster) -> None:
-    for process in cluster.watched()[:1]:
-        with suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                continue
+    if not all(map(_lives, cluster.watched()[:1])):
         _lost(cluster, "the process that connects the hosts died")
 
 
 def _lost(cluster: Cluster, why: str) -> None:
-    cluster.kill(why)
+    cluster.kill(why, wait_s=0)
     raise HostsLost(f"{why}; all hosts were ended")

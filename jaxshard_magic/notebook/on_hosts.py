@@ -135,9 +135,12 @@ class OnHosts:
         if cluster.died is not None:
             raise UsageError(f"the hosts are gone ({cluster.died}): {self._again()}")
         try:
+            watch.look(cluster)
             if (asked := _ASKED.fullmatch(text)) is not None:
                 return self._told_of(cluster, *asked.groups())
             names.bring(text)
+        except watch.HostsLost as lost:
+            raise UsageError(self._told(lost)) from None
         except ShardError as error:
             raise UsageError(str(error)) from None
         number = len(self._shell.user_ns["In"]) - 1
@@ -217,7 +220,7 @@ class OnHosts:
     def _told(self, lost: Any) -> str:
         """What is left after a death, and the line that begins again."""
         assert self.cluster is not None
-        if lost.host is None or not lost.survivors:
+        if not lost.survivors:
             return f"{lost}. {self._again()}"
         left = ", ".join(map(str, lost.survivors))
         are = "hosts" if len(lost.survivors) > 1 else "host"
