@@ -73,7 +73,8 @@ def train(strategy: str, mesh: str, calls: int = 5, **options: Any) -> dict[str,
         "passed": report.check.passed,
         "sum": float(np.abs(np.asarray(gathered[0]["up"])).sum()),
         "processes": report.mesh.processes,
-        "moved": [[c.kind, list(c.axes), c.wire_bytes] for c in report.collectives or ()],
+        "moved": [[c.kind, list(c.axes), c.count * c.bytes, c.wire_bytes] for c in report.collectives or ()],
+        "left": [c.network_bytes for c in report.collectives or ()],
     }
 
 
@@ -92,7 +93,8 @@ def train_nnx(strategy: str, mesh: str, calls: int = 5) -> dict[str, Any]:
         "passed": report.check.passed,
         "sum": float(np.abs(np.asarray(model.up.kernel[...])).sum()),
         "processes": report.mesh.processes,
-        "moved": [[c.kind, list(c.axes), c.wire_bytes] for c in report.collectives or ()],
+        "moved": [[c.kind, list(c.axes), c.count * c.bytes, c.wire_bytes] for c in report.collectives or ()],
+        "left": [c.network_bytes for c in report.collectives or ()],
     }
 
 
@@ -224,7 +226,8 @@ def _trained(step: Any, strategy: str, mesh: str, state: Any, batch: Any, calls:
         "passed": report.check.passed,
         "sum": sum(float(np.abs(np.asarray(x)).sum()) for x in arrays),
         "processes": report.mesh.processes,
-        "moved": [[c.kind, list(c.axes), c.wire_bytes] for c in report.collectives or ()],
+        "moved": [[c.kind, list(c.axes), c.count * c.bytes, c.wire_bytes] for c in report.collectives or ()],
+        "left": [c.network_bytes for c in report.collectives or ()],
     }
 
 

@@ -193,8 +193,8 @@ def test_here_is_the_kernel_and_the_mesh_line_shows_every_device(hosts: Hosts):
     hosts.cell("%%here\nown = __import__('os').getpid()")
     assert hosts.notebook["own"] == os.getpid()
     shown = hosts.cell("%mesh").outputs[0].data["text/plain"].splitlines()
-    assert shown[0] == "data=8: 8 cpu devices of 2 hosts"
-    assert shown[2].split()[:2] == ["host", "1"] and shown[2].endswith("0: 4  1: 5  2: 6  3: 7")
+    assert shown[0] == "data=8   8 simulated CPU devices on 2 hosts"
+    assert shown[-1].split()[:2] == ["host", "1"] and shown[-1].endswith("0: 4  1: 5  2: 6  3: 7")
 
 
 def test_names_of_the_hosts_complete(hosts: Hosts):

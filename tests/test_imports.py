@@ -30,7 +30,7 @@ MAY_IMPORT = {
         f"places hosts units {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
-    "hosts": ("coordination packages hosts.spec", "psutil"),
+    "hosts": ("coordination packages hosts.spec report", "psutil"),
     "hosts.spec": ("", ""),
     "placing": ("", "jax numpy"),
     "coordination": ("", "jax"),
@@ -97,7 +97,7 @@ LATE_MODULES = {
 }
 
 LATE = {
-    "hosts": ("step program", "ipyparallel jax numpy IPython"),  # what runs on an engine
+    "hosts": ("step program analysis", "ipyparallel jax numpy IPython"),  # what runs on an engine
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html
     "explorer": ("views", ""),  # Explorer.to_text, to_html, view

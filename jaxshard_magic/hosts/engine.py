@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Any
 
+from ..report import MeshInfo
 from .guard import Guard, HostFailed
 
 PACKAGES = ("jaxshard_magic", "jax", "jaxlib", "flax", "optax", "numpy")
@@ -37,13 +38,10 @@ class Joined:
 
 @dataclass(frozen=True)
 class Meshed:
-    """The mesh over all hosts: its axes, and for each of its devices, the last axis fastest, the host and the device's
-    place among those of that host."""
+    """The mesh over all hosts, and for each of its devices, in its order, the place among those of its host."""
 
-    axes: dict[str, int]
-    places: tuple[tuple[int, int], ...]
-    kind: str
-    platform: str
+    info: MeshInfo
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -127,6 +125,7 @@ def tie(kernel: int, also: Sequence[int] = ()) -> None:
 
 def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     """Load the extension, make the mesh of a `%mesh` line over all hosts, and guard every step."""
+    from ..analysis.mesh_info import info_of
     from ..step.together import OnHosts
 
     shell = _shell()
@@ -140,12 +139,7 @@ def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     OnHosts.meet[:] = [_enter]
     shell.run_line_magic("mesh", f"{line};")
     mesh = session.mesh.mesh
-    return Meshed(
-        dict(mesh.shape),
-        tuple((device.process_index, _local_index(device)) for device in mesh.devices.flat),
-        mesh.devices.flat[0].device_kind,
-        mesh.devices.flat[0].platform,
-    )
+    return Meshed(info_of(mesh), tuple(map(_local_index, mesh.devices.flat)))
 
 
 def run_cell(text: str, name: str, number: int) -> Ended:

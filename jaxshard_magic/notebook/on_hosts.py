@@ -121,8 +121,8 @@ class OnHosts:
 
         if self.cluster is None or self.cluster.meshed is None:
             return
-        meshed, machines = self.cluster.meshed, [each.machine for each in self.cluster.joined]
-        given = meshed.axes, meshed.places, machines, meshed.kind
+        meshed = self.cluster.meshed
+        given = meshed.info, meshed.places, [each.machine for each in self.cluster.joined]
         display({"text/plain": writable(hosts_text(*given)), "text/html": hosts_html(*given)}, raw=True)
 
     def run(self, text: str) -> Any:
