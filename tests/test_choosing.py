@@ -162,6 +162,24 @@ def test_plans_alone_choose_without_compiling_anything():
     assert set(outcomes(found).values()) >= {BOUND}
 
 
+def test_a_search_traces_the_step_no_more_often_than_its_most_demanding_strategy_alone():
+    def traced(among: str) -> int:
+        count = 0
+
+        def counted(params, batch):
+            nonlocal count
+            count += 1
+            return step(params, batch)
+
+        jaxshard_magic.choose(
+            counted, shapes(), mesh="cpu:8 data=8", among=among, plan_only=True, budget=None
+        )
+        return count
+
+    assert traced("dp,fsdp,tp,dp+tp") == traced("dp") > 0
+    assert traced("dp,fsdp,tp,pp") == traced("pp")
+
+
 def test_a_budget_that_ends_before_the_first_compile_says_so():
     with pytest.raises(ShardError, match=r"--budget 1e-06: .* give it more, or --plan-only"):
         chosen(budget=1e-6)

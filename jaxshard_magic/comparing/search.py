@@ -74,6 +74,7 @@ class Searching:
         self._run = how.run and compile and hardware.runs and self._hosts == 1
         self._step: ShardedStep | None = None  # of the choice, where another host made it
         self._trying = Trying(step, [], replace(how, run=self._run))
+        self._trying.traces.captures = True  # for what saves memory, and for pipelines
         self._trying.over, self._trying.keeps, self._trying.waiting = self._over, True, self._waiting
         self._nodes = [Node(each) for each in space(requests)]
         self._families = list(self._nodes)

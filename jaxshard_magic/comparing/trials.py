@@ -18,13 +18,13 @@ from ..program.compiling import compilers
 from ..report.comparison import Comparison, Trial
 from ..step import ShardedStep
 from ..step.copies import copies
+from ..step.tracing import Traces
 from ..targets import given_up
 from .candidates import Candidate, Refused
 
 if TYPE_CHECKING:
     from ..program.peel import Peeled
     from ..report import Check
-    from ..step.planned import Traces
 
 REPEAT, ENOUGH = 3, 1.0  # timed calls of each candidate: so many, or as many as take so many seconds
 
@@ -72,7 +72,7 @@ class Trying:
         self._steps: dict[int, ShardedStep] = {}
         self._failures: list[Exception] = []
         self.python = threading.Lock()
-        self.traces: Traces = {}  # that all candidates share
+        self.traces = Traces()  # that all candidates share
         self.over: Callable[[], bool] = lambda: False  # whether compilers are to give up
         self.waiting: Callable[[], int] = lambda: 0  # candidates that may be added
         self.keeps = False  # hold on to steps that have run

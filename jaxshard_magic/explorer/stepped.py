@@ -13,7 +13,8 @@ from ..program.peel import Peeled
 from ..report import Collective, Report
 from ..request import parse_strategy
 from ..step import ShardedStep
-from ..step.planned import Planned, Traces
+from ..step.planned import Planned
+from ..step.tracing import Traces
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
@@ -91,7 +92,7 @@ def stepped(step: ShardedStep, made: Made) -> Stepped:
     entry = step.entry
     if entry is None or entry.call_of is None:
         raise ShardError(f"{step.name} has not run yet; call it once, or leave --dry-run to compile it")
-    plan, traces = entry.plan, {}
+    plan, traces = entry.plan, Traces()
     arrays = _arrays(plan, made, entry.call_of, traces)
     laid = _laid(plan, arrays)
     cell = None if step.cell is None else step.cell[1].partition("\n")[2].rstrip("\n")

@@ -33,8 +33,9 @@ from ..targets import LIMIT_S, target_of
 from .clock import Clock
 from .donation import Ours
 from .elsewhere import canonical, elsewhere, reads
-from .planned import Traces, own_mesh, planned
+from .planned import own_mesh, planned
 from .sign import sign_of
+from .tracing import Traces
 
 
 @dataclass(eq=False)

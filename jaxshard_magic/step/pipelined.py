@@ -37,8 +37,8 @@ from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry, file_of, kind
 from .microbatches import microbatched
-from .planned import Traces, own_mesh, traced
-from .tracing import captured_at
+from .planned import own_mesh, traced
+from .tracing import Traces, captured_at
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """One call of a step traced, understood, rewritten and planned: all that is known before anything is compiled."""
 
 import time
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from ..gradients.captures import needs
-from ..gradients.rewrite import Rewritten, has_gradients, rewrite
+from ..gradients.rewrite import Rewritten, rewrite
 from ..plan import Plan
 from ..program.facts import Facts
 from ..program.garbage import uncollected
@@ -21,9 +21,7 @@ from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
 from .donation import to_donate
-from .tracing import TracedCall, capture, trace_call
-
-Traces = MutableMapping[Hashable, TracedCall]  # of calls as they are, by their keys
+from .tracing import TracedCall, Traces, capture, trace_call
 
 
 @dataclass(frozen=True)
@@ -102,13 +100,7 @@ def traced(
     say("tracing")
     if traces is None or request.per_device:
         return trace_call(peeled, request)
-    captures = request.gradients.rewrites or request.pipeline is not None
-    key = peeled.key, captures
-    if key not in traces:
-        traces[key] = trace_call(peeled, request)
-    elif (captured := traces[key].captured) is not None:
-        has_gradients(captured, request.gradients)
-    return traces[key]
+    return traces.of(peeled, request)
 
 
 def own_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

@@ -24,9 +24,10 @@ from .donation import Ours
 from .entry import Entry, build_entry
 from .gathered import gathered
 from .loops import Loops
-from .planned import Planned, Traces, planned
+from .planned import Planned, planned
 from .ran import Ran, ran
 from .together import on_hosts
+from .tracing import Traces
 
 if TYPE_CHECKING:
     from ..pipeline.outline import Outline

@@ -1,6 +1,6 @@
 """One call of a step traced: as it is, with its gradient calls captured, or as one of the mesh's devices has it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -66,8 +66,41 @@ class TracedCall:
         return (Finding("placements", "info", message),)
 
 
-def trace_call(peeled: Peeled, request: Request) -> TracedCall:
-    """Trace one call of a step, its gradient calls captured where the request rewrites them or has a pipeline.
+class Traces(dict[Hashable, TracedCall]):
+    """Calls of one step as they are traced, by their keys, for all who ask for it: several requests share a trace, and
+    `captures` says that some of them will want the gradient calls captured."""
+
+    def __init__(self, captures: bool = False):
+        super().__init__()
+        self.captures = captures
+
+    def of(self, peeled: Peeled, request: Request) -> TracedCall:
+        """The call traced, or as it was before under another request. Raises as `trace_call`."""
+        wanted, call = _captures(request), self.get(peeled.key)
+        if call is None or (wanted and call.captured is None):
+            call = self[peeled.key] = self._traced(peeled, request, wanted)
+        if not wanted:
+            return replace(call, captured=None)
+        assert call.captured is not None
+        has_gradients(call.captured, request.gradients)
+        return call
+
+    def _traced(self, peeled: Peeled, request: Request, wanted: bool) -> TracedCall:
+        if self.captures and not wanted:
+            try:
+                return trace_call(peeled, request, captures=True)
+            except ShardError:  # of a call that may be traced as it is
+                pass
+        return trace_call(peeled, request)
+
+
+def _captures(request: Request) -> bool:
+    return request.gradients.rewrites or request.pipeline is not None
+
+
+def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> TracedCall:
+    """Trace one call of a step, its gradient calls captured where the request rewrites them or has a pipeline, or
+    `captures` says so.
 
     Raises `ShardError` for a step that jax can't trace, and for options that it has no place for.
     """
@@ -88,7 +121,7 @@ def trace_call(peeled: Peeled, request: Request) -> TracedCall:
             fix="%%shard pmap",
         )
     captured = None
-    if request.gradients.rewrites or request.pipeline is not None:
+    if captures or _captures(request):
         captured, result = _traced(peeled, avals, mapped, capturing)
         has_gradients(captured, request.gradients)
         traced = with_plain_gradients(captured, mapped)
