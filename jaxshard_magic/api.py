@@ -385,8 +385,8 @@ def choose(
     Args:
         step: any train step.
         args, kwargs: what the step is called with: arrays, or their shapes where nothing runs.
-        among: the strategies to search; one text, with commas between them. Of those that are predicted to be as fast
-            the first is chosen.
+        among: the strategies to search; one text, with commas between them. Of those that predictions
+            can't tell apart the one with the fewest moving parts is chosen: dp, then fsdp, then sums, then pipelines.
         meshes: "all", which is also the default, or the axes of each mesh to search: `["data=8", "data=4 model=2"]`.
         vary: values by the name of an option of `shard`; microbatches and remat are tried where memory is short,
             others with every strategy.

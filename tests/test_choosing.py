@@ -12,6 +12,8 @@ from jaxshard_magic import hardware
 from jaxshard_magic.analysis import summary
 from jaxshard_magic.analysis.mesh_info import mesh_info
 from jaxshard_magic.comparing import AMONG, Hardware, How, Requests, Searching, search, space
+from jaxshard_magic.comparing.nodes import Node
+from jaxshard_magic.comparing.ranking import simplest_first
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report.choice import BOUND, ESTIMATE, LEFT, REFUSED, SLOWER, TOO_LARGE, Choice
 
@@ -134,14 +136,52 @@ def test_where_nothing_fits_none_is_chosen_and_the_arrays_that_are_too_large_are
     assert "fits" in found.to_text(80)
 
 
-@pytest.mark.parametrize("among", ["dp,fsdp", "fsdp,dp"])
-def test_of_those_that_are_predicted_to_be_as_fast_the_one_that_is_named_first_is_chosen(monkeypatch, among):
-    monkeypatch.setattr(search, "ALIKE", 2.0)
-    found = chosen(among=among)
-    assert found.chosen is not None and found.chosen.strategy == among.split(",")[0]
-    assert {found.time_of(found.chosen), found.time_of(found.runner_up)} == {
-        t.predicted for t in found.comparison.trials
-    }
+@pytest.mark.parametrize(
+    ("times", "first"),
+    [
+        ({"dp": 1.09, "fsdp": 1.05, "fsdp+tp": 1.0, "pp": 0.995}, "dp"),
+        ({"dp": 1.2, "fsdp": 1.05, "fsdp+tp": 1.0, "pp": 0.995}, "fsdp"),
+        ({"dp": 1.2, "fsdp": 1.2, "fsdp+tp": 1.0, "pp": 0.95}, "fsdp+tp"),
+        ({"dp": 1.2, "fsdp": 1.2, "fsdp+tp": 1.2, "pp": 1.0}, "pp"),
+        ({"tp": 1.0, "fsdp": 1.08, "dp": 1.2}, "tp"),  # as simple as fsdp, and faster
+        ({"tp": 1.0, "fsdp": 1.004}, "tp"),  # as fast as fsdp, and named first
+        ({"fsdp": 1.0, "tp": 1.004}, "fsdp"),
+        ({"dp": None, "fsdp": 1.0}, "fsdp"),
+        ({"dp": 1.0}, "dp"),
+    ],
+)
+def test_more_moving_parts_must_win_by_more_than_predictions_err(times, first):
+    requests = Requests(list(times), jaxshard_magic.mesh("cpu:8 data=8"))
+    found = {node.candidate.strategy: node for node in map(Node, reversed(space(requests)))}
+    fastest = sorted(found.values(), key=lambda n: times[n.candidate.strategy] or 9.0)
+    place = {strategy: at for at, strategy in enumerate(times)}
+    ranked = simplest_first(fastest, lambda n: times[n.candidate.strategy], place)
+    assert ranked[0].candidate.strategy == first
+    assert ranked[1:] == [n for n in fastest if n is not ranked[0]]
+
+
+def test_what_is_too_close_to_call_is_said_and_the_simpler_one_taken():
+    found = chosen(among="fsdp,dp")
+    assert found.chosen is not None and found.chosen.strategy == "dp"
+    ours, theirs = found.time_of(found.chosen), found.time_of(found.runner_up)
+    assert ours is not None and theirs is not None and found.error == 0.1
+    near = theirs < ours <= 1.1 * theirs
+    assert ("too close to call" in found.to_text(200)) == near
+    twice = replace(found, error=2.0, comparison=_slower(found, "dp", 1.5))
+    said = " ".join(twice.to_text(200).split())
+    assert "too close to call: fsdp" in said and "dp is the simpler one" in said
+
+
+def _slower(found: Choice, strategy: str, factor: float):
+    """The comparison with the trials of a strategy predicted to take so many times as long as all others."""
+    most = factor * max(t.predicted or 0.0 for t in found.comparison.trials)
+    trials = [
+        t
+        if t.strategy != strategy or t.report is None or t.report.timing is None
+        else replace(t, report=replace(t.report, timing=replace(t.report.timing, predicted_step_s=most)))
+        for t in found.comparison.trials
+    ]
+    return replace(found.comparison, trials=tuple(trials))
 
 
 @pytest.mark.ci

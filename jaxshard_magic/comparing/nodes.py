@@ -1,8 +1,10 @@
 """The candidates of a search, with what is known of them so far."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import ShardError
 from ..report.choice import LEFT, Considered
 from ..report.comparison import Trial
 from .candidates import Candidate, Refused
@@ -45,4 +47,13 @@ def considered(node: Node) -> Considered:
         known.seconds,
         known.needs,
         known.holds,
+    )
+
+
+def out_of_time(nodes: Sequence[Node], budget: float, seconds: float) -> ShardError:
+    """That the budget ended before any of them had compiled."""
+    compiling = any(node.position is not None for node in nodes)
+    doing = "no compile was done" if compiling else "all was still being planned"
+    return ShardError(
+        f"--budget {budget:g}: after {seconds:.2g} s {doing}; give it more, or --plan-only for what the plans alone say"
     )

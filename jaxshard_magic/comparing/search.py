@@ -29,8 +29,9 @@ from ..report.choice import (
 from ..report.comparison import Comparison
 from ..targets import target_of
 from .candidates import Candidate, Refused, Requests, candidate_of
-from .nodes import Ladder, Node, considered
+from .nodes import Ladder, Node, considered, out_of_time
 from .path import path
+from .ranking import ERROR, allowance, simplest_first
 from .sketch import Sketch, sketch
 from .space import Hardware, is_pipeline, saving, space
 from .trials import How, Trying, described
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 FAR = 2.0  # times the memory there is: an estimate above is believed, and the candidate not compiled
 NEAR = 1.2  # times the memory there is: estimates up to a sixth too high were seen, and the compiler is asked in turn
 LESS = 0.98  # of an estimate that turned out too large: what needs more than that is too large as well
-ALIKE = 1.005  # times the best prediction: a step as fast as that, as it is told, for predictions leave latencies out
 WIDER = 1.3  # where steps are measured: of the best prediction, what is still worth a run
 BUDGET = 300.0  # seconds
 
@@ -261,15 +261,16 @@ class Searching:
         return of.outcome != TOO_LARGE or mine is None or theirs is None or mine <= LESS * theirs
 
     def _slower(self, least: float, node: Node | None = None) -> bool:
-        """Whether what takes so many seconds at least can't be faster than the best that is known to fit, nor as fast
-        and a simpler `node`."""
-        fitting = self._fitting()
-        simpler = node is not None and fitting and self._simplicity(node) < self._simplicity(fitting[0])
-        return self._known and least >= self._best() * (WIDER if self._run else ALIKE if simpler else 1.0)
+        """Whether what takes so many seconds at least can't be faster than the best that is known to fit, nor a `node`
+        that is simpler and near enough."""
+        return self._known and least >= self._best() * (WIDER if self._run else self._more(node))
 
-    def _simplicity(self, node: Node) -> tuple[int, int]:
-        """The less the simpler: how many options, then where its strategy stands among those that are searched."""
-        return len(node.candidate.options), self._order_of[node.candidate.strategy]
+    def _more(self, node: Node | None) -> float:
+        first = self._first(self._fitting(), self._seconds)
+        return 1.0 if node is None or not first else allowance(node, first[0], self._order_of)
+
+    def _first(self, ranked: list[Node], seconds: Callable[[Node], float | None]) -> list[Node]:
+        return simplest_first(ranked, seconds, self._order_of)
 
     def _too_large(self, node: Node) -> bool:
         known, limit = node.sketch, self._limit
@@ -339,15 +340,7 @@ class Searching:
         if not self._compile or self._interrupted or any(n.trial is not None for n in self._nodes):
             return
         if self._over():
-            doing = (
-                "no compile was done"
-                if any(n.position is not None for n in self._nodes)
-                else "all was still being planned"
-            )
-            raise ShardError(
-                f"--budget {self._budget:g}: after {seconds:.2g} s {doing}; give it more, or --plan-only for what the "
-                "plans alone say"
-            )
+            raise out_of_time(self._nodes, self._budget or 0.0, seconds)
         refused = {n.why for n in self._nodes if n.outcome == REFUSED}
         if len(refused) == 1 and all(n.outcome == REFUSED for n in self._nodes):
             raise ShardError(next(iter(refused)))
@@ -371,6 +364,7 @@ class Searching:
             path=path(self._families, self._chip, self._limit, self._cut()),
             source=(comparison.source or "predicted") if self._compile else "planned",
             on=self._chip.name if self._known else None,
+            error=None if comparison.source == "measured" else ERROR,
             limit=self._limit,
             budget=self._budget,
             seconds=seconds,
@@ -388,9 +382,10 @@ class Searching:
         )
 
     def _ranked(self, comparison: Comparison) -> list[Node]:
-        """Those that are an answer, the fastest first; but before any that is predicted to be as fast the simplest."""
+        """Those that are an answer, the fastest first; where times are predicted the simplest of those that can't be
+        told from it before it."""
         if not self._compile:
-            return self._simplest_first(self._fitting(), self._seconds)
+            return self._first(self._fitting(), self._seconds)
         usable = {t.line: t for t in comparison.usable}
         fit = [n for n in self._fitting() if n.candidate.line in usable]
 
@@ -399,13 +394,7 @@ class Searching:
             return math.inf if taken is None else taken
 
         ranked = sorted(fit, key=seconds)
-        return ranked if comparison.source == "measured" else self._simplest_first(ranked, seconds)
-
-    def _simplest_first(self, ranked: list[Node], seconds: Callable[[Node], float | None]) -> list[Node]:
-        best = (seconds(ranked[0]) if ranked else None) or 0.0
-        alike = [n for n in ranked if (seconds(n) or math.inf) <= ALIKE * best]
-        first = min(alike, key=self._simplicity, default=None)
-        return ranked if first is None else [first, *(n for n in ranked if n is not first)]
+        return ranked if comparison.source == "measured" else self._first(ranked, seconds)
 
     def _notes(self) -> tuple[str, ...]:
         notes = []

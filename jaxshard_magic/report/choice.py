@@ -63,9 +63,10 @@ class Choice(Sendable, Written):
 
     `comparison` has what was compiled, in that order; `candidates` all that was considered, the choice first. `path`:
     the usual decision path with this step's figures. `source`: what step times are compared by, "measured",
-    "predicted" (of the compiled programs, for the chip `on`) or "planned" (nothing was compiled). `limit`: bytes that a
-    device has room for, None where it is not known. `budget` and `seconds`: what the search might take, None for no
-    limit, and what it took. The docstring of `jaxshard_magic.choose` has an example.
+    "predicted" (of the compiled programs, for the chip `on`) or "planned" (nothing was compiled). `error`: the share by
+    which predictions were found to be wrong; of those that are no further apart the simplest is chosen. `limit`: bytes
+    that a device has room for, None where it is not known. `budget` and `seconds`: what the search might take, None for
+    no limit, and what it took. The docstring of `jaxshard_magic.choose` has an example.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Choice(Sendable, Written):
     budget: float | None = None
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    error: float | None = None
     schema: int = SCHEMA
 
     _what, _schema = "choice", SCHEMA

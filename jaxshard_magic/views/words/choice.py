@@ -26,6 +26,7 @@ from jaxshard_magic.views.format import (
     of_limit,
     rounded,
     seconds_text,
+    share_text,
     significant,
 )
 from jaxshard_magic.views.words.spans import Span, strong
@@ -88,6 +89,12 @@ def _against(choice: Choice, chosen: Considered) -> str:
     ours, theirs = choice.time_of(chosen), choice.time_of(other)
     if ours is None or theirs is None:
         return f"; the runner-up is {name}"
+    if choice.error is not None and theirs < ours <= (1 + choice.error) * theirs:
+        return (
+            f"; too close to call: {name} is predicted {speed_text(theirs, ours).partition(' than')[0]} "
+            f"({seconds_text(theirs)}), within the {share_text(choice.error)} that predictions are wrong by, and "
+            f"{chosen.strategy} is the simpler one"
+        )
     if choice.source == "planned":
         return f"; the runner-up, {name}, takes at least {seconds_text(theirs)}"
     return f"; {speed_text(ours, theirs)} the runner-up, {name} ({seconds_text(theirs)})"
