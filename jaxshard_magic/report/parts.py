@@ -144,7 +144,9 @@ class Collective:
     is None where the replica groups match no set of mesh axes. `phase` is forward,
     backward or update. `line` of `file`, one of the report's `sources`, is the user's line that caused it, `source` its
     text, `at` the user's code that this line called, `model.py:31`, where that is deeper. `what` names what moves.
-    `exact` is False where the program decides while it runs how often: then `count` is at least so.
+    `exact` is False where the program decides while it runs how often: then `count` is at least so. `exposed`: seconds
+    that the device is predicted to wait for them, which nothing that it computes hides, by the order that the compiler
+    gave the program; None where that order is not known, as on CPU.
     """
 
     kind: str
@@ -161,6 +163,7 @@ class Collective:
     at: str | None = None
     what: str | None = None
     exact: bool = True
+    exposed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -198,9 +201,13 @@ class Timing:
     `flops` are those of the step's matrix products and convolutions on all devices together, `recomputed` those among
     them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
     the seconds that one device computes (`compute_s`), reads and writes its memory (`memory_s`) and communicates
-    (`communication_s`, over `links` of so many bytes a second by axis); `predicted_step_s` is the sum of products, each
-    bound by compute or memory, and communication. `waiting_s` of it are the products and the update that the memory
-    bounds; `bound` is what takes longest: compute, memory or communication.
+    (`communication_s`, over `links` of so many bytes a second by axis), each at the chip's published rates.
+    `predicted_step_s` is the best guess: products, each bound by compute at the efficiency that its shape allows or by
+    memory, and `exposed_s`, the seconds of communication that the device waits for. `waiting_s` of it are the products
+    and the update that the memory bounds; `bound` is what takes longest: compute, memory or communication.
+    `predicted_low_s`: products at the peak, all overlapped that can be; `predicted_high_s`: nothing overlapped.
+    `overlap` says what tells `exposed_s`: "scheduled", the order of the compiled program; "by rule", what compilers
+    usually do.
     `mfu`: the share of the chip's peak that the step's FLOPs without recomputed ones are in the measured step.
     """
 
@@ -223,6 +230,10 @@ class Timing:
     how: str | None = None
     apart_s: float | None = None
     waiting_s: float | None = None
+    predicted_low_s: float | None = None
+    predicted_high_s: float | None = None
+    exposed_s: float | None = None
+    overlap: str | None = None
 
 
 @dataclass(frozen=True)
