@@ -43,7 +43,9 @@ class Finding:
 class Share:
     """What one device does of one product in a step, loop trips multiplied in: FLOPs, and bytes read and written.
     `recomputed`: done a second time for the backward pass. `exact`: False where a loop's trips are not known.
-    `weights`: of the bytes those that are the same however few examples there are."""
+    `weights`: of the bytes those that are the same however few examples there are. `dims`: rows, columns and what is
+    summed over, of one of the matrices that it multiplies; None where a product is no such thing. `passes`: how often a
+    TPU multiplies for it, whose units know no more than bfloat16."""
 
     flops: int
     bytes: int
@@ -51,6 +53,8 @@ class Share:
     recomputed: bool = False
     exact: bool = True
     weights: int = 0
+    dims: tuple[int, int, int] | None = None
+    passes: int = 1
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from .errors import ShardError
@@ -10,16 +10,25 @@ from .hardware import Chip, Link
 from .units import rate_text
 
 TORUS = {"torus2d": 2, "torus3d": 3}
+# Seconds from one device to the next, whatever the size. TPU: 8 us measured over 3 hops of a v5e
+# (https://jax-ml.github.io/scaling-book/sharding/, "A note on ICI latency", whose rule of thumb is 1 us). GPU: what
+# NCCL reckons with for a ring, `hwLat` and `baseLat` of https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc.
+HOP = {"torus2d": 8e-6 / 3, "torus3d": 8e-6 / 3, "switch": 3.4e-6, "cube": 3.4e-6, "pcie": 5.7e-6}
+NETWORK_HOP = {"tpu": 0.0, "gpu": 9.6e-6}  # none is published between slices
+START = {"tpu": 0.0, "gpu": 8.4e-6}  # of each collective
 
 
 @dataclass(frozen=True)
 class Wire:
     """What carries a mesh axis: `bandwidth` is the bytes/s that one device sends, None where no figure is known;
-    `why` says what was assumed."""
+    `why` says what was assumed. `latency`: seconds that a collective takes along it however little it sends, the hops
+    from end to end one after the other; `hop`: of one of them."""
 
     name: str
     bandwidth: float | None
     why: str
+    latency: float = 0.0
+    hop: float = 0.0
 
 
 def axis_bandwidths(
@@ -53,11 +62,20 @@ def axis_bandwidths(
     if chip.link.topology in TORUS:
         links = _torus_wires(chip, inside, shape or _even_shape(chip, math.ceil(island / chip.per_chip)))
     else:
-        links = {name: _node_wire(chip, size) for name, size in inside.items()}
+        nodes = {name: (_node_wire(chip, size), size) for name, size in inside.items()}
+        links = {name: _with_latency(chip, wire, size - 1) for name, (wire, size) in nodes.items()}
     return {
-        name: links[name] if inside[name] == size else _network_wire(chip, links[name], inside[name])
+        name: links[name] if inside[name] == size else _across(chip, links[name], inside[name], size)
         for name, size in axes.items()
     }
+
+
+def latency(kind: str, wires: Sequence[Wire]) -> float:
+    """Seconds that a collective takes along axes with these wires however little it sends: an all-reduce goes along
+    twice, a permutation by one hop, all else once (https://jax-ml.github.io/scaling-book/sharding/)."""
+    if kind in ("collective-permute", "collective-broadcast"):
+        return max((w.hop for w in wires), default=0.0)
+    return (2 if kind == "all-reduce" else 1) * sum(w.latency for w in wires)
 
 
 def _island(most: int, axes: Mapping[str, int]) -> int:
@@ -91,6 +109,20 @@ def _node_wire(chip: Chip, size: int) -> Wire:
     return _wire(link.name, link.bandwidth and link.bandwidth * link.links, f"{link.name} {place}")
 
 
+def _with_latency(chip: Chip, wire: Wire, hops: int, islands: int = 1) -> Wire:
+    """`hops` between devices of one island, and `islands` that a ring goes through."""
+    hop, across = HOP[chip.link.topology], NETWORK_HOP[chip.kind]
+    start = START[chip.kind] if hops or islands > 1 else 0.0
+    latency = start + hops * hop + (islands - 1) * across
+    return replace(wire, latency=latency, hop=start + (hop if hops else across))
+
+
+def _across(chip: Chip, link: Wire, members: int, size: int) -> Wire:
+    """The wire of an axis of `size` devices that leaves its island, where `members` of a group are together."""
+    islands = math.ceil(size / members)
+    return _with_latency(chip, _network_wire(chip, link, members), islands * (members - 1), islands)
+
+
 def _network_wire(chip: Chip, link: Wire, members: int) -> Wire:
     """The wire of an axis that leaves its node or slice, `members` of each group being together in one."""
     island = "slice" if chip.kind == "tpu" else "node"
@@ -107,7 +139,23 @@ def _torus_wires(chip: Chip, sizes: Mapping[str, int], shape: Sequence[int]) -> 
     """The wire of each axis inside a slice of this shape, in chips."""
     dims = [*shape, chip.per_chip]
     pieces = _whole_dimensions(chip, sizes, dims) or _parts(sizes, dims)
-    return {name: _torus_wire(chip, sizes[name], pieces[name], dims) for name in sizes}
+    return {
+        name: _with_latency(
+            chip, _torus_wire(chip, sizes[name], pieces[name], dims), _hops(chip, pieces[name], dims)
+        )
+        for name in sizes
+    }
+
+
+def _hops(chip: Chip, piece: Mapping[int, tuple[int, int]], dims: Sequence[int]) -> int:
+    """The links from a device to the farthest of its group: half of a dimension that closes into a ring, all of a line
+    but the last; dimensions one after the other, and one more inside a chip."""
+    shape = dims[:-1]
+    torus = {d: covered for d, (covered, _) in piece.items() if d < len(shape)}
+    ring = {d: covered == shape[d] and _wraps(chip.link, shape, d) for d, covered in torus.items()}
+    apart = {d: piece[d][1] for d in torus}
+    along = (n // 2 if ring[d] else (n - 1) * apart[d] for d, n in torus.items())
+    return sum(along) + (1 if len(shape) in piece else 0)
 
 
 def _torus_wire(chip: Chip, size: int, piece: Mapping[int, tuple[int, int]], dims: Sequence[int]) -> Wire:

@@ -4,6 +4,7 @@ Grattafiori et al., "The Llama 3 herd of models", 2024, table 3; Yang et al., "Q
 Qwen3 has a norm on queries and keys, and its small models use their embedding as the head.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,9 +83,10 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """bf16[examples, length, vocabulary] of tokens, i32[examples, length]."""
+    """bf16[examples, length, vocabulary] of tokens, i32[examples, length]. `keeps`: what of a layer is not computed
+    again, as `jax.checkpoint_policies` has it; nothing by default."""
 
-    def __init__(self, size: Size, rngs: nnx.Rngs):
+    def __init__(self, size: Size, rngs: nnx.Rngs, keeps: Callable[..., bool] | None = None):
         @nnx.split_rngs(splits=size.layers)
         @nnx.vmap
         def stack(rngs: nnx.Rngs):
@@ -95,11 +97,11 @@ class Decoder(nnx.Module):
         self.norm = nnx.RMSNorm(size.width, dtype=jnp.bfloat16, rngs=rngs)
         if not size.tied:
             self.head = nnx.Linear(size.width, size.vocabulary, use_bias=False, dtype=jnp.bfloat16, rngs=rngs)
-        self.tied = size.tied
+        self.tied, self.keeps = size.tied, keeps
 
     def __call__(self, tokens):
         @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-        @nnx.remat
+        @partial(nnx.remat, policy=self.keeps)
         def run(x, layer):
             return layer(x)
 
@@ -114,9 +116,9 @@ def train_step(model, optimizer, batch):
     return loss
 
 
-def call(size: Size, examples: int, length: int) -> Call:
-    """A step on so many texts of `length` tokens."""
-    model = nnx.eval_shape(lambda: Decoder(size, nnx.Rngs(0)))
+def call(size: Size, examples: int, length: int, keeps: Callable[..., bool] | None = None) -> Call:
+    """A step on so many texts of `length` tokens; `keeps`: see `Decoder`."""
+    model = nnx.eval_shape(lambda: Decoder(size, nnx.Rngs(0), keeps))
     optimizer = nnx.eval_shape(lambda m: nnx.Optimizer(m, clipped_adamw(3e-4), wrt=nnx.Param), model)
     parameters = count(nnx.state(model, nnx.Param))
     return Call(train_step, (model, optimizer, texts(examples, length)), parameters)

@@ -98,11 +98,14 @@ def moves(module: Module, mesh_axes: Mapping[str, int], islands: tuple[int, ...]
     return tuple(every)
 
 
-def merge(caused: Iterable[tuple[Move, Cause]]) -> tuple[Collective, ...]:
-    """Merge moves that are alike in all but what they move by adding their counts."""
-    counts = Counter[Collective]()
+def merge(
+    caused: Iterable[tuple[Move, Cause]], waits: Sequence[float] | None = None
+) -> tuple[Collective, ...]:
+    """Merge moves that are alike in all but what they move by adding their counts. `waits`: seconds of a step that a
+    device waits for each of them, where that is known."""
+    counts, waited = Counter[Collective](), defaultdict[Collective, float](float)
     moved: dict[Collective, set[str]] = {}
-    for move, cause in caused:
+    for k, (move, cause) in enumerate(caused):
         alike = Collective(
             *(move.kind, move.axes, move.group_size, 0, move.bytes, 0),
             exact=move.exact,
@@ -110,6 +113,7 @@ def merge(caused: Iterable[tuple[Move, Cause]]) -> tuple[Collective, ...]:
             **cause._replace(what=None)._asdict(),
         )
         counts[alike] += move.count
+        waited[alike] += 0.0 if waits is None else waits[k]
         moved.setdefault(alike, set()).update({cause.what} if cause.what else ())
     merged = [
         replace(
@@ -118,6 +122,7 @@ def merge(caused: Iterable[tuple[Move, Cause]]) -> tuple[Collective, ...]:
             wire_bytes=wire_bytes(alike.kind, alike.group_size, n * alike.bytes),
             network_bytes=None if alike.network_bytes is None else n * alike.network_bytes,
             what=_listed(sorted(moved[alike])),
+            exposed=None if waits is None else waited[alike],
         )
         for alike, n in counts.items()
     ]

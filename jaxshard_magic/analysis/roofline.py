@@ -1,10 +1,10 @@
 """What a step would take on a chip, from its FLOPs, its bytes and what its links carry.
 
 The roofline of Williams, Waterman and Patterson ("Roofline: An Insightful Visual Performance Model", 2009) for each
-product, and after it the collectives, as if nothing overlapped.
+product, at the share of the peak that its shape allows, and after it what of the collectives nothing hides.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -15,9 +15,15 @@ from ..program.flops import totals
 from ..report import Collective, Leaf, Timing
 from ..report.held import on_fullest
 from ..targets import Target
-from ..wires import Wire, axis_bandwidths
+from ..wires import Wire, axis_bandwidths, latency
+from .efficiency import LINKS, seconds_of
 
 Number = TypeVar("Number", int, float)
+
+
+# What a TPU's compiler may start ahead of its use, so that it runs beside products; sums it does where they stand. Seen
+# in the programs of v5e, v5p and v6e that libtpu 0.0.42 makes. XLA for GPUs moves nothing ahead unless told to.
+AHEAD = {"tpu": ("all-gather", "reduce-scatter", "collective-permute"), "gpu": ()}
 
 
 @dataclass(frozen=True)
@@ -25,36 +31,53 @@ class Roofline:
     """Seconds of one step on one device; None where a figure of the chip or of the program is not known.
 
     `compute`: FLOPs over the chip's peak. `memory`: the bytes of products and of the update over the memory's
-    bandwidth. `own`: the sum of products, each as long as the longer of its two, and the update. `communication`: what
-    is sent over each axis' links. `bound_by_memory`: the share of `own` that waits for the memory.
+    bandwidth. `ideal`: the sum of products, each as long as the longer of its two, and the update; `own`: the same at
+    the efficiency that the shapes of the products allow, of which `waiting` waits for the memory. `communication`: what
+    is sent over each axis' links at their bandwidth, `busiest` on the axis that has most; `sent`: the same with what
+    links reach of it and with the hops, `exposed` of it the device waits for. `overlap` says how that is known:
+    "scheduled", from the order of the compiled program, or "by rule", as a compiler usually does.
     """
 
     chip: Chip
     wires: Mapping[str, Wire]
     compute: float | None
     memory: float | None
+    ideal: float | None
     own: float | None
+    waiting: float | None
     communication: float | None
-    bound_by_memory: float | None
+    busiest: float | None
+    sent: float | None
+    exposed: float | None
+    overlap: str = "by rule"
 
     @property
     def step(self) -> float | None:
+        """The whole step, as it is guessed best."""
+        return total((self.own, self.exposed))
+
+    @property
+    def low(self) -> float | None:
+        """The whole step where products reach the peak and all that can be overlaps."""
+        return None if self.ideal is None or self.busiest is None else max(self.ideal, self.busiest)
+
+    @property
+    def high(self) -> float | None:
         """The whole step, nothing overlapped."""
-        return None if self.own is None or self.communication is None else self.own + self.communication
+        return total((self.own, self.sent))
 
     @property
     def bound(self) -> str | None:
         """compute, memory or communication: what takes longest."""
-        if self.own is None or self.communication is None or self.bound_by_memory is None:
+        if self.own is None or self.exposed is None or self.waiting is None:
             return None
-        waits = self.bound_by_memory * self.own
-        parts = {"compute": self.own - waits, "memory": waits, "communication": self.communication}
+        parts = {"compute": self.own - self.waiting, "memory": self.waiting, "communication": self.exposed}
         return max(parts, key=lambda part: parts[part])
 
     @property
-    def waiting(self) -> float | None:
-        """The seconds of `own` that wait for the memory."""
-        return None if self.own is None or self.bound_by_memory is None else self.bound_by_memory * self.own
+    def bound_by_memory(self) -> float | None:
+        """The share of `own` that waits for the memory."""
+        return None if not self.own or self.waiting is None else self.waiting / self.own
 
 
 def roofline(
@@ -66,24 +89,54 @@ def roofline(
     target: Target | None = None,
 ) -> Roofline:
     """The roofline of a step on a mesh of `chip` with these `axes` (sizes, in the mesh's order); `target`: the slice
-    or the nodes that it is made of, where they are known."""
+    or the nodes that it is made of, where they are known. What overlaps is told by rule."""
     if target is None:
         wires = axis_bandwidths(chip, axes)
     elif chip.kind == "gpu":
         wires = axis_bandwidths(replace(chip, node=target.extent[1]), axes)
     else:
         wires = axis_bandwidths(chip, axes, target.extent)
-    compute = memory = own = waiting = None
-    rates = {share.dtype: chip.peak(share.dtype) for share in shares or ()}
-    if shares is not None and all(rates.values()) and all(share.exact for share in shares):
-        pairs = [(s.flops / (rates[s.dtype] or 1), s.bytes / chip.hbm_bandwidth) for s in shares]
+    compute = memory = ideal = own = waiting = None
+    if shares is not None and all(chip.peak(s.dtype) and s.exact for s in shares):
         update = _update_bytes(leaves) / chip.hbm_bandwidth
-        compute, memory = sum(c for c, _ in pairs), sum(m for _, m in pairs) + update
-        own = sum(max(pair) for pair in pairs) + update
-        slow = sum(m for c, m in pairs if m > c) + update
-        waiting = slow / own if own else None
-    communication = None if collectives is None else total(seconds(c, wires) for c in collectives)
-    return Roofline(chip, wires, compute, memory, own, communication, waiting)
+        moved = [s.bytes / chip.hbm_bandwidth for s in shares]
+        least = [seconds_of(chip, s, ideal=True) or 0.0 for s in shares]
+        takes = [seconds_of(chip, s) or 0.0 for s in shares]
+        compute, memory = sum(least), sum(moved) + update
+        ideal = sum(map(max, least, moved)) + update
+        own = sum(map(max, takes, moved)) + update
+        waiting = sum(m for c, m in zip(takes, moved, strict=True) if m > c) + update
+    rows = None if collectives is None else list(collectives)
+    times = None if rows is None else known(seconds(c, wires) for c in rows)
+    if rows is None or times is None:
+        return Roofline(chip, wires, compute, memory, ideal, own, waiting, None, None, None, None)
+    groups = _groups(rows, times, wires)
+    ahead = sum(t for (kind, _), t in groups.items() if kind in AHEAD[chip.kind])
+    sent = sum(groups.values())
+    exposed = None if own is None else sent - min(ahead, own)
+    busiest = max(
+        (sum(t for c, t in zip(rows, times, strict=True) if a in (c.axes or ())) for a in axes), default=0.0
+    )
+    return Roofline(chip, wires, compute, memory, ideal, own, waiting, sum(times), busiest, sent, exposed)
+
+
+def _groups(
+    rows: Sequence[Collective], times: Sequence[float], wires: Mapping[str, Wire]
+) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Seconds of the collectives by kind and axes, at what links reach of their bandwidth; at least the hops of those
+    that run most often, as a compiler puts small ones of a kind together."""
+    sizes, counts = (
+        defaultdict[tuple[str, tuple[str, ...]], float](float),
+        Counter[tuple[str, tuple[str, ...]]](),
+    )
+    for c, seconds in zip(rows, times, strict=True):
+        key = c.kind, c.axes or ()
+        sizes[key] += seconds / LINKS
+        counts[key] = max(counts[key], c.count)
+    return {
+        (kind, axes): max(size, counts[kind, axes] * latency(kind, [wires[a] for a in axes]))
+        for (kind, axes), size in sizes.items()
+    }
 
 
 def known(values: Iterable[Number | None]) -> list[Number] | None:
@@ -135,6 +188,10 @@ def timing(measured: Timing, plan: Plan, roof: Roofline | None, attached: bool) 
         memory_s=roof.memory,
         waiting_s=roof.waiting,
         communication_s=roof.communication,
+        predicted_low_s=roof.low,
+        predicted_high_s=roof.high,
+        exposed_s=roof.exposed,
+        overlap=None if roof.exposed is None else roof.overlap,
         links={a: w.bandwidth for a, w in roof.wires.items() if w.bandwidth},
         mfu=_mfu(plan, roof.chip, devices, measured) if attached and not plan.unseen else None,
     )

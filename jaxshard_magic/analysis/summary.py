@@ -22,8 +22,9 @@ from .advice import Case, advise, by_level
 from .advice.pipeline import PipelineCase, pipeline_advice
 from .attribution import caused, host_calls, traced
 from .buffers import live_bytes, serialized
-from .collectives import Move, merge, moves
+from .collectives import Cause, Move, merge, moves
 from .complaints import Complaint, complaints, findings
+from .efficiency import LINKS
 from .exhausted import exhausted, with_needed
 from .hlo import read
 from .leaves import leaves
@@ -31,6 +32,7 @@ from .live import Program, renamed, with_live
 from .memory import device_limit, memory, peaks, usable, with_limit, with_measured, with_temporaries
 from .mesh_info import in_nodes, info_of
 from .origin import Origins
+from .overlap import Exposed, Schedule, exposed, scheduled
 from .pipelined import measured, of_model
 from .roofline import Roofline, roofline, timing, total, with_seconds
 from .sources import SourceText, distinct_names, sources
@@ -51,7 +53,8 @@ class Reading(NamedTuple):
     leaves: tuple[Leaf, ...]
     memory: Memory
     collectives: tuple[Collective, ...] | None
-    moves: tuple[Move, ...]
+    moves: tuple[tuple[Move, Cause], ...]
+    schedule: Schedule | None
     callbacks: tuple[str | None, ...]
     complaints: tuple[Finding, ...]
     text: SourceText
@@ -79,6 +82,9 @@ def summarize(step: "ShardedStep") -> Report:
         memory = with_limit(memory, usable(chip))
     if chip is not None and reading.staged is None:
         roof = roofline(chip, mesh.axes, entry.plan.shares, reading.leaves, collectives, target)
+        if (order := _exposed(reading, roof)) is not None:
+            roof = replace(roof, sent=order.sent, exposed=sum(order.waits), overlap="scheduled")
+            collectives = merge(reading.moves, order.waits)
         collectives = None if collectives is None else with_seconds(collectives, roof.wires)
     times = timing(_measured(step, entry), entry.plan, roof, attached)
     pipeline = _pipeline(entry, reading, chip, target)
@@ -108,6 +114,15 @@ def summarize(step: "ShardedStep") -> Report:
     return _named(report, step, reading.text)
 
 
+def _exposed(reading: Reading, roof: Roofline) -> Exposed | None:
+    """How the program's collectives run beside its compute on the chip that it was compiled for; None for another chip,
+    of which the order of this program says nothing, and where a figure is not known."""
+    if reading.schedule is None or roof.own is None or chip_of(reading.mesh.device_kind) != roof.chip:
+        return None
+    moves = [move for move, _ in reading.moves]
+    return exposed(reading.schedule, moves, roof.chip, roof.wires, roof.own, LINKS)
+
+
 def _advice(
     step: "ShardedStep",
     entry: "Entry",
@@ -125,7 +140,7 @@ def _advice(
         idle_axes=plan.idle_axes,
         given={leaf.path for leaf in plan.leaves if leaf.why.startswith(("given ", "rule ", "follows "))},
         kept=[] if entry.donated else [leaves[i] for i in set(plan.state_pairs.values())],
-        moves=reading.moves,
+        moves=[move for move, _ in reading.moves],
         collectives=collectives,
         memory=memory,
         roof=roof,
@@ -240,12 +255,15 @@ def _read_program(entry: "Entry", stats_of: Callable[[], Any]) -> Reading:
     placed = leaves(plan.leaves, plan.mesh)
     inputs = [i for i, is_read in zip(entry.order, entry.reads, strict=True) if is_read]
     text, sources = compiled.as_text(), SourceText()
-    collectives, merged, calls, module, origins = (), None, (), None, None
+    told, merged, schedule, calls, module, origins = (), None, None, (), None, None
     if text:
         module = read(text)
-        collectives = moves(module, plan.mesh.shape, info_of(plan.mesh).islands)
+        found = moves(module, plan.mesh.shape, info_of(plan.mesh).islands)
         origins = Origins(module, _home(entry), inputs)
-        merged = merge(caused(module, traced(module, collectives, origins), placed, sources))
+        told = caused(module, traced(module, found, origins), placed, sources)
+        merged = merge(told)
+        if chip_of(plan.mesh.devices.flat[0].device_kind) is not None:  # a CPU does one thing at a time
+            schedule = scheduled(module, found)
         calls = host_calls(module, origins)
     stats = stats_of()
     held = memory(stats, [placed[i] for i in inputs], plan.mesh, device_limit(plan.mesh.devices.flat[0]))
@@ -259,7 +277,7 @@ def _read_program(entry: "Entry", stats_of: Callable[[], Any]) -> Reading:
     if refused is not None and (needed := exhausted(refused)) is not None:
         held = with_needed(held, needed, compiled.stand_in)
     complaints = _complaints(entry, origins)
-    return Reading(info_of(plan.mesh), placed, held, merged, collectives, calls, complaints, sources)
+    return Reading(info_of(plan.mesh), placed, held, merged, told, schedule, calls, complaints, sources)
 
 
 def _read_stages(entry: "Entry", pipeline: Pipeline) -> Reading:
@@ -272,6 +290,7 @@ def _read_stages(entry: "Entry", pipeline: Pipeline) -> Reading:
         staged_memory(pipeline, placed),
         staged_collectives(pipeline, said),
         (),
+        None,
         tuple(dict.fromkeys(call for one in said.values() for call in one.calls)),
         _complaints(entry, None),
         sources,

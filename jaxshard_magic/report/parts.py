@@ -152,6 +152,8 @@ class Collective:
     text, `at` the user's code that this line called, `model.py:31`, where that is deeper. `what` names what moves.
     `exact` is False where the program decides while it runs how often: then `count` is at least so. `network_bytes`:
     what one of the mesh's islands sends to others per step, where it has several, all `count` of them together.
+    `exposed`: seconds that the device is predicted to wait for them, which nothing that it computes hides, by the order
+    that the compiler gave the program; None where that order is not known, as on CPU.
     """
 
     kind: str
@@ -169,6 +171,7 @@ class Collective:
     what: str | None = None
     exact: bool = True
     network_bytes: int | None = None
+    exposed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -206,9 +209,13 @@ class Timing:
     `flops` are those of the step's matrix products and convolutions on all devices together, `recomputed` those among
     them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
     the seconds that one device computes (`compute_s`), reads and writes its memory (`memory_s`) and communicates
-    (`communication_s`, over `links` of so many bytes a second by axis); `predicted_step_s` is the sum of products, each
-    bound by compute or memory, and communication. `waiting_s` of it are the products and the update that the memory
-    bounds; `bound` is what takes longest: compute, memory or communication.
+    (`communication_s`, over `links` of so many bytes a second by axis), each at the chip's published rates.
+    `predicted_step_s` is the best guess: products, each bound by compute at the efficiency that its shape allows or by
+    memory, and `exposed_s`, the seconds of communication that the device waits for. `waiting_s` of it are the products
+    and the update that the memory bounds; `bound` is what takes longest: compute, memory or communication.
+    `predicted_low_s`: products at the peak, all overlapped that can be; `predicted_high_s`: nothing overlapped.
+    `overlap` says what tells `exposed_s`: "scheduled", the order of the compiled program; "by rule", what compilers
+    usually do.
     `mfu`: the share of the chip's peak that the step's FLOPs without recomputed ones are in the measured step.
     """
 
@@ -231,6 +238,10 @@ class Timing:
     how: str | None = None
     apart_s: float | None = None
     waiting_s: float | None = None
+    predicted_low_s: float | None = None
+    predicted_high_s: float | None = None
+    exposed_s: float | None = None
+    overlap: str | None = None
 
 
 @dataclass(frozen=True)
