@@ -22,13 +22,21 @@ START = {"tpu": 0.0, "gpu": 8.4e-6}  # of each collective
 class Wire:
     """What carries a mesh axis: `bandwidth` is the bytes/s that one device sends, None where no figure is known;
     `why` says what was assumed. `latency`: seconds that a collective takes along it however little it sends, the hops
-    from end to end one after the other; `hop`: of one of them."""
+    from end to end one after the other, of which there are `hops`; `hop`: of one of them."""
 
     name: str
     bandwidth: float | None
     why: str
     latency: float = 0.0
     hop: float = 0.0
+    hops: int = 0
+
+    @property
+    def way(self) -> str:
+        """How a collective goes along it: `ICI ring, both directions, 90 GB/s; 2 hops from end to end`."""
+        return (
+            f"{self.why}; {self.hops} hop{'s' * (self.hops != 1)} from end to end" if self.hops else self.why
+        )
 
 
 def axis_bandwidths(
@@ -114,7 +122,8 @@ def _with_latency(chip: Chip, wire: Wire, hops: int, islands: int = 1) -> Wire:
     hop, across = HOP[chip.link.topology], NETWORK_HOP[chip.kind]
     start = START[chip.kind] if hops or islands > 1 else 0.0
     latency = start + hops * hop + (islands - 1) * across
-    return replace(wire, latency=latency, hop=start + (hop if hops else across))
+    hops += islands - 1
+    return replace(wire, latency=latency, hop=start + (hop if hops >= islands else across), hops=hops)
 
 
 def _across(chip: Chip, link: Wire, members: int, size: int) -> Wire:

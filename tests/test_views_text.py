@@ -457,6 +457,17 @@ def test_a_mesh_shows_the_devices_in_its_own_order():
     assert [line.split("\u2502")[1].split() for line in lines[-2:]] == [["0", "1"], ["3", "2"]]
 
 
+def test_how_what_is_sent_goes_along_an_axis_is_told_where_something_is():
+    report = attached()
+    assert report.timing is not None
+    along = {"data": "ICI ring, both directions, 90.0 GB/s; 2 hops from end to end", "model": "ICI line"}
+    told = replace(report, timing=replace(report.timing, ways=along))
+    assert f"\n  data: {along['data']}\n  model: ICI line\n" in told.to_text(100)
+    assert "2 hops from end to end" in told.to_html()
+    alone = [c for c in report.collectives or () if c.axes == ("data",)]
+    assert "model: ICI" not in replace(told, collectives=tuple(alone)).to_text(100), "nothing goes along model"
+
+
 def test_a_mesh_over_hosts_tells_which_devices_each_has():
     over = mesh({"data": 2, "model": 4}, "simulated", hosts=(0, 0, 1, 1) * 2)
     text = mesh_text(over)

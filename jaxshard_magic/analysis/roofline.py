@@ -193,6 +193,7 @@ def timing(measured: Timing, plan: Plan, roof: Roofline | None, attached: bool) 
         exposed_s=roof.exposed,
         overlap=None if roof.exposed is None else roof.overlap,
         links={a: w.bandwidth for a, w in roof.wires.items() if w.bandwidth},
+        ways={a: w.way for a, w in roof.wires.items() if plan.mesh.shape[a] > 1},
         mfu=_mfu(plan, roof.chip, devices, measured) if attached and not plan.unseen else None,
     )
 

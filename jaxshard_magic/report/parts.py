@@ -209,7 +209,8 @@ class Timing:
     `flops` are those of the step's matrix products and convolutions on all devices together, `recomputed` those among
     them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
     the seconds that one device computes (`compute_s`), reads and writes its memory (`memory_s`) and communicates
-    (`communication_s`, over `links` of so many bytes a second by axis), each at the chip's published rates.
+    (`communication_s`, over `links` of so many bytes a second by axis; `ways` says how it goes along each), each at the
+    chip's published rates.
     `predicted_step_s` is the best guess: products, each bound by compute at the efficiency that its shape allows or by
     memory, and `exposed_s`, the seconds of communication that the device waits for. `waiting_s` of it are the products
     and the update that the memory bounds; `bound` is what takes longest: compute, memory or communication.
@@ -233,6 +234,7 @@ class Timing:
     memory_s: float | None = None
     communication_s: float | None = None
     links: dict[str, float] = field(default_factory=dict)
+    ways: dict[str, str] = field(default_factory=dict)
     mfu: float | None = None
     others: int = 0
     how: str | None = None

@@ -197,6 +197,7 @@ def _communication(report: Report) -> str:
         f"Communication: {_sent(report)}",
         table(head, rows),
         small(left),
+        small("<br>".join(f"{axis(a, report.mesh)}: {text(way)}" for a, way in words.ways(report))),
         _lines(report),
     )
 

@@ -348,6 +348,7 @@ def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] |
         "lead": span_pairs(words.communication_lead(report)),
         "total": total,
         "between": comm.between(report),
+        "ways": [[index[axis], printable(way)] for axis, way in words.ways(report)],
         "step_s": sum(s for _, _, s in words.time_parts(report)) or None,
         "rows": [_collective(c, index, total, report.sources) for c in order],
         "sources": [_source(source) for source in report.sources],

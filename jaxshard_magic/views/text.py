@@ -255,6 +255,8 @@ def _communication(report: Report, width: int) -> list[str]:
         lines = [f"{line}  {drawn}" for line, drawn in zip(lines, bars, strict=True)]
     if rest:
         lines.append(f"  {count_text(len(rest))} more send {comm.together(rest).sent_text}")
+    for axis, way in words.ways(report):
+        lines += wrap(plain(printable(f"{axis}: {way}")), width, "  ", "    ")
     return [f"Communication, {words.sent_text(report.collectives)} sent per device and step", *lines]
 
 

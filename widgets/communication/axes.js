@@ -44,7 +44,13 @@ export function overAxes(communication, mesh) {
     ),
   );
   const named = { class: "jsm-table jsm-over-axes", "aria-label": "What is sent over each set of mesh axes" };
-  return h("table", named, h("thead", {}, head), h("tbody", {}, body));
+  return [h("table", named, h("thead", {}, head), h("tbody", {}, body)), waysOf(communication, mesh)];
+}
+
+/** How what is sent goes along each axis: `data: ICI ring, both directions, 90 GB/s; 2 hops from end to end`. */
+function waysOf({ ways }, mesh) {
+  const lines = ways.map(([axis, way]) => h("div", {}, over([axis], null, mesh), `: ${way}`));
+  return lines.length ? h("div", { class: "jsm-ways jsm-small jsm-quiet" }, lines) : null;
 }
 
 /** Collectives by axes, of which `kinds` has those of each kind, both most first. */

@@ -18,6 +18,7 @@ from jaxshard_magic.views.words.communication import sent as sent
 from jaxshard_magic.views.words.communication import sent_by_axes as sent_by_axes
 from jaxshard_magic.views.words.communication import sent_text as sent_text
 from jaxshard_magic.views.words.communication import time_parts as time_parts
+from jaxshard_magic.views.words.communication import ways as ways
 from jaxshard_magic.views.words.comparison import Answer as Answer
 from jaxshard_magic.views.words.comparison import Name as Name
 from jaxshard_magic.views.words.comparison import comparison_about as comparison_about

@@ -63,6 +63,14 @@ def _links(timing: Timing) -> list[Span]:
     return [*spans, Span(".")] if spans else []
 
 
+def ways(report: Report) -> list[tuple[str, str]]:
+    """How what is sent goes along each axis over which something is, in the mesh's order: `ICI ring, both directions,
+    90 GB/s; 2 hops from end to end`."""
+    over = {axis for c in report.collectives or () for axis in c.axes or ()}
+    told = report.timing.ways if report.timing else {}
+    return [(axis, told[axis]) for axis in report.mesh.axes if axis in over and axis in told]
+
+
 def most_spans(collectives: Sequence[Collective]) -> list[Span]:
     """`, most by all-gathers over data`: what carries above half of the bytes, if one thing does."""
     total = sum(c.wire_bytes for c in collectives)
