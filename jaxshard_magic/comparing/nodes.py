@@ -42,7 +42,9 @@ def considered(node: Node) -> Considered:
         candidate.line,
         node.outcome,
         node.why,
-        known.seconds,
+        known.least,
         known.needs,
         known.holds,
+        known.seconds,
+        known.most,
     )

@@ -23,7 +23,8 @@ UNTRACED = "not traced to a line"
 
 @dataclass(frozen=True)
 class Part:
-    """Collectives that are told as one: `count`, `sent` bytes and `seconds` are of all of them together."""
+    """Collectives that are told as one: `count`, `sent` bytes and `seconds` that are waited for are of all of them
+    together."""
 
     collectives: tuple[Collective, ...]
 
@@ -45,7 +46,7 @@ class Part:
 
     @property
     def seconds(self) -> float | None:
-        known = [seconds for c in self.collectives if (seconds := finite(c.seconds)) is not None]
+        known = [seconds for c in self.collectives if (seconds := finite(c.waited)) is not None]
         return sum(known) if known else None
 
     @property

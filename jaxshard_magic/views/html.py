@@ -167,7 +167,9 @@ def _time(report: Report) -> str:
         key = svg.share_bar([(hue, 1.0, opacity)], 10, 10)
         told.append(f"{key} {name} {share_text(seconds / total)} {seconds_text(seconds)}")
         drawn.append((hue, seconds / total, opacity))
-    sentence = f"Predicted step {words.predicted_text(report)}: {', '.join(told)}"
+    between = words.predicted_range(report)
+    step = words.predicted_text(report) + (f", {between}" if between else "")
+    sentence = f"Predicted step {step}: {', '.join(told)}"
     return f"<div>{svg.whole_bar(drawn)}</div>\n{small(sentence + more_text(len(parts), len(told)))}"
 
 

@@ -226,7 +226,8 @@ def _time(report: Report, width: int) -> list[str]:
     if rest:
         left = sum(seconds for _, _, seconds in rest)
         lines.append(f"  {count_text(len(rest))} more take {plain(seconds_text(left))}")
-    return [f"Predicted step, {plain(words.predicted_text(report))}", *lines]
+    told = filter(None, (words.predicted_text(report), words.predicted_range(report)))
+    return [f"Predicted step, {plain(', '.join(told))}", *lines]
 
 
 def _communication(report: Report, width: int) -> list[str]:

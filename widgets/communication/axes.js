@@ -4,7 +4,7 @@ import { h, s } from "../shared/dom.js";
 import { bytes, count, seconds, share } from "../shared/format.js";
 import { SHORT, least, number, over, pieces } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
-import { merged, weigher } from "./lines.js";
+import { WAITED, merged, weigher } from "./lines.js";
 
 const BAR = 13; // px
 
@@ -20,7 +20,7 @@ export function overAxes(communication, mesh) {
     {},
     h("th", { scope: "col", title: "Mesh axes along which devices talk, and the devices along each" }, "over axes"),
     timed && [
-      number("predicted", "Time per step, predicted from the bandwidth of the links"),
+      number("predicted", WAITED),
       number("of step", "Of the predicted step"),
     ],
     number("sent", "Bytes that one device sends per step, by collectives that run on a ring"),

@@ -99,6 +99,10 @@ function folded(lines) {
   return items;
 }
 
+export const WAITED =
+  "Time per step that the device is predicted to wait for them, all together; where the order of the program is not" +
+  " known, the time that they take on the links";
+
 /** The unit that the longest of `times` is told in, seconds of one, and decimals that give it three digits. */
 export function unitOf(times) {
   const longest = Math.max(0, ...times);
