@@ -189,7 +189,7 @@ def _communication(report: Report) -> str:
         cells = [text(part.kind), _over(part, report.mesh), part.count_text, part.each_text, part.sent_text]
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most)], 56 if timed else 80, 10)
         share = share_text(part.sent / total if total else 0)
-        rows.append([*cells, bar, part.seconds_text if timed else share])
+        rows.append([*cells, bar, part.waited_text if timed else share])
     rest = kinds[COLLECTIVE_ROWS:]
     left = f"{count_text(len(rest))} more send {comm.together(rest).sent_text}" if rest else ""
     return section(
@@ -230,7 +230,7 @@ def _lines(report: Report) -> str:
     for line, name in zip(shown, comm.names(shown, UNKNOWN), strict=True):
         kinds = comm.kinds(report, line.part.collectives)
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most) for part in kinds], 64, 10)
-        spent = line.part.seconds_text if timed else share_text(weigh(line.part) / total)
+        spent = line.part.waited_text if timed else share_text(weigh(line.part) / total)
         told = ", ".join(_times(part, report.mesh) for part in kinds)
         rows.append([text(name), _source(line), spent, bar, line.part.sent_text, f"<small>{told}</small>"])
     return joined([table(head, rows), _below(report, shown, rest)])

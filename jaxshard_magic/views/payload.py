@@ -364,6 +364,7 @@ def _collective(
         "bytes": c.bytes,
         "wire_bytes": c.wire_bytes,
         "seconds": finite(c.waited),
+        "links": None if c.exposed is None else finite(c.seconds),
         "share": c.wire_bytes / total if total else 0,
         "phase": c.phase if c.phase in PHASES else None,
         "what": None if c.what is None else printable(c.what),

@@ -4,7 +4,7 @@ import { h, s } from "../shared/dom.js";
 import { bytes, count, seconds, share } from "../shared/format.js";
 import { SHORT, least, number, over, pieces } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
-import { WAITED, merged, weigher } from "./lines.js";
+import { WAITED, hidden, merged, weigher } from "./lines.js";
 
 const BAR = 13; // px
 
@@ -33,7 +33,7 @@ export function overAxes(communication, mesh) {
       {},
       h("td", {}, axesText(set, mesh)),
       timed && [
-        h("td", { class: "jsm-num" }, least(seconds(set.seconds), set.exact)),
+        h("td", { class: "jsm-num", title: hidden(set) }, least(seconds(set.seconds), set.exact)),
         h("td", { class: "jsm-num" }, share(step && set.seconds !== null ? set.seconds / step : null)),
       ],
       h("td", { class: "jsm-num" }, least(bytesNodes(set.sent), set.exact)),

@@ -5,7 +5,7 @@ import { UNKNOWN, bytes, count, seconds } from "../shared/format.js";
 import { least, number, over } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
 import { groupGlyph } from "./group.js";
-import { WAITED, merged } from "./lines.js";
+import { WAITED, hidden, merged } from "./lines.js";
 import { more } from "./more.js";
 
 const ROWS = 12; // listed at first
@@ -39,7 +39,8 @@ const PAYLOAD =
 
 const from = (rows) => rows.some(({ at }) => at !== null);
 
-function tableRow({ rows, kind, axes, size, count: times, sent, seconds: spent, exact }, shown, mesh) {
+function tableRow(part, shown, mesh) {
+  const { rows, kind, axes, size, count: times, sent, seconds: spent, exact } = part;
   const [{ bytes: payload, what }] = rows;
   return h(
     "tr",
@@ -50,7 +51,7 @@ function tableRow({ rows, kind, axes, size, count: times, sent, seconds: spent, 
     h("td", { class: "jsm-quiet" }, phaseOf(rows)),
     h("td", { class: "jsm-num jsm-extra" }, least(count(times), exact), ` \u00d7 ${bytes(payload)}`),
     h("td", { class: "jsm-num" }, least(bytesNodes(sent), exact)),
-    shown.timed ? h("td", { class: "jsm-num" }, least(seconds(spent), exact)) : null,
+    shown.timed ? h("td", { class: "jsm-num", title: hidden(part) }, least(seconds(spent), exact)) : null,
     shown.from ? h("td", { class: "jsm-extra jsm-mono jsm-quiet jsm-from" }, places(rows)) : null,
   );
 }
