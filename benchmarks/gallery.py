@@ -204,7 +204,7 @@ def _chosen(row: Row, found: Choice) -> Row:
         source="planned",
         fits=None if first.needs is None or found.limit is None else first.needs <= found.limit,
         peak=first.needs,
-        step_s=first.bound,
+        step_s=first.guess,
         why=first.why or None,
     )
 

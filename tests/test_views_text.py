@@ -465,7 +465,9 @@ def test_how_what_is_sent_goes_along_an_axis_is_told_where_something_is():
     assert f"\n  data: {along['data']}\n  model: ICI line\n" in told.to_text(100)
     assert "2 hops from end to end" in told.to_html()
     alone = [c for c in report.collectives or () if c.axes == ("data",)]
-    assert "model: ICI" not in replace(told, collectives=tuple(alone)).to_text(100), "nothing goes along model"
+    assert "model: ICI" not in replace(told, collectives=tuple(alone)).to_text(100), (
+        "nothing goes along model"
+    )
 
 
 def test_a_mesh_over_hosts_tells_which_devices_each_has():

@@ -10,6 +10,7 @@ from ..plan import Share
 # 0.859 on A100 and 0.801 on H100, the best of all shapes ("Maximum Achievable Matmul FLOPS", https://github.com/stas00/
 # ml-engineering/tree/master/compute/accelerator).
 SUSTAINED = {"tpu": 0.95, "gpu": 0.80}
+SLOWEST = {"tpu": 0.85, "gpu": 0.70}  # TPU: what the slowest of those runs leaves; GPU: as much less
 UNIT = {"v6e": 256, "tpu7x": 256}  # rows and columns of a TPU's matrix unit; of all others:
 USUAL_UNIT = 128
 ROWS = 8  # that go into the unit together, a sublane each
@@ -36,14 +37,12 @@ def efficiency(chip: Chip, share: Share) -> float:
     return reached
 
 
-def seconds_of(chip: Chip, share: Share, ideal: bool = False) -> float | None:
-    """What a product takes to multiply, at its efficiency or at the peak; None where no peak is published. A product of
-    float32 in several passes of bfloat16 takes as many times as long on a TPU."""
+def seconds_of(chip: Chip, share: Share) -> float | None:
+    """What a product takes to multiply at the peak; None where none is published. A product of float32 in several
+    passes of bfloat16 takes as many times as long on a TPU."""
     rate = chip.peak(share.dtype)
-    if not rate:
-        return None
     passes = share.passes if chip.kind == "tpu" else 1
-    return passes * share.flops / rate / (1.0 if ideal else efficiency(chip, share))
+    return passes * share.flops / rate if rate else None
 
 
 def _filled(size: int, unit: int) -> float:

@@ -18,11 +18,14 @@ from .staged_memory import piece_bytes
 from .staged_moves import Said, sent_by
 from .staged_works import flops, runs_of, works_of
 
+START = 36e-6  # seconds of an action that has nothing to do: benchmarks/bench_pipeline.py on 2 cores
+
 
 def roofline_costs(
     pipeline: Pipeline, chip: Chip, target: Target | None, said: Mapping[Key, Said]
 ) -> Costs | None:
-    """Seconds of each stage's actions on `chip`, as if nothing overlapped; None where a figure is not known.
+    """Seconds of each stage's actions on `chip`, as if nothing overlapped, each with its start by the host; None where
+    a figure is not known.
 
     `target`: the slice or the nodes that the mesh is made of. `said`: what the programs' texts say.
     """
@@ -40,7 +43,12 @@ def roofline_costs(
         passes.append([own + sent for own, sent in zip(times[:3], times[3:], strict=True)])
     transfer = [max(sent_by(pipeline, s)) / way if way else 0.0 for s in stages]
     forward, input_grad, weight_grad = zip(*passes, strict=True)
-    return Costs(forward, input_grad, weight_grad, transfer)
+    return Costs(with_start(forward), input_grad, with_start(weight_grad), transfer)
+
+
+def with_start(seconds: Sequence[float]) -> list[float]:
+    """Actions with what the host takes to start them."""
+    return [each + START for each in seconds]
 
 
 def flops_costs(pipeline: Pipeline) -> Costs:

@@ -24,7 +24,6 @@ from .attribution import caused, host_calls, traced
 from .buffers import live_bytes, serialized
 from .collectives import Cause, Move, merge, moves
 from .complaints import Complaint, complaints, findings
-from .efficiency import LINKS
 from .exhausted import exhausted, with_needed
 from .hlo import read
 from .leaves import leaves
@@ -32,9 +31,9 @@ from .live import Program, renamed, with_live
 from .memory import device_limit, memory, peaks, usable, with_limit, with_measured, with_temporaries
 from .mesh_info import in_nodes, info_of
 from .origin import Origins
-from .overlap import Exposed, Schedule, exposed, scheduled
+from .overlap import Schedule, scheduled
 from .pipelined import measured, of_model
-from .roofline import Roofline, roofline, timing, total, with_seconds
+from .roofline import Roofline, in_order, roofline, timing, total, with_seconds
 from .sources import SourceText, distinct_names, sources
 from .staged import Staged, staged, staged_leaves
 from .staged_costs import around_seconds, flops_costs, roofline_costs, update_seconds, weights_seconds
@@ -82,9 +81,11 @@ def summarize(step: "ShardedStep") -> Report:
         memory = with_limit(memory, usable(chip))
     if chip is not None and reading.staged is None:
         roof = roofline(chip, mesh.axes, entry.plan.shares, reading.leaves, collectives, target)
-        if (order := _exposed(reading, roof)) is not None:
-            roof = replace(roof, sent=order.sent, exposed=sum(order.waits), overlap="scheduled")
-            collectives = merge(reading.moves, order.waits)
+        # The order of a program says nothing of another chip than the one that it was compiled for.
+        if reading.schedule is not None and chip_of(mesh.device_kind) == chip:
+            told = in_order(roof, reading.schedule, [move for move, _ in reading.moves])
+            roof, waits = told or (roof, None)
+            collectives = merge(reading.moves, waits)
         collectives = None if collectives is None else with_seconds(collectives, roof.wires)
     times = timing(_measured(step, entry), entry.plan, roof, attached)
     pipeline = _pipeline(entry, reading, chip, target)
@@ -112,15 +113,6 @@ def summarize(step: "ShardedStep") -> Report:
         number=step.number,
     )
     return _named(report, step, reading.text)
-
-
-def _exposed(reading: Reading, roof: Roofline) -> Exposed | None:
-    """How the program's collectives run beside its compute on the chip that it was compiled for; None for another chip,
-    of which the order of this program says nothing, and where a figure is not known."""
-    if reading.schedule is None or roof.own is None or chip_of(reading.mesh.device_kind) != roof.chip:
-        return None
-    moves = [move for move, _ in reading.moves]
-    return exposed(reading.schedule, moves, roof.chip, roof.wires, roof.own, LINKS)
 
 
 def _advice(

@@ -44,9 +44,11 @@ def considered(node: Node) -> Considered:
         candidate.line,
         node.outcome,
         node.why,
-        known.seconds,
+        known.least,
         known.needs,
         known.holds,
+        known.seconds,
+        known.most,
     )
 
 

@@ -79,7 +79,7 @@ class Searching:
         self._nodes = [Node(each) for each in space(requests)]
         self._families = list(self._nodes)
         self._order_of = {node.candidate.strategy: at for at, node in reversed([*enumerate(self._nodes)])}
-        self._heap: list[tuple[bool, float, int, Node | Ladder]] = []
+        self._heap: list[tuple[bool, float, float, int, Node | Ladder]] = []
         self._order = itertools.count()
         self._end = math.inf
         self._interrupted = False
@@ -176,13 +176,16 @@ class Searching:
             ):
                 raise self._failures[0] from None  # the step's own
             return False
-        node.least = max(node.sketch.seconds or 0.0, 0.0 if node.least == math.inf else node.least)
+        node.least = max(node.sketch.least or 0.0, 0.0 if node.least == math.inf else node.least)
         return True
 
     def _put(self, waiting: Node | Ladder, least: float) -> None:
-        """Let a candidate, or more of them, wait for their turn; what is likely to fit goes first."""
+        """Let a candidate, or more of them, wait for their turn; what is likely to fit goes first, and of those that
+        take as little at least what is guessed to be the fastest."""
         late = isinstance(waiting, Node) and not self._likely(waiting)
-        heapq.heappush(self._heap, (late, least, next(self._order), waiting))
+        known = waiting.sketch if isinstance(waiting, Node) else waiting.of.sketch
+        guess = least if known is None or known.seconds is None else known.seconds
+        heapq.heappush(self._heap, (late, least, guess, next(self._order), waiting))
 
     def _waiting(self) -> int:
         """The candidates that may still be compiled."""
@@ -196,7 +199,7 @@ class Searching:
     def _next(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Node | None:
         """The candidate to try next; None where none is left that could be better, or none for now."""
         while self._heap and not self._over():
-            _, least, _, node = heapq.heappop(self._heap)
+            _, least, *_, node = heapq.heappop(self._heap)
             if isinstance(node, Ladder):
                 self._climbed(node, least, args, kwargs)
             elif self._too_large(node):

@@ -8,6 +8,7 @@ from typing import Any
 from ..analysis.collectives import wire_bytes
 from ..analysis.leaves import leaves
 from ..analysis.roofline import roofline
+from ..analysis.staged_costs import with_start
 from ..hardware import Chip
 from ..pipeline.outline import Outline
 from ..plan import Plan, Sent, Share
@@ -26,9 +27,11 @@ from .candidates import Candidate
 
 @dataclass(frozen=True)
 class Sketch:
-    """`seconds`: of a step at least, of them `own` in products and the update and `sent` on the links; None where the
-    chip's figures do not tell. `holds`: bytes of the arrays of the fullest device, `needs` with what lies in between.
-    All None for a strategy whose layout the compiler chooses. `stages`: into how many a pipeline cuts each loss."""
+    """`seconds`: of a step, guessed best, where compilers hide what they usually do; `own` of them in products and the
+    update, `sent` more on the links. `least`: where they hide all that they may; `most`: where they hide nothing. None
+    where the chip's figures do not tell. `holds`: bytes of the arrays of the fullest device, `needs` with what lies in
+    between. All None for a strategy whose layout the compiler chooses. `stages`: into how many a pipeline cuts each
+    loss."""
 
     seconds: float | None = None
     own: float | None = None
@@ -36,6 +39,8 @@ class Sketch:
     holds: int | None = None
     needs: int | None = None
     stages: int | None = None
+    least: float | None = None
+    most: float | None = None
 
 
 def sketch(
@@ -55,7 +60,8 @@ def sketch(
         return _of_stages(step.request, plan, candidate, outline, memory, chip)
     moves = map(collective, traffic(plan.run))
     roof = roofline(chip, mesh.shape, plan.shares, leaves(plan.leaves, plan.mesh), moves, target_of(mesh))
-    return Sketch(roof.step, roof.own, roof.communication, memory.arrays, memory.peak)
+    held = memory.arrays, memory.peak
+    return Sketch(roof.step, roof.own, roof.communication, *held, least=roof.least, most=roof.high)
 
 
 def _of_stages(
@@ -96,7 +102,7 @@ def _of_stages(
     sending = _costs(schedule, times, during / schedule.all_stages / m, crossing)
     own = run.makespan + most * update
     sent = simulate(schedule, sending).makespan - run.makespan + most * after
-    return Sketch(own + sent, own, sent, holds, needs, each)
+    return Sketch(own + sent, own, sent, holds, needs, each, own + sent, own + sent)
 
 
 def _costs(
@@ -110,9 +116,9 @@ def _costs(
     thirds = [each / 3 for each in products]
     first = [s % schedule.stages_of_loss == 0 for s in range(len(thirds))]
     return Costs(
-        [t + sent / 2 for t in thirds],
+        with_start([t + sent / 2 for t in thirds]),
         [0.0 if f else t for t, f in zip(thirds, first, strict=True)],
-        [(2 * t if f else t) + sent / 2 for t, f in zip(thirds, first, strict=True)],
+        with_start([(2 * t if f else t) + sent / 2 for t, f in zip(thirds, first, strict=True)]),
         transfer,
     )
 

@@ -24,6 +24,7 @@ from jaxshard_magic.report.parts import Source as Source
 from jaxshard_magic.report.parts import Spec as Spec
 from jaxshard_magic.report.parts import Spread as Spread
 from jaxshard_magic.report.parts import Timing as Timing
+from jaxshard_magic.report.parts import Wait as Wait
 from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.report.pipeline import Bubble as Bubble
 from jaxshard_magic.report.pipeline import Pipeline as Pipeline

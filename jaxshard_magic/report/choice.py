@@ -24,9 +24,10 @@ BOUND, ESTIMATE, LEFT = "bound", "estimate", "left"
 class Considered:
     """One candidate of a search: a strategy on a mesh with its options; `line` runs it alone, after `%%shard`.
 
-    `bound`: seconds that a step takes by what its plan multiplies and must send, before anything is compiled; None
-    where it could not be planned, or no figures of the chip are known. `needs`: bytes of the fullest device, estimated
-    from the traced step; `holds`: of these what its arrays alone take.
+    `bound`: seconds that a step takes at least by what its plan multiplies and must send, before anything is compiled,
+    where a compiler hides all communication that it may start ahead; `guess`: where it hides what compilers usually do;
+    `most`: where it hides nothing. None where it could not be planned, or no figures of the chip are known. `needs`:
+    bytes of the fullest device, estimated from the traced step; `holds`: of these what its arrays alone take.
 
     `outcome`: of those that were compiled "chosen", "runner-up", "slower" or "too large"; of those that were not,
     "bound" (it can't be faster than the choice), "estimate" (its arrays do not fit, or it needs far more than a device
@@ -43,6 +44,8 @@ class Considered:
     bound: float | None = None
     needs: int | None = None
     holds: int | None = None
+    guess: float | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Choice(Sendable, Written):
         """Seconds of its step, as `source` says: measured or predicted where it was compiled, else as planned. None
         where it is not known."""
         if self.source == "planned":
-            return candidate.bound
+            return candidate.bound if candidate.guess is None else candidate.guess
         trial = self.trial_of(candidate)
         return None if trial is None else self.comparison.seconds(trial)
 

@@ -173,6 +173,11 @@ class Collective:
     network_bytes: int | None = None
     exposed: float | None = None
 
+    @property
+    def waited(self) -> float | None:
+        """Seconds that the device waits for them, where that is known; else those that they take."""
+        return self.seconds if self.exposed is None else self.exposed
+
 
 @dataclass(frozen=True)
 class Source:
@@ -198,6 +203,15 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """Seconds of a step that a device is predicted to wait for the collectives of one kind over one set of axes."""
+
+    kind: str
+    axes: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Timing:
     """`calls` are those of the last loop over the step: a cell's in a notebook, all of a script. `others` of them were
     of other shapes, and ran another program. `step_s` is what a step takes, the median over `timed` calls.
@@ -214,9 +228,9 @@ class Timing:
     `predicted_step_s` is the best guess: products, each bound by compute at the efficiency that its shape allows or by
     memory, and `exposed_s`, the seconds of communication that the device waits for. `waiting_s` of it are the products
     and the update that the memory bounds; `bound` is what takes longest: compute, memory or communication.
-    `predicted_low_s`: products at the peak, all overlapped that can be; `predicted_high_s`: nothing overlapped.
-    `overlap` says what tells `exposed_s`: "scheduled", the order of the compiled program; "by rule", what compilers
-    usually do.
+    `predicted_low_s`: products at the peak, all overlapped that can be; `predicted_high_s`: nothing overlapped,
+    products as far from the peak as they were seen. `overlap` says what tells `exposed_s`: "scheduled", the order of
+    the compiled program; "by rule", what compilers usually do. `waits`: the same seconds by kind and axes.
     `mfu`: the share of the chip's peak that the step's FLOPs without recomputed ones are in the measured step.
     """
 
@@ -244,6 +258,7 @@ class Timing:
     predicted_high_s: float | None = None
     exposed_s: float | None = None
     overlap: str | None = None
+    waits: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -59,4 +59,5 @@ def _sizes(layout: Layout, v: Value) -> Sequence[int]:
 def _passes(e: Equation, dtype: str) -> int:
     precision = e.params.get("precision")
     given = precision if isinstance(precision, tuple) else (precision,)
-    return max((_PASSES.get(p, 1) for p in given), default=1) if dtype == "float32" else 1
+    asked = [_PASSES.get(p, 1) for p in given if isinstance(p, lax.Precision)]
+    return max(asked, default=1) if dtype == "float32" else 1

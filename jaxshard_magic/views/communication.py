@@ -23,7 +23,8 @@ UNTRACED = "not traced to a line"
 
 @dataclass(frozen=True)
 class Part:
-    """Collectives that are told as one: `count`, `sent` bytes and `seconds` are of all of them together."""
+    """Collectives that are told as one: `count`, `sent` bytes and `seconds` that are waited for are of all of them
+    together."""
 
     collectives: tuple[Collective, ...]
 
@@ -50,7 +51,7 @@ class Part:
 
     @property
     def seconds(self) -> float | None:
-        known = [seconds for c in self.collectives if (seconds := finite(c.seconds)) is not None]
+        known = [seconds for c in self.collectives if (seconds := finite(c.waited)) is not None]
         return sum(known) if known else None
 
     @property
@@ -80,6 +81,14 @@ class Part:
     @property
     def seconds_text(self) -> str:
         return seconds_text(None) if self.seconds is None else self._least(seconds_text(self.seconds))
+
+    @property
+    def waited_text(self) -> str:
+        """`1.43 ms of 14.3 ms`: what the device waits for of what they take on the links, where that is known."""
+        if self.seconds is None or all(c.exposed is None for c in self.collectives):
+            return self.seconds_text
+        links = sum(finite(c.seconds) or 0.0 for c in self.collectives)
+        return f"{self.seconds_text} of {self._least(seconds_text(links))}"
 
     def _least(self, text: str) -> str:
         """`text`, marked as the least that it may be where the program decides how often it communicates."""

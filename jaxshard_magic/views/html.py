@@ -167,7 +167,9 @@ def _time(report: Report) -> str:
         key = svg.share_bar([(hue, 1.0, opacity)], 10, 10)
         told.append(f"{key} {name} {share_text(seconds / total)} {seconds_text(seconds)}")
         drawn.append((hue, seconds / total, opacity))
-    sentence = f"Predicted step {words.predicted_text(report)}: {', '.join(told)}"
+    between = words.predicted_range(report)
+    step = words.predicted_text(report) + (f", {between}" if between else "")
+    sentence = f"Predicted step {step}: {', '.join(told)}"
     return f"<div>{svg.whole_bar(drawn)}</div>\n{small(sentence + more_text(len(parts), len(told)))}"
 
 
@@ -190,7 +192,7 @@ def _communication(report: Report) -> str:
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most)], 56 if timed else 80, 10)
         share = share_text(part.sent / total if total else 0)
         cells += [part.leaving_text] if between else []
-        rows.append([*cells, bar, part.seconds_text if timed else share])
+        rows.append([*cells, bar, part.waited_text if timed else share])
     rest = kinds[COLLECTIVE_ROWS:]
     left = f"{count_text(len(rest))} more send {comm.together(rest).sent_text}" if rest else ""
     return section(
@@ -232,7 +234,7 @@ def _lines(report: Report) -> str:
     for line, name in zip(shown, comm.names(shown, UNKNOWN), strict=True):
         kinds = comm.kinds(report, line.part.collectives)
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most) for part in kinds], 64, 10)
-        spent = line.part.seconds_text if timed else share_text(weigh(line.part) / total)
+        spent = line.part.waited_text if timed else share_text(weigh(line.part) / total)
         told = ", ".join(_times(part, report.mesh) for part in kinds)
         rows.append([text(name), _source(line), spent, bar, line.part.sent_text, f"<small>{told}</small>"])
     return joined([table(head, rows), _below(report, shown, rest)])

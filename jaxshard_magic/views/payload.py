@@ -142,7 +142,8 @@ def _time(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
     rows = [[printable(kind), axes and [index[a] for a in axes], s] for kind, axes, s in parts]
     own = sum(kind in words.OWN for kind, _, _ in parts)
     total = sum(s for _, _, s in parts)
-    return {"total": total, "text": words.predicted_text(report), "parts": rows, "own": own}
+    told = {"text": words.predicted_text(report), "range": words.predicted_range(report) or None}
+    return {"total": total, **told, "parts": rows, "own": own}
 
 
 def _mark(mark: marks.Mark | None, index: Mapping[str, int]) -> dict[str, Any] | None:
@@ -367,7 +368,8 @@ def _collective(
         "bytes": c.bytes,
         "wire_bytes": c.wire_bytes,
         "network_bytes": c.network_bytes,
-        "seconds": finite(c.seconds),
+        "seconds": finite(c.waited),
+        "links": None if c.exposed is None else finite(c.seconds),
         "share": c.wire_bytes / total if total else 0,
         "phase": c.phase if c.phase in PHASES else None,
         "what": None if c.what is None else printable(c.what),

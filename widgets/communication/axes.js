@@ -4,7 +4,7 @@ import { h, s } from "../shared/dom.js";
 import { UNKNOWN, bytes, count, seconds, share } from "../shared/format.js";
 import { SHORT, least, number, over, pieces } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
-import { merged, weigher } from "./lines.js";
+import { WAITED, hidden, merged, weigher } from "./lines.js";
 
 const BAR = 13; // px
 
@@ -20,7 +20,7 @@ export function overAxes(communication, mesh) {
     {},
     h("th", { scope: "col", title: "Mesh axes along which devices talk, and the devices along each" }, "over axes"),
     timed && [
-      number("predicted", "Time per step, predicted from the bandwidth of the links"),
+      number("predicted", WAITED),
       number("of step", "Of the predicted step"),
     ],
     number("sent", "Bytes that one device sends per step, by collectives that run on a ring"),
@@ -34,7 +34,7 @@ export function overAxes(communication, mesh) {
       {},
       h("td", {}, axesText(set, mesh)),
       timed && [
-        h("td", { class: "jsm-num" }, least(seconds(set.seconds), set.exact)),
+        h("td", { class: "jsm-num", title: hidden(set) }, least(seconds(set.seconds), set.exact)),
         h("td", { class: "jsm-num" }, share(step && set.seconds !== null ? set.seconds / step : null)),
       ],
       h("td", { class: "jsm-num" }, least(bytesNodes(set.sent), set.exact)),

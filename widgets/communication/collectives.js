@@ -4,7 +4,7 @@ import { h, s } from "../shared/dom.js";
 import { UNKNOWN, count, seconds, share } from "../shared/format.js";
 import { least, number, over, piece } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
-import { part, weigher } from "./lines.js";
+import { WAITED, hidden, part, weigher } from "./lines.js";
 import { more } from "./more.js";
 
 const ROWS = 60; // listed at first
@@ -29,7 +29,7 @@ export function collectives({ rows }, mesh) {
     number("bytes each", "Size on one device of the gathered array, or of the one before it is reduced"),
     number("sent per device", RING),
     timed
-      ? number("predicted", "Time per step, predicted from the bandwidth of the links")
+      ? number("predicted", WAITED)
       : number("share", "Of all bytes that one device sends per step"),
     h("td", {}),
     lined ? number("line", "Line of the code that it comes from") : null,
@@ -45,7 +45,7 @@ export function collectives({ rows }, mesh) {
       h("td", { class: "jsm-num" }, least(count(row.count), row.exact)),
       h("td", { class: "jsm-num" }, bytesNodes(row.bytes)),
       h("td", { class: "jsm-num" }, least(bytesNodes(row.wire_bytes), row.exact)),
-      h("td", { class: "jsm-num" }, timed ? least(seconds(row.seconds), row.exact) : share(row.share)),
+      h("td", { class: "jsm-num", title: hidden(moved) }, timed ? least(seconds(row.seconds), row.exact) : share(row.share)),
       h("td", { class: "jsm-part" }, bar(row, weight(moved) / most)),
       lined ? [h("td", { class: "jsm-num" }, row.short ?? UNKNOWN), source(row)] : null,
     );

@@ -5,7 +5,7 @@ import { UNKNOWN, bytes, count, seconds } from "../shared/format.js";
 import { least, number, over } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
 import { groupGlyph } from "./group.js";
-import { merged } from "./lines.js";
+import { WAITED, hidden, merged } from "./lines.js";
 import { more } from "./more.js";
 
 const ROWS = 12; // listed at first
@@ -24,7 +24,7 @@ export function detail(rows, { timed, weight }, mesh, label) {
     h("th", { scope: "col", title: "The part of the step that it runs in; both: forward and backward" }, "phase"),
     h("th", { scope: "col", class: "jsm-num jsm-extra", title: PAYLOAD }, "count \u00d7 payload"),
     number("sent", "Bytes that one device sends per step, all of them together"),
-    timed ? number("predicted", "Time per step, all of them together") : null,
+    timed ? number("predicted", WAITED) : null,
     from(rows) ? h("th", { scope: "col", class: "jsm-extra", title: "The code that the line called" }, "from") : null,
   );
   const made = (part) => tableRow(part, { timed, from: from(rows) }, mesh);
@@ -39,7 +39,8 @@ const PAYLOAD =
 
 const from = (rows) => rows.some(({ at }) => at !== null);
 
-function tableRow({ rows, kind, axes, size, count: times, sent, seconds: spent, exact }, shown, mesh) {
+function tableRow(part, shown, mesh) {
+  const { rows, kind, axes, size, count: times, sent, seconds: spent, exact } = part;
   const [{ bytes: payload, what }] = rows;
   return h(
     "tr",
@@ -50,7 +51,7 @@ function tableRow({ rows, kind, axes, size, count: times, sent, seconds: spent, 
     h("td", { class: "jsm-quiet" }, phaseOf(rows)),
     h("td", { class: "jsm-num jsm-extra" }, least(count(times), exact), ` \u00d7 ${bytes(payload)}`),
     h("td", { class: "jsm-num" }, least(bytesNodes(sent), exact)),
-    shown.timed ? h("td", { class: "jsm-num" }, least(seconds(spent), exact)) : null,
+    shown.timed ? h("td", { class: "jsm-num", title: hidden(part) }, least(seconds(spent), exact)) : null,
     shown.from ? h("td", { class: "jsm-extra jsm-mono jsm-quiet jsm-from" }, places(rows)) : null,
   );
 }

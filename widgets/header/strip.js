@@ -12,6 +12,9 @@ const OWN = {
   compute: "Compute: the products whose arithmetic takes longer than reading and writing their bytes",
   memory: "Memory: the products that wait for the chip's memory, and the update",
 };
+const RANGE =
+  "From products at the chip's peak and all overlapped that can be, to products as far from it as they were seen and" +
+  " nothing overlapped";
 const FILLED = { compute: 1, memory: 0.6 };
 
 /** The bar of a payload's `time` with its labels; nothing for none. */
@@ -30,6 +33,7 @@ export function timeStrip(time, mesh) {
     bar(parts, mesh, time.text),
     place,
     rest,
+    time.range ? h("p", { class: "jsm-small jsm-quiet", title: RANGE }, `${time.text}, from ${time.range}`) : null,
   );
   let width = 0;
   new ResizeObserver(([{ contentRect }]) => {

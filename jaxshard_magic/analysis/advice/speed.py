@@ -2,11 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...places import place
 from ...program.trace import is_closed_over
-from ...report import Advice, Collective
+from ...report import Advice
 from ...units import byte_text, rate_text
 from ...units import seconds_text as time
 from ...units import share_text as share
@@ -27,7 +27,7 @@ def communication(case: Case) -> Iterator[Advice]:
     step, sent = _predicted(case)
     if step is None or not sent or sent / step <= COMMUNICATION:
         return
-    kind, axes, seconds, line = _largest(case.collectives)
+    kind, axes, seconds, line = _largest(case)
     own = step - sent
     over = "+".join(axes or ()) or "groups of its own"
     message = (
@@ -51,7 +51,7 @@ def _batch_to_compute_more(case: Case) -> int | None:
         return None
     own = step - sent
     times = _power((1 - COMMUNICATION) / COMMUNICATION * sent / own) if own else MOST_TIMES + 1
-    fixed = sum(c.seconds or 0 for c in case.collectives if set(c.axes or ()) <= set(case.batch_axes))
+    fixed = sum(c.waited or 0 for c in case.collectives if set(c.axes or ()) <= set(case.batch_axes))
     return case.examples * times if fixed >= DOMINATES * sent and times <= MOST_TIMES else None
 
 
@@ -94,7 +94,7 @@ def slow_links(case: Case) -> Iterator[Advice]:
                 f"{chip.name} has links of {rate_text(fast)}."
             )
             fix = _inner(case, axis) or (_hybrid(case, axis) if part == "fsdp" else _narrower(case, axis))
-            taken = sum(c.seconds or 0 for c in case.collectives if axis in (c.axes or ()))
+            taken = sum(c.waited or 0 for c in case.collectives if axis in (c.axes or ()))
             step, _ = _predicted(case)
             yield Advice(
                 f"slow-{part}", "warning", message, fix, taken / step * (1 - rate / fast) if step else None
@@ -107,7 +107,7 @@ def wide_axis(case: Case) -> Iterator[Advice]:
     if step is None or not sent or sent / step <= COMMUNICATION:
         return
     for axis in case.jobs.get("tp", ()):
-        taken = sum(c.seconds or 0 for c in case.collectives if c.axes == (axis,))
+        taken = sum(c.waited or 0 for c in case.collectives if c.axes == (axis,))
         fix = _narrower(case, axis)
         if taken > DOMINATES * sent and fix is not None and case.mesh.axes[axis] > 1:
             n = case.mesh.axes[axis]
@@ -154,9 +154,7 @@ def small_batch(case: Case) -> Iterator[Advice]:
         )
     step, _ = _predicted(case)
     waits = (
-        (1 - does / needs) * roof.bound_by_memory * (step - (roof.communication or 0.0)) / step
-        if step
-        else None
+        (1 - does / needs) * roof.bound_by_memory * (step - (roof.exposed or 0.0)) / step if step else None
     )
     yield Advice("small-batch", "info", message, saves=waits)
 
@@ -195,28 +193,26 @@ def _cast(case: Case) -> str | None:
 
 
 def _predicted(case: Case) -> tuple[float | None, float]:
-    """Seconds of the predicted step, and of its communication."""
+    """Seconds of the predicted step, and of its communication that nothing hides."""
     if case.roof is None or case.roof.step is None:
         return None, 0.0
-    return case.roof.step, case.roof.communication or 0.0
+    return case.roof.step, case.roof.exposed or 0.0
 
 
-def _largest(collectives: Sequence[Collective]) -> tuple[str, tuple[str, ...] | None, float, str]:
+def _largest(case: Case) -> tuple[str, tuple[str, ...] | None, float, str]:
     """The kind of collective over the axes that take most, its seconds, and its line where one has most of them."""
-    taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
-    for c in collectives:
-        taken[c.kind, c.axes] += c.seconds or 0.0
-    (kind, axes), seconds = max(taken.items(), key=lambda item: item[1])
+    waits = (case.roof.waits if case.roof else None) or {}
+    (kind, axes), seconds = max(waits.items(), key=lambda item: item[1])
     lines: dict[tuple[str | None, int | None], float] = defaultdict(float)
-    for c in collectives:
+    for c in case.collectives:
         if (c.kind, c.axes) == (kind, axes):
-            lines[c.file, c.line] += c.seconds or 0.0
+            lines[c.file, c.line] += c.waited or 0.0
     (file, line), most = max(lines.items(), key=lambda item: item[1])
     return (
         kind,
         axes,
         seconds,
-        f", most from {place(file, line)}" if line and most > DOMINATES * seconds else "",
+        f", most from {place(file, line)}" if line and most > DOMINATES * sum(lines.values()) else "",
     )
 
 

@@ -67,7 +67,9 @@ def _title(report: Report, timing: Timing) -> tuple[str, str]:
     chip = text(timing.on or "")
     bound = f"Bound by {timing.bound} on {chip}" if timing.bound else f"Predicted for {chip}"
     step = f" predicted {words.predicted_text(report)} a step." if timing.predicted_step_s else ""
-    return f"{bound}:", f"{step} A product takes the longer of compute and memory; nothing else overlaps."
+    if timing.exposed_s is None:
+        return f"{bound}:", f"{step} A product takes the longer of compute and memory; nothing else overlaps."
+    return f"{bound}:", f"{step} Compute is at the peak; communication is what nothing hides."
 
 
 def _own(timing: Timing, colours: Mapping[str, str]) -> Iterator[Row]:
@@ -112,7 +114,8 @@ def _steps(report: Report, timing: Timing, colours: Mapping[str, str]) -> Iterat
     """The whole step, predicted and, hollow beside solid, as measured; simulated devices measure no chip."""
     predicted = timing.predicted_step_s
     if predicted is not None and isfinite(predicted):
-        told = words.predicted_text(report)
+        between = words.predicted_range(report)
+        told = words.predicted_text(report) + (f", {between}" if between else "")
         hover = f"predicted for {text(timing.on or '')}<br><b>{told}</b> a step"
         yield Row("step, predicted", (Part(predicted, colours["ink"], 0, hover),), told)
     spread = words.on_chip(report)

@@ -13,6 +13,7 @@ from jaxshard_magic.views.words.communication import communication_lead as commu
 from jaxshard_magic.views.words.communication import communication_share as communication_share
 from jaxshard_magic.views.words.communication import least as least
 from jaxshard_magic.views.words.communication import network as network
+from jaxshard_magic.views.words.communication import predicted_range as predicted_range
 from jaxshard_magic.views.words.communication import predicted_text as predicted_text
 from jaxshard_magic.views.words.communication import sent as sent
 from jaxshard_magic.views.words.communication import sent_by_axes as sent_by_axes

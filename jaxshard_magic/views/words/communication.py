@@ -6,11 +6,12 @@ from math import isfinite
 
 from jaxshard_magic.report import Collective, Report, Timing
 from jaxshard_magic.report.parts import finite
-from jaxshard_magic.views.format import byte_text, rate_text, seconds_text, share_text
+from jaxshard_magic.views.format import byte_text, range_text, rate_text, seconds_text, share_text
 from jaxshard_magic.views.words.run import island_word
 from jaxshard_magic.views.words.spans import Span, axes_spans, line_span, strong
 
 AT_LEAST = "\u2265"
+_HOW = {"scheduled": "in the order of the compiled program", "by rule": "as compilers usually overlap"}
 OWN = ("compute", "memory")  # what a device does itself, by what it waits for
 
 
@@ -24,9 +25,14 @@ def communication_lead(report: Report) -> list[Span]:
     if timing is None or share is None:
         first = [strong(f"{total} sent by each device per step"), *most_spans(collectives), Span(".")]
         return first + _network(report)
-    spent, step = least(seconds_text(timing.communication_s), collectives), predicted_text(report)
+    spent, step = least(seconds_text(_spent(timing)), collectives), predicted_text(report)
     spans = [strong(f"{share} of the predicted step is communication:")]
-    spans.append(Span(f" {spent} of {step}, {total} sent by each device, nothing overlapped."))
+    if timing.exposed_s is None:
+        spans.append(Span(f" {spent} of {step}, {total} sent by each device, nothing overlapped."))
+        return spans + _network(report) + _links(timing)
+    carried = least(seconds_text(timing.communication_s), collectives)
+    spans.append(Span(f" {spent} of {step} that nothing hides, {_HOW.get(timing.overlap or '', '')}."))
+    spans.append(Span(f" {total} sent by each device, {carried} on the links."))
     return spans + _network(report) + _links(timing)
 
 
@@ -50,9 +56,15 @@ def _network(report: Report) -> list[Span]:
 def communication_share(report: Report) -> str | None:
     """`62%`: the share of the predicted step that is communication; None without a prediction."""
     timing = report.timing
-    if timing is None or not timing.predicted_step_s or timing.communication_s is None:
+    spent = None if timing is None else _spent(timing)
+    if timing is None or not timing.predicted_step_s or spent is None:
         return None
-    return share_text(timing.communication_s / timing.predicted_step_s)
+    return share_text(spent / timing.predicted_step_s)
+
+
+def _spent(timing: Timing) -> float | None:
+    """Seconds of the predicted step that are communication; of reports that know no overlap all of it."""
+    return timing.communication_s if timing.exposed_s is None else timing.exposed_s
 
 
 def _links(timing: Timing) -> list[Span]:
@@ -128,6 +140,17 @@ def predicted_text(report: Report) -> str:
     return seconds_text(None) if known is None else least(seconds_text(known), report.collectives or ())
 
 
+def predicted_range(report: Report) -> str:
+    """`41.2 to 52.3 ms`: from all overlapped that can be to nothing overlapped; empty where that is not known."""
+    low, high = (finite(t) for t in _range(report))
+    return "" if low is None or high is None else range_text(low, high)
+
+
+def _range(report: Report) -> tuple[float | None, float | None]:
+    timing = report.timing
+    return (None, None) if timing is None else (timing.predicted_low_s, timing.predicted_high_s)
+
+
 def time_parts(report: Report) -> list[tuple[str, tuple[str, ...] | None, float]]:
     """The predicted step as (what, axes, seconds): what a device does itself, `OWN`, then each kind of collective,
     largest first; empty without a prediction."""
@@ -137,9 +160,12 @@ def time_parts(report: Report) -> list[tuple[str, tuple[str, ...] | None, float]
     if not isfinite(timing.predicted_step_s):
         return []
     taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
-    for c in report.collectives or ():
-        taken[c.kind, c.axes] += finite(c.seconds) or 0.0
-    own = max(0.0, timing.predicted_step_s - timing.communication_s)
+    if timing.exposed_s is None:
+        for c in report.collectives or ():
+            taken[c.kind, c.axes] += finite(c.seconds) or 0.0
+    for wait in timing.waits:
+        taken[wait.kind, wait.axes] += finite(wait.seconds) or 0.0
+    own = max(0.0, timing.predicted_step_s - (_spent(timing) or 0.0))
     rest = sorted(((kind, axes, s) for (kind, axes), s in taken.items() if s), key=lambda part: -part[2])
     waits = finite(timing.waiting_s)
     if waits is None:

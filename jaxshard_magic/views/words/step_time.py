@@ -5,7 +5,7 @@ The time of simulated devices is never a figure of its own: it is told behind wh
 
 from jaxshard_magic.report import Report, Spread, Timing
 from jaxshard_magic.views.format import UNKNOWN, count_text, range_text, seconds_text
-from jaxshard_magic.views.words.communication import predicted_text
+from jaxshard_magic.views.words.communication import predicted_range, predicted_text
 
 _WAYS = {"step to step": ["from step to step"], "start to end": ["from start to end"]}  # `Timing.how`
 
@@ -24,10 +24,16 @@ def step_time(report: Report) -> tuple[str, str, list[str]]:
     """What the figure is called, the figure, and what qualifies it: as a chip ran it, else as predicted for one."""
     timing, spread = report.timing, on_chip(report)
     told = "" if timing is None or timing.predicted_step_s is None else predicted_text(report)
+    between = predicted_range(report)
     if spread is not None and timing is not None:
-        notes = [*_measured(timing, spread), *([f"predicted {told}"] * bool(told))]
-        return "step time, measured", seconds_text(spread.median), notes
-    notes = [f"for {timing.on}"] if told and timing is not None and timing.on else []
+        predicted = f"predicted {told}" + (f" ({between})" if between else "")
+        return (
+            "step time, measured",
+            seconds_text(spread.median),
+            [*_measured(timing, spread), *[predicted] * bool(told)],
+        )
+    on = f"for {timing.on}" if told and timing is not None and timing.on else ""
+    notes = [" ".join(filter(None, (between, on)))] if on else []
     return (
         ("step time, predicted", told, notes + here(report)) if told else ("step time", UNKNOWN, here(report))
     )

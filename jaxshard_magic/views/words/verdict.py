@@ -119,10 +119,10 @@ def _bound(report: Report, timing: Timing | None, collectives: Sequence[Collecti
     ]
     taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
     for c in collectives:
-        taken[c.kind, c.axes] += c.seconds or 0.0
+        taken[c.kind, c.axes] += c.waited or 0.0
     (kind, axes), seconds = max(taken.items(), key=lambda item: item[1])
     if timing.bound != "communication" or not seconds:
         return spans
     share = share_text(seconds / timing.predicted_step_s)
-    line = line_spans([c for c in collectives if (c.kind, c.axes) == (kind, axes)], "seconds")
+    line = line_spans([c for c in collectives if (c.kind, c.axes) == (kind, axes)], "waited")
     return [spans[0], Span(f" {share} of the predicted step is {kind}s"), *axes_spans(axes), *line, Span(".")]
