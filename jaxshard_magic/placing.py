@@ -73,6 +73,14 @@ def hosts_of(mesh: Mesh) -> int:
     return len({device.process_index for device in mesh.devices.flat})
 
 
+def number_of(device: Any) -> int:
+    """What a device goes by: jax's id. The CPU devices of several processes, whose ids begin anew at a round number for
+    each process, are counted through, as accelerators are."""
+    if device.platform != "cpu" or jax.process_count() == 1:
+        return device.id
+    return device.client.devices().index(device)
+
+
 def near(place: Place) -> Place:
     """`place`, a device or a Sharding, or for a device of another host the first of this one's."""
     if isinstance(place, jax.Device) and place.process_index != jax.process_index():

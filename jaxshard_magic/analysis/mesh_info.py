@@ -5,6 +5,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from ..placing import number_of
 from ..report import MeshInfo
 from ..targets import target_of
 
@@ -40,6 +41,6 @@ def _info(axes: dict[str, int], devices: Sequence[Any], source: str) -> MeshInfo
         platform=devices[0].platform,
         device_kind=devices[0].device_kind,
         source=source,
-        devices=tuple(d.id for d in devices),
+        devices=tuple(map(number_of, devices)),
         processes=len({d.process_index for d in devices}),
     )

@@ -138,8 +138,8 @@ class Cluster:
             self._leaving.join()
 
     def kill(self, why: str | None = None, wait_s: float = 5.0) -> None:
-        """End all hosts at once, and what was started for them; wait so long until they are gone. A cluster that somebody else started keeps its engines,
-        which jax no longer holds together."""
+        """End all hosts at once, and what was started for them; wait so long until they are gone. A cluster that
+        somebody else started keeps its engines, which jax no longer holds together."""
         self.died, self.survivors = self.died or why or "they were ended", ()
         everything = [*self._processes, *self._hub]
         if not self.is_local and self._own is not None:

@@ -27,6 +27,8 @@ TOGETHER_S = 0.15  # within which hosts die of one cause
 KILLED = "SIGKILL"
 GRACE_S = 3.0  # from the first end of a host to the next means against the others
 OURS = ("ShardError", "UsageError")  # whose message is the whole line
+OWN = ("Interrupted",)  # of a cell that says itself how far its step has come
+STOPPED = ("KeyboardInterrupt", *OWN)
 MOST_STOPS = 3  # interrupts, after which the hosts are ended
 Message = tuple[int, dict[str, Any]]  # the host, and a message as kernels publish them
 
@@ -49,13 +51,16 @@ class Outcome:
     @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended it."""
-        return any(each.error is not None and each.error[0] == "KeyboardInterrupt" for each in self.hosts)
+        return any(each.error is not None and each.error[0] in STOPPED for each in self.hosts)
 
     def told(self) -> str:
         """How it ended, in one line: on which host, by what, and which step's state all hold."""
         steps = [each.steps for each in self.hosts]
         alike = len(set(steps)) == 1
         if self.interrupted:
+            own = (each.error[1] for each in self.hosts if each.error is not None and each.error[0] in OWN)
+            if alike and (said := next(own, None)) is not None:
+                return said
             done = f"{steps[0]:,} step{'s' * (steps[0] != 1)}"
             if not alike:
                 return f"Stopped, the hosts after {', '.join(f'{n:,}' for n in steps)} steps"
@@ -99,10 +104,7 @@ def run(
 
     look(cluster)
     with _interrupts() as asked_to_stop:
-        asked = [
-            _heard(cluster.client[i].apply_async(engine.run_cell, text, name, number), host, said)
-            for host, i in enumerate(cluster.ids)
-        ]
+        asked = [_begun(cluster, host, (text, name, number), said) for host in range(len(cluster))]
         means, first, stops = _means(cluster, ended, asked), None, 0
         while len(ended) < len(asked):
             running = [host for host in range(len(asked)) if host not in ended]
@@ -180,11 +182,20 @@ def _free(asked: Sequence[Any]) -> bool:
     return all(each.ready() for each in asked)
 
 
-def _heard(asked: Any, host: int, said: "queue.SimpleQueue[Message]") -> Any:
-    """The call, whose output goes to `said`. It is the client's own thread that hears it."""
-    for future in asked._children:
-        future.iopub_callbacks.append(lambda message: said.put((host, message)))
-    return asked
+def _begun(cluster: Cluster, host: int, cell: tuple[Any, ...], said: "queue.SimpleQueue[Message]") -> Any:
+    """The call of `engine.run_cell` on a host, as `apply_async` would give it, whose output goes to `said`. It is the
+    client's own thread that hears it, from before the call is sent: what a short cell says comes at once."""
+    from ipyparallel import AsyncResult
+
+    def hear(call: Any) -> None:
+        call.iopub_callbacks.append(lambda message: said.put((host, message)))
+
+    client = cluster.client
+    idents, targets = client._build_targets(cluster.ids[host])
+    call = client.send_apply_request(
+        client._mux_socket, engine.run_cell, cell, ident=idents[0], message_future_hook=hear
+    )
+    return AsyncResult(client, call, fname=engine.run_cell.__name__, targets=targets, owner=True)
 
 
 def _is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
