@@ -136,7 +136,7 @@ def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     from ..step.together import OnHosts
 
     shell = _shell()
-    if "ShardMagics" not in shell.magics_manager.registry:
+    if not _is_ready(shell):
         shell.run_line_magic("load_ext", "jaxshard_magic")
     session = shell.magics_manager.registry["ShardMagics"].session
     session.view, session.remember = "data", False  # the kernel shows reports, and keeps them
@@ -166,9 +166,12 @@ def settle(settings: dict[str, Any]) -> None:
 
 def run_cell(text: str, name: str, number: int) -> Ended:
     """Run a cell as the kernel's cell `number`; its output is the host's own."""
+    import jax
+
     shell = _shell()
     shell.execution_count = number
-    guard = _now["cell"] = Guard(name, _process())
+    every = shell.magics_manager.registry["ShardMagics"].session.meet_every if _is_ready(shell) else 0
+    guard = _now["cell"] = Guard(name, jax.process_index(), jax.process_count(), every or None)
     caught: list[BaseException] = []
     try:
         with guard.runs():
@@ -268,10 +271,8 @@ def _shell() -> Any:
     return get_ipython()
 
 
-def _process() -> int:
-    import jax
-
-    return jax.process_index()
+def _is_ready(shell: Any) -> bool:
+    return "ShardMagics" in shell.magics_manager.registry
 
 
 def _local_index(device: Any) -> int:

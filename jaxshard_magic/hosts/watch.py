@@ -2,8 +2,9 @@
 
 Every 20 ms: each host's result, hosts that the hub has lost, the hub's own process. The guard on the hosts (`guard`)
 ends all of them where one fails; what it can't is done here: a host whose cell has ended lets the others out of the
-step that they wait to make, then they are interrupted, then all are ended. Where one died the others can go no further,
-as their collectives don't end; they leave them, and stay to be asked what they hold.
+step that they wait to make, then they are interrupted, then they are given up, and those whose cell has ended stay to be
+asked what they hold. Where one died the others can go no further, as their collectives don't end; they leave them, and
+stay as well.
 """
 
 import queue
@@ -34,11 +35,12 @@ Message = tuple[int, dict[str, Any]]  # the host, and a message as kernels publi
 
 
 class HostsLost(RuntimeError):
-    """The hosts are gone, or were ended: `survivors` are those that are still there after others have died."""
+    """The hosts are gone, or were ended, or wait for ever: `survivors` are those that still answer, `failed` the one
+    whose own exception it comes from."""
 
-    def __init__(self, why: str, survivors: tuple[int, ...] = ()):
+    def __init__(self, why: str, survivors: tuple[int, ...] = (), failed: int | None = None):
         super().__init__(why)
-        self.survivors = survivors
+        self.survivors, self.failed = survivors, failed
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,18 @@ class Outcome:
         host = self.failed
         if host is None:
             return next((each.error[1] for each in self.hosts if each.error is not None), "")
-        kind, message = self.hosts[host].error or ("", "")
-        said = message if kind in OURS else f"{kind}: {message}" if message else kind
+        kind, said = (self.hosts[host].error or ("",))[0], _said(self.hosts[host])
         if all(each.error == self.hosts[host].error for each in self.hosts):
             return said if kind in OURS else f"{said}, on all {len(steps)} hosts"
         whole = f"; all hosts hold the state of step {steps[0]:,}" if alike and steps[0] else ""
         return f"host {host}: {said}; the others ended with it{whole}"
+
+    @property
+    def endless(self) -> int:
+        """Steps that some hosts began and another one, which had failed or ended between two meetings, did not: they
+        wait for it."""
+        steps = [each.steps for each in self.hosts]
+        return max(steps) - min(steps)
 
     @property
     def failed(self) -> int | None:
@@ -136,7 +144,23 @@ def run(
             with suppress(Exception):  # of a call that failed: its output counts as well
                 each.wait_for_output(OUTPUT_S)
         relay()
-    return Outcome(tuple(ended[host] for host in range(len(asked))), time.monotonic() - start)
+    outcome = Outcome(tuple(ended[host] for host in range(len(asked))), time.monotonic() - start)
+    if (steps := outcome.endless) > 0:
+        every = tuple(range(len(cluster)))
+        more = (
+            f"{steps} step{'s' * (steps > 1)} that the others began without it never end{'s' * (steps == 1)}"
+        )
+        told = outcome.told() or "hosts made different numbers of steps"
+        lost = HostsLost(f"{told}; {more}", every, outcome.failed)
+        cluster.bury(every, str(lost), lambda: True)
+        raise lost
+    return outcome
+
+
+def _said(ended: engine.Ended) -> str:
+    """What a host's cell raised."""
+    kind, message = ended.error or ("", "")
+    return message if kind in OURS else f"{kind}: {message}" if message else kind
 
 
 def look(cluster: Cluster) -> None:
@@ -174,8 +198,12 @@ def _means(cluster: Cluster, ended: dict[int, engine.Ended], asked: list[Any]) -
         cluster.interrupt([host for host in range(len(asked)) if host not in ended])
     yield
     late = [str(host) for host in range(len(asked)) if host not in ended]
-    _lost(cluster, f"host{'s' * (len(late) > 1)} {', '.join(late)} did not end after the others")
-    yield
+    stays = f"host{'s' * (len(late) > 1)} {', '.join(late)} did not end after"
+    own = next((host for host, each in ended.items() if each.error is not None and not each.caused), None)
+    why = f"{stays} the others" if own is None else f"host {own}: {_said(ended[own])}; {stays} it"
+    lost = HostsLost(why, tuple(sorted(ended)), own)
+    cluster.bury(lost.survivors, why, lambda: True)
+    raise lost
 
 
 def _free(asked: Sequence[Any]) -> bool:

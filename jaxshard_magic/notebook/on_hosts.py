@@ -177,6 +177,8 @@ class OnHosts:
         try:
             outcome = watch.run(cluster, text, f"{number}.{next(_cells)}", number, output.publish)
         except watch.HostsLost as lost:
+            if lost.failed:
+                output.error_of(lost.failed)
             raise UsageError(self._told(lost)) from None
         finally:
             self._running = False
@@ -279,9 +281,9 @@ class OnHosts:
         if not lost.survivors:
             return f"{lost}. {self._again()}"
         left = ", ".join(map(str, lost.survivors))
-        are = "hosts" if len(lost.survivors) > 1 else "host"
+        are, have = ("hosts", "have") if len(lost.survivors) > 1 else ("host", "has")
         return (
-            f"{lost}. What {are} {left} has whole (under dp all of the state, under fsdp none) %shard rescue NAME "
+            f"{lost}. What {are} {left} {have} whole (under dp all of the state, under fsdp none) %shard rescue NAME "
             f"brings to this kernel; {self._again()}"
         )
 
@@ -290,7 +292,9 @@ class OnHosts:
 
     def _settings(self) -> dict[str, Any]:
         own = self._session
-        return {name: getattr(own, name) for name in ("progress", "compile_limit", "options_limit")}
+        return {
+            name: getattr(own, name) for name in ("progress", "compile_limit", "options_limit", "meet_every")
+        }
 
 
 def stays_here(text: str) -> bool:

@@ -32,6 +32,13 @@ class ShardSession(Configurable):
     )
     keep = Int(100, min=1, help="How many Reports of this session are held.").tag(config=True)
 
+    meet_every = Int(
+        0,
+        min=0,
+        help="Steps after which hosts of a mesh look whether all go on. 0: before every step, and above 32 hosts so"
+        " often that it takes 1% of a step's time.",
+    ).tag(config=True)
+
     mesh = AnyTrait(
         None, allow_none=True, help="What %mesh built last: the mesh, and where its devices are from."
     )
