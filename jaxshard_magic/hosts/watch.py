@@ -2,9 +2,9 @@
 
 Every 20 ms: each host's result, hosts that the hub has lost, the hub's own process. The guard on the hosts (`guard`)
 ends all of them where one fails; what it can't is done here: a host whose cell has ended lets the others out of the
-step that they wait to make, then they are interrupted, then they are given up, and those whose cell has ended stay to be
-asked what they hold. Where one died the others can go no further, as their collectives don't end; they leave them, and
-stay as well.
+step that they wait to make, then they are interrupted, then they are given up, and those whose cell has ended stay to
+be asked what they hold. Where one died the others can go no further, as their collectives do not end; they leave them,
+and stay as well.
 """
 
 import queue
