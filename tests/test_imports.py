@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "explorer": (f"comparing report targets {DOING}", "jax numpy"),
     "comparing": (f"analysis report targets hardware units {DOING}", "jax"),
     "codegen": (
-        "request program gradients strategies step analysis report targets compiler_log",
+        "placing request program gradients strategies step analysis report targets compiler_log",
         "jax numpy",
     ),
     "mesh": ("simulate targets hardware compiler_log hosts.spec", "jax numpy"),

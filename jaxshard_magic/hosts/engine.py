@@ -3,8 +3,11 @@
 A host is an engine of ipyparallel, that is an IPython kernel of its own. Nothing of jax runs there before `join`.
 """
 
+import builtins
+import getpass
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Any
 
+from ..errors import ShardError
 from ..report import MeshInfo
 from .guard import Guard, HostFailed
 
@@ -125,28 +129,43 @@ def tie(kernel: int, also: Sequence[int] = ()) -> None:
 
 def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     """Load the extension, make the mesh of a `%mesh` line over all hosts, and guard every step."""
+    from IPython.core import page
+
     from ..analysis.mesh_info import info_of
     from ..step.together import OnHosts
 
     shell = _shell()
-    if "ShardMagics" not in shell.magics_manager.registry:
+    if not _is_ready(shell):
         shell.run_line_magic("load_ext", "jaxshard_magic")
     session = shell.magics_manager.registry["ShardMagics"].session
     session.view, session.remember = "data", False  # the kernel shows reports, and keeps them
     shell.kernel.saved_sigint_handler = signal.SIG_IGN  # what ipykernel goes back to after each request
-    for name, value in settings.items():
-        setattr(session, name, value)
+    settle(settings)
+    builtins.input = getpass.getpass = sys.breakpointhook = _asked
+    shell.set_hook(
+        "show_in_pager", page.as_hook(page.display_page), 0
+    )  # a pager is of a kernel's own front end
     OnHosts.meet[:] = [_enter]
     shell.run_line_magic("mesh", f"{line};")
     mesh = session.mesh.mesh
     return Meshed(info_of(mesh), tuple(map(_local_index, mesh.devices.flat)))
 
 
+def settle(settings: dict[str, Any]) -> None:
+    """Take over what `%config` has set in the kernel."""
+    session = _shell().magics_manager.registry["ShardMagics"].session
+    for name, value in settings.items():
+        setattr(session, name, value)
+
+
 def run_cell(text: str, name: str, number: int) -> Ended:
     """Run a cell as the kernel's cell `number`; its output is the host's own."""
+    import jax
+
     shell = _shell()
     shell.execution_count = number
-    guard = _now["cell"] = Guard(name, _process())
+    every = shell.magics_manager.registry["ShardMagics"].session.meet_every if _is_ready(shell) else 0
+    guard = _now["cell"] = Guard(name, jax.process_index(), jax.process_count(), every or None)
     caught: list[BaseException] = []
     try:
         with guard.runs():
@@ -191,11 +210,6 @@ def completions(text: str, cursor: int) -> dict[str, Any]:
     return _shell().kernel.do_complete(text, cursor)
 
 
-def inspected(text: str, cursor: int, detail: int) -> dict[str, Any]:
-    """What is known here of the name at `cursor`, as a kernel answers."""
-    return _shell().kernel.do_inspect(text, cursor, detail)
-
-
 def whole_on_this(names: Sequence[str]) -> dict[str, Any]:
     """The values under these names with numpy arrays for jax's, where this host alone has all of each. Raises
     ValueError for one of which it has a part."""
@@ -213,12 +227,31 @@ def whole_on_this(names: Sequence[str]) -> dict[str, Any]:
         if not isinstance(x, jax.Array):
             return x
         if not (x.is_fully_addressable or x.is_fully_replicated):
-            raise ValueError("it lies on several hosts, which are not all there")
+            raise ValueError("it lies on several hosts, none of which has all of it")
         if (whole := finished(x)) is None:
             raise ValueError("the step that the host died in has taken it over")
         return np.asarray(whole)
 
     return {name: jax.tree.map(read, plain_tree(space[name])) for name in names}
+
+
+def shapes_of(names: Sequence[str]) -> dict[str, Any]:
+    """What stands here under those of the names that mean something, with shapes for arrays."""
+    import jax
+
+    from ..program.arrays import plain_tree
+
+    def shape(x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") and hasattr(x, "dtype") else x
+
+    space = _shell().user_ns
+    return {name: jax.tree.map(shape, plain_tree(space[name])) for name in names if name in space}
+
+
+def _asked(*_: Any, **__: Any) -> str:
+    raise ShardError(
+        "nobody types on a host: ask in a cell that begins with %%here; the cells that follow have what it binds"
+    )
 
 
 def _enter() -> None:
@@ -232,10 +265,8 @@ def _shell() -> Any:
     return get_ipython()
 
 
-def _process() -> int:
-    import jax
-
-    return jax.process_index()
+def _is_ready(shell: Any) -> bool:
+    return "ShardMagics" in shell.magics_manager.registry
 
 
 def _local_index(device: Any) -> int:

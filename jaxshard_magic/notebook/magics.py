@@ -74,7 +74,9 @@ class ShardMagics(Magics):
         self.failed = cells.Failed(shell)
         self.scattered = Scattered(self.session)
         self.early = Early(shell, self.session, self._keep)
-        self.hosts = OnHosts(shell, self.session, self._keep)
+        self.hosts = OnHosts(
+            shell, self.session, self._keep, lambda shown: self.early.ended(shown, None, quiet=False)
+        )
         self.later = Later(self.session)
         self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
         self.matcher: Callable[[Any], Any] | None = None  # what completes our lines
@@ -98,7 +100,7 @@ class ShardMagics(Magics):
         %mesh h100:8 data=8             GPUs that aren't; a100:2x8 are two nodes of eight
         %mesh hosts:2 data=8            two processes of this machine as hosts: the cells that follow run on both
         %mesh ssh:node1,node2 data=16   hosts; slurm:4, mpi:4, pbs:4; cluster:PROFILE, an ipyparallel cluster that runs
-        %mesh --close                   end the hosts: cells run in this kernel again
+        %mesh --close                   end the hosts; while there are some, axes alone make a mesh over them
         %mesh --list                    the chips, and the slices that are offered
         """
         __tracebackhide__ = True
@@ -234,7 +236,7 @@ class ShardMagics(Magics):
     def _explored(self, text: str) -> "tuple[Explorer | None, str | None]":
         from .explore_line import explored
 
-        return explored(text, self.shell, self.session, self._meshes)
+        return explored(text, self.shell.user_ns, self.session, self._meshes, self.hosts.shapes)
 
     def _coded(self, text: str) -> "tuple[Code | None, str | None]":
         from .code_line import written
