@@ -66,6 +66,14 @@ def told(key: str) -> str | None:
         return None
 
 
+def heard(key: str, seconds: float) -> str | None:
+    """What a key is set to, waiting so long for it; None where it was not set, or the service does not answer."""
+    try:
+        return _waited(lambda: _client().blocking_key_value_get(key, max(1, int(seconds * 1000))))
+    except jax.errors.JaxRuntimeError:
+        return None
+
+
 def from_first(make: Callable[[], str], seconds: float = LONG_S) -> str:
     """What `make()` gives on process 0, on all of them, which come here together. Where it raises there, `FirstFailed`
     is raised elsewhere. On one process alone it is `make()`."""

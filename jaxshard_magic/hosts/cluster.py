@@ -7,10 +7,11 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 
@@ -38,6 +39,7 @@ class Cluster:
         self.joined: list[engine.Joined] = []
         self.meshed: engine.Meshed | None = None
         self.died: str | None = None
+        self.token = uuid4().hex[:12]  # of this cluster alone: what hosts agree on goes under it
         self._runs = 0
         self._leaving: threading.Thread | None = None
         self.survivors: tuple[int, ...] = ()  # hosts that are there after another one has died
@@ -53,6 +55,12 @@ class Cluster:
         """Whether all hosts run on this machine."""
         return self.spec.is_local
 
+    @property
+    def again(self) -> str:
+        """What starts the hosts again, with the mesh that they had."""
+        axes = " ".join(f"{axis}={size}" for axis, size in self.meshed.axes.items()) if self.meshed else ""
+        return self.spec.again(len(self), axes)
+
     def call(
         self, function: Callable[..., Any], *args: Any, seconds: float = START_S, host: int | None = None
     ) -> Any:
@@ -63,15 +71,17 @@ class Cluster:
 
         ids = self.ids if host is None else [self.ids[host]]
         if any(self.ids.index(i) in self.missing() for i in ids):
-            raise ShardError(f"a host of {self.spec} has died. %mesh {self.spec} starts them again")
+            raise ShardError(f"a host of {self.spec} has died: {self.again}")
         asked = [self.client[i].apply_async(function, *args) for i in ids]
         try:
             got = [each.get(seconds) for each in asked]
         except EngineError:
-            raise ShardError(f"a host of {self.spec} has died. %mesh {self.spec} starts them again") from None
+            raise ShardError(f"a host of {self.spec} has died: {self.again}") from None
         except (Late, TimeoutError):
             raise ShardError(f"a host of {self.spec} has not answered within {seconds:g} s") from None
         except RemoteError as error:
+            if error.ename == EngineError.__name__:
+                raise ShardError(f"a host of {self.spec} has died: {self.again}") from None
             raise ShardError(f"{self.spec}: {error.ename}: {_line(error.evalue)}") from None
         return got if host is None else got[0]
 
@@ -138,8 +148,8 @@ class Cluster:
             self._leaving.join()
 
     def kill(self, why: str | None = None, wait_s: float = 5.0) -> None:
-        """End all hosts at once, and what was started for them; wait so long until they are gone. A cluster that somebody else started keeps its engines,
-        which jax no longer holds together."""
+        """End all hosts at once, and what was started for them; wait so long until they are gone. A cluster that
+        somebody else started keeps its engines."""
         self.died, self.survivors = self.died or why or "they were ended", ()
         everything = [*self._processes, *self._hub]
         if not self.is_local and self._own is not None:
@@ -331,13 +341,6 @@ def _all(asked: Sequence[Any], cluster: Cluster) -> list[Any]:
         time.sleep(0.02)
     late = [host for host, each in enumerate(asked) if not each.ready()]
     raise ShardError(f"{cluster.spec}: hosts {', '.join(map(str, late))} did not join within {START_S:g} s")
-
-
-def different(versions: Sequence[Mapping[str, str]]) -> list[str]:
-    """The packages of which hosts have different versions, as `jax 0.10.2, 0.12.0`."""
-    names = dict.fromkeys(name for each in versions for name in each)
-    said = {name: dict.fromkeys(each.get(name, "none") for each in versions) for name in names}
-    return [f"{name} {', '.join(found)}" for name, found in said.items() if len(found) > 1]
 
 
 def _free_port() -> int:

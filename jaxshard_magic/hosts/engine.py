@@ -5,18 +5,17 @@ A host is an engine of ipyparallel, that is an IPython kernel of its own. Nothin
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from platform import python_version
 from typing import Any
 
+from ..packages import running
 from .guard import Guard, HostFailed
 
-PACKAGES = ("jaxshard_magic", "jax", "jaxlib", "flax", "optax", "numpy")
 _TIED_S = 0.5  # between two looks at the kernel
 _now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
 
@@ -89,17 +88,15 @@ def join(where: dict[str, Any]) -> Joined:
         tuple(f"{device.platform}:{device.id}" for device in own),
         own[0].platform,
         own[0].device_kind,
-        versions(),
+        running(),
     )
 
 
-def versions() -> dict[str, str]:
-    """What this host runs, by package."""
-    found = {"python": python_version()}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+def free_port() -> int:
+    """A port of this machine's 127.0.0.1 that nobody listens on now."""
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def tie(kernel: int, also: Sequence[int] = ()) -> None:

@@ -1,5 +1,6 @@
 """Which hosts a mesh is made of, as they are written: `hosts:2`, `ssh:node1,node2`, `slurm:4`, `cluster:PROFILE`."""
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -60,5 +61,24 @@ class HostsSpec:
         """Whether the hosts are processes on this machine, with simulated devices."""
         return self.kind == LOCAL
 
+    def again(self, count: int, axes: str) -> str:
+        """What starts so many hosts again, after some are gone, in words.
+
+        >>> HostsSpec("hosts", 2).again(2, "data=8")
+        '%mesh hosts:2 data=8 starts new ones'
+        """
+        line = f"%mesh {self} {axes}".rstrip()
+        if self.cluster is None:
+            return f"{line} starts new ones"
+        if is_file(self.cluster):
+            return f"restart its engines, then {line}"
+        profile = f"--profile={self.cluster}"
+        return f"restart the engines: ipcluster stop {profile}; ipcluster start -n {count} {profile}; then {line}"
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.cluster or ','.join(self.names) or self.count}"
+
+
+def is_file(cluster: str) -> bool:
+    """Whether what names a cluster is the path of its connection file, and no profile."""
+    return os.sep in cluster or cluster.endswith(".json")

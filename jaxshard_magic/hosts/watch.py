@@ -108,7 +108,7 @@ def run(
             running = [host for host in range(len(asked)) if host not in ended]
             try:
                 for host in running:
-                    if _is_gone(cluster, host, asked[host]):
+                    if is_gone(cluster, host, asked[host]):
                         raise _death(cluster, host, asked, start)
                     if asked[host].ready():
                         ended[host] = _result(asked[host])
@@ -187,7 +187,7 @@ def _heard(asked: Any, host: int, said: "queue.SimpleQueue[Message]") -> Any:
     return asked
 
 
-def _is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
+def is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
     """Whether a host is gone, by its process on this machine, or by what the hub has said."""
     from ipyparallel.error import EngineError, RemoteError
 
@@ -219,7 +219,7 @@ def _death(cluster: Cluster, host: int, asked: Sequence[Any], start: float) -> H
     end = time.monotonic() + TOGETHER_S
     while time.monotonic() < end:
         for other, each in enumerate(asked):
-            if _is_gone(cluster, other, each):
+            if is_gone(cluster, other, each):
                 dead.add(other)
         time.sleep(TICK_S / 2)
     survivors = tuple(other for other in range(len(cluster)) if other not in dead)
@@ -227,12 +227,12 @@ def _death(cluster: Cluster, host: int, asked: Sequence[Any], start: float) -> H
 
 
 def _told(cluster: Cluster, dead: Collection[int]) -> str:
-    how = {each: _how(cluster, each) for each in dead}
-    first = sorted(dead, key=lambda each: (KILLED not in how[each], each))  # no process ends itself so
-    return " and ".join(f"host {each} {how[each]}" for each in first)
+    ways = {each: how(cluster, each) for each in dead}
+    first = sorted(dead, key=lambda each: (KILLED not in ways[each], each))  # no process ends itself so
+    return " and ".join(f"host {each} {ways[each]}" for each in first)
 
 
-def _how(cluster: Cluster, host: int) -> str:
+def how(cluster: Cluster, host: int) -> str:
     """How it is gone, with the signal or the exit status where it ran on this machine."""
     for process in cluster.processes_of(host):
         if _lives(process):

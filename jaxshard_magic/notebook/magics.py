@@ -213,6 +213,8 @@ class ShardMagics(Magics):
             return examine(None)
         from .. import api
 
+        if self.hosts.cluster is not None and not options.mesh:
+            return api.doctor(self.hosts.cluster)
         try:
             built = self._meshes.built(options.mesh) if options.mesh else self._meshes.current()
         except RuntimeError:  # a backend does not start, which the examination tells

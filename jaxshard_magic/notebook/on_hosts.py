@@ -41,7 +41,6 @@ class OnHosts:
     def __init__(self, shell: Any, session: Any, keep: "Callable[[Report, str], None]"):
         self._shell, self._session, self._keep = shell, session, keep
         self.cluster: Cluster | None = None
-        self.line = ""
         self._names: Names | None = None
         self._running = False
 
@@ -75,15 +74,16 @@ class OnHosts:
             return
         if text:
             with Progress(line_for(self._shell) if self._session.progress else None) as progress:
-                self._open(MeshSpec.parse(text), text, progress)
+                self._open(MeshSpec.parse(text), progress)
             say(
                 "Cells run on all hosts from here on; %%here runs one in this kernel, %mesh --close ends the hosts."
             )
         if not quiet:
             self._show()
 
-    def _open(self, spec: "MeshSpec", line: str, draw: Callable[[str], None]) -> None:
+    def _open(self, spec: "MeshSpec", draw: Callable[[str], None]) -> None:
         """Start the hosts of a mesh, or take those that are there where only the axes change."""
+        from ..doctor.hosts import apart, apart_text
         from ..hosts import cluster, engine
 
         assert spec.hosts is not None
@@ -100,9 +100,10 @@ class OnHosts:
             if self.cluster.meshed is None:
                 self.close()
             raise
-        self.cluster.meshed, self.line = told[0], line
-        if different := cluster.different([each.versions for each in self.cluster.joined]):
-            say(f"hosts differ: {'; '.join(different)}. Programs and numbers may, too")
+        self.cluster.meshed = told[0]
+        if different := apart([each.versions for each in self.cluster.joined]):
+            said = ", ".join(f"{name} {apart_text(by)}" for name, by in different.items())
+            say(f"hosts differ: {said}. Programs and numbers may, too: %shard doctor says what to do")
         if _transformed not in self._shell.input_transformers_cleanup:
             self._shell.input_transformers_cleanup.append(_transformed)
 
@@ -133,7 +134,7 @@ class OnHosts:
         if cluster is None or names is None:
             raise UsageError("no hosts: %mesh hosts:2 data=8 makes a mesh over two")
         if cluster.died is not None:
-            raise UsageError(f"the hosts are gone ({cluster.died}): {self._again()}")
+            raise UsageError(f"the hosts are gone ({cluster.died}): {cluster.again}")
         try:
             watch.look(cluster)
             if (asked := _ASKED.fullmatch(text)) is not None:
@@ -170,7 +171,7 @@ class OnHosts:
         left = cluster.survivors or range(len(cluster))
         host = next(iter(left), None)
         if host is None or (cluster.died is not None and not cluster.survivors):
-            raise ShardError(f"no host is left: {cluster.died}. {self._again()}")
+            raise ShardError(f"no host is left: {cluster.died}. {cluster.again}")
         cluster.has_left()
         try:
             found = cluster.call(engine.whole_on_this, list(names), host=host, seconds=60)
@@ -221,16 +222,13 @@ class OnHosts:
         """What is left after a death, and the line that begins again."""
         assert self.cluster is not None
         if not lost.survivors:
-            return f"{lost}. {self._again()}"
+            return f"{lost}. {self.cluster.again}"
         left = ", ".join(map(str, lost.survivors))
         are = "hosts" if len(lost.survivors) > 1 else "host"
         return (
             f"{lost}. What {are} {left} has whole (under dp all of the state, under fsdp none) %shard rescue NAME "
-            f"brings to this kernel; {self._again()}"
+            f"brings to this kernel; {self.cluster.again}"
         )
-
-    def _again(self) -> str:
-        return f"%mesh {self.line} starts new ones"
 
     def _settings(self) -> dict[str, Any]:
         own = self._session
