@@ -26,7 +26,7 @@ from .comparing import (
 from .compiler_log import captured
 from .doctor import Doctor, examine
 from .errors import ShardError
-from .mesh import BuiltMesh, MeshSpec, build, default_spec
+from .mesh import BuiltMesh, MeshSpec, axes_text, build, default_spec
 from .report import Report
 from .report.choice import Choice
 from .report.comparison import Comparison
@@ -65,9 +65,9 @@ def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> A
     spec = MeshSpec.parse(text)
     if spec.hosts is None:
         return build_mesh(text, namespaces=namespaces).mesh
-    from .hosts.cluster import opened
+    from .hosts.starting import opened
 
-    return opened(spec.hosts, str(spec).partition(" ")[2], spec.simulated)
+    return opened(spec.hosts, axes_text(spec.axes), spec.size)
 
 
 def build_mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> BuiltMesh:

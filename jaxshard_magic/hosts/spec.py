@@ -17,12 +17,14 @@ LAUNCHERS = (
 )  # of ipyparallel, by the names that it has for them
 KINDS = (LOCAL, SSH, *LAUNCHERS, RUNNING)
 MOST = 512
+UNENCRYPTED = "--unencrypted"
 
 
 @dataclass(frozen=True)
 class HostsSpec:
     """Hosts as they were asked for: `kind` is one of `KINDS`; how many, their names under ssh, or what names a cluster
-    that runs already: a profile of ipyparallel or the path of its connection file.
+    that runs already: a profile of ipyparallel or the path of its connection file. `unencrypted`: whether CPU devices
+    may tell each other between machines what everybody on the network can read, `--unencrypted`.
 
     >>> HostsSpec.parse("ssh", "node1,node2")
     HostsSpec(kind='ssh', count=2, names=('node1', 'node2'), cluster=None)
@@ -32,16 +34,19 @@ class HostsSpec:
     count: int | None = None
     names: tuple[str, ...] = ()
     cluster: str | None = None
+    unencrypted: bool = False
 
     @classmethod
-    def parse(cls, kind: str, extent: str) -> "HostsSpec":
+    def parse(cls, kind: str, extent: str, unencrypted: bool = False) -> "HostsSpec":
         """Of what stands before and behind the colon. Raises ShardError for what names no hosts."""
+        if unencrypted and kind == LOCAL:
+            raise ShardError(f"{kind}:{extent} listens on this machine alone: leave {UNENCRYPTED} out")
         if kind == RUNNING:
             if not extent:
                 raise ShardError(
                     "'cluster:': name a profile of ipyparallel, or its connection file: cluster:default"
                 )
-            return cls(kind, cluster=extent)
+            return cls(kind, cluster=extent, unencrypted=unencrypted)
         if kind == SSH:
             names = tuple(name for name in extent.split(",") if name)
             if len(names) < 2 or len(set(names)) < len(names):
@@ -50,11 +55,11 @@ class HostsSpec:
                 (name for name in names if not re.fullmatch(r"[\w.@-]+", name) or name[0] == "-"), None
             ):
                 raise ShardError(f"'ssh:{extent}': {bad!r} is no name of a host: ssh:node1,user@node2")
-            return cls(kind, len(names), names)
+            return cls(kind, len(names), names, unencrypted=unencrypted)
         count = whole_number(extent)
         if count is None or not 2 <= count <= MOST:
             raise ShardError(f"'{kind}:{extent}': write how many hosts, 2 to {MOST}: {kind}:2")
-        return cls(kind, count)
+        return cls(kind, count, unencrypted=unencrypted)
 
     @property
     def is_local(self) -> bool:
@@ -76,7 +81,8 @@ class HostsSpec:
         return f"restart the engines: ipcluster stop {profile}; ipcluster start -n {count} {profile}; then {line}"
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.cluster or ','.join(self.names) or self.count}"
+        named = f"{self.kind}:{self.cluster or ','.join(self.names) or self.count}"
+        return f"{named} {UNENCRYPTED}" if self.unencrypted else named
 
 
 def is_file(cluster: str) -> bool:

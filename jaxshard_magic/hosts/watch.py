@@ -88,7 +88,7 @@ def run(
 
     Raises HostsLost where a host dies, does not end, or can't be reached any more.
     """
-    start = time.monotonic()
+    start, called = time.monotonic(), f"{cluster.token}/{name}"  # engines may have run other clusters' cells
     said: queue.SimpleQueue[Message] = queue.SimpleQueue()
     ended: dict[int, engine.Ended] = {}
 
@@ -100,7 +100,7 @@ def run(
     look(cluster)
     with _interrupts() as asked_to_stop:
         asked = [
-            _heard(cluster.client[i].apply_async(engine.run_cell, text, name, number), host, said)
+            _heard(cluster.client[i].apply_async(engine.run_cell, text, called, number), host, said)
             for host, i in enumerate(cluster.ids)
         ]
         means, first, stops = _means(cluster, ended, asked), None, 0
@@ -131,8 +131,7 @@ def run(
             if left := [host for host in running if host not in ended]:
                 asked[left[0]].wait(TICK_S)
         for each in asked:
-            with suppress(Exception):  # of a call that failed: its output counts as well
-                each.wait_for_output(OUTPUT_S)
+            each.wait_for_output(OUTPUT_S)
         relay()
     return Outcome(tuple(ended[host] for host in range(len(asked))), time.monotonic() - start)
 
@@ -257,4 +256,6 @@ def _hub_lives(cluster: Cluster) -> None:
 
 def _lost(cluster: Cluster, why: str) -> None:
     cluster.kill(why, wait_s=0)
-    raise HostsLost(f"{why}; all hosts were ended")
+    raise HostsLost(
+        f"{why}; {'all hosts were ended' if cluster.is_ours else 'its engines were left as they are'}"
+    )

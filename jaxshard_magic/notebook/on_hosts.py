@@ -68,9 +68,11 @@ class OnHosts:
         from ..mesh import MeshSpec
 
         if text == "--close":
-            if not self.are_there:
+            if (cluster := self.cluster) is None:
                 raise ShardError("there are no hosts: cells run in this kernel")
             self.close()
+            if left := cluster.left():
+                say(left)
             return
         if text:
             with Progress(line_for(self._shell) if self._session.progress else None) as progress:
@@ -84,15 +86,17 @@ class OnHosts:
     def _open(self, spec: "MeshSpec", draw: Callable[[str], None]) -> None:
         """Start the hosts of a mesh, or take those that are there where only the axes change."""
         from ..doctor.hosts import apart, apart_text
-        from ..hosts import cluster, engine
+        from ..hosts import engine, starting
+        from ..mesh import axes_text
 
         assert spec.hosts is not None
-        axes = str(spec).partition(" ")[2]
+        axes = axes_text(spec.axes)
         if self.cluster is not None and (self.cluster.spec != spec.hosts or self.cluster.died is not None):
             self.close()
         if self.cluster is None:
-            self.cluster = cluster.start(spec.hosts, spec.simulated, draw)
+            self.cluster = starting.start(spec.hosts, spec.size, draw, self._session.hosts_limit)
             self._names = Names(self._shell, self.cluster)
+        self.cluster.has_room(spec.size)
         draw("making the mesh")
         try:
             told = self.cluster.call(engine.get_ready, axes, self._settings())
@@ -113,7 +117,7 @@ class OnHosts:
             self._shell.input_transformers_cleanup.remove(_transformed)
         cluster, self.cluster, self._names = self.cluster, None, None
         if cluster is not None:
-            cluster.kill("%mesh --close")
+            cluster.close()
 
     def _show(self) -> None:
         """Display of each device its host, its place there, and its place on the mesh."""
