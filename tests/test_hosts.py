@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hosts_notebook import LOOP, SETUP, STEP, Hosts, gone, later, opened
 from IPython.utils.capture import capture_output
