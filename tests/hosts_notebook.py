@@ -12,7 +12,7 @@ import pytest
 from conftest import Notebook, shell
 from IPython.utils.capture import CapturedIO, capture_output
 
-from jaxshard_magic.hosts import cluster as clusters
+from jaxshard_magic.hosts.cluster import Cluster
 
 SETUP = """
 import jax, jax.numpy as jnp, numpy as np, os, time
@@ -40,7 +40,7 @@ class Hosts:
         self.magics = notebook.shell.magics_manager.registry["ShardMagics"]
 
     @property
-    def cluster(self) -> clusters.Cluster:
+    def cluster(self) -> Cluster:
         return self.magics.hosts.cluster
 
     @property

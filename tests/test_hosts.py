@@ -15,9 +15,10 @@ import psutil
 import pytest
 from hosts_notebook import LOOP, SETUP, STEP, Hosts, gone, later, opened
 from IPython.utils.capture import capture_output
+from traitlets.config import Config
 
 from jaxshard_magic import Report, ShardError
-from jaxshard_magic.hosts import cluster as clusters
+from jaxshard_magic.hosts import starting
 from jaxshard_magic.hosts.spec import HostsSpec
 from jaxshard_magic.mesh import MeshSpec
 from jaxshard_magic.views.format import SPACE
@@ -248,7 +249,7 @@ def test_a_hub_that_is_killed_is_told_and_nothing_is_left(mortal: Hosts):
 
 
 def test_two_clusters_do_not_know_each_other(mortal: Hosts):
-    other = clusters.start(HostsSpec.parse("hosts", "2"), 4)
+    other = starting.start(HostsSpec.parse("hosts", "2"), 4)
     try:
         os.kill(other.joined[1].pid, signal.SIGKILL)
         mortal.cell("for _ in range(5):\n    state, loss = train_step(state, batch)")
@@ -257,21 +258,80 @@ def test_two_clusters_do_not_know_each_other(mortal: Hosts):
     mortal.cell("for _ in range(5):\n    state, loss = train_step(state, batch)")
 
 
+def test_hosts_of_two_kernels_do_not_know_each_other(mortal: Hosts):
+    program = textwrap.dedent(
+        """
+        import jaxshard_magic
+        hosts = jaxshard_magic.mesh("hosts:2 data=4")
+        hosts.run("import jax; print(jax.device_count())")
+        hosts.close()
+        """
+    )
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    steps = 0
+    while other.poll() is None:
+        mortal.cell("for _ in range(5):\n    state, loss = train_step(state, batch)")
+        steps += 1
+    assert other.communicate()[0] == "4\n" and other.returncode == 0 and steps > 1
+    assert mortal.cell("print(jax.device_count())").stdout == "8\n"
+
+
+def test_hosts_that_come_late_are_waited_for_and_then_counted(monkeypatch: pytest.MonkeyPatch):
+    """The first engine comes at once; the second after 10 s, or never."""
+    slow = textwrap.dedent(
+        """
+        import os, runpy, sys, time
+        first = os.path.join(os.environ["IPP_PROFILE_DIR"], "first")
+        try:
+            os.close(os.open(first, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            time.sleep({seconds})
+        sys.argv[0] = "ipengine"
+        runpy.run_module("ipyparallel.engine", run_name="__main__", alter_sys=True)
+        """
+    )
+    plain = starting.options
+
+    def delayed(seconds: int) -> None:
+        config = Config()
+        config.LocalEngineSetLauncher.engine_cmd = [sys.executable, "-c", slow.format(seconds=seconds)]
+        monkeypatch.setattr(starting, "options", lambda *given: plain(*given) | {"config": config})
+
+    spec = HostsSpec.parse("hosts", "2")
+    delayed(10)
+    start = time.monotonic()
+    found = starting.start(spec, 4)
+    try:
+        assert len(found.joined) == 2 and time.monotonic() - start > 10
+    finally:
+        found.kill()
+    delayed(600)
+    start = time.monotonic()
+    with pytest.raises(
+        ShardError, match=r"hosts:2: 1 of 2 hosts came within 8 s\. %config ShardSession\.hosts_limit"
+    ):
+        starting.start(spec, 4, limit_s=8.0)
+    assert time.monotonic() - start < 30
+    engines = [p for p in psutil.Process().children(recursive=True) if "runpy" in " ".join(p.cmdline())]
+    assert gone([p.pid for p in engines]), "the one that sleeps, too"
+
+
 def test_nothing_is_left_of_a_kernel_that_is_killed(tmp_path: Path):
     script = textwrap.dedent(
         """
         import os, signal
-        from jaxshard_magic.hosts import cluster
+        from jaxshard_magic.hosts import starting
         from jaxshard_magic.hosts.spec import HostsSpec
-        found = cluster.start(HostsSpec.parse("hosts", "2"), 4)
+        found = starting.start(HostsSpec.parse("hosts", "2"), 4)
+        print(found.folder)
         print(*(j.pid for j in found.joined), *(p.pid for p in found.watched()), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    pids = [int(pid) for pid in done.stdout.split()]
+    folder, *pids = done.stdout.split()
     assert len(pids) > 2, done.stderr
-    assert gone(pids)
+    assert gone([int(pid) for pid in pids]) and not Path(folder).exists()
 
 
 def test_a_port_that_is_taken_is_tried_again_elsewhere(monkeypatch: pytest.MonkeyPatch):
@@ -281,9 +341,9 @@ def test_a_port_that_is_taken_is_tried_again_elsewhere(monkeypatch: pytest.Monke
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         ports = [taken.getsockname()[1]]
-        free = clusters._free_port
-        monkeypatch.setattr(clusters, "_free_port", lambda: ports.pop() if ports else free())
-        found = clusters.start(HostsSpec.parse("hosts", "2"), 4)
+        free = starting._port
+        monkeypatch.setattr(starting, "_port", lambda cluster: ports.pop() if ports else free(cluster))
+        found = starting.start(HostsSpec.parse("hosts", "2"), 4)
         try:
             assert not ports and len(found.joined) == 2
         finally:
@@ -301,18 +361,6 @@ def test_in_python_a_mesh_over_hosts_runs_text_on_all_of_them(capsys: pytest.Cap
             hosts.run("raise ValueError('no')")
     finally:
         hosts.close()
-
-
-def test_its_files_are_for_their_user_alone_and_everything_listens_on_this_machine(hosts: Hosts):
-    folder = hosts.cluster._folder
-    assert folder is not None and folder.stat().st_mode & 0o077 == 0
-    for path in (folder / "security").glob("*.json"):
-        assert path.stat().st_mode & 0o077 == 0
-    known = {*hosts.pids, *(process.pid for process in hosts.cluster.watched())}
-    listening = {
-        c.laddr.ip for c in psutil.net_connections("inet") if c.pid in known and c.status == "LISTEN"
-    }
-    assert listening and all(ip.removeprefix("::ffff:").startswith("127.") for ip in listening), listening
 
 
 @pytest.mark.parametrize(

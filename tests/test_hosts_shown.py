@@ -144,7 +144,7 @@ def test_axes_alone_make_a_mesh_over_the_same_hosts_and_another_machine_ends_the
     assert shown.startswith("data=4 model=2: 8 cpu devices of 2 hosts") and hosts.pids == pids
     assert hosts.cell("print(state['up'].shape)").stdout == "(32, 64)\n"
     line, _ = hosts.fails("%mesh data=16")
-    assert line.startswith("data=16 takes 16 devices, and hosts:2 was started with 8: after %mesh --close")
+    assert "the mesh takes 16: after %mesh --close, %mesh hosts:2 data=16 starts it with as many" in line
     hosts.cell("%mesh data=8")
     assert hosts.cell("%mesh cpu:8 data=8;").stdout.startswith("hosts:2 ended, with what was on it")
     assert hosts.cell("print(__import__('os').getpid())").stdout == f"{os.getpid()}\n"

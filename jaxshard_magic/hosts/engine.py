@@ -6,38 +6,55 @@ A host is an engine of ipyparallel, that is an IPython kernel of its own. Nothin
 import builtins
 import getpass
 import os
+import shutil
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from platform import python_version
+from pathlib import Path
 from typing import Any
 
 from ..errors import ShardError
+from ..packages import running
 from ..report import MeshInfo
 from .guard import Guard, HostFailed
 
-PACKAGES = ("jaxshard_magic", "jax", "jaxlib", "flax", "optax", "numpy")
 _TIED_S = 0.5  # between two looks at the kernel
 _now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
+_group: list[str] = []  # the cluster that this engine has joined, which it can do once
+_before: list[
+    Any
+] = []  # what `let_go` puts back: how ipykernel takes Ctrl-C, how reports are shown, whether kept
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A host that has joined: its number among the processes, its id for the operating system, the machine that it runs
-    on, its own devices, and the versions of what it runs."""
+    """A host that has joined: its number among the processes, how many there are, its id for the operating system, the
+    machine that it runs on, its own devices, and the versions of what it runs."""
 
     process: int
+    hosts: int
     pid: int
     machine: str
     devices: tuple[str, ...]
     platform: str
     kind: str
     versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An engine before it joins: what tells its machine from others, and that one's name; whether it has accelerators;
+    and the cluster under which it has joined before, if it has."""
+
+    place: str
+    machine: str
+    accelerators: bool
+    group: str | None
 
 
 @dataclass(frozen=True)
@@ -58,9 +75,41 @@ class Ended:
     steps: int = 0
 
 
+def standing() -> Standing:
+    """How this engine stands, before anything of jax runs here."""
+    from ..doctor.devices import look
+
+    name, boot = os.uname().nodename, Path("/proc/sys/kernel/random/boot_id")
+    seen = None if os.environ.get("JAX_PLATFORMS") == "cpu" else look()
+    return Standing(
+        f"{name} {boot.read_text().strip() if boot.exists() else ''}",
+        name,
+        seen is not None and bool(seen.gpu or seen.tpu),
+        _group[0] if _group else None,
+    )
+
+
+def joined() -> Joined:
+    """This host, which has joined the others."""
+    import jax
+
+    own = jax.local_devices()
+    return Joined(
+        jax.process_index(),
+        jax.process_count(),
+        os.getpid(),
+        os.uname().nodename,
+        tuple(f"{device.platform}:{device.id}" for device in own),
+        own[0].platform,
+        own[0].device_kind,
+        running(),
+    )
+
+
 def join(where: dict[str, Any]) -> Joined:
     """Become process `process` of `hosts` under `jax.distributed`, whose coordinator is at `address`; with `devices`
-    simulated ones, where that is said, else as jax detects its cluster.
+    simulated ones, where that is said, else as jax detects its cluster. `gloo` is the address of this machine that
+    simulated devices of several processes meet at: "" for whatever jax takes, None for no such collectives at all.
 
     Raises what jax raises, as where the port is taken.
     """
@@ -82,30 +131,24 @@ def join(where: dict[str, Any]) -> Joined:
         }
         if where["process"] == 0:
             given["coordinator_bind_address"] = where["bind"]  # jax binds all addresses otherwise
+    from ..coordination import gloo_at
+
+    gloo_at(where["gloo"])
     jax.distributed.initialize(**given)
-    own = jax.local_devices()
-    return Joined(
-        jax.process_index(),
-        os.getpid(),
-        os.uname().nodename,
-        tuple(f"{device.platform}:{device.id}" for device in own),
-        own[0].platform,
-        own[0].device_kind,
-        versions(),
-    )
+    _group[:] = [where["group"]]
+    return joined()
 
 
-def versions() -> dict[str, str]:
-    """What this host runs, by package."""
-    found = {"python": python_version()}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+def free_port() -> int:
+    """A port of this machine's 127.0.0.1 that nobody listens on now."""
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
-def tie(kernel: int, also: Sequence[int] = ()) -> None:
-    """End this process, and `also`, soon after the process `kernel` of this machine has ended, however it did."""
+def tie(kernel: int, also: Sequence[int] = (), folder: str | None = None) -> None:
+    """End this process, and `also`, soon after the process `kernel` of this machine has ended, however it did, and
+    remove the cluster's folder, which has its keys."""
     import psutil
 
     born = psutil.Process(kernel).create_time()
@@ -122,6 +165,8 @@ def tie(kernel: int, also: Sequence[int] = ()) -> None:
         for pid in also:
             with suppress(psutil.Error):
                 psutil.Process(pid).kill()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         os.kill(os.getpid(), 9)
 
     threading.Thread(target=watch, name="jaxshard kernel", daemon=True).start()
@@ -138,6 +183,8 @@ def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     if not _is_ready(shell):
         shell.run_line_magic("load_ext", "jaxshard_magic")
     session = shell.magics_manager.registry["ShardMagics"].session
+    if not _before:
+        _before[:] = [signal.default_int_handler, session.view, session.remember]
     session.view, session.remember = "data", False  # the kernel shows reports, and keeps them
     shell.kernel.saved_sigint_handler = signal.SIG_IGN  # what ipykernel goes back to after each request
     settle(settings)
@@ -156,6 +203,18 @@ def settle(settings: dict[str, Any]) -> None:
     session = _shell().magics_manager.registry["ShardMagics"].session
     for name, value in settings.items():
         setattr(session, name, value)
+
+
+def let_go() -> None:
+    """Be an engine as any other again, but for what has joined."""
+    from ..step.together import OnHosts
+
+    shell = _shell()
+    session = shell.magics_manager.registry["ShardMagics"].session
+    shell.kernel.saved_sigint_handler, session.view, session.remember = _before
+    OnHosts.meet.clear()
+    _before.clear()
+    _now.clear()
 
 
 def run_cell(text: str, name: str, number: int) -> Ended:

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from typing import Any
 import psutil
 
 from . import engine
-from .cluster import Cluster
+from .cluster import ANSWER_S, Cluster
 
 TICK_S = 0.02
 OUTPUT_S = 5.0  # for what was published before a cell ended, and comes another way than its result
@@ -101,7 +102,7 @@ def run(
 
     Raises HostsLost where a host dies, does not end, or can't be reached any more.
     """
-    start = time.monotonic()
+    start, called = time.monotonic(), f"{cluster.token}/{name}"  # engines may have run other clusters' cells
     said: queue.SimpleQueue[Message] = queue.SimpleQueue()
     ended: dict[int, engine.Ended] = {}
 
@@ -112,13 +113,13 @@ def run(
 
     look(cluster)
     with _interrupts() as asked_to_stop:
-        asked = [_begun(cluster, host, (text, name, number), said) for host in range(len(cluster))]
+        asked = [_begun(cluster, host, (text, called, number), said) for host in range(len(cluster))]
         means, first, stops = _means(cluster, ended, asked), None, 0
         while len(ended) < len(asked):
             running = [host for host in range(len(asked)) if host not in ended]
             try:
                 for host in running:
-                    if _is_gone(cluster, host, asked[host]):
+                    if is_gone(cluster, host, asked[host]):
                         raise _death(cluster, host, asked, start)
                     if asked[host].ready():
                         ended[host] = _result(asked[host])
@@ -141,8 +142,7 @@ def run(
             if left := [host for host in running if host not in ended]:
                 asked[left[0]].wait(TICK_S)
         for each in asked:
-            with suppress(Exception):  # of a call that failed: its output counts as well
-                each.wait_for_output(OUTPUT_S)
+            each.wait_for_output(OUTPUT_S)
         relay()
     outcome = Outcome(tuple(ended[host] for host in range(len(asked))), time.monotonic() - start)
     if (steps := outcome.endless) > 0:
@@ -211,22 +211,24 @@ def _free(asked: Sequence[Any]) -> bool:
 
 
 def _begun(cluster: Cluster, host: int, cell: tuple[Any, ...], said: "queue.SimpleQueue[Message]") -> Any:
-    """The call of `engine.run_cell` on a host, as `apply_async` would give it, whose output goes to `said`. It is the
-    client's own thread that hears it, from before the call is sent: what a short cell says comes at once."""
-    from ipyparallel import AsyncResult
+    """The call of `engine.run_cell` on a host, whose output goes to `said`. The client's own thread hears it, and makes
+    the call as well: it sends nothing before it listens, so that no word of a short cell is missed."""
+    made: Future[Any] = Future()
 
-    def hear(call: Any) -> None:
-        call.iopub_callbacks.append(lambda message: said.put((host, message)))
+    def begin() -> None:
+        try:
+            asked = cluster.client[cluster.ids[host]].apply_async(engine.run_cell, *cell)
+            for future in asked._children:
+                future.iopub_callbacks.append(lambda message: said.put((host, message)))
+            made.set_result(asked)
+        except BaseException as error:  # handed to the thread that waits
+            made.set_exception(error)
 
-    client = cluster.client
-    idents, targets = client._build_targets(cluster.ids[host])
-    call = client.send_apply_request(
-        client._mux_socket, engine.run_cell, cell, ident=idents[0], message_future_hook=hear
-    )
-    return AsyncResult(client, call, fname=engine.run_cell.__name__, targets=targets, owner=True)
+    cluster.client._io_loop.add_callback(begin)
+    return made.result(ANSWER_S)
 
 
-def _is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
+def is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
     """Whether a host is gone, by its process on this machine, or by what the hub has said."""
     from ipyparallel.error import EngineError, RemoteError
 
@@ -258,7 +260,7 @@ def _death(cluster: Cluster, host: int, asked: Sequence[Any], start: float) -> H
     end = time.monotonic() + TOGETHER_S
     while time.monotonic() < end:
         for other, each in enumerate(asked):
-            if _is_gone(cluster, other, each):
+            if is_gone(cluster, other, each):
                 dead.add(other)
         time.sleep(TICK_S / 2)
     survivors = tuple(other for other in range(len(cluster)) if other not in dead)
@@ -266,12 +268,12 @@ def _death(cluster: Cluster, host: int, asked: Sequence[Any], start: float) -> H
 
 
 def _told(cluster: Cluster, dead: Collection[int]) -> str:
-    how = {each: _how(cluster, each) for each in dead}
-    first = sorted(dead, key=lambda each: (KILLED not in how[each], each))  # no process ends itself so
-    return " and ".join(f"host {each} {how[each]}" for each in first)
+    ways = {each: how(cluster, each) for each in dead}
+    first = sorted(dead, key=lambda each: (KILLED not in ways[each], each))  # no process ends itself so
+    return " and ".join(f"host {each} {ways[each]}" for each in first)
 
 
-def _how(cluster: Cluster, host: int) -> str:
+def how(cluster: Cluster, host: int) -> str:
     """How it is gone, with the signal or the exit status where it ran on this machine."""
     for process in cluster.processes_of(host):
         if _lives(process):
@@ -296,4 +298,6 @@ def _hub_lives(cluster: Cluster) -> None:
 
 def _lost(cluster: Cluster, why: str) -> None:
     cluster.kill(why, wait_s=0)
-    raise HostsLost(f"{why}; all hosts were ended")
+    raise HostsLost(
+        f"{why}; {'all hosts were ended' if cluster.is_ours else 'its engines were left as they are'}"
+    )

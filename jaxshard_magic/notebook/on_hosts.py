@@ -49,7 +49,6 @@ class OnHosts:
     ):
         self._shell, self._session, self._keep, self._later = shell, session, keep, later
         self.cluster: Cluster | None = None
-        self.line = ""
         self._settled: dict[str, Any] = {}  # what the hosts have of the session's settings
         self._numbers: dict[int, int] = {}  # of reports: ours by host 0's
         self._names: Names | None = None
@@ -84,9 +83,11 @@ class OnHosts:
     def mesh(self, text: str, quiet: bool) -> None:
         """Do what such a line says. Raises ShardError where that can't be."""
         if text == "--close":
-            if not self.are_there:
+            if (cluster := self.cluster) is None:
                 raise ShardError("there are no hosts: cells run in this kernel")
             self.close()
+            if left := cluster.left():
+                say(left)
             return
         if text:
             before = self.cluster
@@ -101,21 +102,18 @@ class OnHosts:
 
     def _open(self, spec: "MeshSpec", draw: Callable[[str], None]) -> None:
         """Start the hosts of a mesh, or take those that are there where only the axes change."""
-        from ..hosts import cluster, engine
+        from ..doctor.hosts import apart, apart_text
+        from ..hosts import engine, starting
+        from ..mesh import axes_text
 
         assert spec.hosts is not None
-        axes = str(spec).partition(" ")[2]
+        axes = axes_text(spec.axes)
         if self.cluster is not None and (self.cluster.spec != spec.hosts or self.cluster.died is not None):
             self.close()
-        there = None if self.cluster is None else sum(len(each.devices) for each in self.cluster.joined)
-        if there is not None and spec.simulated is not None and spec.size not in (None, there):
-            raise ShardError(
-                f"{axes} takes {spec.size} devices, and {spec.hosts} was started with {there}: after %mesh --close, "
-                f"%mesh {spec} starts it with as many"
-            )
         if self.cluster is None:
-            self.cluster = cluster.start(spec.hosts, spec.simulated, draw)
+            self.cluster = starting.start(spec.hosts, spec.size, draw, self._session.hosts_limit)
             self._names, self._numbers = Names(self._shell, self.cluster), {}
+        self.cluster.has_room(spec.size, axes)
         draw("making the mesh")
         self._settled = self._settings()
         try:
@@ -124,9 +122,10 @@ class OnHosts:
             if self.cluster.meshed is None:
                 self.close()
             raise
-        self.cluster.meshed, self.line = told[0], str(spec)
-        if different := cluster.different([each.versions for each in self.cluster.joined]):
-            say(f"hosts differ: {'; '.join(different)}. Programs and numbers may, too")
+        self.cluster.meshed = told[0]
+        if different := apart([each.versions for each in self.cluster.joined]):
+            said = ", ".join(f"{name} {apart_text(by)}" for name, by in different.items())
+            say(f"hosts differ: {said}. Programs and numbers may, too: %shard doctor says what to do")
         if _transformed not in self._shell.input_transformers_cleanup:
             self._shell.input_transformers_cleanup.append(_transformed)
 
@@ -136,9 +135,9 @@ class OnHosts:
             self._shell.input_transformers_cleanup.remove(_transformed)
         cluster, self.cluster, self._names = self.cluster, None, None
         if cluster is not None:
-            if cluster.died is None:
+            if cluster.died is None and cluster.is_ours:
                 say(f"{cluster.spec} ended, with what was on it; cells run in this kernel.")
-            cluster.kill("%mesh --close")
+            cluster.close()
 
     def _show(self) -> None:
         """Display of each device its host, its place there, and its place on the mesh."""
@@ -160,7 +159,7 @@ class OnHosts:
         if cluster is None or names is None:
             raise UsageError("no hosts: %mesh hosts:2 data=8 makes a mesh over two")
         if cluster.died is not None:
-            raise UsageError(f"the hosts are gone ({cluster.died}): {self._again()}")
+            raise UsageError(f"the hosts are gone ({cluster.died}): {cluster.again}")
         try:
             watch.look(cluster)
             if (settings := self._settings()) != self._settled:
@@ -204,7 +203,7 @@ class OnHosts:
         left = cluster.survivors or range(len(cluster))
         host = next(iter(left), None)
         if host is None or (cluster.died is not None and not cluster.survivors):
-            raise ShardError(f"no host is left: {cluster.died}. {self._again()}")
+            raise ShardError(f"no host is left: {cluster.died}. {cluster.again}")
         cluster.has_left()
         try:
             found = cluster.call(engine.whole_on_this, list(names), host=host, seconds=60)
@@ -279,16 +278,13 @@ class OnHosts:
         """What is left after a death, and the line that begins again."""
         assert self.cluster is not None
         if not lost.survivors:
-            return f"{lost}. {self._again()}"
+            return f"{lost}. {self.cluster.again}"
         left = ", ".join(map(str, lost.survivors))
         are, have = ("hosts", "have") if len(lost.survivors) > 1 else ("host", "has")
         return (
             f"{lost}. What {are} {left} {have} whole (under dp all of the state, under fsdp none) %shard rescue NAME "
-            f"brings to this kernel; {self._again()}"
+            f"brings to this kernel; {self.cluster.again}"
         )
-
-    def _again(self) -> str:
-        return f"%mesh {self.line} starts new ones"
 
     def _settings(self) -> dict[str, Any]:
         own = self._session

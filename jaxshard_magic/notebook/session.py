@@ -27,6 +27,11 @@ class ShardSession(Configurable):
     options_limit = Float(
         60.0, min=0.0, help="Seconds of compiling that showing what each option of a line changes may take."
     ).tag(config=True)
+    hosts_limit = Float(
+        120.0,
+        min=1.0,
+        help="Seconds within which the hosts of a %mesh have to come, in a scheduler's queue, too.",
+    ).tag(config=True)
     remember = Bool(True, help="Keep every Report in the history of all notebooks, %shard history.").tag(
         config=True
     )
