@@ -211,19 +211,12 @@ def _free(asked: Sequence[Any]) -> bool:
 
 
 def _begun(cluster: Cluster, host: int, cell: tuple[Any, ...], said: "queue.SimpleQueue[Message]") -> Any:
-    """The call of `engine.run_cell` on a host, as `apply_async` would give it, whose output goes to `said`. It is the
-    client's own thread that hears it, from before the call is sent: what a short cell says comes at once."""
-    from ipyparallel import AsyncResult
-
-    def hear(call: Any) -> None:
-        call.iopub_callbacks.append(lambda message: said.put((host, message)))
-
-    client = cluster.client
-    idents, targets = client._build_targets(cluster.ids[host])
-    call = client.send_apply_request(
-        client._mux_socket, engine.run_cell, cell, ident=idents[0], message_future_hook=hear
-    )
-    return AsyncResult(client, call, fname=engine.run_cell.__name__, targets=targets, owner=True)
+    """The call of `engine.run_cell` on a host, whose output goes to `said`. It is the client's own thread that hears
+    it."""
+    asked = cluster.client[cluster.ids[host]].apply_async(engine.run_cell, *cell)
+    for future in asked._children:
+        future.iopub_callbacks.append(lambda message: said.put((host, message)))
+    return asked
 
 
 def _is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
