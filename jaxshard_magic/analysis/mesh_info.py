@@ -8,6 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ..hardware import Chip
+from ..placing import number_of
 from ..report import MeshInfo
 from ..targets import target_of
 
@@ -50,7 +51,7 @@ def _info(axes: dict[str, int], devices: Sequence[Any], source: str) -> MeshInfo
         platform=devices[0].platform,
         device_kind=devices[0].device_kind,
         source=source,
-        devices=tuple(d.id for d in devices),
+        devices=tuple(map(number_of, devices)),
         processes=len({d.process_index for d in devices}),
         hosts=_several([_host(d) for d in devices]),
         islands=_several([_slice(d) if d.platform == "tpu" else _host(d) for d in devices]),
