@@ -22,8 +22,9 @@ from sample_reports import (
 )
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.history import History, Store, row
-from jaxshard_magic.report import Report
+from jaxshard_magic.history import Calibration, History, Store, calibration, row
+from jaxshard_magic.notebook.history_line import listed
+from jaxshard_magic.report import Report, Spread
 from jaxshard_magic.views import history as views
 from jaxshard_magic.views.terminal import cells
 
@@ -44,6 +45,40 @@ def test_an_empty_history_says_what_will_stand_there(kept: Store):
     assert shown(kept).to_text(100) == said
     assert Reader(shown(kept).to_html()).text == said
     assert "No report of resnet; %shard history alone shows all." in History((), kept, "resnet").to_text()
+
+
+def test_measured_steps_stand_beside_predicted_ones_by_chip_and_strategy(kept: Store):
+    def ran(strategy: str, measured: float, predicted: float | None) -> Report:
+        report = attached()
+        assert report.timing is not None
+        timing = replace(
+            report.timing, step_s=Spread(measured, measured, measured), predicted_step_s=predicted
+        )
+        return replace(report, strategy=strategy, timing=timing)
+
+    for report in (
+        *(ran("fsdp", seconds, 0.1) for seconds in (0.1, 0.11, 0.15)),
+        ran("dp", 0.08, 0.1),
+        ran("dp", 0.08, None),  # not predicted
+        simulated(),  # no chip ran it
+        dry(),
+    ):
+        add(kept, report)
+    found = calibration(kept.rows())
+    assert [(r.strategy, r.count) for r in found.ratios] == [("fsdp", 3), ("dp", 1)] and found.left == 3
+    assert (found.ratios[0].low, found.ratios[0].median, found.ratios[0].high) == pytest.approx(
+        (1.0, 1.1, 1.5)
+    )
+    lines = [" ".join(line.split()) for line in found.to_text(80).splitlines()]
+    assert lines[0] == "4 measured steps on TPU v5e."
+    assert "TPU v5e fsdp 3 1.10 1.00 1.50" in lines and "TPU v5e dp 1 0.80 0.80 0.80" in lines
+    assert "3 of the reports have no such pair." in Reader(found.to_html()).text
+    assert "run one on an attached accelerator" in calibration([]).to_text(100)
+    line, name = listed("--calibration --strategy dp -o ratios", kept)
+    assert isinstance(line, Calibration) and name == "ratios" and [r.strategy for r in line.ratios] == ["dp"]
+    assert "of --strategy dp on TPU v5e" in line.to_text()
+    with pytest.raises(ShardError, match="leave the number and --json out"):
+        listed("3 --calibration", kept)
 
 
 def test_the_table_answers_what_ran_when_how_fast_and_whether_it_fits(kept: Store):

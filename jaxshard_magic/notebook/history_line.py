@@ -14,7 +14,7 @@ from .displays import say
 from .options import HistoryOptions, flags_text, parse_command
 
 if TYPE_CHECKING:
-    from ..history import History, Store
+    from ..history import Calibration, History, Store
     from ..report import Report
 
 MOST = 10**15  # the largest number that a report may have
@@ -91,12 +91,12 @@ class Keeping:
         return os.environ.get("JPY_SESSION_NAME") or self._shell.user_ns.get("__vsc_ipynb_file__")
 
 
-def listed(line: str, store: "Store") -> "tuple[History | Report | None, str | None]":
+def listed(line: str, store: "Store") -> "tuple[History | Calibration | Report | None, str | None]":
     """What `%shard history fsdp --since 7d` asks for, and the name to keep it under; None where that was help.
 
     Raises ShardError for a line that can't be answered, and where the history can't be read.
     """
-    from ..history import SHOWN, History
+    from ..history import SHOWN, History, calibration
     from ..report.written import place_for
 
     options = parse_command(line, HistoryOptions)
@@ -112,6 +112,8 @@ def listed(line: str, store: "Store") -> "tuple[History | Report | None, str | N
         raise ShardError(
             f"--json writes what was found by words; of one report: %shard history {number} -o r, then r.to_json()"
         )
+    if options.calibration and (number is not None or options.json is not None):
+        raise ShardError("--calibration is of many reports, and shown: leave the number and --json out")
     if number is not None:
         return replace(store.report(number), number=number), options.output
     rows = store.rows(
@@ -120,6 +122,8 @@ def listed(line: str, store: "Store") -> "tuple[History | Report | None, str | N
         name=options.name,
         since=None if options.since is None else since(options.since, datetime.now()),
     )
+    if options.calibration:
+        return calibration(rows, _searched(options)), options.output
     found = History(tuple(rows), store, _searched(options), options.limit or SHOWN)
     if options.json is not None:
         say(f"written to {found.to_json(options.json)}")
@@ -158,6 +162,7 @@ def help_text() -> str:
     %shard history                 all of them
     %shard history fsdp gpt        those with these words in their step, strategy, mesh, options or cell
     %shard history 12              report 12 in full
+    %shard history --calibration   what chips took beside what was predicted
 
 {flags_text(HistoryOptions)}
 

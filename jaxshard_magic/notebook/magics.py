@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ..codegen import Code
     from ..doctor import Doctor
     from ..explorer import Explorer
-    from ..history import History
+    from ..history import Calibration, History
     from ..report import Report
     from ..report.choice import Choice
     from ..report.comparison import Comparison
@@ -229,7 +229,7 @@ class ShardMagics(Magics):
         built = self.session.mesh
         return _schedules.scheduled(text, {} if built is None else built.mesh.shape)
 
-    def _from_history(self, text: str) -> "tuple[History | Report | None, str | None]":
+    def _from_history(self, text: str) -> "tuple[History | Calibration | Report | None, str | None]":
         from .history_line import listed
 
         self.keeping.write()

@@ -246,6 +246,7 @@ class HistoryOptions(LineOptions):
         "--json", "FILE", "write them with their reports in full to a new file", reads=file_name
     )
     force: bool = option("--force", "", "write over the file where there is one", False)
+    calibration: bool = option("--calibration", "", "measured over predicted step times, by chip", False)
 
 
 @dataclass(frozen=True)
