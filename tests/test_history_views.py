@@ -74,11 +74,11 @@ def test_measured_steps_stand_beside_predicted_ones_by_chip_and_strategy(kept: S
     assert "TPU v5e fsdp 3 1.10 1.00 1.50" in lines and "TPU v5e dp 1 0.80 0.80 0.80" in lines
     assert "3 of the reports have no such pair." in Reader(found.to_html()).text
     assert "run one on an attached accelerator" in calibration([]).to_text(100)
-    line, name = listed("--calibration --strategy dp -o ratios", kept)
+    line, name = listed("history --calibration --strategy dp -o ratios", kept)
     assert isinstance(line, Calibration) and name == "ratios" and [r.strategy for r in line.ratios] == ["dp"]
     assert "of --strategy dp on TPU v5e" in line.to_text()
     with pytest.raises(ShardError, match="leave the number and --json out"):
-        listed("3 --calibration", kept)
+        listed("history 3 --calibration", kept)
 
 
 def test_the_table_answers_what_ran_when_how_fast_and_whether_it_fits(kept: Store):
