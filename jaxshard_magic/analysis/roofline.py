@@ -123,7 +123,8 @@ def roofline(
     rows = None if collectives is None else list(collectives)
     times = None if rows is None else known(seconds(c, wires) for c in rows)
     if rows is None or times is None:
-        return Roofline(chip, wires, compute, memory, ideal, own, slow, waiting, *[None] * 5)
+        none = None, None, None, None, None
+        return Roofline(chip, wires, compute, memory, ideal, own, slow, waiting, *none)
     groups = _groups(rows, times, wires)
     sent = sum(groups.values())
     ahead = AHEAD[chip.kind]
