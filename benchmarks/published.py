@@ -38,6 +38,7 @@ from jaxshard_magic.report import Collective, Leaf
 from jaxshard_magic.strategies.hold import Hold
 from jaxshard_magic.strategies.traffic import traffic
 from jaxshard_magic.targets import Target
+from jaxshard_magic.wires import latency
 
 LIMIT = 0.1  # of the published step
 LENGTH, HEAD, VOCABULARY = 2048, 128, 32_000
@@ -243,7 +244,8 @@ def gathered(one: Gather) -> tuple[str, ...]:
     group = one.axes[one.along]
     sent = wire_bytes("all-gather", group, one.size)
     row = Collective("all-gather", (one.along,), group, 1, one.size, sent)
-    took = roofline(chip(one.chip), one.axes, (), (), [row], Target(chip(one.chip), one.extent)).sent or 0.0
+    roof = roofline(chip(one.chip), one.axes, (), (), [row], Target(chip(one.chip), one.extent))
+    took = max(roof.sent or 0.0, latency("all-gather", [roof.wires[one.along]]))
     error = f"{100 * (took / one.seconds - 1):+.1f}%"
     return one.name, f"{1e6 * one.seconds:.0f} us", f"{1e6 * took:.1f} us", error
 
