@@ -43,9 +43,9 @@ vocabulary of GPT-2 and GPT-3 is padded from 50,257 to 50,304, as trainers do.
 - **Fits** is the compiler's own account against what a program gets of the chip's memory, of a GPU three quarters, as
   jax takes unless told otherwise.
 - **Sent** is what one device sends in a step, all collectives together.
-- **Step time** is a roofline of products, update and links with nothing overlapped. What lies
-  between products is not counted: ResNet's batch norms wait for the memory, and a real step takes clearly longer.
-  *At least* is by the plan alone, to which no compiler has added anything.
+- **Step time** is the best guess of [Predictions](predictions.md). What lies between products is a rule of thumb:
+  ResNet's batch norms wait for the memory, and a real step takes longer. *At least* is by the plan alone, to which no
+  compiler has added anything.
 - **`auto`** searches all strategies on all meshes of the devices, with microbatches and remat where memory is short,
   until none that is left can be faster or its time is over: *6 of 97* has compiled 6 of the 97 that it planned. Of
   those that are predicted to be as fast, within half a percent, it takes the simplest.

@@ -26,6 +26,7 @@ from models import llama
 
 import jaxshard_magic
 from jaxshard_magic.analysis import efficiency
+from jaxshard_magic.analysis.collectives import wire_bytes
 from jaxshard_magic.analysis.leaves import leaves
 from jaxshard_magic.analysis.overlap import Schedule
 from jaxshard_magic.analysis.roofline import Roofline, in_order, roofline
@@ -37,6 +38,7 @@ from jaxshard_magic.report import Collective, Leaf
 from jaxshard_magic.strategies.hold import Hold
 from jaxshard_magic.strategies.traffic import traffic
 from jaxshard_magic.targets import Target
+from jaxshard_magic.wires import latency
 
 LIMIT = 0.1  # of the published step
 LENGTH, HEAD, VOCABULARY = 2048, 128, 32_000
@@ -215,6 +217,39 @@ def rows(known: Mapping[str, Facts]) -> tuple[list[tuple[str, ...]], float]:
     return made, worst
 
 
+@dataclass(frozen=True)
+class Gather:
+    """An all-gather of so many bytes over the axis `along` of a slice, and what it took."""
+
+    name: str
+    chip: str
+    axes: Mapping[str, int]
+    extent: tuple[int, ...]
+    along: str
+    size: int
+    seconds: float
+
+
+BOOK = "https://jax-ml.github.io/scaling-book/sharding/"  # pop quiz 2
+GATHERS = (
+    Gather(
+        "bf16[2048, 8192] over 4 of v5e 8x4", "v5e", {"x": 8, "y": 4}, (8, 4), "y", 2 * 2048 * 8192, 680e-6
+    ),
+    Gather("bf16[256, 256] over 4 of v5e 8x4", "v5e", {"x": 8, "y": 4}, (8, 4), "y", 2 * 256 * 256, 8e-6),
+)
+
+
+def gathered(one: Gather) -> tuple[str, ...]:
+    """A row: what a gather took, what it is predicted to take, and the error."""
+    group = one.axes[one.along]
+    sent = wire_bytes("all-gather", group, one.size)
+    row = Collective("all-gather", (one.along,), group, 1, one.size, sent)
+    roof = roofline(chip(one.chip), one.axes, (), (), [row], Target(chip(one.chip), one.extent))
+    took = max(roof.sent or 0.0, latency("all-gather", [roof.wires[one.along]]))
+    error = f"{100 * (took / one.seconds - 1):+.1f}%"
+    return one.name, f"{1e6 * one.seconds:.0f} us", f"{1e6 * took:.1f} us", error
+
+
 HEADS = (
     "run",
     "published",
@@ -227,8 +262,8 @@ HEADS = (
 )
 
 
-def table(lines: Sequence[Sequence[str]]) -> str:
-    ruled = [HEADS, ["---"] * len(HEADS), *lines]
+def table(lines: Sequence[Sequence[str]], heads: Sequence[str] = HEADS) -> str:
+    ruled = [heads, ["---"] * len(heads), *lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in ruled)
 
 
@@ -258,6 +293,8 @@ def main() -> int:
         known[name] = pickle.loads(file.read_bytes())
     lines, worst = rows(known)
     print(table(lines))
+    print()
+    print(table(list(map(gathered, GATHERS)), ("all-gather", "published", "predicted", "error")))
     return worst > LIMIT
 
 

@@ -92,14 +92,6 @@ def test_a_range_holds_the_guess_between_all_overlapped_at_the_peak_and_nothing_
     assert more.step == more.least == pytest.approx(4 * sent / 0.9)  # no more than compute hides
 
 
-def test_small_collectives_take_as_long_as_their_hops():
-    row = Collective("all-reduce", ("data",), 16, 3, 4, 24)
-    found = roofline(V5E, {"data": 16, "model": 16}, [], [], [row])
-    assert found.exposed == pytest.approx(
-        3 * 2 * 8 * 8e-6 / 3
-    )  # there and back by half a ring of 16, three times
-
-
 def test_a_product_that_fills_its_tiles_badly_takes_longer():
     """The unit of v5e is 128 wide, that of v6e 256; rows go in by eights, on whichever side that is better."""
 

@@ -15,7 +15,7 @@ from ..program.flops import totals
 from ..report import Collective, Leaf, Timing, Wait
 from ..report.held import on_fullest
 from ..targets import Target
-from ..wires import Wire, axis_bandwidths, latency
+from ..wires import Wire, axis_bandwidths
 from .collectives import Move
 from .efficiency import LINKS, SLOWEST, SUSTAINED, efficiency, seconds_of
 from .overlap import Schedule, exposed
@@ -36,12 +36,13 @@ class Roofline:
     """Seconds of one step on one device; None where a figure of the chip or of the program is not known.
 
     `compute`: FLOPs over the chip's peak. `memory`: the bytes of products and of the update over the memory's
-    bandwidth. `ideal`: the sum of products, each as long as the longer of its two, and the update; `own`: the same at
-    the efficiency that the shapes of the products allow, of which `waiting` waits for the memory. `communication`: what
-    is sent over each axis' links at their bandwidth, `busiest` on the axis that has most; `sent`: the same with what
-    links reach of it and with the hops. `waits`: what of that the device waits for, by kind and axes. `overlap` says
-    how that is known: "scheduled", from the order of the compiled program, or "by rule", as a compiler usually does.
-    `least`: the whole step where a compiler hides all that it may start ahead.
+    bandwidth. `ideal`: the sum of products, each as long as the longer of its two, and the update. `own`: the same at
+    the efficiency that the shapes of the products allow, with what lies between them; of it `waiting` waits for the
+    memory; `slow`: the same where products reach least. `communication`: what is sent over each axis' links at their
+    bandwidth, `busiest` on the axis that has most; `sent`: the same with what links reach of it, and with the hops where
+    the order of the program is known. `waits`: what of that the device waits for, by kind and axes. `least`: the whole
+    step where a compiler hides all that it may start ahead. `overlap` says how `waits` is known: "scheduled", from the
+    order of the compiled program, or "by rule", as a compiler usually does.
     """
 
     chip: Chip
@@ -123,8 +124,9 @@ def roofline(
     rows = None if collectives is None else list(collectives)
     times = None if rows is None else known(seconds(c, wires) for c in rows)
     if rows is None or times is None:
-        return Roofline(chip, wires, compute, memory, ideal, own, slow, waiting, *[None] * 5)
-    groups = _groups(rows, times, wires)
+        none = None, None, None, None, None
+        return Roofline(chip, wires, compute, memory, ideal, own, slow, waiting, *none)
+    groups = _groups(rows, times)
     sent = sum(groups.values())
     ahead = AHEAD[chip.kind]
     waits = None if own is None else _left(groups, ahead, own, HIDDEN)
@@ -160,23 +162,13 @@ def in_order(
     return replace(roof, sent=ran.sent, waits=dict(waits), overlap="scheduled"), ran.waits
 
 
-def _groups(
-    rows: Sequence[Collective], times: Sequence[float], wires: Mapping[str, Wire]
-) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Seconds of the collectives by kind and axes, at what links reach of their bandwidth; at least the hops of those
-    that run most often, as a compiler puts small ones of a kind together."""
-    sizes, counts = (
-        defaultdict[tuple[str, tuple[str, ...]], float](float),
-        Counter[tuple[str, tuple[str, ...]]](),
-    )
+def _groups(rows: Sequence[Collective], times: Sequence[float]) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Seconds of the collectives by kind and axes, at what links reach of their bandwidth. Hops are left out: how many
+    small ones a compiler sends as one, rows do not tell."""
+    sizes = defaultdict[tuple[str, tuple[str, ...]], float](float)
     for c, seconds in zip(rows, times, strict=True):
-        key = c.kind, c.axes or ()
-        sizes[key] += seconds / LINKS
-        counts[key] = max(counts[key], c.count)
-    return {
-        (kind, axes): max(size, counts[kind, axes] * latency(kind, [wires[a] for a in axes]))
-        for (kind, axes), size in sizes.items()
-    }
+        sizes[c.kind, c.axes or ()] += seconds / LINKS
+    return dict(sizes)
 
 
 def known(values: Iterable[Number | None]) -> list[Number] | None:

@@ -28,7 +28,8 @@ from .candidates import Candidate
 @dataclass(frozen=True)
 class Sketch:
     """`seconds`: of a step, guessed best, where compilers hide what they usually do; `own` of them in products and the
-    update, `sent` more on the links. `least`: where they hide all that they may; `most`: where they hide nothing. None
+    update, `sent` more on the links. `least`: of a slice, whose
+    compiler tells what it hides, where that is all that it may; `most`: where they hide nothing. None
     where the chip's figures do not tell. `holds`: bytes of the arrays of the fullest device, `needs` with what lies in
     between. All None for a strategy whose layout the compiler chooses. `stages`: into how many a pipeline cuts each
     loss."""
@@ -59,9 +60,12 @@ def sketch(
     if outline is not None:
         return _of_stages(step.request, plan, candidate, outline, memory, chip)
     moves = map(collective, traffic(plan.run))
-    roof = roofline(chip, mesh.shape, plan.shares, leaves(plan.leaves, plan.mesh), moves, target_of(mesh))
+    target = target_of(mesh)
+    roof = roofline(chip, mesh.shape, plan.shares, leaves(plan.leaves, plan.mesh), moves, target)
+    # Where no compiled program will tell what overlaps, the rule that guesses it now is what compares them then, too.
+    least = roof.step if target is None else roof.least
     held = memory.arrays, memory.peak
-    return Sketch(roof.step, roof.own, roof.communication, *held, least=roof.least, most=roof.high)
+    return Sketch(roof.step, roof.own, roof.communication, *held, least=least, most=roof.high)
 
 
 def _of_stages(
@@ -80,7 +84,9 @@ def _of_stages(
     most = _most(schedule, [stage.weights for stage in stages])
     placed = leaves(plan.leaves, plan.mesh)
     weights = held([leaf for leaf in placed if leaf.role in ("params", "optimizer")]) / (held(placed) or 1)
-    shares = plan.shares and [replace(s, bytes=s.bytes + (m - 1) * s.weights) for s in plan.shares]
+    shares = plan.shares and [
+        replace(s, bytes=s.bytes + (m - 1) * s.weights, weights=m * s.weights) for s in plan.shares
+    ]
     roof = roofline(chip, axes, shares, (), (), target)
     update = roofline(chip, axes, (), placed, (), target).own
     during, after = _sent(plan, m, chip, candidate)

@@ -24,10 +24,11 @@ BOUND, ESTIMATE, LEFT = "bound", "estimate", "left"
 class Considered:
     """One candidate of a search: a strategy on a mesh with its options; `line` runs it alone, after `%%shard`.
 
-    `bound`: seconds that a step takes at least by what its plan multiplies and must send, before anything is compiled,
-    where a compiler hides all communication that it may start ahead; `guess`: where it hides what compilers usually do;
-    `most`: where it hides nothing. None where it could not be planned, or no figures of the chip are known. `needs`:
-    bytes of the fullest device, estimated from the traced step; `holds`: of these what its arrays alone take.
+    `bound`: seconds that a step takes at least by what its plan multiplies and must send, before anything is compiled:
+    on a slice, whose compiler tells what it hides, where that is all communication that it may start ahead, else as
+    `guess`, where it hides what compilers usually do. `most`: where it hides nothing. None where it could not be
+    planned, or no figures of the chip are known. `needs`: bytes of the fullest device, estimated from the traced step;
+    `holds`: of these what its arrays alone take.
 
     `outcome`: of those that were compiled "chosen", "runner-up", "slower" or "too large"; of those that were not,
     "bound" (it can't be faster than the choice), "estimate" (its arrays do not fit, or it needs far more than a device
