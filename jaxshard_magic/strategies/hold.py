@@ -22,6 +22,7 @@ from ..program.sizes import nbytes
 from .layout import Axes, Layout, Spec, without
 from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
+from .stepwise import gathered
 
 _KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may keep without gathering again
 Kind = TypeVar("Kind", bound=Region)
@@ -210,6 +211,8 @@ class Hold(Emitter):
         """A weight at rest, brought to where it is used."""
         rest, use = self.layout.at_rest(v), self.layout.in_use(v)
         between = without(rest, self.layout.gathered_over(v))
+        if (in_steps := gathered(self.layout, x, v)) is not None:
+            x = in_steps
         if between != use:  # gather over data first, then move the tensor shard
             x = self.layout.pin(x, between)
         return self.layout.pin(x, use)

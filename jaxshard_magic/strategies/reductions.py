@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from ..plan import Sent
 from ..program.ir import Value
 from .layout import Axes, Layout, without
+from .stepwise import scatters_sent
 
 
 def activation_sum(layout: Layout, value: Value, over: Axes, trips: int) -> Sent:
@@ -30,10 +31,7 @@ def gradient_sum(
     others = tuple(a for a in over if a not in store)
     size = layout.bytes_of(value, layout.in_use(value))
     if store:
-        kind = (
-            "all-reduce" if layout.simulated else "reduce-scatter"
-        )  # XLA for the CPU adds up all, then slices
-        yield Sent(kind, store, layout.count(store), size, trips)
+        yield from scatters_sent(layout, store, size, trips)
         size //= layout.count(store)
     if others:
         yield Sent("all-reduce", others, layout.count(others), size, trips)
