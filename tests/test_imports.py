@@ -68,7 +68,7 @@ MAY_IMPORT = {
     "history": ("files packages report", "platformdirs psutil"),
     "views": ("report places units", "pygments"),
     "doctor": ("packages targets units", "jax numpy"),
-    "targets": ("files hardware packages compiler_log units", "jax platformdirs"),
+    "targets": ("files hardware packages compiler_log units", "jax numpy platformdirs"),
     "files": ("", ""),
     "packages": ("", ""),
     "compiler_log": ("", ""),

@@ -35,8 +35,9 @@ class Move:
     """One collective of the program's text, one array of it where XLA combined several.
 
     `count` is how often it runs per step, at least so where `exact` is False (a loop whose length XLA
-    does not know). `axes` is None where the groups match no set of mesh axes; `bytes` is the size on
-    one device of the gathered or unreduced array.
+    does not know). `axes` is None where the groups match no set of mesh axes, nor parts of one whose devices are
+    `apart` places along it from each to the next; `bytes` is the size on one device of the gathered or unreduced
+    array.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Move:
     computation: str
     operand: str
     position: int | None = 0
+    apart: int = 1
 
 
 class Cause(NamedTuple):
@@ -80,13 +82,13 @@ def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
             times = counted[name]
             if not times.times:
                 break
-            axes, size = _axes_of(module, instruction, kind, mesh_axes)
+            axes, size, apart = _axes_of(module, instruction, kind, mesh_axes)
             if size < 2:
                 continue
             for k, nbytes in enumerate(_sizes(computation, instruction, kind, size)):
                 move = Move(
                     *(kind, axes, size, times.times, nbytes, times.known),
-                    *(instruction, name, instruction.operands[k], k),
+                    *(instruction, name, instruction.operands[k], k, apart),
                 )
                 every += _strung(module, computation, move) or [move]
     return tuple(every)
@@ -100,6 +102,7 @@ def merge(caused: Iterable[tuple[Move, Cause]]) -> tuple[Collective, ...]:
         alike = Collective(
             *(move.kind, move.axes, move.group_size, 0, move.bytes, 0),
             exact=move.exact,
+            apart=move.apart,
             **cause._replace(what=None)._asdict(),
         )
         counts[alike] += move.count
@@ -198,11 +201,12 @@ def _strung(module: Module, computation: Computation, move: Move) -> list[Move]:
 
 def _axes_of(
     module: Module, instruction: Instruction, kind: str, mesh_axes: Mapping[str, int]
-) -> tuple[tuple[str, ...] | None, int]:
-    """Mesh axes that a collective runs over, None where they can't be told, and the size of its groups."""
+) -> tuple[tuple[str, ...] | None, int, int]:
+    """Mesh axes that a collective runs over, None where they can't be told, the size of its groups, and how many places
+    along them its devices are apart."""
     sizes, names = tuple(mesh_axes.values()), tuple(mesh_axes)
     if kind == "collective-permute":
-        index, size = _permuted(instruction.attribute("source_target_pairs") or "", sizes)
+        index, size, apart = *_permuted(instruction.attribute("source_target_pairs") or "", sizes), 1
     else:
         text = instruction.attribute("replica_groups") or ""
         if text.startswith("mesh") and "{" not in text:
@@ -210,15 +214,16 @@ def _axes_of(
         # Without global ids the groups name replicas, each with all its partitions.
         local = "use_global_device_ids=true" not in instruction.rest and "channel_id=" in instruction.rest
         spread = module.partitions if local and kind in ("all-gather", "all-reduce", "reduce-scatter") else 1
-        index, size = _grouped(text, sizes, module.replicas * module.partitions, spread)
-    return (None if index is None else tuple(names[i] for i in index)), size
+        index, size, apart = _grouped(text, sizes, module.replicas * module.partitions, spread)
+    return (None if index is None else tuple(names[i] for i in index)), size, apart
 
 
 @lru_cache(1024)
 def _grouped(
     text: str, mesh: tuple[int, ...], devices: int, spread: int
-) -> tuple[tuple[int, ...] | None, int]:
-    """Positions of the mesh axes that the replica groups run over, and the size of the groups."""
+) -> tuple[tuple[int, ...] | None, int, int]:
+    """Positions of the mesh axes that the replica groups run over, the size of the groups, and how many places along
+    the axes their devices are apart: 1 where they are all of the axes' devices."""
     groups = replica_groups(text) or (tuple(range(devices // spread)),)
     if spread > 1:
         groups = tuple(tuple(r * spread + p for r in group for p in range(spread)) for group in groups)
@@ -226,14 +231,20 @@ def _grouped(
     if math.prod(mesh) != sum(map(len, groups)) or {d for g in groups for d in g} != set(
         range(math.prod(mesh))
     ):
-        return None, size
+        return None, size, 1
     place = np.stack(np.unravel_index(np.array(groups[0]), mesh))
     index = tuple(i for i in range(len(mesh)) if len(set(place[i].tolist())) > 1)
     rest = [i for i in range(len(mesh)) if i not in index]
-    expected = np.arange(math.prod(mesh)).reshape(mesh).transpose(*rest, *index)
-    expected = expected.reshape(-1, math.prod(mesh[i] for i in index)).tolist()
-    same = {frozenset(g) for g in groups} == {frozenset(g) for g in expected}
-    return (index if same else None), size
+    along = math.prod(mesh[i] for i in index)
+    expected, apart = np.arange(math.prod(mesh)).reshape(mesh).transpose(*rest, *index), 1
+    if len(index) == 1 and size < along and along % size == 0:  # parts of one axis
+        apart = int(np.diff(np.sort(place[index[0]]))[0])
+        if along % (size * apart):
+            return None, size, 1
+        expected = expected.reshape(-1, size, apart).swapaxes(1, 2)
+        along = size
+    same = {frozenset(g) for g in groups} == {frozenset(g) for g in expected.reshape(-1, along).tolist()}
+    return (index, size, apart) if same else (None, size, 1)
 
 
 @lru_cache(1024)
