@@ -16,7 +16,7 @@ from .layout import Axes, Layout, Spec, partition_spec, without
 
 
 def in_steps(layout: Layout, axes: Axes) -> bool:
-    """Does it take several steps to gather over these axes together?"""
+    """Does the compiler make one gather over these axes together an all-reduce, and is there a way in steps?"""
     return len(way(layout.mesh, axes).steps) > 1
 
 
@@ -60,12 +60,15 @@ def gathers_sent(layout: Layout, weight: Value, trips: int, *, narrowed: bool = 
             yield Sent(kind, step.axes, step.size, size, trips, step.apart)
 
 
-def scatters_sent(layout: Layout, axes: Axes, size: int, trips: int) -> Iterator[Sent]:
-    """The collectives that scatter a sum of `size` bytes over `axes`."""
-    each = way(layout.mesh, axes)
+def scatters_sent(layout: Layout, axes: Axes, size: int, trips: int, *, by_hand: bool) -> Iterator[Sent]:
+    """The collectives that scatter a sum of `size` bytes over `axes`, `by_hand` or as the compiler does."""
+    each = way(layout.mesh, axes, scatters=by_hand)
+    once = each.reduced or not by_hand and len(each.steps) > 1
+    kind = "all-reduce" if layout.simulated or once else "reduce-scatter"  # XLA for the CPU adds up all, then slices
+    if once:
+        yield Sent(kind, axes, layout.count(axes), size, trips)
+        return
     for step in reversed(each.steps):
-        # XLA for the CPU adds up all, then slices
-        kind = "all-reduce" if layout.simulated or each.reduced else "reduce-scatter"
         yield Sent(kind, step.axes, step.size, size, trips, step.apart)
         size //= step.size
 

@@ -1,13 +1,16 @@
-"""In which steps an array is gathered over mesh axes, so that each device receives what it lacks, and that once.
+"""In which steps an array is gathered over mesh axes, or a sum scattered, so that nothing is sent twice.
 
 On wrapped cubes (v4, v5p, tpu7x) the TPU's compiler makes one gather over all chips an all-reduce of zeros, which sends
-twice the bytes; over a line or a plane of them it stays a gather. Which it does is asked of the compiler itself, with a
-small program for these devices, and its answer kept where `compiled` keeps all of them.
+twice the bytes; over a line or a plane of them it stays a gather. One reduce-scatter over more than a line is an
+all-reduce on all slices. Which it does is asked of the compiler itself, with a small program for these devices, and its
+answer kept where `compiled` keeps all of them.
 """
 
 import math
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,8 +24,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from ..hardware import chip_of
 from . import compiled, target_of
 
-_ROWS, _COLUMNS = 16, 512  # of bfloat16 on each device
-_ALL_REDUCE = re.compile(r" all-reduce(?:-start)?\(")
+_ROWS, _COLUMNS = 128, 1024  # of bfloat16 on each device
+# A TPU runs an all-reduce and the slice after it as one reduce-scatter, in a fusion of this name.
+_HEAD_OR_SUM = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$| all-reduce(?:-start)?\(", re.MULTILINE)
+_SCATTERS = "all-reduce-scatter"
 
 Sizes = AbstractMesh | Mesh
 
@@ -51,8 +56,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Way:
-    """The `steps` of a gather, what is nearest along the axes first; a sum is scattered in the reverse order.
-    `reduced`: the compiler makes an all-reduce of it, and no steps are known that avoid that."""
+    """The `steps` of a gather, the devices that are nearest first; a sum is scattered in the reverse order. `reduced`:
+    the compiler makes an all-reduce of it, and no steps are known that avoid that."""
 
     steps: tuple[Step, ...]
     reduced: bool = False
@@ -74,51 +79,67 @@ def scatter(x: Any, dim: int, steps: Sequence[Step], mesh: Sizes) -> Any:
 
 
 @lru_cache(256)
-def way(mesh: Sizes, axes: tuple[str, ...]) -> Way:
-    """How arrays are gathered over `axes` together: at once, unless the compiler for these devices makes that an
-    all-reduce; then axis by axis, and an axis in two steps.
+def way(mesh: Sizes, axes: tuple[str, ...], *, scatters: bool = False) -> Way:
+    """How arrays are gathered over `axes` together, or with `scatters` sums scattered: at once, unless the compiler for
+    these devices makes that an all-reduce; then axis by axis, and an axis in two steps.
 
     Raises `ShardError` where the compiler of hardware that isn't attached can't be had.
     """
     once = Step(axes, math.prod(mesh.shape[axis] for axis in axes))
-    if once.size == 1 or not isinstance(mesh, Mesh) or not _may_reduce(mesh) or _gathers(mesh, (once,)):
+    asks = isinstance(mesh, Mesh) and once.size > 1 and _may_reduce(mesh, scatters)
+    if not asks or _stays(mesh, (once,), scatters):
         return Way((once,))
     if len(axes) > 1:
-        ways = [way(mesh, (axis,)) for axis in reversed(axes) if mesh.shape[axis] > 1]
+        ways = [way(mesh, (axis,), scatters=scatters) for axis in reversed(axes) if mesh.shape[axis] > 1]
         return Way(tuple(step for each in ways for step in each.steps), any(each.reduced for each in ways))
-    found = next((steps for steps in _splits(mesh, axes[0]) if _gathers(mesh, steps)), None)
+    found = next((steps for steps in _splits(mesh, axes[0]) if _stays(mesh, steps, scatters)), None)
     return Way((once,), reduced=True) if found is None else Way(found)
 
 
-def _may_reduce(mesh: Mesh) -> bool:
-    """Are the devices chips in a torus of three dimensions? On no others an all-reduce was seen; it saves asking."""
+def _may_reduce(mesh: Mesh, scatters: bool) -> bool:
+    """Are the devices of a kind on which an all-reduce was seen: chips in a torus, for gathers of three dimensions? It
+    saves asking."""
     device, target = mesh.devices.flat[0], target_of(mesh)
     chip = chip_of(device.device_kind) if target is None else target.chip
-    return chip is not None and chip.link.topology == "torus3d"
+    return chip is not None and chip.link.topology in (("torus2d", "torus3d") if scatters else ("torus3d",))
 
 
-def _gathers(mesh: Mesh, steps: tuple[Step, ...]) -> bool:
-    """Does the compiler leave the steps of a gather what they are?"""
+def _stays(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> bool:
+    """Does the compiler leave the steps of a gather, or of a sum that is scattered, what they are? Asked in a thread of
+    its own, since jax keeps what it is tracing, such as the step that asks, by thread."""
+    wanted = copy_context()
+    with ThreadPoolExecutor(1) as alone:
+        text = alone.submit(wanted.run, _compiled_text, mesh, steps, scatters).result()
+    inside = ""
+    for found in _HEAD_OR_SUM.finditer(text):
+        inside = found[1] or inside
+        if found[1] is None and not inside.startswith(_SCATTERS):
+            return False
+    return True
+
+
+def _compiled_text(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> str:
+    """A program of these steps alone, as the compiler for the devices of the mesh makes it."""
     axes = tuple(axis for axis in mesh.axis_names if any(axis in step.axes for step in steps))
     size = math.prod(mesh.shape[axis] for axis in axes)
+    whole, parts = PartitionSpec(), PartitionSpec(axes)
     probe = jax.jit(
         jax.shard_map(
-            lambda part: gather(part, 0, steps, mesh),
+            lambda x: (scatter if scatters else gather)(x, 0, steps, mesh),
             mesh=mesh,
-            in_specs=PartitionSpec(axes),
-            out_specs=PartitionSpec(),
+            in_specs=whole if scatters else parts,
+            out_specs=parts if scatters else whole,
             check_vma=False,
         ),
-        in_shardings=NamedSharding(mesh, PartitionSpec(axes)),
+        in_shardings=NamedSharding(mesh, whole if scatters else parts),
     )
     lowered = probe.lower(jax.ShapeDtypeStruct((size * _ROWS, _COLUMNS), jnp.bfloat16))
     target = target_of(mesh)
     if target is None:
-        text = lowered.compile().as_text() or ""
-    else:  # as text: what says from where it was traced would make each another program
-        order = [device.id for device in mesh.devices.flat]
-        text = compiled(target, lowered.as_text().encode(), order).text
-    return _ALL_REDUCE.search(text) is None
+        return lowered.compile().as_text() or ""
+    order = [device.id for device in mesh.devices.flat]
+    # as text: what says from where it was traced would make each another program
+    return compiled(target, lowered.as_text().encode(), order).text
 
 
 def _splits(mesh: Mesh, axis: str) -> Iterator[tuple[Step, Step]]:

@@ -108,7 +108,7 @@ class Parts:
             total = part[0].astype(dtype).astype(wire)
             for d, axes in enumerate(scattered):
                 if axes:
-                    total = scatter(total, d, way(layout.mesh, axes).steps, layout.mesh)
+                    total = scatter(total, d, way(layout.mesh, axes, scatters=True).steps, layout.mesh)
             return (lax.psum(total, rest) if rest else total).astype(own)
 
         total = jax.shard_map(

@@ -38,7 +38,7 @@ class Scattered(Region):
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
         yield from operands
-        yield from gradient_sum(self.layout, e.outs[0], self.layout.batch_axes, e.trips)
+        yield from gradient_sum(self.layout, e.outs[0], self.layout.batch_axes, e.trips, by_hand=True)
 
 
 def scattered(context: Context) -> Scattered:

@@ -58,7 +58,7 @@ class Unreduced(Region):
         yield from operands if e.index in self.makers else rest
         for i, v in enumerate(e.outs):
             if (e.index, i) in self.loop_sums:
-                yield from gradient_sum(self.layout, v, self.layout.batch_axes, e.trips)
+                yield from gradient_sum(self.layout, v, self.layout.batch_axes, e.trips, by_hand=True)
 
     def lies(self, value: Value) -> Spec | None:
         return self.parts.lies(value) if value in self.values else None
