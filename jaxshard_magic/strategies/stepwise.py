@@ -63,13 +63,12 @@ def gathers_sent(layout: Layout, weight: Value, trips: int, *, narrowed: bool = 
 def scatters_sent(layout: Layout, axes: Axes, size: int, trips: int, *, by_hand: bool) -> Iterator[Sent]:
     """The collectives that scatter a sum of `size` bytes over `axes`, `by_hand` or as the compiler does."""
     each = way(layout.mesh, axes, scatters=by_hand)
-    once = each.reduced or not by_hand and len(each.steps) > 1
-    kind = "all-reduce" if layout.simulated or once else "reduce-scatter"  # XLA for the CPU adds up all, then slices
-    if once:
-        yield Sent(kind, axes, layout.count(axes), size, trips)
+    alone = not by_hand and (layout.simulated or len(each.steps) > 1)  # XLA for the CPU adds up all, then slices
+    if alone or each.reduced:
+        yield Sent("all-reduce", axes, layout.count(axes), size, trips)
         return
     for step in reversed(each.steps):
-        yield Sent(kind, step.axes, step.size, size, trips, step.apart)
+        yield Sent("reduce-scatter", step.axes, step.size, size, trips, step.apart)
         size //= step.size
 
 

@@ -1,7 +1,8 @@
 """What each of the steps must communicate under each strategy, and which of its lines causes it, derived by hand.
 
 All arrays are float32; n is the devices along an axis. Sizes are bytes on one device of the unreduced or gathered
-array. On CPU the reduction of an fsdp gradient shows as an all-reduce (of which each device keeps its part).
+array. On CPU the reduction of an fsdp gradient shows as an all-reduce (of which each device keeps its part), but for
+that of a lookup, which is scattered by hand.
 """
 
 from collections import Counter
@@ -22,7 +23,7 @@ MESHES = {
     "dp+fsdp": {"data": 2, "fsdp": 4},
     "dp+fsdp+tp": {"data": 2, "fsdp": 2, "model": 2},
 }
-AR, AG = "all-reduce", "all-gather"
+AR, AG, RS = "all-reduce", "all-gather", "reduce-scatter"
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,9 @@ def expected(step: str, strategy: str, mesh: Mapping[str, int] | None = None) ->
             found[AR, batch, size, w.line] += w.count
             continue
         found[AG, store, size, w.line] += w.count * w.gathers
-        if w.lookup and rest:
-            found[AR, batch, size, w.line] += w.count
-        else:
-            found[AR, store, size, w.line] += w.count
-            if rest:
-                found[AR, rest, size // mesh[store[0]], w.line] += w.count
+        found[RS if w.lookup else AR, store, size, w.line] += w.count
+        if rest:
+            found[AR, rest, size // mesh[store[0]], w.line] += w.count
     found[AR, batch, F32, moves.loss] += 1
     if "model" in mesh:
         examples = EXAMPLES // prod(mesh[a] for a in batch)
