@@ -5,7 +5,6 @@ from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from deferring import same
 from jax.sharding import PartitionSpec as P

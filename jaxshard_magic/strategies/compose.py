@@ -82,7 +82,11 @@ def plan(facts: Facts, request: Request) -> Plan:
         loss=find_loss(traced, flow, roles.state),
         batch_axes=request.batch_axes,
         idle_axes=_idle_axes(layout, axes, in_specs),
-        findings=(*(about_the_batch(traced, layout) if request.batch_axes else ()), *layout.findings, *(() if by_itself else about_steps(layout))),
+        findings=(
+            *(about_the_batch(traced, layout) if request.batch_axes else ()),
+            *layout.findings,
+            *(() if by_itself else about_steps(layout)),
+        ),
         jobs=axes,
         examples=facts.batch.size,
         work=facts.work,

@@ -12,7 +12,7 @@ import jax
 from ..plan import Finding, Sent
 from ..program.ir import Value
 from ..targets.gathers import Way, gather, way
-from .layout import Axes, Layout, Spec, partition_spec, without
+from .layout import Axes, Layout, partition_spec, without
 
 
 def in_steps(layout: Layout, axes: Axes) -> bool:
@@ -63,7 +63,9 @@ def gathers_sent(layout: Layout, weight: Value, trips: int, *, narrowed: bool = 
 def scatters_sent(layout: Layout, axes: Axes, size: int, trips: int, *, by_hand: bool) -> Iterator[Sent]:
     """The collectives that scatter a sum of `size` bytes over `axes`, `by_hand` or as the compiler does."""
     each = way(layout.mesh, axes, scatters=by_hand)
-    alone = not by_hand and (layout.simulated or len(each.steps) > 1)  # XLA for the CPU adds up all, then slices
+    alone = not by_hand and (
+        layout.simulated or len(each.steps) > 1
+    )  # XLA for the CPU adds up all, then slices
     if alone or each.reduced:
         yield Sent("all-reduce", axes, layout.count(axes), size, trips)
         return

@@ -86,13 +86,15 @@ def way(mesh: Sizes, axes: tuple[str, ...], *, scatters: bool = False) -> Way:
     Raises `ShardError` where the compiler of hardware that isn't attached can't be had.
     """
     once = Step(axes, math.prod(mesh.shape[axis] for axis in axes))
-    asks = isinstance(mesh, Mesh) and once.size > 1 and _may_reduce(mesh, scatters)
-    if not asks or _stays(mesh, (once,), scatters):
+    if not isinstance(mesh, Mesh) or once.size == 1 or not _may_reduce(mesh, scatters):
+        return Way((once,))
+    if _stays(mesh, (once,), scatters):
         return Way((once,))
     if len(axes) > 1:
         ways = [way(mesh, (axis,), scatters=scatters) for axis in reversed(axes) if mesh.shape[axis] > 1]
         return Way(tuple(step for each in ways for step in each.steps), any(each.reduced for each in ways))
-    found = next((steps for steps in _splits(mesh, axes[0]) if _stays(mesh, steps, scatters)), None)
+    (axis,) = axes
+    found = next((steps for steps in _splits(mesh, axis) if _stays(mesh, steps, scatters)), None)
     return Way((once,), reduced=True) if found is None else Way(found)
 
 

@@ -143,5 +143,3 @@ class Parts:
 
 def _joined(first: Spec, then: Spec) -> PartitionSpec:
     return partition_spec([(*a, *b) for a, b in zip(first, then, strict=True)])
-
-

@@ -91,6 +91,7 @@ class Unreduced(Region):
         outs = jax.vmap(lambda *xs: bind(e.eqn, list(xs)), in_axes)(*values)
         return [self.parts.pin(x, v) for x, v in zip(outs, e.outs, strict=True)]
 
+
 def unreduced(context: Context) -> Unreduced:
     """The sums that wait for the end of a loop, or for whoever takes outputs in parts."""
     layout, deferred = context.layout, context.deferred
