@@ -124,7 +124,7 @@ def _of_axes(chip: Chip, sizes: Mapping[str, int], dims: Sequence[int]) -> dict[
 def _in_two(
     chip: Chip, sizes: Mapping[str, int], axis: str, shape: Sequence[int]
 ) -> dict[tuple[int, int], float | None]:
-    """The bandwidths of the parts of an axis, in each way in which it is one axis of far devices and one of near ones."""
+    """The bandwidths of the parts of an axis, for each way to make one of far devices and one of near ones of it."""
     found: dict[tuple[int, int], float | None] = {}
     for near in range(2, sizes[axis] // 2 + 1):
         if sizes[axis] % near == 0:

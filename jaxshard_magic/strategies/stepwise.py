@@ -63,9 +63,8 @@ def gathers_sent(layout: Layout, weight: Value, trips: int, *, narrowed: bool = 
 def scatters_sent(layout: Layout, axes: Axes, size: int, trips: int, *, by_hand: bool) -> Iterator[Sent]:
     """The collectives that scatter a sum of `size` bytes over `axes`, `by_hand` or as the compiler does."""
     each = way(layout.mesh, axes, scatters=by_hand)
-    alone = not by_hand and (
-        layout.simulated or len(each.steps) > 1
-    )  # XLA for the CPU adds up all, then slices
+    # XLA for the CPU adds up all by itself, then slices
+    alone = not by_hand and (layout.simulated or len(each.steps) > 1)
     if alone or each.reduced:
         yield Sent("all-reduce", axes, layout.count(axes), size, trips)
         return
@@ -76,17 +75,14 @@ def scatters_sent(layout: Layout, axes: Axes, size: int, trips: int, *, by_hand:
 
 def about_steps(layout: Layout) -> Iterator[Finding]:
     """What the user should know of the ways in which parameters are gathered, one finding for each set of axes."""
-    axes = {
-        each.steps[0].axes if len(each.steps) == 1 else over: each
-        for value in sorted(layout.state)
-        for over, each in ((layout.gathered_over(value), e) for e in _ways(layout, value).values())
-    }
-    for over, each in axes.items():
+    ways = dict.fromkeys(each for value in sorted(layout.state) for each in _ways(layout, value).values())
+    for each in ways:
+        over = tuple(dict.fromkeys(axis for step in reversed(each.steps) for axis in step.axes))
         devices = f"{'+'.join(over)}={layout.count(over)}"
         makes = f"the compiler makes one gather over {devices} of this slice an all-reduce, which sends twice the bytes"
         if len(each.steps) > 1:
             sizes = " and of ".join(str(step.size) for step in each.steps)
-            message = f"weights are gathered, and gradients scattered, in steps of {sizes} devices: {makes}"
+            message = f"weights are gathered in steps of {sizes} devices: {makes}"
             yield Finding("gathered-in-steps", "info", message)
         elif each.reduced:
             yield Finding("gathers-reduced", "warning", f"{makes}, and no steps are known that avoid it")

@@ -93,8 +93,7 @@ def way(mesh: Sizes, axes: tuple[str, ...], *, scatters: bool = False) -> Way:
     if len(axes) > 1:
         ways = [way(mesh, (axis,), scatters=scatters) for axis in reversed(axes) if mesh.shape[axis] > 1]
         return Way(tuple(step for each in ways for step in each.steps), any(each.reduced for each in ways))
-    (axis,) = axes
-    found = next((steps for steps in _splits(mesh, axis) if _stays(mesh, steps, scatters)), None)
+    found = next((steps for steps in _splits(mesh, *axes) if _stays(mesh, steps, scatters)), None)
     return Way((once,), reduced=True) if found is None else Way(found)
 
 

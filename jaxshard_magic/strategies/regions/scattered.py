@@ -1,8 +1,7 @@
 """Gradients of divided weights, scattered at once where the compiler would add them up whole first.
 
-It does so on slices on which it makes one gather, or one reduce-scatter, an all-reduce (see `targets.gathers`), and with
-the gradient of a lookup. Here each shard of the batch makes its own sum, and devices scatter these, in steps where that
-takes some.
+It does so on slices on which it makes one gather an all-reduce (see `targets.gathers`), and with the gradient of a
+lookup. Here each shard of the batch makes its own sum, and devices scatter these, in steps where that takes some.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -47,9 +46,9 @@ def scattered(context: Context) -> Scattered:
     layout, makers = context.layout, dict[int, BatchDims]()
     waiting = context.deferred.makers
     for e in () if layout.sequence else layout.program.equations:
-        if e.index not in waiting and not e.doors and _by_hand(layout, e, e.outs[0]):
-            if (dims := summed_batch(layout, e)) is not None:
-                makers[e.index] = dims
+        by_hand = e.index not in waiting and not e.doors and _by_hand(layout, e, e.outs[0])
+        if by_hand and (dims := summed_batch(layout, e)) is not None:
+            makers[e.index] = dims
     return Scattered(makers.keys(), layout, makers, typed_sums(context))
 
 
