@@ -88,7 +88,8 @@ class _Traffic:
                 continue
             over = self._hold.gathers(v)
             source = same.get(v, v)
-            if not over or source in body.kept:
+            laid = self._hold.relaid.get(source)
+            if not over or source in body.kept or (laid is not None and same.get(laid, laid) in body.kept):
                 continue
             yield from gathers_sent(layout, v, e.trips, narrowed=self._narrowed(e, v))
             body.kept[source] = nbytes(self._program.avals[v])

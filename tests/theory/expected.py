@@ -120,13 +120,16 @@ def _cnn() -> Moves:
     return Moves(weights, sums, loss='params["dense"]', loss_is_cut=True)
 
 
-def _transformer(*, fused: bool = False, tied: bool = False, remat: bool = False) -> Moves:
+def _transformer(
+    *, fused: bool = False, tied: bool = False, scanned: bool = False, remat: bool = False
+) -> Moves:
     """A block sums twice forward (out, down) and twice backward (the inputs of q, k, v and of up); rematerialised, it
     sums after out once more. The vocabulary is cut: a lookup sums once, the head's input gradient once, and the
     cross entropy four numbers a token (the maximum, the sum, the picked logit; the sum of the gradient).
 
     Each block weight is gathered forward and backward. The head is still there when its backward pass begins; the
-    gradient of a lookup needs no table. A tied table is both: its gradient comes in two parts.
+    gradient of a lookup needs no table. A tied table is both: its gradient comes in two parts. With the blocks in a
+    loop nothing else is gathered in between, and the looked up table is still there for the head.
     """
     mlp, out, into = 'p["up"]) @ p["down"]', '@ p["out"]', '@ p["qkv"]' if fused else "(y @ p[n])"
     look, head, softmax = 'params["embed"][', "logits = x @", "log_softmax"
@@ -135,7 +138,7 @@ def _transformer(*, fused: bool = False, tied: bool = False, remat: bool = False
     block.append(Weight(into, WIDTH * WIDTH * F32 * qkv[0], qkv[1], 2))
     norms = Weight("lax.rsqrt", WIDTH * F32, 2 * LAYERS, None, cut=False)
     table = VOCAB * WIDTH * F32
-    ends = [Weight(look, table, 1, 1, lookup=True), Weight(head, table, 1, 1)]
+    ends = [Weight(look, table, 1, 1, lookup=True), Weight(head, table, 1, 0 if tied and scanned else 1)]
     token = TIME * WIDTH * F32
     sums = (
         Sum(out, token, LAYERS * (2 if remat else 1)),
@@ -157,6 +160,6 @@ STEPS = {
     "transformer, tied": _transformer(tied=True),
     "transformer, scanned": _transformer(),
     "transformer, fused qkv, scanned": _transformer(fused=True),
-    "transformer, tied, scanned": _transformer(tied=True),
+    "transformer, tied, scanned": _transformer(tied=True, scanned=True),
     "transformer, remat": _transformer(remat=True),
 }
