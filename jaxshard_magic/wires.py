@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from .errors import ShardError
@@ -15,11 +15,18 @@ TORUS = {"torus2d": 2, "torus3d": 3}
 @dataclass(frozen=True)
 class Wire:
     """What carries a mesh axis: `bandwidth` is the bytes/s that one device sends, None where no figure is known;
-    `why` says what was assumed."""
+    `why` says what was assumed. `parts`: the same of rings over a part of the axis, by their devices and how many
+    places along it these are apart."""
 
     name: str
     bandwidth: float | None
     why: str
+    parts: Mapping[tuple[int, int], float | None] = field(default_factory=dict, compare=False, repr=False)
+
+    def rate(self, devices: int, apart: int) -> float | None:
+        """The bytes/s that one of so many devices, so far apart along the axis, sends; of its whole where that is no
+        part of it."""
+        return self.parts.get((devices, apart), self.bandwidth)
 
 
 def axis_bandwidths(
@@ -105,9 +112,29 @@ def _network_wire(chip: Chip, link: Wire, members: int) -> Wire:
 
 def _torus_wires(chip: Chip, sizes: Mapping[str, int], shape: Sequence[int]) -> dict[str, Wire]:
     """The wire of each axis inside a slice of this shape, in chips."""
-    dims = [*shape, chip.per_chip]
+    whole = _of_axes(chip, sizes, [*shape, chip.per_chip])
+    return {name: replace(wire, parts=_in_two(chip, sizes, name, shape)) for name, wire in whole.items()}
+
+
+def _of_axes(chip: Chip, sizes: Mapping[str, int], dims: Sequence[int]) -> dict[str, Wire]:
     pieces = _whole_dimensions(chip, sizes, dims) or _parts(sizes, dims)
     return {name: _torus_wire(chip, sizes[name], pieces[name], dims) for name in sizes}
+
+
+def _in_two(
+    chip: Chip, sizes: Mapping[str, int], axis: str, shape: Sequence[int]
+) -> dict[tuple[int, int], float | None]:
+    """The bandwidths of the parts of an axis, for each way to make one of far devices and one of near ones of it."""
+    found: dict[tuple[int, int], float | None] = {}
+    for near in range(2, sizes[axis] // 2 + 1):
+        if sizes[axis] % near == 0:
+            far, two = sizes[axis] // near, {}
+            for name, size in sizes.items():
+                two |= {f"{name}/far": far, f"{name}/near": near} if name == axis else {name: size}
+            wires = _of_axes(chip, two, [*shape, chip.per_chip])
+            found[near, 1] = wires[f"{axis}/near"].bandwidth
+            found[far, near] = wires[f"{axis}/far"].bandwidth
+    return found
 
 
 def _torus_wire(chip: Chip, size: int, piece: Mapping[int, tuple[int, int]], dims: Sequence[int]) -> Wire:
