@@ -61,13 +61,14 @@ class Share:
 class Sent:
     """A collective that a plan needs, told before anything is compiled: over which mesh axes, how many devices they
     are, bytes on one device of the gathered (before: unreduced) array, and how often in a step, loop trips multiplied
-    in."""
+    in. The devices of a part of an axis are `apart` places along it from each to the next."""
 
     kind: str
     axes: tuple[str, ...]
     group_size: int
     bytes: int
     count: int
+    apart: int = 1
 
 
 @dataclass(frozen=True)

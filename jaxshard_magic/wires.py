@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from .errors import ShardError
@@ -22,7 +22,8 @@ START = {"tpu": 0.0, "gpu": 8.4e-6}  # of each collective
 class Wire:
     """What carries a mesh axis: `bandwidth` is the bytes/s that one device sends, None where no figure is known;
     `why` says what was assumed. `latency`: seconds that a collective takes along it however little it sends, the hops
-    from end to end one after the other, of which there are `hops`; `hop`: of one of them."""
+    from end to end one after the other, of which there are `hops`; `hop`: of one of them. `parts`: the wires of rings
+    over a part of the axis, by their devices and how many places along it these are apart."""
 
     name: str
     bandwidth: float | None
@@ -30,6 +31,7 @@ class Wire:
     latency: float = 0.0
     hop: float = 0.0
     hops: int = 0
+    parts: Mapping[tuple[int, int], "Wire"] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def way(self) -> str:
@@ -37,6 +39,11 @@ class Wire:
         return (
             f"{self.why}; {self.hops} hop{'s' * (self.hops != 1)} from end to end" if self.hops else self.why
         )
+
+    def part(self, devices: int, apart: int) -> "Wire":
+        """The wire of a ring over so many of its devices, so far apart along the axis; of the whole where that is no
+        part of it."""
+        return self.parts.get((devices, apart), self)
 
 
 def axis_bandwidths(
@@ -146,7 +153,11 @@ def _network_wire(chip: Chip, link: Wire, members: int) -> Wire:
 
 def _torus_wires(chip: Chip, sizes: Mapping[str, int], shape: Sequence[int]) -> dict[str, Wire]:
     """The wire of each axis inside a slice of this shape, in chips."""
-    dims = [*shape, chip.per_chip]
+    whole = _of_axes(chip, sizes, [*shape, chip.per_chip])
+    return {name: replace(wire, parts=_in_two(chip, sizes, name, shape)) for name, wire in whole.items()}
+
+
+def _of_axes(chip: Chip, sizes: Mapping[str, int], dims: Sequence[int]) -> dict[str, Wire]:
     pieces = _whole_dimensions(chip, sizes, dims) or _parts(sizes, dims)
     return {
         name: _with_latency(
@@ -165,6 +176,22 @@ def _hops(chip: Chip, piece: Mapping[int, tuple[int, int]], dims: Sequence[int])
     apart = {d: piece[d][1] for d in torus}
     along = (n // 2 if ring[d] else (n - 1) * apart[d] for d, n in torus.items())
     return sum(along) + (1 if len(shape) in piece else 0)
+
+
+def _in_two(
+    chip: Chip, sizes: Mapping[str, int], axis: str, shape: Sequence[int]
+) -> dict[tuple[int, int], Wire]:
+    """The wires of the parts of an axis, for each way to make one of far devices and one of near ones of it."""
+    found: dict[tuple[int, int], Wire] = {}
+    for near in range(2, sizes[axis] // 2 + 1):
+        if sizes[axis] % near == 0:
+            far, two = sizes[axis] // near, {}
+            for name, size in sizes.items():
+                two |= {f"{name}/far": far, f"{name}/near": near} if name == axis else {name: size}
+            wires = _of_axes(chip, two, [*shape, chip.per_chip])
+            found[near, 1] = wires[f"{axis}/near"]
+            found[far, near] = wires[f"{axis}/far"]
+    return found
 
 
 def _torus_wire(chip: Chip, size: int, piece: Mapping[int, tuple[int, int]], dims: Sequence[int]) -> Wire:

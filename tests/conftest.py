@@ -43,6 +43,7 @@ HEAVIEST = (
     "test_pipeline_step.py",
     "test_pipeline_numbers.py",
     "test_communication.py",
+    "test_gathers.py",
     "test_traffic.py",
     "test_step_nnx.py",
     "test_sp.py",

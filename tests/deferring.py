@@ -1,5 +1,6 @@
 """Steps whose loops add gradients up, and what their reductions move."""
 
+import math
 from collections import Counter
 
 import jax
@@ -42,11 +43,11 @@ def drawn(shapes):
 
 
 def moved(entry, axis="data"):
-    """`{(kind, bytes): count}` for one step, over mesh axes with `axis` among them."""
+    """`{(kind, bytes): count}` for one step, over all of mesh axes with `axis` among them."""
     found = collectives(entry.compiled.as_text(), dict(entry.plan.mesh.shape))
     out = Counter()
     for c in found:
-        if axis in (c.axes or ()):
+        if axis in (c.axes or ()) and c.group_size == math.prod(entry.plan.mesh.shape[a] for a in c.axes):
             out[c.kind, c.bytes] += c.count
     return out
 

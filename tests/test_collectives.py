@@ -222,12 +222,18 @@ def test_groups_that_follow_no_axis_have_none():
     assert found(step, X, axes=DATA) == (Collective("all-reduce", None, 4, 1, BYTES, 2 * BYTES * 3 // 4),)
 
 
-def test_half_an_axis_is_no_axis():
-    def step(x):
-        return lax.psum(x, "data", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]])
-
-    (got,) = found(step, X, axes=DATA)
-    assert (got.axes, got.group_size) == (None, 4)
+@pytest.mark.parametrize(
+    ("groups", "axes", "apart"),
+    [
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], ("data",), 1),
+        ([[0, 2, 4, 6], [1, 3, 5, 7]], ("data",), 2),
+        ([[0, 1, 4, 5], [2, 3, 6, 7]], None, 1),
+        ([[0, 1, 2, 4], [3, 5, 6, 7]], None, 1),
+    ],
+)
+def test_groups_of_neighbours_and_of_equal_steps_are_a_part_of_an_axis(groups, axes, apart):
+    (got,) = found(lambda x: lax.psum(x, "data", axis_index_groups=groups), X, axes=DATA)
+    assert (got.axes, got.group_size, got.apart) == (axes, 4, apart)
 
 
 def test_axes_of_one_device_are_not_named_and_a_collective_of_one_device_is_none():
@@ -349,7 +355,7 @@ ENTRY %main (p: f32[16,8]) -> f32[16,8] {{
         ("[1,8]<=[8]", ("data", "model"), 8),
         ("[4,2]<=[8]", ("model",), 2),
         ("mesh['x'=8] {'x':(1)4}", ("data",), 4),
-        ("mesh['x'=4,'y'=2], device_ids=([4,2]T(1,0)) {'y'}", None, 2),
+        ("mesh['x'=4,'y'=2], device_ids=([4,2]T(1,0)) {'y'}", ("data",), 2),
     ],
 )
 def test_groups_of_any_form_become_mesh_axes(groups, axes, size):

@@ -272,6 +272,15 @@ def test_between_slices_goes_the_network():
     assert axis_bandwidths(chip("v5e"), {"data": 2, "model": 256})["data"].name == "DCN"
 
 
+def test_a_part_of_an_axis_has_the_links_of_its_dimensions():
+    """v5p has 90 GB/s a link and direction, both directions in a whole cube: 180 for each dimension."""
+    wire = axis_bandwidths(chip("v5p"), {"data": 64}, (4, 4, 4))["data"]
+    assert wire.part(4, 1).bandwidth == 180 * GB  # near devices: a line
+    assert wire.part(16, 4).bandwidth == 360 * GB  # far ones: a plane
+    assert wire.part(64, 1).bandwidth == wire.bandwidth == 540 * GB
+    assert axis_bandwidths(chip("h100"), {"data": 8})["data"].part(4, 2).bandwidth == 450 * GB  # a switch
+
+
 def test_a_topology_that_cannot_be_says_what_can():
     assert refusal(axis_bandwidths, chip("h100"), {"data": 4}, (2, 2)).startswith("topology 2x2: H100 has no")
     assert refusal(axis_bandwidths, chip("v5e"), {"data": 8}, (2, 2, 2)).endswith("2 dimensions, as 4x4")

@@ -202,7 +202,7 @@ def test_nested_loops_multiply_and_an_unknown_one_makes_what_is_in_it_unknown():
 
 def test_calls_fusions_and_branches_run_once_per_site_and_reductions_not_at_all():
     body = "(x: f32[8]) -> f32[8] {\n  ROOT %x = f32[8] parameter(0)\n}\n"
-    names = ("called", "fused", "yes", "no", "wrapped", "dead")
+    names = ("called", "fused", "yes", "no", "wrapped", "begun", "dead")
     text = SUM + "\n".join(f"%{name} {body}" for name in names)
     text += """
 ENTRY %main (p: f32[8], q: pred[]) -> f32[8] {
@@ -215,12 +215,14 @@ ENTRY %main (p: f32[8], q: pred[]) -> f32[8] {
   %start = ((f32[8]), f32[8], u32[]) async-start(%d), calls=%wrapped
   %update = ((f32[8]), f32[8], u32[]) async-update(%start), calls=%wrapped
   %done = f32[8] async-done(%update), calls=%wrapped
+  %begin = ((f32[8]), f32[8]) call-start(%done), async_execution_thread="sparsecore", to_apply=%begun
+  %sum.1 = f32[8] all-reduce-start(%done), to_apply=%dead
   %r = f32[] reduce(%done, %q), dimensions={0}, to_apply=%sum
   ROOT %out = f32[8] copy(%done)
 }
 """
     found = {name: r.times for name, r in runs(read(text)).items()}
-    assert found == {"called": 2, "fused": 1, "yes": 1, "no": 1, "wrapped": 1, "main": 1}
+    assert found == {"called": 2, "fused": 1, "yes": 1, "no": 1, "wrapped": 1, "begun": 1, "main": 1}
 
 
 def test_the_older_form_of_a_conditional_names_both_branches():

@@ -57,7 +57,7 @@ def test_engines_of_ipcluster_take_a_mesh_again_and_again_and_go_on_after_it(tmp
 
             for name in (PROFILE, str(file)):
                 opened = hosts.cell(f"%mesh cluster:{name} data=8")
-                assert "data=8: 8 cpu devices of 2 hosts" in opened.outputs[0].data["text/plain"]
+                assert "data=8   8 simulated CPU devices on 2 hosts" in opened.outputs[0].data["text/plain"]
                 pids = hosts.pids
                 hosts.cell(SETUP)
                 said = hosts.cell(f"%%shard dp --check\n{STEP}")

@@ -141,7 +141,7 @@ def test_names_of_the_hosts_are_explored(hosts: Hosts):
 def test_axes_alone_make_a_mesh_over_the_same_hosts_and_another_machine_ends_them(hosts: Hosts):
     pids = hosts.pids
     shown = hosts.cell("%mesh data=4 model=2").outputs[-1].data["text/plain"]
-    assert shown.startswith("data=4 model=2: 8 cpu devices of 2 hosts") and hosts.pids == pids
+    assert shown.startswith("data=4 model=2   8 simulated CPU devices on 2 hosts") and hosts.pids == pids
     assert hosts.cell("print(state['up'].shape)").stdout == "(32, 64)\n"
     line, _ = hosts.fails("%mesh data=16")
     assert "the mesh takes 16: after %mesh --close, %mesh hosts:2 data=16 starts it with as many" in line

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "specs": ("", "jax"),
     "program": ("places placing", "jax numpy"),
     "request": ("hardware mesh schedule specs targets", "jax"),
-    "strategies": ("mesh specs request program plan", "jax numpy"),
+    "strategies": ("mesh specs request program plan targets", "jax numpy"),
     "plan": ("", "jax"),
     "step": (
         "cell_files places placing coordination plan request program gradients strategies pipeline targets "
@@ -68,7 +68,7 @@ MAY_IMPORT = {
     "history": ("files packages report", "platformdirs psutil"),
     "views": ("report places units", "pygments"),
     "doctor": ("coordination packages targets units", "jax numpy"),
-    "targets": ("files hardware packages compiler_log units", "jax platformdirs"),
+    "targets": ("files hardware packages compiler_log units", "jax numpy platformdirs"),
     "files": ("", ""),
     "packages": ("", ""),
     "compiler_log": ("", ""),

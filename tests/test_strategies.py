@@ -144,6 +144,26 @@ def test_tiny_leaves_stay_whole_and_say_so():
     assert "small" in norm.why
 
 
+def test_what_is_small_is_judged_by_the_layer_that_a_loop_gathers():
+    def step(params, batch):
+        def loss(params):
+            def layer(x, w):
+                return jnp.tanh(x * w["scale"]) @ w["square"], None
+
+            return jnp.mean(jax.lax.scan(layer, batch, params)[0] ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - g, params, grads), value
+
+    layers, width = 28, 1024  # 28,672 numbers of scales, of which a trip gathers 1,024
+    shapes = {"scale": (layers, width), "square": (layers, width, width)}
+    args = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+    sharded = jaxshard_magic.shard(step, "fsdp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
+    plan = sharded.planned(args, jax.ShapeDtypeStruct((16, width), jnp.float32)).plan
+    assert not any(leaf(plan, "params.scale").spec) and "small" in leaf(plan, "params.scale").why
+    assert leaf(plan, "params.square").spec == P(None, "data", None)
+
+
 def test_a_rule_beats_inference_and_moments_follow_it():
     plan = planned(steps.mlp(), "fsdp", "data=8", rules={"params.*up": "P(None, 'data')"})
     assert leaf(plan, "state.params.block0.up").spec == P(None, "data")

@@ -5,13 +5,12 @@ from importlib.util import find_spec
 
 import jax
 import pytest
-from theory.expected import AG, AR, MESHES, STEPS, expected, told
+from theory.expected import AG, AR, MESHES, RS, STEPS, expected, told
 from theory.steps import STEPS as CALLS
 
 import jaxshard_magic
 
 pytestmark = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
-RS = "reduce-scatter"
 SLICE = "v5e:2x4"
 NAMES = ("mlp", "gated mlp", "transformer", "transformer, scanned")
 STRATEGIES = ("fsdp", "tp", "fsdp+tp")
@@ -46,25 +45,22 @@ def report_of(name: str, strategy: str):
 
 def on_a_tpu(name: str, strategy: str) -> Counter:
     """Theory's collectives with the difference that a TPU makes: what all devices sum of a weight that fsdp cuts, and
-    of which each keeps its part, is one reduce-scatter. Not so the gradient of a lookup whose vocabulary tp cuts: that
-    is summed with the small sums, whole."""
+    of which each keeps its part, is one reduce-scatter. Not so the gradient of a lookup whose vocabulary tp cuts, which
+    is small here: the compiler adds it up with the small sums, whole."""
     found = expected(name, strategy)
     if "fsdp" not in strategy:
         return found
     n = MESHES[strategy].get("model", 1)
-    weights = (w for w in STEPS[name].weights if w.gathers is not None and not (w.lookup and n > 1))
-    cut = {(w.size // (n if w.cut else 1), w.line) for w in weights}
-    return Counter(
-        {
-            (
-                RS if kind == AR and (size, line) in cut and axes == ("data",) else kind,
-                axes,
-                size,
-                line,
-            ): count
-            for (kind, axes, size, line), count in found.items()
-        }
-    )
+    weights = [w for w in STEPS[name].weights if w.gathers is not None]
+    cut = {(w.size // (n if w.cut else 1), w.line) for w in weights if not w.lookup}
+    whole = {w.line for w in weights if w.lookup and n > 1}
+
+    def made(kind, axes, size, line):
+        if kind == RS:
+            return AR if line in whole else RS
+        return RS if kind == AR and (size, line) in cut and axes == ("data",) else kind
+
+    return Counter({(made(*key), *key[1:]): count for key, count in found.items()})
 
 
 def bytes_by_line(collectives: Counter) -> Counter:

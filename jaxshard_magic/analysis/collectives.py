@@ -36,9 +36,10 @@ class Move:
     """One collective of the program's text, one array of it where XLA combined several.
 
     `count` is how often it runs per step, at least so where `exact` is False (a loop whose length XLA
-    does not know). `axes` is None where the groups match no set of mesh axes; `bytes` is the size on
-    one device of the gathered or unreduced array. `network`: what one island of the mesh sends to others
-    each time, None where that is not known, or where there is but one.
+    does not know). `axes` is None where the groups match no set of mesh axes, nor parts of one whose devices are
+    `apart` places along it from each to the next; `bytes` is the size on one device of the gathered or unreduced
+    array. `network`: what one island of the mesh sends to others each time, None where that is not known, or where
+    there is but one.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Move:
     computation: str
     operand: str
     position: int | None = 0
+    apart: int = 1
     network: int | None = None
 
 
@@ -85,13 +87,13 @@ def moves(module: Module, mesh_axes: Mapping[str, int], islands: tuple[int, ...]
             if not times.times:
                 break
             groups = _groups_of(module, instruction, kind)
-            axes, size = _axes_of(groups, mesh_axes)
+            axes, size, apart = _axes_of(groups, mesh_axes)
             if size < 2:
                 continue
             for k, nbytes in enumerate(_sizes(computation, instruction, kind, size)):
                 move = Move(
                     *(kind, axes, size, times.times, nbytes, times.known),
-                    *(instruction, name, instruction.operands[k], k),
+                    *(instruction, name, instruction.operands[k], k, apart),
                     sent_out(kind, groups, size, nbytes, islands),
                 )
                 every += _strung(module, computation, move) or [move]
@@ -109,6 +111,7 @@ def merge(
         alike = Collective(
             *(move.kind, move.axes, move.group_size, 0, move.bytes, 0),
             exact=move.exact,
+            apart=move.apart,
             network_bytes=move.network,
             **cause._replace(what=None)._asdict(),
         )
@@ -241,39 +244,48 @@ def _all_groups(text: str, devices: int, spread: int) -> Groups:
     return groups
 
 
-def _axes_of(groups: _Groups, mesh_axes: Mapping[str, int]) -> tuple[tuple[str, ...] | None, int]:
-    """Mesh axes that a collective runs over, None where they can't be told, and the size of its groups."""
+def _axes_of(groups: _Groups, mesh_axes: Mapping[str, int]) -> tuple[tuple[str, ...] | None, int, int]:
+    """Mesh axes that a collective runs over, None where they can't be told, the size of its groups, and how many places
+    along them its devices are apart."""
     sizes, names = tuple(mesh_axes.values()), tuple(mesh_axes)
-    index, size = (_permuted if groups.permuted else _grouped)(groups.of, sizes)
-    return (None if index is None else tuple(names[i] for i in index)), size
+    index, size, apart = (_permuted if groups.permuted else _grouped)(groups.of, sizes)
+    return (None if index is None else tuple(names[i] for i in index)), size, apart
 
 
 @lru_cache(1024)
-def _grouped(groups: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
-    """Positions of the mesh axes that the groups run over, and their size."""
+def _grouped(groups: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
+    """Positions of the mesh axes that the groups run over, their size, and how many places along the axes their devices
+    are apart: 1 where they are all of the axes' devices."""
     size = max(map(len, groups))
     if math.prod(mesh) != sum(map(len, groups)) or {d for g in groups for d in g} != set(
         range(math.prod(mesh))
     ):
-        return None, size
+        return None, size, 1
     place = np.stack(np.unravel_index(np.array(groups[0]), mesh))
     index = tuple(i for i in range(len(mesh)) if len(set(place[i].tolist())) > 1)
     rest = [i for i in range(len(mesh)) if i not in index]
-    expected = np.arange(math.prod(mesh)).reshape(mesh).transpose(*rest, *index)
-    expected = expected.reshape(-1, math.prod(mesh[i] for i in index)).tolist()
-    same = {frozenset(g) for g in groups} == {frozenset(g) for g in expected}
-    return (index if same else None), size
+    along = math.prod(mesh[i] for i in index)
+    expected, apart = np.arange(math.prod(mesh)).reshape(mesh).transpose(*rest, *index), 1
+    if len(index) == 1 and size < along and along % size == 0:  # parts of one axis
+        apart = int(np.diff(np.sort(place[index[0]]))[0])
+        if along % (size * apart):
+            return None, size, 1
+        expected = expected.reshape(-1, size, apart).swapaxes(1, 2)
+        along = size
+    same = {frozenset(g) for g in groups} == {frozenset(g) for g in expected.reshape(-1, along).tolist()}
+    return (index, size, apart) if same else (None, size, 1)
 
 
 @lru_cache(1024)
-def _permuted(pairs: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
-    """Positions of the mesh axes along which source and target differ, and how many devices those hold."""
+def _permuted(pairs: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
+    """Positions of the mesh axes along which source and target differ, how many devices those hold, and that this is
+    all of them."""
     ends = np.array(pairs, dtype=int).reshape(-1, 2)
     if ends.size and ends.max() >= math.prod(mesh):
-        return None, len(set(ends.ravel().tolist()))
+        return None, len(set(ends.ravel().tolist())), 1
     source, target = (np.stack(np.unravel_index(side, mesh)) for side in ends.T)
     index = tuple(i for i in range(len(mesh)) if (source[i] != target[i]).any())
-    return index, math.prod(mesh[i] for i in index)
+    return index, math.prod(mesh[i] for i in index), 1
 
 
 def sent_out(kind: str, groups: _Groups, size: int, nbytes: int, islands: tuple[int, ...]) -> int | None:

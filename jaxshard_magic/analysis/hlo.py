@@ -305,7 +305,7 @@ def _calls_of(module: Module, computation: Computation) -> Iterator[Call]:
             yield from (Call(name, times + 1, known) for name in called(instruction, "condition"))
         elif opcode == "conditional":
             yield from (Call(name, 1) for name in called(instruction, *BRANCHES))
-        elif opcode == "call":
+        elif opcode in ("call", "call-start"):  # TPU starts collectives of its SparseCores so
             yield from (Call(name, 1) for name in called(instruction, "to_apply", "calls"))
         elif opcode == "custom-call" or opcode.endswith("-start"):
             yield from (Call(name, 1) for name in called(instruction, "calls", "called_computations"))

@@ -192,7 +192,7 @@ def seconds(c: Collective, wires: Mapping[str, Wire]) -> float | None:
     """What a device sends over the bandwidth of the slowest axis that it goes along; latency is left out."""
     if c.axes is None or not c.exact:
         return None
-    rates = [wires[a].bandwidth for a in c.axes]
+    rates = [wires[a].rate(c.group_size, c.apart) for a in c.axes]
     known = [rate for rate in rates if rate]
     return c.wire_bytes / min(known) if known and len(known) == len(rates) else None
 

@@ -162,4 +162,4 @@ def _sent(plan: Plan, m: int, chip: Chip, candidate: Candidate) -> tuple[float |
 def collective(move: Sent) -> Collective:
     n = move.group_size
     sent = wire_bytes(move.kind, n, move.count * move.bytes)
-    return Collective(move.kind, move.axes, n, move.count, move.bytes, sent)
+    return Collective(move.kind, move.axes, n, move.count, move.bytes, sent, apart=move.apart)

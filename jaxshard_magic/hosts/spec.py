@@ -27,7 +27,7 @@ class HostsSpec:
     may tell each other between machines what everybody on the network can read, `--unencrypted`.
 
     >>> HostsSpec.parse("ssh", "node1,node2")
-    HostsSpec(kind='ssh', count=2, names=('node1', 'node2'), cluster=None)
+    HostsSpec(kind='ssh', count=2, names=('node1', 'node2'), cluster=None, unencrypted=False)
     """
 
     kind: str

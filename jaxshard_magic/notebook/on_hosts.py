@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _HERE = re.compile(r"\s*%%(here|hosts)\b")
 _LINES = re.compile(
     r"\s*(%mesh\b|%load_ext\b|%unload_ext\b|%reload_ext\b|%config\b"
-    r"|%shard[ \t]+(history|compare|schedule|explore|rescue)\b)"
+    r"|%shard[ \t]+(doctor|history|compare|schedule|explore|rescue)\b)"
 )
 _cells = count(1)
 

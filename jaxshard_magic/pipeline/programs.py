@@ -249,7 +249,7 @@ class Runner:
         assert isinstance(value, Value)
         made = next(e.eqn.source_info for e in self._program.top.equations if value in e.outs)
         with user_context(made.traceback, name_stack=current_name_stack() + made.name_stack):
-            return self._emitter.region(Unreduced).reduced(x, value, x.dtype)
+            return self._emitter.region(Unreduced).parts.reduced(x, value, x.dtype)
 
     def __call__(self, share: Share, args: Sequence[Any]) -> list:
         """The values that `share` makes of its inputs and of what is known."""

@@ -147,7 +147,8 @@ class Collective:
     `bytes` is the size on one device of the gathered (or unreduced) array of one such collective;
     `wire_bytes` what one device sends per step on a ring, all `count` of them together, `seconds` the time that this
     is predicted to take; in a pipeline `count` is of all stages together, and `wire_bytes` the mean over them. `axes`
-    is None where the replica groups match no set of mesh axes. `phase` is forward,
+    is None where the replica groups match no set of mesh axes, nor parts of one axis whose devices are `apart` places
+    along it from each to the next. `phase` is forward,
     backward or update. `line` of `file`, one of the report's `sources`, is the user's line that caused it, `source` its
     text, `at` the user's code that this line called, `model.py:31`, where that is deeper. `what` names what moves.
     `exact` is False where the program decides while it runs how often: then `count` is at least so. `network_bytes`:
@@ -170,6 +171,7 @@ class Collective:
     at: str | None = None
     what: str | None = None
     exact: bool = True
+    apart: int = 1
     network_bytes: int | None = None
     exposed: float | None = None
 

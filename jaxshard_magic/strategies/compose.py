@@ -25,6 +25,7 @@ from .pmap import spread_plan
 from .positions import one_example
 from .shares import shares
 from .sp import sequence_parallel, why_positions
+from .stepwise import about_steps
 from .tp import tensor_parallel
 
 # In this order: data parallel needs nothing, tensor parallel takes its dimensions first, the others what is left.
@@ -81,7 +82,11 @@ def plan(facts: Facts, request: Request) -> Plan:
         loss=find_loss(traced, flow, roles.state),
         batch_axes=request.batch_axes,
         idle_axes=_idle_axes(layout, axes, in_specs),
-        findings=(*(about_the_batch(traced, layout) if request.batch_axes else ()), *layout.findings),
+        findings=(
+            *(about_the_batch(traced, layout) if request.batch_axes else ()),
+            *layout.findings,
+            *(() if by_itself else about_steps(layout)),
+        ),
         jobs=axes,
         examples=facts.batch.size,
         work=facts.work,

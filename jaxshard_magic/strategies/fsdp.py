@@ -9,7 +9,7 @@ from ..program.ir import Value
 from ..program.sizes import nbytes
 from .layout import Axes, Layout
 
-SMALL = 2**14  # elements: below, a gather costs more than the copy
+SMALL = 2**14  # elements that are gathered at once: below, a gather costs more than the copy
 
 
 def fully_sharded(layout: Layout, axes: Axes) -> None:
@@ -23,7 +23,7 @@ def fully_sharded(layout: Layout, axes: Axes) -> None:
         taken = next((d for d, has in enumerate(spec) if set(axes) & set(has)), None)
         if taken is not None:
             layout.why[i].append(f"fsdp: dim {taken} over {'+'.join(axes)}")
-        elif math.prod(layout.program.shapes[value]) < SMALL:
+        elif _gathered_at_once(layout, value) < SMALL:
             layout.why[i].append("fsdp: too small to be worth a gather")
         elif (d := _dimension(layout, value, axes)) is not None:
             c = layout.storage.of(value)[d]
@@ -31,6 +31,12 @@ def fully_sharded(layout: Layout, axes: Axes) -> None:
             layout.why[i].append(f"fsdp: dim {d} over {'+'.join(axes)}")
         else:
             _say_lost(layout, i, value, axes)
+
+
+def _gathered_at_once(layout: Layout, value: Value) -> int:
+    """Elements: of what a loop steps over, those of one trip."""
+    sizes = zip(layout.storage.of(value), layout.program.shapes[value], strict=True)
+    return math.prod(size for c, size in sizes if c not in layout.storage.looped)
 
 
 def _dimension(layout: Layout, value: Value, axes: Axes) -> int | None:

@@ -17,11 +17,13 @@ from ..program.emit import Emitter
 from ..program.ir import Equation, Scope, Value
 from ..program.labels import PIN, weight_label
 from ..program.lines import user_context
+from ..program.primitives import bind
 from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
 from .layout import Axes, Layout, Spec, without
 from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
+from .stepwise import gathered
 
 _KEPT_SHARE = 64  # of all state: gathered weights that straight-line code may keep without gathering again
 Kind = TypeVar("Kind", bound=Region)
@@ -58,10 +60,12 @@ class Hold(Emitter):
         self._readers = context.readers
         self.cap = self._bytes_kept()  # bytes of gathered weights that straight-line code keeps
         self._weights: dict[Value, str | None] = {}
+        self.relaid = _relaid(layout)
 
     def __call__(self, *args: Any) -> list:
         self._bodies = [_Body(is_loop=False)]
         self._unpinned: set[Value] = set()  # gradients that are pinned after the layout change that follows
+        self._laid: dict[int, _Laid] = {}
         return super().__call__(*args)
 
     def region(self, kind: type[Kind]) -> Kind:
@@ -83,7 +87,10 @@ class Hold(Emitter):
         return max([*gathered, sum(size.values()) // _KEPT_SHARE])
 
     def equation(self, e: Equation, values: list) -> list:
-        return self._emit(e, values, self.regions_of(e))
+        outs = self._emit(e, values, self.regions_of(e))
+        if e.outs and e.outs[0] in self.relaid:
+            self._laid[id(outs[0])] = _Laid(e, values[0], outs[0])
+        return outs
 
     def _emit(self, e: Equation, values: list, regions: tuple[Region, ...]) -> list:
         if not regions:
@@ -194,6 +201,8 @@ class Hold(Emitter):
         if id(x) in body.kept:
             body.kept[id(x)] = body.kept.pop(id(x))  # now the most recent
             return body.kept[id(x)].gathered
+        if (laid := self._laid.get(id(x))) is not None and id(laid.source) in body.kept:
+            return self.layout.pin(bind(laid.equation.eqn, [body.kept[id(laid.source)].gathered])[0], use)
         source, kind = x, frozenset(c for c, axes in zip(layout.storage.of(v), rest, strict=True) if axes)
         if not body.is_loop and kind in body.fetched and tie is not None:
             x, _ = lax.optimization_barrier((self.layout.pin(x, rest), tie))
@@ -210,9 +219,26 @@ class Hold(Emitter):
         """A weight at rest, brought to where it is used."""
         rest, use = self.layout.at_rest(v), self.layout.in_use(v)
         between = without(rest, self.layout.gathered_over(v))
+        if (in_steps := gathered(self.layout, x, v)) is not None:
+            x = in_steps
         if between != use:  # gather over data first, then move the tensor shard
             x = self.layout.pin(x, between)
         return self.layout.pin(x, use)
+
+
+def _relaid(layout: Layout) -> dict[Value, Value]:
+    """Weights that are others in another layout, such as the transposed table of an embedding, and which these are."""
+    found: dict[Value, Value] = {}
+    for e in layout.program.equations:
+        if e.primitive.relaid and len(e.ins) == 1 and (v := e.ins[0]) is not None and not layout.batchy(v):
+            found[e.outs[0]] = v
+    return found
+
+
+class _Laid(NamedTuple):
+    equation: Equation
+    source: Any
+    made: Any  # kept so that its id stays taken
 
 
 class _Kept(NamedTuple):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from ..plan import Sent
 from ..program.ir import Value
 from .layout import Axes, Layout, without
+from .stepwise import scatters_sent
 
 
 def activation_sum(layout: Layout, value: Value, over: Axes, trips: int) -> Sent:
@@ -21,19 +22,16 @@ def activation_sum(layout: Layout, value: Value, over: Axes, trips: int) -> Sent
 
 
 def gradient_sum(
-    layout: Layout, value: Value, over: Axes, trips: int, *, whole: bool = False
+    layout: Layout, value: Value, over: Axes, trips: int, *, whole: bool = False, by_hand: bool = False
 ) -> Iterator[Sent]:
-    """A sum over the examples, brought to where its parameter rests: scattered over the axes that divide it, added up
-    over the others, or added up as a `whole`."""
+    """A sum over the examples, brought to where its parameter rests: scattered over the axes that divide it, `by_hand`
+    or by the compiler, added up over the others, or added up as a `whole`."""
     rest = [] if whole else layout.at_rest(value)
     store = tuple(a for axes in rest for a in axes if a in over)
     others = tuple(a for a in over if a not in store)
     size = layout.bytes_of(value, layout.in_use(value))
     if store:
-        kind = (
-            "all-reduce" if layout.simulated else "reduce-scatter"
-        )  # XLA for the CPU adds up all, then slices
-        yield Sent(kind, store, layout.count(store), size, trips)
+        yield from scatters_sent(layout, store, size, trips, by_hand=by_hand)
         size //= layout.count(store)
     if others:
         yield Sent("all-reduce", others, layout.count(others), size, trips)

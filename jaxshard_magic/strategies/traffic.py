@@ -19,6 +19,7 @@ from .hold import Hold
 from .layout import Axes, Spec, without
 from .reductions import activation_sum, gradient_sum
 from .regions import Region
+from .stepwise import gathers_sent
 
 
 def traffic(hold: Hold) -> tuple[Sent, ...]:
@@ -87,10 +88,10 @@ class _Traffic:
                 continue
             over = self._hold.gathers(v)
             source = same.get(v, v)
-            if not over or source in body.kept:
+            laid = self._hold.relaid.get(source)
+            if not over or source in body.kept or (laid is not None and same.get(laid, laid) in body.kept):
                 continue
-            size = self._layout.bytes_of(v, layout.in_use(v))
-            yield self._sent("all-gather", over, size // 2 if self._narrowed(e, v) else size, e.trips)
+            yield from gathers_sent(layout, v, e.trips, narrowed=self._narrowed(e, v))
             body.kept[source] = nbytes(self._program.avals[v])
             while not body.is_loop and len(body.kept) > 1 and sum(body.kept.values()) > self._hold.cap:
                 body.kept.pop(next(iter(body.kept)))

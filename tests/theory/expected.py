@@ -1,7 +1,8 @@
 """What each of the steps must communicate under each strategy, and which of its lines causes it, derived by hand.
 
 All arrays are float32; n is the devices along an axis. Sizes are bytes on one device of the unreduced or gathered
-array. On CPU the reduction of an fsdp gradient shows as an all-reduce (of which each device keeps its part).
+array. On CPU the reduction of an fsdp gradient shows as an all-reduce (of which each device keeps its part), but for
+that of a lookup, which is scattered by hand.
 """
 
 from collections import Counter
@@ -22,7 +23,7 @@ MESHES = {
     "dp+fsdp": {"data": 2, "fsdp": 4},
     "dp+fsdp+tp": {"data": 2, "fsdp": 2, "model": 2},
 }
-AR, AG = "all-reduce", "all-gather"
+AR, AG, RS = "all-reduce", "all-gather", "reduce-scatter"
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,9 @@ def expected(step: str, strategy: str, mesh: Mapping[str, int] | None = None) ->
             found[AR, batch, size, w.line] += w.count
             continue
         found[AG, store, size, w.line] += w.count * w.gathers
-        if w.lookup and rest:
-            found[AR, batch, size, w.line] += w.count
-        else:
-            found[AR, store, size, w.line] += w.count
-            if rest:
-                found[AR, rest, size // mesh[store[0]], w.line] += w.count
+        found[RS if w.lookup else AR, store, size, w.line] += w.count
+        if rest:
+            found[AR, rest, size // mesh[store[0]], w.line] += w.count
     found[AR, batch, F32, moves.loss] += 1
     if "model" in mesh:
         examples = EXAMPLES // prod(mesh[a] for a in batch)
@@ -122,13 +120,16 @@ def _cnn() -> Moves:
     return Moves(weights, sums, loss='params["dense"]', loss_is_cut=True)
 
 
-def _transformer(*, fused: bool = False, tied: bool = False, remat: bool = False) -> Moves:
+def _transformer(
+    *, fused: bool = False, tied: bool = False, scanned: bool = False, remat: bool = False
+) -> Moves:
     """A block sums twice forward (out, down) and twice backward (the inputs of q, k, v and of up); rematerialised, it
     sums after out once more. The vocabulary is cut: a lookup sums once, the head's input gradient once, and the
     cross entropy four numbers a token (the maximum, the sum, the picked logit; the sum of the gradient).
 
     Each block weight is gathered forward and backward. The head is still there when its backward pass begins; the
-    gradient of a lookup needs no table. A tied table is both: its gradient comes in two parts.
+    gradient of a lookup needs no table. A tied table is both: its gradient comes in two parts. With the blocks in a
+    loop nothing else is gathered in between, and the looked up table is still there for the head.
     """
     mlp, out, into = 'p["up"]) @ p["down"]', '@ p["out"]', '@ p["qkv"]' if fused else "(y @ p[n])"
     look, head, softmax = 'params["embed"][', "logits = x @", "log_softmax"
@@ -137,7 +138,7 @@ def _transformer(*, fused: bool = False, tied: bool = False, remat: bool = False
     block.append(Weight(into, WIDTH * WIDTH * F32 * qkv[0], qkv[1], 2))
     norms = Weight("lax.rsqrt", WIDTH * F32, 2 * LAYERS, None, cut=False)
     table = VOCAB * WIDTH * F32
-    ends = [Weight(look, table, 1, 1, lookup=True), Weight(head, table, 1, 1)]
+    ends = [Weight(look, table, 1, 1, lookup=True), Weight(head, table, 1, 0 if tied and scanned else 1)]
     token = TIME * WIDTH * F32
     sums = (
         Sum(out, token, LAYERS * (2 if remat else 1)),
@@ -159,6 +160,6 @@ STEPS = {
     "transformer, tied": _transformer(tied=True),
     "transformer, scanned": _transformer(),
     "transformer, fused qkv, scanned": _transformer(fused=True),
-    "transformer, tied, scanned": _transformer(tied=True),
+    "transformer, tied, scanned": _transformer(tied=True, scanned=True),
     "transformer, remat": _transformer(remat=True),
 }

@@ -6,6 +6,7 @@ from .ahead import gathered_ahead
 from .grouped import grouped
 from .partials import partial_sums
 from .region import Context, Emission, Region
+from .scattered import scattered
 from .sum_types import typed_sums
 from .unreduced import unreduced
 
@@ -14,6 +15,7 @@ KINDS: tuple[Callable[[Context], Region], ...] = (
     gathered_ahead,
     unreduced,
     partial_sums,
+    scattered,
     typed_sums,
     grouped,
 )

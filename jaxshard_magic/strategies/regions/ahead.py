@@ -7,6 +7,7 @@ from ...plan import Sent
 from ...program.ir import Equation, Scope, Value
 from ...program.primitives import called, scan_counts
 from ..layout import Layout, Spec
+from ..stepwise import gathers_sent
 from .region import Context, Emission, Region
 
 
@@ -32,9 +33,7 @@ class Ahead(Region):
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
         layout = self.layout
         for v in self._gathered_before(e):
-            if over := layout.gathered_over(v):
-                size = layout.bytes_of(v, layout.in_use(v))
-                yield Sent("all-gather", over, layout.count(over), size, e.trips)
+            yield from gathers_sent(layout, v, e.trips)
         yield from rest
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:

@@ -27,10 +27,13 @@ class TypedSums(Region):
     wide: Collection[int]
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
-        values = hold.before(e, values)
-        if e.index in self.wide:
-            values = [v.astype(self.dtype) if is_float(v.dtype) else v for v in values]
-        return hold.after(e, bind_as(e.eqn, values, self.dtype))
+        return hold.after(e, bind_as(e.eqn, self.operands(e, hold.before(e, values)), self.dtype))
+
+    def operands(self, e: Equation, values: list) -> list:
+        """The operands of `e`, in the type in which it takes them."""
+        if e.index not in self.wide:
+            return values
+        return [v.astype(self.dtype) if is_float(v.dtype) else v for v in values]
 
 
 def sum_type(dtype: Any, own: Any, *, gradient: bool) -> Any:

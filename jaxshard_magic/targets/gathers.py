@@ -1,0 +1,165 @@
+"""In which steps an array is gathered over mesh axes, or a sum scattered, so that nothing is sent twice.
+
+On wrapped cubes (v4, v5p, tpu7x) the TPU's compiler makes one gather over all chips an all-reduce of zeros, which sends
+twice the bytes; over a line or a plane of them it stays a gather. One reduce-scatter over more than a line is an
+all-reduce on all slices. Which it does is asked of the compiler itself, with a small program for these devices, and its
+answer kept where `compiled` keeps all of them.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from ..hardware import chip_of
+from . import compiled, target_of
+
+_ROWS, _COLUMNS = 128, 1024  # of bfloat16 on each device
+# A TPU runs an all-reduce and the slice after it as one reduce-scatter, in a fusion of this name.
+_HEAD_OR_SUM = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$| all-reduce(?:-start)?\(", re.MULTILINE)
+_SCATTERS = "all-reduce-scatter"
+
+Sizes = AbstractMesh | Mesh
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective over `size` devices along `axes`: all of them, or those that are `apart` places from each to the
+    next along the one axis."""
+
+    axes: tuple[str, ...]
+    size: int
+    apart: int = 1
+
+    def groups(self, mesh: Sizes) -> list[list[int]] | None:
+        """The places along the axes that go together; None where all do.
+
+        >>> Step(("data",), 2, 4).groups(AbstractMesh((8,), ("data",)))
+        [[0, 4], [1, 5], [2, 6], [3, 7]]
+        """
+        devices = math.prod(mesh.shape[axis] for axis in self.axes)
+        if self.size == devices:
+            return None
+        places = np.arange(devices).reshape(-1, self.size, self.apart)
+        return places.swapaxes(1, 2).reshape(-1, self.size).tolist()
+
+
+@dataclass(frozen=True)
+class Way:
+    """The `steps` of a gather, the devices that are nearest first; a sum is scattered in the reverse order. `reduced`:
+    the compiler makes an all-reduce of it, and no steps are known that avoid that."""
+
+    steps: tuple[Step, ...]
+    reduced: bool = False
+
+
+def gather(x: Any, dim: int, steps: Sequence[Step], mesh: Sizes) -> Any:
+    """Inside a `shard_map`: the parts of dimension `dim`, which lie in order along the steps' axes, put together."""
+    for step in steps:
+        x = lax.all_gather(x, step.axes, axis=dim, axis_index_groups=step.groups(mesh), tiled=True)
+    return x
+
+
+def scatter(x: Any, dim: int, steps: Sequence[Step], mesh: Sizes) -> Any:
+    """Inside a `shard_map`: the sum over the steps' axes, of which each device keeps its part of dimension `dim`."""
+    for step in reversed(steps):
+        groups = step.groups(mesh)
+        x = lax.psum_scatter(x, step.axes, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
+    return x
+
+
+@lru_cache(256)
+def way(mesh: Sizes, axes: tuple[str, ...], *, scatters: bool = False) -> Way:
+    """How arrays are gathered over `axes` together, or with `scatters` sums scattered: at once, unless the compiler for
+    these devices makes that an all-reduce; then axis by axis, and an axis in two steps.
+
+    Raises `ShardError` where the compiler of hardware that isn't attached can't be had.
+    """
+    once = Step(axes, math.prod(mesh.shape[axis] for axis in axes))
+    if not isinstance(mesh, Mesh) or once.size == 1 or not _may_reduce(mesh, scatters):
+        return Way((once,))
+    if _stays(mesh, (once,), scatters):
+        return Way((once,))
+    if len(axes) > 1:
+        ways = [way(mesh, (axis,), scatters=scatters) for axis in reversed(axes) if mesh.shape[axis] > 1]
+        return Way(tuple(step for each in ways for step in each.steps), any(each.reduced for each in ways))
+    found = next((steps for steps in _splits(mesh, *axes) if _stays(mesh, steps, scatters)), None)
+    return Way((once,), reduced=True) if found is None else Way(found)
+
+
+def _may_reduce(mesh: Mesh, scatters: bool) -> bool:
+    """Are the devices of a kind on which an all-reduce was seen: chips in a torus, for gathers of three dimensions? It
+    saves asking."""
+    device, target = mesh.devices.flat[0], target_of(mesh)
+    chip = chip_of(device.device_kind) if target is None else target.chip
+    return chip is not None and chip.link.topology in (("torus2d", "torus3d") if scatters else ("torus3d",))
+
+
+def _stays(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> bool:
+    """Does the compiler leave the steps of a gather, or of a sum that is scattered, what they are? Asked in a thread of
+    its own, since jax keeps what it is tracing, such as the step that asks, by thread."""
+    wanted = copy_context()
+    with ThreadPoolExecutor(1) as alone:
+        text = alone.submit(wanted.run, _compiled_text, mesh, steps, scatters).result()
+    inside = ""
+    for found in _HEAD_OR_SUM.finditer(text):
+        inside = found[1] or inside
+        if found[1] is None and not inside.startswith(_SCATTERS):
+            return False
+    return True
+
+
+def _compiled_text(mesh: Mesh, steps: tuple[Step, ...], scatters: bool) -> str:
+    """A program of these steps alone, as the compiler for the devices of the mesh makes it."""
+    axes = tuple(axis for axis in mesh.axis_names if any(axis in step.axes for step in steps))
+    size = math.prod(mesh.shape[axis] for axis in axes)
+    whole, parts = PartitionSpec(), PartitionSpec(axes)
+    probe = jax.jit(
+        jax.shard_map(
+            lambda x: (scatter if scatters else gather)(x, 0, steps, mesh),
+            mesh=mesh,
+            in_specs=whole if scatters else parts,
+            out_specs=parts if scatters else whole,
+            check_vma=False,
+        ),
+        in_shardings=NamedSharding(mesh, whole if scatters else parts),
+    )
+    lowered = probe.lower(jax.ShapeDtypeStruct((size * _ROWS, _COLUMNS), jnp.bfloat16))
+    target = target_of(mesh)
+    if target is None:
+        return lowered.compile().as_text() or ""
+    order = [device.id for device in mesh.devices.flat]
+    # as text: what says from where it was traced would make each another program
+    return compiled(target, lowered.as_text().encode(), order).text
+
+
+def _splits(mesh: Mesh, axis: str) -> Iterator[tuple[Step, Step]]:
+    """An axis in two steps: near devices, then far ones. First where both go over whole dimensions of the torus, and
+    of those where the second one, which moves nearly all, has the most devices and so the most links."""
+    devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), -1).reshape(-1, mesh.shape[axis])[0]
+    places = np.array([(*d.coords, d.core_on_chip) if hasattr(d, "coords") else (d.id,) for d in devices])
+    count = len(devices)
+
+    def torn(near: int) -> bool:
+        return not (_whole(places[:near], places) and _whole(places[::near], places))
+
+    for near in sorted((n for n in range(2, count // 2 + 1) if count % n == 0), key=lambda n: (torn(n), n)):
+        yield Step((axis,), near), Step((axis,), count // near, near)
+
+
+def _whole(some: np.ndarray, places: np.ndarray) -> bool:
+    """Do some of the places fill whole dimensions of those that all of them fill?"""
+    filled, there = ([len(set(column)) for column in which.T.tolist()] for which in (some, places))
+    return math.prod(filled) == len(some) and all(
+        n in (1, most) for n, most in zip(filled, there, strict=True)
+    )

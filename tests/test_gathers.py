@@ -1,0 +1,220 @@
+"""Gathers that a compiler would make all-reduces of are made in steps, which send what theory says."""
+
+from collections import Counter
+from importlib.util import find_spec
+
+import jax
+import jax.numpy as jnp
+import pytest
+from deferring import same
+from jax.sharding import PartitionSpec as P
+from theory.steps import STEPS
+
+import jaxshard_magic
+from jaxshard_magic.comparing.sketch import collective
+from jaxshard_magic.strategies.hold import Hold
+from jaxshard_magic.strategies.traffic import traffic
+from jaxshard_magic.targets import compiler_of, gathers
+from jaxshard_magic.targets.gathers import Step, way
+
+on_tpus = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+AG, AR, RS = "all-gather", "all-reduce", "reduce-scatter"
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    way.cache_clear()
+    yield
+    way.cache_clear()
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """Simulated devices whose compiler makes all-reduces of everything that is not in steps."""
+    monkeypatch.setattr(gathers, "_may_reduce", lambda mesh, scatters: True)
+    monkeypatch.setattr(gathers, "_stays", lambda mesh, steps, scatters: len(steps) > 1)
+
+
+def planned(step) -> Hold:
+    run = step.entry.plan.run
+    assert isinstance(run, Hold)
+    return run
+
+
+def sent(moves) -> int:
+    return sum(move.wire_bytes for move in moves)
+
+
+def trained(name, strategy, mesh, **options):
+    """A step sharded, its results and those of the plain one."""
+    call = STEPS[name]()
+    step = jaxshard_magic.shard(call.step, strategy, mesh=jaxshard_magic.mesh(mesh), **options)
+    return step, step(call.state, call.batch), jax.jit(call.step)(call.state, call.batch)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "mesh"),
+    [
+        ("mlp", "fsdp", "cpu:8 data=8"),
+        ("transformer, scanned", "fsdp", "cpu:8 data=8"),
+        ("transformer", "fsdp+tp", "cpu:8 data=4 model=2"),
+        pytest.param("transformer", "fsdp", "cpu:8 data=8", marks=pytest.mark.ci),
+        pytest.param("transformer, scanned", "dp+fsdp", "cpu:8 data=2 fsdp=4", marks=pytest.mark.ci),
+        pytest.param("transformer, scanned", "fsdp+sp", "cpu:8 data=4 seq=2", marks=pytest.mark.ci),
+    ],
+)
+def test_in_steps_a_step_has_the_plain_steps_numbers(forced, name, strategy, mesh):
+    step, got, want = trained(name, strategy, mesh)
+    same(got, want)
+    sizes = {c.group_size for c in step.report().collectives or () if c.kind == AG and c.axes == ("data",)}
+    assert step.entry.plan.mesh.shape["data"] not in sizes or strategy == "fsdp+sp"
+
+
+@pytest.mark.parametrize("options", [{"microbatches": 2, "reduce": "once"}, {"reduce_dtype": "f32"}])
+def test_in_steps_options_of_the_sum_keep_the_numbers(forced, options):
+    _, got, want = trained("transformer, scanned", "fsdp", "cpu:8 data=8", **options)
+    same(got, want)
+
+
+def test_weights_over_two_axes_are_gathered_axis_by_axis(forced):
+    _, got, want = trained(
+        "mlp", "dp", "cpu:8 data=2 fsdp=4", rules={".*": P(("data", "fsdp"))}, specs={"batch": P("data")}
+    )
+    same(got, want)
+
+
+# Figures
+
+
+def counted(moves):
+    counts = Counter()
+    for m in moves:
+        if m.bytes > 1024:
+            counts[m.kind, m.group_size, m.apart, m.bytes] += m.count
+    return counts
+
+
+def test_in_steps_each_weight_is_sent_once_and_the_plan_says_so(forced):
+    step = jaxshard_magic.shard(scanned, "fsdp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
+    layers, width, hidden = 3, 128, 512
+    shapes = {"up": (layers, width, hidden), "down": (layers, hidden, width)}
+    params = {k: jnp.full(s, 0.01) for k, s in shapes.items()}
+    same(step(params, jnp.ones((16, width))), jax.jit(scanned)(params, jnp.ones((16, width))))
+    size, each = width * hidden * 4, 2 * layers
+    # near pairs, then four devices that are two apart; forward and backward, and gradients the other way round
+    gathered = {(AG, 2, 1, size // 4): 2 * each, (AG, 4, 2, size): 2 * each}
+    scattered = {(RS, 4, 2, size): each, (RS, 2, 1, size // 4): each}
+    assert counted(step.report().collectives or ()) == {**gathered, **scattered}
+    assert counted(traffic(planned(step))) == {**gathered, **scattered}
+    assert sent(m for m in step.report().collectives or () if m.bytes > 1024) == 3 * each * size * 7 // 8
+
+
+def test_a_report_says_in_one_line_that_weights_are_gathered_in_steps_and_why(forced):
+    step, _, _ = trained("mlp", "fsdp", "cpu:8 data=8")
+    (hint,) = [a for a in step.report().advice if a.code == "gathered-in-steps"]
+    assert "in steps of 2 and of 4 devices" in hint.message
+    assert "data=8" in hint.message and "twice the bytes" in hint.message
+
+
+def test_where_no_steps_are_known_the_plan_has_the_all_reduce_and_the_report_warns(forced, monkeypatch):
+    monkeypatch.setattr(gathers, "_stays", lambda mesh, steps, scatters: False)
+    step, got, want = trained("mlp", "fsdp", "cpu:8 data=8")
+    same(got, want)
+    assert {m.kind for m in traffic(planned(step)) if m.bytes > 1024} == {AR}
+    assert [a.level for a in step.report().advice if a.code == "gathers-reduced"] == ["warning"]
+
+
+def test_nothing_is_written_in_steps_where_the_compiler_gathers():
+    step, _, _ = trained("mlp", "fsdp", "cpu:8 data=8")
+    assert {c.group_size for c in step.report().collectives or ()} == {8}
+    assert not [a for a in step.report().advice if a.code == "gathered-in-steps"]
+
+
+def test_groups_of_far_and_of_near_devices():
+    mesh = jaxshard_magic.mesh("cpu:8 data=8")
+    assert Step(("data",), 8).groups(mesh) is None
+    assert Step(("data",), 2).groups(mesh) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert Step(("data",), 4, 2).groups(mesh) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+# The compilers' own word
+
+
+@on_tpus
+@pytest.mark.parametrize(
+    ("mesh", "steps"),
+    [
+        ("v5p:4x4x4 data=64", [(4, 1), (16, 4)]),  # a line of the cube, then a plane
+        ("v4:4x4x4 data=64", [(4, 1), (16, 4)]),
+        ("v5p:8x8x8 data=512", [(8, 1), (64, 8)]),
+        ("v5p:4x4x4 data=16 model=4", [(16, 1)]),
+        ("v5p:2x2x2 data=8", [(8, 1)]),
+        ("v5e:4x4 data=16", [(16, 1)]),
+        ("v6e:8x8 data=64", [(64, 1)]),
+    ],
+)
+def test_gathers_take_steps_over_a_whole_cube_alone(mesh, steps):
+    assert [(s.size, s.apart) for s in way(jaxshard_magic.mesh(mesh), ("data",)).steps] == steps
+
+
+@on_tpus
+def test_one_sum_scattered_over_a_plane_is_an_all_reduce_and_over_a_ring_is_not():
+    assert len(way(jaxshard_magic.mesh("v5e:4x4 data=16"), ("data",), scatters=True).steps) == 2
+    assert len(way(jaxshard_magic.mesh("v5e:2x4 data=8"), ("data",), scatters=True).steps) == 1
+
+
+@on_tpus
+def test_what_the_compiler_said_of_a_slice_is_not_asked_again(monkeypatch):
+    mesh = jaxshard_magic.mesh("v5p:4x4x4 data=64")
+    found = way(mesh, ("data",))
+    way.cache_clear()
+    monkeypatch.setattr(type(compiler_of(gathers.target_of(mesh))), "compile", None)
+    assert way(mesh, ("data",)) == found
+
+
+LAYERS, WIDTH, HIDDEN = 2, 2048, 8192
+
+
+def scanned(params, batch):
+    def loss(params):
+        def layer(x, w):
+            return x + jax.nn.relu(x @ w["up"]) @ w["down"], None
+
+        x, _ = jax.lax.scan(layer, batch, params)
+        return jnp.square(x.astype(jnp.float32)).mean()
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+def compiled_for(mesh, dtype=jnp.bfloat16):
+    shapes = {"up": (LAYERS, WIDTH, HIDDEN), "down": (LAYERS, HIDDEN, WIDTH)}
+    step = jaxshard_magic.shard(scanned, "fsdp", mesh=mesh)
+    devices = step.mesh.size
+    params = {k: jax.ShapeDtypeStruct(s, dtype) for k, s in shapes.items()}
+    step.prepare(params, jax.ShapeDtypeStruct((8 * devices, WIDTH), dtype))
+    # forward and backward each weight is gathered, and its gradient is scattered
+    theory = 3 * 2 * LAYERS * WIDTH * HIDDEN * dtype.dtype.itemsize * (devices - 1) / devices
+    return step, sent(step.report().collectives or ()) / theory
+
+
+@on_tpus
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        "v5p:4x4x4 data=64",
+        pytest.param("v4:4x4x4 data=64", marks=pytest.mark.full),
+        pytest.param("tpu7x:4x4x4 data=128", marks=pytest.mark.ci),
+        pytest.param("v5p:8x8x8 data=512", marks=pytest.mark.full),
+    ],
+)
+def test_on_a_cube_fsdp_sends_what_theory_says_and_the_plan_knows_it(mesh):
+    step, ratio = compiled_for(mesh)
+    assert 0.99 < ratio <= 1.02
+    predicted = sent(map(collective, traffic(planned(step))))
+    assert predicted == pytest.approx(sent(step.report().collectives or ()), rel=0.1)
+    assert step.report().timing.communication_s is not None
