@@ -39,10 +39,10 @@ class Roofline:
     bandwidth. `ideal`: the sum of products, each as long as the longer of its two, and the update. `own`: the same at
     the efficiency that the shapes of the products allow, with what lies between them; of it `waiting` waits for the
     memory; `slow`: the same where products reach least. `communication`: what is sent over each axis' links at their
-    bandwidth, `busiest` on the axis that has most; `sent`: the same with what links reach of it, and with the hops where
-    the order of the program is known. `waits`: what of that the device waits for, by kind and axes. `least`: the whole
-    step where a compiler hides all that it may start ahead. `overlap` says how `waits` is known: "scheduled", from the
-    order of the compiled program, or "by rule", as a compiler usually does.
+    bandwidth, `busiest` on the axis that has most; `sent`: the same with what links reach of it, and with the hops
+    where the order of the program is known. `waits`: what of that the device waits for, by kind and axes. `least`: the
+    whole step where a compiler hides all that it may start ahead. `overlap` says how `waits` is known: "scheduled",
+    from the order of the compiled program, or "by rule", as a compiler usually does.
     """
 
     chip: Chip
