@@ -16,8 +16,7 @@ import threading
 import time
 from typing import Any
 
-from jaxshard_magic.hosts import cluster as clusters
-from jaxshard_magic.hosts import engine, watch
+from jaxshard_magic.hosts import engine, pace, starting, watch
 from jaxshard_magic.hosts.spec import HostsSpec
 
 MEETING_MS, DISPATCH_MS, PLACING_MS = 2.0, 20.0, 5.0
@@ -85,7 +84,7 @@ class Bench:
 
     def __init__(self, hosts: int):
         start = time.perf_counter()
-        self.cluster = clusters.start(HostsSpec.parse("hosts", str(hosts)), 8)
+        self.cluster = starting.start(HostsSpec.parse("hosts", str(hosts)), 8)
         self.cluster.call(engine.get_ready, "data=8", {"view": "text"})
         self.started = time.perf_counter() - start
         self._cells = 0
@@ -130,7 +129,7 @@ def meetings(hosts: int) -> float:
     """Milliseconds of a meeting of so many clients of one coordination service."""
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-    address = f"127.0.0.1:{clusters._free_port()}"
+    address = f"127.0.0.1:{engine.free_port()}"
     service = _jax.get_distributed_runtime_service(address, hosts, heartbeat_timeout=100, shutdown_timeout=10)
     taken: list[float] = []
 
@@ -179,7 +178,9 @@ def main() -> None:
     finally:
         bench.cluster.kill()
     for many in MANY:
-        print(f"a meeting of {many} clients, all on these cores: {meetings(many):.2f} ms")
+        taken = meetings(many)
+        often = "" if many <= pace.FEW else f", every {pace.steps_between(taken / 1e3, 0.02)} steps of 20 ms"
+        print(f"a meeting of {many} clients, all on these cores: {taken:.2f} ms{often}")
     sys.exit(meeting > MEETING_MS or placing > PLACING_MS or dispatch > DISPATCH_MS)
 
 

@@ -3,7 +3,7 @@ call nothing else."""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -26,7 +26,7 @@ from .comparing import (
 from .compiler_log import captured
 from .doctor import Doctor, examine
 from .errors import ShardError
-from .mesh import BuiltMesh, MeshSpec, build, default_spec
+from .mesh import BuiltMesh, MeshSpec, axes_text, build, default_spec
 from .report import Report
 from .report.choice import Choice
 from .report.comparison import Comparison
@@ -35,6 +35,9 @@ from .request import automatic, jobs_of, make_request, parse_strategy, step_opti
 from .request.request import Rules, SpecLike
 from .step import ShardedStep
 from .targets import compiler_of, target_of
+
+if TYPE_CHECKING:
+    from .hosts.cluster import Cluster
 
 
 def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> Any:
@@ -62,9 +65,9 @@ def mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> A
     spec = MeshSpec.parse(text)
     if spec.hosts is None:
         return build_mesh(text, namespaces=namespaces).mesh
-    from .hosts.cluster import opened
+    from .hosts.starting import opened
 
-    return opened(spec.hosts, str(spec).partition(" ")[2], spec.simulated)
+    return opened(spec.hosts, axes_text(spec.axes), spec.size)
 
 
 def build_mesh(text: str, *, namespaces: Sequence[MutableMapping[str, Any]] = ()) -> BuiltMesh:
@@ -98,14 +101,17 @@ def default_mesh(
     return build(default_spec(jobs, count, platform, stages), namespaces)
 
 
-def doctor(mesh: Mesh | str | None = None) -> Doctor:
+def doctor(mesh: "Mesh | Cluster | str | None" = None) -> Doctor:
     """Examine this machine: versions, devices, compilers, variables, and the mesh axis by axis, each failure with its
     remedy.
 
-    It takes seconds: a small all-reduce runs along each axis of the mesh, with a time limit.
+    It takes seconds: a small all-reduce runs along each axis of the mesh, with a time limit. Of several hosts it tells
+    also which answer, whether their versions and devices are alike, whether each reaches every other one, and what an
+    all-reduce over all of them takes. Under `jax.distributed` all processes call it together.
 
     Args:
-        mesh: a `jax.sharding.Mesh`, mesh text, or None for a mesh of all devices.
+        mesh: a `jax.sharding.Mesh`, mesh text, the hosts that `mesh("hosts:2 data=8")` gave, or None for a mesh of all
+            devices.
 
     Returns:
         A `Doctor`: `ok`, and its `findings`.
@@ -116,6 +122,10 @@ def doctor(mesh: Mesh | str | None = None) -> Doctor:
     >>> doctor("cpu:8 data=8").findings[0].name
     'python'
     """
+    if mesh is not None and not isinstance(mesh, (Mesh, str)):
+        from .hosts.health import examined
+
+        return examine(None, hosts=examined(mesh))
     try:
         mesh = _mesh(mesh, _all_devices)
     except RuntimeError:  # a backend does not start, which `examine` tells

@@ -1,7 +1,8 @@
 """What the processes of `jax.distributed` tell each other, through its coordination service: without their devices.
 
-The service's client is private to jax (`jax._src.distributed`, jax 0.10.2 and 0.12.0; orbax uses it as well), and known
-here alone. A key is set once; a barrier's name is used once.
+The service's client is private to jax (`jax._src.distributed`, jax 0.10.2 and 0.12.0; orbax uses it as well), and so is
+what makes gloo (`jaxlib._jax`), for which jax has no option; both are known here alone.
+A key is set once; a barrier's name is used once.
 """
 
 import json
@@ -9,11 +10,13 @@ import threading
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
 import jax
 from jax._src import distributed
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 PART = 2**20  # characters of a value that one message carries; gRPC takes 4 MiB
 LONG_S = 24 * 3600.0
@@ -30,6 +33,15 @@ class FirstFailed(RuntimeError):
 
 class Late(RuntimeError):
     """Not all processes came to a barrier in time, or one of them is gone."""
+
+
+def gloo_at(address: str | None) -> None:
+    """Where gloo, which carries what CPU devices of several processes tell each other, is to listen, before jax starts:
+    at an address of this machine; "" for the one that this machine's own name means; None for no gloo."""
+    if address is None:
+        jax.config.update("jax_cpu_collectives_implementation", None)
+    elif address:
+        _jax.make_gloo_tcp_collectives = partial(_jax.make_gloo_tcp_collectives, hostname=address)
 
 
 def is_there() -> bool:
@@ -63,6 +75,14 @@ def told(key: str) -> str | None:
     except jax.errors.JaxRuntimeError as error:
         if "NOT_FOUND" not in str(error):
             raise
+        return None
+
+
+def heard(key: str, seconds: float) -> str | None:
+    """What a key is set to, waiting so long for it; None where it was not set, or the service does not answer."""
+    try:
+        return _waited(lambda: _client().blocking_key_value_get(key, max(1, int(seconds * 1000))))
+    except jax.errors.JaxRuntimeError:
         return None
 
 

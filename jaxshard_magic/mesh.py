@@ -15,7 +15,7 @@ from . import simulate, targets
 from .compiler_log import captured
 from .errors import ShardError, nearest, none_of
 from .hardware import chip_of, chips
-from .hosts.spec import KINDS, HostsSpec
+from .hosts.spec import KINDS, UNENCRYPTED, HostsSpec
 from .simulate import Machine
 from .targets import Target, slices
 
@@ -82,11 +82,6 @@ class MeshSpec:
         if self.hosts is not None:
             return str(self.hosts)
         return self.target.name if self.target else f"{self.platform}:{self.count}"
-
-    @property
-    def simulated(self) -> int | None:
-        """Of hosts that are processes of this machine, the simulated devices of all of them together."""
-        return (self.size or DEFAULT_SIMULATED) if self.hosts is not None and self.hosts.is_local else None
 
     @property
     def size(self) -> int | None:
@@ -348,7 +343,9 @@ def _device_part(given: str) -> tuple[_MadeOf, str]:
         return _slice(Target(*sold)), rest
     over = re.match(rf"({'|'.join(KINDS)}):(\S*)\s*", given)
     if over is not None:
-        return _MadeOf("hosts", hosts=HostsSpec.parse(over[1], over[2])), given[over.end() :]
+        words = given[over.end() :].split(" ")
+        rest = " ".join(word for word in words if word != UNENCRYPTED)
+        return _MadeOf("hosts", hosts=HostsSpec.parse(over[1], over[2], UNENCRYPTED in words)), rest
     head = re.match(r"([^\W\d][\w-]*):([^\s,]*)[\s,]*", given)
     if head is None or (job_of(head[1]) and chip_of(head[1]) is None):
         return _MadeOf(), given

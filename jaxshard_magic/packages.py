@@ -5,12 +5,21 @@ import re
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from itertools import zip_longest
 from pathlib import Path
+from platform import python_version
 from shlex import quote
 from typing import Any
 from urllib.parse import urlparse
 
 OURS = "jaxshard_magic"
 
+ALIKE = (
+    OURS,
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "numpy",
+)  # what processes that run one program together share
 NEEDED = ("jax", "jaxlib", "flax", "optax", "numpy", "ipython", "ipywidgets", "anywidget", "plotly")
 TPU = ("libtpu",)
 CUDA = ("jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -22,6 +31,13 @@ _CLAUSE = re.compile(r"\s*(==|>=|<=|>|<)\s*(\d+(?:\.\d+)*)(\.\*)?\s*")
 def installed() -> dict[str, str | None]:
     """The versions of the packages that matter, None for those that are missing."""
     return {name: _version(name) for name in (*NEEDED, *TPU, *CUDA)}
+
+
+def running() -> dict[str, str]:
+    """The versions of Python and of those packages that all hosts of one program should have alike, without those that
+    are missing."""
+    found = {"python": python_version()} | {name: _version(name) for name in ALIKE}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def companions() -> dict[str, str]:

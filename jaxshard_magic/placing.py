@@ -73,6 +73,14 @@ def hosts_of(mesh: Mesh) -> int:
     return len({device.process_index for device in mesh.devices.flat})
 
 
+def number_of(device: Any) -> int:
+    """What a device goes by: jax's id. The CPU devices of several processes, whose ids begin anew at a round number for
+    each process, are counted through, as accelerators are."""
+    if device.platform != "cpu" or jax.process_count() == 1:
+        return device.id
+    return device.client.devices().index(device)
+
+
 def near(place: Place) -> Place:
     """`place`, a device or a Sharding, or for a device of another host the first of this one's."""
     if isinstance(place, jax.Device) and place.process_index != jax.process_index():
@@ -115,23 +123,33 @@ def _from_here(x: Any, to: Sharding) -> jax.Array:
     return jax.make_array_from_callback(values.shape, to, lambda part: values[part])
 
 
+def _processes(to: Sharding) -> list[int]:
+    return sorted({device.process_index for device in to.device_set})
+
+
+def cuts_by_host(to: Sharding, shape: Sequence[int], dim: int) -> bool:
+    """Whether each device has rows of its own host alone, where hosts have equal shares of `dim`, in order."""
+    places = _processes(to)
+    share = shape[dim] // len(places)
+
+    def inside(device: Any, part: Any) -> bool:
+        start, stop, _ = part[dim].indices(shape[dim])
+        first = places.index(device.process_index) * share
+        return first <= start and stop <= first + share
+
+    return all(inside(device, part) for device, part in to.devices_indices_map(tuple(shape)).items())
+
+
 def from_rows(x: Any, to: NamedSharding, dim: int) -> jax.Array:
     """The array that hosts have together, the rows of each along `dim` behind those of the hosts before it.
 
     Raises ValueError where hosts have rows of different shapes.
     """
-    devices = sorted(to.device_set, key=lambda device: device.process_index)
-    places = list(dict.fromkeys(device.process_index for device in devices))
     rows = np.asarray(x, jax.typeof(x).dtype)
+    places = _processes(to)
     shape = tuple(n * len(places) if d == dim else n for d, n in enumerate(rows.shape))
-    first = {process: i * rows.shape[dim] for i, process in enumerate(places)}
-
-    def inside(device: Any, part: Any) -> bool:
-        start, stop, _ = part[dim].indices(shape[dim])
-        return first[device.process_index] <= start and stop <= first[device.process_index] + rows.shape[dim]
-
-    if all(inside(device, part) for device, part in to.devices_indices_map(shape).items()):
-        mine = first[jax.process_index()]
+    if cuts_by_host(to, shape, dim):
+        mine = places.index(jax.process_index()) * rows.shape[dim]
 
         def cut(part: Any) -> np.ndarray:
             start, stop, _ = part[dim].indices(shape[dim])

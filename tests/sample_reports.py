@@ -168,6 +168,18 @@ def simulated() -> Report:
     )
 
 
+def over_hosts() -> Report:
+    """The same on two hosts, half of the data axis on each: two groups of data leave a host, no group of model does."""
+    report = simulated()
+    hosts = (0, 0, 0, 0, 1, 1, 1, 1)
+    sent = [
+        replace(c, network_bytes={("data",): 2 * c.wire_bytes, ("model",): 0}.get(c.axes or (), c.wire_bytes))
+        for c in report.collectives or ()
+    ]
+    over = mesh(GPT, "simulated", processes=2, hosts=hosts, islands=hosts)
+    return replace(report, mesh=over, collectives=tuple(sent))
+
+
 def too_big() -> Report:
     """Does not fit, and was not run."""
     leaves = gpt_leaves({"data": 8, "model": 1})
@@ -451,7 +463,7 @@ def options() -> Report:
     return replace(report, options=ASKED, alternatives=(own, *ALTERNATIVES[1:]))
 
 
-_MADE = (attached, hinted, looped, simulated, too_big, wrong, noisy, dry, unknown, bare)
+_MADE = (attached, hinted, looped, simulated, over_hosts, too_big, wrong, noisy, dry, unknown, bare)
 _MADE += (
     one_device,
     shapes,

@@ -273,6 +273,37 @@ def test_what_one_device_of_eight_sends_on_a_ring(kind, sent):
     assert wire_bytes(kind, 8, 960) == sent
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "sent"),
+    [
+        # 4 hosts of 2 devices: a ring over all 8 leaves each host once, rings inside of hosts leave none
+        ("replica_groups={{0,1,2,3,4,5,6,7}}", "all-reduce", 2 * 960 * 7 / 8),
+        ("replica_groups={{0,1},{2,3},{4,5},{6,7}}", "all-reduce", 0),
+        # two groups of 4, each with one of a host's two devices: both leave it
+        ("replica_groups={{0,2,4,6},{1,3,5,7}}", "all-reduce", 2 * 2 * 960 * 3 / 4),
+        # two groups of 4, each on two hosts
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", "all-reduce", 2 * 960 * 3 / 4),
+        # each of 2 members that are together sends an 8th of its array to each of the 6 others
+        ("replica_groups={{0,1,2,3,4,5,6,7}}", "all-to-all", 2 * 6 * 960 / 8),
+        # of the ring's pairs one leaves each host
+        ("source_target_pairs={{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}", "collective-permute", 960),
+        ("source_target_pairs={{0,2},{1,3},{2,0},{3,1}}", "collective-permute", 2 * 960),
+    ],
+)
+def test_what_a_host_sends_to_others(text, kind, sent):
+    added = ", to_apply=add" if kind == "all-reduce" else ""
+    module = read(
+        "HloModule step, num_partitions=8\n\n"
+        "add {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}\n\n"
+        "ENTRY main {\n  x = f32[240]{0} parameter(0)\n"
+        f"  ROOT y = f32[240]{{0}} {kind}(x), channel_id=1, {text}, use_global_device_ids=true{added}\n}}\n"
+    )
+    (move,) = moves(module, {"data": 8}, (0, 0, 1, 1, 2, 2, 3, 3))
+    assert move.network == sent
+    (alone,) = moves(module, {"data": 8})
+    assert alone.network is None
+
+
 # ---- forms that this backend does not print
 
 GROUPS_BY_DATA = ((0, 2, 4, 6), (1, 3, 5, 7))

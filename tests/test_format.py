@@ -103,7 +103,7 @@ def test_devices_say_whether_they_are_real():
     assert (
         devices_text(mesh({"data": 8}, "topology")) == "8 \u00d7 TPU v5 lite, not attached: compiled, not run"
     )
-    assert devices_text(mesh({"data": 8}, processes=2)) == "8 \u00d7 TPU v5 lite, attached, 2 processes"
+    assert devices_text(mesh({"data": 8}, processes=2)) == "8 \u00d7 TPU v5 lite on 2 hosts, attached"
 
 
 def test_options_are_written_as_they_are_typed():

@@ -30,7 +30,7 @@ MAY_IMPORT = {
         f"places hosts units {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
-    "hosts": ("coordination packages hosts.spec", "psutil"),
+    "hosts": ("coordination doctor packages hosts.spec report", "psutil"),
     "hosts.spec": ("", ""),
     "placing": ("", "jax numpy"),
     "coordination": ("", "jax"),
@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "explorer": (f"comparing report targets {DOING}", "jax numpy"),
     "comparing": (f"analysis report targets hardware units {DOING}", "jax"),
     "codegen": (
-        "request program gradients strategies step analysis report targets compiler_log",
+        "placing request program gradients strategies step analysis report targets compiler_log",
         "jax numpy",
     ),
     "mesh": ("simulate targets hardware compiler_log hosts.spec", "jax numpy"),
@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "report": ("files packages", ""),
     "history": ("files packages report", "platformdirs psutil"),
     "views": ("report places units", "pygments"),
-    "doctor": ("packages targets units", "jax numpy"),
+    "doctor": ("coordination packages targets units", "jax numpy"),
     "targets": ("files hardware packages compiler_log units", "jax platformdirs"),
     "files": ("", ""),
     "packages": ("", ""),
@@ -97,7 +97,7 @@ LATE_MODULES = {
 }
 
 LATE = {
-    "hosts": ("step program", "ipyparallel jax numpy IPython"),  # what runs on an engine
+    "hosts": ("step program analysis", "ipyparallel jax numpy IPython zmq"),  # what runs on an engine
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html
     "explorer": ("views", ""),  # Explorer.to_text, to_html, view

@@ -45,6 +45,8 @@ def test_the_dict_has_the_fields_that_the_schema_names():
         "source": "attached",
         "devices": [0, 1, 2, 3, 4, 5, 6, 7],
         "processes": 1,
+        "hosts": [],
+        "islands": [],
     }
     assert data["leaves"][0]["spec"] == [None, "data"]
     assert data["memory"]["per_device"][0].keys() == {f.name for f in fields(DeviceMemory)}

@@ -1,6 +1,7 @@
 """Steps on a mesh over several processes, without a controller: the numbers of one process, and data of each host."""
 
 import re
+from math import prod
 from typing import Any
 
 import pytest
@@ -23,6 +24,15 @@ CASES: list[list[Any]] = [
     ["train_equinox", "fsdp", "data=8", {}],
     ["train_mapped", "pmap", "data=8", {}],
 ]
+# By hand: of the groups over an axis how many go from a host to another one, and how many members of each are together.
+# Devices lie in order, the last axis fastest; over all axes there is one group, with all of a host's devices.
+LEAVE: dict[tuple[int, str], dict[str, tuple[int, int]]] = {
+    **{(hosts, axes): {} for hosts in (2, 4) for axes in ("data=8", "model=8")},
+    (2, "data=4 model=2"): {"model": (0, 2), "data": (2, 2)},
+    (4, "data=4 model=2"): {"model": (0, 2), "data": (2, 1)},
+    (2, "data=2 seq=4"): {"seq": (0, 4), "data": (4, 1)},
+    (4, "data=2 seq=4"): {"seq": (1, 2), "data": (2, 1)},
+}
 PER_HOST = {"data": "per-host"}
 DATA: list[list[Any]] = [
     ["whole", "data=8", "fsdp", {}],
@@ -55,6 +65,19 @@ def test_a_step_on_several_hosts_has_the_numbers_and_the_moves_of_one(
             assert each["sum"] == pytest.approx(one["sum"], rel=1e-5), case
             assert each["passed"] and each["processes"] == hosts, case
             assert each["moved"] == one["moved"], case
+        (first, *others), axes = several, case[2]
+        assert all(each["left"] == first["left"] for each in others)
+        assert one["left"] == [None] * len(one["left"]), "one host has no others"
+        for (kind, over, whole, sent), left in zip(first["moved"], first["left"], strict=True):
+            groups, members = LEAVE[hosts, axes].get(" ".join(over), (1, 8 // hosts))
+            size = prod(
+                int(part.partition("=")[2]) for part in axes.split() if part.partition("=")[0] in over
+            )
+            parts = members * (size - members) / size * whole
+            assert left == pytest.approx(groups * (parts if kind == "all-to-all" else sent), abs=8), (
+                case,
+                kind,
+            )
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Collective, DeviceMemory, Memory, Report, Spread, Timing
 from jaxshard_magic.views import device_memory, leaf_rows, marks, words
 from jaxshard_magic.views.format import SPACE
-from jaxshard_magic.views.meshgrid import mesh_text
+from jaxshard_magic.views.meshgrid import mesh_html, mesh_text
 from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.text import cells
 
@@ -455,6 +455,18 @@ def test_a_mesh_shows_the_devices_in_its_own_order():
     order = (0, 1, 3, 2)
     lines = mesh_text(mesh({"x": 2, "y": 2}, devices=order)).split("\n")
     assert [line.split("\u2502")[1].split() for line in lines[-2:]] == [["0", "1"], ["3", "2"]]
+
+
+def test_a_mesh_over_hosts_tells_which_devices_each_has():
+    over = mesh({"data": 2, "model": 4}, "simulated", hosts=(0, 0, 1, 1) * 2)
+    text = mesh_text(over)
+    assert "8 simulated CPU devices on 2 hosts" in text
+    assert text.endswith("\n\n  host 0: 0\u20131, 4\u20135\n  host 1: 2\u20133, 6\u20137")
+    marked = mesh_html(over)
+    assert marked.count("border-left:3px") == 2, "a line in each row, between the second and the third device"
+    assert "border-top:3px" not in marked and "host 1: 2" in marked
+    many = mesh({"data": 40}, hosts=tuple(range(40)))
+    assert mesh_text(many).endswith("  host 6: 6\n  and 33 more hosts")
 
 
 def test_a_mesh_of_three_axes_has_a_grid_for_each_index_of_the_first():

@@ -1,5 +1,6 @@
 """What each view says: Python's own words, a row for each thing, and a way to what is left out."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from sample_reports import (
     looped,
     measured,
     memory,
+    over_hosts,
     simulated,
     too_big,
     toy,
@@ -161,6 +163,22 @@ def test_the_mesh_is_filled_by_memory_where_that_has_a_limit_and_outlined_where_
     first, *others = filled(attached())
     assert first == pytest.approx(11 * 5.09 / 15.75, abs=0.1) and first > others[0] > 0
     assert filled(toy()) == [1] * 8, "what is there is seen"
+
+
+def test_a_line_in_the_mesh_stands_where_another_host_begins(show: Stage):
+    shown = show(over_hosts(), ["header"])
+    glyph = shown.root.locator(".jsm-glyph svg")
+    assert (glyph.get_attribute("aria-label") or "").startswith("8 devices on 2 hosts: data 4 by model 2")
+    cells = [float(each.get_attribute("x") or 0) for each in glyph.locator("rect.jsm-frame").all()]
+    across = sorted(set(cells))
+    drawn = shown.root.locator(".jsm-glyph-hosts").get_attribute("d") or ""
+    lines = [float(x) for x in re.findall(r"M([\d.]+) ", drawn)]
+    assert len(lines) == 2 and len(set(lines)) == 1, "one for each of the two rows"
+    assert across[1] < lines[0] < across[2], "between the second and the third of data"
+    assert show(simulated(), ["header"]).root.locator(".jsm-glyph-hosts").count() == 0
+    shown = show(over_hosts(), ["layout"])
+    shown.panel.locator(".jsm-map").press("Enter")
+    expect(shown.panel).to_contain_text(", host ")
 
 
 @pytest.mark.parametrize("width", [900, 620])

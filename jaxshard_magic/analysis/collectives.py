@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,7 +37,8 @@ class Move:
 
     `count` is how often it runs per step, at least so where `exact` is False (a loop whose length XLA
     does not know). `axes` is None where the groups match no set of mesh axes; `bytes` is the size on
-    one device of the gathered or unreduced array.
+    one device of the gathered or unreduced array. `network`: what one island of the mesh sends to others
+    each time, None where that is not known, or where there is but one.
     """
 
     kind: str
@@ -49,6 +51,7 @@ class Move:
     computation: str
     operand: str
     position: int | None = 0
+    network: int | None = None
 
 
 class Cause(NamedTuple):
@@ -71,8 +74,9 @@ def collectives(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Collective
     return merge((move, Cause()) for move in moves(read(hlo_text), mesh_axes))
 
 
-def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
-    """Every collective that runs, in the order of the program's text. Those among one device are left out."""
+def moves(module: Module, mesh_axes: Mapping[str, int], islands: tuple[int, ...] = ()) -> tuple[Move, ...]:
+    """Every collective that runs, in the order of the program's text. Those among one device are left out. `islands`:
+    for each device of the mesh the part in which it lies, where there are several (`MeshInfo`)."""
     counted = Counted(module)
     every = []
     for name, computation in module.computations.items():
@@ -80,13 +84,15 @@ def moves(module: Module, mesh_axes: Mapping[str, int]) -> tuple[Move, ...]:
             times = counted[name]
             if not times.times:
                 break
-            axes, size = _axes_of(module, instruction, kind, mesh_axes)
+            groups = _groups_of(module, instruction, kind)
+            axes, size = _axes_of(groups, mesh_axes)
             if size < 2:
                 continue
             for k, nbytes in enumerate(_sizes(computation, instruction, kind, size)):
                 move = Move(
                     *(kind, axes, size, times.times, nbytes, times.known),
                     *(instruction, name, instruction.operands[k], k),
+                    sent_out(kind, groups, size, nbytes, islands),
                 )
                 every += _strung(module, computation, move) or [move]
     return tuple(every)
@@ -103,6 +109,7 @@ def merge(
         alike = Collective(
             *(move.kind, move.axes, move.group_size, 0, move.bytes, 0),
             exact=move.exact,
+            network_bytes=move.network,
             **cause._replace(what=None)._asdict(),
         )
         counts[alike] += move.count
@@ -113,6 +120,7 @@ def merge(
             alike,
             count=n,
             wire_bytes=wire_bytes(alike.kind, alike.group_size, n * alike.bytes),
+            network_bytes=None if alike.network_bytes is None else n * alike.network_bytes,
             what=_listed(sorted(moved[alike])),
             exposed=None if waits is None else waited[alike],
         )
@@ -201,32 +209,48 @@ def _strung(module: Module, computation: Computation, move: Move) -> list[Move]:
     ]
 
 
-def _axes_of(
-    module: Module, instruction: Instruction, kind: str, mesh_axes: Mapping[str, int]
-) -> tuple[tuple[str, ...] | None, int]:
+class _Groups(NamedTuple):
+    """Who talks to whom, by place in the mesh: groups, or of a permutation (source, target) each."""
+
+    permuted: bool
+    of: Groups
+
+
+def _groups_of(module: Module, instruction: Instruction, kind: str) -> _Groups:
+    if kind == "collective-permute":
+        return _Groups(True, _listed_groups(instruction.attribute("source_target_pairs") or ""))
+    text = instruction.attribute("replica_groups") or ""
+    if text.startswith("mesh") and "{" not in text:
+        text += instruction.attribute("device_ids") or ""
+    # Without global ids the groups name replicas, each with all its partitions.
+    local = "use_global_device_ids=true" not in instruction.rest and "channel_id=" in instruction.rest
+    spread = module.partitions if local and kind in ("all-gather", "all-reduce", "reduce-scatter") else 1
+    return _Groups(False, _all_groups(text, module.replicas * module.partitions, spread))
+
+
+@lru_cache(1024)
+def _listed_groups(text: str) -> Groups:
+    return tuple(_lists(text))
+
+
+@lru_cache(1024)
+def _all_groups(text: str, devices: int, spread: int) -> Groups:
+    groups = replica_groups(text) or (tuple(range(devices // spread)),)
+    if spread > 1:
+        groups = tuple(tuple(r * spread + p for r in group for p in range(spread)) for group in groups)
+    return groups
+
+
+def _axes_of(groups: _Groups, mesh_axes: Mapping[str, int]) -> tuple[tuple[str, ...] | None, int]:
     """Mesh axes that a collective runs over, None where they can't be told, and the size of its groups."""
     sizes, names = tuple(mesh_axes.values()), tuple(mesh_axes)
-    if kind == "collective-permute":
-        index, size = _permuted(instruction.attribute("source_target_pairs") or "", sizes)
-    else:
-        text = instruction.attribute("replica_groups") or ""
-        if text.startswith("mesh") and "{" not in text:
-            text += instruction.attribute("device_ids") or ""
-        # Without global ids the groups name replicas, each with all its partitions.
-        local = "use_global_device_ids=true" not in instruction.rest and "channel_id=" in instruction.rest
-        spread = module.partitions if local and kind in ("all-gather", "all-reduce", "reduce-scatter") else 1
-        index, size = _grouped(text, sizes, module.replicas * module.partitions, spread)
+    index, size = (_permuted if groups.permuted else _grouped)(groups.of, sizes)
     return (None if index is None else tuple(names[i] for i in index)), size
 
 
 @lru_cache(1024)
-def _grouped(
-    text: str, mesh: tuple[int, ...], devices: int, spread: int
-) -> tuple[tuple[int, ...] | None, int]:
-    """Positions of the mesh axes that the replica groups run over, and the size of the groups."""
-    groups = replica_groups(text) or (tuple(range(devices // spread)),)
-    if spread > 1:
-        groups = tuple(tuple(r * spread + p for r in group for p in range(spread)) for group in groups)
+def _grouped(groups: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
+    """Positions of the mesh axes that the groups run over, and their size."""
     size = max(map(len, groups))
     if math.prod(mesh) != sum(map(len, groups)) or {d for g in groups for d in g} != set(
         range(math.prod(mesh))
@@ -242,14 +266,50 @@ def _grouped(
 
 
 @lru_cache(1024)
-def _permuted(text: str, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
+def _permuted(pairs: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int]:
     """Positions of the mesh axes along which source and target differ, and how many devices those hold."""
-    pairs = np.array(_lists(text), dtype=int).reshape(-1, 2)
-    if pairs.size and pairs.max() >= math.prod(mesh):
-        return None, len(set(pairs.ravel().tolist()))
-    source, target = (np.stack(np.unravel_index(side, mesh)) for side in pairs.T)
+    ends = np.array(pairs, dtype=int).reshape(-1, 2)
+    if ends.size and ends.max() >= math.prod(mesh):
+        return None, len(set(ends.ravel().tolist()))
+    source, target = (np.stack(np.unravel_index(side, mesh)) for side in ends.T)
     index = tuple(i for i in range(len(mesh)) if (source[i] != target[i]).any())
     return index, math.prod(mesh[i] for i in index)
+
+
+def sent_out(kind: str, groups: _Groups, size: int, nbytes: int, islands: tuple[int, ...]) -> int | None:
+    """What one island sends to others for one collective, that which sends most; None where there is but one.
+
+    A ring that goes through each island once takes out of it what a single device sends: once for every group that goes
+    beyond it. In an all-to-all of n each of the m members that are together on an island sends every other device its
+    n-th part.
+    """
+    if not islands or max((place for group in groups.of for place in group), default=0) >= len(islands):
+        return None
+    crossing, share = _leaving(groups, islands)
+    if groups.permuted:
+        return crossing * nbytes
+    if kind in ("all-to-all", "ragged-all-to-all"):
+        return int(share * nbytes)
+    return crossing * wire_bytes(kind, size, nbytes)
+
+
+@lru_cache(1024)
+def _leaving(groups: _Groups, islands: tuple[int, ...]) -> tuple[int, Fraction]:
+    """Of the island from which most is sent: the groups, or the pairs, that leave it; and the parts of an array that
+    its devices send to others in an all-to-all."""
+    crossing = Counter[int]()
+    parts: dict[int, Fraction] = defaultdict(Fraction)
+    for group in groups.of:
+        here = Counter(islands[place] for place in group)
+        if len(here) < 2:
+            continue
+        if groups.permuted:
+            crossing[islands[group[0]]] += 1
+            continue
+        for island, members in here.items():
+            crossing[island] += 1
+            parts[island] += Fraction(members * (len(group) - members), len(group))
+    return max(crossing.values(), default=0), max(parts.values(), default=Fraction(0))
 
 
 def replica_groups(text: str) -> Groups:

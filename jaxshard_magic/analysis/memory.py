@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from ..hardware import Chip
+from ..placing import number_of
 from ..report import DeviceMemory, Leaf, Memory
 from ..targets import gpu
 
@@ -38,7 +39,9 @@ def memory(stats: Any, leaves: Iterable[Leaf], mesh: Mesh, limit: int | None) ->
         temporaries = peak - lasting
         arguments["other"] += lasting - arguments.total()
     devices = mesh.devices.flatten().tolist()
-    return Memory(tuple(device_memory(d.id, arguments, temporaries, limit) for d in devices), "compiled")
+    return Memory(
+        tuple(device_memory(number_of(d), arguments, temporaries, limit) for d in devices), "compiled"
+    )
 
 
 def by_role(sizes: Iterable[tuple[str, int]]) -> Counter[str]:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.tree_util import GetAttrKey
 
 from ..errors import ShardError
+from ..placing import number_of
 from ..program.arrays import arrays_in
 from ..program.sizes import array_bytes
 from ..report import Advice, Leaf, MeshInfo, Report, Spec
@@ -78,7 +79,7 @@ def _mesh(on: Sequence[tuple[str, Any, Sharding]]) -> MeshInfo:
     meshes = Counter(s.mesh for _, _, s in on if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh))
     if meshes:
         return info_of(max(meshes, key=lambda mesh: (mesh.size, meshes[mesh])))
-    devices = {d.id: d for _, _, sharding in on for d in sharding.device_set}
+    devices = {number_of(d): d for _, _, sharding in on for d in sharding.device_set}
     return devices_info([devices[i] for i in sorted(devices)])
 
 
@@ -106,11 +107,11 @@ def _lying(shape: tuple[int, ...], sharding: Sharding, mesh: MeshInfo) -> Lying 
     why = f"in {kind} memory" if kind not in (None, "device", "unpinned_host") else ""
     if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
         own = sharding.mesh
-        ids = tuple(d.id for d in own.devices.flat)
+        ids = tuple(map(number_of, own.devices.flat))
         if (dict(own.shape), ids) == (mesh.axes, mesh.devices):
             return Lying(as_spec(cut_of(sharding.spec, len(shape))), {}, why)
     starts = {
-        device.id: tuple(part.start or 0 for part in index)
+        number_of(device): tuple(part.start or 0 for part in index)
         for device, index in sharding.devices_indices_map(shape).items()
     }
     read = _read(starts, sharding.shard_shape(shape), mesh)

@@ -29,7 +29,7 @@ from .hlo import read
 from .leaves import leaves
 from .live import Program, renamed, with_live
 from .memory import device_limit, memory, peaks, usable, with_limit, with_measured, with_temporaries
-from .mesh_info import info_of
+from .mesh_info import in_nodes, info_of
 from .origin import Origins
 from .overlap import Schedule, scheduled
 from .pipelined import measured, of_model
@@ -223,7 +223,7 @@ def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
         return target.chip, False
     attached = chip_of(mesh.device_kind) if mesh.source == "attached" else None
     chip = attached if step.request.chip is None else hardware.chip(step.request.chip)
-    return chip, attached is not None and chip == attached
+    return chip and in_nodes(chip, mesh), attached is not None and chip == attached
 
 
 def reading_of(entry: "Entry") -> Reading:
@@ -250,7 +250,7 @@ def _read_program(entry: "Entry", stats_of: Callable[[], Any]) -> Reading:
     told, merged, schedule, calls, module, origins = (), None, None, (), None, None
     if text:
         module = read(text)
-        found = moves(module, plan.mesh.shape)
+        found = moves(module, plan.mesh.shape, info_of(plan.mesh).islands)
         origins = Origins(module, _home(entry), inputs)
         told = caused(module, traced(module, found, origins), placed, sources)
         merged = merge(told)

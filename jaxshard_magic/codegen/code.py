@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.summary import reading_of
 from ..errors import ShardError
+from ..placing import cuts_by_host
 from ..report import Collective
 from ..report.written import Shown, saved
 from ..targets import target_of
@@ -120,16 +121,19 @@ def code_of(
     way = best_way(step, cells_of(pieces, draft.name), reading.collectives or ())
     donated = donated_of(entry) if step.request.donate else ()
     way = replace(way, options=way.options | ({"donate"} if donated else set()))
-    notes = tuple(_notes(step, reading.collectives, way, missing, elsewhere))
+    rows, hosts = _host_rows(step), reading.mesh.processes
+    notes = (*_notes(step, reading.collectives, way, missing, elsewhere), *_on_hosts(hosts, rows))
     program = replace(
         draft,
         functions=(
             *_inside(way, draft.name),
-            *wrapper_of(last, entry.traced, donates=bool(donated)),
+            *wrapper_of(last, entry.traced, donates=bool(donated), hosts=hosts),
         ),
         edits=way.edits,
         notes=notes,
-        devices=step.mesh.size if reading.mesh.source == "simulated" else None,
+        devices=step.mesh.size // hosts if reading.mesh.source == "simulated" else None,
+        hosts=hosts,
+        host_rows=rows,
         call=call,
         examples=entry.plan.batch_axes,
         numbers=tuple(sorted(t.__name__ for t in last.step.numbers if t is not bool)),
@@ -182,6 +186,35 @@ def _notes(
         )
     if lacking := sorted(missing):
         yield f"No cell gives {', '.join(lacking)} a value: give them one above where they are used."
+
+
+def _on_hosts(hosts: int, rows: Sequence[str]) -> Iterator[str]:
+    """What a program that several hosts run asks of them."""
+    if hosts == 1:
+        return
+    yield (
+        f"Each of {hosts} hosts runs this program at once, with as many devices each, joined by\n"
+        "jax.distributed.initialize(). What it computes from is to be the same on all of them, as from the same seed\n"
+        "or file; a print or a file that it writes comes from each."
+    )
+    if rows:
+        yield f"Of {', '.join(rows)} each host has rows of its own; the batch is all of them together."
+
+
+def _host_rows(step: "ShardedStep") -> tuple[str, ...]:
+    """The arguments of which each host has rows of its own. Raises ShardError where the plan does not divide them over
+    the hosts, as plain JAX puts none together."""
+    entry, _ = last_call(step)
+    found, first = [], len(entry.consts)
+    for i, dim in entry.rows.items():
+        leaf = entry.plan.leaves[first + i]
+        if not cuts_by_host(entry.shardings[i], leaf.shape, dim):
+            raise ShardError(
+                f"{leaf.path} is divided otherwise than hosts have rows of it, and plain JAX puts no such rows "
+                "together: give all hosts the whole batch, without --data per-host, then write the code"
+            )
+        found.append(leaf.path)
+    return tuple(found)
 
 
 def _left_out(step: "ShardedStep", written: Collection[str]) -> Iterator[str]:

@@ -29,13 +29,14 @@ WIDTH = 100  # columns of a program
 _CALLING = (
     wrappers.donating,
     wrappers.where,
+    wrappers.on_mesh,
     wrappers.arguments,
     wrappers.called,
     wrappers.apart,
     wrappers.together,
 )
 _OWN = (
-    *("mesh", "EXAMPLES", "DONATED", "NUMBERS", "STATIC", "ARGUMENTS", "RESULTS"),
+    *("mesh", "EXAMPLES", "DONATED", "NUMBERS", "STATIC", "HOST_ROWS", "ARGUMENTS", "RESULTS"),
     *("microbatch", "shard", "sharded"),
     *(f.__name__ for f in (*inside.INSIDE, *_CALLING)),
 )
@@ -53,6 +54,13 @@ _MODULES = {
     "P": "from jax.sharding import PartitionSpec as P",
 }
 _COMPILED = "jax.jit(program, "  # in the functions that call a step
+_PLACED = (  # in those as well, and what stands there on several hosts
+    (re.compile(r"jax\.device_put\((\w+), where\(\1, ARGUMENTS\)\)"), r"on_mesh(\1)"),
+    (
+        re.compile(r"jax\.device_put\((\w+), \[where\(s, ARGUMENTS\) for s in \1\]\)"),
+        r"[on_mesh(s) for s in \1]",
+    ),
+)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -61,7 +69,8 @@ class Program:
     """What a program is put together from.
 
     `path`: what its step goes by; `functions`: those of `wrappers` and `inside` that it has; `notes`: what its reader
-    has to know, by paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's.
+    has to know, by paragraphs. `devices`: how many simulated ones it makes for itself, None for the machine's; `hosts`:
+    how many run it at once, with as many devices each, and `host_rows` the arguments of which each has its own rows.
     `call`: how its last line calls the step, where no piece does. `examples`: the mesh axes that divide them.
     `unwrapped`: the step stands under a `jax.pmap` of its own, which is left out. `numbers`: the types of numbers
     that are arrays to it, `static`: its arguments that never are; `donated`: those whose memory the results take.
@@ -82,6 +91,8 @@ class Program:
     numbers: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
     donated: tuple[str, ...] = ()
+    hosts: int = 1
+    host_rows: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The program, as ruff formats it."""
@@ -153,12 +164,18 @@ class Program:
         if self.donated:
             comment = "# Arguments whose memory the step's results take."
             constants.append(f"{comment}\n{self.name('DONATED')} = {self.donated!r}")
+        if self.hosts > 1:
+            comment = "# Arguments of which each host has rows of its own."
+            constants.append(f"{comment}\n{self.name('HOST_ROWS')} = {self.host_rows!r}")
         tables = [*constants, self._table("ARGUMENTS", self.arguments), self._table("RESULTS", self.results)]
         functions = [self._renamed(self._function(f)) for f in self.functions]
         return [self._renamed(f"mesh = jax.make_mesh({sizes}, {names}, {types})"), *tables, *functions]
 
     def _function(self, f: Callable[..., Any]) -> str:
         text = text_of(f)
+        if self.hosts > 1 and text.startswith("def sharded("):
+            for alone, on_hosts in _PLACED:
+                text = alone.sub(on_hosts, text)
         donates = self.donated and text.startswith("def sharded(")
         return text.replace(_COMPILED, "donating(program, ") if donates else text
 
@@ -180,12 +197,21 @@ class Program:
         return line if own == name else f"{line.removesuffix(f' as {name}')} as {own}"
 
     def _devices(self) -> str:
-        if self.devices is None:
-            return ""
-        return (
-            f"# {self.devices} CPU devices stand in for accelerators; take these two lines out where there are some.\n"
-            f'jax.config.update("jax_platforms", "cpu")\njax.config.update("jax_num_cpu_devices", {self.devices})'
-        )
+        found = []
+        if self.devices is not None:
+            each = f" of each of {self.hosts} hosts" if self.hosts > 1 else ""
+            found.append(
+                f"# {self.devices} CPU devices{each} stand in for accelerators; take these two lines out where there "
+                f'are some.\njax.config.update("jax_platforms", "cpu")\n'
+                f'jax.config.update("jax_num_cpu_devices", {self.devices})'
+            )
+        if self.hosts > 1:
+            found.append(
+                "# It finds the others under Slurm, Open MPI and Kubernetes and on TPU pods; elsewhere it takes the "
+                f"address of the first,\n# how many there are, {self.hosts}, and which of them this one is.\n"
+                "if not jax.distributed.is_initialized():\n    jax.distributed.initialize()"
+            )
+        return self._renamed("\n\n".join(found))
 
     def _docstring(self) -> str:
         return '"""' + "\n\n".join(self.notes).replace('"""', "'''").replace("\\", "\\\\") + '\n"""'
@@ -239,9 +265,13 @@ def donated_of(entry: "Entry") -> tuple[str, ...]:
     return tuple(root for root, whole in found.items() if whole)
 
 
-def wrapper_of(call: "Peeled", traced: Traced, *, donates: bool = False) -> tuple[Callable[..., Any], ...]:
+def wrapper_of(
+    call: "Peeled", traced: Traced, *, donates: bool = False, hosts: int = 1
+) -> tuple[Callable[..., Any], ...]:
     """The functions of `wrappers` that call a step of this kind."""
-    usual = (wrappers.where, wrappers.arguments, wrappers.called, *([wrappers.donating] if donates else []))
+    across = [wrappers.on_mesh] if hosts > 1 else []
+    donating = [wrappers.donating] if donates else []
+    usual = (wrappers.where, *across, wrappers.arguments, wrappers.called, *donating)
     if isinstance(traced, PerDevice):
         return *usual, wrappers.sharded_places if traced.mapped.device_axis else wrappers.sharded_parts
     if call.nodes is not None:

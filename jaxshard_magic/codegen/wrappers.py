@@ -20,6 +20,7 @@ RESULTS: dict[str, P] = {}
 DONATED: tuple[str, ...] = ()  # arguments whose memory the results take
 NUMBERS: tuple[type, ...] = ()  # that are arrays to the step
 STATIC: tuple[str, ...] = ()  # its arguments that never are
+HOST_ROWS: tuple[str, ...] = ()  # arguments of which each host has rows of its own
 
 
 def where(tree, table):
@@ -32,6 +33,28 @@ def where(tree, table):
         return NamedSharding(mesh, next(found, P()))
 
     return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def on_mesh(tree):
+    """The arrays of a tree where ARGUMENTS says: every host gives its devices their parts of what it holds.
+
+    What HOST_ROWS names are a host's own rows, the others are the same on all hosts.
+    """
+
+    def one(path, x, place):
+        name, kind = jax.tree_util.keystr(path, simple=True, separator="."), jax.typeof(x)
+        if kind.weak_type or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+            return jax.device_put(x, place)
+        if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                one(path, jax.random.key_data(x), place), impl=jax.random.key_impl(x)
+            )
+        values = np.asarray(x, kind.dtype)
+        if name in HOST_ROWS:
+            return jax.make_array_from_process_local_data(place, values)
+        return jax.make_array_from_callback(values.shape, place, lambda part: values[part])
+
+    return jax.tree_util.tree_map_with_path(one, tree, where(tree, ARGUMENTS))
 
 
 def arguments(signature, args, kwargs):

@@ -8,6 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from ..analysis.memory import room
+from ..analysis.mesh_info import in_nodes, info_of
 from ..errors import ShardError
 from ..hardware import Chip, chip, chip_of
 from ..request import parse_strategy
@@ -82,7 +83,7 @@ def hardware_for(mesh: Mesh, on: str | None) -> Hardware:
     """
     target, device = target_of(mesh), mesh.devices.flat[0]
     if target is None and device.platform == "cpu":
-        stand_in = chip(on or STAND_IN)
+        stand_in = in_nodes(chip(on or STAND_IN), info_of(mesh))
         return Hardware(stand_in, True, room(mesh, stand_in), runs=False, on=stand_in.key)
     if on is not None:
         named = device.device_kind if target is None else target.name
@@ -90,7 +91,7 @@ def hardware_for(mesh: Mesh, on: str | None) -> Hardware:
     if target is not None:
         return Hardware(target.chip, True, room(mesh, target.chip), runs=False)
     attached = chip_of(device.device_kind)
-    like = attached or chip("h100" if device.platform == "gpu" else STAND_IN)
+    like = in_nodes(attached or chip("h100" if device.platform == "gpu" else STAND_IN), info_of(mesh))
     return Hardware(like, attached is not None, room(mesh, None), runs=True)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 
-def examine(mesh: "Mesh | None", variables: Mapping[str, str] = os.environ) -> Doctor:
+def examine(
+    mesh: "Mesh | None", variables: Mapping[str, str] = os.environ, hosts: Iterable[Finding] | None = None
+) -> Doctor:
     """Look at this machine: versions, devices, compile targets, variables, and the `mesh` axis by axis (None: that part
     is left out). The mesh's collectives run, with a time limit; nothing else is started that is not there.
+
+    `hosts` is what was found of the hosts that this process uses; None looks at those that it is one of, if any.
 
     Where jax itself cannot be imported, that is a finding, and what needs no jax is told all the same.
     """
@@ -34,14 +38,19 @@ def examine(mesh: "Mesh | None", variables: Mapping[str, str] = os.environ) -> D
     else:
         import jax
 
+        from ..coordination import is_there
         from .connectivity import connectivity
         from .devices import devices
+        from .processes import of_processes
 
         allowed, cpu_devices = (
             getattr(jax.config, f"jax_{name}") for name in ("platforms", "num_cpu_devices")
         )
         findings += devices(known, variables, allowed or "")
         findings += connectivity(mesh) if mesh is not None else ()
+        if hosts is None and is_there():
+            findings += of_processes()
+    findings += hosts or ()
     findings += [*targets(known, needed), *environment(variables, cpu_devices), *notebook(known)]
     return Doctor(tuple(findings))
 

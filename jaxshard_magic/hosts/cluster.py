@@ -1,31 +1,27 @@
-"""Hosts of one notebook: engines of ipyparallel that are started, joined under `jax.distributed`, watched and ended."""
+"""Hosts of one notebook while they live, and their end: engines of ipyparallel that `starting` has joined."""
 
 import atexit
-import os
 import shutil
-import socket
-import tempfile
+import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 
 from ..errors import ShardError
+from ..report.parts import mesh_text
 from . import engine
 from .spec import RUNNING, HostsSpec
 
 LEAVE_TRIES, LEAVE_S = 20, 0.25  # interrupts to hosts that are left after a death, and seconds between them
-TRIES = 3  # ports, where one is taken between being found free and being bound
-START_S = 120.0
-BEATS = (
-    "--HeartMonitor.period=500",
-    "--HeartMonitor.max_heartmonitor_misses=6",
-)  # a frozen host is told after 3.5 s
-PORT = 8476  # of the coordinator on another machine, as jax's own detection takes it
+ANSWER_S = 120.0
+SIGNAL_S = 2.0  # for a signal that goes through the hub, which may be gone
 
 
 class Cluster:
@@ -33,11 +29,12 @@ class Cluster:
     that they made last; `died` is why they are gone, once they are."""
 
     def __init__(self, spec: HostsSpec, client: Any, own: Any, folder: Path | None, ids: Sequence[int]):
-        self.spec, self.client, self._own, self._folder = spec, client, own, folder
+        self.spec, self.client, self._own, self.folder = spec, client, own, folder
         self.ids = list(ids)
         self.joined: list[engine.Joined] = []
         self.meshed: engine.Meshed | None = None
         self.died: str | None = None
+        self.token = uuid4().hex[:12]  # of this cluster alone: what hosts agree on goes under it
         self._runs = 0
         self._leaving: threading.Thread | None = None
         self.survivors: tuple[int, ...] = ()  # hosts that are there after another one has died
@@ -53,8 +50,19 @@ class Cluster:
         """Whether all hosts run on this machine."""
         return self.spec.is_local
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the hosts were started for this mesh, and end with it; those of `cluster:` are somebody's own."""
+        return self.spec.kind != RUNNING
+
+    @property
+    def again(self) -> str:
+        """What starts the hosts again, with the mesh that they had."""
+        axes = mesh_text(self.meshed.info.axes) if self.meshed else ""
+        return self.spec.again(len(self), axes)
+
     def call(
-        self, function: Callable[..., Any], *args: Any, seconds: float = START_S, host: int | None = None
+        self, function: Callable[..., Any], *args: Any, seconds: float = ANSWER_S, host: int | None = None
     ) -> Any:
         """What a function of `engine` gives on each host, or on one. Raises ShardError where a host does not answer,
         and for what the function raises there."""
@@ -63,16 +71,18 @@ class Cluster:
 
         ids = self.ids if host is None else [self.ids[host]]
         if any(self.ids.index(i) in self.missing() for i in ids):
-            raise ShardError(f"a host of {self.spec} has died. %mesh {self.spec} starts them again")
+            raise ShardError(f"a host of {self.spec} has died: {self.again}")
         asked = [self.client[i].apply_async(function, *args) for i in ids]
         try:
             got = [each.get(seconds) for each in asked]
         except EngineError:
-            raise ShardError(f"a host of {self.spec} has died. %mesh {self.spec} starts them again") from None
+            raise ShardError(f"a host of {self.spec} has died: {self.again}") from None
         except (Late, TimeoutError):
             raise ShardError(f"a host of {self.spec} has not answered within {seconds:g} s") from None
         except RemoteError as error:
-            raise ShardError(f"{self.spec}: {error.ename}: {_line(error.evalue)}") from None
+            if error.ename == EngineError.__name__:
+                raise ShardError(f"a host of {self.spec} has died: {self.again}") from None
+            raise ShardError(f"{self.spec}: {error.ename}: {line_of(error.evalue)}") from None
         return got if host is None else got[0]
 
     def run(self, text: str) -> None:
@@ -91,8 +101,30 @@ class Cluster:
             raise ShardError(outcome.told())
 
     def close(self) -> None:
-        """End the hosts."""
+        """End the hosts; engines that somebody else started go on."""
+        if not self.is_ours and self.died is None:
+            with suppress(ShardError):  # one that does not answer is let go of as it is
+                self.call(engine.let_go, seconds=SIGNAL_S)
         self.kill("they were closed")
+
+    def left(self) -> str | None:
+        """What is left of hosts that were closed, in a line; None where nothing is."""
+        if self.is_ours:
+            return None
+        axes = mesh_text(self.meshed.info.axes) if self.meshed else ""
+        return (
+            f"The {len(self)} engines of {self.spec} go on, with what cells made there, and stay joined under jax: "
+            f"%mesh {self.spec} {axes} takes them again, all other jax programs on them see each other's devices."
+        )
+
+    def has_room(self, devices: int | None, axes: str = "") -> None:
+        """Raise ShardError where a mesh takes more simulated devices than the hosts got when they joined."""
+        have = sum(len(each.devices) for each in self.joined)
+        if devices is not None and devices > have and all(each.platform == "cpu" for each in self.joined):
+            new = f"after %mesh --close, %mesh {self.spec} {axes} starts it with as many"
+            how = new if self.is_ours else self.again
+            has = f"{self.spec} has {have} CPU devices, those that its hosts joined with"
+            raise ShardError(f"{has}, and the mesh takes {devices}: {how}")
 
     def missing(self) -> list[int]:
         """The hosts that the hub has lost."""
@@ -105,7 +137,7 @@ class Cluster:
 
     def interrupt(self, hosts: Sequence[int]) -> None:
         """Send SIGINT to some of them."""
-        self._signal(2, hosts)
+        self._signal(signal.SIGINT, hosts)
 
     def processes_of(self, host: int) -> list[psutil.Process]:
         """A host's own process, where it runs on this machine."""
@@ -138,36 +170,49 @@ class Cluster:
             self._leaving.join()
 
     def kill(self, why: str | None = None, wait_s: float = 5.0) -> None:
-        """End all hosts at once, and what was started for them; wait so long until they are gone. A cluster that somebody else started keeps its engines,
-        which jax no longer holds together."""
+        """End all hosts at once, and what was started for them; wait so long until they are gone. A cluster that
+        somebody else started keeps its engines."""
         self.died, self.survivors = self.died or why or "they were ended", ()
         everything = [*self._processes, *self._hub]
-        if not self.is_local and self._own is not None:
-            self._signal(9, range(len(self)))
+        far = self._own if not self.is_local else None
+        if far is not None:
+            self._signal(signal.SIGKILL, range(len(self)))
         for process in everything:
             with suppress(psutil.Error):
                 process.kill()
-        with suppress(Exception):  # whatever is left of connections to processes that are gone
-            self.client.close(linger=0)
+        self.client.close(linger=0)
         atexit.unregister(self.kill)
-        if self._own is not None and not self.is_local:
-            with suppress(Exception):  # launchers that can't reach what they started any more
-                self._own.stop_cluster_sync()
+        if far is not None:
+            with suppress(*launch_errors()):  # launchers that can't reach what they started any more
+                far.stop_cluster_sync()
         psutil.wait_procs(everything, timeout=wait_s)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _signal(self, number: int, hosts: Sequence[int]) -> None:
-        for host in hosts:
-            if self._processes:
+        if self._processes:
+            for host in hosts:
                 with suppress(psutil.Error):
                     self._processes[host].send_signal(number)
-            else:
-                with suppress(Exception):  # one that is gone gets none, and the others still do
-                    self.client.send_signal(number, targets=[self.ids[host]], block=True)
+            return
+        sent = [threading.Thread(target=self._send, args=(number, host), daemon=True) for host in hosts]
+        for each in sent:
+            each.start()
+        end = time.monotonic() + SIGNAL_S
+        for each in sent:
+            each.join(max(0.0, end - time.monotonic()))
+
+    def _send(self, number: int, host: int) -> None:
+        """Send a signal through the hub and the host's nanny, and wait until it was."""
+        from ipyparallel.error import KernelError
+
+        # One that is gone gets none: the client knows no such engine, is closed, or is told so by the hub.
+        with suppress(IndexError, OSError, KernelError):
+            self.client.send_signal(number, targets=[self.ids[host]], block=True)
 
     def learn(self) -> None:
-        """Remember the processes of this machine that belong to it, while they are all there."""
+        """Remember the processes of this machine that belong to it, while they are all there: the hosts' in the order
+        of jax's processes, once they have joined."""
         if not self.is_local:
             return
         controller = self._own.controller
@@ -176,64 +221,11 @@ class Cluster:
         self._hub = [hub, *hub.children(recursive=True)]
         # The launchers' own objects: whoever waits for a process keeps the status it ended with.
         own = {each.process.pid: each.process for each in self._launchers()}
-        self._processes = [own.get(joined.pid) or psutil.Process(joined.pid) for joined in self.joined]
+        joined = [own.get(joined.pid) or psutil.Process(joined.pid) for joined in self.joined]
+        self._processes = joined or [*own.values()]
 
     def _launchers(self) -> list[Any]:
         return [each for set_ in self._own.engines.values() for each in set_.launchers.values()]
-
-
-def start(spec: HostsSpec, devices: int | None, say: Callable[[str], None] = lambda _: None) -> Cluster:
-    """Start the hosts of `spec`, or reach those that run, and join them under jax.
-
-    Args:
-        spec: which.
-        devices: simulated ones of all hosts together, where these are processes of this machine.
-        say: is told what is being done.
-
-    It takes 5 to 10 s for two, most of it Python's and jax's own start. Raises ShardError where ipyparallel is not
-    installed, where hosts do not come within two minutes, and where jax can't join them.
-    """
-    try:
-        import ipyparallel  # noqa: F401
-    except ImportError:
-        raise ShardError(f"{spec} needs ipyparallel", fix=_install()) from None
-    if devices is not None and devices % (spec.count or 1):
-        raise ShardError(
-            f"{devices} devices don't divide over {spec.count} hosts; a mesh takes as many of each"
-        )
-    say(f"starting {spec.count or 'the'} hosts")
-    cluster = _connected(spec)
-    try:
-        for left in reversed(range(TRIES)):
-            try:
-                _join(cluster, devices, say)
-                break
-            except ShardError:
-                if not left or not cluster.is_local:
-                    raise
-                cluster.kill()
-                cluster = _connected(spec)
-        cluster.learn()
-        if cluster.is_local:
-            hub = [process.pid for process in cluster.watched()]
-            for host in range(len(cluster)):
-                cluster.call(engine.tie, os.getpid(), hub if host == 0 else [], host=host)
-    except BaseException:
-        cluster.kill()
-        raise
-    return cluster
-
-
-def opened(spec: HostsSpec, axes: str, devices: int | None) -> Cluster:
-    """The hosts of `spec` with a mesh of these axes over them, such as `data=8`. Raises ShardError where there can be
-    none."""
-    cluster = start(spec, devices)
-    try:
-        cluster.meshed = cluster.call(engine.get_ready, axes, {"progress": False, "view": "text"})[0]
-    except BaseException:
-        cluster.kill()
-        raise
-    return cluster
 
 
 def _printed(host: int, message: dict[str, Any]) -> None:
@@ -244,113 +236,14 @@ def _printed(host: int, message: dict[str, Any]) -> None:
         print(content["data"].get("text/plain", ""))
 
 
-def _connected(spec: HostsSpec) -> Cluster:
-    import logging
+def launch_errors() -> tuple[type[Exception], ...]:
+    """What ipyparallel's launchers raise where they can't start, reach or end something: their own, of the commands
+    that they run (`ssh`, `sbatch`), of files and sockets, and asyncio's where its loop has ended."""
+    from ipyparallel.cluster.launcher import LauncherError
 
-    import ipyparallel as ipp
-
-    if spec.kind == RUNNING:
-        assert spec.cluster is not None
-        given: Any = {"url_file": spec.cluster} if os.path.exists(spec.cluster) else {"profile": spec.cluster}
-        try:
-            client = ipp.Client(**given, timeout=10)
-        except (OSError, TimeoutError) as error:
-            raise ShardError(f"{spec}: {_line(error)}. ipcluster start -n 2 starts one") from None
-        if len(client.ids) < 2:
-            raise ShardError(f"{spec} has {len(client.ids)} engines; a mesh over hosts takes two or more")
-        return Cluster(spec, client, None, None, sorted(client.ids))
-    folder = Path(tempfile.mkdtemp(prefix="jaxshard-hosts-"))  # for its user alone, as its keys are
-    options: Any = {
-        "n": spec.count,
-        "engines": "local" if spec.is_local else spec.kind,
-        "profile_dir": str(folder),
-        "controller_args": [*BEATS],
-        "engine_timeout": int(START_S),
-        "send_engines_connection_env": True,
-        "log_level": logging.CRITICAL,
-        "shutdown_atexit": False,  # it waits for each of its processes; `Cluster.kill` does not
-    }
-    if not spec.is_local:
-        options["controller_args"] += ["--IPController.enable_curve=True", "--ip=*"]
-    own: Any = ipp.Cluster(**options)
-    if spec.names:
-        own.config.SSHEngineSetLauncher.engines = dict.fromkeys(spec.names, 1)
-    try:
-        own.start_cluster_sync()
-        client = own.connect_client_sync()
-        client.wait_for_engines(spec.count, timeout=START_S, interactive=False)
-    except (
-        Exception
-    ) as error:  # whatever a launcher raises: a command that is not there, hosts that do not come
-        with suppress(Exception):
-            own.stop_cluster_sync()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise ShardError(f"{spec}: the hosts did not start: {_line(error)}") from None
-    for path in (folder / "security").glob("*"):  # keys are in them
-        path.chmod(0o600)
-    return Cluster(spec, client, own, folder, sorted(client.ids)[: spec.count])
+    return LauncherError, subprocess.SubprocessError, OSError, RuntimeError, TimeoutError
 
 
-def _join(cluster: Cluster, devices: int | None, say: Callable[[str], None]) -> None:
-    """Make processes of jax of the engines, which come back in the order that jax gives them."""
-    hosts = len(cluster)
-    say(f"joining {hosts} hosts")
-    where: dict[str, Any] = {"hosts": hosts, "seconds": int(START_S)}
-    if cluster.is_local:
-        address = f"127.0.0.1:{_free_port()}"
-        where |= {"address": address, "bind": address, "devices": (devices or hosts) // hosts}
-    elif cluster.spec.names:
-        first = cluster.spec.names[0].rpartition("@")[2]
-        where |= {"address": f"{first}:{PORT}", "bind": f"{first}:{PORT}"}
-    asked = [
-        cluster.client[i].apply_async(engine.join, where | {"process": process})
-        for process, i in enumerate(cluster.ids)
-    ]
-    joined = _all(asked, cluster)
-    order = sorted(range(hosts), key=lambda i: joined[i].process)
-    cluster.ids = [cluster.ids[i] for i in order]
-    cluster.joined = [joined[i] for i in order]
-
-
-def _all(asked: Sequence[Any], cluster: Cluster) -> list[Any]:
-    """What all of them give; as soon as one fails that is raised, for the others wait for it."""
-    from ipyparallel.error import EngineError, RemoteError
-
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        ready = [each for each in asked if each.ready()]
-        for each in ready:
-            try:
-                each.get(0)
-            except EngineError:
-                raise ShardError(f"{cluster.spec}: a host died while it joined the others") from None
-            except RemoteError as error:
-                raise ShardError(f"{cluster.spec}: {error.ename}: {_line(error.evalue)}") from None
-        if len(ready) == len(asked):
-            return [each.get(0) for each in asked]
-        time.sleep(0.02)
-    late = [host for host, each in enumerate(asked) if not each.ready()]
-    raise ShardError(f"{cluster.spec}: hosts {', '.join(map(str, late))} did not join within {START_S:g} s")
-
-
-def different(versions: Sequence[Mapping[str, str]]) -> list[str]:
-    """The packages of which hosts have different versions, as `jax 0.10.2, 0.12.0`."""
-    names = dict.fromkeys(name for each in versions for name in each)
-    said = {name: dict.fromkeys(each.get(name, "none") for each in versions) for name in names}
-    return [f"{name} {', '.join(found)}" for name, found in said.items() if len(found) > 1]
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def _line(error: Any) -> str:
+def line_of(error: Any) -> str:
+    """An error's first line, in one of at most 300 characters."""
     return " ".join(str(error).partition("\n")[0].split())[:300]
-
-
-def _install() -> str:
-    from ..packages import install
-
-    return install("hosts")

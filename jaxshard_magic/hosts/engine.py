@@ -3,30 +3,41 @@
 A host is an engine of ipyparallel, that is an IPython kernel of its own. Nothing of jax runs there before `join`.
 """
 
+import builtins
+import getpass
 import os
+import shutil
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from platform import python_version
+from pathlib import Path
 from typing import Any
 
+from ..errors import ShardError
+from ..packages import running
+from ..report import MeshInfo
 from .guard import Guard, HostFailed
 
-PACKAGES = ("jaxshard_magic", "jax", "jaxlib", "flax", "optax", "numpy")
 _TIED_S = 0.5  # between two looks at the kernel
 _now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
+_group: list[str] = []  # the cluster that this engine has joined, which it can do once
+_before: list[
+    Any
+] = []  # what `let_go` puts back: how ipykernel takes Ctrl-C, how reports are shown, whether kept
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A host that has joined: its number among the processes, its id for the operating system, the machine that it runs
-    on, its own devices, and the versions of what it runs."""
+    """A host that has joined: its number among the processes, how many there are, its id for the operating system, the
+    machine that it runs on, its own devices, and the versions of what it runs."""
 
     process: int
+    hosts: int
     pid: int
     machine: str
     devices: tuple[str, ...]
@@ -36,14 +47,22 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Meshed:
-    """The mesh over all hosts: its axes, and for each of its devices, the last axis fastest, the host and the device's
-    place among those of that host."""
+class Standing:
+    """An engine before it joins: what tells its machine from others, and that one's name; whether it has accelerators;
+    and the cluster under which it has joined before, if it has."""
 
-    axes: dict[str, int]
-    places: tuple[tuple[int, int], ...]
-    kind: str
-    platform: str
+    place: str
+    machine: str
+    accelerators: bool
+    group: str | None
+
+
+@dataclass(frozen=True)
+class Meshed:
+    """The mesh over all hosts, and for each of its devices, in its order, the place among those of its host."""
+
+    info: MeshInfo
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -56,9 +75,41 @@ class Ended:
     steps: int = 0
 
 
+def standing() -> Standing:
+    """How this engine stands, before anything of jax runs here."""
+    from ..doctor.devices import look
+
+    name, boot = os.uname().nodename, Path("/proc/sys/kernel/random/boot_id")
+    seen = None if os.environ.get("JAX_PLATFORMS") == "cpu" else look()
+    return Standing(
+        f"{name} {boot.read_text().strip() if boot.exists() else ''}",
+        name,
+        seen is not None and bool(seen.gpu or seen.tpu),
+        _group[0] if _group else None,
+    )
+
+
+def joined() -> Joined:
+    """This host, which has joined the others."""
+    import jax
+
+    own = jax.local_devices()
+    return Joined(
+        jax.process_index(),
+        jax.process_count(),
+        os.getpid(),
+        os.uname().nodename,
+        tuple(f"{device.platform}:{device.id}" for device in own),
+        own[0].platform,
+        own[0].device_kind,
+        running(),
+    )
+
+
 def join(where: dict[str, Any]) -> Joined:
     """Become process `process` of `hosts` under `jax.distributed`, whose coordinator is at `address`; with `devices`
-    simulated ones, where that is said, else as jax detects its cluster.
+    simulated ones, where that is said, else as jax detects its cluster. `gloo` is the address of this machine that
+    simulated devices of several processes meet at: "" for whatever jax takes, None for no such collectives at all.
 
     Raises what jax raises, as where the port is taken.
     """
@@ -80,30 +131,24 @@ def join(where: dict[str, Any]) -> Joined:
         }
         if where["process"] == 0:
             given["coordinator_bind_address"] = where["bind"]  # jax binds all addresses otherwise
+    from ..coordination import gloo_at
+
+    gloo_at(where["gloo"])
     jax.distributed.initialize(**given)
-    own = jax.local_devices()
-    return Joined(
-        jax.process_index(),
-        os.getpid(),
-        os.uname().nodename,
-        tuple(f"{device.platform}:{device.id}" for device in own),
-        own[0].platform,
-        own[0].device_kind,
-        versions(),
-    )
+    _group[:] = [where["group"]]
+    return joined()
 
 
-def versions() -> dict[str, str]:
-    """What this host runs, by package."""
-    found = {"python": python_version()}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+def free_port() -> int:
+    """A port of this machine's 127.0.0.1 that nobody listens on now."""
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
-def tie(kernel: int, also: Sequence[int] = ()) -> None:
-    """End this process, and `also`, soon after the process `kernel` of this machine has ended, however it did."""
+def tie(kernel: int, also: Sequence[int] = (), folder: str | None = None) -> None:
+    """End this process, and `also`, soon after the process `kernel` of this machine has ended, however it did, and
+    remove the cluster's folder, which has its keys."""
     import psutil
 
     born = psutil.Process(kernel).create_time()
@@ -120,6 +165,8 @@ def tie(kernel: int, also: Sequence[int] = ()) -> None:
         for pid in also:
             with suppress(psutil.Error):
                 psutil.Process(pid).kill()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         os.kill(os.getpid(), 9)
 
     threading.Thread(target=watch, name="jaxshard kernel", daemon=True).start()
@@ -127,32 +174,57 @@ def tie(kernel: int, also: Sequence[int] = ()) -> None:
 
 def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     """Load the extension, make the mesh of a `%mesh` line over all hosts, and guard every step."""
+    from IPython.core import page
+
+    from ..analysis.mesh_info import info_of
     from ..step.together import OnHosts
 
     shell = _shell()
-    if "ShardMagics" not in shell.magics_manager.registry:
+    if not _is_ready(shell):
         shell.run_line_magic("load_ext", "jaxshard_magic")
     session = shell.magics_manager.registry["ShardMagics"].session
+    if not _before:
+        _before[:] = [signal.default_int_handler, session.view, session.remember]
     session.view, session.remember = "data", False  # the kernel shows reports, and keeps them
     shell.kernel.saved_sigint_handler = signal.SIG_IGN  # what ipykernel goes back to after each request
-    for name, value in settings.items():
-        setattr(session, name, value)
+    settle(settings)
+    builtins.input = getpass.getpass = sys.breakpointhook = _asked
+    shell.set_hook(
+        "show_in_pager", page.as_hook(page.display_page), 0
+    )  # a pager is of a kernel's own front end
     OnHosts.meet[:] = [_enter]
     shell.run_line_magic("mesh", f"{line};")
     mesh = session.mesh.mesh
-    return Meshed(
-        dict(mesh.shape),
-        tuple((device.process_index, _local_index(device)) for device in mesh.devices.flat),
-        mesh.devices.flat[0].device_kind,
-        mesh.devices.flat[0].platform,
-    )
+    return Meshed(info_of(mesh), tuple(map(_local_index, mesh.devices.flat)))
+
+
+def settle(settings: dict[str, Any]) -> None:
+    """Take over what `%config` has set in the kernel."""
+    session = _shell().magics_manager.registry["ShardMagics"].session
+    for name, value in settings.items():
+        setattr(session, name, value)
+
+
+def let_go() -> None:
+    """Be an engine as any other again, but for what has joined."""
+    from ..step.together import OnHosts
+
+    shell = _shell()
+    session = shell.magics_manager.registry["ShardMagics"].session
+    shell.kernel.saved_sigint_handler, session.view, session.remember = _before
+    OnHosts.meet.clear()
+    _before.clear()
+    _now.clear()
 
 
 def run_cell(text: str, name: str, number: int) -> Ended:
     """Run a cell as the kernel's cell `number`; its output is the host's own."""
+    import jax
+
     shell = _shell()
     shell.execution_count = number
-    guard = _now["cell"] = Guard(name, _process())
+    every = shell.magics_manager.registry["ShardMagics"].session.meet_every if _is_ready(shell) else 0
+    guard = _now["cell"] = Guard(name, jax.process_index(), jax.process_count(), every or None)
     caught: list[BaseException] = []
     try:
         with guard.runs():
@@ -197,11 +269,6 @@ def completions(text: str, cursor: int) -> dict[str, Any]:
     return _shell().kernel.do_complete(text, cursor)
 
 
-def inspected(text: str, cursor: int, detail: int) -> dict[str, Any]:
-    """What is known here of the name at `cursor`, as a kernel answers."""
-    return _shell().kernel.do_inspect(text, cursor, detail)
-
-
 def whole_on_this(names: Sequence[str]) -> dict[str, Any]:
     """The values under these names with numpy arrays for jax's, where this host alone has all of each. Raises
     ValueError for one of which it has a part."""
@@ -219,12 +286,31 @@ def whole_on_this(names: Sequence[str]) -> dict[str, Any]:
         if not isinstance(x, jax.Array):
             return x
         if not (x.is_fully_addressable or x.is_fully_replicated):
-            raise ValueError("it lies on several hosts, which are not all there")
+            raise ValueError("it lies on several hosts, none of which has all of it")
         if (whole := finished(x)) is None:
             raise ValueError("the step that the host died in has taken it over")
         return np.asarray(whole)
 
     return {name: jax.tree.map(read, plain_tree(space[name])) for name in names}
+
+
+def shapes_of(names: Sequence[str]) -> dict[str, Any]:
+    """What stands here under those of the names that mean something, with shapes for arrays."""
+    import jax
+
+    from ..program.arrays import plain_tree
+
+    def shape(x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") and hasattr(x, "dtype") else x
+
+    space = _shell().user_ns
+    return {name: jax.tree.map(shape, plain_tree(space[name])) for name in names if name in space}
+
+
+def _asked(*_: Any, **__: Any) -> str:
+    raise ShardError(
+        "nobody types on a host: ask in a cell that begins with %%here; the cells that follow have what it binds"
+    )
 
 
 def _enter() -> None:
@@ -238,10 +324,8 @@ def _shell() -> Any:
     return get_ipython()
 
 
-def _process() -> int:
-    import jax
-
-    return jax.process_index()
+def _is_ready(shell: Any) -> bool:
+    return "ShardMagics" in shell.magics_manager.registry
 
 
 def _local_index(device: Any) -> int:

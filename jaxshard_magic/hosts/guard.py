@@ -1,20 +1,27 @@
-"""On a host: no host enters a step unless all do.
+"""On a host: hosts end a cell together, after the same step.
 
-Before each step of a cell stand one barrier and one look at a key, of jax's coordination service. A host that raises,
-ends early or is interrupted sets the key to the number of the barrier that it would come to next, and comes to that, so
-that the others leave there as well: nobody waits in a collective, and all hold the state of the same step. The number
-matters: a message that is read one barrier early would tear them apart.
+Before each step of a cell stand one barrier and one look at a key, of jax's coordination service: a meeting. A host
+that raises, ends early or is interrupted sets the key to the number of the meeting that it would come to next, and
+comes to that, so that the others leave there as well: nobody waits in a collective, and all hold the state of the same
+step. The number matters: a message that is read one meeting early would tear them apart.
 
-Ctrl-C is taken up where the next step begins, never between a call and the assignment of what it gives; at once where
+Above `pace.FEW` hosts, or where it is asked for, they meet before every so many steps. Host 0 measures how many, and
+says so before a meeting behind which all read it, so that all have the same number. Whoever is interrupted goes on to
+the next meeting, as all do. Only a host that raises in between can't: the steps that the others have begun without it
+never end (`watch`).
+
+Ctrl-C is taken up where the next meeting is, never between a call and the assignment of what it gives; at once where
 the cell has made no step, and the second time.
 """
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ..coordination import Late, barrier, tell, told
+from . import pace
 
 HOUR_S = 3600.0
 LEAVING_S = 10.0
@@ -26,37 +33,54 @@ class HostFailed(RuntimeError):
 
 
 class Guard:
-    """The steps of one cell on one host: `cell` is its name, the same on all hosts and of no other cell."""
+    """The steps of one cell on one host of `hosts`: `cell` is its name, the same on all hosts and of no other cell.
+    They meet before each of `every` steps, the same number on all; by their number and their pace where it is None."""
 
-    def __init__(self, cell: str, host: int):
+    def __init__(self, cell: str, host: int, hosts: int, every: int | None = None):
         self._cell, self._host = cell, host
-        self._count = 0
+        self._measured = every is None and hosts > pace.FEW
+        self.every = every or 1
+        self._clock = pace.Clock()
+        self._meetings = 0
+        self._due = 0  # the steps after which they meet
         self._asked = 0  # for an end, by Ctrl-C
         self.left = False
-
-    @property
-    def steps(self) -> int:
-        """Steps that all hosts began."""
-        return self._count - self.left
+        self.steps = 0  # that this host began
 
     def check(self) -> None:
         """Come here before a step. Raises KeyboardInterrupt where one of the hosts was interrupted, HostFailed where
         one has failed or ended."""
+        if self.steps == self._due:
+            self._check()
+            self._due += self.every
+        self.steps += 1
+
+    def _check(self) -> None:
         if self._asked:
             self._say(INTERRUPTED)
+        measured = self._measured and pace.is_measured_at(self._meetings + 1)
+        if measured and self._host == 0:
+            tell(
+                f"{self._key}/every/{self._meetings + 1}",
+                str(pace.steps_between(*self._clock.read(self.steps))),
+            )
+        start = time.monotonic()
         try:
             self._meet(HOUR_S)
         except Late as error:
             raise HostFailed(str(error)) from None
-        number, _, said = (told(self._key) or "0 ").partition(" ")
-        if 0 < int(number) <= self._count:
+        number, _, said = (told(f"{self._key}/failed") or "0 ").partition(" ")
+        self._clock.met(time.monotonic() - start)
+        if 0 < int(number) <= self._meetings:
             self.left = True
             if said.endswith(f": {INTERRUPTED}"):
                 raise KeyboardInterrupt
             raise HostFailed(said)
+        if measured:
+            self.every = int(told(f"{self._key}/every/{self._meetings}") or self.every)
 
     def leave(self, why: str, seconds: float = LEAVING_S) -> None:
-        """Tell the others that this host makes no more steps, and let them out of the barrier that they wait in."""
+        """Tell the others that this host makes no more steps, and let them out of the meeting that they wait in."""
         if self.left:
             return
         self.left = True
@@ -68,8 +92,8 @@ class Guard:
 
     @contextmanager
     def runs(self) -> Iterator[None]:
-        """While the cell runs: an interrupt waits for the next step, and what the cell raises is told to the others."""
-        signal.signal(signal.SIGINT, self._interrupt)
+        """While the cell runs: an interrupt waits for the next meeting, and what it raises is told to the others."""
+        signal.signal(signal.SIGINT, self.interrupt)
         try:
             yield
         except HostFailed:
@@ -85,16 +109,18 @@ class Guard:
 
     @property
     def _key(self) -> str:
-        return f"jaxshard/cell/{self._cell}/failed"
+        return f"jaxshard/cell/{self._cell}"
 
     def _meet(self, seconds: float) -> None:
-        self._count += 1
-        barrier(f"jaxshard/cell/{self._cell}/{self._count}", seconds)
+        self._meetings += 1
+        barrier(f"{self._key}/{self._meetings}", seconds)
 
     def _say(self, why: str) -> None:
-        tell(self._key, f"{self._count + 1} host {self._host}: {why}"[:500])
+        tell(f"{self._key}/failed", f"{self._meetings + 1} host {self._host}: {why}"[:500])
 
-    def _interrupt(self, *_: Any) -> None:
+    def interrupt(self, *_: Any) -> None:
+        """Ask for an end at the next meeting; it is `signal`'s handler. Raises KeyboardInterrupt the second time, and
+        where no step was made."""
         self._asked += 1
-        if self._asked > 1 or self._count == 0:  # without a step there is nothing to tear
+        if self._asked > 1 or self._meetings == 0:  # without a step there is nothing to tear
             raise KeyboardInterrupt

@@ -2,8 +2,9 @@
 
 Every 20 ms: each host's result, hosts that the hub has lost, the hub's own process. The guard on the hosts (`guard`)
 ends all of them where one fails; what it can't is done here: a host whose cell has ended lets the others out of the
-step that they wait to make, then they are interrupted, then all are ended. Where one died the others can go no further,
-as their collectives don't end; they leave them, and stay to be asked what they hold.
+step that they wait to make, then they are interrupted, then they are given up, and those whose cell has ended stay to
+be asked what they hold. Where one died the others can go no further, as their collectives do not end; they leave them,
+and stay as well.
 """
 
 import queue
@@ -11,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +21,7 @@ from typing import Any
 import psutil
 
 from . import engine
-from .cluster import Cluster
+from .cluster import ANSWER_S, Cluster
 
 TICK_S = 0.02
 OUTPUT_S = 5.0  # for what was published before a cell ended, and comes another way than its result
@@ -27,16 +29,19 @@ TOGETHER_S = 0.15  # within which hosts die of one cause
 KILLED = "SIGKILL"
 GRACE_S = 3.0  # from the first end of a host to the next means against the others
 OURS = ("ShardError", "UsageError")  # whose message is the whole line
+OWN = ("Interrupted",)  # of a cell that says itself how far its step has come
+STOPPED = ("KeyboardInterrupt", *OWN)
 MOST_STOPS = 3  # interrupts, after which the hosts are ended
 Message = tuple[int, dict[str, Any]]  # the host, and a message as kernels publish them
 
 
 class HostsLost(RuntimeError):
-    """The hosts are gone, or were ended: `survivors` are those that are still there after others have died."""
+    """The hosts are gone, or were ended, or wait for ever: `survivors` are those that still answer, `failed` the one
+    whose own exception it comes from."""
 
-    def __init__(self, why: str, survivors: tuple[int, ...] = ()):
+    def __init__(self, why: str, survivors: tuple[int, ...] = (), failed: int | None = None):
         super().__init__(why)
-        self.survivors = survivors
+        self.survivors, self.failed = survivors, failed
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,16 @@ class Outcome:
     @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended it."""
-        return any(each.error is not None and each.error[0] == "KeyboardInterrupt" for each in self.hosts)
+        return any(each.error is not None and each.error[0] in STOPPED for each in self.hosts)
 
     def told(self) -> str:
         """How it ended, in one line: on which host, by what, and which step's state all hold."""
         steps = [each.steps for each in self.hosts]
         alike = len(set(steps)) == 1
         if self.interrupted:
+            own = (each.error[1] for each in self.hosts if each.error is not None and each.error[0] in OWN)
+            if alike and (said := next(own, None)) is not None:
+                return said
             done = f"{steps[0]:,} step{'s' * (steps[0] != 1)}"
             if not alike:
                 return f"Stopped, the hosts after {', '.join(f'{n:,}' for n in steps)} steps"
@@ -67,12 +75,18 @@ class Outcome:
         host = self.failed
         if host is None:
             return next((each.error[1] for each in self.hosts if each.error is not None), "")
-        kind, message = self.hosts[host].error or ("", "")
-        said = message if kind in OURS else f"{kind}: {message}" if message else kind
+        kind, said = (self.hosts[host].error or ("",))[0], _said(self.hosts[host])
         if all(each.error == self.hosts[host].error for each in self.hosts):
             return said if kind in OURS else f"{said}, on all {len(steps)} hosts"
         whole = f"; all hosts hold the state of step {steps[0]:,}" if alike and steps[0] else ""
         return f"host {host}: {said}; the others ended with it{whole}"
+
+    @property
+    def endless(self) -> int:
+        """Steps that some hosts began and another one, which had failed or ended between two meetings, did not: they
+        wait for it."""
+        steps = [each.steps for each in self.hosts]
+        return max(steps) - min(steps)
 
     @property
     def failed(self) -> int | None:
@@ -88,7 +102,7 @@ def run(
 
     Raises HostsLost where a host dies, does not end, or can't be reached any more.
     """
-    start = time.monotonic()
+    start, called = time.monotonic(), f"{cluster.token}/{name}"  # engines may have run other clusters' cells
     said: queue.SimpleQueue[Message] = queue.SimpleQueue()
     ended: dict[int, engine.Ended] = {}
 
@@ -99,16 +113,13 @@ def run(
 
     look(cluster)
     with _interrupts() as asked_to_stop:
-        asked = [
-            _heard(cluster.client[i].apply_async(engine.run_cell, text, name, number), host, said)
-            for host, i in enumerate(cluster.ids)
-        ]
+        asked = [_begun(cluster, host, (text, called, number), said) for host in range(len(cluster))]
         means, first, stops = _means(cluster, ended, asked), None, 0
         while len(ended) < len(asked):
             running = [host for host in range(len(asked)) if host not in ended]
             try:
                 for host in running:
-                    if _is_gone(cluster, host, asked[host]):
+                    if is_gone(cluster, host, asked[host]):
                         raise _death(cluster, host, asked, start)
                     if asked[host].ready():
                         ended[host] = _result(asked[host])
@@ -131,10 +142,25 @@ def run(
             if left := [host for host in running if host not in ended]:
                 asked[left[0]].wait(TICK_S)
         for each in asked:
-            with suppress(Exception):  # of a call that failed: its output counts as well
-                each.wait_for_output(OUTPUT_S)
+            each.wait_for_output(OUTPUT_S)
         relay()
-    return Outcome(tuple(ended[host] for host in range(len(asked))), time.monotonic() - start)
+    outcome = Outcome(tuple(ended[host] for host in range(len(asked))), time.monotonic() - start)
+    if (steps := outcome.endless) > 0:
+        every = tuple(range(len(cluster)))
+        more = (
+            f"{steps} step{'s' * (steps > 1)} that the others began without it never end{'s' * (steps == 1)}"
+        )
+        told = outcome.told() or "hosts made different numbers of steps"
+        lost = HostsLost(f"{told}; {more}", every, outcome.failed)
+        cluster.bury(every, str(lost), lambda: True)
+        raise lost
+    return outcome
+
+
+def _said(ended: engine.Ended) -> str:
+    """What a host's cell raised."""
+    kind, message = ended.error or ("", "")
+    return message if kind in OURS else f"{kind}: {message}" if message else kind
 
 
 def look(cluster: Cluster) -> None:
@@ -172,22 +198,37 @@ def _means(cluster: Cluster, ended: dict[int, engine.Ended], asked: list[Any]) -
         cluster.interrupt([host for host in range(len(asked)) if host not in ended])
     yield
     late = [str(host) for host in range(len(asked)) if host not in ended]
-    _lost(cluster, f"host{'s' * (len(late) > 1)} {', '.join(late)} did not end after the others")
-    yield
+    stays = f"host{'s' * (len(late) > 1)} {', '.join(late)} did not end after"
+    own = next((host for host, each in ended.items() if each.error is not None and not each.caused), None)
+    why = f"{stays} the others" if own is None else f"host {own}: {_said(ended[own])}; {stays} it"
+    lost = HostsLost(why, tuple(sorted(ended)), own)
+    cluster.bury(lost.survivors, why, lambda: True)
+    raise lost
 
 
 def _free(asked: Sequence[Any]) -> bool:
     return all(each.ready() for each in asked)
 
 
-def _heard(asked: Any, host: int, said: "queue.SimpleQueue[Message]") -> Any:
-    """The call, whose output goes to `said`. It is the client's own thread that hears it."""
-    for future in asked._children:
-        future.iopub_callbacks.append(lambda message: said.put((host, message)))
-    return asked
+def _begun(cluster: Cluster, host: int, cell: tuple[Any, ...], said: "queue.SimpleQueue[Message]") -> Any:
+    """The call of `engine.run_cell` on a host, whose output goes to `said`. The client's own thread hears it, and makes
+    the call as well: it sends nothing before it listens, so that no word of a short cell is missed."""
+    made: Future[Any] = Future()
+
+    def begin() -> None:
+        try:
+            asked = cluster.client[cluster.ids[host]].apply_async(engine.run_cell, *cell)
+            for future in asked._children:
+                future.iopub_callbacks.append(lambda message: said.put((host, message)))
+            made.set_result(asked)
+        except BaseException as error:  # handed to the thread that waits
+            made.set_exception(error)
+
+    cluster.client._io_loop.add_callback(begin)
+    return made.result(ANSWER_S)
 
 
-def _is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
+def is_gone(cluster: Cluster, host: int, asked: Any) -> bool:
     """Whether a host is gone, by its process on this machine, or by what the hub has said."""
     from ipyparallel.error import EngineError, RemoteError
 
@@ -219,7 +260,7 @@ def _death(cluster: Cluster, host: int, asked: Sequence[Any], start: float) -> H
     end = time.monotonic() + TOGETHER_S
     while time.monotonic() < end:
         for other, each in enumerate(asked):
-            if _is_gone(cluster, other, each):
+            if is_gone(cluster, other, each):
                 dead.add(other)
         time.sleep(TICK_S / 2)
     survivors = tuple(other for other in range(len(cluster)) if other not in dead)
@@ -227,12 +268,12 @@ def _death(cluster: Cluster, host: int, asked: Sequence[Any], start: float) -> H
 
 
 def _told(cluster: Cluster, dead: Collection[int]) -> str:
-    how = {each: _how(cluster, each) for each in dead}
-    first = sorted(dead, key=lambda each: (KILLED not in how[each], each))  # no process ends itself so
-    return " and ".join(f"host {each} {how[each]}" for each in first)
+    ways = {each: how(cluster, each) for each in dead}
+    first = sorted(dead, key=lambda each: (KILLED not in ways[each], each))  # no process ends itself so
+    return " and ".join(f"host {each} {ways[each]}" for each in first)
 
 
-def _how(cluster: Cluster, host: int) -> str:
+def how(cluster: Cluster, host: int) -> str:
     """How it is gone, with the signal or the exit status where it ran on this machine."""
     for process in cluster.processes_of(host):
         if _lives(process):
@@ -257,4 +298,6 @@ def _hub_lives(cluster: Cluster) -> None:
 
 def _lost(cluster: Cluster, why: str) -> None:
     cluster.kill(why, wait_s=0)
-    raise HostsLost(f"{why}; all hosts were ended")
+    raise HostsLost(
+        f"{why}; {'all hosts were ended' if cluster.is_ours else 'its engines were left as they are'}"
+    )

@@ -27,6 +27,8 @@ def written(
 ) -> "tuple[Code | None, str | None]":
     """What a `%shard code` line returns, and the name to keep it under. Raises ShardError for a line that it can't
     be, and before there is a step."""
+    import jax
+
     options = parse_command(text, CodeOptions)
     if options.help:
         print(help_text())
@@ -50,7 +52,9 @@ def written(
             found = _written(shell, step, failed)
         finally:
             step.progress = told
-    if options.file is not None:
+    if (
+        options.file is not None and jax.process_index() == 0
+    ):  # hosts have the same text, and maybe the same disk
         say(f"written to {found.save(options.file)}")
     return found, options.output
 

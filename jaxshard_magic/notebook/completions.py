@@ -131,7 +131,7 @@ def _hardware(*line: Any) -> list[str]:
     named = _CHIP.search(line[-1])
     chip = chips().get(named[1]) if named else None
     if chip is None:
-        return ["cpu", *chips()]
+        return ["cpu", "hosts", *chips()]
     return ["x".join(map(str, each)) for each in chip.slices]
 
 

@@ -1,7 +1,7 @@
 """`%shard explore`: the last step, or arrays that the notebook holds, as an Explorer."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,17 +31,23 @@ NOTHING = (
 
 
 def explored(
-    line: str, shell: Any, session: "ShardSession", meshes: "Meshes"
+    line: str,
+    namespace: Mapping[str, Any],
+    session: "ShardSession",
+    meshes: "Meshes",
+    elsewhere: Callable[[Iterable[str]], Mapping[str, Any]],
 ) -> "tuple[Explorer | None, str | None]":
     """What `%shard explore state --mesh "data=4 model=2"` asks for, and the name to keep it under; None where that was
-    help. Raises ShardError for a line that can't be answered, and where there is nothing to explore."""
+    help. `elsewhere` gives what names that the notebook lacks are on hosts. Raises ShardError for a line that can't be
+    answered, and where there is nothing to explore."""
     options = parse_command(line, ExploreOptions)
     if options.help:
         print(help_text())
         return None, None
     step = session.step.sharded if isinstance(session.step, cells.Rehearsal) else session.step
     if options.words:
-        found = _named(options, shell.user_ns, meshes)
+        roots = (word.partition(".")[0] for word in options.words if word.partition(".")[0].isidentifier())
+        found = _named(options, {**namespace, **elsewhere(roots)}, meshes)
     elif step is None or step.entry is None:
         raise ShardError(NOTHING)
     else:

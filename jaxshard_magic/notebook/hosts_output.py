@@ -8,12 +8,22 @@ from typing import Any
 
 from IPython.display import display
 
+# What jaxlib writes on file descriptor 1, piece by piece from several threads at once: pieces, and numbers among them.
 _GLOO = re.compile(
-    r"^\[Gloo\] Rank \d+ is connected to .*\n?", re.MULTILINE
-)  # of jaxlib, on file descriptor 1
+    r"(?:\d+)?(?:(?:\[Gloo\] Rank | is connected to | peer ranks\. |"
+    r"Expected number of connected peer ranks is : )(?:\d+\n?)*)+\n*"
+)
+_PROCESS = re.compile(
+    r"(?<=ipykernel_)\d+|(?<= at 0x)[0-9a-f]+"
+)  # by which hosts differ: in the path of a cell, in a repr
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _USAGE = "UsageError: "  # which the kernel raises in its turn
-_TOLD = ("HostFailed", "KeyboardInterrupt", "ShardError")  # in one line, at the end of the cell
+_TOLD = (
+    "HostFailed",
+    "Interrupted",
+    "KeyboardInterrupt",
+    "ShardError",
+)  # in one line, at the end of the cell
 MOST = 20_000  # characters of another host's output that are shown
 
 
@@ -31,13 +41,15 @@ class Value:
 
 
 class Output:
-    """One cell's output. `received(kind, data)` is given what host 0 shows of ours, and gives what is shown for it."""
+    """One cell's output. `received(kind, data)` is given what host 0 shows of ours, and gives what is shown for it;
+    what comes after an error of the cell is `late`, to be shown below the line that tells of it."""
 
     def __init__(self, shell: Any, hosts: int, received: Callable[[str, Any], Any]):
         self._shell, self._received = shell, received
         self._said = [""] * hosts
         self._errors: dict[int, list[str]] = {}
         self.value: Any = None
+        self.late: list[Any] = []
 
     def publish(self, host: int, message: dict[str, Any]) -> None:
         """Take one message, in the order in which a host sent them."""
@@ -55,8 +67,9 @@ class Output:
 
     def others(self) -> None:
         """Show what other hosts said that host 0 did not, each folded."""
-        for host, text in enumerate(self._said):
-            if host and text and text != self._said[0]:
+        first = _compared(self._said[0])
+        for host, text in enumerate(map(_settled, self._said)):
+            if host and text and _compared(self._said[host]) != first:
                 text = text if len(text) <= MOST else f"{text[:MOST]}\n..."
                 html = (
                     f"<details><summary>host {host}</summary>"
@@ -80,7 +93,9 @@ class Output:
 
             if (ours := content["data"].get(DATA)) is not None:
                 shown = self._received(ours["kind"], ours["data"])
-                if shown is not None:
+                if shown is not None and 0 in self._errors:
+                    self.late.append(shown)
+                elif shown is not None:
                     display(shown)
                 return
             self._shell.display_pub.publish(
@@ -95,3 +110,14 @@ class Output:
             self._shell.display_pub.clear_output(wait=content.get("wait", False))
         elif kind == "error" and content.get("ename") not in _TOLD:
             print("\n".join(content["traceback"]), file=sys.stderr)
+
+
+def _settled(text: str) -> str:
+    """Text as a terminal has it in the end: what stands before a carriage return is written over."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+
+
+def _compared(text: str) -> list[str]:
+    """What of a host's output is held against another's: not the lines that were written over, as a progress bar's
+    are, whose speed differs, nor which process it is."""
+    return [_PROCESS.sub("", line) for line in text.split("\n") if "\r" not in line.rstrip("\r")]

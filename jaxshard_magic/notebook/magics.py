@@ -74,7 +74,9 @@ class ShardMagics(Magics):
         self.failed = cells.Failed(shell)
         self.scattered = Scattered(self.session)
         self.early = Early(shell, self.session, self._keep)
-        self.hosts = OnHosts(shell, self.session, self._keep)
+        self.hosts = OnHosts(
+            shell, self.session, self._keep, lambda shown: self.early.ended(shown, None, quiet=False)
+        )
         self.later = Later(self.session)
         self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
         self.matcher: Callable[[Any], Any] | None = None  # what completes our lines
@@ -97,8 +99,8 @@ class ShardMagics(Magics):
         %mesh v5e:4x4 data=4 model=4    a TPU slice that isn't attached: %%shard compiles for it, and runs nothing
         %mesh h100:8 data=8             GPUs that aren't; a100:2x8 are two nodes of eight
         %mesh hosts:2 data=8            two processes of this machine as hosts: the cells that follow run on both
-        %mesh ssh:node1,node2 data=16   hosts; slurm:4, mpi:4, pbs:4; cluster:PROFILE, an ipyparallel cluster that runs
-        %mesh --close                   end the hosts: cells run in this kernel again
+        %mesh ssh:node1,node2 data=16   hosts; slurm:4, mpi:4, pbs:4; cluster:PROFILE or its file, engines that run
+        %mesh --close                   end the hosts; while there are some, axes alone make a mesh over them
         %mesh --list                    the chips, and the slices that are offered
         """
         __tracebackhide__ = True
@@ -213,6 +215,8 @@ class ShardMagics(Magics):
             return examine(None)
         from .. import api
 
+        if self.hosts.cluster is not None and not options.mesh:
+            return api.doctor(self.hosts.cluster)
         try:
             built = self._meshes.built(options.mesh) if options.mesh else self._meshes.current()
         except RuntimeError:  # a backend does not start, which the examination tells
@@ -234,7 +238,7 @@ class ShardMagics(Magics):
     def _explored(self, text: str) -> "tuple[Explorer | None, str | None]":
         from .explore_line import explored
 
-        return explored(text, self.shell, self.session, self._meshes)
+        return explored(text, self.shell.user_ns, self.session, self._meshes, self.hosts.shapes)
 
     def _coded(self, text: str) -> "tuple[Code | None, str | None]":
         from .code_line import written

@@ -5,8 +5,9 @@ here; what another one does only where it differs, folded. A Report comes as dat
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from ..errors import ShardError
+from .cells import Interrupted
 from .displays import say
 from .hosts_names import Names
 from .hosts_output import Output
@@ -23,25 +25,32 @@ if TYPE_CHECKING:
     from ..hosts.cluster import Cluster
     from ..mesh import MeshSpec
     from ..report import Report
+    from ..report.comparison import Comparison
 
 # What stays in the kernel: cells that begin so, and lines of the magics whose state is here.
 _HERE = re.compile(r"\s*%%(here|hosts)\b")
 _LINES = re.compile(
     r"\s*(%mesh\b|%load_ext\b|%unload_ext\b|%reload_ext\b|%config\b"
-    r"|%shard[ \t]+(doctor|history|compare|schedule|explore|rescue)\b)"
+    r"|%shard[ \t]+(history|compare|schedule|explore|rescue)\b)"
 )
-_ASKED = re.compile(r"\s*(?=[^\n]*\?)(\?{0,2})([^\W\d][\w.]*)(\?{0,2})\s*")  # a cell that is `name?`
 _cells = count(1)
 
 
 class OnHosts:
     """The hosts of one notebook, while there are some. `keep(report, cell)` puts a report that comes from host 0 into
-    the history."""
+    the history, and `later(shown)` has one shown once the cell has ended."""
 
-    def __init__(self, shell: Any, session: Any, keep: "Callable[[Report, str], None]"):
-        self._shell, self._session, self._keep = shell, session, keep
+    def __init__(
+        self,
+        shell: Any,
+        session: Any,
+        keep: "Callable[[Report, str | None], None]",
+        later: Callable[[Any], None],
+    ):
+        self._shell, self._session, self._keep, self._later = shell, session, keep, later
         self.cluster: Cluster | None = None
-        self.line = ""
+        self._settled: dict[str, Any] = {}  # what the hosts have of the session's settings
+        self._numbers: dict[int, int] = {}  # of reports: ours by host 0's
         self._names: Names | None = None
         self._running = False
 
@@ -51,68 +60,84 @@ class OnHosts:
         return self.cluster is not None
 
     def takes(self, text: str) -> bool:
-        """Whether a `%mesh` line is about hosts: it names some, or asks about those that are there, or ends them. One
-        that names another mesh ends them, and goes on as ever."""
-        from ..mesh import MeshSpec
-
+        """Whether a `%mesh` line is about hosts: it names some, or axes alone while there are some, or asks about
+        those, or ends them. One that names other devices ends them, and goes on as ever."""
         if text == "--close" or (not text and self.are_there):
             return True
         if not text:
             return False
-        spec = MeshSpec.parse(text)
+        spec = self._spec(text)
         if spec.hosts is None and self.are_there:
             self.close()
         return spec.hosts is not None
 
-    def mesh(self, text: str, quiet: bool) -> None:
-        """Do what such a line says. Raises ShardError where that can't be."""
+    def _spec(self, text: str) -> "MeshSpec":
+        """Axes alone are those of a mesh over the hosts that are there."""
         from ..mesh import MeshSpec
 
+        spec = MeshSpec.parse(text)
+        if self.cluster is None or spec.source != "attached":
+            return spec
+        return replace(spec, source="hosts", hosts=self.cluster.spec)
+
+    def mesh(self, text: str, quiet: bool) -> None:
+        """Do what such a line says. Raises ShardError where that can't be."""
         if text == "--close":
-            if not self.are_there:
+            if (cluster := self.cluster) is None:
                 raise ShardError("there are no hosts: cells run in this kernel")
             self.close()
+            if left := cluster.left():
+                say(left)
             return
         if text:
+            before = self.cluster
             with Progress(line_for(self._shell) if self._session.progress else None) as progress:
-                self._open(MeshSpec.parse(text), text, progress)
-            say(
-                "Cells run on all hosts from here on; %%here runs one in this kernel, %mesh --close ends the hosts."
-            )
+                self._open(self._spec(text), progress)
+            if self.cluster is not before:
+                say(
+                    "Cells run on all hosts from here on; %%here runs one in this kernel, %mesh --close ends the hosts."
+                )
         if not quiet:
             self._show()
 
-    def _open(self, spec: "MeshSpec", line: str, draw: Callable[[str], None]) -> None:
+    def _open(self, spec: "MeshSpec", draw: Callable[[str], None]) -> None:
         """Start the hosts of a mesh, or take those that are there where only the axes change."""
-        from ..hosts import cluster, engine
+        from ..doctor.hosts import apart, apart_text
+        from ..hosts import engine, starting
+        from ..mesh import axes_text
 
         assert spec.hosts is not None
-        axes = str(spec).partition(" ")[2]
+        axes = axes_text(spec.axes)
         if self.cluster is not None and (self.cluster.spec != spec.hosts or self.cluster.died is not None):
             self.close()
         if self.cluster is None:
-            self.cluster = cluster.start(spec.hosts, spec.simulated, draw)
-            self._names = Names(self._shell, self.cluster)
+            self.cluster = starting.start(spec.hosts, spec.size, draw, self._session.hosts_limit)
+            self._names, self._numbers = Names(self._shell, self.cluster), {}
+        self.cluster.has_room(spec.size, axes)
         draw("making the mesh")
+        self._settled = self._settings()
         try:
-            told = self.cluster.call(engine.get_ready, axes, self._settings())
+            told = self.cluster.call(engine.get_ready, axes, self._settled)
         except ShardError:
             if self.cluster.meshed is None:
                 self.close()
             raise
-        self.cluster.meshed, self.line = told[0], line
-        if different := cluster.different([each.versions for each in self.cluster.joined]):
-            say(f"hosts differ: {'; '.join(different)}. Programs and numbers may, too")
+        self.cluster.meshed = told[0]
+        if different := apart([each.versions for each in self.cluster.joined]):
+            said = ", ".join(f"{name} {apart_text(by)}" for name, by in different.items())
+            say(f"hosts differ: {said}. Programs and numbers may, too: %shard doctor says what to do")
         if _transformed not in self._shell.input_transformers_cleanup:
             self._shell.input_transformers_cleanup.append(_transformed)
 
     def close(self) -> None:
-        """End the hosts; cells run in the kernel again."""
+        """End the hosts, which is said where they are there; cells run in the kernel again."""
         with suppress(ValueError):
             self._shell.input_transformers_cleanup.remove(_transformed)
         cluster, self.cluster, self._names = self.cluster, None, None
         if cluster is not None:
-            cluster.kill("%mesh --close")
+            if cluster.died is None and cluster.is_ours:
+                say(f"{cluster.spec} ended, with what was on it; cells run in this kernel.")
+            cluster.close()
 
     def _show(self) -> None:
         """Display of each device its host, its place there, and its place on the mesh."""
@@ -121,23 +146,25 @@ class OnHosts:
 
         if self.cluster is None or self.cluster.meshed is None:
             return
-        meshed, machines = self.cluster.meshed, [each.machine for each in self.cluster.joined]
-        given = meshed.axes, meshed.places, machines, meshed.kind
+        meshed = self.cluster.meshed
+        given = meshed.info, meshed.places, [each.machine for each in self.cluster.joined]
         display({"text/plain": writable(hosts_text(*given)), "text/html": hosts_html(*given)}, raw=True)
 
     def run(self, text: str) -> Any:
-        """Run a cell on all hosts; what host 0 gives as its value. Raises UsageError, one line, where it ends early."""
-        from ..hosts import watch
+        """Run a cell on all hosts; what host 0 gives as its value. Raises UsageError, one line, where it ends early,
+        and Interrupted where it was stopped."""
+        from ..hosts import engine, watch
 
         cluster, names = self.cluster, self._names
         if cluster is None or names is None:
             raise UsageError("no hosts: %mesh hosts:2 data=8 makes a mesh over two")
         if cluster.died is not None:
-            raise UsageError(f"the hosts are gone ({cluster.died}): {self._again()}")
+            raise UsageError(f"the hosts are gone ({cluster.died}): {cluster.again}")
         try:
             watch.look(cluster)
-            if (asked := _ASKED.fullmatch(text)) is not None:
-                return self._told_of(cluster, *asked.groups())
+            if (settings := self._settings()) != self._settled:
+                cluster.call(engine.settle, settings)
+                self._settled = settings
             names.bring(text)
         except watch.HostsLost as lost:
             raise UsageError(self._told(lost)) from None
@@ -149,13 +176,19 @@ class OnHosts:
         try:
             outcome = watch.run(cluster, text, f"{number}.{next(_cells)}", number, output.publish)
         except watch.HostsLost as lost:
+            if lost.failed:
+                output.error_of(lost.failed)
             raise UsageError(self._told(lost)) from None
         finally:
             self._running = False
+        for shown in output.late:
+            self._later(shown)
         output.others()
         names.defined(text)
         if (failed := outcome.failed) is not None and failed > 0:
             output.error_of(failed)
+        if outcome.interrupted:
+            raise Interrupted(outcome.told())
         if any(each.error is not None for each in outcome.hosts):
             raise UsageError(outcome.told())
         return output.value
@@ -170,30 +203,63 @@ class OnHosts:
         left = cluster.survivors or range(len(cluster))
         host = next(iter(left), None)
         if host is None or (cluster.died is not None and not cluster.survivors):
-            raise ShardError(f"no host is left: {cluster.died}. {self._again()}")
+            raise ShardError(f"no host is left: {cluster.died}. {cluster.again}")
         cluster.has_left()
         try:
             found = cluster.call(engine.whole_on_this, list(names), host=host, seconds=60)
         except ShardError as error:
-            raise ShardError(
-                f"{error}. Under dp every host has all of it; under fsdp a checkpoint is needed"
-            ) from None
+            way = (
+                "the step's own .gather(...) brings it there"
+                if cluster.died is None
+                else "a checkpoint is needed"
+            )
+            raise ShardError(f"{error}. Under dp every host has all of it; else {way}") from None
         self._shell.user_ns.update(found)
         return f"{', '.join(names)}: brought to this kernel from host {host}, as NumPy arrays"
+
+    def shapes(self, names: Iterable[str]) -> dict[str, Any]:
+        """The arrays that hosts have under names that mean nothing in the kernel, as shapes."""
+        from ..hosts import engine
+
+        lacking = [name for name in names if name not in self._shell.user_ns]
+        if self.cluster is None or self.cluster.died is not None or not lacking:
+            return {}
+        return self.cluster.call(engine.shapes_of, lacking, host=0)
 
     def _received(self, kind: str, data: Any, cell: str) -> Any:
         """What host 0 shows of ours, as this kernel's own."""
         from ..report import Report
         from ..report.choice import Choice
         from ..report.comparison import Comparison
+        from ..views.show import show_live
 
+        made = cell if cell.lstrip().startswith("%%shard") else None
         if kind == "Report":
-            report = self._session.received(Report.from_dict(data))
-            self._keep(report, cell)
+            there = Report.from_dict(data)
+            known = self._numbers.get(there.number or 0)
+            before = next((each for each in self._session.history if each.number == known), None)
+            report = self._session.received(there, known)
+            if report != before:
+                self._keep(report, made)
+            self._numbers[there.number or 0] = report.number
             return report
         if kind == "Comparison":
-            return self._session.compared(Comparison.from_dict(data))
-        return self._session.chose(Choice.from_dict(data))
+            found = Comparison.from_dict(data)
+            return self._take_trials(found, self._session.compared(found), made)
+        choice = Choice.from_dict(data)
+        if any(trial.report is not None and trial.report.number for trial in choice.comparison.trials):
+            found, choice = choice.comparison, self._session.chose(choice)
+            self._take_trials(found, choice.comparison, made)
+        show_live(choice, self._session.view)  # host 0 sends the report of what was chosen as well
+        return None
+
+    def _take_trials(self, there: "Comparison", ours: "Comparison", cell: str | None) -> "Comparison":
+        """Keep the reports of a comparison that has come from host 0, where they have other numbers."""
+        for theirs, trial in zip(there.trials, ours.trials, strict=True):
+            if trial.report is not None and theirs.report is not None:
+                self._numbers[theirs.report.number or 0] = trial.report.number or 0
+                self._keep(trial.report, cell)
+        return ours
 
     def complete(self, text: str, cursor: int) -> list[tuple[int, str]]:
         """What completes `text` at `cursor` on host 0, each with the place where it begins; nothing while a cell runs
@@ -208,33 +274,23 @@ class OnHosts:
         except ShardError:
             return []
 
-    def _told_of(self, cluster: "Cluster", before: str, name: str, behind: str) -> None:
-        """What host 0 knows of a name, for a cell that is `name?`. Shows it, or a line where it knows none."""
-        from ..hosts import engine
-
-        found = cluster.call(engine.inspected, name, len(name), int("??" in (before, behind)), host=0)
-        if not found["found"]:
-            raise ShardError(f"{name} means nothing on the hosts")
-        display(found["data"], raw=True)
-
     def _told(self, lost: Any) -> str:
         """What is left after a death, and the line that begins again."""
         assert self.cluster is not None
         if not lost.survivors:
-            return f"{lost}. {self._again()}"
+            return f"{lost}. {self.cluster.again}"
         left = ", ".join(map(str, lost.survivors))
-        are = "hosts" if len(lost.survivors) > 1 else "host"
+        are, have = ("hosts", "have") if len(lost.survivors) > 1 else ("host", "has")
         return (
-            f"{lost}. What {are} {left} has whole (under dp all of the state, under fsdp none) %shard rescue NAME "
-            f"brings to this kernel; {self._again()}"
+            f"{lost}. What {are} {left} {have} whole (under dp all of the state, under fsdp none) %shard rescue NAME "
+            f"brings to this kernel; {self.cluster.again}"
         )
-
-    def _again(self) -> str:
-        return f"%mesh {self.line} starts new ones"
 
     def _settings(self) -> dict[str, Any]:
         own = self._session
-        return {name: getattr(own, name) for name in ("progress", "compile_limit", "options_limit")}
+        return {
+            name: getattr(own, name) for name in ("progress", "compile_limit", "options_limit", "meet_every")
+        }
 
 
 def stays_here(text: str) -> bool:

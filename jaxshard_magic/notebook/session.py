@@ -27,10 +27,22 @@ class ShardSession(Configurable):
     options_limit = Float(
         60.0, min=0.0, help="Seconds of compiling that showing what each option of a line changes may take."
     ).tag(config=True)
+    hosts_limit = Float(
+        120.0,
+        min=1.0,
+        help="Seconds within which the hosts of a %mesh have to come, in a scheduler's queue, too.",
+    ).tag(config=True)
     remember = Bool(True, help="Keep every Report in the history of all notebooks, %shard history.").tag(
         config=True
     )
     keep = Int(100, min=1, help="How many Reports of this session are held.").tag(config=True)
+
+    meet_every = Int(
+        0,
+        min=0,
+        help="Steps after which hosts of a mesh look whether all go on. 0: before every step, and above 32 hosts so"
+        " often that it takes 1% of a step's time.",
+    ).tag(config=True)
 
     mesh = AnyTrait(
         None, allow_none=True, help="What %mesh built last: the mesh, and where its devices are from."
@@ -75,11 +87,14 @@ class ShardSession(Configurable):
         self.history, self.reported = [*earlier, report][-self.keep :], True
         return report
 
-    def received(self, report: Any) -> Any:
-        """Take the report of a step that ran on hosts as the last one, with its number."""
-        (number,) = self._numbers(1)
+    def received(self, report: Any, number: int | None = None) -> Any:
+        """Take the report of a step that ran on hosts as the last one, with a number of its own or in the place of the
+        one that has `number`."""
+        if number is None:
+            (number,) = self._numbers(1)
         report = replace(report, number=number)
-        self.history, self.reported = [*self.history, report][-self.keep :], False
+        others = [each for each in self.history if each.number != number]
+        self.history, self.reported = [*others, report][-self.keep :], False
         return report
 
     def _numbered(self, comparison: Any) -> Any:

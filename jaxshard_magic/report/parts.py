@@ -32,7 +32,11 @@ def finite(number: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class MeshInfo:
-    """The mesh of a run. `devices` holds one id per device in the mesh's order (row-major over `axes`)."""
+    """The mesh of a run. `devices` holds one id per device in the mesh's order (row-major over `axes`).
+
+    In the same order, each empty where there is but one: `hosts` has the host of each device, `islands` the part of the
+    mesh beyond which only the network goes: hosts of GPUs and of CPUs, slices of TPUs.
+    """
 
     axes: dict[str, int]
     platform: str
@@ -40,6 +44,8 @@ class MeshInfo:
     source: str  # attached | simulated | topology
     devices: tuple[int, ...]
     processes: int
+    hosts: tuple[int, ...] = ()
+    islands: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,9 +150,10 @@ class Collective:
     is None where the replica groups match no set of mesh axes. `phase` is forward,
     backward or update. `line` of `file`, one of the report's `sources`, is the user's line that caused it, `source` its
     text, `at` the user's code that this line called, `model.py:31`, where that is deeper. `what` names what moves.
-    `exact` is False where the program decides while it runs how often: then `count` is at least so. `exposed`: seconds
-    that the device is predicted to wait for them, which nothing that it computes hides, by the order that the compiler
-    gave the program; None where that order is not known, as on CPU.
+    `exact` is False where the program decides while it runs how often: then `count` is at least so. `network_bytes`:
+    what one of the mesh's islands sends to others per step, where it has several, all `count` of them together.
+    `exposed`: seconds that the device is predicted to wait for them, which nothing that it computes hides, by the order
+    that the compiler gave the program; None where that order is not known, as on CPU.
     """
 
     kind: str
@@ -163,6 +170,7 @@ class Collective:
     at: str | None = None
     what: str | None = None
     exact: bool = True
+    network_bytes: int | None = None
     exposed: float | None = None
 
     @property

@@ -33,6 +33,10 @@ class WholeCall:
             args, kwargs = (*self._bound, *args), {**self._names, **kwargs}
         return (self.entry.consts, args, kwargs), None
 
+    def watch(self, peeled: Peeled) -> bool:
+        """Begin to watch a call's objects, of which it has none; False where changes to them could not be seen."""
+        return True
+
     def finish(self, watch: None, inputs: tuple[Any, ...], outs: Any) -> Any:
         return outs
 
@@ -50,6 +54,10 @@ class FlatCall:
     def gather(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gathered:
         leaves = self._open(args, kwargs)
         return self._arranged([leaves[i] for i in self._places]), None
+
+    def watch(self, peeled: Peeled) -> bool:
+        """As `WholeCall` does."""
+        return True
 
     def finish(self, watch: Any, inputs: tuple[Any, ...], outs: Any) -> Any:
         if self.entry.donated:

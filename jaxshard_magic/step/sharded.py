@@ -124,8 +124,6 @@ class ShardedStep:
                 continue  # what is wrong in itself is raised again below
             if fast.entry is not self._current:
                 self.loops.breaks()
-            if self._hosts is not None:
-                inputs = self._hosts.brought(fast.entry, inputs, self._ours)
             try:
                 outs = fast.entry.run(inputs)
             except (TypeError, ValueError):
@@ -133,8 +131,6 @@ class ShardedStep:
                     raise
                 continue
             self._current = fast.entry
-            if self._hosts is not None:
-                self._hosts.called(fast.entry, inputs, outs)
             if self.watch is not None:
                 self.watch(fast.entry)
             return fast.finish(watch, inputs, outs)
@@ -349,8 +345,11 @@ class ShardedStep:
         """The next call of this kind takes the short way."""
         fast = self._fast.get(entry)
         if fast is None:
-            fast = self._fast[entry] = _fast(entry, peeled, self._ours)
-        if isinstance(fast, GraphCall) and not fast.watch(peeled):
+            fast = _fast(entry, peeled, self._ours)
+            if fast is not None and self._hosts is not None:
+                fast = self._hosts.later(fast, self._ours)
+            self._fast[entry] = fast
+        if fast is not None and not fast.watch(peeled):
             fast = None
         if fast is not None and not self.keep_arguments and not entry.added:
             self._recent = [fast, *(f for f in self._recent if f is not fast)][:RECENT]

@@ -81,6 +81,10 @@ class OnHosts:
         self._agree(entry, peeled.leaves)
         return replace(peeled, leaves=entry.joined(peeled.leaves)) if entry.rows else peeled
 
+    def later(self, call: Any, ours: Ours) -> "LaterCall":
+        """`call`, one of `calls`, as hosts make it together."""
+        return LaterCall(self, call, ours)
+
     def brought(self, entry: Entry, inputs: tuple[Any, ...], ours: Ours) -> tuple[Any, ...]:
         """The arranged inputs of a later call where the program wants them. Raises ShardError as `joined` does."""
         leaves = entry.leaves(inputs)
@@ -103,6 +107,24 @@ class OnHosts:
         """Compare what hosts have for the first call of a kind, then ever more seldom: after 1, 2, 4, 8 calls."""
         if entry.calls & (entry.calls - 1) == 0:
             _values_agree(entry, leaves)
+
+
+class LaterCall:
+    """A later call on several hosts: a call of `calls` whose inputs hosts compare and bring where the program wants
+    them, and which is under way until it has finished."""
+
+    def __init__(self, hosts: OnHosts, call: Any, ours: Ours):
+        self._hosts, self._call, self._ours = hosts, call, ours
+        self.entry: Entry = call.entry
+        self.watch = call.watch
+
+    def gather(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        inputs, watch = self._call.gather(args, kwargs)
+        return self._hosts.brought(self.entry, inputs, self._ours), watch
+
+    def finish(self, watch: Any, inputs: tuple[Any, ...], outs: Any) -> Any:
+        self._hosts.called(self.entry, inputs, outs)
+        return self._call.finish(watch, inputs, outs)
 
 
 def finished(x: Any) -> jax.Array | None:

@@ -45,6 +45,11 @@ class Part:
         return sum(c.wire_bytes for c in self.collectives)
 
     @property
+    def leaving(self) -> int | None:
+        """Bytes that one island of the mesh sends to others; None where there is but one, or it is not known."""
+        return words.network(self.collectives)
+
+    @property
     def seconds(self) -> float | None:
         known = [seconds for c in self.collectives if (seconds := finite(c.waited)) is not None]
         return sum(known) if known else None
@@ -68,6 +73,10 @@ class Part:
     @property
     def sent_text(self) -> str:
         return self._least(byte_text(self.sent))
+
+    @property
+    def leaving_text(self) -> str:
+        return byte_text(None) if self.leaving is None else self._least(byte_text(self.leaving))
 
     @property
     def seconds_text(self) -> str:
@@ -104,6 +113,12 @@ def together(parts: Iterable[Part]) -> Part:
 def is_timed(report: Report) -> bool:
     """Whether times are predicted."""
     return Part(tuple(report.collectives or ())).seconds is not None
+
+
+def between(report: Report) -> str | None:
+    """The head of the column of bytes that leave an island: `between hosts`; None where nothing is known of them."""
+    known = any(c.network_bytes is not None for c in report.collectives or ())
+    return f"between {words.island_word(report.mesh)}s" if known else None
 
 
 def weight(report: Report) -> Callable[[Part], float]:

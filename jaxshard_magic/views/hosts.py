@@ -1,43 +1,32 @@
 """A mesh over hosts as a table: of each host its machine, and where its devices stand on the mesh."""
 
-from collections.abc import Mapping, Sequence
-from html import escape
-from math import prod
+from collections.abc import Sequence
 
-from ..units import count_text
-
-
-def hosts_text(
-    axes: Mapping[str, int], places: Sequence[tuple[int, int]], machines: Sequence[str], kind: str
-) -> str:
-    """As text. `places`: for each device of the mesh, the last axis fastest, its host and its place there."""
-    rows = [f"host {host}  {machine}  {devices}" for host, machine, devices in _rows(axes, places, machines)]
-    return "\n".join([_head(axes, len(machines), kind), *rows])
+from ..report import MeshInfo
+from .meshgrid import mesh_html, mesh_text
+from .tags import code, table, text
 
 
-def hosts_html(
-    axes: Mapping[str, int], places: Sequence[tuple[int, int]], machines: Sequence[str], kind: str
-) -> str:
-    """As a table without script."""
-    rows = "".join(
-        f"<tr><td>host {host}</td><td>{escape(machine)}</td><td><code>{escape(devices)}</code></td></tr>"
-        for host, machine, devices in _rows(axes, places, machines)
-    )
-    head = "<tr><th>host</th><th>machine</th><th>device: place on the mesh</th></tr>"
-    return f'<div class="jss"><p>{escape(_head(axes, len(machines), kind))}</p><table>{head}{rows}</table></div>\n'
+def hosts_text(info: MeshInfo, places: Sequence[int], machines: Sequence[str], width: int = 80) -> str:
+    """As text. `places`: for each device of the mesh, the last axis fastest, its place among those of its host."""
+    rows = [
+        f"  host {host}  {machine}  {devices}" for host, machine, devices in _rows(info, places, machines)
+    ]
+    return "\n".join([mesh_text(info, width, hosts=False), "", *rows])
 
 
-def _head(axes: Mapping[str, int], hosts: int, kind: str) -> str:
-    sizes = " ".join(f"{axis}={size}" for axis, size in axes.items())
-    return f"{sizes}: {count_text(prod(axes.values()))} {kind} devices of {hosts} hosts"
+def hosts_html(info: MeshInfo, places: Sequence[int], machines: Sequence[str]) -> str:
+    """As a picture and a table without script."""
+    rows = [[f"host {host}", text(machine), code(at)] for host, machine, at in _rows(info, places, machines)]
+    head = [("host", "left"), ("machine", "left"), ("device there: its place on the mesh", "left")]
+    return mesh_html(info, hosts=False) + f'<div class="jss">{table(head, rows)}</div>\n'
 
 
-def _rows(
-    axes: Mapping[str, int], places: Sequence[tuple[int, int]], machines: Sequence[str]
-) -> list[tuple[int, str, str]]:
-    sizes = list(axes.values())
+def _rows(info: MeshInfo, places: Sequence[int], machines: Sequence[str]) -> list[tuple[int, str, str]]:
+    sizes = list(info.axes.values())
     of_host: dict[int, list[str]] = {host: [] for host in range(len(machines))}
-    for index, (host, device) in sorted(enumerate(places), key=lambda each: each[1]):
+    of = info.hosts or (0,) * len(places)
+    for index, (host, device) in sorted(enumerate(zip(of, places, strict=True)), key=lambda each: each[1]):
         place = []
         for size in reversed(sizes):
             index, at = divmod(index, size)

@@ -182,13 +182,16 @@ def _communication(report: Report) -> str:
     timed, weigh = comm.is_timed(report), comm.weight(report)
     kinds = comm.kinds(report, report.collectives)
     head = [("collective", "wrap"), ("over", "left"), ("count", "right"), ("bytes each", "right")]
-    head += [("sent per device", "right"), ("", "left"), ("predicted" if timed else "share", "right")]
+    between = comm.between(report)
+    head += [("sent per device", "right"), *([(between, "right")] if between else [])]
+    head += [("", "left"), ("predicted" if timed else "share", "right")]
     most = max(map(weigh, kinds)) or 1
     rows = []
     for part in kinds[:COLLECTIVE_ROWS]:
         cells = [text(part.kind), _over(part, report.mesh), part.count_text, part.each_text, part.sent_text]
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most)], 56 if timed else 80, 10)
         share = share_text(part.sent / total if total else 0)
+        cells += [part.leaving_text] if between else []
         rows.append([*cells, bar, part.waited_text if timed else share])
     rest = kinds[COLLECTIVE_ROWS:]
     left = f"{count_text(len(rest))} more send {comm.together(rest).sent_text}" if rest else ""

@@ -16,28 +16,35 @@ from jaxshard_magic.views.hues import HUES
 from jaxshard_magic.views.tags import axis, mesh_axes, small, text
 from jaxshard_magic.views.terminal import cells, pad
 
+MOST_HOSTS = 8  # told, each with its devices
 MOST_ROWS, MOST_COLUMNS, MOST_PLANES, MOST_DEVICES = 16, 16, 8, 128
 GAP = "\u2026"
 
 
-def mesh_text(info: MeshInfo, width: int = 80) -> str:
-    """The mesh in lines of at most `width` columns: its axes, its devices, and the grid of device ids."""
+def mesh_text(info: MeshInfo, width: int = 80, hosts: bool = True) -> str:
+    """The mesh in lines of at most `width` columns: its axes, its devices, the grid of device ids and, where it lies on
+    several and `hosts` is not False, which devices each host has."""
     head = f"{axes_text(info.axes)}   {words.devices_text(info, 'x')}"
     planes = [_plane_text(info, index, width - 2) for index in _plane_indices(info)]
     lines = [printable(head), *_beside(planes, width)]
     left = _planes(info) - len(planes)
     if left:
         lines.append(f"  and {count_text(left)} more grids like these")
+    if hosts and info.hosts:
+        lines += ["", *(f"  {line}" for line in words.hosts_lines(info, MOST_HOSTS))]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def mesh_html(info: MeshInfo) -> str:
-    """The mesh as HTML: a table of device ids, rows and columns marked in the hue of their axis."""
+def mesh_html(info: MeshInfo, hosts: bool = True) -> str:
+    """The mesh as HTML: a table of device ids, rows and columns marked in the hue of their axis, a strong line where
+    another host begins; and, where `hosts` is not False, which devices each host has."""
     head = f"<p>{mesh_axes(info)} &nbsp; {text(words.devices_text(info))}</p>"
     planes = [_plane_html(info, index) for index in _plane_indices(info)]
     left = _planes(info) - len(planes)
     more = small(f"and {count_text(left)} more grids like these") if left else ""
-    return f'<div class="jss">\n{head}\n{"".join(planes)}{more}\n</div>\n'
+    told = words.hosts_lines(info, MOST_HOSTS) if hosts else []
+    each = small("<br>".join(text(line) for line in told)) if told else ""
+    return f'<div class="jss">\n{head}\n{"".join(planes)}{more}{each}\n</div>\n'
 
 
 def _axes(info: MeshInfo) -> tuple[list[str], str | None, str | None]:
@@ -139,6 +146,7 @@ def _beside(blocks: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 _CELL = "text-align:center;padding:3px 8px;min-width:18px;border:1px solid #7a828a"
+_APART = "3px solid #7a828a"
 _INDEX = "text-align:center;padding:1px 8px;font-weight:normal;border:0"
 _AXIS = "text-align:center;vertical-align:middle;padding:1px 8px;border:0"
 
@@ -146,6 +154,8 @@ _AXIS = "text-align:center;vertical-align:middle;padding:1px 8px;border:0"
 def _plane_html(info: MeshInfo, index: Sequence[int]) -> str:
     _, row_axis, column_axis = _axes(info)
     ids = _plane(info, index)
+    of = dict(zip(info.devices, info.hosts, strict=bool(info.hosts)))
+    host = [[of.get(device, 0) for device in row] for row in ids]
     columns, rows = shown(len(ids[0]), MOST_COLUMNS), shown(len(ids), MOST_ROWS)
     corner = "" if row_axis is None else '<th style="border:0"></th>' * 2
     body = []
@@ -156,7 +166,7 @@ def _plane_html(info: MeshInfo, index: Sequence[int]) -> str:
         left = "" if row_axis is None else _index_html(r)
         if row_axis and i == 0:
             left = _axis_html(info, row_axis, "right", f'rowspan="{len(rows)}"') + left
-        body.append(left + "".join(_cell_html(_id(ids, r, c)) for c in columns))
+        body.append(left + "".join(_cell_html(_id(ids, r, c), _begins(host, r, c)) for c in columns))
     title = f"<small>{text(_plane_name(info, index))}</small>" if index else ""
     trs = "\n".join(f'<tr style="background:transparent">{cells}</tr>' for cells in body)
     grid = f'<table style="border-collapse:collapse;width:auto">{trs}</table>'
@@ -173,5 +183,13 @@ def _index_html(i: int | None) -> str:
     return f'<th align="center" style="{_INDEX}"><small>{_index(i)}</small></th>'
 
 
-def _cell_html(content: str) -> str:
-    return f'<td align="center" style="{_CELL}">{content}</td>'
+def _begins(host: Sequence[Sequence[int]], r: int | None, c: int | None) -> str:
+    """Lines before a cell whose neighbour above, or on the left, is on another host."""
+    if r is None or c is None:
+        return ""
+    above, left = r > 0 and host[r - 1][c] != host[r][c], c > 0 and host[r][c - 1] != host[r][c]
+    return f";border-top:{_APART}" * above + f";border-left:{_APART}" * left
+
+
+def _cell_html(content: str, lines: str) -> str:
+    return f'<td align="center" style="{_CELL}{lines}">{content}</td>'

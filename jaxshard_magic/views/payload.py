@@ -12,6 +12,7 @@ from typing import Any
 from jaxshard_magic.places import in_short
 from jaxshard_magic.report import Buffer, Collective, Leaf, Memory, Report, Source
 from jaxshard_magic.report.parts import cut_of, finite
+from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import device_memory, leaf_rows, marks, option_table, words
 from jaxshard_magic.views.device_stages import Stages, stages
 from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable
@@ -43,6 +44,7 @@ def payload(report: Report) -> dict[str, Any]:
         "mesh": {
             "axes": [[printable(axis), report.mesh.axes.get(axis, 1)] for axis in index],
             "devices": list(devices(report)),
+            "hosts": list(report.mesh.hosts),
             "text": printable(words.devices_text(report.mesh)),
         },
         "verdict": {"ok": (said := words.verdict(report)).ok, "spans": span_pairs(said.spans)},
@@ -346,6 +348,7 @@ def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] |
     return {
         "lead": span_pairs(words.communication_lead(report)),
         "total": total,
+        "between": comm.between(report),
         "step_s": sum(s for _, _, s in words.time_parts(report)) or None,
         "rows": [_collective(c, index, total, report.sources) for c in order],
         "sources": [_source(source) for source in report.sources],
@@ -363,6 +366,7 @@ def _collective(
         "exact": c.exact,
         "bytes": c.bytes,
         "wire_bytes": c.wire_bytes,
+        "network_bytes": c.network_bytes,
         "seconds": finite(c.waited),
         "links": None if c.exposed is None else finite(c.seconds),
         "share": c.wire_bytes / total if total else 0,

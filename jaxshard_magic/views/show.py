@@ -87,7 +87,7 @@ def show_choice(choice: "Choice", report: Report | None, how: str | None = None)
         how: as for `show`.
     """
     show_live(choice, how)
-    if report is not None and _in_notebook(get_ipython()) and _wanted(how) in ("auto", "widget"):
+    if report is not None and _in_notebook(get_ipython()) and _wanted(how) in ("auto", "widget", "data"):
         display(report)
 
 

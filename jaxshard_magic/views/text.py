@@ -239,6 +239,8 @@ def _communication(report: Report, width: int) -> list[str]:
     kinds = comm.kinds(report, report.collectives)
     shown, rest = kinds[:COLLECTIVE_ROWS], kinds[COLLECTIVE_ROWS:]
     columns = _communication_columns(shown, total)
+    if (between := comm.between(report)) is not None:
+        columns[between] = [part.leaving_text for part in shown]
     if comm.is_timed(report) and not words.time_parts(report):
         columns["predicted"] = [plain(part.waited_text) for part in shown]
     lines = table(columns, ("collective", "over"))

@@ -1,7 +1,7 @@
 // A bar for each set of axes, with the kinds of collectives that it is made of.
 
 import { h, s } from "../shared/dom.js";
-import { bytes, count, seconds, share } from "../shared/format.js";
+import { UNKNOWN, bytes, count, seconds, share } from "../shared/format.js";
 import { SHORT, least, number, over, pieces } from "../shared/kinds.js";
 import { bytesNodes } from "../shared/text.js";
 import { WAITED, hidden, merged, weigher } from "./lines.js";
@@ -10,7 +10,7 @@ const BAR = 13; // px
 
 /** The sets of axes with what is sent over each and how long that takes, most first. */
 export function overAxes(communication, mesh) {
-  const { rows, total, step_s: step } = communication;
+  const { rows, total, step_s: step, between } = communication;
   const { timed, weight } = weigher(rows);
   const told = timed ? (part) => seconds(part.seconds) : (part) => bytes(part.sent);
   const sets = setsOf(rows, weight);
@@ -24,6 +24,7 @@ export function overAxes(communication, mesh) {
       number("of step", "Of the predicted step"),
     ],
     number("sent", "Bytes that one device sends per step, by collectives that run on a ring"),
+    between && number(between, "Bytes per step that one of them sends to others, on rings that go through each once"),
     timed ? null : number("share", "Of all bytes that one device sends per step"),
     h("th", { scope: "col", class: "jsm-wide", title: timed ? "Predicted time, by kind" : "Bytes sent, by kind" }, "by collective"),
   );
@@ -37,6 +38,7 @@ export function overAxes(communication, mesh) {
         h("td", { class: "jsm-num" }, share(step && set.seconds !== null ? set.seconds / step : null)),
       ],
       h("td", { class: "jsm-num" }, least(bytesNodes(set.sent), set.exact)),
+      between && h("td", { class: "jsm-num" }, set.leaving === null ? UNKNOWN : least(bytesNodes(set.leaving), set.exact)),
       timed ? null : h("td", { class: "jsm-num" }, share(total ? set.sent / total : 0)),
       h("td", {}, bar(set, weight, most, told), h("div", { class: "jsm-small jsm-quiet" }, list(set, told))),
     ),

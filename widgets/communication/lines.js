@@ -7,11 +7,12 @@ const AROUND = 3; // lines on either side of one that moves something, of a long
 const LEAST = 4; // lines that are worth folding
 
 /**
- * Collectives that are told as one: `sent` bytes and `seconds` that the device waits are of all `rows`, as `count` is, and
- * `links`, the seconds that they take there, of those whose overlap is known; null is what is not known or, of `kind`, `axes` and `size`, what is not the same.
+ * Collectives that are told as one: `sent` bytes and `seconds` that the device waits are of all `rows`, as `count` is,
+ * and `links`, the seconds that they take there, of those whose overlap is known; `leaving` are the bytes that one host
+ * or slice sends to others. Null is what is not known or, of `kind`, `axes` and `size`, what is not the same.
  *
  * @typedef {{rows: object[], kind: string|null, axes: number[]|null, size: number|null, count: number, sent: number,
- *   seconds: number|null, links: number|null, exact: boolean}} Part
+ *   leaving: number|null, seconds: number|null, links: number|null, exact: boolean}} Part
  */
 
 /** The parts that `rows` make by `key(row)`, in order of their first; @returns {Part[]} */
@@ -37,6 +38,7 @@ export function part(rows) {
     size: same(({ group_size: size }) => size),
     count: sum(({ count }) => count),
     sent: sum(({ wire_bytes: sent }) => sent),
+    leaving: rows.every(({ network_bytes: bytes }) => bytes !== null) ? sum(({ network_bytes: bytes }) => bytes) : null,
     seconds: timed ? sum(({ seconds }) => seconds ?? 0) : null,
     links: rows.some(({ links }) => (links ?? null) !== null) ? sum(({ links }) => links ?? 0) : null,
     exact: rows.every(({ exact }) => exact),

@@ -11,6 +11,7 @@ const DOWN = 4; // devices that may stand below each other though more of them t
 const [WIDTH, HEIGHT] = [384, 64]; // px for all cells
 const PITCH = { most: 15, fair: 10, least: 2 }; // px from cell to cell
 const LEAST = 1; // px of what a device holds
+const APART = 3; // px of the smallest cells between which a line is seen
 const BAND = 4; // px more between the bands of a broken axis
 
 /** The first axis across and the others down, the longer way across where that would be a tower. */
@@ -24,6 +25,7 @@ export function meshGlyph(mesh, memory) {
     { ...plan.box, viewBox: `0 0 ${plan.box.width} ${plan.box.height}`, role: "img", "aria-label": told },
     s("title", {}, told),
     plan.filled ? cells(shares, plan, fullest) : tints(shares, plan, fullest),
+    mesh.hosts.length > 0 && plan.size >= APART && s("path", { class: "jsm-glyph-hosts", d: hostLines(mesh, plan) }),
   );
   const names = [axisNames(mesh, 0, 1), axisNames(mesh, 1, mesh.names.length)];
   const [across, down] = plan.turned ? names.reverse() : names;
@@ -50,8 +52,8 @@ function axisNames(mesh, from, to) {
 }
 
 /**
- * Where each device's cell lies: `at(position)` is its corner, `size` its side, `box` what all take, `filled`
- * whether cells are large and few enough to be filled. A way across that is too long is broken into bands.
+ * Where each device's cell lies: `at(position)` is its corner, `next(position)` its neighbours, `size` its side, `gap`
+ * what is between two, `box` what all take, `filled` whether cells are large and few enough to be filled. A way across that is too long is broken into bands.
  */
 function planned(mesh) {
   const first = mesh.sizes[0] ?? 1;
@@ -69,8 +71,16 @@ function planned(mesh) {
     const [column, row] = turned ? [inner, outer] : [outer, inner];
     return [(column % across) * pitch, Math.floor(column / across) * height + row * pitch];
   };
+  const next = (position) => {
+    const [outer, inner] = [Math.floor(position / rest), position % rest];
+    const right = turned ? [outer, inner + 1] : [outer + 1, inner];
+    const below = turned ? [outer + 1, inner] : [outer, inner + 1];
+    const there = ([o, i]) => (o < first && i < rest ? o * rest + i : null);
+    const ends = ((turned ? inner : outer) + 1) % across === 0; // of a band
+    return { right: ends ? null : there(right), below: there(below) };
+  };
   const box = { width: across * pitch, height: (bands - 1) * height + rows * pitch };
-  return { turned, filled, size: pitch - gap, box, at };
+  return { turned, filled, size: pitch - gap, gap, box, at, next };
 }
 
 const room = (columns, rows, bands) =>
@@ -107,6 +117,19 @@ function cells(shares, { at, size }, fullest) {
   });
 }
 
+/** Lines between neighbours on different hosts, in the gap between their cells. */
+function hostLines(mesh, { at, next, size, gap }) {
+  const lines = mesh.devices.map((_, position) => {
+    const [[x, y], { right, below }] = [at(position), next(position)];
+    const [beside, under] = [x + size + gap / 2, y + size + gap / 2];
+    return [
+      right !== null && mesh.apart(position, right) ? `M${beside} ${y - gap / 2}v${size + gap}` : "",
+      below !== null && mesh.apart(position, below) ? `M${x - gap / 2} ${under}h${size + gap}` : "",
+    ].join("");
+  });
+  return lines.join("");
+}
+
 /** One path per tint, so that thousands of devices are as light as eight. */
 function tints(shares, { at, size }, fullest) {
   const square = (position) => `M${at(position).join(" ")}h${size}v${size}h-${size}z`;
@@ -125,7 +148,8 @@ const tint = (share) => 0.15 + 0.85 * share ** 2;
 
 function spoken(mesh, memory, plan) {
   const axes = mesh.names.map((name, i) => `${name} ${mesh.sizes[i]}`).join(" by ");
-  const said = `${counted(mesh.count, "device")}: ${axes}`;
+  const hosts = new Set(mesh.hosts).size;
+  const said = `${counted(mesh.count, "device")}${hosts ? ` on ${counted(hosts, "host")}` : ""}: ${axes}`;
   const top = memory?.groups[0].top ?? null;
   const peak = top === null ? null : memory.devices.peak[top];
   if (peak === null) return said;

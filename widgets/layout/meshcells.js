@@ -1,7 +1,7 @@
 // The shapes of a mesh's cells as path data: one element for all of them, however many there are.
 
 import { s } from "../shared/dom.js";
-import { cellOf, offset } from "./meshplan.js";
+import { cellOf, deviceIn, offset } from "./meshplan.js";
 
 /** The upper left corner of a cell. */
 export const corner = ({ x, y, down, across, cw, ch, gap }, row, column) => [
@@ -42,6 +42,20 @@ export function gridLines(plan) {
       return lines.join("");
     })
     .join("");
+}
+
+/** Lines between neighbours on different hosts. */
+export function hostLines(mesh, plan) {
+  const { cw, ch, rows, columns } = plan;
+  const lines = mesh.devices.map((_, position) => {
+    const [row, column] = cellOf(mesh, plan, position);
+    const apart = (r, c) => r < rows && c < columns && mesh.apart(position, deviceIn(mesh, plan, r, c));
+    const [x, y] = corner(plan, row, column);
+    const right = apart(row, column + 1) ? (x + cw + corner(plan, row, column + 1)[0]) / 2 : null;
+    const below = apart(row + 1, column) ? (y + ch + corner(plan, row + 1, column)[1]) / 2 : null;
+    return `${right === null ? "" : `M${right} ${y}v${ch}`}${below === null ? "" : `M${x} ${below}h${cw}`}`;
+  });
+  return lines.join("");
 }
 
 /** The area of some cells, `[row, column]`; neighbours in a row are one rectangle. */

@@ -5,7 +5,7 @@ import { replace, s, uniqueId } from "../shared/dom.js";
 import { counted } from "../shared/format.js";
 import { OWN_KEYS } from "../shared/keyboard.js";
 import { blockOf, holders, lies } from "../shared/mesh.js";
-import { area, corner, gridLines, ground, hatching, numberSize, numbers, plates } from "./meshcells.js";
+import { area, corner, gridLines, ground, hatching, hostLines, numberSize, numbers, plates } from "./meshcells.js";
 import { meshLabels } from "./meshlabels.js";
 import { cellAt, cellOf, deviceIn, meshPlan, neighbour } from "./meshplan.js";
 
@@ -64,6 +64,7 @@ export class MeshMap {
       this.#blanks,
       s("path", { class: "jsm-map-lines", d: gridLines(plan) }),
       s("path", { class: "jsm-map-frame", d: ground(plan) }),
+      mesh.hosts.length > 0 && s("path", { class: "jsm-map-hosts", d: hostLines(mesh, plan) }),
       plan.numbers ? numbers(mesh, plan) : null,
       this.#beside,
       this.#cell,

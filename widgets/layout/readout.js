@@ -31,7 +31,8 @@ function lines(mesh, leaf, position, idOf) {
   const coords = mesh.coords(position);
   const axes = mesh.names.map((_, i) => i).filter((i) => mesh.sizes[i] > 1);
   const at = axes.map((i, n) => [n ? ", " : " ", axis(mesh, i), ` ${coords[i]}`]);
-  const device = [h("b", {}, `device ${idOf(position)}`), at];
+  const host = mesh.hosts.length ? `, host ${mesh.hosts[position]}` : "";
+  const device = [h("b", {}, `device ${idOf(position)}`), at, host];
   if (!lies(mesh, leaf, position)) {
     return [
       h("div", {}, device, " holds nothing of it"),

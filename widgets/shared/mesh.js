@@ -5,12 +5,13 @@ const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 
 /** The mesh of a payload: names, sizes, the ids of its devices, and coordinates there and back. */
 export class Mesh {
-  constructor({ axes, devices, text }) {
+  constructor({ axes, devices, text, hosts = [] }) {
     this.names = axes.map(([name]) => name);
     this.sizes = axes.map(([, size]) => size);
     this.count = product(this.sizes);
     this.devices = devices.length ? devices : Array.from({ length: this.count }, (_, i) => i);
     this.text = text;
+    this.hosts = hosts; // of each device, none where all are on one
     this.strides = this.sizes.map((_, i) => product(this.sizes.slice(i + 1)));
   }
 
@@ -22,6 +23,11 @@ export class Mesh {
   /** The position of the device at these coordinates. */
   position(coords) {
     return coords.reduce((sum, index, i) => sum + index * this.strides[i], 0);
+  }
+
+  /** Whether two devices are on different hosts. */
+  apart(one, other) {
+    return this.hosts.length > 0 && this.hosts[one] !== this.hosts[other];
   }
 
   /** The position of a device id, null for none of this mesh. */

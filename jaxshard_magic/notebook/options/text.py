@@ -14,7 +14,8 @@ def _help() -> str:
     %shard                         the last report, with all calls since
     %shard compare 3 5             reports of the past side by side, by number or name; alone it lists them
     %shard history WORDS           the reports of all notebooks so far; --help has more
-    %shard doctor                  what is installed, which devices answer, whether they reach each other
+    %shard doctor                  what is installed, which devices answer, whether they reach each other,
+                                   and the same of hosts
     %shard abstract NAME...        make shapes of what the notebook holds under these names, and free it
     %shard rescue NAME...          bring what a host that is left after a death has whole to this kernel
     %shard schedule NAMES          a pipeline schedule in time, or several compared; --help has more

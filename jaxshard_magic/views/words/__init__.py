@@ -12,6 +12,7 @@ from jaxshard_magic.views.words.communication import OWN as OWN
 from jaxshard_magic.views.words.communication import communication_lead as communication_lead
 from jaxshard_magic.views.words.communication import communication_share as communication_share
 from jaxshard_magic.views.words.communication import least as least
+from jaxshard_magic.views.words.communication import network as network
 from jaxshard_magic.views.words.communication import predicted_range as predicted_range
 from jaxshard_magic.views.words.communication import predicted_text as predicted_text
 from jaxshard_magic.views.words.communication import sent as sent
@@ -63,6 +64,8 @@ from jaxshard_magic.views.words.run import check_lines as check_lines
 from jaxshard_magic.views.words.run import devices_text as devices_text
 from jaxshard_magic.views.words.run import ended_spans as ended_spans
 from jaxshard_magic.views.words.run import found_lines as found_lines
+from jaxshard_magic.views.words.run import hosts_lines as hosts_lines
+from jaxshard_magic.views.words.run import island_word as island_word
 from jaxshard_magic.views.words.run import largest_difference as largest_difference
 from jaxshard_magic.views.words.run import named_text as named_text
 from jaxshard_magic.views.words.run import noise_lines as noise_lines

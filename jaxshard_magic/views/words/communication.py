@@ -7,6 +7,7 @@ from math import isfinite
 from jaxshard_magic.report import Collective, Report, Timing
 from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views.format import byte_text, range_text, rate_text, seconds_text, share_text
+from jaxshard_magic.views.words.run import island_word
 from jaxshard_magic.views.words.spans import Span, axes_spans, line_span, strong
 
 AT_LEAST = "\u2265"
@@ -22,16 +23,34 @@ def communication_lead(report: Report) -> list[Span]:
         return [strong("Nothing moves between devices in this step.")]
     total, share = sent_text(collectives), communication_share(report)
     if timing is None or share is None:
-        return [strong(f"{total} sent by each device per step"), *most_spans(collectives), Span(".")]
+        first = [strong(f"{total} sent by each device per step"), *most_spans(collectives), Span(".")]
+        return first + _network(report)
     spent, step = least(seconds_text(_spent(timing)), collectives), predicted_text(report)
     spans = [strong(f"{share} of the predicted step is communication:")]
     if timing.exposed_s is None:
         spans.append(Span(f" {spent} of {step}, {total} sent by each device, nothing overlapped."))
-        return spans + _links(timing)
+        return spans + _network(report) + _links(timing)
     carried = least(seconds_text(timing.communication_s), collectives)
     spans.append(Span(f" {spent} of {step} that nothing hides, {_HOW.get(timing.overlap or '', '')}."))
     spans.append(Span(f" {total} sent by each device, {carried} on the links."))
-    return spans + _links(timing)
+    return spans + _network(report) + _links(timing)
+
+
+def network(collectives: Sequence[Collective]) -> int | None:
+    """Bytes that one island of the mesh sends to others per step; None where there is but one, or it is not known."""
+    known = [c.network_bytes for c in collectives if c.network_bytes is not None]
+    return sum(known) if known and len(known) == len(collectives) else None
+
+
+def _network(report: Report) -> list[Span]:
+    """` Each host sends 96.0 MiB to others.`"""
+    collectives = report.collectives or ()
+    if (leaving := network(collectives)) is None:
+        return []
+    word = island_word(report.mesh)
+    if not leaving:
+        return [Span(f" Nothing goes from one {word} to another.")]
+    return [Span(f" Each {word} sends {least(byte_text(leaving), collectives)} to others.")]
 
 
 def communication_share(report: Report) -> str | None:

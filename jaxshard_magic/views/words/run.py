@@ -1,5 +1,6 @@
 """What ran: the mesh, the options, where the figures come from, and what the check found."""
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -11,11 +12,38 @@ from jaxshard_magic.views.words.spans import Span, leaves_text, line_span, stron
 def devices_text(info: MeshInfo, times: str = "\u00d7") -> str:
     """`8 x TPU v5 lite, attached`, `8 simulated CPU devices`."""
     n = len(info.devices) or prod(info.axes.values())
-    processes = f", {info.processes} processes" if info.processes > 1 else ""
+    many = len(set(info.hosts)) or info.processes
+    hosts = f" on {count_text(many)} hosts" if many > 1 else ""
     if info.source == "simulated":
-        return f"{count_text(n)} simulated {info.platform.upper()} device{'s' * (n != 1)}{processes}"
+        return f"{count_text(n)} simulated {info.platform.upper()} device{'s' * (n != 1)}{hosts}"
     state = {"topology": "not attached: compiled, not run"}.get(info.source, info.source)
-    return f"{count_text(n)} {times} {info.device_kind}, {state}{processes}"
+    return f"{count_text(n)} {times} {info.device_kind}{hosts}, {state}"
+
+
+def island_word(info: MeshInfo) -> str:
+    """What the parts of a mesh are called between which the network goes."""
+    return "slice" if info.platform == "tpu" else "host"
+
+
+def hosts_lines(info: MeshInfo, most: int) -> list[str]:
+    """Of each host which devices it has, `host 0: 0\u20133`; at most so many lines, the last for what is left out."""
+    of: dict[int, list[int]] = {}
+    for host, device in zip(info.hosts, info.devices, strict=bool(info.hosts)):
+        of.setdefault(host, []).append(device)
+    lines = [f"host {host}: {_runs(sorted(devices))}" for host, devices in sorted(of.items())]
+    left = len(lines) - most
+    return lines if left <= 0 else [*lines[: most - 1], f"and {count_text(left + 1)} more hosts"]
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """`0\u20133, 8`: numbers in rising order, those that follow each other together."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(str(run[0]) if len(run) < 2 else f"{run[0]}\u2013{run[-1]}" for run in runs)
 
 
 def title_text(report: Report) -> str:

@@ -1,0 +1,103 @@
+"""A notebook whose cells run on two real processes, what is done to it, and what it trains."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Notebook, shell
+from IPython.utils.capture import CapturedIO, capture_output
+
+from jaxshard_magic.hosts.cluster import Cluster
+
+SETUP = """
+import jax, jax.numpy as jnp, numpy as np, os, time
+state = {"up": jnp.ones((32, 64)) / 8, "down": jnp.ones((64, 32)) / 8}
+x = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
+batch = {"x": x, "y": x}
+"""
+STEP = """
+@jax.jit
+def train_step(weights, batch):
+    def loss_fn(weights):
+        return jnp.mean((jax.nn.relu(batch["x"] @ weights["up"]) @ weights["down"] - batch["y"]) ** 2)
+    loss, grads = jax.value_and_grad(loss_fn)(weights)
+    return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, grads), loss
+state, loss = train_step(state, batch)
+"""
+LOOP = "n = 0\nwhile True:\n    state, loss = train_step(state, batch)\n    n += 1"
+
+
+class Hosts:
+    """A notebook on hosts."""
+
+    def __init__(self, notebook: Notebook):
+        self.notebook = notebook
+        self.magics = notebook.shell.magics_manager.registry["ShardMagics"]
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.magics.hosts.cluster
+
+    @property
+    def pids(self) -> list[int]:
+        return [joined.pid for joined in self.cluster.joined]
+
+    def cell(self, code: str) -> CapturedIO:
+        """What a cell says that ends as it should."""
+        with capture_output() as said:
+            self.notebook.run(code)
+        return said
+
+    def fails(self, code: str) -> tuple[str, str]:
+        """The line of a cell that ends early, and all else that it says."""
+        with capture_output() as said:
+            error = self.notebook.fails(code)
+        return str(error), said.stderr
+
+    def everywhere(self, expression: str) -> list[Any]:
+        """What an expression is on each host."""
+        code = f"__import__('IPython').get_ipython().user_ns['{expression}']"
+        return [self.cluster.client[i].apply_async(eval, code).get(20) for i in self.cluster.ids]
+
+
+@contextmanager
+def opened(folder: Path, line: str = "hosts:2 data=8") -> Iterator[Hosts]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        patch.setenv("JAXSHARD_HISTORY", str(folder / "history.db"))
+        with shell() as found:
+            found.run_line_magic("load_ext", "jaxshard_magic")
+            hosts = Hosts(Notebook(found))
+            try:
+                hosts.cell(f"%mesh {line}")
+                hosts.cell(SETUP)
+                yield hosts
+            finally:
+                hosts.magics.hosts.close()
+
+
+def later(seconds: float, do: Callable[[], Any]) -> list[float]:
+    """Do something in the middle of a cell; when that was."""
+    at: list[float] = []
+
+    def timed() -> None:
+        at.append(time.monotonic())
+        do()
+
+    threading.Timer(seconds, timed).start()
+    return at
+
+
+def gone(pids: list[int], seconds: float = 10) -> bool:
+    """Whether processes end within so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
+            return True
+        time.sleep(0.05)
+    return False

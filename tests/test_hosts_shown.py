@@ -1,0 +1,150 @@
+"""A notebook on hosts looks as one without: what comes of pagers, progress bars, prompts, settings and reports."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from hosts_notebook import LOOP, STEP, Hosts, later, opened
+from IPython.utils.capture import capture_output
+
+from jaxshard_magic.notebook import hosts_output
+from jaxshard_magic.notebook.hosts_output import Output
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Two hosts that train."""
+    with opened(tmp_path_factory.mktemp("hosts")) as found:
+        found.cell(f"%%shard fsdp\n{STEP}")
+        yield found
+
+
+def folded(said: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What of two hosts' output is shown beside host 0's."""
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr(hosts_output, "display", lambda data, raw: shown.append(data))
+    output = Output(None, 2, lambda *_: None)
+    for host, text in said:
+        output.publish(host, {"header": {"msg_type": "stream"}, "content": {"name": "stdout", "text": text}})
+    output.others()
+    return "".join(data["text/plain"] for data in shown)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("a\n", "a\n", ""),
+        ("a\n", "b\n", "host 1: b"),
+        ("\r 0% 9 it/s\r100% 9 it/s\n", "\r 0% 8 it/s\r100% 8 it/s\n", ""),
+        ("\r 0%\r100%\na\n", "\r 0%\r100%\nb\n", "host 1: 100%\nhost 1: b"),
+        ("/tmp/ipykernel_17/4.py:2: careful\n", "/tmp/ipykernel_19/4.py:2: careful\n", ""),
+        ("<Line at 0x7f01>\n", "<Line at 0x7f02>\n", ""),
+        (
+            "a\n",
+            "[Gloo] Rank [Gloo] Rank 6 is connected to 7 peer ranks. Expected number of connected peer ranks is : "
+            "7\n4 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\na\n",
+            "",
+        ),
+        ("7 a\n", "7 a\n[Gloo] Rank 12 is connected to ", ""),
+    ],
+)
+@pytest.mark.no_jax
+def test_another_hosts_output_is_shown_where_it_says_something_else(
+    first: str, second: str, shown: str, monkeypatch: pytest.MonkeyPatch
+):
+    assert folded([(0, first), (1, second)], monkeypatch) == shown
+
+
+def test_a_question_is_answered_by_the_hosts(hosts: Hosts):
+    hosts.cell("def only_there(x):\n    'Twice of it.'\n    return 2 * x")
+    for asked in ("only_there?", "?only_there", "x = 1\nonly_there?"):
+        (answer,) = hosts.cell(asked).outputs
+        assert "Twice of it." in answer.data["text/plain"]
+    assert hosts.cell("nowhere?").stdout == "Object `nowhere` not found.\n"
+    (answer,) = hosts.cell("%%shard?").outputs
+    assert "train step sharded over the mesh" in answer.data["text/plain"]
+
+
+@pytest.mark.parametrize("asks", ["input('name? ')", "import getpass\ngetpass.getpass()", "breakpoint()"])
+def test_what_waits_for_somebody_to_type_is_one_line_and_does_not_wait(hosts: Hosts, asks: str):
+    line, said = hosts.fails(asks)
+    assert line.startswith("nobody types on a host") and "%%here" in line
+    assert "Traceback" not in said
+
+
+def test_a_report_that_is_shown_again_keeps_its_number(hosts: Hosts):
+    hosts.cell(f"%%shard fsdp\n{STEP}")
+    number = hosts.magics.session.history[-1].number
+    hosts.cell("%shard")
+    assert [r.number for r in hosts.magics.session.history].count(number) == 1
+    assert hosts.magics.session.history[-1].number == number
+    hosts.cell("for _ in range(3):\n    state, loss = train_step(state, batch)")
+    hosts.cell("%shard")
+    again = hosts.magics.session.history[-1]
+    assert again.number == number and again.timing is not None and again.timing.calls >= 3
+
+
+def test_what_a_comparison_tried_is_in_the_history_and_a_search_shows_the_step_that_went_on(hosts: Hosts):
+    hosts.cell(f"%%shard dp,fsdp\n{STEP}")
+    tried = [t.report.number for t in hosts.magics.session.comparison.trials if t.report is not None]
+    kept = hosts.notebook.run("%shard history").rows
+    assert len(tried) == 2 and {*tried} <= {row.id for row in kept}
+    said = hosts.cell(f"%%shard auto --among dp,fsdp --budget 60\n{STEP}")
+    (shown,) = [o.data["text/plain"] for o in said.outputs if "report " in o.data.get("text/plain", "")]
+    last = hosts.magics.session.history[-1]
+    assert last.timing is not None and last.timing.calls == 1
+    assert f"report {last.number}" in shown and "Not run" not in shown
+
+
+def test_a_loop_that_is_stopped_is_told_once_with_its_report_behind_it(hosts: Hosts):
+    later(2.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with capture_output() as said:
+        error = hosts.notebook.fails(f"%%shard dp\n{STEP}\n{LOOP}")
+    assert str(error).startswith("Stopped at step ") and ", line " in str(error)
+    assert f"{said.stdout}{said.stderr}".count("Stopped at") == 1
+    assert "Stopped at" in said.outputs[-1].data["text/plain"]
+    last = hosts.magics.session.history[-1]
+    assert last.ended is not None and last.ended.calls > 1
+
+
+def test_a_setting_of_the_kernel_is_one_of_the_hosts(hosts: Hosts):
+    found = "get_ipython().magics_manager.registry['ShardMagics'].session.options_limit"
+    hosts.cell("%config ShardSession.options_limit = 17.0")
+    assert hosts.cell(f"print({found})").stdout == "17.0\n"
+
+
+def test_devices_of_all_hosts_are_counted_through(hosts: Hosts):
+    hosts.cell(f"%%shard fsdp\n{STEP}")
+    report = hosts.magics.session.history[-1]
+    assert report.mesh.devices == tuple(range(8))
+    assert [d.device for d in report.memory.per_device] == [*range(8)]
+
+
+def test_what_lies_in_parts_can_not_be_rescued_and_the_line_says_what_does_it(hosts: Hosts):
+    hosts.cell(
+        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
+        "cut = NamedSharding(train_step.mesh, P('data'))\n"
+        "parts = jax.make_array_from_callback((8,), cut, lambda at: np.ones(8)[at])"
+    )
+    line, _ = hosts.fails("%shard rescue parts")
+    assert "none of which has all of it" in line and ".gather(...)" in line
+
+
+def test_names_of_the_hosts_are_explored(hosts: Hosts):
+    said = hosts.cell("%shard explore state")
+    assert "state.up" in said.stdout + "".join(o.data["text/plain"] for o in said.outputs)
+
+
+def test_axes_alone_make_a_mesh_over_the_same_hosts_and_another_machine_ends_them(hosts: Hosts):
+    pids = hosts.pids
+    shown = hosts.cell("%mesh data=4 model=2").outputs[-1].data["text/plain"]
+    assert shown.startswith("data=4 model=2: 8 cpu devices of 2 hosts") and hosts.pids == pids
+    assert hosts.cell("print(state['up'].shape)").stdout == "(32, 64)\n"
+    line, _ = hosts.fails("%mesh data=16")
+    assert "the mesh takes 16: after %mesh --close, %mesh hosts:2 data=16 starts it with as many" in line
+    hosts.cell("%mesh data=8")
+    assert hosts.cell("%mesh cpu:8 data=8;").stdout.startswith("hosts:2 ended, with what was on it")
+    assert hosts.cell("print(__import__('os').getpid())").stdout == f"{os.getpid()}\n"
