@@ -26,6 +26,7 @@ import jaxshard_magic
 from jaxshard_magic.comparing import Requests, candidates
 from jaxshard_magic.comparing.candidates import Candidate
 from jaxshard_magic.comparing.sketch import collective, sketch
+from jaxshard_magic.strategies.hold import Hold
 from jaxshard_magic.strategies.traffic import traffic
 from jaxshard_magic.targets import target_of
 
@@ -97,7 +98,8 @@ def figures(pair: Pair) -> dict[str, float]:
     (candidate,) = candidates(Requests([pair.strategy], mesh))
     assert isinstance(candidate, Candidate)
     step = jaxshard_magic.shard(made, pair.strategy, mesh=mesh)
-    plan = step.planned(*args).plan
+    hold = step.planned(*args).plan.run
+    assert isinstance(hold, Hold)
     known = sketch(step, candidate, args, {}, target.chip)
     step.prepare(*args)
     report = step.report()
@@ -105,7 +107,7 @@ def figures(pair: Pair) -> dict[str, float]:
     assert known.seconds is not None and timing is not None and sent is not None
     assert timing.predicted_step_s is not None
     return {
-        "planned": sum(collective(move).wire_bytes for move in traffic(plan.run)),
+        "planned": sum(collective(move).wire_bytes for move in traffic(hold)),
         "sent": sum(c.wire_bytes for c in sent),
         "planned_s": known.seconds,
         "predicted_s": timing.predicted_step_s,

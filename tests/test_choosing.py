@@ -336,3 +336,9 @@ def test_what_is_attached_is_run_on_copies_and_the_measured_times_decide(monkeyp
     checks = [t.report.check for t in found.comparison.trials if t.report is not None]
     assert len(checks) == 3 and all(check is not None and check.passed for check in checks)
     assert any("No figures of this hardware" in note for note in found.notes)
+
+
+def test_a_guess_lies_between_what_a_plan_takes_at_least_and_with_nothing_overlapped():
+    known = [c for c in chosen(plan_only=True).candidates if c.guess is not None]
+    assert known
+    assert all(c.bound <= c.guess <= c.most for c in known), known

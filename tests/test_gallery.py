@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import published
 from gallery import Row
 from gallery_page import page, table
 from models import gpt, llama, resnet, vit
@@ -76,3 +78,24 @@ def test_a_row_that_was_planned_alone_says_so_at_each_figure_and_why():
 def test_the_readme_of_the_benchmarks_names_the_gallery():
     text = (Path(__file__).parents[1] / "benchmarks/README.md").read_text()
     assert "python benchmarks/gallery.py" in text
+
+
+# Runs that others have published
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_a_published_run_is_within_a_tenth_of_its_plan_and_inside_of_its_range():
+    case = published.CASES["v5p-128b"]
+    got = published.predicted(case, published.facts(case, compiled=False))
+    assert got.low is not None and got.step is not None and got.high is not None
+    assert got.low <= case.seconds <= got.high
+    assert got.step == pytest.approx(case.seconds, rel=published.LIMIT)
+
+
+def test_a_published_share_of_the_peak_is_a_time():
+    """6 FLOPs a weight and token, but for the embedding, and 12 a score, for one of 128 v5p with one text of 2,048."""
+    case = published.CASES["v5p-128b"]
+    weights = 64 * (4 * 8192 * 16384 + 3 * 8192 * 57344) + 8192 * 32000
+    scores = 64 * 2048 * 16384
+    assert case.seconds == pytest.approx(2048 * (6 * weights + 12 * scores) / (0.6868 * 4.59e14))

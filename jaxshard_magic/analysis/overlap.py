@@ -301,7 +301,7 @@ class _Running:
         """The axes that collectives of one instruction go along, and their seconds: what they send at the bandwidth of
         the slowest of them, and at least the hops."""
         first = self._moves[moves[0]]
-        wires = [self._wires[a] for a in first.axes or ()]
+        wires = [self._wires[a].part(first.group_size, first.apart) for a in first.axes or ()]
         size = sum(wire_bytes(m.kind, m.group_size, m.bytes) for m in (self._moves[k] for k in moves))
         rate = self._share * min(w.bandwidth or 0.0 for w in wires)
         return first.axes or (), max(size / rate, latency(first.kind, wires))

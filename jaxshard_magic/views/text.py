@@ -242,7 +242,7 @@ def _communication(report: Report, width: int) -> list[str]:
     if (between := comm.between(report)) is not None:
         columns[between] = [part.leaving_text for part in shown]
     if comm.is_timed(report) and not words.time_parts(report):
-        columns["predicted"] = [plain(part.waited_text) for part in shown]
+        columns["predicted"] = [plain(part.seconds_text) for part in shown]
     lines = table(columns, ("collective", "over"))
     for head in ("share", "each"):
         if cells(lines[0]) > width and head in columns:
@@ -281,7 +281,7 @@ def _lines(report: Report, width: int) -> list[str]:
     numbers = [shorten(printable(name), width // 5) for name in comm.names(shown, "-")]
     columns = {"sent": [line.part.sent_text for line in shown]}
     if comm.is_timed(report):
-        columns = {"predicted": [plain(line.part.waited_text) for line in shown], **columns}
+        columns = {"predicted": [plain(line.part.seconds_text) for line in shown], **columns}
     before, used = max(map(cells, numbers)), cells(table(columns, ())[0])
     most = min(width // 3, width - before - used - LEAST_SOURCE)
     columns["collectives"] = [_short(comm.kinds(report, line.part.collectives), most) for line in shown]
