@@ -26,7 +26,8 @@ from .comparing import (
 from .compiler_log import captured
 from .doctor import Doctor, examine
 from .errors import ShardError
-from .mesh import BuiltMesh, MeshSpec, axes_text, build, default_spec
+from .mesh import BuiltMesh, MeshSpec, build, default_spec
+from .mesh_text import axes_text
 from .report import Report
 from .report.choice import Choice
 from .report.comparison import Comparison

@@ -1,11 +1,9 @@
 """`MeshSpec`: mesh text such as `data=4 model=2` -> axes and devices -> `jax.sharding.Mesh`."""
 
-import ast
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -13,26 +11,23 @@ from jax.sharding import AxisType, Mesh
 
 from . import simulate, targets
 from .compiler_log import captured
-from .errors import ShardError, nearest, none_of
-from .hardware import chip_of, chips
-from .hosts.spec import KINDS, UNENCRYPTED, HostsSpec
+from .errors import ShardError
+from .hosts.spec import HostsSpec
+from .mesh_text import (
+    JOBS,
+    Axes,
+    axes_text,
+    check_axes,
+    device_part,
+    job_of,
+    listed_axes,
+    product,
+    written_axes,
+)
 from .simulate import Machine
 from .targets import Target, slices
 
-Axes = tuple[tuple[str, int], ...]
-
-JOBS: dict[str, tuple[str, ...]] = {
-    "data": ("data", "dp", "batch", "replica"),
-    "fsdp": ("fsdp",),
-    "tensor": ("model", "tp", "tensor"),
-    "sequence": ("seq", "sp", "sequence", "context", "cp"),
-    "pipeline": ("pipe", "pp", "stage", "pipeline"),
-    "expert": ("expert", "ep"),
-}
 DEFAULT_SIMULATED = 8
-_MOST_AXES, _MOST = 32, 10**9  # of a mesh, and the devices along one of them
-_LISTED = '[[4,2],["data","model"]]'
-FORMS = f"data=4 model=2, or {_LISTED}, or cpu:8 data=4 model=2, or v5e:4x4 data=4 model=4"
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class MeshSpec:
     text: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        _check_axes(self.axes)
+        check_axes(self.axes)
         if self.count is not None:
             self.resolve(self.count, exactly=True)
 
@@ -64,10 +59,10 @@ class MeshSpec:
         (('data', -1), ('model', 2))
         """
         given = " ".join(text.split())
-        made_of, rest = _device_part(given)
+        made_of, rest = device_part(given)
         if not rest and made_of.source != "attached":
             rest = "data=-1"
-        axes = _listed_axes(rest) if rest[:1] in ("[", "(") else _written_axes(rest, given)
+        axes = listed_axes(rest) if rest[:1] in ("[", "(") else written_axes(rest, given)
         return cls(axes, *made_of, text=given)
 
     def __str__(self) -> str:
@@ -95,7 +90,7 @@ class MeshSpec:
         if size is not None:
             if exactly and size != devices:
                 raise ShardError(
-                    f"mesh {axes_text(self.axes)} takes {size} devices ({_product(self.axes)}), "
+                    f"mesh {axes_text(self.axes)} takes {size} devices ({product(self.axes)}), "
                     f"{self.made_of} has {devices}. {self._instead(devices)}"
                 )
             return self.axes
@@ -244,15 +239,6 @@ def choose(spec: MeshSpec, machine: Machine) -> Literal["attached", "cpu", "star
     )
 
 
-def job_of(axis_name: str) -> str | None:
-    """What an axis is for, by its name; None for a name that says nothing.
-
-    >>> job_of("tp")
-    'tensor'
-    """
-    return next((job for job, names in JOBS.items() if axis_name.lower() in names), None)
-
-
 def axes_for(mesh: Mesh, job: str) -> tuple[str, ...]:
     """The axes of `mesh` whose names say that they are for `job`, in the mesh's order."""
     return tuple(str(a) for a in mesh.axis_names if job_of(str(a)) == job)
@@ -324,117 +310,6 @@ def _not_attached(spec: MeshSpec, target: Target) -> BuiltMesh:
     mesh, notes = arranged(axes, targets.devices(target))
     doubtful = slices.note(target.chip, target.extent)
     return BuiltMesh(mesh, "topology", tuple(note for note in (doubtful, *notes) if note))
-
-
-class _MadeOf(NamedTuple):
-    """What a mesh is made of: the fields of `MeshSpec` by these names."""
-
-    source: str = "attached"
-    platform: str | None = None
-    count: int | None = None
-    target: Target | None = None
-    hosts: HostsSpec | None = None
-
-
-def _device_part(given: str) -> tuple[_MadeOf, str]:
-    """`cpu:8 data=4` -> what it is made of, and "data=4"."""
-    first, _, rest = given.partition(" ")
-    if (sold := slices.named(first.rstrip(","))) is not None:
-        return _slice(Target(*sold)), rest
-    over = re.match(rf"({'|'.join(KINDS)}):(\S*)\s*", given)
-    if over is not None:
-        words = given[over.end() :].split(" ")
-        rest = " ".join(word for word in words if word != UNENCRYPTED)
-        return _MadeOf("hosts", hosts=HostsSpec.parse(over[1], over[2], UNENCRYPTED in words)), rest
-    head = re.match(r"([^\W\d][\w-]*):([^\s,]*)[\s,]*", given)
-    if head is None or (job_of(head[1]) and chip_of(head[1]) is None):
-        return _MadeOf(), given
-    platform, extent, rest = head[1].lower(), head[2].lower(), given[head.end() :]
-    if platform == "cpu":
-        if not re.fullmatch(r"[0-9]{1,9}", extent) or not 1 <= int(extent) <= simulate.MAX_DEVICES:
-            raise ShardError(
-                f"'cpu:{head[2]}': write how many devices to simulate, 1 to {simulate.MAX_DEVICES}: cpu:8"
-            )
-        return _MadeOf("simulated", "cpu", int(extent)), rest
-    chip = chip_of(platform)
-    if chip is None:
-        said = f"'{head[0].strip()}' names no known hardware"
-        raise ShardError(none_of(said, platform, ("cpu", *chips()), "%mesh --list has all, with their sizes"))
-    return _slice(Target(chip, slices.extent_of(chip, extent))), rest
-
-
-def _slice(target: Target) -> _MadeOf:
-    return _MadeOf("topology", target.chip.key, target.count, target)
-
-
-def _written_axes(rest: str, given: str) -> Axes:
-    words = re.sub(r"\s*=\s*", "=", rest).replace(",", " ").split()
-    if not words:
-        raise ShardError(f"'{given}' is no mesh: write {FORMS}")
-    return tuple(_written_axis(*pair) for pair in zip(words, [*words[1:], ""], strict=True))
-
-
-def _written_axis(word: str, behind: str) -> tuple[str, int]:
-    """The axis that `word` is; `behind`: the word after it, which may be the size that it lacks."""
-    name, equals, size = word.partition("=")
-    if equals and name.isidentifier():
-        if not re.fullmatch(r"[+-]?[0-9]{1,9}", size):
-            raise ShardError(
-                f"axis '{name}' has the size '{size}'; a size is a whole number, as in {name}=4, or -1"
-            )
-        return name, int(size)
-    apart = f"{word}={behind}" if re.fullmatch(r"[0-9]{1,9}", behind) else word[:100]
-    near = nearest(word, [each for names in JOBS.values() for each in names])
-    sized = re.fullmatch(r"([^\W\d]\w*?)[^\w]*(\d{1,9})", apart)
-    meant = f"{sized[1]}={sized[2]}" if sized else near and f"{near}=-1"
-    help = f". Did you mean '{meant}'? %mesh --help has the forms" if meant else f": write {FORMS}"
-    raise ShardError(f"'{word}' is no mesh axis{help}")
-
-
-def _listed_axes(text: str) -> Axes:
-    """`[[4,2],["fsdp","tp"]]` -> (("fsdp", 4), ("tp", 2))."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        value = None
-    match value:
-        case [(list() | tuple()) as sizes, (list() | tuple()) as names]:
-            pass
-        case _:
-            raise ShardError(f"'{text}' is no mesh: write sizes, then names: {_LISTED}")
-    if len(sizes) != len(names):
-        raise ShardError(f"'{text}' has {len(sizes)} sizes and {len(names)} names; an axis has both")
-    for size in sizes:
-        if type(size) is not int:
-            raise ShardError(f"'{text}': the size {size!r} is no whole number, as 4 is, or -1")
-    for name in names:
-        if not (isinstance(name, str) and name.isidentifier()):
-            raise ShardError(f"'{text}': {name!r} is no axis name, as \"data\" is")
-    return tuple(zip(names, sizes, strict=True))
-
-
-def _check_axes(axes: Axes) -> None:
-    if not 1 <= len(axes) <= _MOST_AXES or any(abs(n) > _MOST for _, n in axes):
-        raise ShardError(f"a mesh has 1 to {_MOST_AXES} axes, of {_MOST:,} devices at most: write {FORMS}")
-    names = [a for a, _ in axes]
-    for name, size in axes:
-        if names.count(name) > 1:
-            raise ShardError(f"mesh {axes_text(axes)} has the axis '{name}' twice: give each its own name")
-        if size == 0 or size < -1:
-            raise ShardError(f"axis '{name}' has the size {size}; use 1 or more, or -1 for what is left")
-    if len(left := [a for a, n in axes if n == -1]) > 1:
-        raise ShardError(
-            f"mesh {axes_text(axes)}: only one axis can be -1, not {' and '.join(left)}. Give one a size"
-        )
-
-
-def axes_text(axes: Axes) -> str:
-    """Axes as they are written: `data=4 model=2`."""
-    return " ".join(f"{a}={n}" for a, n in axes)
-
-
-def _product(axes: Axes) -> str:
-    return " × ".join(str(n) for _, n in axes)
 
 
 def _devices(n: int) -> str:

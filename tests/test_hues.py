@@ -10,7 +10,7 @@ from sample_choices import CHOICES
 from sample_comparisons import COMPARISONS
 from sample_reports import SAMPLES
 
-from jaxshard_magic.mesh import JOBS
+from jaxshard_magic.mesh_text import JOBS
 from jaxshard_magic.views import hues as views
 from jaxshard_magic.views import svg
 from jaxshard_magic.views.colours import BOTH, LIGHT

@@ -19,7 +19,7 @@ PACKAGE = "jaxshard_magic"
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
-DOING = "mesh simulate specs request program strategies plan step gradients schedule pipeline placing coordination"
+DOING = "mesh mesh_text simulate specs request program strategies plan step gradients schedule pipeline placing coordination"
 BELOW_API = f"doctor {DOING} analysis report hardware wires packages targets compiler_log"
 
 # room: what of ours, then what of others.
@@ -44,12 +44,13 @@ MAY_IMPORT = {
         "placing request program gradients strategies step analysis report targets compiler_log",
         "jax numpy",
     ),
-    "mesh": ("simulate targets hardware compiler_log hosts.spec", "jax numpy"),
+    "mesh": ("mesh_text simulate targets hardware compiler_log hosts.spec", "jax numpy"),
+    "mesh_text": ("simulate targets hardware hosts.spec", ""),
     "simulate": ("", "jax numpy"),
     "specs": ("", "jax"),
     "program": ("places placing", "jax numpy"),
     "request": ("hardware mesh schedule specs targets", "jax"),
-    "strategies": ("mesh specs request program plan targets", "jax numpy"),
+    "strategies": ("mesh mesh_text specs request program plan targets", "jax numpy"),
     "plan": ("", "jax"),
     "step": (
         "cell_files places placing coordination plan request program gradients strategies pipeline targets "

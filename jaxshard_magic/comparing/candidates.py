@@ -10,7 +10,7 @@ from typing import Any
 from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError, one_of, whole_number
-from ..mesh import Axes
+from ..mesh_text import Axes
 from ..request import Part, Request, make_request, parse_strategy
 from ..specs import format_spec
 from .meshes import EVERY, reshaped, suited, text_of

@@ -6,7 +6,8 @@ import jax
 from jax.sharding import Mesh
 
 from ..errors import ShardError
-from ..mesh import Axes, MeshSpec, arranged, axes_for, axes_text, default_spec
+from ..mesh import MeshSpec, arranged, axes_for, default_spec
+from ..mesh_text import Axes, axes_text
 from ..request import Part, jobs_of, part_axes
 from ..targets import devices as devices_of
 from ..targets import target_of

@@ -89,7 +89,7 @@ def _of_mesh(before: str, word: str) -> list[str]:
         return [*MESH_OPTIONS] if len(words) == 1 else []
     if not before[-1:].isspace():  # behind the colon of a chip; or the size of an axis, a number
         return _hardware(before) if _CHIP.search(before) else []
-    from ..mesh import JOBS
+    from ..mesh_text import JOBS
 
     axes = [f"{names[0]}=" for names in JOBS.values()]
     written = {each.partition("=")[0] + "=" for each in words[1:]}

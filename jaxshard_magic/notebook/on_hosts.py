@@ -104,7 +104,7 @@ class OnHosts:
         """Start the hosts of a mesh, or take those that are there where only the axes change."""
         from ..doctor.hosts import apart, apart_text
         from ..hosts import engine, starting
-        from ..mesh import axes_text
+        from ..mesh_text import axes_text
 
         assert spec.hosts is not None
         axes = axes_text(spec.axes)

@@ -123,7 +123,7 @@ def _of_stages(costs: Costs | None, stages: int, chunks: int) -> Costs | None:
 
 
 def _with_sizes(options: ScheduleOptions, axes: Mapping[str, int]) -> ScheduleOptions:
-    from ..mesh import job_of
+    from ..mesh_text import job_of
 
     taken, stages, microbatches = [], options.stages, options.microbatches
     if stages is None:

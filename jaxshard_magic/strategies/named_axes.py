@@ -6,7 +6,7 @@ from typing import NoReturn
 from jax.sharding import Mesh
 
 from ..errors import ShardError, one_of
-from ..mesh import job_of
+from ..mesh_text import job_of
 from ..program.mapped import Name
 from ..request.strategy_text import batch_axes
 from .layout import Axes

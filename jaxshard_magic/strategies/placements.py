@@ -6,7 +6,7 @@ from typing import Any
 from jax.sharding import Mesh, PartitionSpec
 
 from ..errors import ShardError, none_of, one_of
-from ..mesh import job_of
+from ..mesh_text import job_of
 from ..program.trace import Traced, is_closed_over, path_name
 from ..request import Request
 from ..specs import Placement, check_rules, format_spec, match_rules, validate_spec
