@@ -19,7 +19,10 @@ PACKAGE = "jaxshard_magic"
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
-DOING = "mesh mesh_text simulate specs request program strategies plan step gradients schedule pipeline placing coordination"
+DOING = (
+    "mesh mesh_text simulate specs request program strategies plan step gradients schedule pipeline placing "
+    "coordination"
+)
 BELOW_API = f"doctor {DOING} analysis report hardware wires packages targets compiler_log"
 
 # room: what of ours, then what of others.

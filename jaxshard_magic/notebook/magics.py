@@ -14,6 +14,7 @@ from ..errors import ShardError
 from . import cells, compare_cell, completions, mesh_line
 from .auto_cell import Choosing
 from .displays import say
+from .doctor_line import examined
 from .early import Early
 from .history_line import Keeping
 from .later import Later
@@ -172,7 +173,7 @@ class ShardMagics(Magics):
 
     def _last(self, options: Options) -> "Report | Doctor | Comparison | None":
         if options.words[:1] == ("doctor",):
-            return self._examined(options)
+            return examined(options, self.hosts, self._meshes)
         if options.words[:1] == ("abstract",):
             self._made_abstract(options)
             return None
@@ -206,22 +207,6 @@ class ShardMagics(Magics):
             keeps_apart(options.output, roots, "what the line explores")
         if step is not None:
             keeps_apart(options.output, cells.used_by_call(step.__wrapped__, step.path), "the last step")
-
-    def _examined(self, options: Options) -> "Doctor":
-        from ..doctor import examine, jax_error
-
-        only(options, "doctor", "mesh", "output")
-        if jax_error() is not None:  # without it there is neither a mesh nor the API
-            return examine(None)
-        from .. import api
-
-        if self.hosts.cluster is not None and not options.mesh:
-            return api.doctor(self.hosts.cluster)
-        try:
-            built = self._meshes.built(options.mesh) if options.mesh else self._meshes.current()
-        except RuntimeError:  # a backend does not start, which the examination tells
-            built = None
-        return api.doctor(built and built.mesh)
 
     def _scheduled(self, text: str) -> "tuple[Schedule | Schedules | None, str | None]":
         from . import schedule_line as _schedules
