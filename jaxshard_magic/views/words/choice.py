@@ -241,9 +241,10 @@ def needs_text(candidate: Considered) -> tuple[str, str]:
 
 def estimates_note(choice: Choice) -> str:
     """What the figures of candidates are that were not compiled."""
-    at = f" at the published rates of {choice.on}" if choice.on else ""
+    at = f" on {choice.on}" if choice.on else ""
     return (
-        f"at least: what a step's products and the bytes that it must send take{at}, by its plan. "
+        f"at least: what a step's products and the bytes that it must send take{at}, by its plan and with all hidden "
+        "that may be. "
         f"needs about: memory of the fullest device, estimated from the traced step. {UNKNOWN}: not known."
     )
 

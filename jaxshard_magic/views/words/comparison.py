@@ -206,7 +206,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     computed = "Peak, bytes and FLOPs are of one device, computed from the compiled program"
     if comparison.source == "predicted":
         chips = ", ".join(dict.fromkeys(r.timing.on for r in known if r.timing and r.timing.on))
-        at = f" for {chips}, at its published rates and with nothing overlapped" if chips else ""
+        at = f" for {chips}" if chips else ""
         lines.append(f"{computed}; step times are predicted{at}.")
     elif comparison.source == "measured":
         lines.append(f"{computed}; step times are the median of those measured.")

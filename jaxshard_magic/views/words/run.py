@@ -131,9 +131,10 @@ def origin_notes(report: Report) -> list[str]:
         instead = "" if report.timing and report.timing.on else "; --on v5e predicts one"
         lines.append(f"Bytes are exact. Times on this CPU say nothing about an accelerator{instead}.")
         if report.timing and report.timing.on:
+            how = "what overlaps there is a rule" if report.timing.overlap else "nothing is taken to overlap"
             lines.append(
-                f"Predicted times and the memory limit are of {report.timing.on}, at its published rates and with "
-                "nothing overlapped; the program is the one compiled for this CPU."
+                f"Predicted times and the memory limit are of {report.timing.on}; the program is the one compiled for "
+                f"this CPU, and {how}."
             )
     elif report.mesh.source == "topology":
         lines.append("Every figure is computed from the compiled program or predicted.")
