@@ -65,7 +65,7 @@ def memory(peak: int | None, limit: int | None) -> Memory:
 def test_communication_above_a_fifth_of_the_step_warns_and_says_from_where():
     # 0.9 of 180 GB/s: 900 MB take 5.56 ms; the products take 5.08 ms at the peak, 5.34 at 0.95 of it.
     busy = told(
-        case({"data": 256}, "v5e", collectives=[sent("all-reduce", 900 * 10**6, "data", line=12)]),
+        case({"data": 256}, "v5e", collectives=[sent("all-reduce", 900 * 10**6, "data", group=256, line=12)]),
         "communication",
     )
     assert busy is not None and busy.level == "warning"
@@ -73,7 +73,7 @@ def test_communication_above_a_fifth_of_the_step_warns_and_says_from_where():
     assert "most by all-reduces over data" in busy.message and "line 12" in busy.message
     assert "of 512 examples, where there are 64, it would be about 11%." in busy.message  # 5.56 of 48.3 ms
     assert busy.fix is None and busy.saves == pytest.approx(0.31, abs=0.01)
-    quiet = case({"data": 256}, "v5e", collectives=[sent("all-reduce", 10**8, "data")])
+    quiet = case({"data": 256}, "v5e", collectives=[sent("all-reduce", 10**8, "data", group=256)])
     assert told(quiet, "communication") is None
     assert (
         told(case({"data": 8}, None, collectives=[sent("all-reduce", 10**12, "data")]), "communication")

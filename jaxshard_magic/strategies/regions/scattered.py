@@ -46,8 +46,8 @@ def scattered(context: Context) -> Scattered:
     layout, makers = context.layout, dict[int, BatchDims]()
     waiting = context.deferred.makers
     for e in () if layout.sequence else layout.program.equations:
-        by_hand = e.index not in waiting and not e.doors and _by_hand(layout, e, e.outs[0])
-        if by_hand and (dims := summed_batch(layout, e)) is not None:
+        sums = e.outs[:1] if e.index not in waiting and not e.doors else ()
+        if any(_by_hand(layout, e, out) for out in sums) and (dims := summed_batch(layout, e)) is not None:
             makers[e.index] = dims
     return Scattered(makers.keys(), layout, makers, typed_sums(context))
 
