@@ -160,7 +160,8 @@ def _on_chip(share: Share) -> Share:
 
 
 def predicted(case: Case, found: Facts) -> Roofline:
-    """The step as a report predicts it."""
+    """The step as a report predicts it under the compiler's options of the run."""
+    os.environ["LIBTPU_INIT_ARGS"] = case.flags
     target = Target(chip(case.chip), case.extent)
     shares = tuple(map(_on_chip, found.shares))
     roof = roofline(target.chip, case.axes, shares, found.leaves, found.collectives, target)

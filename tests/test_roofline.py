@@ -82,14 +82,28 @@ def test_a_range_holds_the_guess_between_all_overlapped_at_the_peak_and_nothing_
     found = roofline(V5E, {"data": 8}, [share], [], [gather(1, nbytes)])
     sent = 7e7 / axis_bandwidths(V5E, {"data": 8})["data"].bandwidth
     assert found.low == pytest.approx(1e-3)
+    own = 1e-3 / 0.95
     assert found.step == pytest.approx(
-        1e-3 / 0.95 + sent / 0.9 / 2
-    )  # gathers may start ahead: half is hidden
+        own + sent / 0.9 - own / 3
+    )  # a third of the compute hides, less than 0.8 of it
     assert found.least == pytest.approx(1e-3 / 0.95)
     assert found.high == pytest.approx(1e-3 / 0.85 + sent / 0.9)
     more = roofline(V5E, {"data": 8}, [share], [], [gather(4, nbytes)])
     assert more.low == pytest.approx(4 * sent)
-    assert more.step == more.least == pytest.approx(4 * sent / 0.9)  # no more than compute hides
+    assert more.least == pytest.approx(4 * sent / 0.9)  # no more than compute hides
+    assert more.step == pytest.approx(own + 4 * sent / 0.9 - own / 3)
+
+
+def test_what_a_plan_takes_to_be_hidden_is_what_programs_for_the_chip_hide(monkeypatch):
+    def waited(name: str) -> float:
+        share = Share(10**15, 10**6, "bfloat16", weights=10**6)  # room enough
+        found = roofline(chip(name), {"data": 8}, [share], [], [gather(1, 10**8)])
+        return (found.exposed or 0.0) / (found.sent or 1.0)
+
+    assert waited("v5e") == pytest.approx(0.2) and waited("v6e") == pytest.approx(0.75)
+    assert waited("v5p") == waited("v4") == waited("h100") == 1
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true")
+    assert waited("v5e") == waited("v5p") == pytest.approx(0.5) and waited("h100") == 1
 
 
 def test_a_product_that_fills_its_tiles_badly_takes_longer():
