@@ -113,10 +113,11 @@ def test_remat_is_not_compiled_for_a_step_that_computes_its_layers_again_by_itse
     options["vary"] = {"remat": [None, "full"], "microbatches": [None]}
     whole = jaxshard_magic.choose(again, shapes(2**15, 64), **options)
     assert whole.trial is not None and whole.trial.peak is not None
-    memory(int(0.95 * whole.trial.peak))  # too little by the compiler, and by the estimate not clearly so
-    found = jaxshard_magic.choose(again, shapes(2**15, 64), **options)
-    assert [t.options.get("remat") for t in found.comparison.trials] == [None]
-    assert "hardly less" in next(c.why for c in found.candidates if c.options)
+    for share in (0.95, 0.75):  # too little by the compiler, and by the estimate not clearly so, or clearly
+        memory(int(share * whole.trial.peak))
+        found = jaxshard_magic.choose(again, shapes(2**15, 64), **options)
+        assert [t.options.get("remat") for t in found.comparison.trials] == [None]
+        assert "hardly less" in next(c.why for c in found.candidates if c.options)
 
 
 def test_options_of_the_line_stay_and_only_the_others_are_varied(memory):

@@ -253,15 +253,15 @@ class Searching:
             if self._saves(node, ladder.of):
                 self._put(node, node.least)
             else:
-                node.outcome, node.why = ESTIMATE, "it needs hardly less than without, and that does not fit"
+                node.outcome, node.why = ESTIMATE, "it needs hardly less than without"
             least = max(least, node.least)
         if ladder.rungs:
             self._put(ladder, least)
 
     def _saves(self, node: Node, of: Node) -> bool:
-        """Whether a candidate is estimated to need less than what it is to save memory of, where that does not fit."""
+        """Whether a candidate is estimated to need less than what it is to save memory of."""
         mine, theirs = (None if n.sketch is None else n.sketch.needs for n in (node, of))
-        return of.outcome != TOO_LARGE or mine is None or theirs is None or mine <= LESS * theirs
+        return mine is None or theirs is None or mine <= LESS * theirs
 
     def _slower(self, least: float, node: Node | None = None) -> bool:
         """Whether what takes so many seconds at least can't be faster than the best that is known to fit, nor a `node`
