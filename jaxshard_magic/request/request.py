@@ -172,9 +172,9 @@ def make_request(
         chip=None if on is None else hardware.chip(on).key,
         **{name: value for name, value in options.items() if name not in (*_OF_GRADIENTS, *_OF_PIPELINE)},
     )
+    _over_hosts(request)
     _ = request.axes  # refuses a mesh without the axes of the strategy
     _stages_have_programs(request)
-    _over_hosts(request)
     return request
 
 
