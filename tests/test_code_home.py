@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("as_asked")
 # them up, sums scattered, the last weight that was gathered kept, lookups inside of library modules.
 TENSOR = ("tp", "dp+tp", "fsdp+tp", "dp+fsdp+tp", "sp", "dp+tp+sp", "fsdp+tp+sp")
 OTHERS = {
-    *(("transformer_scanned", strategy) for strategy in TENSOR),
+    *(("transformer_scanned", strategy) for strategy in ("fsdp", "dp+fsdp", *TENSOR)),
     *(("nnx_transformer", strategy) for strategy in ("fsdp", "dp+fsdp", *TENSOR)),
 }
 

@@ -108,7 +108,9 @@ def test_equal_rows_that_count_for_each_host_are_a_warning(data: list[dict[str, 
 def test_a_mesh_takes_as_many_devices_of_each_host_and_no_pipeline(data: list[dict[str, Any]]):
     assert "takes as many of each" in data[9]["error"]
     for piped in data[10:12]:
-        assert piped["error"].startswith("pp on 2 hosts: "), "and no other mesh is advised, which would be refused"
+        assert piped["error"].startswith("pp on 2 hosts: "), (
+            "and no other mesh is advised, which would be refused"
+        )
 
 
 def test_comparing_and_choosing_end_alike_on_all_hosts():

@@ -1,8 +1,9 @@
 """Python's garbage collector, held off where very many objects are made at once and few of them are garbage."""
 
 import gc
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 
 @contextmanager
@@ -23,3 +24,10 @@ def uncollected() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """For a long wait in which an interrupt is to be heard: without collection where this is the main thread, the one
+    that Python interrupts."""
+    main = threading.current_thread() is threading.main_thread()
+    return uncollected() if main else nullcontext()

@@ -14,6 +14,7 @@ from jax._src.core import trace_state_clean  # jax.core has no public name for i
 from jax.sharding import Mesh
 
 from ..errors import ShardError
+from ..program.garbage import interruptible
 from ..program.mapped import PerDevice
 from ..program.peel import Peeled, nnx_calls, peel
 from ..program.unwrap import NUMBERS, strip
@@ -400,11 +401,12 @@ class ShardedStep:
     def _built(self, peeled: Peeled, request: Request) -> Entry:
         how: dict[str, Any] = {"say": self.say, "compile_limit": self.compile_limit, "beside": self.beside}
         how["traces"] = self.traces
-        if request.pipeline is not None:
-            from .pipelined import build_pipelined
+        with interruptible():
+            if request.pipeline is not None:
+                from .pipelined import build_pipelined
 
-            return build_pipelined(peeled, request, **how)
-        return build_entry(peeled, request, **how)
+                return build_pipelined(peeled, request, **how)
+            return build_entry(peeled, request, **how)
 
     def say(self, doing: str) -> None:
         """Tell `progress` what is being done; "" ends the wait."""
