@@ -74,7 +74,10 @@ def test_in_steps_a_step_has_the_plain_steps_numbers(forced, name, strategy, mes
     assert step.entry.plan.mesh.shape["data"] not in sizes or strategy == "fsdp+sp"
 
 
-@pytest.mark.parametrize("options", [{"microbatches": 2, "reduce": "once"}, {"reduce_dtype": "f32"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"microbatches": 2, "reduce": "once"}, pytest.param({"reduce_dtype": "f32"}, marks=pytest.mark.ci)],
+)
 def test_in_steps_options_of_the_sum_keep_the_numbers(forced, options):
     _, got, want = trained("transformer, scanned", "fsdp", "cpu:8 data=8", **options)
     same(got, want)
@@ -149,8 +152,8 @@ def test_groups_of_far_and_of_near_devices():
     ("mesh", "steps"),
     [
         ("v5p:4x4x4 data=64", [(4, 1), (16, 4)]),  # a line of the cube, then a plane
-        ("v4:4x4x4 data=64", [(4, 1), (16, 4)]),
-        ("v5p:8x8x8 data=512", [(8, 1), (64, 8)]),
+        pytest.param("v4:4x4x4 data=64", [(4, 1), (16, 4)], marks=pytest.mark.ci),
+        pytest.param("v5p:8x8x8 data=512", [(8, 1), (64, 8)], marks=pytest.mark.ci),
         ("v5p:4x4x4 data=16 model=4", [(16, 1)]),
         ("v5p:2x2x2 data=8", [(8, 1)]),
         ("v5e:4x4 data=16", [(16, 1)]),
@@ -206,7 +209,7 @@ def compiled_for(mesh, dtype=jnp.bfloat16):
 @pytest.mark.parametrize(
     "mesh",
     [
-        "v5p:4x4x4 data=64",
+        pytest.param("v5p:4x4x4 data=64", marks=pytest.mark.ci),
         pytest.param("v4:4x4x4 data=64", marks=pytest.mark.full),
         pytest.param("tpu7x:4x4x4 data=128", marks=pytest.mark.ci),
         pytest.param("v5p:8x8x8 data=512", marks=pytest.mark.full),
