@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import combinations
 
 from .errors import ShardError
@@ -71,6 +72,13 @@ def axis_bandwidths(
     >>> axis_bandwidths(chip("h100"), {"data": 2, "model": 8})["model"].why.replace("\\u202f", " ")
     'NVLink 4 inside a node of 8, 450 GB/s'
     """
+    return dict(_wires(chip, tuple(axes.items()), tuple(topology or ())))
+
+
+@lru_cache(1024)
+def _wires(chip: Chip, sized: tuple[tuple[str, int], ...], topology: tuple[int, ...]) -> dict[str, Wire]:
+    """The same, found once: a search asks for each stage of each of its candidates."""
+    axes = dict(sized)
     shape = _given_shape(chip, axes, topology) if topology else None
     island = math.prod(shape) * chip.per_chip if shape else _island(chip.node, axes)
     inside = _inside(axes, island)
@@ -129,8 +137,7 @@ def _with_latency(chip: Chip, wire: Wire, hops: int, islands: int = 1) -> Wire:
     hop, across = HOP[chip.link.topology], NETWORK_HOP[chip.kind]
     start = START[chip.kind] if hops or islands > 1 else 0.0
     latency = start + hops * hop + (islands - 1) * across
-    hops += islands - 1
-    return replace(wire, latency=latency, hop=start + (hop if hops >= islands else across), hops=hops)
+    return replace(wire, latency=latency, hop=start + (hop if hops else across), hops=hops + islands - 1)
 
 
 def _across(chip: Chip, link: Wire, members: int, size: int) -> Wire:
