@@ -212,8 +212,10 @@ def _strung(module: Module, computation: Computation, move: Move) -> list[Move]:
     ]
 
 
-class _Groups(NamedTuple):
-    """Who talks to whom, by place in the mesh: groups, or of a permutation (source, target) each."""
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Who talks to whom, by place in the mesh: groups, or of a permutation (source, target) each. One object for each
+    text, so that what is found out of it is kept by that and not by thousands of places."""
 
     permuted: bool
     of: Groups
@@ -221,38 +223,42 @@ class _Groups(NamedTuple):
 
 def _groups_of(module: Module, instruction: Instruction, kind: str) -> _Groups:
     if kind == "collective-permute":
-        return _Groups(True, _listed_groups(instruction.attribute("source_target_pairs") or ""))
+        return _pairs(instruction.attribute("source_target_pairs") or "")
     text = instruction.attribute("replica_groups") or ""
     if text.startswith("mesh") and "{" not in text:
         text += instruction.attribute("device_ids") or ""
     # Without global ids the groups name replicas, each with all its partitions.
     local = "use_global_device_ids=true" not in instruction.rest and "channel_id=" in instruction.rest
     spread = module.partitions if local and kind in ("all-gather", "all-reduce", "reduce-scatter") else 1
-    return _Groups(False, _all_groups(text, module.replicas * module.partitions, spread))
+    return _all_groups(text, module.replicas * module.partitions, spread)
 
 
 @lru_cache(1024)
-def _listed_groups(text: str) -> Groups:
-    return tuple(_lists(text))
+def _pairs(text: str) -> _Groups:
+    return _Groups(True, tuple(_lists(text)))
 
 
 @lru_cache(1024)
-def _all_groups(text: str, devices: int, spread: int) -> Groups:
+def _all_groups(text: str, devices: int, spread: int) -> _Groups:
     groups = replica_groups(text) or (tuple(range(devices // spread)),)
     if spread > 1:
         groups = tuple(tuple(r * spread + p for r in group for p in range(spread)) for group in groups)
-    return groups
+    return _Groups(False, groups)
 
 
 def _axes_of(groups: _Groups, mesh_axes: Mapping[str, int]) -> tuple[tuple[str, ...] | None, int, int]:
     """Mesh axes that a collective runs over, None where they can't be told, the size of its groups, and how many places
     along them its devices are apart."""
     sizes, names = tuple(mesh_axes.values()), tuple(mesh_axes)
-    index, size, apart = (_permuted if groups.permuted else _grouped)(groups.of, sizes)
+    index, size, apart = _along(groups, sizes)
     return (None if index is None else tuple(names[i] for i in index)), size, apart
 
 
 @lru_cache(1024)
+def _along(groups: _Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
+    return (_permuted if groups.permuted else _grouped)(groups.of, mesh)
+
+
 def _grouped(groups: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
     """Positions of the mesh axes that the groups run over, their size, and how many places along the axes their devices
     are apart: 1 where they are all of the axes' devices."""
@@ -276,7 +282,6 @@ def _grouped(groups: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | N
     return (index, size, apart) if same else (None, size, 1)
 
 
-@lru_cache(1024)
 def _permuted(pairs: Groups, mesh: tuple[int, ...]) -> tuple[tuple[int, ...] | None, int, int]:
     """Positions of the mesh axes along which source and target differ, how many devices those hold, and that this is
     all of them."""
@@ -295,9 +300,10 @@ def sent_out(kind: str, groups: _Groups, size: int, nbytes: int, islands: tuple[
     beyond it. In an all-to-all of n each of the m members that are together on an island sends every other device its
     n-th part.
     """
-    if not islands or max((place for group in groups.of for place in group), default=0) >= len(islands):
+    leaving = _leaving(groups, islands) if islands else None
+    if leaving is None:
         return None
-    crossing, share = _leaving(groups, islands)
+    crossing, share = leaving
     if groups.permuted:
         return crossing * nbytes
     if kind in ("all-to-all", "ragged-all-to-all"):
@@ -306,9 +312,11 @@ def sent_out(kind: str, groups: _Groups, size: int, nbytes: int, islands: tuple[
 
 
 @lru_cache(1024)
-def _leaving(groups: _Groups, islands: tuple[int, ...]) -> tuple[int, Fraction]:
+def _leaving(groups: _Groups, islands: tuple[int, ...]) -> tuple[int, Fraction] | None:
     """Of the island from which most is sent: the groups, or the pairs, that leave it; and the parts of an array that
-    its devices send to others in an all-to-all."""
+    its devices send to others in an all-to-all. None for groups of places that the mesh has not."""
+    if any(place >= len(islands) for group in groups.of for place in group):
+        return None
     crossing = Counter[int]()
     parts: dict[int, Fraction] = defaultdict(Fraction)
     for group in groups.of:
