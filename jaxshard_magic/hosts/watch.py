@@ -124,7 +124,8 @@ def run(
                     if asked[host].ready():
                         ended[host] = _result(asked[host])
                         first = first or time.monotonic()
-                _hub_lives(cluster)
+                if not all(map(_lives, cluster.watched()[:1])):
+                    raise _lost(cluster, "the process that connects the hosts died")
             except HostsLost as lost:
                 waits = [asked[host] for host in lost.survivors]
                 cluster.bury(lost.survivors, str(lost), partial(_free, waits))
@@ -133,7 +134,8 @@ def run(
             if len(asked_to_stop) > stops:
                 stops = len(asked_to_stop)
                 if stops > MOST_STOPS:
-                    _lost(cluster, f"interrupted {stops} times")
+                    cluster.kill(why := f"interrupted {stops} times", wait_s=0)
+                    raise _lost(cluster, why)
                 cluster.interrupt(running if stops > 1 else running[:1])
                 first = time.monotonic()
             elif first is not None and len(ended) < len(asked) and time.monotonic() - first > GRACE_S:
@@ -291,13 +293,6 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def _hub_lives(cluster: Cluster) -> None:
-    if not all(map(_lives, cluster.watched()[:1])):
-        _lost(cluster, "the process that connects the hosts died")
-
-
-def _lost(cluster: Cluster, why: str) -> None:
-    cluster.kill(why, wait_s=0)
-    raise HostsLost(
-        f"{why}; {'all hosts were ended' if cluster.is_ours else 'its engines were left as they are'}"
-    )
+def _lost(cluster: Cluster, why: str) -> HostsLost:
+    left = "all hosts were ended" if cluster.is_ours else "its engines were left as they are"
+    return HostsLost(f"{why}; {left}")
