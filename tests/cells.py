@@ -24,6 +24,15 @@ LOOP = """
 for _ in range(3):
     state, loss = train_step(state, batch)
 """
+NNX_STEP = """
+@nnx.jit
+def train_step(model, optimizer, batch):
+    def loss_fn(model):
+        return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+    loss, grads = nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, grads)
+    return loss
+"""
 FAST = STEP.replace("def ", "@jax.jit\ndef ")
 
 

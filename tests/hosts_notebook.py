@@ -81,6 +81,14 @@ def opened(folder: Path, line: str = "hosts:2 data=8") -> Iterator[Hosts]:
                 hosts.magics.hosts.close()
 
 
+@contextmanager
+def training(folder: Path, line: str) -> Iterator[Hosts]:
+    """The same, on which `line` has trained once."""
+    with opened(folder) as found:
+        found.cell(f"{line}\n{STEP}")
+        yield found
+
+
 def later(seconds: float, do: Callable[[], Any]) -> list[float]:
     """Do something in the middle of a cell; when that was."""
     at: list[float] = []

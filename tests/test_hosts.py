@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hosts_notebook import LOOP, SETUP, STEP, Hosts, gone, later, opened
+from hosts_notebook import LOOP, SETUP, STEP, Hosts, gone, later, training
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
@@ -29,16 +29,14 @@ pytestmark = pytest.mark.ci
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Two hosts that train; no test ends them."""
-    with opened(tmp_path_factory.mktemp("hosts")) as found:
-        found.cell(f"%%shard fsdp --check\n{STEP}")
+    with training(tmp_path_factory.mktemp("hosts"), "%%shard fsdp --check") as found:
         yield found
 
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Hosts]:
     """Two hosts of a test's own, which train under dp."""
-    with opened(tmp_path) as found:
-        found.cell(f"%%shard dp\n{STEP}")
+    with training(tmp_path, "%%shard dp") as found:
         yield found
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import several_hosts
+from cells import NNX_STEP
 from hosts_notebook import STEP, Hosts, opened
 
 pytestmark = pytest.mark.ci
@@ -33,16 +34,8 @@ class Net(nnx.Module):
         return self.down(self.drop(nnx.relu(self.up(x))))
 model = Net(nnx.Rngs(0))
 optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-@nnx.jit
-def train_step(model, optimizer, batch):
-    def loss_fn(model):
-        return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
-    loss, grads = nnx.value_and_grad(loss_fn)(model)
-    optimizer.update(model, grads)
-    return loss
-for _ in range(3):
-    loss = train_step(model, optimizer, batch)
 """
+OBJECTS += f"{NNX_STEP}for _ in range(3):\n    loss = train_step(model, optimizer, batch)\n"
 OWN_ROWS = "batch = jax.tree.map(lambda rows: rows[8 * jax.process_index():][:8], batch)"
 PLAIN = f"{STEP}for _ in range(2):\n    state, loss = train_step(state, batch)\n"
 

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hosts_notebook import LOOP, STEP, Hosts, later, opened
+from hosts_notebook import LOOP, STEP, Hosts, later, training
 from IPython.utils.capture import capture_output
 
 from jaxshard_magic.notebook import hosts_output
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.ci
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Two hosts that train."""
-    with opened(tmp_path_factory.mktemp("hosts")) as found:
-        found.cell(f"%%shard fsdp\n{STEP}")
+    with training(tmp_path_factory.mktemp("hosts"), "%%shard fsdp") as found:
         yield found
 
 

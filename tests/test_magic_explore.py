@@ -1,7 +1,7 @@
 """`%shard explore` on a real shell: the last step or what the notebook holds, and what its compiled line gives."""
 
 import pytest
-from cells import FAST, GIVEN, LOOP, STEP, one_line
+from cells import FAST, GIVEN, LOOP, NNX_STEP, STEP, one_line
 from jax.sharding import PartitionSpec as P
 
 from jaxshard_magic.explorer import Explorer
@@ -129,19 +129,7 @@ model = nnx.Linear(16, 8, rngs=nnx.Rngs(0))
 optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 """
     )
-    given.run(
-        """%%shard fsdp
-@nnx.jit
-def train_step(model, optimizer, batch):
-    def loss_fn(model):
-        return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
-    loss, grads = nnx.value_and_grad(loss_fn)(model)
-    optimizer.update(model, grads)
-    return loss
-
-train_step(model, optimizer, batch)
-"""
-    )
+    given.run("%%shard fsdp" + NNX_STEP + "\ntrain_step(model, optimizer, batch)")
     ex = given.run("%shard explore")
     assert len(ex.follows("model.kernel")) == 2  # Adam's moments
     ex["model.kernel"] = P("data")
