@@ -92,7 +92,7 @@ def _against(choice: Choice, chosen: Considered) -> str:
     if choice.error is not None and theirs < ours <= (1 + choice.error) * theirs:
         return (
             f"; too close to call: {name} is predicted {speed_text(theirs, ours).partition(' than')[0]} "
-            f"({seconds_text(theirs)}), within the {share_text(choice.error)} that predictions are wrong by, and "
+            f"({seconds_text(theirs)}), within the {share_text(choice.error)} or so by which predictions err, and "
             f"{chosen.strategy} is the simpler one"
         )
     if choice.source == "planned":
