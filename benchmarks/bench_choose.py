@@ -31,8 +31,8 @@ from bench_targets import Case as Large
 from theory.steps import STEPS
 
 import jaxshard_magic
+from jaxshard_magic.analysis.roofline import ERROR
 from jaxshard_magic.comparing import AMONG
-from jaxshard_magic.comparing.ranking import ERROR
 
 SHARE, FOUND = 1 / 3, 0.9  # of the compiles; of the cases
 BUDGET, CORES, GIB = 600.0, 2, 2**30

@@ -1,6 +1,7 @@
 """Garbage collection is held off while a program is read, and never for longer."""
 
 import gc
+import threading
 
 import pytest
 
@@ -31,3 +32,21 @@ def test_whoever_switched_collection_off_keeps_it_off():
     with uncollected():
         assert not gc.isenabled()
     assert not gc.isenabled()
+
+
+def test_one_thread_that_ends_does_not_let_it_go_on_for_another():
+    inside, leave = threading.Event(), threading.Event()
+
+    def held():
+        with uncollected():
+            inside.set()
+            leave.wait(60)
+
+    other = threading.Thread(target=held)
+    other.start()
+    inside.wait(60)
+    with uncollected():
+        leave.set()
+        other.join()
+        assert not gc.isenabled()
+    assert gc.isenabled()

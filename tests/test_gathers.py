@@ -194,14 +194,15 @@ def scanned(params, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
 
 
-def compiled_for(mesh, dtype=jnp.bfloat16):
-    shapes = {"up": (LAYERS, WIDTH, HIDDEN), "down": (LAYERS, HIDDEN, WIDTH)}
+def compiled_for(mesh, dtype=jnp.bfloat16, *, hidden=HIDDEN, rows=8):
+    """A step of so many `rows` a device, and what it sends over what theory says: forward and backward each weight is
+    gathered, and its gradient is scattered."""
+    shapes = {"up": (LAYERS, WIDTH, hidden), "down": (LAYERS, hidden, WIDTH)}
     step = jaxshard_magic.shard(scanned, "fsdp", mesh=mesh)
     devices = step.mesh.size
     params = {k: jax.ShapeDtypeStruct(s, dtype) for k, s in shapes.items()}
-    step.prepare(params, jax.ShapeDtypeStruct((8 * devices, WIDTH), dtype))
-    # forward and backward each weight is gathered, and its gradient is scattered
-    theory = 3 * 2 * LAYERS * WIDTH * HIDDEN * dtype.dtype.itemsize * (devices - 1) / devices
+    step.prepare(params, jax.ShapeDtypeStruct((rows * devices, WIDTH), dtype))
+    theory = 3 * 2 * LAYERS * WIDTH * hidden * dtype.dtype.itemsize * (devices - 1) / devices
     return step, sent(step.report().collectives or ()) / theory
 
 
@@ -221,3 +222,24 @@ def test_on_a_cube_fsdp_sends_what_theory_says_and_the_plan_knows_it(mesh):
     predicted = sent(map(collective, traffic(planned(step))))
     assert predicted == pytest.approx(sent(step.report().collectives or ()), rel=0.1)
     assert step.report().timing.communication_s is not None
+
+
+@on_tpus
+@pytest.mark.ci
+@pytest.mark.parametrize("hidden", [WIDTH, WIDTH // 2])
+def test_weights_of_other_shapes_send_what_theory_says_whichever_dimension_is_divided(hidden):
+    _, ratio = compiled_for("v5p:4x4x4 data=64", hidden=hidden)
+    assert 0.99 < ratio <= 1.02
+
+
+@on_tpus
+@pytest.mark.ci
+@pytest.mark.parametrize(("rows", "theory"), [(8, 4 / 3), (1024, 1)])
+def test_a_plan_knows_which_sums_the_compiler_adds_up_whole(rows, theory):
+    """On v5e:4x4 a product that is too short to send its sum in pieces leaves an all-reduce, which sends twice what a
+    scatter does: 4 for 3 of all."""
+    step, ratio = compiled_for("v5e:4x4 data=16", rows=rows)
+    assert ratio == pytest.approx(theory, rel=0.05)
+    assert sent(map(collective, traffic(planned(step)))) == pytest.approx(
+        sent(step.report().collectives or ()), rel=0.05
+    )

@@ -106,6 +106,25 @@ def test_what_a_plan_takes_to_be_hidden_is_what_programs_for_the_chip_hide(monke
     assert waited("v5e") == waited("v5p") == pytest.approx(0.5) and waited("h100") == 1
 
 
+def test_small_collectives_take_their_hops_and_sums_of_gradients_are_sent_as_one():
+    """2x4 of v5e are lines, no rings: 1 + 3 hops of 8/3 us from corner to corner, which an all-reduce goes twice."""
+    share = Share(10**6, 0, "bfloat16")
+    hops = 4 * 8e-6 / 3
+
+    def sent(*rows, batch=("data",)) -> float:
+        return roofline(V5E, {"data": 8}, [share], [], rows, None, batch).sent
+
+    sums = [replace(gather(1, 64), kind="all-reduce") for _ in range(3)]
+    assert sent(gather(10, 64)) == pytest.approx(10 * hops)
+    assert sent(*sums) == pytest.approx(2 * hops)
+    assert sent(*sums, batch=()) == pytest.approx(
+        3 * 2 * hops
+    )  # of activations, which the next product waits for
+    assert sent(replace(sums[0], count=5)) == pytest.approx(
+        2 * hops
+    )  # a row may be of several that are alike
+
+
 def test_a_product_that_fills_its_tiles_badly_takes_longer():
     """The unit of v5e is 128 wide, that of v6e 256; rows go in by eights, on whichever side that is better."""
 
@@ -251,7 +270,12 @@ def test_a_pipeline_is_predicted_with_the_sums_of_its_gradients():
     stages = max(event.end for event in report.pipeline.events)
     update = 3 * weights / V5E.hbm_bandwidth
     sums = 2 * (2 - 1) / 2 * weights / links
-    assert report.timing.predicted_step_s == pytest.approx(stages + update + sums, rel=1e-3)
+    timing = report.timing
+    assert timing.predicted_step_s == pytest.approx(stages + update + sums, rel=1e-3)
+    # at least: no action waits for its start by the host, 36 us; at most: sums at 0.9 of the links, products slower
+    assert timing.predicted_low_s is not None and timing.predicted_high_s is not None
+    assert update < timing.predicted_low_s < 36e-6
+    assert timing.predicted_high_s > timing.predicted_step_s + (1 / 0.9 - 1) * sums
 
 
 def test_a_report_tells_what_is_hidden_and_the_range_around_the_guess():

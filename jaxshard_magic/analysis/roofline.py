@@ -6,7 +6,7 @@ product, at the share of the peak that its shape allows, and after it what of th
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,12 +16,15 @@ from ..program.flops import totals
 from ..report import Collective, Leaf, Timing, Wait
 from ..report.held import on_fullest
 from ..targets import Target
-from ..wires import Wire, axis_bandwidths
+from ..wires import Wire, axis_bandwidths, latency
 from .collectives import Move
 from .efficiency import LINKS, SLOWEST, SUSTAINED, efficiency, seconds_of
 from .overlap import Schedule, exposed
+from .throughput import ideal_seconds
 
 Number = TypeVar("Number", int, float)
+
+ERROR = 0.10  # of a predicted step: steps that were published and predicted differ by so much (docs/predictions.md)
 
 
 # What lies between products (norms, activations, residuals, softmax) reads and writes their activations once more.
@@ -29,6 +32,9 @@ BETWEEN = 1.0
 # What a TPU's compiler may start ahead of its use, so that it runs beside products; sums it does where they stand, as
 # programs that libtpu 0.0.42 makes for v5e and v5p show. XLA for GPUs moves nothing ahead unless told to.
 AHEAD = {"tpu": ("all-gather", "reduce-scatter", "collective-permute"), "gpu": ()}
+# What a compiler sends as one where it moves over the axes of the batch, gradients that only the update waits for and
+# weights: a TPU's leaves gathers and scatters where they are.
+JOINS = {"tpu": ("all-reduce",), "gpu": ("all-reduce", "all-gather", "reduce-scatter")}
 # The shares of it that programs hide, by chip, as those of decoders and MLPs show that libtpu 0.0.42 makes
 # (benchmarks/bench_plans.py): on v4 and v5p gathers stand where they are used. ROOM: of the compute beside them.
 HIDES = {
@@ -51,8 +57,8 @@ class Roofline:
     bandwidth. `ideal`: the sum of products, each as long as the longer of its two, and the update. `own`: the same at
     the efficiency that the shapes of the products allow, with what lies between them; of it `waiting` waits for the
     memory; `slow`: the same where products reach least. `communication`: what is sent over each axis' links at their
-    bandwidth, `busiest` on the axis that has most; `sent`: the same with what links reach of it, and with the hops
-    where the order of the program is known. `waits`: what of that the device waits for, by kind and axes. `least`: the
+    bandwidth, `busiest` on the axis that has most; `sent`: the same with what links reach of it, and no collective
+    faster than its hops. `waits`: what of that the device waits for, by kind and axes. `least`: the
     whole step where a compiler hides all that it may start ahead. `overlap` says how `waits` is known: "scheduled",
     from the order of the compiled program, or "by rule", as a compiler usually does.
     """
@@ -112,9 +118,11 @@ def roofline(
     leaves: Iterable[Leaf],
     collectives: Iterable[Collective] | None,
     target: Target | None = None,
+    batch_axes: Collection[str] = (),
 ) -> Roofline:
-    """The roofline of a step on a mesh of `chip` with these `axes` (sizes, in the mesh's order); `target`: the slice
-    or the nodes that it is made of, where they are known. What overlaps is told by rule."""
+    """The roofline of a step on a mesh of `chip` with these `axes` (sizes, in the mesh's order), of which `batch_axes`
+    divide the examples; `target`: the slice or the nodes that it is made of, where they are known. What overlaps is
+    told by rule."""
     if target is None:
         wires = axis_bandwidths(chip, axes)
     elif chip.kind == "gpu":
@@ -138,7 +146,7 @@ def roofline(
     if rows is None or times is None:
         none = None, None, None, None, None
         return Roofline(chip, wires, compute, memory, ideal, own, slow, waiting, *none)
-    groups = _groups(rows, times)
+    groups = _groups(rows, times, chip, wires, batch_axes)
     sent = sum(groups.values())
     ahead = AHEAD[chip.kind]
     waits = None if own is None else _left(groups, *_hides(chip, own))
@@ -181,13 +189,24 @@ def in_order(
     return replace(roof, sent=ran.sent, waits=dict(waits), overlap="scheduled"), ran.waits
 
 
-def _groups(rows: Sequence[Collective], times: Sequence[float]) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Seconds of the collectives by kind and axes, at what links reach of their bandwidth. Hops are left out: how many
-    small ones a compiler sends as one, rows do not tell."""
+def _groups(
+    rows: Sequence[Collective],
+    times: Sequence[float],
+    chip: Chip,
+    wires: Mapping[str, Wire],
+    batch_axes: Collection[str],
+) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Seconds of the collectives by kind and axes, at what links reach of their bandwidth and no faster than the hops
+    of each; of those that a compiler sends as one (`JOINS`) the hops count once."""
     sizes = defaultdict[tuple[str, tuple[str, ...]], float](float)
+    least = defaultdict[tuple[str, tuple[str, ...]], float](float)
     for c, seconds in zip(rows, times, strict=True):
-        sizes[c.kind, c.axes or ()] += seconds / LINKS
-    return dict(sizes)
+        key = c.kind, c.axes or ()
+        hops = latency(c.kind, [wires[a].part(c.group_size, c.apart) for a in key[1]])
+        joined = c.kind in JOINS[chip.kind] and set(key[1]) <= set(batch_axes)
+        least[key] = max(least[key], hops)
+        sizes[key] += seconds / LINKS if joined else max(seconds / LINKS, c.count * hops)
+    return {key: max(size, least[key]) for key, size in sizes.items()}
 
 
 def known(values: Iterable[Number | None]) -> list[Number] | None:
@@ -221,7 +240,7 @@ def timing(measured: Timing, plan: Plan, roof: Roofline | None, attached: bool) 
 
     `attached`: the step ran on that chip, so that its share of the chip's peak can be told.
     """
-    work, devices = totals(plan.work), plan.mesh.size
+    work = totals(plan.work)
     counted = replace(
         measured,
         flops=float(work.flops) if work.exact and not plan.unseen else None,
@@ -246,22 +265,16 @@ def timing(measured: Timing, plan: Plan, roof: Roofline | None, attached: bool) 
         overlap=None if roof.exposed is None else roof.overlap,
         links={a: w.bandwidth for a, w in roof.wires.items() if w.bandwidth},
         ways={a: w.way for a, w in roof.wires.items() if plan.mesh.shape[a] > 1},
-        mfu=_mfu(plan, roof.chip, devices, measured) if attached and not plan.unseen else None,
+        mfu=_mfu(plan, roof.chip, measured) if attached and not plan.unseen else None,
     )
 
 
-def _mfu(plan: Plan, chip: Chip, devices: int, measured: Timing) -> float | None:
-    """Model FLOPs utilisation: the time that the useful FLOPs would take at the chip's peak over the measured one
-    (Chowdhery et al., "PaLM", 2022, appendix B)."""
+def _mfu(plan: Plan, chip: Chip, measured: Timing) -> float | None:
+    """Model FLOPs utilisation: the time that the useful FLOPs would take at the chip's peak over the measured one."""
     if measured.step_s is None or not measured.step_s.median:
         return None
-    ideal = 0.0
-    for w in plan.work:
-        rate = chip.peak(w.dtype)
-        if rate is None or not w.exact:
-            return None
-        ideal += 0.0 if w.recomputed else w.flops / rate / devices
-    return ideal / measured.step_s.median
+    ideal = ideal_seconds(plan, chip)
+    return None if ideal is None else ideal / measured.step_s.median
 
 
 def _update_bytes(leaves: Iterable[Leaf]) -> int:

@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from ..hardware import Chip
 from ..pipeline.executed import Pipeline
@@ -13,6 +15,7 @@ from ..schedule.actions import KINDS
 from ..targets import Target
 from ..wires import Wire
 from .collectives import merge
+from .efficiency import LINKS
 from .roofline import known, roofline, seconds, total
 from .staged_memory import piece_bytes
 from .staged_moves import Said, sent_by
@@ -21,11 +24,23 @@ from .staged_works import flops, runs_of, works_of
 START = 36e-6  # seconds of an action that has nothing to do: benchmarks/bench_pipeline.py on 2 cores
 
 
+@dataclass(frozen=True)
+class Guess:
+    """How well things go: `own`, which figure of a stage's roofline its products take; `sent`, how many times what its
+    collectives take at the links' whole bandwidth, 0 where they overlap; `start`, whether actions wait for the host."""
+
+    own: Literal["ideal", "own", "slow"]
+    sent: float
+    start: bool
+
+
+LOW, BEST, HIGH = Guess("ideal", 0.0, False), Guess("own", 1.0, True), Guess("slow", 1 / LINKS, True)
+
+
 def roofline_costs(
-    pipeline: Pipeline, chip: Chip, target: Target | None, said: Mapping[Key, Said]
+    pipeline: Pipeline, chip: Chip, target: Target | None, said: Mapping[Key, Said], guess: Guess = BEST
 ) -> Costs | None:
-    """Seconds of each stage's actions on `chip`, as if nothing overlapped, each with its start by the host; None where
-    a figure is not known.
+    """Seconds of each stage's actions on `chip`; None where a figure is not known.
 
     `target`: the slice or the nodes that the mesh is made of. `said`: what the programs' texts say.
     """
@@ -37,13 +52,15 @@ def roofline_costs(
     stages = range(len(pipeline.stages))
     passes = []
     for s in stages:
-        times = known((*_own(pipeline, s, chip, target), *_sent(pipeline, s, said, wires)))
+        times = known((*_own(pipeline, s, chip, target, guess), *_sent(pipeline, s, said, wires)))
         if times is None:
             return None
-        passes.append([own + sent for own, sent in zip(times[:3], times[3:], strict=True)])
+        passes.append([own + guess.sent * sent for own, sent in zip(times[:3], times[3:], strict=True)])
     transfer = [max(sent_by(pipeline, s)) / way if way else 0.0 for s in stages]
     forward, input_grad, weight_grad = zip(*passes, strict=True)
-    return Costs(with_start(forward), input_grad, with_start(weight_grad), transfer)
+    if guess.start:
+        forward, weight_grad = with_start(forward), with_start(weight_grad)
+    return Costs(forward, input_grad, weight_grad, transfer)
 
 
 def with_start(seconds: Sequence[float]) -> list[float]:
@@ -104,11 +121,11 @@ def weights_seconds(
     return None if each is None else tuple(each)
 
 
-def _own(pipeline: Pipeline, s: int, chip: Chip, target: Target | None) -> list[float | None]:
+def _own(pipeline: Pipeline, s: int, chip: Chip, target: Target | None, guess: Guess) -> list[float | None]:
     """Seconds of the products of a stage's forward pass, of its input gradients and of its weight gradients."""
     axes = pipeline.ranks.mesh.shape
     shares = ([share for _, share in works] for works in works_of(pipeline, s).values())
-    return [roofline(chip, axes, each, (), (), target).own for each in shares]
+    return [getattr(roofline(chip, axes, each, (), (), target), guess.own) for each in shares]
 
 
 def _sent(

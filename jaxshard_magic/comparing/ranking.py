@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from ..analysis.roofline import ERROR
 from .candidates import Candidate, Refused
 from .nodes import Node
 
-ERROR = 0.10  # of a predicted step: steps that were published and predicted differ by so much (docs/predictions.md)
 ALIKE = 1.005  # times the best prediction: a step as fast as that, as it is told
 _MOVING = {
     "dp": 1,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from ..coordination import FirstFailed, from_first
+from ..analysis.roofline import ERROR
+from ..coordination import OtherFailed, from_first
 from ..errors import ShardError
 from ..placing import hosts_of
 from ..report.choice import (
@@ -31,7 +32,7 @@ from ..targets import target_of
 from .candidates import Candidate, Refused, Requests, candidate_of
 from .nodes import Ladder, Node, considered, out_of_time
 from .path import path
-from .ranking import ERROR, allowance, simplest_first
+from .ranking import allowance, simplest_first
 from .sketch import Sketch, sketch
 from .space import Hardware, is_pipeline, saving, space
 from .trials import How, Trying, described
@@ -95,9 +96,7 @@ class Searching:
             return self._searched(args, kwargs)
         try:
             said = from_first(lambda: self._searched(args, kwargs).to_json())
-        except FirstFailed as failed:
-            if failed.kind == KeyboardInterrupt.__name__:
-                raise KeyboardInterrupt from None
+        except OtherFailed as failed:
             raise ShardError(str(failed)) from None
         choice = Choice.from_json(said)
         if choice.chosen is not None and jax.process_index() > 0 and self._compile:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..analysis.collectives import wire_bytes
 from ..analysis.leaves import leaves
-from ..analysis.roofline import roofline
+from ..analysis.roofline import ERROR, roofline
 from ..analysis.staged_costs import with_start
 from ..hardware import Chip
 from ..pipeline.outline import Outline
@@ -28,11 +28,10 @@ from .candidates import Candidate
 @dataclass(frozen=True)
 class Sketch:
     """`seconds`: of a step, guessed best, where compilers hide what they usually do; `own` of them in products and the
-    update, `sent` more on the links. `least`: of a slice, whose
-    compiler tells what it hides, where that is all that it may; `most`: where they hide nothing. None
-    where the chip's figures do not tell. `holds`: bytes of the arrays of the fullest device, `needs` with what lies in
-    between. All None for a strategy whose layout the compiler chooses. `stages`: into how many a pipeline cuts each
-    loss."""
+    update, `sent` more on the links. `least`: of a slice, whose compiler tells what it hides, where that is all that it
+    may, and no less than predictions err by; `most`: where they hide nothing. None where the chip's figures do not
+    tell. `holds`: bytes of the arrays of the fullest device, `needs` with what lies in between. All None for a strategy
+    whose layout the compiler chooses. `stages`: into how many a pipeline cuts each loss."""
 
     seconds: float | None = None
     own: float | None = None
@@ -61,9 +60,12 @@ def sketch(
         return _of_stages(step.request, plan, candidate, outline, memory, chip)
     moves = map(collective, traffic(plan.run))
     target = target_of(mesh)
-    roof = roofline(chip, mesh.shape, plan.shares, leaves(plan.leaves, plan.mesh), moves, target)
+    placed = leaves(plan.leaves, plan.mesh)
+    roof = roofline(chip, mesh.shape, plan.shares, placed, moves, target, plan.batch_axes)
     # Where no compiled program will tell what overlaps, the rule that guesses it now is what compares them then, too.
-    least = roof.step if target is None else roof.least
+    least = roof.step
+    if target is not None and roof.step is not None and roof.least is not None:
+        least = max(roof.least, (1 - ERROR) * roof.step)
     held = memory.arrays, memory.peak
     return Sketch(roof.step, roof.own, roof.communication, *held, least=least, most=roof.high)
 

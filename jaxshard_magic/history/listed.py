@@ -4,11 +4,10 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, overload
 
-from ..errors import ShardError
+from ..packages import data_frame
 from ..report import Report
 from ..report.written import Shown, saved
 from .row import COLUMNS, Row
@@ -47,12 +46,7 @@ class History(Shown):
 
     def to_pandas(self) -> Any:
         """The rows as a DataFrame, by number. Raises ShardError where pandas is not installed."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError:
-            line = "pip install pandas"
-            raise ShardError(f"to_pandas needs pandas, which is not installed: {line}", fix=line) from None
-        return pandas.DataFrame([vars(row) for row in self.rows], columns=COLUMNS).set_index("id")
+        return data_frame(map(vars, self.rows), COLUMNS).set_index("id")
 
     @overload
     def to_json(self, path: None = None) -> str: ...

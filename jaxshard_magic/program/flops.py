@@ -15,7 +15,7 @@ from .phases import BACKWARD, FORWARD, UPDATE, phases
 from .primitives import shape_of
 from .sizes import array_bytes, nbytes
 
-_REMATTED = "rematted_computation"  # the scope that jax puts around what remat does again
+REMATTED = "rematted_computation"  # the scope that jax puts around what remat does again
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _inside(
 ) -> list[Work]:
     works = []
     for e in scope.equations:
-        again = recomputed or _REMATTED in str(e.eqn.source_info.name_stack)
+        again = recomputed or REMATTED in str(e.eqn.source_info.name_stack)
         if e.primitive.product and e.outs[0] in used:
             works.append(_work(e, phase[e.index], again, exact))
         known = exact and e.name != "while"

@@ -5,6 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+_lock = threading.Lock()
+_held = 0  # by so many, in any threads: the last one lets it go on
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -17,13 +20,18 @@ def uncollected() -> Iterator[None]:
     ...     gc.isenabled()
     False
     """
-    was = gc.isenabled()
-    gc.disable()
+    global _held
+    with _lock:
+        ours = _held > 0 or gc.isenabled()
+        _held += ours
+        gc.disable()
     try:
         yield
     finally:
-        if was:
-            gc.enable()
+        with _lock:
+            _held -= ours
+            if ours and not _held:
+                gc.enable()
 
 
 def interruptible() -> AbstractContextManager[None]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from jax._src.config import compilation_cache_include_metadata_in_key, traceback_in_locations_limit
@@ -18,7 +19,7 @@ from ..places import place
 _OURS = str(Path(__file__).resolve().parents[1])
 _DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
 
-__all__ = ["Calls", "is_ours", "is_users", "lines_kept", "user_context", "users_line"]
+__all__ = ["Calls", "is_ours", "is_users", "lines_kept", "user_context", "users_frame", "users_line"]
 
 
 @contextmanager
@@ -79,6 +80,19 @@ def users_line(eqn: JaxprEqn) -> str | None:
     traceback = eqn.source_info.traceback
     frame = next((f for f in (traceback.frames if traceback else ()) if is_users(f.file_name)), None)
     return None if frame is None else place(frame.file_name, frame.line_num)
+
+
+def users_frame(frame: FrameType | None) -> tuple[bool, tuple[str, int] | None]:
+    """Of a stack from its innermost frame: whether a call of ours lies inside of the user's innermost line, and that,
+    its file as Python knows it and its number; None where there is none."""
+    in_ours = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return in_ours, (file, frame.f_lineno)
+        in_ours |= is_ours(file)
+        frame = frame.f_back
+    return in_ours, None
 
 
 @cache

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from ..plan import Sent
 from ..program.ir import Value
 from .layout import Axes, Layout, without
-from .stepwise import scatters_sent
+from .stepwise import scatters_sent, sent_in_pieces
 
 
 def activation_sum(layout: Layout, value: Value, over: Axes, trips: int) -> Sent:
@@ -22,16 +22,26 @@ def activation_sum(layout: Layout, value: Value, over: Axes, trips: int) -> Sent
 
 
 def gradient_sum(
-    layout: Layout, value: Value, over: Axes, trips: int, *, whole: bool = False, by_hand: bool = False
+    layout: Layout,
+    value: Value,
+    over: Axes,
+    trips: int,
+    *,
+    whole: bool = False,
+    by_hand: bool = False,
+    rows: int = 0,
 ) -> Iterator[Sent]:
     """A sum over the examples, brought to where its parameter rests: scattered over the axes that divide it, `by_hand`
-    or by the compiler, added up over the others, or added up as a `whole`."""
+    or by the compiler, added up over the others, or added up as a `whole`. `rows`: of a product, how many each device
+    adds up."""
     rest = [] if whole else layout.at_rest(value)
     store = tuple(a for axes in rest for a in axes if a in over)
     others = tuple(a for a in over if a not in store)
     size = layout.bytes_of(value, layout.in_use(value))
     if store:
-        yield from scatters_sent(layout, store, size, trips, by_hand=by_hand)
+        dtype = layout.program.avals[value].dtype
+        pieces = sent_in_pieces(layout, store, rows, dtype)
+        yield from scatters_sent(layout, store, size, trips, by_hand=by_hand, pieces=pieces)
         size //= layout.count(store)
     if others:
         yield Sent("all-reduce", others, layout.count(others), size, trips)

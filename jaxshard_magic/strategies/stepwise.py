@@ -11,7 +11,7 @@ import jax
 
 from ..plan import Finding, Sent
 from ..program.ir import Value
-from ..targets.gathers import Way, gather, way
+from ..targets.gathers import Way, chip_under, gather, way
 from .layout import Axes, Layout, partition_spec, without
 
 
@@ -60,11 +60,28 @@ def gathers_sent(layout: Layout, weight: Value, trips: int, *, narrowed: bool = 
             yield Sent(kind, step.axes, step.size, size, trips, step.apart)
 
 
-def scatters_sent(layout: Layout, axes: Axes, size: int, trips: int, *, by_hand: bool) -> Iterator[Sent]:
-    """The collectives that scatter a sum of `size` bytes over `axes`, `by_hand` or as the compiler does."""
+def sent_in_pieces(layout: Layout, axes: Axes, rows: int, dtype: Any) -> bool:
+    """Does a TPU's compiler make a sum over `axes` piece by piece, each sent on while the next is multiplied? It does
+    where a product of `rows` on each device takes longer than to send a piece over one link: seen on v5e:4x4 above 256
+    rows of bfloat16 (273 by this), v5e:2x4 above 512, v6e:4x4 above 512, v5p:2x2x4 above 256.
+    """
+    chip = chip_under(layout.mesh)
+    if chip is None or chip.kind != "tpu" or not chip.link.bandwidth:
+        return False
+    multiplied = 2 * rows / (chip.peak(str(dtype)) or float("inf"))
+    return multiplied > dtype.itemsize / layout.count(axes) / chip.link.bandwidth
+
+
+def scatters_sent(
+    layout: Layout, axes: Axes, size: int, trips: int, *, by_hand: bool, pieces: bool
+) -> Iterator[Sent]:
+    """The collectives that scatter a sum of `size` bytes over `axes`, `by_hand` or as the compiler does, which may send
+    it in `pieces`."""
     each = way(layout.mesh, axes, scatters=by_hand)
     # XLA for the CPU adds up all by itself, then slices
     alone = not by_hand and (layout.simulated or len(each.steps) > 1)
+    if not by_hand and not alone and not pieces:
+        alone = len(way(layout.mesh, axes, scatters=True).steps) > 1
     if alone or each.reduced:
         yield Sent("all-reduce", axes, layout.count(axes), size, trips)
         return

@@ -5,6 +5,7 @@ sum that devices add up: activations under tensor parallelism, gradients over th
 and now and then a little more: scalars, what the compiler lays out anew.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -109,7 +110,14 @@ class _Traffic:
             yield activation_sum(self._layout, out, over, e.trips)
         elif over:  # a lookup's gradient is added up whole; of a TPU's it is not certain
             whole = e.primitive.scatters and self._layout.platform != "tpu"
-            yield from gradient_sum(self._layout, out, over, e.trips, whole=whole)
+            yield from gradient_sum(self._layout, out, over, e.trips, whole=whole, rows=self._rows(e, over))
+
+    def _rows(self, e: Equation, over: Axes) -> int:
+        """How many products each device adds up for an element of what `e` makes; 0 where it is no product."""
+        if (c := e.contraction) is None or e.ins[0] is None:
+            return 0
+        shape = self._program.shapes[e.ins[0]]
+        return math.prod(shape[i] for i, _ in c.contracted) // self._layout.count(over)
 
     def _contracted(self, e: Equation) -> Axes:
         """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""

@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from ..hardware import chip_of
+from ..hardware import Chip, chip_of
 from . import compiled, target_of
 
 _ROWS, _COLUMNS = 128, 1024  # of bfloat16 on each device
@@ -71,11 +72,16 @@ def gather(x: Any, dim: int, steps: Sequence[Step], mesh: Sizes) -> Any:
 
 
 def scatter(x: Any, dim: int, steps: Sequence[Step], mesh: Sizes) -> Any:
-    """Inside a `shard_map`: the sum over the steps' axes, of which each device keeps its part of dimension `dim`."""
+    """Inside a `shard_map`: the sum over the steps' axes, of which each device keeps its part of dimension `dim`.
+
+    In the scatter itself that dimension is the first, in memory, too: along any other a TPU's compiler adds up arrays
+    of some sizes whole.
+    """
+    if dim:
+        x = with_layout_constraint(jnp.moveaxis(x, dim, 0), Layout(tuple(range(x.ndim))))
     for step in reversed(steps):
-        groups = step.groups(mesh)
-        x = lax.psum_scatter(x, step.axes, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
-    return x
+        x = lax.psum_scatter(x, step.axes, axis_index_groups=step.groups(mesh), tiled=True)
+    return jnp.moveaxis(x, 0, dim)
 
 
 @lru_cache(256)
@@ -97,11 +103,18 @@ def way(mesh: Sizes, axes: tuple[str, ...], *, scatters: bool = False) -> Way:
     return Way((once,), reduced=True) if found is None else Way(found)
 
 
+def chip_under(mesh: Sizes) -> Chip | None:
+    """The kind of accelerator that a mesh is of, attached or not; None where that is not known."""
+    if not isinstance(mesh, Mesh):
+        return None
+    target = target_of(mesh)
+    return chip_of(mesh.devices.flat[0].device_kind) if target is None else target.chip
+
+
 def _may_reduce(mesh: Mesh, scatters: bool) -> bool:
     """Are the devices of a kind on which an all-reduce was seen: chips in a torus, for gathers of three dimensions? It
     saves asking."""
-    device, target = mesh.devices.flat[0], target_of(mesh)
-    chip = chip_of(device.device_kind) if target is None else target.chip
+    chip = chip_under(mesh)
     return chip is not None and chip.link.topology in (("torus2d", "torus3d") if scatters else ("torus3d",))
 
 

@@ -62,7 +62,7 @@ def _time(choice: Choice, candidate: Considered) -> str:
     if seconds is None:
         return "step time not known"
     if choice.source == "planned":
-        return f"at least {seconds_text(seconds)} a step by its plan"
+        return f"about {seconds_text(seconds)} a step by its plan"
     if choice.source == "measured":
         return f"{seconds_text(seconds)} a step measured"
     return f"{seconds_text(seconds)} a step predicted" + (f" for {choice.on}" if choice.on else "")
@@ -96,7 +96,7 @@ def _against(choice: Choice, chosen: Considered) -> str:
             f"{chosen.strategy} is the simpler one"
         )
     if choice.source == "planned":
-        return f"; the runner-up, {name}, takes at least {seconds_text(theirs)}"
+        return f"; the runner-up, {name}, takes about {seconds_text(theirs)}"
     return f"; {speed_text(ours, theirs)} the runner-up, {name} ({seconds_text(theirs)})"
 
 
