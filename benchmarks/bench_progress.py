@@ -15,13 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("NPROC", "32")
 
 import jax
 import jax.numpy as jnp
+from in_kernel import good_in_kernel
 
 import jaxshard_magic
 from jaxshard_magic.notebook.progress import Progress, line_for, training
@@ -112,34 +112,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="a loop with the line of its progress against one without")
     parser.add_argument("--rounds", type=int, default=100, metavar="N", help="for each step (default: 100)")
     rounds = parser.parse_args().rounds
-    from jupyter_client.manager import start_new_kernel
-
     lines = 0
 
-    def show(message: dict[str, Any]) -> None:
+    def count(message: dict[str, Any]) -> None:
         nonlocal lines
         kind, content = message["msg_type"], message["content"]
         lines += kind in ("display_data", "update_display_data") and content["data"]["text/plain"] != ""
-        if kind == "stream":
-            print(content["text"], end="", flush=True)
-        elif kind == "error":
-            raise RuntimeError("\n".join(content["traceback"]))
 
-    manager, client = start_new_kernel(kernel_name="python3")
-    try:
-        code = (
-            f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parent)!r}); import bench_progress"
-        )
-        reply = client.execute_interactive(
-            f"{code}; good = bench_progress.ratios(get_ipython(), {rounds})",
-            user_expressions={"good": "good"},
-            output_hook=show,
-        )
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+    good = good_in_kernel("bench_progress", rounds, count)
     print(f"{lines} lines were shown")
-    return 0 if reply["content"]["user_expressions"]["good"]["data"]["text/plain"] == "True" else 1
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

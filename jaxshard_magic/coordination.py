@@ -23,12 +23,12 @@ LONG_S = 24 * 3600.0
 _numbers = count()  # of what was agreed on: each process comes to these in the same order
 
 
-class FirstFailed(RuntimeError):
-    """What process 0 was to tell it did not: `kind` is the name of the exception there."""
+class OtherFailed(RuntimeError):
+    """What the process with this number was to tell it did not."""
 
-    def __init__(self, kind: str, message: str):
+    def __init__(self, process: int, message: str):
         super().__init__(message)
-        self.kind = kind
+        self.process = process
 
 
 class Late(RuntimeError):
@@ -87,8 +87,8 @@ def heard(key: str, seconds: float) -> str | None:
 
 
 def from_first(make: Callable[[], str], seconds: float = LONG_S) -> str:
-    """What `make()` gives on process 0, on all of them, which come here together. Where it raises there, `FirstFailed`
-    is raised elsewhere. On one process alone it is `make()`."""
+    """What `make()` gives on process 0, on all of them, which come here together. Where it raises there, `OtherFailed`,
+    or the interrupt that it was, is raised elsewhere. On one process alone it is `make()`."""
     if not is_there():
         return make()
     name = f"jaxshard/first/{next(_numbers)}"
@@ -96,15 +96,12 @@ def from_first(make: Callable[[], str], seconds: float = LONG_S) -> str:
         try:
             made = make()
         except BaseException as error:
-            _send(name, f"!{type(error).__name__} {error}")
+            _send(name, _failure(error))
             raise
         _send(name, f"={made}")
         return made
     said = _waited(lambda: _receive(name, seconds))
-    if said[0] == "!":
-        kind, _, message = said[1:].partition(" ")
-        raise FirstFailed(kind, message)
-    return said[1:]
+    return _checked(0, said)
 
 
 def gathered(text: str) -> list[str]:
@@ -112,7 +109,62 @@ def gathered(text: str) -> list[str]:
     which an interrupt ends; without `jax.distributed` it is the own text alone."""
     if not is_there():
         return [text]
-    state, name = distributed.global_state, f"jaxshard/gathered/{next(_numbers)}"
+    return _gathered(f"jaxshard/gathered/{next(_numbers)}", text)
+
+
+class Together:
+    """What processes do one thing after the other, each of which tells the others something.
+
+        with Together() as all_of:
+            texts = all_of(make)
+
+    All come to the same calls in the same order, and each gives what `make()` gave on each process. Where one raises,
+    in `make` or between the calls, `OtherFailed`, or the interrupt that it was, is raised on the others in their next
+    call: nobody waits for it. `several` False: it is about this process alone.
+    """
+
+    def __init__(self, several: bool = True):
+        self._several = several and is_there()
+        self._name = f"jaxshard/together/{next(_numbers)}" if self._several else ""
+        self._calls, self._over = 0, False
+
+    def __call__(self, make: Callable[[], str]) -> list[str]:
+        text = make()
+        if not self._several:
+            return [text]
+        said = _gathered(f"{self._name}/{self._calls}", f"={text}")
+        self._calls += 1
+        self._over = any(each[0] == "!" for each in said)
+        return [_checked(process, each) for process, each in enumerate(said)]
+
+    def __enter__(self) -> "Together":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or not self._several or self._over:
+            return
+        name, process = f"{self._name}/{self._calls}", jax.process_index()
+        if process == 0:  # all others wait for what it has heard
+            _send(name, json.dumps([_failure(error)]))
+        elif not tell(f"{name}/{process}", _failure(error)):  # interrupted while it waited
+            tell(f"{self._name}/{self._calls + 1}/{process}", _failure(error))
+
+
+def _failure(error: BaseException) -> str:
+    return f"!{type(error).__name__} {error}"
+
+
+def _checked(process: int, said: str) -> str:
+    if said[0] == "!":
+        kind, _, message = said[1:].partition(" ")
+        if kind == KeyboardInterrupt.__name__:
+            raise KeyboardInterrupt
+        raise OtherFailed(process, message)
+    return said[1:]
+
+
+def _gathered(name: str, text: str) -> list[str]:
+    state = distributed.global_state
     if state.process_id:
         tell(f"{name}/{state.process_id}", text)
         return json.loads(_waited(lambda: _receive(name, LONG_S)))

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from itertools import zip_longest
 from pathlib import Path
@@ -9,6 +11,8 @@ from platform import python_version
 from shlex import quote
 from typing import Any
 from urllib.parse import urlparse
+
+from .errors import ShardError
 
 OURS = "jaxshard_magic"
 
@@ -136,3 +140,13 @@ def numbers(text: str) -> list[int]:
     """`0.10.2.dev7+cuda` as [0, 10, 2]."""
     version = re.match(r"\d+(\.\d+)*", text)
     return [int(n) for n in version[0].split(".")] if version else []
+
+
+def data_frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Any:
+    """The rows as a pandas DataFrame of these columns. Raises ShardError where pandas is not installed."""
+    try:
+        pandas = import_module("pandas")
+    except ImportError:
+        line = "pip install pandas"
+        raise ShardError(f"to_pandas needs pandas, which is not installed: {line}", fix=line) from None
+    return pandas.DataFrame([*rows], columns=[*columns])

@@ -96,6 +96,7 @@ VALUES = {
     "WHEN": words("each once 7d 9999w 0001-01-01 9999-12-31 soon ٣d"),
     "TYPE": words("bf16 fp16 f32 f8"),
     "FILE": words(f"new.txt kept.txt none/x . ~no-such-user/x /dev/full a/ a\x1b {'x' * 300}"),
+    "DIR": words(f"kept . /dev/null/x /proc/x kept\x1b {'x' * 300}") | st.just(""),
     "LABEL": TEXTS,
     "VAR": NAMES | st.just("found"),
     **dict.fromkeys(("N", "M", "P", "V", "SECONDS"), NUMBERS),
@@ -105,6 +106,7 @@ WORDS = {
     "history": TEXTS | NUMBERS,
     "explore": NAMES | words(f"f32[4,4] f32[0] f32[{MANY}] q[2] state.w.x"),
     "compare": NUMBERS,
+    "profile": words("1 2") | WRONG_NUMBERS | TEXTS,
     "abstract": NAMES,
 }
 LINES: dict[str, type[LineOptions]] = {
@@ -112,6 +114,7 @@ LINES: dict[str, type[LineOptions]] = {
     "history": options.HistoryOptions,
     "explore": options.ExploreOptions,
     "code": options.CodeOptions,
+    "profile": options.ProfileOptions,
 }
 
 
@@ -149,7 +152,7 @@ def option(draw: Callable[..., Any], flag: Flag) -> str:
     if not flag.metavar:
         return flag.name
     among = VALUES.get(flag.metavar, TEXTS)
-    if flag.name == "--repeat":
+    if flag.name in ("--repeat", "--profile"):
         among = st.just("2") | WRONG_NUMBERS
     return f"{flag.name}{draw(st.sampled_from(' ='))}{typed(draw(among))}"
 

@@ -33,7 +33,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
 STATIC = Path(__file__).parents[1] / "jaxshard_magic" / "static"
 MODULES = (
-    *(STATIC / f"{name}.js" for name in ("report", "compare", "explore", "loader")),
+    *(STATIC / f"{name}.js" for name in ("report", "compare", "explore", "live", "loader")),
     Path(__file__).parent / "stub_model.js",
 )
 PAGE = "https://report.test/"  # never looked up: the page answers for itself
@@ -144,9 +144,11 @@ class Stage:
         only: Sequence[str] | None = None,
         width: int = 900,
         theme: str | None = "light",
+        bundle: str = "report",
         **traits: Any,
     ) -> Shown:
-        """Draw `report`, all of it or the views named in `only`; `theme` None leaves it to the system."""
+        """Draw `report`, all of it or the views named in `only`; `theme` None leaves it to the system. `bundle` draws
+        bytes."""
         self.page.set_viewport_size({"width": width, "height": 900})
         if isinstance(report, Explorer):
             bundle, data, traits = "explore", packed_explorer(report), state(report) | traits
@@ -155,7 +157,7 @@ class Stage:
         elif isinstance(report, Choice):
             bundle, data = "compare", packed_choice(report)
         else:
-            bundle, data = "report", report if isinstance(report, bytes) else packed(report)
+            data = report if isinstance(report, bytes) else packed(report)
         given = {
             "packed": base64.b64encode(data).decode(),
             "traits": traits,
@@ -207,8 +209,9 @@ def stage(browser: "Browser") -> Iterator[Stage]:
     page.goto(PAGE)
     page.locator("body").all_inner_texts()  # here playwright adds its own listeners, before the stub counts
     page.evaluate(
-        "Promise.all(['report', 'compare', 'explore', 'stub_model'].map(name => import(`/${name}.js`)))"
-        ".then(([report, compare, explore, stub]) => Object.assign(globalThis, {report, compare, explore, stub}))"
+        "Promise.all(['report', 'compare', 'explore', 'live', 'stub_model'].map(name => import(`/${name}.js`)))"
+        ".then(([report, compare, explore, live, stub]) =>"
+        " Object.assign(globalThis, {report, compare, explore, live, stub}))"
     )
     page.evaluate((files(axe_playwright_python) / "axe.min.js").read_text(encoding="utf-8"))
     yield made

@@ -1,5 +1,7 @@
 """Steps that `several_hosts` runs on every host, and what came of each beside one host's numbers."""
 
+import tempfile
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ import optax
 from flax import nnx
 
 import jaxshard_magic as js
+from jaxshard_magic.report import Report
 
 
 def mlp() -> tuple[Any, Any, dict[str, np.ndarray]]:
@@ -255,3 +258,62 @@ def program(file: str) -> float:
     import runpy
 
     return float(runpy.run_path(file)["loss"])
+
+
+def profiled(strategy: str, mesh: str) -> dict[str, Any]:
+    """What is measured of a step on all hosts, and what is said where one of them, each in its turn, can't record."""
+    step, state, batch = mlp()
+    sharded = js.shard(step, strategy, mesh=mesh)
+    sharded.keep_arguments = True
+    sharded(state, batch)
+    report, host = sharded.report(), jax.process_index()
+    entry = sharded.entry
+    assert entry is not None
+
+    def said(n: int = 2) -> str:
+        try:
+            sharded.profile(n)
+        except (js.ShardError, MemoryError) as error:
+            return f"{type(error).__name__}: {error}"
+        return "recorded"
+
+    def while_tracing(which: int) -> str:
+        if host == which:
+            jax.profiler.start_trace(tempfile.mkdtemp())
+        try:
+            return said()
+        finally:
+            if host == which:
+                jax.profiler.stop_trace()
+
+    def without_room(which: int) -> str:
+        """The second call of the recording finds no room for its copies."""
+        made: list[Any] = []
+
+        def copies(inputs: Any) -> Any:
+            made.append(inputs)
+            if host == which and len(made) == 2:
+                raise MemoryError("no room for copies")
+            return type(entry).copies(entry, inputs)
+
+        entry.copies = copies
+        try:
+            return said()
+        finally:
+            del entry.copies
+
+    everywhere = range(jax.process_count())
+    refused = {
+        "other": [said(1 + host)],
+        "tracing": [while_tracing(which) for which in everywhere],
+        "no room": [without_room(which) for which in everywhere],
+    }
+    measured = sharded.profile(2)
+    after = sharded.report()
+    return {
+        "refused": refused,
+        "measured": asdict(measured),
+        "kept": after.measured is not None and Report.from_json(after.to_json()) == after,
+        "kinds": sorted({c.kind for c in report.collectives or ()}),
+        "given": sharded.profile(1, args=(state, batch)).read,
+    }

@@ -28,7 +28,7 @@ ALONE = {
     "explore": (EXPLORERS, "edited"),
 }
 STATIC = "static"
-VIEWS = (WHOLE, "header", "layout", "memory", "communication", *ALONE, STATIC)
+VIEWS = (WHOLE, "header", "layout", "memory", "communication", "measured", *ALONE, STATIC)
 SIZES: tuple[tuple[int, Literal["light", "dark"]], ...] = (
     (900, "light"),
     (868, "light"),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import sample_measured
 from sample_collectives import (
     GPT,
     GPT_COLLECTIVES,
@@ -16,6 +17,7 @@ from sample_collectives import (
 )
 from sample_leaves import gpt_leaves, leaf, mesh, of_role
 from sample_memory import LOGITS, with_measured
+from sample_metrics import metrics
 from sample_options import ALTERNATIVES, ASKED
 from sample_staged import staged
 
@@ -85,6 +87,11 @@ def attached() -> Report:
         ),
         check=SAME,
     )
+
+
+def profiled() -> Report:
+    """Where the time of recorded steps went, line by line, on the same TPU."""
+    return replace(attached(), measured=sample_measured.measured())
 
 
 def hinted() -> Report:
@@ -463,6 +470,11 @@ def options() -> Report:
     return replace(report, options=ASKED, alternatives=(own, *ALTERNATIVES[1:]))
 
 
+def trained() -> Report:
+    """With the metrics of a run whose loss went astray, and a name of the step's that is markup."""
+    return replace(attached(), metrics=metrics(astray=350, own={"<b>norm</b>": 1.5}))
+
+
 _MADE = (attached, hinted, looped, simulated, over_hosts, too_big, wrong, noisy, dry, unknown, bare)
 _MADE += (
     one_device,
@@ -477,5 +489,7 @@ _MADE += (
     overlapped,
     options,
     staged,
+    profiled,
+    trained,
 )
 SAMPLES = {made.__name__: made for made in _MADE}

@@ -20,7 +20,11 @@ from jaxshard_magic.notebook import options
 from jaxshard_magic.notebook.options.flags import LineOptions
 
 START = DOCS / "start.md"
-ALONE = [DOCS / "schedules.md", DOCS / "explore.md"]  # cheap, and with no step of their own
+ALONE = [
+    DOCS / "schedules.md",
+    DOCS / "explore.md",
+    DOCS / "measured.md",
+]  # cheap, and with no step of the first page
 AFTER_START = [page for page in BOOK if cells(page) and page not in (START, *ALONE)]
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *BOOK]
 WRITTEN += [ROOT / "jaxshard_magic/README.md", ROOT / "benchmarks/README.md"]

@@ -10,6 +10,7 @@ from IPython.utils.capture import capture_output
 
 from jaxshard_magic.notebook import hosts_output
 from jaxshard_magic.notebook.hosts_output import Output
+from jaxshard_magic.report import Measured
 
 pytestmark = pytest.mark.ci
 
@@ -96,6 +97,46 @@ def test_what_a_comparison_tried_is_in_the_history_and_a_search_shows_the_step_t
     last = hosts.magics.session.history[-1]
     assert last.timing is not None and last.timing.calls == 1
     assert f"report {last.number}" in shown and "Not run" not in shown
+
+
+def test_where_the_time_of_a_step_goes_is_told_of_the_devices_of_all_hosts(hosts: Hosts):
+    hosts.cell(f"%%shard fsdp --profile 2\n{STEP}")
+    report = hosts.magics.session.history[-1]
+    assert report.measured is not None and (report.measured.read, report.timing.calls) == (2, 1)
+    for found in (report.measured, recorded_again(hosts)):
+        assert [each.device for each in found.devices] == [*range(8)]
+        assert {row.file for row in found.lines} == {report.sources[0].name}
+        assert found.unknown is None or found.unknown.seconds < 0.01 * found.step_s.median
+    line, _ = hosts.fails("%shard profile 101")
+    assert "profile records 1 to 100 steps, not 101" in line
+    hosts.cell("state, loss = train_step(state, batch)")
+
+
+def recorded_again(hosts: Hosts) -> Measured:
+    before = hosts.magics.session.history[-1]
+    shown = hosts.cell("%shard profile 1")
+    report = hosts.magics.session.history[-1]
+    assert report.number == before.number and report.measured is not None and report.measured.read == 1
+    assert "lanes begin with its own first operation" in shown.outputs[-1].data["text/html"]
+    return report.measured
+
+
+def test_ctrl_c_while_steps_are_recorded_stops_all_hosts_and_they_can_record_again(hosts: Hosts):
+    hosts.cell(f"%%shard fsdp --profile 1\n{STEP}")
+    later(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    line, _ = hosts.fails("%shard profile 100")
+    assert line.startswith("Stopped") and "the same on all 2 hosts" in line
+    recorded_again(hosts)
+
+
+def test_a_loop_on_hosts_has_the_numbers_of_each_of_its_steps(hosts: Hosts):
+    loop = "losses = []\nfor _ in range(6):\n    state, loss = train_step(state, batch)\n    losses.append(float(loss))"
+    hosts.cell(f"%%shard fsdp\n{STEP}\n{loop}")
+    metrics = hosts.magics.session.history[-1].metrics
+    assert metrics is not None and (metrics.steps, metrics.skipped) == (7, 0)
+    loss, (first, other) = metrics["loss"], hosts.everywhere("losses")
+    assert first == other and loss.step == (*range(1, 8),)
+    assert loss.last[1:] == pytest.approx(first, rel=1e-5)  # six digits are kept
 
 
 def test_a_loop_that_is_stopped_is_told_once_with_its_report_behind_it(hosts: Hosts):

@@ -23,7 +23,7 @@ DOING = (
     "mesh mesh_text simulate specs request program strategies plan step gradients schedule pipeline placing "
     "coordination"
 )
-BELOW_API = f"doctor {DOING} analysis report hardware wires packages targets compiler_log"
+BELOW_API = f"doctor {DOING} live analysis report hardware wires packages targets compiler_log"
 
 # room: what of ours, then what of others.
 MAY_IMPORT = {
@@ -56,15 +56,16 @@ MAY_IMPORT = {
     "strategies": ("mesh mesh_text specs request program plan targets", "jax numpy"),
     "plan": ("", "jax"),
     "step": (
-        "cell_files places placing coordination plan request program gradients strategies pipeline targets "
+        "cell_files places placing coordination plan request program gradients strategies pipeline targets live "
         "compiler_log",
         "jax numpy",
     ),
+    "live": ("report", "numpy"),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
     "analysis": (
-        "cell_files places placing request program gradients plan report hardware wires targets schedule "
+        "cell_files places placing request program gradients plan live report hardware wires targets schedule "
         "pipeline units",
         "jax numpy",
     ),
@@ -97,6 +98,7 @@ LATE_MODULES = {
     "views.show",
     "views.stop_button",
     "views.timeline.widget",
+    "views.training.widget",
     "views.widget",
 }
 

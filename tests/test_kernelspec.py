@@ -90,6 +90,7 @@ def test_the_bundles_and_the_table_of_chips_are_in_the_wheel(installed: Path):
         "report.js",
         "compare.js",
         "explore.js",
+        "live.js",
         "stop.js",
         "loader.js",
         "page.js",

@@ -165,6 +165,9 @@ CLAIMS = {
     "nothing uses `model`": lambda r: all(
         fixes(x)["idle-axis"] == "--mesh data=8" and not sent(x, "model") for x in (r.gpt_dp, r.gpt_fsdp)
     ),
+    "**Training**: the curves of the loss and of the time of a step": lambda r: (
+        {"loss", "step_s"} <= {curve.name for curve in r.gpt_dp.metrics.curves}
+    ),
     "19.7 MiB of parameters and optimizer on each device": lambda r: (
         round(state(r.gpt_dp) / 2**20, 1) == 19.7
     ),
@@ -240,9 +243,11 @@ def test_the_loss_falls_and_is_the_same_under_every_strategy(run):
             assert other == pytest.approx(losses[0], abs=2e-3)
 
 
-def test_the_report_that_is_shown_again_is_of_the_last_loop():
+def test_the_report_that_is_shown_again_is_of_the_last_loop_and_has_its_lines_measured():
     (again,) = (cell for cell in saved().cells if cell.id == "again")
-    assert "over all 10 calls" in again.outputs[-1].data["text/plain"]
+    text = again.outputs[-1].data["text/plain"]
+    assert "over all 10 calls" in text
+    assert "5 recorded steps" in text and "Lines by measured time" in text
 
 
 def device(report):

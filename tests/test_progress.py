@@ -280,6 +280,29 @@ def test_a_cell_that_trains_tells_how_far_it_has_come_and_ends_as_the_report(giv
     assert drawn[-1] == ""
 
 
+def test_a_view_that_is_shown_says_it_in_the_place_of_the_line_at_once(monkeypatch):
+    monkeypatch.setattr(line, "TICK", 0.01)
+    monkeypatch.setattr(training, "EVIDENT", 0.0)
+    monkeypatch.setattr(training, "STANDS", 0.0)
+    drawn, said = Drawn(), []
+
+    class View:
+        shown = False
+
+        def __call__(self, told: str, share: float | None) -> None:
+            said.append((told, share))
+            self.shown = len(said) > 20
+
+    steps = iter(range(1, 10**6))
+    with (
+        Progress(drawn) as progress,
+        progress.following(Training(lambda: (next(steps), 0.5), lambda: None), View()),
+    ):
+        time.sleep(0.6)
+    assert drawn[-1] == "" and 0 < len([told for told in drawn if told]) <= 20
+    assert len(said) > 25 and said[-1][0].startswith("step ")
+
+
 def test_a_cell_that_only_defines_the_step_tells_of_no_loop(given, drawn):
     given.run("%%shard fsdp --repeat 3" + STEP)
     assert not [said for said in drawn if "step 1" in said]

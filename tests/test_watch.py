@@ -1,17 +1,15 @@
 """Which number a step returns is its loss, and what a `Watch` reads of the calls that have finished."""
 
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import nnx
 
 import jaxshard_magic
+from jaxshard_magic.analysis.throughput import known_of
 from jaxshard_magic.program.trace import path_name
 from jaxshard_magic.step import Watch
 
@@ -155,62 +153,99 @@ def test_donated_state_is_counted_and_not_kept(mesh):
     assert not new["w"].is_deleted()
 
 
-class Result:
-    """A loss whose call the device has not done yet, as jax shows it."""
+def test_a_step_that_still_runs_is_not_waited_for(mesh):
+    """A step that takes half a second on the device returns at once, and so does whoever looks at it."""
 
-    is_fully_replicated = is_fully_addressable = True
+    def slow(w):
+        waited = jax.pure_callback(
+            lambda x: (time.sleep(0.5), x)[1], jax.ShapeDtypeStruct((), w.dtype), w.sum()
+        )
+        return w + 1, {"loss": waited, "late": waited + 1}
 
-    def __init__(self, value: float):
-        self.value, self.ready, self.deleted = value, False, False
-
-    def is_ready(self) -> bool:
-        if self.deleted:
-            raise RuntimeError("Array has been deleted.")
-        return self.ready
-
-    def is_deleted(self) -> bool:
-        return self.deleted
-
-    def addressable_data(self, index: int) -> np.ndarray:
-        self.is_ready()
-        return np.float32(self.value)
-
-
-@pytest.fixture
-def begun() -> tuple[Watch, list[Result]]:
-    """A watch of three calls that have returned, and their losses."""
-    entry: Any = SimpleNamespace(plan=SimpleNamespace(loss=0), clock=SimpleNamespace())
-    step: Any = SimpleNamespace(watch=None)
-    watch, results = Watch(), [Result(n) for n in (3.0, 2.0, 1.0)]
-    watch.follow(step)
-    for result in results:
-        entry.clock.sign = result
-        step.watch(entry)
-    return watch, results
+    sharded = jaxshard_magic.shard(slow, "dp", mesh=mesh)
+    watch = Watch()
+    watch.follow(sharded)
+    w, _ = sharded(jnp.ones(4))
+    jax.block_until_ready(w)
+    sharded.loops.restart()  # so that no call is waited for to be timed
+    before, start = watch.finished(), time.perf_counter()
+    sharded(w)
+    watch.look()
+    looked = watch.finished()
+    assert time.perf_counter() - start < 0.4 and looked == before == (1, 4.0)
+    assert settled(watch, 2) == 8.0
 
 
-def test_calls_that_the_device_has_not_done_are_not_counted(begun):
-    watch, results = begun
-    assert watch.calls == 3 and watch.finished() == (0, None)
-    results[0].ready = results[1].ready = True
-    assert watch.finished() == (2, 2.0)
-    results[2].ready = True
-    assert watch.finished() == (3, 1.0)
+def test_every_scalar_that_is_no_state_is_a_metric_by_its_name(mesh):
+    def step(state, batch):
+        params, count = state
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), count + 1
+        return new, {"train": {"loss": loss, "seen": jnp.sum(batch > 0)}, "rows": batch[:, 0]}, loss * 2
+
+    _, watch, _ = followed(step, (PARAMS, jnp.int32(0)), BATCH, mesh=mesh)
+    settled(watch, 3)
+    watch.settle()
+    assert set(watch.run.returned) == {"train.loss", "train.seen", "2"}
+    assert watch.run.returned["train.seen"][-1].last == 32
+    assert watch.run.returned["2"][-1].last == 2 * watch.run.returned["train.loss"][-1].last
 
 
-def test_a_loss_that_a_later_call_took_over_is_not_read(begun):
-    watch, results = begun
-    results[0].ready = True
-    assert watch.finished() == (1, 3.0)
-    results[1].deleted = True
-    assert watch.finished() == (2, 3.0)
+def test_rows_go_to_those_who_take_them_in_order_and_none_twice(mesh):
+    sharded, rows = jaxshard_magic.shard(optax_step, "dp", mesh=mesh), []
+    sharded.on_metrics(rows.append)
+    state, losses = (PARAMS, optax.adam(1e-3).init(PARAMS)), []
+    for _ in range(5):
+        state, loss = sharded(state, BATCH)
+        losses.append(loss)
+    metrics = sharded.report().metrics
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5]
+    assert [row.values for row in rows] == [{"loss": float(loss)} for loss in losses]
+    assert metrics is not None and metrics["loss"].count == metrics.steps == 5
 
 
-def test_a_loss_that_goes_while_it_is_looked_at_is_not_read(begun, monkeypatch):
-    watch, results = begun
-    results[2].deleted = True
-    monkeypatch.setattr(Result, "is_deleted", lambda self: False)
-    assert watch.finished() == (3, None)
+def test_what_a_taker_of_rows_raises_the_loop_raises_and_the_state_is_whole(mesh):
+    def refuse(row):
+        raise OSError("disk full")
+
+    sharded = jaxshard_magic.shard(optax_step, "dp", mesh=mesh, donate=True)
+    sharded.on_metrics(refuse)
+    state, _ = sharded((PARAMS, optax.adam(1e-3).init(PARAMS)), BATCH)
+    jax.block_until_ready(state)
+    assert sharded.watched is not None
+    sharded.watched.look()
+    with pytest.raises(OSError, match="disk full"):
+        sharded(state, BATCH)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_the_first_step_whose_loss_is_nan_is_known(mesh):
+    def step(w, batch):
+        loss = jnp.where(batch.sum() > 100, jnp.nan, jnp.sum(w * batch))
+        return w, loss
+
+    sharded = jaxshard_magic.shard(step, "dp", mesh=mesh)
+    sharded.on_metrics()
+    w = jnp.ones((8, 4))
+    for n in range(1, 9):
+        sharded(w, BATCH * (10 if n >= 6 else 1))
+    metrics = sharded.report().metrics
+    assert metrics is not None and (metrics["loss"].astray, metrics["loss"].before) == (6, 5)
+
+
+def test_examples_and_tokens_are_counted_by_the_batch_and_the_rule_is_told(mesh):
+    def step(table, batch):
+        loss, grads = jax.value_and_grad(lambda t: jnp.mean(t[batch["ids"]] ** 2 + batch["label"].sum()))(
+            table
+        )
+        return table - grads, loss
+
+    batch = {"ids": jnp.zeros((8, 16), jnp.int32), "label": jnp.zeros(8, jnp.int32)}
+    entry = jaxshard_magic.shard(step, "dp", mesh=mesh).prepare(jnp.ones((32, 4)), batch)
+    known = known_of(entry)
+    assert (known.examples, known.tokens) == (8, 8 * 16)
+    assert known.tokens_by == "128 a step, batch.ids[8,16]"
+    assert known.ideal_s is None, "a CPU has no published peak"
 
 
 def test_a_step_that_is_not_followed_leaves_nothing(mesh):
@@ -218,3 +253,15 @@ def test_a_step_that_is_not_followed_leaves_nothing(mesh):
     watch.leave()
     sharded(PARAMS, BATCH)
     assert watch.calls == 3 and sharded.watch is None
+
+
+def test_what_passes_after_the_loop_is_no_time_of_its_steps(mesh):
+    sharded, watch, _ = followed(gradient_step(lambda new, loss, acc: (new, loss)), PARAMS, BATCH, mesh=mesh)
+    watch.finished()
+    jax.block_until_ready(sharded(PARAMS, BATCH))
+    watch.leave()
+    time.sleep(0.6)  # a recording, or whatever the notebook does until the report is asked for again
+    watch.settle()
+    assert watch.run.steps == watch.calls == 4
+    metrics = watch.run.metrics()
+    assert metrics is not None and "step_s" not in {curve.name for curve in metrics.curves}

@@ -2,7 +2,7 @@
 
 import pytest
 from browsing import Shown, Stage
-from sample_reports import SAMPLES, attached
+from sample_reports import SAMPLES, attached, profiled
 from thinned import CI, thinned
 
 VIEWS = ("header", "layout", "memory", "communication")
@@ -62,6 +62,32 @@ def test_a_view_stands_alone_at_both_widths_in_both_themes(view: str, show: Stag
         assert shown.overflowing() == []
         if theme == "light":
             assert shown.violations() == []
+
+
+def test_measured_time_stands_alone_and_beside_what_lines_send(show: Stage):
+    packed = show.packed(profiled())
+    for view in ("measured", "communication"):
+        for width, theme in LOOKS:
+            shown = show(packed, [view], width, theme)
+            assert shown.overflowing() == []
+            if theme == "light":
+                assert shown.violations() == []
+            text = shown.root.inner_text().replace("\u202f", " ")
+            assert ("17.0 ms" if view == "measured" else "31.0 ms") in text
+
+
+def test_a_piece_of_a_lane_is_told_with_its_line(show: Stage):
+    shown = show(profiled(), ["measured"])
+    box = shown.root.get_by_role("application").bounding_box()
+    assert box is not None
+    shown.page.mouse.move(box["x"] + 0.1 * box["width"], box["y"] + 18 + 32 + 10)  # of device 1
+    shown.settle()
+    told = shown.root.locator(".jsm-pp-tip").inner_text().replace("\u202f", " ")
+    assert "[7]:12 forward" in told and "measured 8.93 ms from 0 us" in told
+    shown.page.keyboard.press("Tab")
+    shown.root.get_by_role("button", name="Zoom in (key +, or Ctrl and the wheel)").click()
+    shown.settle()
+    assert shown.overflowing() == []
 
 
 def test_without_a_word_from_the_host_the_theme_is_the_systems(show: Stage):

@@ -39,6 +39,7 @@ const options = {
     { in: "report/index.js", out: "report" },
     { in: "compare/index.js", out: "compare" },
     { in: "explore/index.js", out: "explore" },
+    { in: "live/index.js", out: "live" },
     { in: "stop/index.js", out: "stop" },
     { in: "loader/index.js", out: "loader" },
     { in: "page/index.js", out: "page" },

@@ -81,6 +81,12 @@ def peaks(mesh: Mesh) -> tuple[int | None, ...]:
     return tuple(_stats(device).get("peak_bytes_in_use") for device in mesh.devices.flatten().tolist())
 
 
+def in_use(mesh: Mesh) -> int | None:
+    """Bytes that the fullest of a mesh's devices here holds now; None where no backend says."""
+    devices = (d for d in mesh.devices.flat if d.process_index == jax.process_index())
+    return max((n for d in devices if (n := _stats(d).get("bytes_in_use")) is not None), default=None)
+
+
 def with_measured(memory: Memory, before: Sequence[int | None], after: Sequence[int | None]) -> Memory:
     """The peaks that devices came to while the step ran, in the mesh's order. A backend tells the most since it
     started: where that was no more than `before` the step, the step's own is not known."""

@@ -87,6 +87,11 @@ class Origins:
         user = next((o for i in near if (o := self.of_instruction(i)).frame), own)
         return replace(user, phase=own.phase or user.phase)
 
+    def of_source(self, computation: Computation, instruction: Instruction) -> Origin:
+        """The line and phase of the nearest instruction that a value is made of and that tells them."""
+        made = (i for _, i in islice(self._flow.producers(computation, instruction.name), _MOST))
+        return next((o for i in made if (o := self.of_instruction(i)).frame), Origin())
+
     def part(self, computation: Computation, instruction: Instruction, index: Sequence[int]) -> Instruction:
         """The instruction that names an element of a result: of a collective of several arrays what takes the element
         out, as the collective has the names of all."""

@@ -1,6 +1,6 @@
 """A sharded step -> its Report: what the compiled program says, and what its calls measured."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,16 +9,13 @@ from weakref import WeakKeyDictionary
 from .. import hardware
 from ..hardware import Chip, chip_of
 from ..pipeline.executed import Pipeline
-from ..pipeline.record import Run
 from ..places import place
 from ..plan import Finding
 from ..program.garbage import uncollected
 from ..program.phases import BACKWARD
-from ..report import Advice, Collective, Leaf, Memory, MeshInfo, Report, Source, Spread, Timing
-from ..report import Pipeline as PipelineReport
-from ..schedule import Costs, simulate
-from ..targets import Built, Target, slices, target_of
-from .advice import Case, advise, by_level
+from ..report import Advice, Collective, Leaf, Measured, Memory, MeshInfo, Report, Source, Spread, Timing
+from ..targets import Built, slices, target_of
+from .advice import Case, Loop, advise, by_level
 from .advice.pipeline import PipelineCase, pipeline_advice
 from .attribution import caused, host_calls, traced
 from .buffers import live_bytes, serialized
@@ -26,23 +23,24 @@ from .collectives import Cause, Move, merge, moves
 from .complaints import Complaint, complaints, findings
 from .exhausted import exhausted, with_needed
 from .hlo import read
+from .in_time import InTime, in_time
 from .leaves import leaves
 from .live import Program, renamed, with_live
 from .memory import device_limit, memory, peaks, usable, with_limit, with_measured, with_temporaries
 from .mesh_info import in_nodes, info_of
 from .origin import Origins
 from .overlap import Schedule, scheduled
-from .pipelined import measured, of_model
-from .roofline import Roofline, in_order, roofline, timing, total, with_seconds
+from .profiled import Profile, profiled, read_recorded
+from .roofline import Roofline, in_order, roofline, timing, with_seconds
 from .sources import SourceText, distinct_names, sources
 from .staged import Staged, staged, staged_leaves
-from .staged_costs import around_seconds, flops_costs, roofline_costs, update_seconds, weights_seconds
+from .staged_costs import weights_seconds
 from .staged_memory import staged_memory
 from .staged_moves import said_by, staged_collectives
-from .timeline import timeline
 
 if TYPE_CHECKING:
     from ..step import Entry, ShardedStep
+    from ..step.recorded import Recording
 
 
 class Reading(NamedTuple):
@@ -63,9 +61,6 @@ class Reading(NamedTuple):
 _readings: "WeakKeyDictionary[Entry, Reading]" = (
     WeakKeyDictionary()
 )  # reading a very large program takes seconds
-_timelines: "WeakKeyDictionary[Entry, dict[str, tuple[Run | Costs | None, PipelineReport]]]" = (
-    WeakKeyDictionary()
-)
 
 
 def summarize(step: "ShardedStep") -> Report:
@@ -80,7 +75,8 @@ def summarize(step: "ShardedStep") -> Report:
     if chip is not None and not attached:
         memory = with_limit(memory, usable(chip))
     if chip is not None and reading.staged is None:
-        roof = roofline(chip, mesh.axes, entry.plan.shares, reading.leaves, collectives, target)
+        plan = entry.plan
+        roof = roofline(chip, mesh.axes, plan.shares, reading.leaves, collectives, target, plan.batch_axes)
         # The order of a program says nothing of another chip than the one that it was compiled for.
         if reading.schedule is not None and chip_of(mesh.device_kind) == chip:
             told = in_order(roof, reading.schedule, [move for move, _ in reading.moves])
@@ -88,9 +84,17 @@ def summarize(step: "ShardedStep") -> Report:
             collectives = merge(reading.moves, waits)
         collectives = None if collectives is None else with_seconds(collectives, roof.wires)
     times = timing(_measured(step, entry), entry.plan, roof, attached)
-    pipeline = _pipeline(entry, reading, chip, target)
+    pipeline = None
+    if isinstance(entry.compiled, Pipeline) and reading.staged is not None:
+        how = {"chip": chip, "target": target, "simulated": mesh.source == "simulated"}
+        pipeline = in_time(entry, entry.compiled, reading.staged, reading.leaves, **how)
     if pipeline is not None and chip is not None:
-        times = replace(times, on=chip.name, predicted_step_s=pipeline.seconds)
+        low, best, high = pipeline.seconds
+        times = replace(
+            times, on=chip.name, predicted_step_s=best, predicted_low_s=low, predicted_high_s=high
+        )
+    spent = _profiled(step, entry, reading, collectives, roof, attached)
+    loop = _loop(step, times)
     report = Report(
         name=step.name,
         strategy=step.strategy,
@@ -102,17 +106,40 @@ def summarize(step: "ShardedStep") -> Report:
         timing=times,
         advice=by_level(
             (
-                *_advice(step, entry, reading, memory, collectives or (), roof),
+                *_advice(step, entry, reading, memory, collectives or (), roof, spent, loop),
                 *_advice_on_pipeline(step, entry, reading, pipeline, chip),
             )
         ),
         alternatives=step.alternatives,
         pipeline=pipeline and pipeline.shown,
         check=step.checked,
+        measured=spent,
         ended=step.ended,
+        metrics=loop.metrics,
         number=step.number,
     )
     return _named(report, step, reading.text)
+
+
+def read_profile(
+    recording: "Recording", entry: "Entry", all_of: Callable[[Callable[[], str]], Sequence[str]]
+) -> Profile:
+    """Read recorded calls of a program, together with all hosts of its mesh; see `profiled.read_recorded`."""
+    return read_recorded(recording, entry, _home(entry), reading_of(entry).moves, all_of)
+
+
+def _profiled(
+    step: "ShardedStep",
+    entry: "Entry",
+    reading: Reading,
+    collectives: Sequence[Collective] | None,
+    roof: Roofline | None,
+    attached: bool,
+) -> Measured | None:
+    """Where the time of recorded steps went; None where none were recorded."""
+    if step.last_profile is None or reading.staged is not None:
+        return None
+    return profiled(step.last_profile, entry, _home(entry), reading.moves, collectives or (), roof, attached)
 
 
 def _advice(
@@ -122,6 +149,8 @@ def _advice(
     memory: Memory,
     collectives: Sequence[Collective],
     roof: Roofline | None,
+    spent: Measured | None,
+    loop: Loop,
 ) -> Iterator[Advice]:
     plan, leaves, target = entry.plan, reading.leaves, target_of(step.mesh)
     case = Case(
@@ -145,56 +174,32 @@ def _advice(
         tried=step.tried,
         inside=step.request.gradients if any(work.phase == BACKWARD for work in plan.work) else None,
         largest_weight=plan.largest_weight,
+        measured=spent,
+        loop=loop,
     )
     for finding in (*plan.findings, *reading.complaints):
         yield Advice(finding.code, finding.level, finding.message, finding.fix)
     yield from advise(case)
 
 
-class _InTime(NamedTuple):
-    """A pipeline in time: as it ran, or as its programs are predicted to run on the chip that stands for simulated
-    devices; what advice is of, which the times of those are not; and the seconds that a step is predicted to take on
-    the chip, None where that is not known."""
-
-    shown: PipelineReport
-    advised: PipelineReport
-    seconds: float | None
-
-
-def _pipeline(entry: "Entry", reading: Reading, chip: Chip | None, target: Target | None) -> _InTime | None:
-    """The pipeline in time: predictions are for `chip`, or by FLOPs alone. None for a step that is no pipeline."""
-    pipeline, staged = entry.compiled, reading.staged
-    if not isinstance(pipeline, Pipeline) or staged is None:
-        return None
-    schedule = pipeline.split.schedule
-    costs = seconds = None
-    if chip is not None:
-        costs = roofline_costs(pipeline, chip, target, staged.said)
-    if chip is not None and costs is not None:
-        update = update_seconds(pipeline, chip, reading.leaves)
-        around = around_seconds(pipeline, chip, target, staged.said)
-        seconds = total([simulate(schedule, costs).makespan, update, around])
-    run = pipeline.typical
-
-    def predicted() -> PipelineReport:
-        return timeline(schedule, costs or flops_costs(pipeline), "" if costs is None else "s")
-
-    def in_time(how: str, key: Run | Costs | None, made: Callable[[], PipelineReport]) -> PipelineReport:
-        known = _timelines.setdefault(entry, {})
-        if how not in known or known[how][0] != key:
-            known[how] = key, of_model(made(), staged.holds, staged.devices, staged.activation_bytes)
-        return known[how][1]
-
-    simulated = reading.mesh.source == "simulated"
-    if run is None or (simulated and costs is not None):  # a CPU's times are none of that chip's
-        shown = in_time("predicted", costs, predicted)
-        return _InTime(shown, shown, seconds)
-    shown = in_time("measured", run, lambda: measured(run, staged.split, staged.alike))
-    return _InTime(shown, in_time("predicted", costs, predicted) if simulated else shown, seconds)
+def _loop(step: "ShardedStep", times: Timing) -> Loop:
+    """What is known of the loop that called the step."""
+    watch = step.watched
+    if watch is None:
+        return Loop(times, recompiled=tuple(step.recompiled))
+    ((at, seen),) = watch.idle_at.most_common(1) or [(None, 0)]
+    return Loop(
+        times,
+        watch.run.metrics(),
+        watch.loss_name or None,
+        tuple(step.recompiled),
+        None if at is None else (*at, seen),
+        watch.idle_at.total(),
+    )
 
 
 def _advice_on_pipeline(
-    step: "ShardedStep", entry: "Entry", reading: Reading, pipeline: _InTime | None, chip: Chip | None
+    step: "ShardedStep", entry: "Entry", reading: Reading, pipeline: InTime | None, chip: Chip | None
 ) -> list[Advice]:
     pipelined, staged = entry.compiled, reading.staged
     if pipeline is None or staged is None or step.request.pipeline is None:
@@ -322,7 +327,8 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
     lines: dict[str, set[int]] = {}
     memory, collectives = report.memory, report.collectives or ()
     live = [memory.live] if memory and memory.live else []
-    for part in (*collectives, *((memory and memory.buffers) or ()), *live):
+    spent = report.measured.lines if report.measured else ()
+    for part in (*collectives, *((memory and memory.buffers) or ()), *live, *spent):
         if part.file is not None and part.line is not None:
             lines.setdefault(part.file, set()).add(part.line)
     home = _home(step.entry)
@@ -336,8 +342,14 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
         report,
         collectives=None if report.collectives is None else tuple(map(rename, collectives)),
         memory=memory and renamed(memory, names.__getitem__),
+        measured=report.measured and _with_names(report.measured, names),
         sources=shown,
     )
+
+
+def _with_names(measured: Measured, names: Mapping[str, str]) -> Measured:
+    lines = (row if row.file is None else replace(row, file=names[row.file]) for row in measured.lines)
+    return replace(measured, lines=tuple(lines))
 
 
 def _as_typed(source: Source, text: str) -> Source:

@@ -16,6 +16,7 @@ from .options import (
     ExploreOptions,
     HistoryOptions,
     Options,
+    ProfileOptions,
     ScheduleOptions,
 )
 
@@ -30,6 +31,7 @@ _LINES = {
     "history": HistoryOptions,
     "explore": ExploreOptions,
     "code": CodeOptions,
+    "profile": ProfileOptions,
 }
 
 

@@ -1,7 +1,7 @@
 """`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import getdoc
@@ -27,6 +27,7 @@ from .options import (
     HistoryOptions,
     LineOptions,
     Options,
+    ProfileOptions,
     ScheduleOptions,
     chooses,
     compares,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from ..schedule import Comparison as Schedules
     from ..schedule import Schedule
     from ..step import ShardedStep, Watch
+    from .training_view import TrainingView
 
 
 @magics_class
@@ -86,6 +88,7 @@ class ShardMagics(Magics):
             "history": (HistoryOptions, self._from_history),
             "explore": (ExploreOptions, self._explored),
             "code": (CodeOptions, self._coded),
+            "profile": (ProfileOptions, self._profiled),
         }
 
     @no_var_expand
@@ -230,6 +233,14 @@ class ShardMagics(Magics):
 
         return written(text, self.shell, self.session, self.failed)
 
+    def _profiled(self, text: str) -> "tuple[Report | None, str | None]":
+        from .profile_line import profiled
+
+        report, name = profiled(text, self.shell, self.session)
+        if report is not None:
+            self._keep(report)
+        return report, name
+
     def _keep(self, report: "Report", cell: str | None = None) -> None:
         if self.session.remember:
             self.keeping.keep(report, cell)
@@ -263,21 +274,25 @@ class ShardMagics(Magics):
     def _run(self, options: Options, line: str, source: str) -> "tuple[Report | None, bool]":
         from ..request import parse_strategy
         from ..step import Watch
+        from ..step.recorded import writable
         from ..views.show import make_ready
 
         options = with_strategy(options)
+        if options.trace is not None:
+            writable(options.trace)
         parse_strategy(options.strategy)
         make_ready(self.session.view)
         this = self._cell(options, line, source, self._meshes.wanted)
         known, report = True, None
         with Progress(this.draw, of=this.path, took=compile_of(this)) as progress:
-            watch = None if this.options.dry_run else Watch()
+            watch = None if this.options.dry_run else Watch(self._lengths.total)
+            view = self._growing(watch, this)
             binding = cells.Binding(
                 self.shell.user_ns, this.place, partial(self._sharded, this, progress, watch)
             )
-            with self.early.kept(this, lambda: binding.sharded):
+            with view or nullcontext(), self.early.kept(this, lambda: binding.sharded):
                 with binding:
-                    with this.room(), self._followed(progress, watch) as lengths:
+                    with this.room(), self._followed(progress, watch, view) as lengths:
                         cells.run(self.shell, this.code, binding, lengths)
                     known = exercised(this, binding)
                 with binding:  # a dry run ended the first one
@@ -311,14 +326,15 @@ class ShardMagics(Magics):
 
         this = self._cell(options, line, source, self._meshes.devices)
         goes_on = not (this.options.dry_run or this.options.plan_only)
-        watch = Watch() if goes_on else None
+        watch = Watch(self._lengths.total) if goes_on else None
         with Progress(this.draw, of=this.path) as progress:
             choosing = Choosing(this, lead=partial(self._led, progress, watch), say=progress, goes_on=goes_on)
             choosing.ready()
+            view = self._growing(watch, this)
             binding = cells.Binding(self.shell.user_ns, this.place, choosing.standing_in)
-            with self.early.kept(this, lambda: choosing.step):
+            with view or nullcontext(), self.early.kept(this, lambda: choosing.step):
                 try:
-                    with binding, this.room(), self._followed(progress, watch) as lengths:
+                    with binding, this.room(), self._followed(progress, watch, view) as lengths:
                         cells.run(self.shell, this.code, binding, lengths)
                 finally:  # the step stays where the user stopped it
                     choosing.settle(binding)
@@ -339,15 +355,17 @@ class ShardMagics(Magics):
                 self._keep(trial.report, cell.text)
 
     @contextmanager
-    def _followed(self, progress: Progress, watch: "Watch | None") -> Iterator[cells.Lengths | None]:
-        """Meanwhile the line tells how far the loop has come that calls the watched step."""
+    def _followed(
+        self, progress: Progress, watch: "Watch | None", view: "TrainingView | None"
+    ) -> Iterator[cells.Lengths | None]:
+        """Meanwhile the line tells how far the loop has come that calls the watched step, or the view does."""
         from .progress.training import Training
 
         if watch is None:
             yield None
             return
-        training = Training(watch.finished, self._lengths.total)
-        with self._lengths.counting(lambda: watch.calls), progress.following(training):
+        training = Training(watch.finished, self._lengths.total, watch.sample)
+        with self._lengths.counting(lambda: watch.calls), progress.following(training, view):
             try:
                 yield self._lengths
             except BaseException:
@@ -355,6 +373,12 @@ class ShardMagics(Magics):
                 raise
             finally:
                 watch.leave()
+
+    def _growing(self, watch: "Watch | None", this: ShardCell) -> "TrainingView | None":
+        """What shows a training under its cell; None where nothing is followed."""
+        from .training_view import TrainingView
+
+        return None if watch is None else TrainingView(watch.run, self.session.view, this.grows)
 
     def _sharded(
         self, this: ShardCell, progress: Progress, watch: "Watch | None", function: Any

@@ -169,10 +169,13 @@ def _asked(options: Options) -> tuple[Any, ...]:
 def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "ShardedStep":
     """The function sharded as a line has it; one that is sharded already is taken anew."""
     from ..step import ShardedStep
+    from ..step.recorded import recordable
 
     plain = function.__wrapped__ if isinstance(function, ShardedStep) else function
     step = ShardedStep(plain, request_of(options, mesh, path, plain))
-    step.keep_arguments = bool(options.repeat)
+    step.keep_arguments = bool(options.repeat or options.profile)
+    if options.profile:
+        recordable(step, options.profile)
     step.read_ahead = True
     return step
 
@@ -254,10 +257,13 @@ def exercised(this: ShardCell, binding: cells.Binding) -> bool:
         else:
             args, kwargs = copies((args, kwargs))
             step(*args, **kwargs)
-    if options.repeat and step.calls == 0:
-        raise ShardError(f"--repeat: call {binding.step.path} in the cell; alone, a method is only compiled")
+    if (options.repeat or options.profile) and step.calls == 0:
+        name = "--repeat" if options.repeat else "--profile"
+        raise ShardError(f"{name}: call {binding.step.path} in the cell; alone, a method is only compiled")
     if options.repeat:
         step.repeat(options.repeat)
+    if options.profile:
+        step.profile(options.profile, trace=options.trace)
     return True
 
 

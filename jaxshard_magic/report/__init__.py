@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from jaxshard_magic.report.measured import Busy as Busy
+from jaxshard_magic.report.measured import Lane as Lane
+from jaxshard_magic.report.measured import Measured as Measured
+from jaxshard_magic.report.measured import Moved as Moved
+from jaxshard_magic.report.measured import Spent as Spent
+from jaxshard_magic.report.metrics import Curve as Curve
+from jaxshard_magic.report.metrics import Metrics as Metrics
 from jaxshard_magic.report.parts import BY_HAND as BY_HAND
 from jaxshard_magic.report.parts import Advice as Advice
 from jaxshard_magic.report.parts import Alternative as Alternative
@@ -50,9 +57,11 @@ class Report(Sendable, Written):
 
     `name`: of the step. `strategy` and `options`: as they were asked for. `mesh`: its axes and devices. `leaves`: every
     array of the step, and how it lies. `memory`: bytes by device. `collectives`: what moves. `timing`: seconds,
-    measured and predicted. `pipeline`: of `pp`, the schedule in time. `advice`: what is off, or could be better.
+    measured and predicted. `measured`: where they went, as the profiler saw it, where it was asked. `pipeline`: of
+    `pp`, the schedule in time. `advice`: what is off, or could be better.
     `check`: the comparison with the plain step. `sources`: the user's code that lines are of. `alternatives`: the step
-    with other options. `ended`: how a cell ended before its end. `number`: its notebook's and the history's for it.
+    with other options. `ended`: how a cell ended before its end. `metrics`: the numbers of a run, over time. `number`:
+    its notebook's and the history's for it.
 
     >>> import jaxshard_magic
     >>> import jax.numpy as jnp
@@ -75,7 +84,9 @@ class Report(Sendable, Written):
     sources: tuple[Source, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     ended: Ended | None = None
+    metrics: Metrics | None = None
     number: int | None = None
+    measured: Measured | None = None
     schema: int = SCHEMA
 
     _what, _schema = "report", SCHEMA

@@ -29,6 +29,11 @@ class Loops:
         for entry in list(self._entries.values()):
             entry.clock = Clock(first=1 if entry.calls else 2)
 
+    @property
+    def running(self) -> bool:
+        """Whether the loop that runs has called the step."""
+        return bool(self._now())
+
     def settle(self) -> None:
         """Wait until the last call has finished, so that the loop so far is timed to its end."""
         for entry in list(self._entries.values()):

@@ -3,7 +3,8 @@
 import functools
 import threading
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -27,12 +28,19 @@ from .gathered import gathered
 from .loops import Loops
 from .planned import Planned, planned
 from .ran import Ran, ran
+from .recompiled import Recompiled, recompiled
+from .recorded import PROFILED, profiled
 from .together import on_hosts
 from .tracing import Traces
+from .watch import Watch
 
 if TYPE_CHECKING:
+    from os import PathLike
+
+    from ..analysis.profiled import Profile
+    from ..live import Row
     from ..pipeline.outline import Outline
-    from ..report import Alternative, Check, Ended, Report
+    from ..report import Alternative, Check, Ended, Measured, Report
 
 RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
 
@@ -67,7 +75,8 @@ class ShardedStep:
         self.reference: Callable[[Peeled], Any] | None = None  # of a check; else the plain step
         self.traces: Traces | None = None  # that other steps of the same function share
         self.progress: Callable[[str], None] | None = None
-        self.watch: Callable[[Entry], None] | None = None  # called after each call of a program
+        self.watch: Watch | None = None  # follows its calls
+        self.watched: Watch | None = None  # followed them last
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
         self.before: Ran | None = None  # an earlier run of a step of this name
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
@@ -82,7 +91,9 @@ class ShardedStep:
         self._fast: dict[Entry, Any] = {}
         self._current: Entry | None = None
         self.loops = Loops(self._entries)
+        self.recompiled: deque[Recompiled] = deque(maxlen=100)  # in its loops, after their first calls
         self._kept: tuple[Entry, tuple[Any, ...]] | None = None
+        self._profiled: tuple[Entry, Profile] | None = None
         self._recent: list[Any] = []
         self.check, self.keep_arguments = request.check, False
         self._loose: set[Hashable] = set()
@@ -117,11 +128,13 @@ class ShardedStep:
         if not trace_state_clean():
             self.traced_inside = True
             return self.__wrapped__(*args, **kwargs)
-        if self._hosts is not None:
-            self._hosts.enter()
+        watch = self.watch
+        if watch is not None:
+            watch.begin()
+        self.meet()
         for fast in self._recent:
             try:
-                inputs, watch = fast.gather(args, kwargs)
+                inputs, objects = fast.gather(args, kwargs)
             except (TypeError, ValueError):
                 continue  # what is wrong in itself is raised again below
             if fast.entry is not self._current:
@@ -133,9 +146,9 @@ class ShardedStep:
                     raise
                 continue
             self._current = fast.entry
-            if self.watch is not None:
-                self.watch(fast.entry)
-            return fast.finish(watch, inputs, outs)
+            if watch is not None:
+                watch.called(fast.entry, outs)
+            return fast.finish(objects, inputs, outs)
         return self._call_anew(args, kwargs)
 
     @property
@@ -219,11 +232,7 @@ class ShardedStep:
 
         Needs `keep_arguments` set before that call: arguments are not kept alive otherwise.
         """
-        if self._kept is None:
-            raise ShardError(
-                "there are no arguments to repeat the step on: set keep_arguments before it is called"
-            )
-        entry, inputs = self._kept
+        entry, inputs = self.inputs(None)
         consts, taken = list(entry.consts), entry.clock.copies
         entry.clock.settle()
         enough = len(taken) + n
@@ -231,10 +240,74 @@ class ShardedStep:
             entry.timed(entry.copies(inputs), taken)
         entry.consts[:] = consts
 
+    def profile(
+        self,
+        n: int = PROFILED,
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        trace: "str | PathLike[str] | None" = None,
+    ) -> "Measured":
+        """Call the step `n` times more under jax's profiler, on copies; nothing is updated. Reports of it then tell
+        where the time went.
+
+        Args:
+            n: so many calls are read; one more is made before them.
+            args: the step's arguments. By default the last call's, which needs `keep_arguments` set before that call.
+            kwargs: its arguments by name.
+            trace: a folder in which to keep the files that xprof, TensorBoard and Perfetto read; of several hosts each
+                has a folder in it, named by its number.
+
+        On several hosts all of them call this. Each reads its own recording, and has what all have read.
+
+        Raises ShardError where there are no arguments, for a pipeline, where a trace is running already, where the
+        folder can't be written, and where another host fails.
+        """
+        given = None if args is None and kwargs is None else (tuple(args or ()), dict(kwargs or {}))
+        return profiled(self, n, given, trace)
+
+    @property
+    def last_profile(self) -> "Profile | None":
+        """What was read of recorded calls of the last kind."""
+        return self._profiled[1] if self._profiled and self._profiled[0] is self._current else None
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether the arguments of the last call were kept."""
+        return self._kept is not None
+
+    def take_profile(self, entry: Entry, profile: "Profile") -> None:
+        """Take what was recorded of a program, which is that of the last kind of call from now on."""
+        self._profiled, self._current = (entry, profile), entry
+
+    def meet(self) -> None:
+        """Where the step runs on several hosts that meet before each call: meet, before another one that is made."""
+        if self._hosts is not None:
+            self._hosts.enter()
+
+    def inputs(
+        self, given: tuple[tuple[Any, ...], Mapping[str, Any]] | None
+    ) -> tuple[Entry, tuple[Any, ...]]:
+        """The program of a call, and its inputs as it takes them; None: those of the last call that were kept. Raises
+        ShardError where none were."""
+        if given is None and self._kept is not None:
+            return self._kept
+        if given is None:
+            raise ShardError(
+                f"the arguments of {self.name} were not kept: set keep_arguments before it is called, or give them, "
+                "as in step.profile(args=(state, batch))"
+            )
+        peeled, entry = self._entry(*given)
+        if self._hosts is not None:
+            peeled = self._hosts.joined(entry, peeled)
+        return entry, entry.arrange(entry.place(entry.with_rows(peeled.leaves), Ours()))
+
     def restart(self) -> None:
         """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
         self.check, self.reference, self.traces, self.keep_arguments = False, None, None, False
+        self._profiled = None
         self.loops.restart()
+        self.recompiled.clear()
 
     def gather(self, *state: Any, to: Any = None) -> Any:
         """What the step gave back with every array whole in one place, for evaluation or a checkpoint: on `to`, a
@@ -254,7 +327,32 @@ class ShardedStep:
         from ..analysis.summary import summarize
 
         self.loops.settle()
+        if self.watched is not None:
+            self.watched.settle()
         return summarize(self)
+
+    def on_metrics(self, write: "Callable[[Row], object] | None" = None) -> None:
+        """Keep what the step returns and how its loop goes from here on, as `report().metrics`; a `%%shard` cell does
+        so by itself.
+
+        Args:
+            write: called with a `Row` for each call whose numbers were read: its `step`, from 1 on, the `time` in
+                seconds and the `values` by name. It is called by later calls of the step, in their thread, and what it
+                raises they raise, before they run.
+
+        >>> import jaxshard_magic
+        >>> import jax.numpy as jnp
+        >>> step = jaxshard_magic.shard(lambda w: (w / 2, {"norm": jnp.sum(w)}), "fsdp", mesh="cpu:8 data=8")
+        >>> rows = []
+        >>> step.on_metrics(rows.append)
+        >>> half, norm = step(jnp.ones(64))
+        >>> step.report().metrics["norm"].last, [(row.step, row.values) for row in rows]
+        ((64.0,), [(1, {'norm': 64.0})])
+        """
+        if self.watch is None:
+            Watch().follow(self)
+        if write is not None and self.watch is not None:
+            self.watch.writers.append(write)
 
     @property
     def entry(self) -> Entry | None:
@@ -300,10 +398,10 @@ class ShardedStep:
         outs = entry.run(inputs)
         if self._hosts is not None:
             self._hosts.called(entry, inputs, outs)
-        outs = entry.real_rows(outs) if entry.added else outs
         self._current = entry
         if self.watch is not None:
-            self.watch(entry)
+            self.watch.called(entry, outs)
+        outs = entry.real_rows(outs) if entry.added else outs
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:
             self.say("checking against the plain step")
@@ -365,8 +463,11 @@ class ShardedStep:
                 build = (
                     self._build if self._hosts is None else partial(self._hosts.built, self._build, self.say)
                 )
-                self._entries[peeled.key] = build(peeled)
+                before, looping = self._current, self.loops.running
+                entry = self._entries[peeled.key] = build(peeled)
                 self._loose.add(peeled.loose)
+                if before is not None and looping:
+                    self.recompiled.append(recompiled(before, entry, self.calls + 1))
             return peeled, self._entries[peeled.key]
 
     def _peeled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:

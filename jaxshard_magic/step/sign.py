@@ -24,6 +24,11 @@ def sign_of(entry: "Entry") -> Callable[[Any], Any]:
         at = min(small, key=lambda o: (o in state, avals[o].size), default=None)
     if at is None:
         return _nothing
+    return picker_of(entry, at)
+
+
+def picker_of(entry: "Entry", at: int) -> Callable[[Any], Any]:
+    """Takes the flat output `at` from what the program gave."""
     if not entry.whole:
         return itemgetter(at)
     return _by_path(entry, at) or (lambda outs: jax.tree.leaves(outs)[at])

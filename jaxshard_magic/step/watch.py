@@ -1,68 +1,163 @@
-"""How far a running step has come, seen from another thread and without waiting for anything."""
+"""How a running step is coming along: its calls that have finished, and their numbers, without waiting for anything."""
 
-from collections import deque
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ..live import Call, Done, Known, Queue, Rates, Row, Run
+from ..program.lines import users_frame
 from .entry import Entry
+from .returned import Returned, returned_by
 from .sign import is_done
 
 if TYPE_CHECKING:
     from .sharded import ShardedStep
 
-AHEAD = 64  # calls looked back on; jax lets a program run about half as many ahead of its device
+LOOK = 0.25  # seconds after which a call looks itself, where no other thread does
+
+Write = Callable[[Row], object]
+
+
+@dataclass(frozen=True)
+class _Program:
+    returned: Returned
+    known: Known
 
 
 class Watch:
-    """The calls of the step that it follows, and of those that it followed before.
+    """The calls of the step that it follows, and of those that it followed before, with the `run` that they make.
 
-    jax returns from a call before the device has done the work. So each call leaves one small output here, its
-    loss where it has one, and the newest that is ready tells how many have finished. A step that nobody follows
+    jax returns from a call before the device has done the work. So each call leaves the numbers that it will give
+    here, and they are read once they are there: by whoever looks, `look` from any thread, or a later call. What is read
+    goes to the `run`, and as rows to each of `writers`, in the thread that calls the step. A step that nobody follows
     does nothing of this.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, total: Callable[[], int | None] = lambda: None) -> None:
         self.calls = 0
-        self._recent: deque[tuple[int, Entry, Any]] = deque(maxlen=AHEAD)
+        self.run = Run(total=total)
+        self.writers: list[Write] = []
+        self.idle_at: Counter[tuple[str, int]] = Counter()  # the user's lines that ran while no device worked
+        self._queue, self._rates = Queue(is_done), Rates()
+        self._programs: dict[Entry, _Program] = {}
+        self._entry: Entry | None = None
+        self._done = Done()
+        self._finished = Done()
+        self._loss: float | None = None
+        self._rows: deque[Row] = deque()
+        self._busy: list[bool] = []  # of the samples since the last rates
         self._step: ShardedStep | None = None
-        self._finished: tuple[int, float | None] = 0, None
+        self._thread: int | None = None
+        self._began = self._looked = 0.0
+        self._lock = threading.Lock()
 
     def follow(self, step: "ShardedStep") -> None:
         self.leave()
-        self._step, step.watch = step, self._called
+        self._step, step.watch, step.watched = step, self, self
 
     def leave(self) -> None:
-        """Follow no step, and let go of what the last one left here."""
-        if self._step is not None:
+        """The loop has ended: follow no step from here on, but one whose rows somebody takes. What its last calls gave
+        is still read, and the time that passes is none of theirs."""
+        self.look()
+        self._rates.breaks()
+        if self._step is not None and not self.writers:
             self._step.watch = None
-        self._step = None
-        self._recent.clear()
+            self._step = None
+
+    def begin(self) -> None:
+        """A call of the step begins: rows that have come go to those who take them. Raises what these raise."""
+        while self._rows:
+            row = self._rows.popleft()
+            for write in self.writers:
+                write(row)
+
+    def called(self, entry: Entry, outs: Any) -> None:
+        """A call was made, and gave `outs`, which may not be there yet."""
+        now = time.perf_counter()
+        if entry is not self._entry:
+            self._entered(entry, now)
+        program = self._programs[entry]
+        self.calls += 1
+        self._done = self._done.after(program.known)
+        names, pick = program.returned
+        self._queue.put(Call(self.calls, self._done, entry.clock.sign, names, pick(outs)))
+        if now - self._looked > LOOK:
+            self.look()
 
     def finished(self) -> tuple[int, float | None]:
-        """How many calls have finished, and the newest loss that they gave."""
-        before, loss = self._finished
-        for n, entry, output in reversed(self._recent.copy()):
-            if n <= before:
-                break
-            if output is None or is_done(output):
-                if entry.plan.loss is not None and output is not None:
-                    loss = _last_number(output, loss)
-                self._finished = n, loss
-                break
-        return self._finished
+        """How many calls have finished, and the newest loss that was read of them."""
+        self.look()
+        return self._finished.calls, self._loss
 
-    def _called(self, entry: Entry) -> None:
-        self.calls += 1
-        self._recent.append((self.calls, entry, entry.clock.sign))
+    def look(self, *, everything: bool = False) -> None:
+        """Read what is there by now. While another thread does that nothing is done."""
+        if not self._lock.acquire(blocking=everything):
+            return
+        try:
+            self._look(everything)
+        finally:
+            self._lock.release()
 
+    def sample(self) -> None:
+        """Note whether the devices work, and if not what the loop does instead; from another thread, evenly in time."""
+        if not self.calls or self._thread is None:
+            return
+        in_step, at = users_frame(sys._current_frames().get(self._thread))
+        busy = in_step or not self._queue.idle
+        self._busy.append(busy)
+        if not busy and at is not None:
+            self.idle_at[at] += 1
 
-def _last_number(output: Any, before: float | None) -> float | None:
-    """The last element of an array that is ready; `before` where it can't be read, deleted or of a failed call."""
-    try:
-        if output.is_deleted() or not (output.is_fully_replicated or output.is_fully_addressable):
-            return before
-        values = np.asarray(output.addressable_data(0) if output.is_fully_replicated else output)
-        return float(values.reshape(-1)[-1])
-    except RuntimeError:
-        return before
+    def settle(self) -> None:
+        """All calls have finished: read what is left of them, and hand it on."""
+        self.look(everything=True)
+        self.begin()
+
+    def _entered(self, entry: Entry, now: float) -> None:
+        """Calls of another program begin."""
+        if entry not in self._programs:
+            from ..analysis.throughput import known_of
+
+            self._programs[entry] = _Program(returned_by(entry), known_of(entry))
+        if self._entry is None:
+            self._began = self._looked = now
+            self._thread = threading.get_ident()
+        self._entry, self.run.known = entry, self._programs[entry].known
+        self._rates.breaks()
+
+    def _look(self, everything: bool) -> None:
+        now = self._looked = time.perf_counter()
+        seconds = now - self._began
+        for number, done, values in self._queue.take(everything=everything):
+            self._finished = done
+            self._loss = values.get(self.loss_name, self._loss)
+            if values:
+                row = Row(number, seconds, values)
+                self.run.add(row)
+                if self.writers:
+                    self._rows.append(row)
+        self.run.steps, self.run.skipped = self._finished.calls, self._queue.skipped
+        rates = self._rates.look(now, self._finished)
+        if rates:
+            self.run.measure(self._finished.calls, seconds, rates | self._sampled())
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the loss among the run's numbers; empty where the step has none."""
+        if self._entry is None or self._entry.plan.loss is None:
+            return ""
+        return self._programs[self._entry].returned.names[0]
+
+    def _sampled(self) -> dict[str, float]:
+        """What a look finds beside rates: the fullest device's memory, the share of samples with devices at work."""
+        from ..analysis.memory import in_use
+
+        assert self._entry is not None
+        busy, self._busy = self._busy, []
+        held = in_use(self._entry.plan.mesh)
+        found = {"memory": held, "busy": sum(busy) / len(busy) if busy else None}
+        return {name: float(value) for name, value in found.items() if value is not None}

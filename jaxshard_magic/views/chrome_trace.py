@@ -1,12 +1,14 @@
-"""A pipeline as a trace in the trace event format, which Perfetto and chrome://tracing open."""
+"""A pipeline, or a recorded step in lanes, as a trace in the trace event format: for Perfetto and chrome://tracing."""
 
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxshard_magic.report import Pipeline
+from jaxshard_magic.places import in_short
+from jaxshard_magic.report import Measured, Pipeline
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE, printable
+from jaxshard_magic.views.measured import data as spent
 from jaxshard_magic.views.timeline import data
 
 SHOWN, IDEAL = 1, 2  # process ids
@@ -17,6 +19,22 @@ UNITLESS = 1e3  # us that a unit takes, so that it is seen
 def to_json(p: Pipeline) -> str:
     """The trace as JSON text: `{"traceEvents": [...]}`."""
     return json.dumps(trace(p), ensure_ascii=False, separators=(",", ":"))
+
+
+def lanes_to_json(m: Measured) -> str:
+    """The lanes of one recorded step as JSON text: a thread a device, an event a piece, named by its line."""
+    events = [_named("process_name", SHOWN, 0, f"one recorded step, {m.of_devices} devices")]
+    for lane, marks in zip(m.lanes, spent.marks(m), strict=True):
+        events.append(_named("thread_name", SHOWN, lane.device, f"device {lane.device}"))
+        for mark in marks:
+            row, kind, _ = mark.parts[0]
+            line = m.lines[row] if row >= 0 else None
+            place = "no line" if line is None or line.line is None else in_short(line.file, line.line)
+            took = {"ts": round(mark.start * 1e6, 3), "dur": round((mark.end - mark.start) * 1e6, 3)}
+            name = {"ph": "X", "name": f"{printable(place)} {words.SPENT[kind]}", "cat": words.SPENT[kind]}
+            events.append({**name, "pid": SHOWN, "tid": lane.device, **took})
+    about = {"traceEvents": events, "displayTimeUnit": "ms"}
+    return json.dumps(about, ensure_ascii=False, separators=(",", ":"))
 
 
 def trace(p: Pipeline) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """The colours of every view: pairs for light and dark grounds, and one set that is seen on both.
 
-Hue is a mesh axis, a memory role or a kind of a pipeline's actions (`on-` is the ink on it); text has a contrast of at
-least 4.5 on its ground, marks of 3.
+Hue is a mesh axis, a memory role, a kind of a pipeline's actions (`on-` is the ink on it) or what the time of a
+recorded step goes to, by the letters of `words.SPENT`; text has a contrast of at least 4.5 on its ground, marks of 3.
 """
 
+SPENT = "RUOMX"  # what a recorded step's time goes to, beside F and B
 ROLES = ("params", "optimizer", "batch", "temporaries")
 
 LIGHT = {
@@ -28,6 +29,11 @@ LIGHT = {
     "B": "#7a5a9e",
     "I": "#cc7f00",
     "W": "#419f84",
+    "R": "#cc7f00",
+    "U": "#419f84",
+    "O": "#545c65",
+    "M": "#b52b72",
+    "X": "#858e98",
     "on-F": "#fff",
     "on-B": "#fff",
     "on-I": "#14171a",
@@ -59,6 +65,11 @@ DARK = {
     "B": "#b79ad8",
     "I": "#f2b544",
     "W": "#a5e3cb",
+    "R": "#f2b544",
+    "U": "#a5e3cb",
+    "O": "#b2b9c1",
+    "M": "#ff86bd",
+    "X": "#737a82",
     "on-F": "#14171a",
     "on-B": "#14171a",
     "on-I": "#14171a",
@@ -88,6 +99,11 @@ BOTH = {
     "B": "#9b7cc4",
     "I": "#c9830f",
     "W": "#2f9c7c",
+    "R": "#c9830f",
+    "U": "#2f9c7c",
+    "O": "#858e98",
+    "M": "#d64a90",
+    "X": "#8b8f94",
     "rule": "#7a828a",
     "limit": "#d9453b",
 }

@@ -23,10 +23,13 @@ from jaxshard_magic.views.format import (
     type_parts,
     type_text,
 )
+from jaxshard_magic.views.measured import data as spent
+from jaxshard_magic.views.measured.html import measured_section
 from jaxshard_magic.views.memory_html import memory_section
 from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import axis, cell, code, joined, mesh_axes, row, section, small, table, text
 from jaxshard_magic.views.timeline.html import pipeline_section
+from jaxshard_magic.views.training.html import metrics_section
 
 SIGNS = {"error": "\u2716", "warning": "\u26a0\ufe0e", "info": "\u2139\ufe0e"}
 LONG_NAME = 36
@@ -47,8 +50,10 @@ def fragment(report: Report, also: str = "") -> str:
         _hints(report.advice),
         memory_section(report),
         _communication(report),
+        measured_section(report),
         _layout(report),
         pipeline_section(report.pipeline),
+        metrics_section(report.metrics),
         _timing(report),
         _check(report),
     ]
@@ -229,14 +234,23 @@ def _lines(report: Report) -> str:
     timed, weigh = comm.is_timed(report), comm.weight(report)
     total, most = sum(weigh(line.part) for line in sending) or 1, weigh(sending[0].part) or 1
     head = [("line", "right"), ("source", "wrap"), ("predicted" if timed else "share", "right")]
-    head += [("", "left"), ("sent", "right"), ("collectives", "wrap")]
+    times = spent.by_line(report)
+    head += [
+        ("", "left"),
+        *([("measured", "right")] if times else []),
+        ("sent", "right"),
+        ("collectives", "wrap"),
+    ]
     rows = []
     for line, name in zip(shown, comm.names(shown, UNKNOWN), strict=True):
         kinds = comm.kinds(report, line.part.collectives)
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most) for part in kinds], 64, 10)
-        spent = line.part.waited_text if timed else share_text(weigh(line.part) / total)
+        waited = line.part.waited_text if timed else share_text(weigh(line.part) / total)
         told = ", ".join(_times(part, report.mesh) for part in kinds)
-        rows.append([text(name), _source(line), spent, bar, line.part.sent_text, f"<small>{told}</small>"])
+        took = [spent.of_line(times, line.file, line.number)] if times else []
+        rows.append(
+            [text(name), _source(line), waited, bar, *took, line.part.sent_text, f"<small>{told}</small>"]
+        )
     return joined([table(head, rows), _below(report, shown, rest)])
 
 

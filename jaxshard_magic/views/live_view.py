@@ -56,7 +56,7 @@ class LiveView(AnyWidget):
     _static = Unicode().tag(sync=True)
     _module = Instance(Widget).tag(sync=True, **widget_serialization)
 
-    def __init__(self, shown: Pictured, data: bytes, **traits: Any):
+    def __init__(self, shown: Pictured | None, data: bytes, **traits: Any):
         self._shown = shown
         model_id = uuid4().hex  # chosen here, because the first message tells the twin's name already
         super().__init__(
@@ -99,7 +99,7 @@ class LiveView(AnyWidget):
         if kind == "module":
             shared = module_text(self.bundle)
             self.send({"kind": "module", "digest": shared.digest, "text": shared.text})
-        elif kind == "picture":
+        elif kind == "picture" and self._shown is not None:
             asked = {part: str(content.get(part)) for part in ("name", "theme")}
             with suppress(ShardError):  # of a page that asks for what is not there
                 text = self._shown.drawn(asked["name"], cast("Theme", asked["theme"]))

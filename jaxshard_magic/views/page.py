@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from html import escape
 
-from jaxshard_magic.views.colours import DARK, LIGHT, ROLES
+from jaxshard_magic.views.colours import DARK, LIGHT, ROLES, SPENT
 from jaxshard_magic.views.hues import HUES
 
 _RULES = """
@@ -36,8 +36,9 @@ def colour_rules(colour: Callable[[str], str]) -> str:
         for i in range(HUES)
     )
     roles = "".join(f".jss-r-{r}{{fill:{colour(r)}}}" for r in ROLES)
+    spent = "".join(f".jss-k-{kind}{{fill:{colour(kind)}}}" for kind in SPENT)
     levels = "".join(f".jss-{level}{{color:{colour(level)}}}" for level in ("warning", "error", "ok", "info"))
-    return f"{axes}\n{roles}\n{levels}\n.jss-limit{{fill:{colour('error')}}}"
+    return f"{axes}\n{roles}\n{spent}\n{levels}\n.jss-limit{{fill:{colour('error')}}}"
 
 
 def _variables(theme: Mapping[str, str]) -> str:

@@ -15,11 +15,21 @@ from jaxshard_magic.report.parts import cut_of, finite
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import device_memory, leaf_rows, marks, option_table, words
 from jaxshard_magic.views.device_stages import Stages, stages
-from jaxshard_magic.views.format import byte_text, device_text, dtype_text, limit_text, printable
+from jaxshard_magic.views.format import (
+    byte_text,
+    device_text,
+    dtype_text,
+    limit_text,
+    printable,
+    seconds_text,
+)
+from jaxshard_magic.views.measured.payload import line_times, measured_payload
 from jaxshard_magic.views.packing import axis_numbers, compressed, span_pairs
 from jaxshard_magic.views.source_lines import line_facts, source_of
 from jaxshard_magic.views.terminal import shorten
 from jaxshard_magic.views.timeline.payload import pipeline_payload
+from jaxshard_magic.views.training.data import short_text
+from jaxshard_magic.views.training.payload import training_payload
 
 VERSION = 1
 ROLES = ("params", "optimizer", "batch", "rng", "other")
@@ -67,7 +77,9 @@ def payload(report: Report) -> dict[str, Any]:
         "rows": _rows(report.leaves),
         "memory": memory,
         "communication": _communication(report, index),
+        "measured": measured_payload(report),
         "pipeline": None if report.pipeline is None else pipeline_payload(report.pipeline),
+        "training": None if report.metrics is None else training_payload(report.metrics),
     }
 
 
@@ -170,9 +182,13 @@ def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:
     if report.collectives is not None:
         sent = _communication_number(report) if report.collectives else "nothing"
         tabs.append(("communication", "Communication", sent))
+    if report.measured is not None:
+        tabs.append(("measured", "Measured", seconds_text(report.measured.step_s.median)))
     if report.pipeline is not None:
         bubble = words.percent_text(words.bubble_of(report.pipeline))
         tabs.append(("pipeline", "Pipeline", f"bubble {bubble}"))
+    if report.metrics is not None:
+        tabs.append(("training", "Training", printable(short_text(report.metrics))))
     return [dict(zip(("id", "label", "number"), tab, strict=True)) for tab in tabs]
 
 
@@ -353,6 +369,7 @@ def _communication(report: Report, index: Mapping[str, int]) -> dict[str, Any] |
         "step_s": sum(s for _, _, s in words.time_parts(report)) or None,
         "rows": [_collective(c, index, total, report.sources) for c in order],
         "sources": [_source(source) for source in report.sources],
+        "measured": line_times(report),
     }
 
 

@@ -22,11 +22,13 @@ from jaxshard_magic.report.written import Shown, Written
 from jaxshard_magic.views import html, interactive
 from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.timeline import html as timeline
+from jaxshard_magic.views.training.payload import packed_training
 
 if TYPE_CHECKING:
     from jaxshard_magic.explorer import Explorer
     from jaxshard_magic.report.choice import Choice
     from jaxshard_magic.views.live_view import LiveView
+    from jaxshard_magic.views.training.widget import TrainingView
 
 VARIABLE = "JAXSHARD_VIEW"
 WAYS = ("auto", "widget", "html", "page", "data", "text")
@@ -133,6 +135,53 @@ def _page(shown: Sendable, static: str) -> dict[str, Any]:
     """What a saved notebook keeps: text, HTML without script, and the widgets as data."""
     views = interactive.views_of(shown._live())
     return {"text/plain": shown.to_text(), "text/html": static, interactive.MIME: {"views": views}}
+
+
+class Growing:
+    """An output of a cell that trains: the widget, told what is new, and its twin, which now and then gets all there
+    is, so that a notebook whose kernel has died keeps the last of it.
+
+    Args:
+        update: all there is, as `training.payload.update` has it.
+        text, static: the same for a reader without widgets.
+        how: as for `show`.
+    """
+
+    def __init__(self, update: dict[str, Any], text: str, static: str, how: str | None = None):
+        self._view: TrainingView | None = None
+        if _wanted(how) in ("auto", "widget"):
+            with suppress(ImportError):  # then it is HTML alone
+                self._view = import_module("jaxshard_magic.views.training.widget").TrainingView(
+                    packed_training(update)
+                )
+        if self._view is not None:
+            bundle, metadata = self._view._repr_mimebundle_() or ({}, {})
+            display(bundle | {"text/plain": ""}, metadata=metadata, raw=True)
+        self._twin = display(self._told(text, static), raw=True, display_id=True)
+
+    def tell(self, update: dict[str, Any]) -> None:
+        """Draw what is new."""
+        if self._view is not None:
+            self._view.tell(update)
+
+    def keep(self, update: dict[str, Any], text: str, static: str) -> None:
+        """Draw all there is, and keep it."""
+        if self._view is not None:
+            self._view.keep(packed_training(update))
+        if self._twin is not None:
+            self._twin.update(self._told(text, static), raw=True)
+
+    def _told(self, text: str, static: str) -> dict[str, str]:
+        if self._view is not None:
+            static = (
+                f'<div class="jss {self._view.static_class}">\n{static}</div>\n{_in_place_of(self._view)}'
+            )
+        return {"text/plain": text, "text/html": static}
+
+
+def shows_growing(how: str | None = None) -> bool:
+    """Whether there is a notebook that shows how a training goes."""
+    return _in_notebook(get_ipython()) and _wanted(how) in ("auto", "widget", "html", "page")
 
 
 def show_stop(how: str | None = None) -> Callable[[], None]:

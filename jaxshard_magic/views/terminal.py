@@ -16,7 +16,13 @@ _SPACES = str.maketrans({SPACE: " ", "\u00a0": " "})
 
 
 # What stands for a sign on a terminal that can't write it, a column each.
-_ALIKE = dict(zip("\u00a0\u202f–−─│·×’…ℹ↑≥✓✔✖✗⚠█▉▊▋▌▍▎▏░▒▓▚", "  ---|.x'~i^>++xx!#####:::.=%/", strict=True))
+_ALIKE = dict(
+    zip(
+        "\u00a0\u202f–−─│·×’…ℹ↑≥✓✔✖✗⚠█▉▊▋▌▍▎▏░▒▓▚▁▂▃▄▅▆▇",
+        "  ---|.x'~i^>++xx!#####:::.=%/_.,-=+*",
+        strict=True,
+    )
+)
 
 
 def writable(text: str, stream: TextIO | None = None) -> str:

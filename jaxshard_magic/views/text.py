@@ -21,6 +21,8 @@ from jaxshard_magic.views.format import (
     share_text,
     type_text,
 )
+from jaxshard_magic.views.measured import data as spent
+from jaxshard_magic.views.measured import text as spent_text
 from jaxshard_magic.views.terminal import (
     bar,
     cells,
@@ -35,6 +37,7 @@ from jaxshard_magic.views.terminal import (
     wrapped,
 )
 from jaxshard_magic.views.timeline import text as timeline_text
+from jaxshard_magic.views.training import text as training_text
 
 SIGNS = {"error": "x", "warning": "!", "info": "i"}
 ROLE_INK = {
@@ -49,6 +52,7 @@ BUFFER_ROWS = 5
 COLLECTIVE_ROWS = 12
 LINE_ROWS = 8
 LEAST_SOURCE = 16
+BOTH_TIMES = 72  # columns from which a line has room for measured and predicted times
 TRACED = "Lines that move data"
 
 
@@ -67,8 +71,10 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
         _memory(report, columns),
         _communication(report, columns),
         _lines(report, columns),
+        spent_text.lines(report, columns),
         _leaves(report, columns, largest),
         timeline_text.lines(report.pipeline, columns) if report.pipeline else [],
+        training_text.lines(report.metrics, columns),
         _check(report, columns),
     ]
     return "\n\n".join(printed(part) for part in parts if part)
@@ -282,6 +288,11 @@ def _lines(report: Report, width: int) -> list[str]:
     columns = {"sent": [line.part.sent_text for line in shown]}
     if comm.is_timed(report):
         columns = {"predicted": [plain(line.part.seconds_text) for line in shown], **columns}
+    if times := spent.by_line(report):
+        took = [plain(spent.of_line(times, line.file, line.number)) for line in shown]
+        columns = {"measured": took, **columns}
+        if width < BOTH_TIMES:  # what is predicted stands in the table of measured times
+            columns.pop("predicted", None)
     before, used = max(map(cells, numbers)), cells(table(columns, ())[0])
     most = min(width // 3, width - before - used - LEAST_SOURCE)
     columns["collectives"] = [_short(comm.kinds(report, line.part.collectives), most) for line in shown]

@@ -15,8 +15,8 @@ from jaxshard_magic.views.payload import devices, opens_on, packed, tab_ids
 class ReportView(LiveView):
     """A report to point at; `report.view` gives the one that the notebook shows.
 
-    `leaf` (a path), `device` (an id) and `tab` ("layout", "memory", "communication", "pipeline") are what is selected:
-    they change as the reader clicks, and setting them changes the picture. None clears.
+    `leaf` (a path), `device` (an id) and `tab` ("layout", "memory", "communication", "pipeline", "training") are what
+    is selected: they change as the reader clicks, and setting them changes the picture. None clears.
 
         report.view.leaf = "state.params.wte.embedding"
     """

@@ -26,6 +26,7 @@ export class SourceView {
   #weigher;
   #scale; // of all lines alike: unit of the times, weight of the longest bar, and of the whole
   #nodes = new Map(); // every line that can be seen, by key
+  #measured; // what each line took, by key; empty where nothing was measured
   #hidden = new Map(); // what shows a line that is folded away, by key
   #moving = []; // {key, line, node, part, name, text} of the lines that open, in order
   #open = null;
@@ -33,6 +34,7 @@ export class SourceView {
 
   constructor(communication, mesh, selection) {
     [this.#mesh, this.#selection, this.#weigher] = [mesh, selection, weigher(communication.rows)];
+    this.#measured = new Map((communication.measured ?? []).map(([source, number, took]) => [keyOf({ source, number }), took]));
     const places = placesOf(communication);
     const parts = places.flatMap(({ items }) => items.flatMap((item) => item.part ?? []));
     this.#scale = {
@@ -46,7 +48,7 @@ export class SourceView {
       "div",
       {
         ...OWN_KEYS,
-        class: this.#weigher.timed ? "jsm-code jsm-timed" : "jsm-code",
+        class: ["jsm-code", this.#weigher.timed && "jsm-timed", this.#measured.size && "jsm-clocked"].filter(Boolean).join(" "),
         style: { "--jsm-digits": `${Math.max(NARROW, digits * DIGIT)}px` },
         onkeydown: (event) => this.#press(event),
       },
@@ -69,6 +71,7 @@ export class SourceView {
         { class: "jsm-code-head" },
         h("span", {}),
         timed ? h("span", { class: "jsm-num", title: "Predicted time per step" }, this.#scale.unit) : null,
+        this.#measured.size ? h("span", { class: "jsm-num jsm-clock", title: "Measured time per step: compute, moving and waiting" }, "measured") : null,
         h("span", { title: timed ? "Of the predicted step" : "Of all bytes that one device sends per step" }, timed ? "of step" : "share"),
         h("span", { class: "jsm-num jsm-by", title: "Bytes that one device sends per step" }, "sent"),
         h("span", { class: "jsm-code-name" }, name, note === null ? null : `: ${note}`),
@@ -112,6 +115,7 @@ export class SourceView {
       { class: `jsm-line${part ? " jsm-moving" : ""}${shown.hot ? " jsm-hot" : ""}` },
       h("span", { class: "jsm-line-number" }, number),
       this.#weigher.timed ? h("span", { class: "jsm-num" }, shown.time) : null,
+      this.#measured.size ? h("span", { class: "jsm-num jsm-clock" }, this.#measured.get(key)) : null,
       h("span", { class: "jsm-heat" }, shown.heat),
       h("span", { class: "jsm-num jsm-by jsm-quiet" }, part && least(bytesNodes(part.sent), part.exact)),
       h("span", { class: "jsm-code-text" }, code, shown.kinds),

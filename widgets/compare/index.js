@@ -2,6 +2,8 @@
 // Of an automatic search, which compared what it compiled, what led to its choice as well.
 
 import { paint } from "../shared/axes.js";
+import curve from "../shared/curve.css";
+import { charts, sample } from "../shared/curve.js";
 import { h } from "../shared/dom.js";
 import { drawn } from "../shared/page.js";
 import { saving } from "../shared/saving.js";
@@ -19,7 +21,7 @@ const ALONE = 2; // points from which on there is a picture
 
 /** Draw the comparison of `model` in `el`; returns what takes it away again. */
 export const render = (context) =>
-  drawn(context, "comparison", [style, found], (root, data, ends) => {
+  drawn(context, "comparison", [style, found, curve], (root, data, ends) => {
     const choice = new Choice();
     ends.push(follow(choice, context.model, data.trials.length));
     paint(root, data.axes);
@@ -46,6 +48,7 @@ function view(data, choice, model) {
     data.left.length ? left(data.left) : null,
     below,
     save,
+    data.curves && curves(data.curves),
     pair.element,
     search && path(search),
     search && others(search, data.axes),
@@ -61,6 +64,16 @@ function view(data, choice, model) {
   });
   return element;
 }
+
+/** The runs of reports over each other. */
+const curves = (told) =>
+  h(
+    "section",
+    { "aria-label": "Curves" },
+    h("h3", {}, "Curves"),
+    h("p", { class: "jsm-small jsm-curve-legend" }, told.names.map((name, place) => h("span", {}, sample(place), name))),
+    charts(told.charts),
+  );
 
 /** Candidates that an interrupt kept from being tried. */
 const left = (lines) =>

@@ -1,6 +1,6 @@
 // A pipeline's actions as columns: rank by rank in their order, with the times of the same actions in the ideal.
 
-export const KINDS = "FBIW";
+export const KINDS = "FBIWRUOMX"; // a pipeline's, then what else the time of a recorded step goes to
 const BACK = 1; // of the three results of a stage's microbatch: forward, backward (or its input gradient), weights
 const RESULT = { F: 0, B: BACK, I: BACK, W: 2 };
 

@@ -30,7 +30,7 @@ export function view({ pipeline }) {
 }
 
 /** Call `fit` when the width or the theme of the page has changed. */
-function follow(element, fit) {
+export function follow(element, fit) {
   let width = 0;
   let watched = null;
   new ResizeObserver(([{ contentRect }]) => {

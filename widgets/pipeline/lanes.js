@@ -14,6 +14,7 @@ const CLICK = 3; // px that the pointer may move in a click
 const WHEEL = 0.002; // of a wheel's px, as a power of e
 const PAN = 0.15; // of the time on show, by a key
 const HELP = "Arrow keys move between actions, Enter marks a microbatch, plus and minus zoom, 0 shows all, Shift with arrows moves along";
+const HELP_LINES = HELP.replace("actions", "pieces").replace("a microbatch", "a line");
 const HELD =
   "The most activations held at once, one for each microbatch of each stage: from its forward action until its" +
   " weight gradient has been computed";
@@ -38,7 +39,7 @@ export class Lanes {
 
   constructor(data, events) {
     [this.#data, this.#events] = [data, events];
-    this.#plan = planOf(data.ranks.length, events.hasIdeal);
+    this.#plan = planOf(data.ranks.length, events.hasIdeal, !data.lines);
     const mean = events.end / Math.max(1, events.count / Math.max(1, data.ranks.length));
     this.#span = new Span(events.end, Math.min(events.end, mean));
     this.element = this.#build();
@@ -58,7 +59,8 @@ export class Lanes {
     const { pitch, top, height } = this.#plan;
     const rows = ranks.map((rank, i) => ({ rank, i })).filter(({ i }) => i % this.#plan.every === 0);
     const at = (i) => ({ top: `${top + i * pitch}px` });
-    const label = `Timeline of ${ranks.length} ranks, ${this.#events.count} actions. ${HELP}`;
+    const of = this.#data.lines ? `${ranks.length} devices, ${this.#events.count} pieces. ${HELP_LINES}` : `${ranks.length} ranks, ${this.#events.count} actions. ${HELP}`;
+    const label = `Timeline of ${of}`;
     this.#plot = h(
       "div",
       {
@@ -89,7 +91,7 @@ export class Lanes {
       { class: "jsm-pp-chart" },
       h("div", { class: "jsm-pp-names", style: { height: `${height}px` } }, this.#buttons(), names),
       this.#plot,
-      h("div", { class: "jsm-pp-right", style: { height: `${height}px` } }, heads(this.#events.hasIdeal), figures),
+      h("div", { class: "jsm-pp-right", style: { height: `${height}px` } }, heads(this.#events.hasIdeal, this.#data.lines), figures),
       this.#tip.element,
       this.#spoken,
     );
@@ -118,7 +120,7 @@ export class Lanes {
 
   /** px of an action whose number is read, or which is seen alone in a lane without numbers. */
   get #readable() {
-    if (this.#plan.lane < WRITTEN) return SEEN;
+    if (this.#plan.lane < WRITTEN || this.#data.lines) return SEEN;
     return roomOf(String(this.#events.microbatches - 1).length) + 2;
   }
 
@@ -299,7 +301,14 @@ export class Lanes {
     const { rank, event } = this.#cursor;
     const { first, mb } = this.#events.lanes[rank];
     this.#mark(mb[first[event]]);
-    this.#spoken.textContent = this.#marked === null ? "no microbatch marked" : `microbatch ${this.#marked} marked`;
+    this.#spoken.textContent = this.#said(this.#marked);
+  }
+
+  /** What the marks are on, in words. */
+  #said(marked) {
+    const { lines } = this.#data;
+    const what = lines ? "line" : "microbatch";
+    return marked === null ? `no ${what} marked` : `${what} ${lines ? lines[marked][0] : marked} marked`;
   }
 
   /** The middle of the action that the keyboard is on, else of what is on show. */
@@ -338,10 +347,10 @@ function figuresOf({ bubble, ideal, held, bytes }, { pitch, held: curve }, hasId
   return [own, h("div", { class: "jsm-pp-held", style: { top: `${pitch - 24}px` }, title: HELD }, held, size)];
 }
 
-const heads = (hasIdeal) =>
+const heads = (hasIdeal, lines) =>
   h(
     "div",
     { class: "jsm-pp-shares jsm-pp-heads" },
-    h("span", { title: "The share of this rank's time in which it is idle" }, "bubble"),
+    h("span", { title: `The share of this ${lines ? "step in which the device" : "rank's time in which it"} is idle` }, lines ? "idle" : "bubble"),
     hasIdeal ? h("span", { title: "The same, were all stages alike and transfers free" }, "ideal") : null,
   );

@@ -202,7 +202,7 @@ export class Painter {
   #action({ kind, mb }, part, x, y, width, height, { boxes, edges, numbers }) {
     const of = kind[part];
     boxes.add(of, x, y, width, height);
-    if (height < WRITTEN) return;
+    if (height < WRITTEN || this.#about.lines) return; // a line of code has no number to write
     const edge = height > 14 ? EDGE : 1.5;
     const [above, below] = EDGES[KINDS[of]];
     if (above) edges.add(of, x, y, width, edge);

@@ -16,14 +16,17 @@ const FORMS = [
   { ranks: Infinity, lane: 9, ideal: 0, held: 0, pitch: 11 },
 ];
 
-/** The form of `ranks` lanes: what stands where, in px. */
-export function planOf(ranks, hasIdeal) {
+/** The form of `ranks` lanes: what stands where, in px; `holds`: whether a curve tells what each holds. */
+export function planOf(ranks, hasIdeal, holds = true) {
   const form = FORMS.find((each) => ranks <= each.ranks);
   const ideal = hasIdeal ? form.ideal : 0;
-  const pitch = form.pitch - (form.ideal && !ideal ? form.ideal + GAP : 0);
+  const held = holds ? form.held : 0;
+  const less = (form.ideal && !ideal ? form.ideal + GAP : 0) + (form.held && !held ? form.held + HATCHED + GAP : 0);
+  const pitch = form.pitch - less;
   return {
     ...form,
     ideal,
+    held,
     pitch,
     ranks,
     top: TOP,
@@ -31,7 +34,7 @@ export function planOf(ranks, hasIdeal) {
     height: TOP + pitch * ranks + BOTTOM,
     y: (rank) => TOP + pitch * rank,
     idealY: (rank) => TOP + pitch * rank + form.lane + GAP,
-    base: (rank) => TOP + pitch * rank + form.lane + (ideal ? ideal + GAP : 0) + HATCHED + form.held + GAP,
+    base: (rank) => TOP + pitch * rank + form.lane + (ideal ? ideal + GAP : 0) + HATCHED + held + GAP,
     every: Math.ceil(13 / pitch), // one of so many ranks has room for its name
   };
 }

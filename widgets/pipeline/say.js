@@ -2,7 +2,10 @@
 
 import { UNKNOWN, rounded, seconds, significant } from "../shared/format.js";
 
-export const NAMES = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
+export const NAMES = {
+  ...{ F: "forward", B: "backward", I: "input gradient", W: "weight gradient" },
+  ...{ R: "recomputed", U: "update", O: "other compute", M: "moving data", X: "waiting" },
+};
 
 const without0 = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
 

@@ -18,6 +18,7 @@ export function told(events, data, { rank, event }) {
     parts.push([`${own.stage[part]}${letter}${own.mb[part]}`, NAMES[letter], own.mb[part], own.stage[part]]);
   }
   const took = own.end[event] - own.start[event];
+  if (data.lines) return toldLine(data, own, event, took);
   const lines = parts.map(([name, kind, mb, stage]) => [[name], ` ${kind}, microbatch ${mb}, stage ${stage}`]);
   const ideal = events.hasIdeal ? ["; ideal ", time(own.idealEnd[event] - own.idealStart[event], unit)] : [];
   lines.push([`${source} `, time(took, unit), " from ", time(own.start[event], unit), ...ideal]);
@@ -29,13 +30,21 @@ export function told(events, data, { rank, event }) {
   return lines;
 }
 
+/** A piece of a recorded step: its line, what is done, and for how long. */
+function toldLine({ lines, unit, source }, { first, kind, mb, start }, event, took) {
+  const [name, text] = lines[mb[first[event]]];
+  const did = NAMES[KINDS[kind[first[event]]]];
+  const lasts = [`${source} `, time(took, unit), " from ", time(start[event], unit)];
+  return [[[name], ` ${did}`], ...(text ? [["", text]] : []), lasts];
+}
+
 /** The time in which `rank` is idle around `at`. */
 export function toldIdle(events, data, rank, at) {
   const { start, end, count } = events.lanes[rank];
   const next = events.upTo(rank, at);
   const from = next ? end[next - 1] : 0;
   const to = next < count ? start[next] : data.end;
-  const lines = [["bubble ", time(to - from, data.unit), " from ", time(from, data.unit)]];
+  const lines = [[`${data.lines ? "idle" : "bubble"} `, time(to - from, data.unit), " from ", time(from, data.unit)]];
   const need = next < count ? events.needs(rank, next) : null;
   if (need) lines.push(["waiting for ", events.text(need.rank, need.event), ", then ", events.text(rank, next)]);
   return lines;

@@ -10,22 +10,26 @@ import detail from "../layout/detail.css";
 import layout from "../layout/layout.css";
 import { view as layoutView } from "../layout/index.js";
 import memory from "../memory/memory.css";
+import measured from "../measured/measured.css";
+import { view as measuredView } from "../measured/index.js";
 import { view as memoryView } from "../memory/index.js";
 import { view as pipelineView } from "../pipeline/index.js";
 import pipeline from "../pipeline/pipeline.css";
 import { paint } from "../shared/axes.js";
+import curve from "../shared/curve.css";
 import { Mesh } from "../shared/mesh.js";
 import { drawn } from "../shared/page.js";
 import { saving } from "../shared/saving.js";
 import { Selection, follow } from "../shared/selection.js";
+import { view as trainingView } from "../training/index.js";
 import report from "./report.css";
 import { tabs } from "./tabs.js";
 
 export * as axes from "../shared/axes.js";
 export * as format from "../shared/format.js";
 
-const STYLES = [report, header, layout, detail, memory, communication, source, pipeline];
-const VIEWS = { layout: layoutView, memory: memoryView, communication: communicationView, pipeline: pipelineView };
+const STYLES = [report, header, layout, detail, memory, communication, source, pipeline, measured, curve];
+const VIEWS = { layout: layoutView, memory: memoryView, communication: communicationView, measured: measuredView, pipeline: pipelineView, training: trainingView };
 
 /**
  * Draw the report of `model` in `el`, all of it or the parts named in `only` ("header", "layout", ...); returns

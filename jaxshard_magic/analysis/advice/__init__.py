@@ -6,14 +6,19 @@ from ...report import Advice
 from .case import Case as Case
 from .fit import does_not_fit, replicated_state
 from .layout import idle, not_cut, whole
+from .loop import Loop as Loop
+from .loop import astray, input_bound, recompiles, slower
 from .program import batch_grew, host_calls, not_donated, unknown_loops
+from .recorded import slow_device, waits_for_python
 from .speed import communication, float32, large_gather, slow_links, small_batch, wide_axis
 
 LEVELS = ("error", "warning", "info")
 RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     *(does_not_fit, replicated_state, not_cut, idle, whole),
     *(communication, large_gather, slow_links, wide_axis, small_batch, float32),
+    *(slow_device, waits_for_python),
     *(unknown_loops, host_calls, not_donated, batch_grew),
+    *(astray, recompiles, input_bound, slower),
 )
 
 

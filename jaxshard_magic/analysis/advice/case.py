@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from ...plan import Share
 from ...program.trace import is_closed_over
-from ...report import Collective, Leaf, Memory, MeshInfo, Spec
+from ...report import Collective, Leaf, Measured, Memory, MeshInfo, Spec
 from ...report.held import extents
 from ...request.gradient_options import GradientOptions
 from ...targets import Target
 from ..collectives import Move
 from ..roofline import Roofline
+from .loop import Loop
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Case:
     compiled for where that is not attached, `larger` the slices of it that are offered and have more devices; `tried`
     the bytes that a device needs, as compiled, with a fix that was tried. `inside` are the options of its gradients,
     None where it takes none. `largest_weight`: bytes of the largest weight that an operation reads, None where that is
-    not known.
+    not known. `measured`: where the time of recorded steps went. `loop` is what called it.
     """
 
     leaves: Sequence[Leaf]
@@ -49,6 +50,8 @@ class Case:
     tried: Mapping[str, int] = field(default_factory=dict)
     inside: GradientOptions | None = None
     largest_weight: int | None = None
+    measured: Measured | None = None
+    loop: Loop = field(default_factory=Loop)
 
     @property
     def batch(self) -> list[Leaf]:

@@ -7,6 +7,7 @@ from .flags import ExploreOptions as ExploreOptions
 from .flags import HistoryOptions as HistoryOptions
 from .flags import LineOptions as LineOptions
 from .flags import Options as Options
+from .flags import ProfileOptions as ProfileOptions
 from .flags import ScheduleOptions as ScheduleOptions
 from .flags import flags_text as flags_text
 from .kinds import chooses as chooses

@@ -24,7 +24,7 @@ STRATEGIES = {
 }
 # The names that IPython keeps in the notebook, and those of Python's modules.
 _OF_THE_SHELL = re.compile(r"__.*__|_{1,3}|_i{1,3}|_i?\d+|_[dio]h|In|Out")
-COMMANDS = ("doctor", "abstract", "schedule", "compare", "history", "explore", "code", "rescue")
+COMMANDS = ("doctor", "abstract", "schedule", "compare", "history", "explore", "code", "profile", "rescue")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Flag:
         into: the field that it sets.
         reads: its value of the text; raises `ShardError`.
         many: whether it may stand several times, each value added to the field's tuple.
+        alone: the value where none stands behind it but a number may; None for an option that always has one.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Flag:
     reads: "Callable[[Flag, str], Any]"
     sets: Any = True
     many: bool = False
+    alone: Any = None
 
 
 def said(_: Flag, text: str) -> str:
@@ -83,6 +85,13 @@ def variable(flag: Flag, text: str) -> str:
     return name
 
 
+def folder(flag: Flag, text: str) -> str:
+    """The path of a folder, of whatever may be there."""
+    if not text.strip():
+        raise ShardError(f"{flag.name} takes the path of a folder, not {quoted(text)}")
+    return text
+
+
 def file_name(flag: Flag, text: str) -> str:
     """A path, of whatever may be there."""
     if not text.strip():
@@ -104,10 +113,11 @@ def option(
     default: Any = None,
     reads: Callable[[Flag, str], Any] = said,
     no: str = "",
+    alone: Any = None,
 ) -> Any:
     """A field of a line's options with the flag that sets it, and the help of the flag `--no-...` where it has one."""
-    flags = [(name, metavar, help, reads, True)] + (
-        [(f"--no-{name[2:]}", "", no, reads, False)] if no else []
+    flags = [(name, metavar, help, reads, True, alone)] + (
+        [(f"--no-{name[2:]}", "", no, reads, False, None)] if no else []
     )
     return field(default=default, metadata={"flags": flags})
 
@@ -125,9 +135,9 @@ class LineOptions:
         """The line's own options in the order of its fields, then those that all lines have."""
         own = [each for each in fields(cls) if each.name not in LineOptions.__dataclass_fields__]
         return tuple(
-            Flag(name, metavar, help, each.name, reads, sets, isinstance(each.default, tuple))
+            Flag(name, metavar, help, each.name, reads, sets, isinstance(each.default, tuple), alone)
             for each in (*own, *(e for e in fields(cls) if e not in own))
-            for name, metavar, help, reads, sets in each.metadata.get("flags", ())
+            for name, metavar, help, reads, sets, alone in each.metadata.get("flags", ())
         )
 
 
@@ -185,6 +195,17 @@ class Options(LineOptions):
     on: str | None = option("--on", "CHIP", "predict the step's time on this chip: --on v5e, --on h100")
     dry_run: bool = option("--dry-run", "", "trace, plan and compile; run no step", False)
     repeat: int = option("--repeat", "N", "call the step N more times on copies, for its timing", 0, count)
+    profile: int = option(
+        "--profile",
+        "[N]",
+        "record N more steps on copies, 5 unless said: where their time goes",
+        0,
+        count,
+        alone=5,
+    )
+    trace: str | None = option(
+        "--trace", "DIR", "of --profile: keep the files that xprof and Perfetto read", reads=folder
+    )
     compare: bool = option(
         "--compare", "", "try several strategies, the usual ones unless said, side by side", False
     )
@@ -265,6 +286,15 @@ class CodeOptions(LineOptions):
 
     file: str | None = option("--file", "FILE", "write the program to a new file as well", reads=file_name)
     force: bool = option("--force", "", "write over the file where there is one", False)
+
+
+@dataclass(frozen=True)
+class ProfileOptions(LineOptions):
+    """A parsed `%shard profile` line; what it does not say is None."""
+
+    trace: str | None = option(
+        "--trace", "DIR", "keep the files that xprof, TensorBoard and Perfetto read", reads=folder
+    )
 
 
 def flags_text(options: type[LineOptions]) -> str:

@@ -16,14 +16,24 @@ def chooses(options: Options) -> bool:
         for given, name, why in (
             (options.compare, "--compare", "what it compiles is compared in any case"),
             (options.keep_going, "--keep-going", "it goes on in any case"),
+            (options.profile, "--profile", "many are tried; %shard profile records the step that was chosen"),
         ):
             if given:
                 raise ShardError(f"{name}: under auto {why}; leave {name} out")
         return True
+    _of_profile(options)
     for name in ("budget", "among", "plan_only"):
         if getattr(options, name) != getattr(Options, name):
             raise ShardError(f"--{name.replace('_', '-')} is for a search: %%shard auto")
     return False
+
+
+def _of_profile(options: Options) -> None:
+    """Refuse options that have nothing to record, or none that is kept."""
+    if options.trace is not None and not options.profile:
+        raise ShardError("--trace keeps what --profile records: add --profile")
+    if options.profile and options.dry_run:
+        raise ShardError("--profile records steps that run, and --dry-run runs none: leave one of them out")
 
 
 def compares(options: Options) -> bool:
@@ -35,9 +45,12 @@ def compares(options: Options) -> bool:
 def with_strategies(options: Options) -> tuple[Options, list[str]]:
     """The options of a line that compares, and the strategies that it names. Raises ShardError for options that only
     one step can have."""
-    for given, name in ((options.check, "--check"), (options.donate, "--donate")):
+    for given, name, why in (
+        (options.check, "--check", "each is checked anyway"),
+        (options.donate, "--donate", "each runs on copies"),
+        (options.profile, "--profile", "none is recorded; record one of them with %%shard and its name"),
+    ):
         if given:
-            why = "each is checked anyway" if name == "--check" else "each runs on copies"
             raise ShardError(f"{name}: in a comparison {why}; leave {name} out")
     words = [word for text in options.words for word in text.split(",") if word]
     return replace(options, words=(), strategy=",".join(words)), words
@@ -61,7 +74,11 @@ def with_strategy(options: Options) -> Options:
 def compiled_only(options: Options, target: str) -> Options:
     """The options of a cell whose step is compiled for what is not attached. Raises ShardError where they ask for
     calls of it."""
-    for asked, name in ((options.check, "--check"), (options.repeat, "--repeat")):
+    for asked, name in (
+        (options.check, "--check"),
+        (options.repeat, "--repeat"),
+        (options.profile, "--profile"),
+    ):
         if asked:
             raise ShardError(
                 f"{name} runs the step, and {target} is not attached: it only compiles. Leave {name} out, or take a "

@@ -37,13 +37,15 @@ def _parsed(line: str, command: str, options: Line) -> Line:
             continue
         name, equals, text = token.partition("=")
         flag = _flag(name, command, by_name)
-        if flag.metavar and not equals:
+        bare = flag.alone is not None and not equals and (not tokens or not tokens[0].isdecimal())
+        if flag.metavar and not equals and not bare:
             if not tokens or tokens[0] in by_name:
                 raise ShardError(f"{name} needs a value: {name} {flag.metavar}")
             text = tokens.popleft()
         elif equals and not flag.metavar:
             raise ShardError(f"{name} takes no value, not {text!r}")
-        value = flag.reads(flag, _unquoted(text)) if flag.metavar else flag.sets
+        given_text = flag.metavar and not bare
+        value = flag.reads(flag, _unquoted(text)) if given_text else flag.alone if bare else flag.sets
         if flag.many:
             given.setdefault(flag.into, []).append(value)
         else:

@@ -14,6 +14,7 @@ def _help() -> str:
     %shard                         the last report, with all calls since
     %shard compare 3 5             reports of the past side by side, by number or name; alone it lists them
     %shard history WORDS           the reports of all notebooks so far; --help has more
+    %shard profile N               where the time of the last step goes: N more are recorded; --help has more
     %shard doctor                  what is installed, which devices answer, whether they reach each other,
                                    and the same of hosts
     %shard abstract NAME...        make shapes of what the notebook holds under these names, and free it
@@ -28,6 +29,8 @@ Strategies, or a sum of them such as fsdp+tp; fsdp@data says which mesh axis:
 Options:
 {flags}
 
+While a cell trains its curves are drawn below it; they stay in the report, report.metrics.
+train_step.on_metrics(write), below the step, hands each row of them to a writer.
 A PartitionSpec may also annotate the step's argument: def train_step(state, batch: P('data')).
 A cell that only defines the step runs it once, on copies of what the notebook holds under its
 parameters' names; the next cells then train with the sharded step."""

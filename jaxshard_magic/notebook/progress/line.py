@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...units import seconds_text
 
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 FIRST, TICK = 0.25, 0.2  # seconds before the line appears (short work shows nothing), and between updates
 LONG = 2.0  # seconds of compiling, from which on there is more to say
 LINGER = 1.0  # seconds that it stays when there is nothing to say, so that the page does not jump in between
+
+
+class View(Protocol):
+    """Shows more of a training than a line can, `shown` once it does."""
+
+    @property
+    def shown(self) -> bool: ...
+
+    def __call__(self, line: str, share: float | None) -> None: ...
 
 
 class Progress:
@@ -30,6 +39,7 @@ class Progress:
         self._draw, self._label, self._took = draw, f"{of}: " if of else "", took
         self._doing, self._since = "", 0.0
         self._training: Training | None = None
+        self._view: View | None = None
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, args=(draw,), name="jaxshard progress", daemon=True)
         self._drawing = ExitStack()
@@ -39,9 +49,10 @@ class Progress:
             self._doing, self._since = doing, time.perf_counter()
 
     @contextmanager
-    def following(self, training: "Training") -> Iterator[None]:
-        """While nothing else is to be waited for, the line tells how far `training` has come."""
-        self._training = training
+    def following(self, training: "Training", view: "View | None" = None) -> Iterator[None]:
+        """While nothing else is to be waited for, the line tells how far `training` has come; so does `view` once that
+        is shown, and then the line does not."""
+        self._training, self._view = training, view
         try:
             yield
         finally:
@@ -67,7 +78,8 @@ class Progress:
             line, share = self._line(now)
             if line:
                 at = now
-            if line != shown and (line or now - at > LINGER):
+            viewed = self._view is not None and self._view.shown
+            if line != shown and (line or viewed or now - at > LINGER):
                 draw(line, share)
                 shown = line
         if shown:
@@ -88,6 +100,9 @@ class Progress:
         if not doing:
             line = training.line(now) if training is not None else ""
             share = training.share if training is not None and line else None
+            if self._view is not None:
+                self._view(line, share)
+                line = "" if self._view.shown else line
         else:
             if training is not None:
                 training.pause()

@@ -19,11 +19,16 @@ class Training:
     """What the line says of a loop.
 
     `finished()` gives the calls of the step that have finished and the newest loss among them, or None;
-    `total()` the calls that there will be, or None where that is not known.
+    `total()` the calls that there will be, or None where that is not known. `sample()` is called evenly in time.
     """
 
-    def __init__(self, finished: Callable[[], tuple[int, float | None]], total: Callable[[], int | None]):
-        self._finished, self._total = finished, total
+    def __init__(
+        self,
+        finished: Callable[[], tuple[int, float | None]],
+        total: Callable[[], int | None],
+        sample: Callable[[], None] = lambda: None,
+    ):
+        self._finished, self._total, self._sample = finished, total, sample
         self._began: float | None = None
         self._marks: deque[Mark] = deque(maxlen=REMEMBERED)
         self._said, self._said_at = "", 0.0
@@ -35,6 +40,7 @@ class Training:
 
     def line(self, now: float) -> str:
         """`step 340 of 1,000, loss 0.0421, 12.3 ms a call, 8 s left`; empty while no loop is evident."""
+        self._sample()
         if self._said and now - self._said_at < STANDS:
             return self._said
         step, loss = self._finished()

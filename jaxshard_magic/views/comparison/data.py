@@ -5,6 +5,7 @@ from math import isfinite
 
 from jaxshard_magic.report import MeshInfo
 from jaxshard_magic.report.comparison import Comparison, Trial
+from jaxshard_magic.report.metrics import Metrics
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import BYTE_UNITS, significant
 
@@ -29,6 +30,18 @@ def axes_of(comparison: Comparison) -> MeshInfo:
     axes = {axis: size for trial in comparison.trials for axis, size in reversed(trial.mesh.items())}
     names = list(dict.fromkeys(axis for trial in comparison.trials for axis in trial.mesh))
     return MeshInfo({name: axes[name] for name in names}, "", "", "", (), 1)
+
+
+def runs_of(comparison: Comparison) -> list[tuple[str, Metrics | None]]:
+    """The metrics of each trial with its name, in the order of the trials; a report of the past goes by its number."""
+    names = words.trial_names(comparison)
+    return [
+        (
+            f"{words.report_text(t) or ''} {names[t.key].text}".strip(),
+            None if t.report is None else t.report.metrics,
+        )
+        for t in comparison.trials
+    ]
 
 
 @dataclass(frozen=True)

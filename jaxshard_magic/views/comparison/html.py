@@ -14,6 +14,7 @@ from jaxshard_magic.views.html import SIGNS
 from jaxshard_magic.views.option_table import flops_text
 from jaxshard_magic.views.page import document
 from jaxshard_magic.views.tags import axis, joined, row, section, small, table, text, unbroken
+from jaxshard_magic.views.training.html import curves_section
 
 _SIGNS = SIGNS | {"ok": "\u2714\ufe0e"}
 _SPACE = "padding:4px 8px 4px 0"
@@ -34,6 +35,7 @@ def to_html(comparison: Comparison) -> str:
         small(text(words.comparison_about(comparison))),
         trials(comparison),
         chart.scatter(comparison),
+        curves_section(data.runs_of(comparison)),
         again(comparison),
         small("<br>".join(map(text, notes))),
     ]

@@ -9,6 +9,7 @@ from jaxshard_magic.views.comparison import data
 from jaxshard_magic.views.comparison.pairs import pairs
 from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, printable, seconds_text
 from jaxshard_magic.views.packing import axis_numbers, compressed, span_pairs
+from jaxshard_magic.views.training.payload import curves_payload
 from jaxshard_magic.views.words import comparison as words
 from jaxshard_magic.views.words import percent_text
 
@@ -50,6 +51,7 @@ def payload(comparison: Comparison) -> dict[str, Any]:
         ],
         "left": [printable(line) for line in comparison.left],
         "pairs": pairs(comparison, index),
+        "curves": curves_payload(data.runs_of(comparison)),
     }
 
 

@@ -9,6 +9,7 @@ from jaxshard_magic.views.comparison import data
 from jaxshard_magic.views.format import UNKNOWN, byte_text, limit_text, more_text, printable, seconds_text
 from jaxshard_magic.views.option_table import flops_text
 from jaxshard_magic.views.terminal import cells, clip, fitted, plain, printed, table, wrapped
+from jaxshard_magic.views.training import text as training
 
 LEFT_ROWS = 12
 _FRONT = "* on the Pareto front: no trial is both faster and smaller"
@@ -27,6 +28,7 @@ def to_text(comparison: Comparison, width: int | None = None) -> str:
         wrapped((lead, about), room),
         *figures(comparison, room),
         failures(comparison, room),
+        training.curves(data.runs_of(comparison), room),
         _again(comparison),
         wrapped(notes, room),
     ]

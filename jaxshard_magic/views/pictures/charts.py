@@ -1,19 +1,26 @@
-"""The pictures of a pipeline, of compared strategies and of compared schedules: their charts, each on a sheet."""
+"""The pictures of a pipeline, of a training, of compared strategies and compared schedules: charts, each on a sheet."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from jaxshard_magic.report import Pipeline
+from jaxshard_magic.report import Measured, Pipeline
 from jaxshard_magic.report.comparison import Comparison
+from jaxshard_magic.report.metrics import Metrics
 from jaxshard_magic.views import schedule_charts, words
 from jaxshard_magic.views import schedules as compared
 from jaxshard_magic.views.comparison import chart
+from jaxshard_magic.views.measured import data as spent
+from jaxshard_magic.views.measured.html import drawn
 from jaxshard_magic.views.pictures.sheet import SMALL, Sheet
 from jaxshard_magic.views.timeline import data, svg
+from jaxshard_magic.views.training import chart as curve_chart
+from jaxshard_magic.views.training import data as curves
 from jaxshard_magic.views.words import Span
 
 if TYPE_CHECKING:
     from jaxshard_magic.schedule.compare import Comparison as Schedules
+
+ACROSS = 3  # charts of a training
 
 
 def pipeline(p: Pipeline, theme: str) -> str:
@@ -36,6 +43,43 @@ def pipeline(p: Pipeline, theme: str) -> str:
     sheet.draw(0, f'<g font-size="11">{marks}</g>', down=4)
     sheet.down(height + 4)
     return sheet.svg(f"Timeline of {words.size_text(p)}", theme)
+
+
+def measured(m: Measured, theme: str) -> str:
+    """One recorded step in lanes, with how its time divides and a legend."""
+    sheet = Sheet()
+    sheet.sentence(words.spent_lead(m))
+    sheet.small(words.sentence_case(words.spent_about(m)))
+    x = 0.0
+    sheet.down(4)
+    for kind in spent.kinds(m):
+        sheet.draw(x, svg.kind_mark(kind))
+        sheet.text(x + 18, words.SPENT[kind], down=9, size=SMALL)
+        x += 34 + 6.4 * len(words.SPENT[kind])
+    sheet.draw(x, svg.idle_mark())
+    sheet.text(x + 18, "idle", down=9, size=SMALL)
+    sheet.down(18)
+    height, marks = drawn(m)
+    sheet.draw(0, f'<g font-size="11">{marks}</g>', down=4)
+    sheet.down(height + 4)
+    return sheet.svg("One recorded step in lanes", theme)
+
+
+def training(metrics: Metrics, theme: str) -> str:
+    """The curves of a run, three beside each other."""
+    sheet = Sheet()
+    sheet.sentence(curves.lead(metrics))
+    sheet.down(4)
+    drawn = curves.drawn(metrics)
+    for at, curve in enumerate(drawn):
+        x = at % ACROSS * (curve_chart.WIDTH + 16)
+        said = [Span(curves.label_of(curve), "strong"), Span(f" {curves.value_text(curve, curve.last[-1])}")]
+        sheet.text(x, said, down=12, size=SMALL)
+        sheet.draw(x, curve_chart.chart([curve]), down=16)
+        if at % ACROSS == ACROSS - 1 or at == len(drawn) - 1:
+            sheet.down(curve_chart.HEIGHT + 28)
+    sheet.small(*curves.notes(metrics))
+    return sheet.svg(f"Training: {curves.lead_text(metrics)}", theme)
 
 
 def comparison(c: Comparison, theme: str) -> str:

@@ -20,6 +20,8 @@ def of_report(report: Report) -> Mapping[str, Picture]:
         "layout": partial(layout, report),
         "memory": partial(memory, report),
         "communication": partial(communication, report),
+        **({} if report.measured is None else {"measured": partial(charts.measured, report.measured)}),
+        **({} if report.metrics is None else {"training": partial(charts.training, report.metrics)}),
         **({} if report.pipeline is None else of_pipeline(report.pipeline)),
     }
     return {name: draw[name] for name in tab_ids(report)}

@@ -21,6 +21,7 @@ ROOM = 10  # px of an action from which its number has room, and of each further
 DIGIT = 6
 LETTER = 6.2
 EDGES = {"I": (True, False), "W": (False, True), "B": (True, True), "F": (False, False)}  # above, below
+_NO_EDGES = False, False
 EDGE = 2.5
 
 
@@ -41,14 +42,36 @@ class Plan:
 def drawing(p: Pipeline) -> str:
     """The whole timeline as one `<svg>`, empty without events."""
     height, marks = drawn(p)
-    if not marks:
-        return ""
+    return whole(height, marks, f"Timeline of {words.size_text(p)}") if marks else ""
+
+
+def whole(height: float, marks: str, label: str) -> str:
+    """Marks for a drawing of `WIDTH` as one `<svg>`."""
     w, h = svg.number(WIDTH), svg.number(height)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img"'
-        f' aria-label="{text(f"Timeline of {words.size_text(p)}")}" style="max-width:100%;height:auto"'
+        f' aria-label="{text(label)}" style="max-width:100%;height:auto"'
         f' font-family="system-ui,sans-serif" font-size="11">{marks}</svg>'
     )
+
+
+def drawn_lanes(
+    lanes: Sequence[Sequence[data.Mark]], names: Sequence[str], figures: Sequence[str], end: float
+) -> tuple[float, str]:
+    """Lanes of other things than a pipeline's ranks: their height in px, and their marks, none without any lane. Each
+    has its name at the left and a figure at the right, until `end` seconds."""
+    n = len(lanes)
+    lane = LANE if n <= 16 else 8
+    plan = Plan(lane, 0, 0, lane + (8 if lane == LANE else 2), end)
+    bottom = TOP + plan.rank * n
+    if not n or not end:
+        return 0, ""
+    marks = [*_ticks(plan, "s", bottom), *_frames(plan, n, end), *_lanes(lanes, plan, 0, plan.lane)]
+    every = max(1, round(12 / plan.rank))
+    for i in range(0, n, every):
+        y = TOP + i * plan.rank + plan.lane / 2 + 4
+        marks.append(_text(0, y, names[i]) + _text(WIDTH, y, figures[i], "end"))
+    return bottom + BELOW / 3, "".join(marks)
 
 
 def drawn(p: Pipeline) -> tuple[float, str]:
@@ -87,10 +110,19 @@ def kind_mark(kind: str) -> str:
     """A key of the legend."""
     edges = [
         svg.rect(0, y, 14, EDGE, f'fill="{INK}" fill-opacity=".6"')
-        for y, there in zip((0, 10 - EDGE), EDGES[kind], strict=True)
+        for y, there in zip((0, 10 - EDGE), EDGES.get(kind, _NO_EDGES), strict=True)
         if there
     ]
     return svg.drawing(14, 10, "", [svg.rect(0, 0, 14, 10, _fill(kind)), *edges])
+
+
+def kinds_bar(parts: Sequence[tuple[str, float]], width: float = 64, height: float = 10) -> str:
+    """Shares of the width by kind, side by side."""
+    x, drawn = 0.0, []
+    for kind, share in parts:
+        drawn.append(svg.rect(x, 0, max(0.0, share * width), height, _fill(kind)))
+        x += share * width
+    return svg.drawing(width, height, "", drawn)
 
 
 def idle_mark() -> str:
@@ -125,15 +157,8 @@ def _text(x: float, y: float, said: str, anchor: str = "start") -> str:
 
 def _axis(p: Pipeline, plan: Plan, bottom: float) -> Iterator[str]:
     """Ticks with their labels, the frames of the lanes, and where the ideal ends."""
-    for at, label in ticks(plan.end, 8, p.unit):
-        x = plan.x(at)
-        hair = f'stroke="{BOTH["rule"]}" stroke-opacity=".3"'
-        yield f'<path d="M{svg.number(x)} {TOP - 4}V{svg.number(bottom)}" {hair}/>'
-        yield _text(x, 10, label, "middle" if at else "start")
-    width = plan.x(_end(p)) - NAMES
-    for rank in range(len(p.ranks)):
-        y = TOP + rank * plan.rank
-        yield svg.rect(NAMES, y, width, plan.lane, f'fill="none" {_RULE}')
+    yield from _ticks(plan, p.unit, bottom)
+    yield from _frames(plan, len(p.ranks), _end(p))
     last, end = f"{p.source} end {words.time_text(_end(p), p.unit)}", plan.x(_end(p))
     if plan.ideal:
         x = plan.x(p.makespan[0])
@@ -145,6 +170,20 @@ def _axis(p: Pipeline, plan: Plan, bottom: float) -> Iterator[str]:
         else:
             last = f"{label}, {last}"
     yield _text(end, bottom + 12, last, "end")
+
+
+def _ticks(plan: Plan, unit: str, bottom: float) -> Iterator[str]:
+    for at, label in ticks(plan.end, 8, unit):
+        x = plan.x(at)
+        hair = f'stroke="{BOTH["rule"]}" stroke-opacity=".3"'
+        yield f'<path d="M{svg.number(x)} {TOP - 4}V{svg.number(bottom)}" {hair}/>'
+        yield _text(x, 10, label, "middle" if at else "start")
+
+
+def _frames(plan: Plan, lanes: int, end: float) -> Iterator[str]:
+    width = plan.x(end) - NAMES
+    for rank in range(lanes):
+        yield svg.rect(NAMES, TOP + rank * plan.rank, width, plan.lane, f'fill="none" {_RULE}')
 
 
 def _end(p: Pipeline) -> float:
@@ -165,7 +204,7 @@ def _lanes(lanes: Sequence[Sequence[data.Mark]], plan: Plan, below: float, heigh
                 boxes.setdefault(kind, []).append(_box(x + 0.25, y, width, each))
                 if height >= LANE:
                     edge = EDGE / len(mark.parts)
-                    tops = zip((y, y + each - edge), EDGES[kind], strict=True)
+                    tops = zip((y, y + each - edge), EDGES.get(kind, _NO_EDGES), strict=True)
                     edges += [_box(x + 0.25, top, width, edge) for top, there in tops if there]
     paths = [f'<path d="{"".join(drawn)}" {_fill(kind)}/>' for kind, drawn in boxes.items()]
     return paths + ([f'<path d="{"".join(edges)}" fill="{INK}" fill-opacity=".6"/>'] if edges else [])

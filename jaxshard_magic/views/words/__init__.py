@@ -38,6 +38,10 @@ from jaxshard_magic.views.words.comparison import step_text as step_text
 from jaxshard_magic.views.words.comparison import tail as tail
 from jaxshard_magic.views.words.comparison import trial_names as trial_names
 from jaxshard_magic.views.words.key_figures import figures as figures
+from jaxshard_magic.views.words.measured import SPENT as SPENT
+from jaxshard_magic.views.words.measured import spent_about as spent_about
+from jaxshard_magic.views.words.measured import spent_lead as spent_lead
+from jaxshard_magic.views.words.measured import spent_notes as spent_notes
 from jaxshard_magic.views.words.memory import error_text as error_text
 from jaxshard_magic.views.words.memory import live_lead as live_lead
 from jaxshard_magic.views.words.memory import live_text as live_text

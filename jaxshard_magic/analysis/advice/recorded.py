@@ -1,0 +1,41 @@
+"""Advice from a recording of the step: a device slower than the others, and devices that wait for the host."""
+
+from collections.abc import Iterator
+
+from ...places import place
+from ...report import Advice
+from ...units import seconds_text, share_text
+from .case import Case
+
+SLOWER, SHARED = 0.10, 0.30  # of the step; simulated devices share cores, so that one is late by chance
+WAITS = 0.05  # of the step, for Python
+
+
+def slow_device(case: Case) -> Iterator[Advice]:
+    """One device computes clearly longer than the median one, and all collectives wait for it."""
+    m = case.measured
+    if m is None or m.slowest is None or m.behind is None:
+        return
+    share = m.behind / m.step_s.median
+    if share > (SHARED if case.mesh.source == "simulated" else SLOWER):
+        message = (
+            f"Device {m.slowest} computes {seconds_text(m.behind)} longer in a step than the median one, "
+            f"{share_text(share)} of the step: the others wait for it. Look at what else runs there, at its "
+            "temperature, and whether it has more of the work."
+        )
+        yield Advice("slow-device", "warning", message, None, share)
+
+
+def waits_for_python(case: Case) -> Iterator[Advice]:
+    """Devices wait for calls of Python from inside the step."""
+    m = case.measured
+    if m is None or m.host <= WAITS * m.step_s.median:
+        return
+    lines = [(row.waiting or 0.0, row.file, row.line) for row in m.lines if row.file and row.line]
+    _, file, line = max(lines, default=(0.0, "", 0))
+    where = f", most at {place(file, line)}" if file else ""
+    message = (
+        f"A device waits {seconds_text(m.host)} of a step's {seconds_text(m.step_s.median)} for Python on the "
+        f"host{where}: do that outside of the step, or once in many steps."
+    )
+    yield Advice("waits-for-python", "warning", message, None, min(1.0, m.host / m.step_s.median))

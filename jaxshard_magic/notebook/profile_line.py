@@ -1,0 +1,76 @@
+"""`%shard profile`: more steps of the last cell's, recorded, and its report with where their time went."""
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ShardError, quoted, whole_number
+from . import cells
+from .options import ProfileOptions, flags_text, parse_command
+from .progress import Progress, line_for
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from ..report import Report
+    from .session import ShardSession
+
+
+def profiled(
+    text: str, shell: "InteractiveShell", session: "ShardSession"
+) -> "tuple[Report | None, str | None]":
+    """The report that a `%shard profile` line returns, None where that was help, and the name to keep it under. Raises
+    ShardError for a line that it can't be, and before there is a step that has run."""
+    from ..step.recorded import PROFILED
+
+    options = parse_command(text, ProfileOptions)
+    if options.help:
+        print(help_text())
+        return None, None
+    n = _count(options.words, PROFILED)
+    step: Any = session.step
+    write = "write %%shard fsdp above a cell with a train step, then %shard profile"
+    if session.comparison is not None:
+        raise ShardError(f"the last cell compared strategies, and none of them goes on: {write}")
+    if step is None:
+        raise ShardError(f"there is no step yet: {write}")
+    step = step.sharded if isinstance(step, cells.Rehearsal) else step
+    if step.calls == 0:
+        raise ShardError(f"{step.name} was compiled and has not run: call it, then %shard profile")
+    given = None
+    if not step.has_inputs:
+        given = cells.from_namespace(step.__wrapped__, shell.user_ns, step.path or step.name)
+    draw = line_for(shell) if session.progress else None
+    with Progress(draw, of=step.path) as progress:
+        told, step.progress = step.progress, progress
+        try:
+            args, kwargs = given or (None, None)
+            step.profile(n, args=args, kwargs=kwargs, trace=options.trace)
+        finally:
+            step.progress = told
+    return session.report(), options.output
+
+
+def _count(words: tuple[str, ...], usual: int) -> int:
+    if len(words) > 1:
+        raise ShardError(f"%shard profile takes one number, of steps; unexpected: {' '.join(words[1:])}")
+    for word in words:
+        n = whole_number(word)
+        if n is None:
+            raise ShardError(f"%shard profile takes a whole number of steps from 1 on, not {quoted(word)}")
+        return n
+    return usual
+
+
+def help_text() -> str:
+    """What `%shard profile --help` prints."""
+    return f"""Record more steps of the last %%shard cell's, on copies; its Report then says where their time went.
+
+    %shard profile                 5 steps more; nothing is updated
+    %shard profile 10              10 of them
+    %shard profile --trace DIR     and the files that xprof, TensorBoard and Perfetto read
+
+The step takes what the notebook holds under its parameters' names, or what %%shard --profile or --repeat kept. Each
+line of the cell gets its measured time: compute, moving data between devices, waiting for other devices or for Python.
+
+Options:
+{flags_text(ProfileOptions)}
+"""

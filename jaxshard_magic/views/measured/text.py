@@ -1,0 +1,75 @@
+"""Where the time of a recorded step went, for a terminal."""
+
+from collections.abc import Sequence
+
+from jaxshard_magic.report import Report
+from jaxshard_magic.views import words
+from jaxshard_magic.views.format import UNKNOWN, count_text, printable
+from jaxshard_magic.views.measured import data
+from jaxshard_magic.views.terminal import cells, clip, pad, plain, shorten, table, wrap
+
+ROWS, LEAST_SOURCE, DEVICES = 12, 16, 8
+
+
+def lines(report: Report, width: int) -> list[str]:
+    """The words, the lines of code by time, the collectives and the devices; nothing where nothing was measured."""
+    m = report.measured
+    if m is None:
+        return []
+    lead = "".join(span.text for span in words.spent_lead(m))
+    said = f"{lead} {words.sentence_case(words.spent_about(m))}"
+    notes = [line for note in words.spent_notes(report) for line in wrap(plain(printable(note)), width)]
+    tables = [*_lines(report, width), *_collectives(report, width), *_devices(report, width)]
+    return [*wrap(plain(said), width), *notes, *tables]
+
+
+def _lines(report: Report, width: int) -> list[str]:
+    every = data.rows(report)
+    shown, rest = every[:ROWS], every[ROWS:]
+    if not shown:
+        return []
+    names = [shorten(printable(row.name), width // 5) for row in shown]
+    before = max(map(cells, names))
+    heads = data.heads(shown)
+    while True:
+        columns = {head: [plain(row.figures[head]) or UNKNOWN for row in shown] for head in heads}
+        figures = table(columns, ("phase",))
+        room = width - before - 4 - cells(figures[0])
+        less = [head for head in ("compute", "waiting", "moving", "share") if head in heads]
+        if room >= LEAST_SOURCE or not less:
+            break
+        heads = [head for head in heads if head != less[0]]
+    told = ["", pad("Lines by measured time", before + room + 4) + figures[0]]
+    for name, row, figure in zip(names, shown, figures[1:], strict=True):
+        source = printable(row.text or "")
+        told.append(f"  {pad(name, before, 'right')}  {pad(clip(source, room), room)}{figure}")
+    left = sum(row.share for row in rest)
+    return [*told, *([f"  {count_text(len(rest))} more take {left:.0%}"] if rest else [])]
+
+
+def _collectives(report: Report, width: int) -> list[str]:
+    heads, rows = data.collectives(report)
+    return _fitting(heads, rows, ("predicted", "link", "waiting"), width) if rows else []
+
+
+def _devices(report: Report, width: int) -> list[str]:
+    m = report.measured
+    if m is None or len(m.devices) < 2:
+        return []
+    heads, rows = data.devices(m)
+    left = m.of_devices - min(DEVICES, len(rows))
+    more = [f"  {count_text(left)} more devices"] if left else []
+    return [*_fitting(heads, rows[:DEVICES], ("hidden", "idle"), width), *more]
+
+
+def _fitting(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence[str], width: int
+) -> list[str]:
+    """A table below an empty line, without the columns of `less` that there is no room for."""
+    told = [[plain(printable(cell)) for cell in column] for column in zip(*rows, strict=True)]
+    columns = dict(zip(heads, told, strict=True))
+    lefts = ("collective", "over")
+    for head in less:
+        if cells(table(columns, lefts)[0]) > width:
+            columns.pop(head, None)
+    return ["", *table(columns, lefts)]

@@ -1,0 +1,39 @@
+"""Advice from a recording: each rule fires where it should and is silent where it should be."""
+
+import math
+from dataclasses import replace
+
+from sample_measured import measured
+
+from jaxshard_magic.analysis.advice import Case, advise
+from jaxshard_magic.report import Measured, MeshInfo, Spent
+
+
+def found(m: Measured | None, source: str = "attached") -> dict[str, str]:
+    axes = {"data": 8}
+    mesh = MeshInfo(axes, "tpu", "TPU v5 lite", source, tuple(range(math.prod(axes.values()))), 1)
+    advice = advise(Case((), mesh, "fsdp", measured=m))
+    return {a.code: a.message.replace("\u202f", " ") for a in advice}
+
+
+def test_a_device_that_computes_longer_than_the_others_is_named():
+    slow = replace(measured(), behind=0.0094)
+    assert found(slow)["slow-device"].startswith(
+        "Device 0 computes 9.40 ms longer in a step than the median one, 20% of the step"
+    )
+    assert "slow-device" not in found(slow, "simulated")  # which share cores
+    assert "slow-device" in found(replace(slow, behind=0.02), "simulated")
+    assert "slow-device" not in found(measured())  # 6.4%
+
+
+def test_waiting_for_python_is_told_with_its_line():
+    row = Spent("cell [7]", 4, "forward", 0.0, 0.0, 0.03)
+    waits = replace(measured(), host=0.0235, lines=(*measured().lines, row))
+    assert found(waits)["waits-for-python"].startswith(
+        "A device waits 23.5 ms of a step's 47.0 ms for Python on the host, most at cell [7], line 4"
+    )
+    assert "waits-for-python" not in found(replace(waits, host=0.002))
+
+
+def test_without_a_recording_there_is_none_of_it():
+    assert found(None) == {}

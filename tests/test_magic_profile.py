@@ -1,0 +1,76 @@
+"""`%%shard --profile` and `%shard profile` in a notebook."""
+
+import pytest
+from cells import LOOP, STEP
+
+
+def sums(report) -> None:
+    measured = report.measured
+    assert measured.unknown is None or measured.unknown.seconds < 0.01 * measured.step_s.median
+    assert measured.lines and all(row.line for row in measured.lines)
+
+
+def test_a_cell_says_where_the_time_of_its_lines_goes(given):
+    report = given.run("%%shard fsdp --profile 2" + STEP + LOOP)
+    sums(report)
+    assert (report.measured.read, report.timing.calls) == (2, 3)  # copies are none of the loop's
+    assert {row.file for row in report.measured.lines} == {report.sources[0].name}
+    assert given.run("%shard").measured == report.measured
+
+
+def test_a_cell_that_only_defines_its_step_is_recorded_too(given):
+    sums(given.run("%%shard fsdp --profile" + STEP))
+
+
+def test_the_last_step_is_recorded_afterwards_and_kept_in_the_history(given):
+    assert given.run("%%shard fsdp" + STEP + LOOP).measured is None
+    before = given["state"]
+    report = given.run("%shard profile 1 -o kept")
+    sums(report)
+    assert given["kept"] is report and given["state"] is before
+    given.run("%shard history")
+    assert given.run(f"%shard history {report.number}").measured == report.measured
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%shard profile none", "takes a whole number of steps from 1 on, not 'none'"),
+        ("%shard profile 1 2", "takes one number, of steps; unexpected: 2"),
+        ("%shard profile 101", "profile records 1 to 100 steps, not 101"),
+        ("%shard profile --chart", "%shard profile has no option --chart"),
+    ],
+)
+def test_a_line_that_can_not_be_is_refused(given, line, said):
+    given.run("%%shard dp" + STEP + LOOP)
+    assert said in str(given.fails(line))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("dp --profile 200", "profile records 1 to 100 steps, not 200"),
+        ("dp --profile --dry-run", "--profile records steps that run, and --dry-run runs none"),
+        ("dp --trace there", "--trace keeps what --profile records: add --profile"),
+        ("dp,fsdp --profile", "--profile: in a comparison none is recorded"),
+        ("auto --profile", "--profile: under auto many are tried"),
+        (
+            "pp --profile --mesh pipe=2 --microbatches 2",
+            "--profile records one program, and a pipeline has several",
+        ),
+        ("dp --profile --mesh 'v5e:2x2 data=4'", "--profile runs the step, and v5e:2x2 is not attached"),
+        ("dp --profile --trace /proc/there", "the trace can't be kept in /proc/there"),
+    ],
+)
+def test_what_can_not_be_recorded_is_refused_before_the_step_runs(given, line, said):
+    given.run("runs = []")
+    cell = STEP.replace("def ", "import jax as j\n@j.jit\ndef ") + "runs.append(1)\n" + LOOP
+    assert said in str(given.fails(f"%%shard {line}" + cell))
+    assert given["runs"] == []
+
+
+def test_before_a_step_there_is_nothing_to_record(given):
+    assert "there is no step yet" in str(given.fails("%shard profile"))
+    given.run("%%shard dp --dry-run" + STEP)
+    assert "was compiled and has not run" in str(given.fails("%shard profile"))
+    assert given.run("%shard profile --help") is None

@@ -1,0 +1,207 @@
+"""A step recorded and read back: every second of it has a line, and what sleeps is seen where it sleeps."""
+
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxshard_magic
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report import Measured, Report
+
+WIDTH, LAYERS = 32, 3
+
+
+def transformer_like(scan: bool, remat: bool):
+    """A step of a few layers, adam behind them."""
+    optimizer = optax.adam(1e-3)
+
+    def train_step(state, batch):
+        params, moments = state
+
+        def loss_of(params):
+            def layer(x, w):
+                return x + jax.nn.relu(x @ w["up"]) @ w["down"], None
+
+            layer = jax.checkpoint(layer) if remat else layer
+            x = batch["x"]
+            if scan:
+                x, _ = jax.lax.scan(layer, x, params)
+            else:
+                for i in range(LAYERS):
+                    x, _ = layer(x, jax.tree.map(lambda a, i=i: a[i], params))
+            return jnp.mean((x - batch["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        updates, moments = optimizer.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), loss
+
+    params = {
+        "up": jnp.full((LAYERS, WIDTH, 2 * WIDTH), 0.01),
+        "down": jnp.full((LAYERS, 2 * WIDTH, WIDTH), 0.01),
+    }
+    x = jnp.ones((16, WIDTH))
+    return train_step, (params, optimizer.init(params)), {"x": x, "y": x}
+
+
+def ran(step, *args):
+    """The step, called once with its arguments kept."""
+    step.keep_arguments = True
+    jax.block_until_ready(step(*args))
+    return step
+
+
+def adds_up(found: Measured) -> None:
+    rows = [*found.lines, *filter(None, (found.others, found.unknown))]
+    window = sum(row.seconds for row in rows) + found.mean.idle
+    mean = found.mean
+    assert window == pytest.approx(mean.compute + mean.moving + (mean.waiting or 0) + mean.idle, rel=1e-4)
+    assert found.step_s.min <= window * 1.0001 and window <= found.step_s.max * 1.0001
+    lost = 0.0 if found.unknown is None else found.unknown.seconds
+    assert lost <= 0.01 * sum(row.seconds for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "scan", "remat"),
+    [
+        ("fsdp", {}, True, True),
+        ("fsdp+tp", {"microbatches": 2}, False, False),
+    ],
+)
+def test_all_measured_time_has_a_line_and_adds_up_to_the_step(strategy, options, scan, remat):
+    function, state, batch = transformer_like(scan, remat)
+    mesh = "cpu:8 data=4 model=2" if "tp" in strategy else "cpu:8 data=8"
+    step = ran(jaxshard_magic.shard(function, strategy, mesh=mesh, **options), state, batch)
+    found = step.profile(2)
+    adds_up(found)
+    assert {row.phase for row in found.lines} >= {"forward", "backward", "update"}
+    assert ("recomputed" in {row.phase for row in found.lines}) == remat
+    assert {row.file for row in found.lines} == {Path(__file__).name}
+    assert (found.read, found.of_devices, len(found.lanes)) == (2, 8, 8)
+    assert {moved.kind for moved in found.collectives} == {c.kind for c in step.report().collectives or ()}
+
+
+SLEEPS = 0.1  # seconds
+slept: list[float] = []  # as a machine with much to do sleeps longer
+
+
+def nap(x):
+    start = time.perf_counter()
+    time.sleep(SLEEPS)
+    slept.append(time.perf_counter() - start)
+    return np.asarray(x)
+
+
+def sleeping(params, x):
+    def loss_of(params):
+        y = x @ params
+        y = jax.pure_callback(nap, jax.ShapeDtypeStruct(y.shape, y.dtype), jax.lax.stop_gradient(y)) + y
+        return jnp.mean(y**2)
+
+    return params - 0.1 * jax.grad(loss_of)(params)
+
+
+def test_a_host_callback_that_sleeps_is_on_its_line_for_as_long_as_it_sleeps():
+    step = ran(jaxshard_magic.shard(sleeping, "dp", mesh="cpu:1 data=1"), jnp.ones((8, 8)), jnp.ones((8, 8)))
+    found = step.profile(3)
+    line = 1 + next(
+        n for n, text in enumerate(Path(__file__).read_text().splitlines()) if "pure_callback(nap" in text
+    )
+    (row,) = [row for row in found.lines if row.line == line and (row.waiting or 0) > 0.01]
+    assert len(slept) == 1 + 1 + 3  # called, warmed up, recorded
+    assert row.waiting == pytest.approx(sum(slept[-3:]) / 3, rel=0.03)
+    assert found.host == row.waiting
+    adds_up(found)
+
+
+def test_a_report_keeps_what_was_measured_in_json_and_in_little_room():
+    function, state, batch = transformer_like(scan=False, remat=True)
+    step = ran(jaxshard_magic.shard(function, "fsdp", mesh="cpu:8 data=8", on="v5e"), state, batch)
+    before = step.report().to_json()
+    step.profile(2)
+    report = step.report()
+    assert Report.from_json(report.to_json()) == report
+    assert len(report.to_json()) - len(before) <= 20_000
+    assert report.measured is not None
+    assert any(row.predicted for row in report.measured.lines)  # beside what is predicted for the chip
+
+
+def test_nothing_is_updated_and_donated_arguments_are_copied():
+    function, state, batch = transformer_like(scan=False, remat=False)
+    step = jaxshard_magic.shard(function, "fsdp", mesh="cpu:8 data=8", donate=True)
+    step.keep_arguments = True
+    new, _ = step(state, batch)
+    new, _ = step(new, batch)  # whose own results are donated
+    kept = jax.tree.map(np.asarray, new)
+    calls, timed = step.calls, step.report().timing
+    step.profile(1)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, new), kept)
+    assert step.calls == calls and step.report().timing == timed
+    again, _ = step(new, batch)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(again))
+
+
+def test_arguments_can_be_given_to_a_step_that_kept_none():
+    function, state, batch = transformer_like(scan=False, remat=False)
+    step = jaxshard_magic.shard(function, "dp", mesh="cpu:2 data=2")
+    step(state, batch)
+    with pytest.raises(ShardError, match="were not kept: set keep_arguments"):
+        step.profile(1)
+    adds_up(step.profile(1, args=(state, batch)))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def halved(x):
+    return x / 2
+
+
+def test_where_a_trace_of_the_users_own_runs_one_line_says_so(tmp_path):
+    step = ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4))
+    with jax.profiler.trace(str(tmp_path)), pytest.raises(ShardError, match="a trace is running already"):
+        step.profile(1)
+    assert step.profile(1).read == 1  # and the next one begins
+
+
+def test_a_step_that_fails_while_it_is_recorded_ends_the_recording():
+    def fails(x):
+        def check(x):
+            if failing:
+                raise ValueError("no")
+            return np.asarray(x)
+
+        return jax.pure_callback(check, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    failing = False
+    step = ran(jaxshard_magic.shard(fails, "dp", mesh="cpu:1 data=1"), jnp.ones(4))
+    failing = True
+    with pytest.raises(Exception, match="no"):
+        step.profile(1)
+    failing = False
+    assert step.profile(1).read == 1
+
+
+def test_the_files_that_other_tools_read_are_kept_where_they_can_be_written(tmp_path):
+    step = ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4))
+    step.profile(1, trace=tmp_path / "kept")
+    assert list((tmp_path / "kept").rglob("*.xplane.pb"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ShardError, match=r"the trace can't be kept in .*file: .*; name another folder"):
+        step.profile(1, trace=tmp_path / "file")
+
+
+def test_no_steps_are_no_recording():
+    step = ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4))
+    with pytest.raises(ShardError, match="profile records 1 to 100 steps, not 0"):
+        step.profile(0)
+
+
+def test_without_the_private_session_the_recording_goes_through_a_folder(monkeypatch):
+    from jaxshard_magic.step import recorded
+
+    step = ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4))
+    monkeypatch.setattr(recorded, "_in_memory", lambda: None)
+    assert step.profile(1).read == 1

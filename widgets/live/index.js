@@ -1,0 +1,75 @@
+// A training that runs: what its line says, how much is done, and charts that grow. The kernel sends all there is now and
+// then, and what is new in between; a page that missed a message waits for the next whole.
+
+import curve from "../shared/curve.css";
+import { chart } from "../shared/curve.js";
+import { h, replace } from "../shared/dom.js";
+import { drawn } from "../shared/page.js";
+import { unpacked } from "../shared/payload.js";
+import style from "./live.css";
+
+const [CHARTS, OF_LOOP] = [6, 3]; // that are drawn, and how many of them at most are of the loop
+const DRAWN = ["step_s", "tokens_per_s", "examples_per_s", "mfu", "flops_per_s", "memory", "busy"];
+
+/** Draw the training of `model` in `el`; returns what takes it away again. */
+export const render = (context) =>
+  drawn(context, "training", [style, curve], (root, data, ends) => {
+    const { model } = context;
+    const training = new Training(data);
+    root.append(training.element);
+    const hear = (message) => message?.kind === "update" && training.take(message.update);
+    const renew = async () => training.take(await unpacked(model.get("_data")), true);
+    model.on("msg:custom", hear);
+    model.on("change:_data", renew);
+    ends.push(() => (model.off("msg:custom", hear), model.off("change:_data", renew), training.end()));
+  });
+
+class Training {
+  constructor(data) {
+    this.line = h("p", { class: "jsm-lead" });
+    this.bar = h("div", { class: "jsm-live-bar", role: "progressbar", "aria-label": "steps done", "aria-valuemin": 0, "aria-valuemax": 100 });
+    this.facts = h("dl", { class: "jsm-live-facts" });
+    this.charts = h("div", { class: "jsm-curves" });
+    this.element = h("div", { class: "jsm-live" }, this.line, this.bar, this.facts, this.charts);
+    this.frame = null;
+    this.take(data, true);
+  }
+
+  /** Take what is new, or with `whole` all there is. */
+  take(update, whole = false) {
+    if (!whole && update.number !== this.number + 1) return;
+    if (whole) this.curves = new Map();
+    this.number = update.number;
+    this.said = update;
+    for (const { start, buckets, ...about } of update.curves) {
+      const before = this.curves.get(about.name)?.buckets ?? [];
+      this.curves.set(about.name, { ...about, buckets: [...before.slice(0, start), ...buckets] });
+    }
+    this.frame ??= requestAnimationFrame(() => ((this.frame = null), this.draw()));
+  }
+
+  draw() {
+    const { line, share } = this.said;
+    replace(this.line, h("b", {}, line));
+    this.bar.hidden = share === null;
+    this.bar.style.setProperty("--done", share ?? 0);
+    this.bar.setAttribute("aria-valuenow", (100 * (share ?? 0)).toFixed(1));
+    const all = [...this.curves.values()];
+    const loop = all.filter(({ unit }) => unit !== null);
+    replace(this.facts, loop.map(({ label, value }) => h("div", {}, h("dt", {}, label), h("dd", {}, value))));
+    replace(this.charts, drawnOf(all, loop).map((each) => chart([each], each.unit === null ? each.value : "")));
+  }
+
+  end() {
+    if (this.frame !== null) cancelAnimationFrame(this.frame);
+  }
+}
+
+/** The curves that have a chart: those of the step first, then those of its loop that tell most. */
+function drawnOf(all, loop) {
+  const named = new Map(loop.map((curve) => [curve.name, curve]));
+  if (named.has("tokens_per_s")) named.delete("examples_per_s");
+  const known = DRAWN.filter((name) => (named.get(name)?.buckets.length ?? 0) > 1).slice(0, OF_LOOP);
+  const own = all.filter(({ unit }) => unit === null);
+  return [...own.slice(0, CHARTS - known.length), ...known.map((name) => named.get(name))];
+}

@@ -1,0 +1,23 @@
+// A report's run over its steps: what the step returned, and what was measured of its loop.
+
+import { charts } from "../shared/curve.js";
+import { h } from "../shared/dom.js";
+import { spans } from "../shared/text.js";
+
+export function view({ training }, mesh) {
+  const { lead, heads, rows, notes } = training;
+  const look = (place) => ({ class: place ? "jsm-num" : null });
+  return h(
+    "div",
+    {},
+    h("p", { class: "jsm-lead" }, spans(lead, mesh)),
+    charts(training.charts),
+    h(
+      "table",
+      { class: "jsm-table jsm-curve-table" },
+      h("thead", {}, h("tr", {}, heads.map((head, place) => h(place ? "th" : "td", look(place), head)))),
+      h("tbody", {}, rows.map((row) => h("tr", {}, row.map((said, place) => h("td", look(place), said))))),
+    ),
+    notes.map((note) => h("p", { class: "jsm-small jsm-quiet" }, note)),
+  );
+}
