@@ -106,7 +106,7 @@ def test_a_loop_that_makes_its_batch_while_the_devices_wait_is_told_with_the_lin
         n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# a slow reader" in text
     )
     found = advice(step, "input-bound")
-    assert found is not None and found.level == "warning"
+    assert found is not None and found.level == "info"  # of simulated devices
     assert f"It was at test_advice_loop.py, line {slow} at " in found.message
     assert "Get the next batch while the step runs" in found.message
 

@@ -11,6 +11,7 @@ from sample_reports import attached
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.live import Call, Done, Known, Queue, Rates, Row, Run, Series
+from jaxshard_magic.live.queue import BURST
 from jaxshard_magic.live.run import MOST_NAMES
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.metrics import COLUMNS, Metrics
@@ -119,6 +120,14 @@ def test_reading_takes_its_share_of_the_time_and_the_newest_is_always_read(monke
     again = queue_of(numbers)
     again._cost = 1e9
     assert [value for _, value in read(again, everything=True)] == [float(n) for n in range(100)]
+
+
+def test_a_short_loop_is_read_whole_and_what_it_saved_is_all_that_a_burst_may_take():
+    for saved, whole in ((BURST, 20), (0.25 * BURST, 5)):
+        queue = queue_of([Number(float(n)) for n in range(20)])
+        queue._cost, queue._saved = BURST / 20, saved  # seconds a read, and those that it may take
+        assert len([value for _, value in read(queue) if value is not None]) == whole
+        assert queue.skipped == 20 - whole and queue._saved < saved
 
 
 def test_the_first_number_astray_is_found_among_those_that_would_go_unread():

@@ -12,6 +12,7 @@ from .rates import Done
 
 MOST = 256  # calls whose numbers are held: on an accelerator each takes some memory
 SHARE = 0.004  # of the time that reading may take: a read holds the interpreter, which the loop needs
+BURST = 0.02  # seconds that it may take at once, after as long a pause: a short loop is read whole
 
 
 class Call(NamedTuple):
@@ -37,8 +38,8 @@ class Queue:
     """Calls that are under way, oldest first, and the reading of those that are done. `is_done(sign)` tells which.
 
     At most `most` are held: where more are under way every second one goes unread. Reading takes at most `SHARE` of the
-    time; where calls finish faster than that, the newest are read and others evenly before them, and all of those
-    around the first number that is not finite.
+    time, and `BURST` ahead of it; where calls finish faster than that, the newest are read and others evenly before
+    them, and all of those around the first number that is not finite.
     """
 
     def __init__(self, is_done: Callable[[Any], bool], most: int = MOST):
@@ -46,7 +47,8 @@ class Queue:
         self._is_done, self._most = is_done, most
         self._lock = threading.Lock()
         self._cost = 0.0  # seconds that reading a call took, lately
-        self._read_at = time.perf_counter()
+        self._looked = time.perf_counter()
+        self._saved = BURST  # seconds that reading may take now
         self._astray: set[str] = set()  # names that were not finite once
         self.skipped = 0
 
@@ -77,14 +79,16 @@ class Queue:
             if not ready:
                 return []
             now, start = time.perf_counter(), time.thread_time()
-            chosen = range(len(ready)) if everything else self._chosen(len(ready), now - self._read_at)
+            self._saved = min(BURST, self._saved + SHARE * (now - self._looked))
+            chosen = range(len(ready)) if everything else self._chosen(len(ready))
             found = self._read(ready, set(chosen))
-            self._read_at, self._cost = now, (time.thread_time() - start) / len(chosen)
+            took = time.thread_time() - start
+            self._looked, self._cost, self._saved = now, took / len(chosen), max(0.0, self._saved - took)
             return found
 
-    def _chosen(self, count: int, passed: float) -> Sequence[int]:
-        """Which of so many calls are read after so many seconds: every nth up to the last."""
-        affordable = max(1, int(SHARE * passed / self._cost)) if self._cost else count
+    def _chosen(self, count: int) -> Sequence[int]:
+        """Which of so many calls are read: every nth up to the last, as many as what was saved pays for."""
+        affordable = max(1, int(self._saved / self._cost)) if self._cost else count
         return range(count - 1, -1, -max(1, -(-count // affordable)))
 
     def _read(self, ready: Sequence[Call], chosen: set[int]) -> list[Finished]:

@@ -65,6 +65,12 @@ class Case:
         return tuple(a for a in self.mesh.axes if a in cut - self.stage_axes)
 
     @property
+    def timed_level(self) -> str:
+        """The level of advice that rests on a measured time: simulated devices share cores, with other work as well, so
+        that what a clock says of them is no warning."""
+        return "info" if self.mesh.source == "simulated" else "warning"
+
+    @property
     def stage_axes(self) -> set[str]:
         """The axes along which a device has other leaves than the next one: those of a pipeline's stages."""
         return {*self.jobs.get("pp", ()), *(a for leaf in self.leaves for a in leaf.within)}

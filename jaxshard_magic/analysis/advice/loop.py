@@ -90,7 +90,7 @@ def input_bound(case: "Case") -> Iterator[Advice]:
         f"call to call, and the step takes {time(timing.step_s.median)}.{at} Get the next batch while the step runs: "
         "in a thread, or before its loss is read."
     )
-    yield Advice("input-bound", "warning", message, None)
+    yield Advice("input-bound", case.timed_level, message, None)
 
 
 def slower(case: "Case") -> Iterator[Advice]:
@@ -108,4 +108,4 @@ def slower(case: "Case") -> Iterator[Advice]:
         f"Steps got slower: {time(first)} up to step {quarter:,}, {time(last)} at the end. A list that grows in the "
         "loop, a device that is hot, or other work on this machine does that; report.metrics has when."
     )
-    yield Advice("slower", "warning", message, None)
+    yield Advice("slower", case.timed_level, message, None)

@@ -23,7 +23,7 @@ def slow_device(case: Case) -> Iterator[Advice]:
             f"{share_text(share)} of the step: the others wait for it. Look at what else runs there, at its "
             "temperature, and whether it has more of the work."
         )
-        yield Advice("slow-device", "warning", message, None, share)
+        yield Advice("slow-device", case.timed_level, message, None, share)
 
 
 def waits_for_python(case: Case) -> Iterator[Advice]:
@@ -38,4 +38,4 @@ def waits_for_python(case: Case) -> Iterator[Advice]:
         f"A device waits {seconds_text(m.host)} of a step's {seconds_text(m.step_s.median)} for Python on the "
         f"host{where}: do that outside of the step, or once in many steps."
     )
-    yield Advice("waits-for-python", "warning", message, None, min(1.0, m.host / m.step_s.median))
+    yield Advice("waits-for-python", case.timed_level, message, None, min(1.0, m.host / m.step_s.median))
