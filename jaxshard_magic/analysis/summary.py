@@ -117,6 +117,7 @@ def summarize(step: "ShardedStep") -> Report:
         ended=step.ended,
         metrics=loop.metrics,
         number=step.number,
+        checkpoints=None if step.kept is None else step.kept.told,
     )
     return _named(report, step, reading.text)
 

@@ -13,6 +13,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from ..errors import ShardError
 from . import cells, compare_cell, completions, mesh_line
 from .auto_cell import Choosing
+from .checkpointing import Checkpointing
 from .displays import say
 from .doctor_line import examined
 from .early import Early
@@ -280,6 +281,7 @@ class ShardMagics(Magics):
         options = with_strategy(options)
         if options.trace is not None:
             writable(options.trace)
+        keeping = Checkpointing(options, self.early.saved)
         parse_strategy(options.strategy)
         make_ready(self.session.view)
         this = self._cell(options, line, source, self._meshes.wanted)
@@ -288,11 +290,11 @@ class ShardMagics(Magics):
             watch = None if this.options.dry_run else Watch(self._lengths.total)
             view = self._growing(watch, this)
             binding = cells.Binding(
-                self.shell.user_ns, this.place, partial(self._sharded, this, progress, watch)
+                self.shell.user_ns, this.place, keeping.of(partial(self._sharded, this, progress, watch))
             )
             with view or nullcontext(), self.early.kept(this, lambda: binding.sharded):
                 with binding:
-                    with this.room(), self._followed(progress, watch, view) as lengths:
+                    with this.room(), self._followed(progress, watch, view) as lengths, keeping:
                         cells.run(self.shell, this.code, binding, lengths)
                     known = exercised(this, binding)
                 with binding:  # a dry run ended the first one
@@ -364,7 +366,7 @@ class ShardMagics(Magics):
         if watch is None:
             yield None
             return
-        training = Training(watch.finished, self._lengths.total, watch.sample)
+        training = Training(watch.finished, self._lengths.total, watch.sample, lambda: watch.resumed)
         with self._lengths.counting(lambda: watch.calls), progress.following(training, view):
             try:
                 yield self._lengths

@@ -13,6 +13,8 @@ from jaxshard_magic.report.measured import Lane as Lane
 from jaxshard_magic.report.measured import Measured as Measured
 from jaxshard_magic.report.measured import Moved as Moved
 from jaxshard_magic.report.measured import Spent as Spent
+from jaxshard_magic.report.checkpoints import Checkpoints as Checkpoints
+from jaxshard_magic.report.checkpoints import Save as Save
 from jaxshard_magic.report.metrics import Curve as Curve
 from jaxshard_magic.report.metrics import Metrics as Metrics
 from jaxshard_magic.report.parts import BY_HAND as BY_HAND
@@ -61,7 +63,7 @@ class Report(Sendable, Written):
     `pp`, the schedule in time. `advice`: what is off, or could be better.
     `check`: the comparison with the plain step. `sources`: the user's code that lines are of. `alternatives`: the step
     with other options. `ended`: how a cell ended before its end. `metrics`: the numbers of a run, over time. `number`:
-    its notebook's and the history's for it.
+    its notebook's and the history's for it. `checkpoints`: what saving the loop's state cost it.
 
     >>> import jaxshard_magic
     >>> import jax.numpy as jnp
@@ -87,6 +89,7 @@ class Report(Sendable, Written):
     metrics: Metrics | None = None
     number: int | None = None
     measured: Measured | None = None
+    checkpoints: Checkpoints | None = None
     schema: int = SCHEMA
 
     _what, _schema = "report", SCHEMA

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -78,6 +79,11 @@ class Entry:
         given = set(self.donated)
         self.kept = tuple(i for i in range(len(self.shardings)) if i not in given)
         self._pick_kept, self._pick_given = picker(self.kept), picker(self.donated)
+
+    @cached_property
+    def out_shardings(self) -> list[NamedSharding]:
+        """Where its flat outputs lie."""
+        return [NamedSharding(self.plan.mesh, spec) for spec in self.plan.out_specs]
 
     @property
     def order(self) -> list[int]:

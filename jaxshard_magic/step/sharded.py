@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..live import Row
     from ..pipeline.outline import Outline
     from ..report import Alternative, Check, Ended, Measured, Report
+    from .keeper import Keeper
 
 RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
 
@@ -77,6 +78,8 @@ class ShardedStep:
         self.progress: Callable[[str], None] | None = None
         self.watch: Watch | None = None  # follows its calls
         self.watched: Watch | None = None  # followed them last
+        self.keeper: Keeper | None = None  # saves what they give, and knows which of them were made before
+        self.kept: Keeper | None = None  # was its keeper last
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
         self.before: Ran | None = None  # an earlier run of a step of this name
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
@@ -140,14 +143,14 @@ class ShardedStep:
             if fast.entry is not self._current:
                 self.loops.breaks()
             try:
-                outs = fast.entry.run(inputs)
+                outs = self._run(fast.entry, inputs)
             except (TypeError, ValueError):
                 if fast.entry.takes(inputs):  # raised by the step; it must not run twice
                     raise
                 continue
             self._current = fast.entry
             if watch is not None:
-                watch.called(fast.entry, outs)
+                watch.called(fast.entry, outs, self._ran)
             return fast.finish(objects, inputs, outs)
         return self._call_anew(args, kwargs)
 
@@ -354,6 +357,58 @@ class ShardedStep:
         if write is not None and self.watch is not None:
             self.watch.writers.append(write)
 
+    def checkpoint(
+        self, folder: "str | PathLike[str]", *, every: int | str = 100, keep: int | None = 3, resume: bool = False
+    ) -> "Keeper":
+        """Save the state of the loop that follows, between its calls, as `%%shard --checkpoint` does; a context at
+        whose end it is saved once more. A save takes the time of a copy to the host, and is written meanwhile.
+
+        Args:
+            folder: made where it is not there. It keeps the checkpoints of one loop.
+            every: so many calls, or a time: "10m".
+            keep: how many checkpoints stay, the newest; None for all.
+            resume: go on from the newest checkpoint there. The loop runs from its beginning; the calls up to the
+                checkpoint are not computed and return what they returned, and the last of them the state that was
+                saved. `skipping` tells meanwhile. Without a checkpoint the loop begins.
+
+        Raises ShardError for a folder that has checkpoints, without `resume`; and, in the loop, for a checkpoint of
+        another state, and where a save fails.
+
+        >>> import tempfile, jaxshard_magic
+        >>> import jax.numpy as jnp
+        >>> folder = tempfile.mkdtemp()
+        >>> for calls in (2, 5):
+        ...     halve = jaxshard_magic.shard(lambda w: (w / 2, jnp.sum(w)), "fsdp", mesh="cpu:8 data=8")
+        ...     w, sums = jnp.ones(64), []
+        ...     with halve.checkpoint(folder, resume=True):
+        ...         for _ in range(calls):
+        ...             w, total = halve(w)
+        ...             sums.append(float(total))
+        ...     print(halve.calls, sums)
+        --resume: no checkpoint in ... yet: the loop starts from its beginning
+        saved at step 2 in ...
+        2 [64.0, 32.0]
+        saved at step 5 in ...
+        3 [64.0, 32.0, 16.0, 8.0, 4.0]
+        """
+        from .keeper import Keeper
+
+        self.keeper = self.kept = Keeper(folder, every, keep, resume)
+        return self.keeper
+
+    @property
+    def skipping(self) -> bool:
+        """Is the next call one that was made before, by the run that is gone on with? It is not computed: what a loop
+        makes of the state itself, such as an evaluation, can wait until this is False."""
+        return self.keeper is not None and self.keeper.skipping
+
+    @property
+    def _ran(self) -> bool:
+        return self.keeper is None or self.keeper.ran
+
+    def _run(self, entry: Entry, inputs: tuple[Any, ...]) -> Any:
+        return entry.run(inputs) if self.keeper is None else self.keeper.run(entry, inputs)
+
     @property
     def entry(self) -> Entry | None:
         """The program of the last kind of call."""
@@ -385,7 +440,7 @@ class ShardedStep:
             self.loops.breaks()
         if self._hosts is not None:
             peeled = self._hosts.joined(entry, peeled)
-        plain = self._plain(peeled)
+        plain = None if self.skipping else self._plain(peeled)
         placed = entry.place(entry.with_rows(peeled.leaves), self._ours)
         inputs = entry.arrange(placed)
         if entry.calls == 0:
@@ -395,12 +450,12 @@ class ShardedStep:
             self.say("first run")
         if self.keep_arguments:
             self._kept = entry, entry.copies(inputs)
-        outs = entry.run(inputs)
+        outs = self._run(entry, inputs)
         if self._hosts is not None:
             self._hosts.called(entry, inputs, outs)
         self._current = entry
         if self.watch is not None:
-            self.watch.called(entry, outs)
+            self.watch.called(entry, outs, self._ran)
         outs = entry.real_rows(outs) if entry.added else outs
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:

@@ -39,6 +39,8 @@ class Watch:
 
     def __init__(self, total: Callable[[], int | None] = lambda: None) -> None:
         self.calls = 0
+        self.skipping = False  # are calls made that are not computed, as a run before made them?
+        self.resumed: int | None = None  # the calls before the first that was computed after those
         self.run = Run(total=total)
         self.writers: list[Write] = []
         self.idle_at: Counter[tuple[str, int]] = Counter()  # the user's lines that ran while no device worked
@@ -75,16 +77,20 @@ class Watch:
             for write in self.writers:
                 write(row)
 
-    def called(self, entry: Entry, outs: Any) -> None:
-        """A call was made, and gave `outs`, which may not be there yet."""
+    def called(self, entry: Entry, outs: Any, ran: bool = True) -> None:
+        """A call was made, and gave `outs`, which may not be there yet; or, not `ran`, it gave what it gave in a run
+        before, which is no time of a step."""
         now = time.perf_counter()
         if entry is not self._entry:
             self._entered(entry, now)
+        if ran is self.skipping:
+            self.skipping, self.resumed = not ran, self.calls if ran else None
+            self._rates.breaks()
         program = self._programs[entry]
         self.calls += 1
         self._done = self._done.after(program.known)
         names, pick = program.returned
-        self._queue.put(Call(self.calls, self._done, entry.clock.sign, names, pick(outs)))
+        self._queue.put(Call(self.calls, self._done, entry.clock.sign if ran else None, names, pick(outs)))
         if now - self._looked > LOOK:
             self.look()
 
@@ -104,7 +110,7 @@ class Watch:
 
     def sample(self) -> None:
         """Note whether the devices work, and if not what the loop does instead; from another thread, evenly in time."""
-        if not self.calls or self._thread is None:
+        if not self.calls or self._thread is None or self.skipping:
             return
         in_step, at = users_frame(sys._current_frames().get(self._thread))
         busy = in_step or not self._queue.idle
@@ -141,7 +147,7 @@ class Watch:
                 if self.writers:
                     self._rows.append(row)
         self.run.steps, self.run.skipped = self._finished.calls, self._queue.skipped
-        rates = self._rates.look(now, self._finished)
+        rates = {} if self.skipping else self._rates.look(now, self._finished)
         if rates:
             self.run.measure(self._finished.calls, seconds, rates | self._sampled())
 

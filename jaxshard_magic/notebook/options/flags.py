@@ -206,6 +206,14 @@ class Options(LineOptions):
     trace: str | None = option(
         "--trace", "DIR", "of --profile: keep the files that xprof and Perfetto read", reads=folder
     )
+    checkpoint: str | None = option(
+        "--checkpoint", "DIR", "save the loop's state there between its steps, while it runs", reads=folder
+    )
+    every: str | None = option("--every", "N", "of --checkpoint: steps from save to save, 100 unless said, or 10m")
+    keep: int | None = option(
+        "--keep", "N", "of --checkpoint: so many checkpoints stay, the newest, 3 unless said", reads=count
+    )
+    resume: bool = option("--resume", "", "of --checkpoint: go on from the newest one there", False)
     compare: bool = option(
         "--compare", "", "try several strategies, the usual ones unless said, side by side", False
     )
