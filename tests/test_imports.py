@@ -61,6 +61,7 @@ MAY_IMPORT = {
         "jax numpy",
     ),
     "live": ("report", "numpy"),
+    "checkpoints": ("coordination placing packages", "jax numpy"),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
@@ -104,6 +105,7 @@ LATE_MODULES = {
 
 LATE = {
     "hosts": ("step program analysis", "ipyparallel jax numpy IPython zmq"),  # what runs on an engine
+    "checkpoints": ("", "orbax"),
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html
     "explorer": ("views", ""),  # Explorer.to_text, to_html, view
@@ -114,7 +116,7 @@ LATE = {
         "IPython plotly anywidget ipywidgets traitlets resvg_py",
     ),  # PNG; the modules that are late as a whole
     "schedule": ("analysis views", ""),  # Schedule.timeline, and how compared ones are shown
-    "step": ("analysis report", ""),  # ShardedStep.report
+    "step": ("analysis report checkpoints", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
     "program": ("", "flax equinox"),  # a step of theirs brings them along
     "console": ("demo", ""),  # its help needs nothing of it
@@ -280,7 +282,7 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-HEAVY = {"plotly", "ipywidgets", "anywidget", "flax", "optax", "equinox", "sklearn"}
+HEAVY = {"plotly", "ipywidgets", "anywidget", "flax", "optax", "equinox", "sklearn", "orbax"}
 
 
 def test_importing_the_package_imports_nothing_heavy():
