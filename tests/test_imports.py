@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "plan": ("", "jax"),
     "step": (
         "cell_files places placing coordination plan request program gradients strategies pipeline targets live "
-        "compiler_log",
+        "compiler_log checkpoints packages report",
         "jax numpy",
     ),
     "live": ("report", "numpy"),
@@ -116,7 +116,7 @@ LATE = {
         "IPython plotly anywidget ipywidgets traitlets resvg_py",
     ),  # PNG; the modules that are late as a whole
     "schedule": ("analysis views", ""),  # Schedule.timeline, and how compared ones are shown
-    "step": ("analysis report checkpoints", ""),  # ShardedStep.report
+    "step": ("analysis", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
     "program": ("", "flax equinox"),  # a step of theirs brings them along
     "console": ("demo", ""),  # its help needs nothing of it

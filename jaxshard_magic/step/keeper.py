@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from ..checkpoints import Saved, Store
+from ..checkpoints.folder import made
 from ..errors import ShardError
 from ..packages import running
 from ..report.checkpoints import MOST, Checkpoints, Save
@@ -124,6 +125,7 @@ class Keeper:
         last = self._last
         if last is None or self.calls == self._saved_at or _gone(last.outs.values()):
             return False
+        self._store.wait()  # a save that is written holds what went into the last call
         outputs, tree, sources = self._of(last.entry), dict[str, Any](), []
         for o, x in last.outs.items():
             name = outputs.names[outputs.state[o]] if o in outputs.state else outputs.large[o]
@@ -174,6 +176,8 @@ class Keeper:
 
     def _found(self, resume: bool) -> Resumed | None:
         store = self._store
+        if jax.process_index() == 0:
+            made(store.folder)  # what can't be saved into is told before anything runs
         if not resume:
             if steps := store.steps():
                 those = f"checkpoint {steps[0]}" if len(steps) == 1 else f"checkpoints up to {steps[-1]}"

@@ -72,7 +72,7 @@ def stand_in(entry: "Entry", o: int, i: int, x: Any) -> Any:
     alike = (
         isinstance(x, jax.Array)
         and x.dtype == aval.dtype
-        and x.weak_type == aval.weak_type
+        and getattr(x, "weak_type", False) == getattr(aval, "weak_type", False)
         and x.sharding.is_equivalent_to(sharding, x.ndim)
     )
     if alike:

@@ -139,7 +139,8 @@ def saved_notes(report: Report) -> list[str]:
 
 def run_notes(report: Report) -> list[str]:
     """`Not run: compiled only; your variables are as they were.`"""
-    if not report.of_step or ran(report):
+    kept = report.checkpoints
+    if not report.of_step or ran(report) or (kept is not None and kept.resumed is not None):
         return []
     return [f"Not run: {'compiled only; ' * _known(report)}your variables are as they were."]
 
