@@ -61,7 +61,7 @@ MAY_IMPORT = {
         "jax numpy",
     ),
     "live": ("report", "numpy"),
-    "checkpoints": ("coordination placing packages", "jax numpy"),
+    "checkpoints": ("coordination placing packages program", "jax numpy"),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
