@@ -119,6 +119,7 @@ LATE = {
     "step": ("analysis report checkpoints", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
     "program": ("", "flax equinox"),  # a step of theirs brings them along
+    "notebook": ("checkpoints", ""),  # %shard save, %shard load
     "console": ("demo", ""),  # its help needs nothing of it
     "demo": ("", "sklearn"),  # says what to install where it is missing
 }

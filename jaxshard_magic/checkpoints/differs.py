@@ -31,7 +31,7 @@ def check_same(
             a, b = (str(x).removeprefix(f"{path} ") for x in (there, leaf))
             fix = "build the model that was saved"
             if there.shape == leaf.shape and not keys:
-                fix = "cast=True converts it"
+                fix = "cast=True, or --cast on the line, converts it"
             raise ShardError(f"{path} is {a} in {where} and {b} here; {fix}")
     if left := [path for path in have if path not in want]:
         raise ShardError(
