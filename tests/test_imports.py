@@ -61,7 +61,7 @@ MAY_IMPORT = {
         "jax numpy",
     ),
     "live": ("report", "numpy"),
-    "checkpoints": ("coordination placing packages", "jax numpy"),
+    "checkpoints": ("coordination placing packages program", "jax numpy"),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
@@ -119,6 +119,7 @@ LATE = {
     "step": ("analysis", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
     "program": ("", "flax equinox"),  # a step of theirs brings them along
+    "notebook": ("checkpoints", ""),  # %shard save, %shard load
     "console": ("demo", ""),  # its help needs nothing of it
     "demo": ("", "sklearn"),  # says what to install where it is missing
 }

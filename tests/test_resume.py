@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_state_is_told_before_it_is_read(tmp_path):
     params, opt, key = new_state()
     step = new_step(step=other)
     step.checkpoint(tmp_path, resume=True)
-    with pytest.raises(ShardError, match=r"--resume: checkpoint 14 of .* of another state"):
+    with pytest.raises(ShardError, match=r"state\..* checkpoint 14 of "):
         step({**params, "opt": opt, "key": key}, np.ones((16, 16), "f"))
 
 
@@ -275,7 +275,7 @@ def test_a_cell_that_was_stopped_saves_once_more_and_goes_on(notebook, tmp_path)
     assert np.array_equal(notebook["w"], whole[0]) and (notebook["losses"], notebook["best"]) == whole[1:]
     assert notebook["train_step"].calls == 5 and report.checkpoints.resumed == 7
     loss = report.metrics["loss"]
-    assert loss.count == 12 and loss.first == pytest.approx(whole[1][0]), "the curve is whole"
+    assert loss.count == 12 and loss.first == pytest.approx(whole[1][0], rel=1e-5), "the curve is whole"
 
 
 def test_a_cell_whose_steps_were_all_done_is_not_said_to_be_compiled_only(notebook, tmp_path):

@@ -1,4 +1,4 @@
-"""A folder that checkpoints are saved into: made, one process at a time, one disk for all hosts; and what goes wrong."""
+"""A folder of checkpoints: made, written by one process at a time, on a disk that all hosts share; what goes wrong."""
 
 import errno
 import fcntl

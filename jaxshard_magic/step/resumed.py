@@ -8,7 +8,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..checkpoints import SavedLeaf
-from ..errors import ShardError, did_you_mean
+from ..checkpoints.differs import check_same
+from ..errors import ShardError
 from .journal import Journal
 from .outputs import Outputs, as_given, impl_of, nothing, placed_as, stand_in
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 CARRIED = "carried."  # names of what a program keeps from call to call itself
 BEFORE = "before."  # names of state that went into the last call, and may be what the loop goes on with
+_OWN = (BEFORE, CARRIED, "return")  # what is there beside the state that goes into a call
 
 
 class Resumed:
@@ -115,24 +117,16 @@ class Resumed:
         return self._arrays
 
     def _compare(self, entry: "Entry", outputs: Outputs) -> None:
-        wanted = leaves_of({name: _aval(entry, i) for i, name in outputs.names.items()})
-        there = {leaf.path: leaf for leaf in self.saved.leaves}
-        where = f"--resume: checkpoint {self.step} of {self._store.folder}"
-        for leaf in wanted:
-            if leaf.path not in there:
-                near = did_you_mean(leaf.path, there)
-                raise ShardError(f"{where} has no {leaf}, which the step takes: it is of another state.{near}")
-            if leaf.shape != there[leaf.path].shape:
-                raise ShardError(f"{where} has {there[leaf.path]}, and the step takes {leaf}: another state")
+        avals = entry.traced.closed.out_avals
+        wanted = leaves_of({outputs.names[i]: avals[o] for o, i in outputs.state.items()})
+        names = {leaf.path for leaf in wanted}
+        there = [x for x in self.saved.leaves if x.path in names or not x.path.startswith(_OWN)]
+        check_same(there, wanted, f"checkpoint {self.step} of {self._store.folder}")
 
 
 def leaves_of(tree: Mapping[str, Any]) -> tuple[SavedLeaf, ...]:
     """What is told of arrays, or shapes, by name."""
     return tuple(SavedLeaf(name, tuple(x.shape), str(x.dtype)) for name, x in tree.items())
-
-
-def _aval(entry: "Entry", i: int) -> Any:
-    return entry.traced.closed.in_avals[len(entry.consts) + i]
 
 
 def _dtype(leaf: SavedLeaf) -> Any:
