@@ -63,7 +63,9 @@ def trained(step, calls=CALLS, stop=None, folder=None, **saving):
 
 def numbers(state):
     keys = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)]
-    leaves = [jax.random.key_data(x) if key else x for x, key in zip(jax.tree.leaves(state), keys, strict=True)]
+    leaves = [
+        jax.random.key_data(x) if key else x for x, key in zip(jax.tree.leaves(state), keys, strict=True)
+    ]
     return [np.asarray(x) for x in leaves]
 
 
@@ -229,7 +231,10 @@ def test_a_checkpoint_of_another_state_is_told_before_it_is_read(tmp_path):
     params, opt, key = new_state()
     step = new_step(step=other)
     step.checkpoint(tmp_path, resume=True)
-    with pytest.raises(ShardError, match=r"state\..* checkpoint 14 of "):
+    with pytest.raises(
+        ShardError,
+        match="has no state.opt.0.count. Did you mean 'state.1.0.count'",
+    ):
         step({**params, "opt": opt, "key": key}, np.ones((16, 16), "f"))
 
 
@@ -241,7 +246,9 @@ def test_a_folder_of_other_things_is_told_before_anything_runs(tmp_path):
 
 @pytest.mark.parametrize("every", ["x", "0", "10d", "-3"])
 def test_an_interval_that_is_none_is_told(tmp_path, every):
-    with pytest.raises(ShardError, match=r"--every takes a number of steps, or a time such as 90s, 10m or 2h"):
+    with pytest.raises(
+        ShardError, match=r"--every takes a number of steps, or a time such as 90s, 10m or 2h"
+    ):
         new_step().checkpoint(tmp_path, every=every)
 
 

@@ -26,10 +26,10 @@ class Checkpointing:
         self._steps: list[ShardedStep] = []
         self._stopped = stopped
         if options.checkpoint is not None:
-            from ..step.keeper import Keeper
+            from ..step import keeper
 
             every, keep = options.every or EVERY, options.keep or KEEP
-            self._keeper = Keeper(options.checkpoint, every, keep, options.resume, say)
+            self._keeper = keeper.Keeper(options.checkpoint, every, keep, options.resume, say)
 
     def of(self, sharded: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """`sharded`, which makes the cell's step of a function: its calls are the loop's."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from jaxshard_magic.report.checkpoints import Checkpoints as Checkpoints
+from jaxshard_magic.report.checkpoints import Save as Save
 from jaxshard_magic.report.measured import Busy as Busy
 from jaxshard_magic.report.measured import Lane as Lane
 from jaxshard_magic.report.measured import Measured as Measured
 from jaxshard_magic.report.measured import Moved as Moved
 from jaxshard_magic.report.measured import Spent as Spent
-from jaxshard_magic.report.checkpoints import Checkpoints as Checkpoints
-from jaxshard_magic.report.checkpoints import Save as Save
 from jaxshard_magic.report.metrics import Curve as Curve
 from jaxshard_magic.report.metrics import Metrics as Metrics
 from jaxshard_magic.report.parts import BY_HAND as BY_HAND

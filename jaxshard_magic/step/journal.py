@@ -68,7 +68,7 @@ class Journal:
 
     def data(self) -> tuple[list[Any], dict[str, np.ndarray]]:
         """All that was read: the kinds, as JSON has them, and arrays."""
-        arrays = {"which": np.array(self._which, np.uint16)}
+        arrays: dict[str, np.ndarray] = {"which": np.array(self._which, np.uint16)}
         for k, values in enumerate(self._values):
             arrays[f"values{k}"] = np.frombuffer(bytes(values), np.uint8)
         return [[list(small) for small in kind] for kind in self.kinds], arrays

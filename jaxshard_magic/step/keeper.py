@@ -5,7 +5,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -47,7 +47,7 @@ class Keeper:
 
     def __init__(
         self,
-        folder: "str | Path",
+        folder: "str | PathLike[str]",
         every: "int | str" = 100,
         keep: int | None = 3,
         resume: bool = False,
@@ -58,11 +58,13 @@ class Keeper:
             raise ShardError(
                 f"--every {every}: hosts have clocks of their own, and save at the same step: say it in steps"
             )
-        self._store, self._say = Store(folder, keep), say
+        self._store, self._say = Store(fspath(folder), keep), say
         self.calls = 0  # of the loop, those that were not computed with them
         self.ran = True  # was the last call computed?
         self.resumed: int | None = None  # the step that the loop went on from
-        self.feed: Any = None  # what gives the loop its batches, where that can be asked for its place in the data
+        self.feed: Any = (
+            None  # what gives the loop its batches, where that can be asked for its place in the data
+        )
         self._outputs: dict[Entry, Outputs] = {}
         self._journal, self._origins = Journal(), Origins()
         self._back = self._found(resume)
@@ -182,8 +184,8 @@ class Keeper:
             if steps := store.steps():
                 those = f"checkpoint {steps[0]}" if len(steps) == 1 else f"checkpoints up to {steps[-1]}"
                 raise ShardError(
-                    f"--checkpoint {store.folder}: it has {those} of a run before: --resume goes on from there, another "
-                    "folder begins anew"
+                    f"--checkpoint {store.folder}: it has {those} of a run before: --resume goes on from there, "
+                    "another folder begins anew"
                 )
             return None
         if torn := store.torn():

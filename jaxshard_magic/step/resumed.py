@@ -113,7 +113,7 @@ class Resumed:
                 )
                 for leaf in self.saved.leaves
             }
-            self._arrays = self._store.restore(self.step, target)
+            self._arrays = dict(self._store.restore(self.step, target))
         return self._arrays
 
     def _compare(self, entry: "Entry", outputs: Outputs) -> None:

@@ -390,7 +390,12 @@ class ShardedStep:
             self.watch.writers.append(write)
 
     def checkpoint(
-        self, folder: "str | PathLike[str]", *, every: int | str = 100, keep: int | None = 3, resume: bool = False
+        self,
+        folder: "str | PathLike[str]",
+        *,
+        every: int | str = 100,
+        keep: int | None = 3,
+        resume: bool = False,
     ) -> "Keeper":
         """Save the state of the loop that follows, between its calls, as `%%shard --checkpoint` does; a context at
         whose end it is saved once more. A save takes the time of a copy to the host, and is written meanwhile.

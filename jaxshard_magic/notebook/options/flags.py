@@ -221,7 +221,9 @@ class Options(LineOptions):
     checkpoint: str | None = option(
         "--checkpoint", "DIR", "save the loop's state there between its steps, while it runs", reads=folder
     )
-    every: str | None = option("--every", "N", "of --checkpoint: steps from save to save, 100 unless said, or 10m")
+    every: str | None = option(
+        "--every", "N", "of --checkpoint: steps from save to save, 100 unless said, or 10m"
+    )
     keep: int | None = option(
         "--keep", "N", "of --checkpoint: so many checkpoints stay, the newest, 3 unless said", reads=count
     )

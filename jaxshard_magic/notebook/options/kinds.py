@@ -17,7 +17,11 @@ def chooses(options: Options) -> bool:
             (options.compare, "--compare", "what it compiles is compared in any case"),
             (options.keep_going, "--keep-going", "it goes on in any case"),
             (options.profile, "--profile", "many are tried; %shard profile records the step that was chosen"),
-            (options.checkpoint, "--checkpoint", "the steps of many are tried; save with the one that was chosen"),
+            (
+                options.checkpoint,
+                "--checkpoint",
+                "the steps of many are tried; save with the one that was chosen",
+            ),
         ):
             if given:
                 raise ShardError(f"{name}: under auto {why}; leave {name} out")
@@ -41,9 +45,15 @@ def _of_profile(options: Options) -> None:
 def _of_checkpoint(options: Options) -> None:
     """Refuse what says how to save where nothing is saved."""
     if options.checkpoint is None:
-        for given, name in ((options.every, "--every"), (options.keep, "--keep"), (options.resume, "--resume")):
+        for given, name in (
+            (options.every, "--every"),
+            (options.keep, "--keep"),
+            (options.resume, "--resume"),
+        ):
             if given:
-                raise ShardError(f"{name} is of --checkpoint: say the folder too, --checkpoint runs/mine {name}")
+                raise ShardError(
+                    f"{name} is of --checkpoint: say the folder too, --checkpoint runs/mine {name}"
+                )
     elif options.dry_run:
         raise ShardError("--checkpoint saves what steps give, and --dry-run runs none: leave one of them out")
 

@@ -121,13 +121,15 @@ def saved_notes(report: Report) -> list[str]:
         return []
     lines = []
     if kept.resumed is not None:
-        lines.append(f"Resumed at step {count_text(kept.resumed)}, from {kept.folder}: those before were not computed.")
+        lines.append(
+            f"Resumed at step {count_text(kept.resumed)}, from {kept.folder}: those before were not computed."
+        )
     if kept.count:
         last, one = kept.saves[-1], kept.count == 1
         each = "" if one else f", {seconds_text(kept.seconds / kept.count)} each"
         lines.append(
-            f"{count_text(kept.count)} save{'s' * (not one)} took the loop {seconds_text(kept.seconds)}{each}; the last, "
-            f"of step {count_text(last.step)}, {byte_text(last.bytes)}, in {kept.folder}."
+            f"{count_text(kept.count)} save{'s' * (not one)} took the loop {seconds_text(kept.seconds)}{each}; the "
+            f"last, of step {count_text(last.step)}, {byte_text(last.bytes)}, in {kept.folder}."
         )
     if kept.copy:
         lines.append(
