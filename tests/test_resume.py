@@ -233,7 +233,7 @@ def test_a_checkpoint_of_another_state_is_told_before_it_is_read(tmp_path):
     step.checkpoint(tmp_path, resume=True)
     with pytest.raises(
         ShardError,
-        match="has no state.opt.0.count. Did you mean 'state.1.0.count'",
+        match=r"has no state\.opt\.0\.count\. Did you mean 'state\.1",
     ):
         step({**params, "opt": opt, "key": key}, np.ones((16, 16), "f"))
 

@@ -62,9 +62,6 @@ class Keeper:
         self.calls = 0  # of the loop, those that were not computed with them
         self.ran = True  # was the last call computed?
         self.resumed: int | None = None  # the step that the loop went on from
-        self.feed: Any = (
-            None  # what gives the loop its batches, where that can be asked for its place in the data
-        )
         self._outputs: dict[Entry, Outputs] = {}
         self._journal, self._origins = Journal(), Origins()
         self._back = self._found(resume)
@@ -212,8 +209,6 @@ class Keeper:
         if self.calls == back.step:
             self.resumed = self._saved_at = back.step
             self._journal, self._saved_time = back.journal, time.monotonic()
-            if self.feed is not None and back.position is not None:
-                self.feed.go_to(back.position)
             if back.left_out:
                 self._say(
                     f"--resume: {', '.join(sorted(back.left_out))}: too large to be kept for every step; the steps "
@@ -256,7 +251,6 @@ class Keeper:
         tree |= {f"{CARRIED}{k:03}": x for k, x in enumerate(entry.consts[:carried])}
         self._journal.read()
         kinds, arrays = self._journal.data()
-        position = None if self.feed is None else self.feed.position()
         mesh = " ".join(f"{axis}={size}" for axis, size in entry.plan.mesh.shape.items())
         saved = Saved(
             self.calls,
@@ -264,9 +258,8 @@ class Keeper:
             mesh,
             leaves_of(tree),
             running(),
-            data=None if position is None else position["kind"],
         )
-        extra = {"kinds": kinds, "returned": arrays, "sources": sources, "exact": exact, "position": position}
+        extra = {"kinds": kinds, "returned": arrays, "sources": sources, "exact": exact}
         entry.clock.breaks()
         self._store.save(self.calls, tree, saved, extra)
         seconds = time.perf_counter() - start

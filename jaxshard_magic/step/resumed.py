@@ -38,7 +38,6 @@ class Resumed:
                 "reads it, and --resume goes on from what --checkpoint saved"
             )
         self.journal = Journal.of(extra["kinds"], extra["returned"])
-        self.position = extra.get("position")
         self._exact = bool(extra["exact"])  # the state went into the call after these
         self._sources: dict[int, dict[int, str]] = {}
         for name, call, o in extra["sources"]:

@@ -414,19 +414,17 @@ class ShardedStep:
         >>> import tempfile, jaxshard_magic
         >>> import jax.numpy as jnp
         >>> folder = tempfile.mkdtemp()
-        >>> for calls in (2, 5):
+        >>> for calls, resume in ((2, False), (5, True)):
         ...     halve = jaxshard_magic.shard(lambda w: (w / 2, jnp.sum(w)), "fsdp", mesh="cpu:8 data=8")
         ...     w, sums = jnp.ones(64), []
-        ...     with halve.checkpoint(folder, resume=True):
-        ...         for _ in range(calls):
-        ...             w, total = halve(w)
-        ...             sums.append(float(total))
-        ...     print(halve.calls, sums)
-        --resume: no checkpoint in ... yet: the loop starts from its beginning
-        saved at step 2 in ...
-        2 [64.0, 32.0]
-        saved at step 5 in ...
-        3 [64.0, 32.0, 16.0, 8.0, 4.0]
+        ...     keeper = halve.checkpoint(folder, resume=resume)
+        ...     for _ in range(calls):
+        ...         w, total = halve(w)
+        ...         sums.append(float(total))
+        ...     _ = keeper.end()
+        ...     print(halve.calls, "computed:", sums)
+        2 computed: [64.0, 32.0]
+        3 computed: [64.0, 32.0, 16.0, 8.0, 4.0]
         """
         from .keeper import Keeper
 
