@@ -50,6 +50,8 @@ HEAVIEST = (
     "test_sp_positions.py",
     "test_ten_steps.py",
     "test_accumulate.py",
+    "test_resume_killed.py",
+    "test_resume.py",
     "test_rows.py",
     "test_convolutions.py",
     "test_magic_code.py",
