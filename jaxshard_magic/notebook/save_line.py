@@ -84,8 +84,8 @@ def _step(session: "ShardSession", command: str) -> Any:
     step: Any = session.step
     if step is None or session.comparison is not None:
         raise ShardError(
-            f"there is no step yet, by whose plan the state lies: write %%shard fsdp above a cell with a train step, then "
-            f"%shard {command}"
+            f"there is no step yet, by whose plan the state lies: write %%shard fsdp above a cell with a train step, "
+            f"then %shard {command}"
         )
     return step.sharded if isinstance(step, cells.Rehearsal) else step
 
