@@ -77,7 +77,8 @@ def _of_names(names: list[str], shell: "InteractiveShell") -> Any:
             said = f"the notebook has no {name}"
             raise ShardError(none_of(said, name, known, "name what the step gives back"))
     values = tuple(shell.user_ns[name] for name in names)
-    return values if len(values) > 1 else values[0]
+    [*_, last] = values
+    return values if len(values) > 1 else last
 
 
 def _step(session: "ShardSession", command: str) -> Any:
