@@ -77,15 +77,16 @@ def _of_names(names: list[str], shell: "InteractiveShell") -> Any:
             said = f"the notebook has no {name}"
             raise ShardError(none_of(said, name, known, "name what the step gives back"))
     values = tuple(shell.user_ns[name] for name in names)
-    return values if len(values) > 1 else values[0]
+    [*_, last] = values
+    return values if len(values) > 1 else last
 
 
 def _step(session: "ShardSession", command: str) -> Any:
     step: Any = session.step
     if step is None or session.comparison is not None:
         raise ShardError(
-            f"there is no step yet, by whose plan the state lies: write %%shard fsdp above a cell with a train step, then "
-            f"%shard {command}"
+            f"there is no step yet, by whose plan the state lies: write %%shard fsdp above a cell with a train step, "
+            f"then %shard {command}"
         )
     return step.sharded if isinstance(step, cells.Rehearsal) else step
 
