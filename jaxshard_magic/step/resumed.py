@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..checkpoints import SavedLeaf
 from ..checkpoints.differs import check_same
 from ..errors import ShardError
+from ..placing import put
 from .journal import Journal
 from .outputs import Outputs, as_given, impl_of, nothing, placed_as, stand_in
 
@@ -77,15 +78,18 @@ class Resumed:
     def go_on(self, entry: "Entry", outputs: Outputs, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs of the first call that is computed, with the state that went into it in the run that was saved."""
         arrays = self._read(entry, outputs)
-        carried = [name for name in arrays if name.startswith(CARRIED)]
-        for k, name in enumerate(sorted(carried)):
-            if k < len(entry.consts):
-                entry.consts[k] = jax.device_put(arrays[name], entry.consts[k].sharding)
+        carried = sorted(name for name in arrays if name.startswith(CARRIED))[: len(entry.consts)]
+        n = len(carried)
+        entry.consts[:n] = put([arrays[name] for name in carried], [x.sharding for x in entry.consts[:n]])
         leaves = entry.leaves(inputs)
         if self._exact:
-            for i, name in outputs.names.items():
-                if name in arrays and leaves[i] is not self._given.get(name):
-                    leaves[i] = jax.device_put(arrays[name], entry.shardings[i])
+            read = {
+                i: arrays[name]
+                for i, name in outputs.names.items()
+                if name in arrays and leaves[i] is not self._given.get(name)
+            }
+            for i, x in zip(read, put(read.values(), [entry.shardings[i] for i in read]), strict=True):
+                leaves[i] = x
         self._arrays, self._given = {}, {}
         return entry.arrange(leaves)
 
