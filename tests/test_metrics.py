@@ -12,7 +12,7 @@ from sample_reports import attached
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.live import Done, Known, Queue, Rates, Row, Run, Series, Stretch
-from jaxshard_magic.live.queue import BURST
+from jaxshard_magic.live.queue import BURST, WHOLE
 from jaxshard_magic.live.run import MOST_NAMES
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.metrics import COLUMNS, Metrics
@@ -134,7 +134,18 @@ def busy_for(seconds: float) -> None:
         pass
 
 
-def test_a_short_loop_is_read_whole_and_what_it_saved_is_all_that_a_burst_may_take():
+def test_a_short_loop_is_read_whole_however_dear_its_first_read_was():
+    numbers = [Number(float(n), n == 0) for n in range(WHOLE)]
+    queue = queue_of(numbers)
+    queue.take(lambda number, values: busy_for(1.5 * BURST))  # what is loaded when the first is read
+    for number in numbers:
+        number.ready = True
+    assert queue._saved < queue._cost and [number for number, _ in read(queue)] == [*range(2, WHOLE + 1)]
+    assert queue.skipped == 0
+
+
+def test_a_burst_may_take_what_was_saved_and_no_more(monkeypatch):
+    monkeypatch.setattr("jaxshard_magic.live.queue.WHOLE", 0)
     for saved, whole in ((BURST, 20), (0.25 * BURST, 5)):
         queue = queue_of([Number(float(n)) for n in range(20)])
         queue._cost, queue._saved = BURST / 20, saved  # seconds a read, and those that it may take

@@ -13,7 +13,8 @@ from .rates import Done, Stretch
 
 MOST = 256  # calls whose numbers are held: on an accelerator each takes some memory
 SHARE = 0.004  # of the time that reading may take: a read holds the interpreter, which the loop needs
-BURST = 0.02  # seconds that it may take at once, after as long a pause: a short loop is read whole
+BURST = 0.02  # seconds that it may take at once, after as long a pause
+WHOLE = 64  # calls of a run that are read whatever that takes: the first read of a process is no measure of the others
 
 # One call, as a bare tuple since each call of a step makes one: its number, the stretch that it is of, the output that
 # tells whether it has finished (None: it has), and its numbers in the order of the stretch's names.
@@ -26,7 +27,8 @@ class Queue:
 
     At most `most` are held: where more are under way every second one goes unread. Reading, with what is done with the
     numbers, takes at most `SHARE` of the time, and `BURST` ahead of it; where calls finish faster than that, the newest
-    are read and others evenly before them, and all of those around the first number that is not finite. `done` is what
+    are read and others evenly before them, the first `WHOLE` of all, and all of those around the first number that is
+    not finite. `done` is what
     the calls that have finished did together, `skipped` how many of them went unread.
     """
 
@@ -70,7 +72,8 @@ class Queue:
             number, stretch, *_ = ready[-1]
             self.done = stretch.done(number)
             self._saved = min(BURST, self._saved + SHARE * (now - self._looked))
-            chosen = range(len(ready)) if everything else self._chosen(len(ready))
+            few = number <= WHOLE
+            chosen = range(len(ready)) if everything or few else self._chosen(len(ready))
             for at, values in sorted(self._read(ready, set(chosen)).items()):
                 give(ready[at][0], values)
             took = time.thread_time() - start
