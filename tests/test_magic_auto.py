@@ -31,7 +31,7 @@ def test_the_choice_is_not_compiled_again_and_its_trial_is_none_of_its_calls(giv
         built.append(build(*args, **how))
         return built[-1]
 
-    build = sharded.build_entry
+    build = programs.build_entry
     monkeypatch.setattr(programs, "build_entry", counted)
     found = given.run("%%shard auto --among dp,fsdp" + STEP + LOOP)
     assert len(built) == len(found.comparison.trials)
