@@ -1,5 +1,8 @@
 """A loop that was ended goes on where it was: the numbers, the state and the data order of one never stopped."""
 
+import time
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ from cells import one_line
 import jaxshard_magic
 from jaxshard_magic import ShardError
 from jaxshard_magic.report import Report
+from jaxshard_magic.step import keeper as keepers
 
 CALLS = 14
 TX = optax.adam(1e-2)
@@ -73,7 +77,7 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(a[0], b[0], strict=True)) and a[1:] == b[1:]
 
 
-@pytest.mark.parametrize("donate", [None, True], ids=["kept", "donated"])
+@pytest.mark.parametrize("donate", [None, pytest.param(True, marks=pytest.mark.ci)], ids=["kept", "donated"])
 def test_a_loop_that_was_ended_twice_gives_the_numbers_of_one_never_ended(tmp_path, donate):
     whole = trained(new_step(donate=donate))
     trained(new_step(donate=donate), stop=6, folder=tmp_path, every=4)
@@ -90,7 +94,12 @@ def test_a_loop_that_was_ended_twice_gives_the_numbers_of_one_never_ended(tmp_pa
 
 @pytest.mark.parametrize(
     ("strategy", "mesh"),
-    [("fsdp+tp", "data=2 model=2"), ("dp", "data=2"), ("pp", "pipe=2"), ("dp", "data=1")],
+    [
+        pytest.param("fsdp+tp", "data=2 model=2", marks=pytest.mark.ci),
+        pytest.param("dp", "data=2", marks=pytest.mark.ci),
+        pytest.param("pp", "pipe=2", marks=pytest.mark.ci),
+        ("dp", "data=1"),
+    ],
 )
 def test_resumed_on_another_mesh_it_is_as_if_never_ended(tmp_path, strategy, mesh):
     whole = trained(new_step())
@@ -102,12 +111,14 @@ def test_resumed_on_another_mesh_it_is_as_if_never_ended(tmp_path, strategy, mes
     np.testing.assert_allclose(got[1], whole[1], rtol=1e-5)
 
 
+@pytest.mark.ci
 def test_a_run_that_had_ended_is_not_computed_again(tmp_path):
     whole = trained(new_step(), folder=tmp_path)
     step = new_step()
     assert same(trained(step, folder=tmp_path, resume=True), whole) and step.calls == 0
 
 
+@pytest.mark.ci
 def test_calls_whose_state_is_dropped_are_no_part_of_the_way(tmp_path):
     """One to warm up, and an evaluation after every third call with the same step, at which saves are due."""
 
@@ -173,6 +184,7 @@ def test_large_outputs_that_are_no_state_are_those_of_the_last_call(tmp_path, ca
     assert "return.1: too large to be kept for every step" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_nnx_objects_are_left_alone_until_the_call_that_was_saved(tmp_path):
     from flax import nnx
 
@@ -203,18 +215,39 @@ def test_nnx_objects_are_left_alone_until_the_call_that_was_saved(tmp_path):
     assert same(run(new_step(step=step), resume=True), whole)
 
 
+def halved(w):
+    return w / 2, jnp.sum(w)
+
+
 def test_a_folder_with_checkpoints_is_not_written_into_unless_asked(tmp_path):
-    trained(new_step(), folder=tmp_path, every=5)
-    with pytest.raises(ShardError, match=r"it has checkpoints up to 14 of a run before: --resume goes on"):
-        new_step().checkpoint(tmp_path)
+    w, step = jnp.ones(64), new_step(step=halved)
+    with step.checkpoint(tmp_path, every=2):
+        for _ in range(3):
+            w, _ = step(w)
+    with pytest.raises(ShardError, match=r"it has checkpoints up to 3 of a run before: --resume goes on"):
+        step.checkpoint(tmp_path)
 
 
+def test_an_interval_of_time_begins_anew_with_each_save_and_waits_for_the_next_call(tmp_path, monkeypatch):
+    now, w, step = 0.0, jnp.ones(64), new_step(step=halved)
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(keepers, "time", clock)
+    with step.checkpoint(tmp_path, every="10m", keep=None):
+        for _ in range(7):
+            now += 250
+            w, _ = step(w)
+    # Call 3 begins at 750 s, call 6 at 1,500 s: they save what calls 2 and 5 gave.
+    assert [save.step for save in step.report().checkpoints.saves] == [2, 5, 7]
+
+
+@pytest.mark.ci
 def test_a_folder_without_checkpoints_begins_the_loop(tmp_path, capsys):
     step = new_step()
     trained(step, folder=tmp_path / "new", resume=True)
     assert "no checkpoint in" in capsys.readouterr().out and step.calls == CALLS
 
 
+@pytest.mark.ci
 def test_a_loop_shorter_than_the_checkpoint_says_so(tmp_path):
     trained(new_step(), folder=tmp_path)
     keeper = (step := new_step()).checkpoint(tmp_path, resume=True)
@@ -222,6 +255,7 @@ def test_a_loop_shorter_than_the_checkpoint_says_so(tmp_path):
     assert "the loop ended after 1 calls, before step 14 of the checkpoint" in keeper.end()
 
 
+@pytest.mark.ci
 def test_a_checkpoint_of_another_state_is_told_before_it_is_read(tmp_path):
     trained(new_step(), folder=tmp_path)
 
@@ -281,10 +315,12 @@ def test_a_cell_that_was_stopped_saves_once_more_and_goes_on(notebook, tmp_path)
     report = notebook.run(line + " --resume" + CELL)
     assert np.array_equal(notebook["w"], whole[0]) and (notebook["losses"], notebook["best"]) == whole[1:]
     assert notebook["train_step"].calls == 5 and report.checkpoints.resumed == 7
+    assert notebook["train_step"].watched.resumed == 7, "what the line of progress says"
     loss = report.metrics["loss"]
     assert loss.count == 12 and loss.first == pytest.approx(whole[1][0], rel=1e-5), "the curve is whole"
 
 
+@pytest.mark.ci
 def test_a_cell_whose_steps_were_all_done_is_not_said_to_be_compiled_only(notebook, tmp_path):
     notebook.run(STEP + "stop = None")
     line = f"%%shard fsdp --checkpoint {tmp_path}/run --resume"

@@ -31,7 +31,7 @@ from sample_reports import (
 )
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Collective, DeviceMemory, Memory, Report, Spread, Timing
+from jaxshard_magic.report import Checkpoints, Collective, DeviceMemory, Memory, Report, Spread, Timing
 from jaxshard_magic.views import device_memory, leaf_rows, marks, words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.meshgrid import mesh_html, mesh_text
@@ -128,6 +128,19 @@ def test_what_does_not_fit_is_never_rounded_into_fitting():
         assert verdict(replace(attached(), memory=one)).startswith(word)
     almost = Memory((DeviceMemory(0, 0, 0, 0, 0, 0, int(15.6 * GIB), limit),), "compiled")
     assert verdict(replace(attached(), memory=almost)).startswith("Fits: 15.6 of 15.75 GiB")
+
+
+def test_what_does_not_fit_only_while_a_save_is_written_says_so():
+    one = Memory((DeviceMemory(0, 0, 0, 0, 0, 0, 15 * GIB, 16128 * MIB),), "compiled")  # 768 MiB are left
+    fits = replace(attached(), memory=one)
+    said = verdict(fits)
+    for copy, more in [
+        (None, ""),
+        (768, ""),
+        (769, " Not while a save is written, which takes 769 MiB more."),
+    ]:
+        kept = Checkpoints("runs/a", "100", copy=copy and copy * MIB)
+        assert verdict(replace(fits, checkpoints=kept)) == said.replace("15.75 GiB.", "15.75 GiB." + more)
 
 
 def _sent(*parts: tuple[str, tuple[str, ...] | None, int]) -> str:
