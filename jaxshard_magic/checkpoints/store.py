@@ -252,8 +252,13 @@ def _orbax() -> Any:
         import orbax.checkpoint as ocp
     except ImportError:
         raise ShardError(f"checkpoints need Orbax: {install('checkpoints')}") from None
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").addFilter(_not_of_orbax)
     return ocp
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Its threads log what they failed by with a traceback each, which `Store` raises in one line."""
+    return "orbax" not in Path(record.pathname).parts
 
 
 def _line(error: Exception) -> str:
