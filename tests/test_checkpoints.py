@@ -1,5 +1,6 @@
 """A state saved and restored is the same to the bit, under whatever plan; what can't be is told in one line."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -234,6 +235,13 @@ def test_arrays_that_the_plan_has_no_place_for_are_told_in_one_line(tmp_path):
         back = step.restore(tmp_path / "c", state)
     assert same(back, state)
     assert back["seen"].sharding.is_fully_replicated
+
+
+def test_the_lock_is_imported_where_there_is_no_fcntl(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    spec = importlib.util.find_spec("jaxshard_magic.checkpoints.folder")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def bare():
