@@ -54,6 +54,7 @@ HEAVIEST = (
     "test_resume.py",
     "test_rows.py",
     "test_convolutions.py",
+    "test_checkpoints.py",
     "test_magic_code.py",
     "test_found_steps.py",
     "test_simulate.py",

@@ -1,5 +1,6 @@
 """A state saved and restored is the same to the bit, under whatever plan; what can't be is told in one line."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -77,7 +78,12 @@ def stepped(plan):
     return jaxshard_magic.shard(train, strategy, mesh=mesh, **more)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+SLOW = {"dp", "fsdp+tp", "microbatched"}
+
+
+@pytest.mark.parametrize(
+    "plan", [pytest.param(x, marks=[pytest.mark.ci] if x in SLOW else []) for x in PLANS]
+)
 def test_a_state_goes_to_another_plan_and_back_to_the_bit_and_trains_on(plan, tmp_path):
     here, there = stepped(plan), stepped("fsdp" if plan != "fsdp" else "tp")
     state, _ = here(state_of(), BATCH)
@@ -218,6 +224,112 @@ def test_folders_that_cant_be_saved_into_are_told_and_left_alone(tmp_path):
     assert "it has 1" in refused(Store(tmp_path / "c").saved, 5)
 
 
+def test_arrays_that_the_plan_has_no_place_for_are_told_in_one_line(tmp_path):
+    step = jaxshard_magic.shard(lambda state: state, "dp", mesh="cpu:2 data=2")
+    state = {**small(3), "seen": jnp.arange(6), "epoch": jnp.asarray(2)}
+    step(small())
+    step.save(tmp_path / "c", state)
+    with pytest.warns(
+        UserWarning, match=r"^seen int32\[6\] whole on each of 2 devices: .* takes no input of this"
+    ):
+        back = step.restore(tmp_path / "c", state)
+    assert same(back, state)
+    assert back["seen"].sharding.is_fully_replicated
+
+
+def test_the_lock_is_imported_where_there_is_no_fcntl(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    spec = importlib.util.find_spec("jaxshard_magic.checkpoints.folder")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def bare():
+    """The environment of a process with this checkout and one CPU device."""
+    here = str(Path(__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": here, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+
+
+LIMITED = """
+import resource, sys, jax
+from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
+from jaxshard_magic.errors import ShardError
+store, w = Store(sys.argv[1]), jax.random.normal(jax.random.key(0), (1 << 20,))
+for n in (1, 2):
+    store.save(n, {"w": w}, Saved(n, "dp", "data=1", (SavedLeaf("w", w.shape, str(w.dtype)),)))
+    try:
+        store.wait()
+    except ShardError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+print(store.steps())
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
+def test_a_save_that_fails_while_it_is_written_is_one_line_and_leaves_the_one_before(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path / "c")], env=bare(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    line, steps = done.stdout.splitlines()
+    assert "can't write checkpoint 2 into" in line
+    assert line.endswith("the last one is 1")
+    assert steps == "[1]"
+    assert "Traceback" not in done.stderr
+    assert "orbax" not in done.stderr
+    assert [x.name for x in (tmp_path / "c").iterdir() if not x.name.startswith(".")] == ["1"]
+
+
+STEP = """%%shard dp
+def train(state, batch, *, scale, rate=0.5):
+    g = jax.grad(lambda s: scale * jnp.mean((batch - s["w"]) ** 2))(state)
+    return {"w": state["w"] - rate * g["w"]}
+"""
+GIVEN = """
+import jax, jax.numpy as jnp
+state, batch, rate, scale = {"w": jnp.arange(4.0)}, jnp.ones((8, 4)), 0.25, 2.0
+%mesh data=4;
+"""
+
+
+def test_the_notebooks_state_goes_to_disk_and_comes_back_under_its_name(notebook, tmp_path, capsys):
+    notebook.run(GIVEN)
+    notebook.run(
+        f"{STEP}\nstate = train(state, batch, scale=scale)\nstate = train(state, batch, scale=scale)"
+    )
+    saved = np.asarray(notebook["state"]["w"])
+    notebook.run(f"%shard save {tmp_path}/c state")
+    assert "checkpoint 2 saved into" in capsys.readouterr().out
+    notebook.run("state = train(state, batch, scale=scale)")
+    assert not np.array_equal(notebook["state"]["w"], saved)
+    notebook.run(f"%shard load {tmp_path}/c state")
+    assert "state restored from checkpoint 2 of" in capsys.readouterr().out
+    assert np.array_equal(notebook["state"]["w"], saved)
+    notebook.run(f"%shard load {tmp_path}/c")
+    said = capsys.readouterr().out.strip()
+    assert said.startswith("checkpoint 2: 1 arrays, dp on data=4, ")
+    assert "jax " in said and "hash " in said and "\n" not in said
+    assert np.array_equal(notebook["state"]["w"], saved)
+
+
+def test_a_state_is_loaded_before_the_first_call_of_a_step_with_keywords(notebook, tmp_path, capsys):
+    tree = {"w": jnp.asarray([4.0, 3, 2, 1])}
+    with Store(tmp_path / "c") as store:
+        store.save(7, tree, about(7, tree))
+    notebook.run(GIVEN)
+    notebook.run(STEP)
+    notebook.run(f"%shard load {tmp_path}/c state")
+    assert "state restored from checkpoint 7 of" in capsys.readouterr().out
+    assert notebook["state"]["w"].tolist() == [4, 3, 2, 1]
+    notebook.run("after = train(state, batch, scale=scale)")
+    expected = np.array([4.0, 3, 2, 1]) - 0.5 * 2 * 2 / 4 * (np.array([4.0, 3, 2, 1]) - 1)
+    np.testing.assert_allclose(notebook["after"]["w"], expected, rtol=1e-6)
+    notebook.run(f"%shard save {tmp_path}/c after")
+    assert "checkpoint 8 saved into" in capsys.readouterr().out
+
+
 KILLED = """
 import sys, jax.numpy as jnp
 from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
@@ -233,21 +345,16 @@ while True:
 
 def killed_in_a_save(folder, delay):
     """The number of the last save that was whole before the process was killed."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "",
-    }
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=env,
+        env=bare(),
     )
     assert process.stdout is not None
-    process.stdout.readline(), process.stdout.readline()  # the second was begun: the first is whole
+    for _ in range(2):  # the second was begun: the first is whole
+        process.stdout.readline()
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)
     said = process.stdout.read().split()

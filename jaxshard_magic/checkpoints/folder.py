@@ -1,8 +1,9 @@
 """A folder of checkpoints: made, written by one process at a time, on a disk that all hosts share; what goes wrong."""
 
 import errno
-import fcntl
 import os
+import platform
+import sys
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -13,6 +14,7 @@ from ..coordination import gathered, is_there
 from ..errors import ShardError
 
 LOCK = ".jaxshard-saving"
+_LOCKED = 1 << 20  # the byte that Windows locks: no other process can read it, and who it is stands before it
 
 
 class Lock:
@@ -35,9 +37,10 @@ class Lock:
         except OSError as error:
             raise told_of(self._path.parent, "write into", error) from None
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except OSError:
-            who = os.pread(file, 100, 0).decode(errors="replace")
+            os.lseek(file, 0, os.SEEK_SET)
+            who = os.read(file, 100).decode(errors="replace")
             os.close(file)
             raise ShardError(
                 f"{self._path.parent}: {who or 'another process'} is saving checkpoints into it; name another folder, "
@@ -45,7 +48,8 @@ class Lock:
             ) from None
         with suppress(OSError):  # of a full disk; the name is for a message alone
             os.ftruncate(file, 0)
-            os.pwrite(file, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+            os.lseek(file, 0, os.SEEK_SET)
+            os.write(file, f"process {os.getpid()} on {platform.node()}".encode())
         self._file = file
 
     def release(self) -> None:
@@ -53,6 +57,19 @@ class Lock:
         if self.held:
             os.close(self._file)
             self._file = -1
+
+
+def _lock(file: int) -> None:
+    """Hold an open file until it is closed. Raises OSError where another process does."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(file, _LOCKED, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def made(folder: Path) -> Path:

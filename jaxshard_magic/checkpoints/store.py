@@ -18,6 +18,7 @@ from ..packages import install
 from ..placing import put
 from .folder import Lock, made, shared_by_hosts, told_of
 from .plain import from_plain, to_plain
+from .reading import read
 from .saved import Saved
 
 STATE, META = "state", "meta"
@@ -128,18 +129,15 @@ class Store:
         Compare what is `saved` first: what doesn't fit raises a ShardError here that names no leaf.
         """
         self._meta(step)
-        ocp, wanted = _orbax(), _filled(target)
-        tree: Any = {}
-        if jax.tree.leaves(wanted):
-            args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(wanted)})
-            try:
-                tree = self._open_manager().restore(step, args=args)[STATE]
-            except Exception as error:
-                raise ShardError(
-                    f"checkpoint {step} of {self.folder} can't be read back: {_line(error)}; it was moved in part, or "
-                    f"damaged: the others there are {one_of(map(str, sorted({*self.steps()} - {step})))}"
-                ) from error
-        return _with_empty(target, tree)
+        orbax = _orbax()
+        try:
+            arrays = read(orbax, self.folder / str(step) / STATE, _filled(target))
+        except Exception as error:
+            raise ShardError(
+                f"checkpoint {step} of {self.folder} can't be read back: {_line(error)}; it was moved in part, or "
+                f"damaged: the others there are {one_of(map(str, sorted({*self.steps()} - {step})))}"
+            ) from error
+        return _with_empty(target, arrays)
 
     def torn(self) -> tuple[str, ...]:
         """The names of saves that were cut off, which are removed where no living process can be writing them."""
@@ -252,8 +250,13 @@ def _orbax() -> Any:
         import orbax.checkpoint as ocp
     except ImportError:
         raise ShardError(f"checkpoints need Orbax: {install('checkpoints')}") from None
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").addFilter(_not_of_orbax)
     return ocp
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Its threads log what they failed by with a traceback each, which `Store` raises in one line."""
+    return "orbax" not in Path(record.pathname).parts
 
 
 def _line(error: Exception) -> str:
@@ -271,10 +274,10 @@ def _filled(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if np.size(x) else None, tree)
 
 
-def _with_empty(target: Any, tree: Any) -> Any:
-    """What was restored, as the target's tree, with its arrays that have no elements."""
+def _with_empty(target: Any, arrays: list[Any]) -> Any:
+    """What was read, as the target's tree, with its arrays that have no elements."""
     wanted, structure = jax.tree.flatten(target)
-    found = iter(jax.tree.leaves(tree))
+    found = iter(arrays)
     return structure.unflatten([next(found) if np.size(x) else _empty(x) for x in wanted])
 
 

@@ -37,6 +37,7 @@ def loaded(text: str, shell: "InteractiveShell", session: "ShardSession") -> tup
     be, and as `ShardedStep.restore` does."""
     from ..checkpoints import Store
     from ..checkpoints.told import listing
+    from ..step.kept import restore
 
     options = parse_command(text, LoadOptions)
     if options.help:
@@ -50,16 +51,12 @@ def loaded(text: str, shell: "InteractiveShell", session: "ShardSession") -> tup
         return None, None
     like, step = _of_names(names, shell), _step(session, "load")
     if step.entry is None:
-        step.prepare(*_prepared(step, shell))
-    state = step.restore(folder, like, number=options.number, cast=options.cast)
+        args, kwargs = cells.from_namespace(step.__wrapped__, shell.user_ns, step.path or step.name)
+        step.prepare(*args, **kwargs)
+    state = restore(step, folder, like, options.number, options.cast, tell=say)
     shell.user_ns.update(zip(names, state if len(names) > 1 else (state,), strict=True))
     say(f"{one_of(names)} restored from checkpoint {step.calls_before + step.calls} of {folder}")
     return None, None
-
-
-def _prepared(step: Any, shell: "InteractiveShell") -> tuple[Any, ...]:
-    args, kwargs = cells.from_namespace(step.__wrapped__, shell.user_ns, step.path or step.name)
-    return (*args, *kwargs.values())
 
 
 def _folder_and_names(words: tuple[str, ...], command: str) -> tuple[str, list[str]]:

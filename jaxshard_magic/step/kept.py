@@ -1,5 +1,8 @@
 """A step's state saved, and restored where the step's plan has it."""
 
+import math
+import warnings
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -39,9 +42,15 @@ def told(step: "ShardedStep", state: "Opened", number: int, data: str | None = N
 
 
 def restore(
-    step: "ShardedStep", path: "str | PathLike[str]", like: Any, number: int | None = None, cast: bool = False
+    step: "ShardedStep",
+    path: "str | PathLike[str]",
+    like: Any,
+    number: int | None = None,
+    cast: bool = False,
+    tell: Callable[[str], object] = warnings.warn,
 ) -> Any:
-    """A state of a folder of checkpoints as `like` has it, laid out by the step's plan."""
+    """A state of a folder of checkpoints as `like` has it, laid out by the step's plan; `tell` gets a line of arrays
+    that the plan has no place for."""
     from ..checkpoints import Store
     from ..checkpoints.differs import check_same
     from ..checkpoints.objects import opened
@@ -51,7 +60,7 @@ def restore(
         found = newest(store) if number is None else number
         saved = store.saved(found)
         check_same(saved.leaves, state.told, f"{store.folder.name}/{found}", cast=cast)
-        arrays = store.restore(found, state.targets(shardings(step, state)))
+        arrays = store.restore(found, state.targets(shardings(step, state, tell)))
     step.calls_before = saved.step - step.calls
     return state.restored(arrays)
 
@@ -66,9 +75,11 @@ def newest(store: "Store") -> int:
     return found
 
 
-def shardings(step: "ShardedStep", state: "Opened") -> dict[str, Any]:
+def shardings(
+    step: "ShardedStep", state: "Opened", tell: Callable[[str], object] = warnings.warn
+) -> dict[str, Any]:
     """Where the program of the last kind of call wants each leaf of a state; whole on every device what none of its
-    inputs is. Raises ShardError before there is one."""
+    inputs is, of which `tell` gets a line where it is more than a number. Raises ShardError before there is one."""
     entry = step.entry
     if entry is None:
         raise ShardError(
@@ -80,10 +91,19 @@ def shardings(step: "ShardedStep", state: "Opened") -> dict[str, Any]:
     free = [(path_name(path).partition(".")[2], aval.shape, sharding) for path, aval, sharding in rows]
     whole = NamedSharding(step.mesh, PartitionSpec())
     found: dict[str, Any] = {}
+    without = []
     for leaf in state.told:
         names = (leaf.path, leaf.path.partition(".")[2])  # a state of one argument, or of several
         at = next((i for name in names for i, row in enumerate(free) if row[:2] == (name, leaf.shape)), None)
         found[leaf.path] = whole if at is None else free.pop(at)[2]
+        if at is None and math.prod(leaf.shape) > 1:
+            without.append(leaf)
+    if without and step.mesh.size > 1:
+        more = f" and {len(without) - 1} more" if len(without) > 1 else ""
+        tell(
+            f"{without[0]}{more} whole on each of {step.mesh.size} devices: {step.name} takes no input of this name "
+            "and shape, so its plan has no place for it"
+        )
     return found
 
 

@@ -201,7 +201,7 @@ class ShardedStep(CalledAgain):
         self, path: "str | PathLike[str]", like: Any, *, number: int | None = None, cast: bool = False
     ) -> Any:
         """The state of a folder of checkpoints, laid out by this step's plan, whatever it was saved under: each device
-        reads what it will hold.
+        reads what it will hold. Arrays that the step doesn't take come whole to every device, and a warning names one.
 
         Args:
             path: the folder.
