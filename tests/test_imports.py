@@ -29,7 +29,7 @@ BELOW_API = f"doctor {DOING} live analysis report hardware wires packages target
 MAY_IMPORT = {
     "__init__": ("", ""),
     "notebook": (
-        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen history views cell_files "
+        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen feeding history views cell_files "
         f"places hosts units {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
@@ -60,6 +60,7 @@ MAY_IMPORT = {
         "compiler_log",
         "jax numpy",
     ),
+    "feeding": ("placing program step", "jax numpy"),
     "live": ("report", "numpy"),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),

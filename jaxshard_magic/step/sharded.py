@@ -25,6 +25,7 @@ from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
 from .entry import Entry, build_entry
 from .gathered import gathered
+from .given import Waits, tell, waiting
 from .loops import Loops
 from .planned import Planned, planned
 from .ran import Ran, ran
@@ -78,6 +79,7 @@ class ShardedStep:
         self.watch: Watch | None = None  # follows its calls
         self.watched: Watch | None = None  # followed them last
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
+        self.waits: Waits | None = None  # for the batches of a feed
         self.before: Ran | None = None  # an earlier run of a step of this name
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
@@ -132,7 +134,7 @@ class ShardedStep:
         if watch is not None:
             watch.begin()
         self.meet()
-        for fast in self._recent:
+        for fast in () if waiting else self._recent:
             try:
                 inputs, objects = fast.gather(args, kwargs)
             except (TypeError, ValueError):
@@ -305,7 +307,7 @@ class ShardedStep:
     def restart(self) -> None:
         """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
         self.check, self.reference, self.traces, self.keep_arguments = False, None, None, False
-        self._profiled = None
+        self._profiled = self.waits = None
         self.loops.restart()
         self.recompiled.clear()
 
@@ -381,6 +383,8 @@ class ShardedStep:
                 f"{self._step.name} was given a shape where it takes an array: .prepare(...) takes shapes, and so does "
                 "--dry-run"
             )
+        if waiting:
+            tell(self, entry, peeled.leaves)
         if entry is not self._current:
             self.loops.breaks()
         if self._hosts is not None:

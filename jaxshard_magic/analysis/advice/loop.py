@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 WAITS = 0.2  # of the time from call to call that is none of the step's: more is worth a warning
 SLOWER = 1.5  # times as long as at the beginning
 PARTS = 8  # of a run, at least, before its first and its last quarter are compared
+FEED = "for batch in jaxshard_magic.feed(batches):"
+_MEND = {
+    False: "Get the next batch while the step runs, in a thread, with the loop over a feed:",
+    True: "Batches are taken ahead already: the loader itself is slower than the step, or the loop does more.",
+}
 LONG = 1.0  # seconds of compiling that are worth a warning
 
 
@@ -87,10 +92,10 @@ def input_bound(case: "Case") -> Iterator[Advice]:
         at = f" It was at {place(file, line)} at {seen} of {case.loop.idle} looks when no device worked."
     message = (
         f"The step waits for its loop {share(between / timing.apart_s)} of the time: {time(timing.apart_s)} pass from "
-        f"call to call, and the step takes {time(timing.step_s.median)}.{at} Get the next batch while the step runs: "
-        "in a thread, or before its loss is read."
+        f"call to call, and the step takes {time(timing.step_s.median)}.{at} {_MEND[timing.data_share is not None]}"
     )
-    yield Advice("input-bound", case.timed_level, message, None)
+    fix = FEED if timing.data_share is None else None
+    yield Advice("input-bound", case.timed_level, message, fix)
 
 
 def slower(case: "Case") -> Iterator[Advice]:

@@ -71,4 +71,5 @@ def _calls(timing: Timing) -> list[str]:
         over = f"over all {count_text(calls)} calls{' but one' * left}"
     others = [f"{count_text(timing.others)} of another program"] if timing.others else []
     apart = [] if timing.apart_s is None else [f"{seconds_text(timing.apart_s)} from call to call"]
-    return [over, *others, *apart]
+    data = [] if timing.data_share is None else [f"{share_text(timing.data_share)} waiting for data"]
+    return [over, *others, *apart, *data]
