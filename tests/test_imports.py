@@ -29,8 +29,8 @@ BELOW_API = f"doctor {DOING} live analysis report hardware wires packages target
 MAY_IMPORT = {
     "__init__": ("", ""),
     "notebook": (
-        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen feeding history views cell_files "
-        f"places hosts units {BELOW_API}",
+        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen feeding history views "
+        f"cell_files places hosts units {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
     "hosts": ("coordination doctor packages hosts.spec report", "psutil"),

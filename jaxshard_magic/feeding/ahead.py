@@ -29,8 +29,8 @@ class Taken:
 
 @dataclass(frozen=True)
 class Source:
-    """A loader and the lock under which one thread at a time touches it. `keep(batch)` gives what the loop gets of a
-    batch, `ready(batch)` what it gets of that; `wanted(batch)` tells whether it gets it at all."""
+    """A loader and the lock under which one thread at a time touches it. `wanted(batch)` tells whether the
+    loop gets a batch, `ready(batch)` gives what it gets of it."""
 
     iterable: Any
     lock: Any
@@ -96,7 +96,7 @@ class Ahead:
                 self._changed.notify_all()
             return
         self._stopped = False
-        context, wide = contextvars.copy_context(), jax.config.jax_enable_x64
+        context, wide = contextvars.copy_context(), bool(jax.config.read("jax_enable_x64"))
         self._thread = threading.Thread(
             target=context.run, args=(self._work, wide), name="jaxshard_magic feed", daemon=True
         )

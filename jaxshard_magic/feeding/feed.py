@@ -15,8 +15,8 @@ from .position import kind_of, plain, read
 
 
 class Feed:
-    """A loop's batches, `feed` makes it. Iterate over it as over what it was made of: each loop is a pass over that, and
-    where that is an iterator each goes on where the last one was.
+    """A loop's batches, `feed` makes it. Iterate over it as over what it was made of: each loop is a pass over that,
+    and where that is an iterator each goes on where the last one was.
     """
 
     def __init__(
@@ -29,15 +29,13 @@ class Feed:
         convert: bool = True,
     ):
         self.iterable = iterable
-        self._size, self._drops, self._ahead = None, drop_last, ahead
-        self._convert = as_numpy if convert else None
+        self._ahead = ahead
         self._places = Places(step)
         source_rows = _Rows() if drop_last else None
-        convert_with = self._convert
         places = self._places
 
         def ready(batch: Any) -> Any:
-            return places.placed(batch if convert_with is None else mapped(convert_with, batch))
+            return places.placed(mapped(as_numpy, batch) if convert else batch)
 
         wanted = _all if source_rows is None else source_rows.wanted
         self._source = Source(iterable, threading.Lock(), wanted, ready)
@@ -82,7 +80,8 @@ class Feed:
         return {"kind": kind, "batches": sum(self._passes), "passes": list(self._passes), "state": state}
 
     def go_to(self, position: Mapping[str, Any]) -> None:
-        """Have the next loop go on behind a `position`. Of "count" only the pass that was under way is loaded again.
+        """Have the next loop go on behind a `position`. Of "count" the pass that was under way is loaded
+        again up to there.
 
         Raises ShardError for what is no position.
         """
@@ -111,7 +110,9 @@ class Passing:
             if isinstance(error, StopIteration):
                 raise StopIteration
             trace = error.__traceback__
-            while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OURS:
+            while (
+                trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OURS
+            ):
                 trace = trace.tb_next
             raise error.with_traceback(trace)
         of = self._of
@@ -186,8 +187,8 @@ def feed(
         raise ShardError(f"feed takes what a loop gets its batches from, not {type(iterable).__name__}")
     if step is not None and not isinstance(step, ShardedStep):
         raise ShardError(
-            f"feed(step=...) takes a step that shard() made, not {type(step).__name__}; leave it out, and the step that "
-            "is called with a batch is found"
+            f"feed(step=...) takes a step that shard() made, not {type(step).__name__}; leave it out, and the step "
+            "that is called with a batch is found"
         )
     if type(ahead) is not int or ahead < 1:
         raise ShardError(f"feed(ahead=...) takes a whole number from 1 on, not {quoted(str(ahead))}")

@@ -12,7 +12,8 @@ from ..program import settings
 from ..step import Entry, ShardedStep
 from ..step.given import Waits, waiting
 from ..step.sign import is_done
-from .batches import is_array, kind, leaves, mapped, own
+from . import batches
+from .batches import is_array, kind, mapped, own
 
 TRIES = 8  # batches that are looked for in the calls of steps, before it is left at taking them ahead
 
@@ -34,7 +35,7 @@ class Places:
     def handed(self, batch: Any) -> None:
         """The loop is given `batch`: look for it in the next calls of steps, where nothing is known of its kind."""
         self.let_go()
-        flat = leaves(batch)
+        flat = batches.leaves(batch)
         if self._missed < TRIES and tuple(map(kind, flat)) not in self._known:
             self._missed += 1
             self._handed = flat
@@ -46,12 +47,12 @@ class Places:
         if self in waiting:
             waiting.remove(self)
 
-    def went(self, step: ShardedStep, entry: Entry, inputs: Sequence[Any]) -> Waits | None:
+    def went(self, step: ShardedStep, entry: Entry, leaves: Sequence[Any]) -> Waits | None:
         """As of `Giver`."""
         if self._only is not None and self._only() is not step:
             return None
         at = {id(x): i for i, x in reversed(list(enumerate(self._handed))) if is_array(x)}
-        found = {at[id(x)]: i for i, x in enumerate(inputs) if id(x) in at}
+        found = {at[id(x)]: i for i, x in enumerate(leaves) if id(x) in at}
         if not found:
             return None
         targets = {
@@ -70,15 +71,21 @@ class Places:
         What lies on several hosts already stays, and so do rows of a host that others have to exchange: this thread
         must not wait for other hosts.
         """
-        flat = leaves(batch)
+        flat = batches.leaves(batch)
         targets = self._known.get(tuple(map(kind, flat)), {})
         flat = [own(x) for x in flat]
         whole = [j for j, (to, dim) in targets.items() if dim is None and _moves(flat[j], to)]
         with settings.own_moves():
-            for j, x in zip(whole, put([flat[j] for j in whole], [targets[j][0] for j in whole]), strict=True):
+            for j, x in zip(
+                whole, put([flat[j] for j in whole], [targets[j][0] for j in whole]), strict=True
+            ):
                 flat[j] = x
             for j, (to, dim) in targets.items():
-                if dim is not None and _is_part(flat[j]) and cuts_by_host(to, _together(flat[j], to, dim), dim):
+                if (
+                    dim is not None
+                    and _is_part(flat[j])
+                    and cuts_by_host(to, _together(flat[j], to, dim), dim)
+                ):
                     flat[j] = from_rows(flat[j], to, dim)
             jax.block_until_ready([flat[j] for j in targets if isinstance(flat[j], jax.Array)])
         rest = iter(flat)
@@ -89,8 +96,6 @@ class Places:
         step = None if self.waits.step is None else self.waits.step()
         sign = None if step is None or step.entry is None else step.entry.clock.sign
         return sign is not None and not is_done(sign)
-
-
 
 
 def _is_part(x: Any) -> bool:

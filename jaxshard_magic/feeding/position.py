@@ -36,8 +36,8 @@ def plain(state: Any) -> Any:
         same = False
     if not same:
         raise ShardError(
-            f"the loader's get_state gives a {type(state).__name__} that JSON can't hold; give bytes, or dicts and lists "
-            "of numbers and text"
+            f"the loader's get_state gives a {type(state).__name__} that JSON can't hold; give bytes, or dicts and "
+            "lists of numbers and text"
         )
     return state
 
@@ -46,7 +46,11 @@ def read(position: Mapping[str, Any]) -> Position:
     """A position that `Feed.position` gave. Raises ShardError for anything else."""
     try:
         kind, passes, state = position["kind"], tuple(position["passes"]), position["state"]
-        fits = kind in KINDS and all(type(n) is int and n >= 0 for n in passes) and (state is None) == (kind == "count")
+        fits = (
+            kind in KINDS
+            and all(type(n) is int and n >= 0 for n in passes)
+            and (state is None) == (kind == "count")
+        )
     except (TypeError, KeyError):
         fits = False
     if not fits:

@@ -105,8 +105,8 @@ def run(
     constants = Constants()
     if feeds is not None and not feed_loops(cell.tree, binding.step, shell.user_ns, feeds, constants):
         raise ShardError(
-            f"--feed: no for loop of the cell calls {binding.step.name}; write jaxshard_magic.feed(...) into the loop's "
-            "header where it is, or leave it out"
+            f"--feed: no for loop of the cell calls {binding.step.name}; write jaxshard_magic.feed(...) into the "
+            "loop's header where it is, or leave it out"
         )
     if lengths is not None:
         follow_loops(cell.tree, cell.filename, binding.step, shell.user_ns, lengths, constants)

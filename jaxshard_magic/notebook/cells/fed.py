@@ -14,8 +14,8 @@ Feeds = Callable[[Any], Any]
 
 
 class Fed(Unchanged):
-    """Stands before what a loop iterates over, and gives what takes that ahead: of the same object the same one, so that
-    an iterator goes on with what was taken. A range holds no batches."""
+    """Stands before what a loop iterates over, and gives what takes that ahead: of the same object the same one, so
+    that an iterator goes on with what was taken. A range holds no batches."""
 
     def __init__(self, feeds: Feeds):
         self._feeds = feeds
@@ -35,10 +35,11 @@ def feed_loops(
     """Have `feeds` take ahead what the innermost loops that call the step iterate over; how many loops there are."""
     reach, found = Reach(tree, step, namespace), 0
     for node in ast.walk(tree):
-        if isinstance(node, ast.For) and reach.within(*node.body):
-            if not any(reach.within(*inner.body) for inner in _inside(node)):
-                _feed(node, Fed(feeds), constants)
-                found += 1
+        if not isinstance(node, ast.For) or not reach.within(*node.body):
+            continue
+        if not any(reach.within(*inner.body) for inner in _inside(node)):
+            _feed(node, Fed(feeds), constants)
+            found += 1
     return found
 
 
