@@ -168,8 +168,8 @@ def _asked(options: Options) -> tuple[Any, ...]:
 
 
 def feeds_of(options: Options) -> "cells.Feeds | None":
-    """What takes the batches of the cell's loop ahead; None where the line asks for none, or runs no step. A batch stays
-    what the cell expects: no tensor is converted."""
+    """What takes the batches of the cell's loop ahead; None where the line asks for none, or runs no step. A batch
+    stays what the cell expects: no tensor is converted."""
     if not options.feed or options.dry_run:
         return None
     from ..feeding import Feed

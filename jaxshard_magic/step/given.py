@@ -1,4 +1,4 @@
-"""What a step is given by a loop whose batches are taken ahead: where they go, and how long the step waited for them."""
+"""What a step is given by a loop whose batches are taken ahead: where they go, and how long it waited for them."""
 
 import weakref
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ class Giver(Protocol):
     """One who gave a loop arrays, and waits to see which inputs of a step they are."""
 
     def went(self, step: "ShardedStep", entry: "Entry", leaves: Sequence[Any]) -> "Waits | None":
-        """A step is called with these flat inputs; what is counted of the step's waiting, where some are the giver's."""
+        """A step is called with these flat inputs; what counts its waiting, where some are the giver's."""
         ...
 
 
