@@ -4,7 +4,7 @@ The time of simulated devices is never a figure of its own: it is told behind wh
 """
 
 from jaxshard_magic.report import Report, Spread, Timing
-from jaxshard_magic.views.format import UNKNOWN, count_text, range_text, seconds_text
+from jaxshard_magic.views.format import UNKNOWN, count_text, range_text, seconds_text, share_text
 from jaxshard_magic.views.words.communication import predicted_range, predicted_text
 
 _WAYS = {"step to step": ["from step to step"], "start to end": ["from start to end"]}  # `Timing.how`
