@@ -270,9 +270,3 @@ def test_tensors_of_other_libraries_come_as_numpy_arrays():
 def test_what_can_not_be_is_refused_in_one_line(call, said):
     with pytest.raises(ShardError, match=said):
         call()
-
-
-def test_the_text_of_the_report_says_it():
-    step = sharded()
-    trained(step, feed(batches(6)))
-    assert "waiting for data" in step.report().to_text()
