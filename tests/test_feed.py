@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -217,7 +218,6 @@ def test_the_position_is_that_of_the_loop_and_not_of_what_was_taken_ahead(made, 
 
 
 def test_a_grain_dataset_goes_on_at_the_same_element_and_each_host_has_its_part():
-    grain = pytest.importorskip("grain")
     parts = []
     for host in range(2):
         data = grain.MapDataset.range(40).shuffle(seed=3)[host::2].batch(4)

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..placing import is_part
+
 
 def mapped(f: Callable[[Any], Any], batch: Any) -> Any:
     """The batch with `f` of each leaf in its place.
@@ -53,7 +55,7 @@ def own(x: Any) -> Any:
 
 def kind(x: Any) -> Any:
     """What tells whether two leaves go to the same places."""
-    return (x.shape, x.dtype) if isinstance(x, (jax.Array, np.ndarray)) else type(x)
+    return (x.shape, x.dtype, is_part(x)) if isinstance(x, (jax.Array, np.ndarray)) else type(x)
 
 
 def rows(batch: Any) -> int | None:

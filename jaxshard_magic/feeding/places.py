@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..placing import cuts_by_host, from_rows, put
+from ..placing import cuts_by_host, from_rows, is_part, put
 from ..program import settings
 from ..step import Entry, ShardedStep
 from ..step.given import Waits, waiting
@@ -83,11 +83,13 @@ class Places:
             for j, (to, dim) in targets.items():
                 if (
                     dim is not None
-                    and _is_part(flat[j])
+                    and is_part(flat[j])
                     and cuts_by_host(to, _together(flat[j], to, dim), dim)
                 ):
                     flat[j] = from_rows(flat[j], to, dim)
             jax.block_until_ready([flat[j] for j in targets if isinstance(flat[j], jax.Array)])
+        if targets:  # as they are now they are no news
+            self._known.setdefault(tuple(map(kind, flat)), targets)
         rest = iter(flat)
         return mapped(lambda _: next(rest), batch)
 
@@ -98,14 +100,10 @@ class Places:
         return sign is not None and not is_done(sign)
 
 
-def _is_part(x: Any) -> bool:
-    return not isinstance(x, jax.Array) or x.is_fully_addressable
-
-
 def _moves(x: Any, to: Any) -> bool:
     if isinstance(x, np.ndarray):
         return True
-    return _is_part(x) and not x.sharding.is_equivalent_to(to, x.ndim)
+    return is_part(x) and not x.sharding.is_equivalent_to(to, x.ndim)
 
 
 def _together(x: Any, to: Any, dim: int) -> tuple[int, ...]:

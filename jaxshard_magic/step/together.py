@@ -1,7 +1,7 @@
 """What several hosts give one call of a step: the same arrays on all of them, or each its own rows of the batch."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -12,10 +12,10 @@ import numpy as np
 
 from ..coordination import gathered
 from ..errors import ShardError
-from ..placing import hosts_of, is_key
+from ..placing import hosts_of, is_key, is_part
 from ..plan import Finding
 from ..program.hooks import retracing
-from ..program.peel import Peeled, specs
+from ..program.peel import Peeled, aval, specs
 from ..program.roles import BATCH
 from ..program.trace import path_name
 from ..request import Request
@@ -27,6 +27,7 @@ from .planned import own_mesh, traced
 from .sign import is_done
 
 PER_HOST = "--data per-host"
+WHOLE = "-"  # in the place of an array's sum: hosts have it together, and it is no host's own
 _ALL: "WeakSet[OnHosts]" = WeakSet()
 
 
@@ -41,16 +42,30 @@ class OnHosts:
         self._under_way: deque[tuple[Entry, Any, Any, Any]] = deque()
         _ALL.add(self)
         self._apart = request.data == "per-host"
+        self._kinds: dict[tuple[tuple[int, int], ...], dict[Hashable, Hashable]] = {}
 
     def of_all(self, peeled: Peeled, say: Callable[[str], None]) -> Peeled:
         """A call as it is planned: of the whole batch."""
         return self._together(peeled, _rows(peeled, self._request, say)) if self._apart else peeled
+
+    def known(self, peeled: Peeled) -> Peeled:
+        """A call under the key of its program: the same one for a part of the batch on each host and for the arrays
+        that hosts have together."""
+        if not self._apart:
+            return peeled
+        for rows, keys in self._kinds.items():
+            key = keys.get(self._whole_key(peeled, dict(rows)))
+            if key is not None:
+                return replace(peeled, key=key)
+        return replace(peeled, key=peeled.key_with([(aval(x), is_part(x)) for x in peeled.leaves]))
 
     def built(self, build: Callable[[Peeled], Entry], say: Callable[[str], None], peeled: Peeled) -> Entry:
         """The program of a call, which `build` makes of the call as it is planned."""
         rows = _rows(peeled, self._request, say) if self._apart else {}
         entry = build(self._together(peeled, rows))
         entry.rows = rows
+        if self._apart:
+            self._kinds.setdefault(tuple(rows.items()), {})[self._whole_key(peeled, rows)] = peeled.key
         return entry
 
     def enter(self) -> None:
@@ -91,12 +106,23 @@ class OnHosts:
         self._agree(entry, leaves)
         return entry.brought(inputs, leaves, ours)
 
+    def _whole_key(self, peeled: Peeled, rows: Mapping[int, int]) -> Hashable | None:
+        """The key of a call with the whole batch, whose `rows` each host has or all have together."""
+        whole = list(map(aval, peeled.leaves))
+        if any(i >= len(whole) or dim >= len(whole[i][0]) for i, dim in rows.items()):
+            return None
+        for i, dim in rows.items():
+            shape, dtype, weak = whole[i]
+            if is_part(peeled.leaves[i]):
+                whole[i] = (*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :]), dtype, weak
+        return peeled.key_with(whole)
+
     def _together(self, peeled: Peeled, rows: Mapping[int, int]) -> Peeled:
         """The call with shapes for arrays, those of which each host has a part as long as all of them."""
         leaves = specs(peeled.leaves)
         for i, dim in rows.items():
             x = peeled.leaves[i]
-            if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            if is_part(x):
                 shape = leaves[i].shape
                 leaves[i] = leaves[i].update(
                     shape=(*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :])
@@ -175,14 +201,15 @@ def _rows(peeled: Peeled, request: Request, say: Callable[[str], None]) -> dict[
 def _values_agree(entry: Entry, leaves: Sequence[Any]) -> None:
     """Raise ShardError where hosts give a call different values of what all are to have. Where each has rows of its own
     and all are the same, the report warns."""
-    sums = " ".join(f"{_sum(x):x}" if entry.is_part(x) else "-" for x in leaves)
-    same = [len(set(each)) == 1 for each in zip(*(said.split(" ") for said in gathered(sums)), strict=True)]
+    sums = " ".join(f"{_sum(x):x}" if is_part(x) else WHOLE for x in leaves)
+    said = [set(each) for each in zip(*(host.split(" ") for host in gathered(sums)), strict=True)]
+    same = [len(each) == 1 for each in said]
     n = len(entry.consts)
     inputs = entry.plan.leaves[n : n + len(leaves)]
-    other = [leaf for i, leaf in enumerate(inputs) if not same[i] and i not in entry.rows]
+    other = [leaf for i, leaf in enumerate(inputs) if len(said[i] - {WHOLE}) > 1 and i not in entry.rows]
     if other:
         raise _different(entry, sorted(other, key=lambda leaf: leaf.role == BATCH)[0])
-    own = [i for i in entry.rows if entry.is_part(leaves[i])]
+    own = [i for i in entry.rows if is_part(leaves[i])]
     if own and all(same[i] for i in own) and not any(f.code == "same-rows" for f in entry.plan.findings):
         message = (
             f"All {entry.hosts} hosts have the same rows of {inputs[own[0]].path}: every example counts {entry.hosts} "
