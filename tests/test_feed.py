@@ -231,6 +231,93 @@ def test_a_grain_dataset_goes_on_at_the_same_element_and_each_host_has_its_part(
     assert sorted(parts) == list(range(40))
 
 
+class Counting:
+    """Batches of which it is counted how many are loaded, as a list has them: each loop has all."""
+
+    def __init__(self, count):
+        self.count, self.loaded = count, 0
+
+    def __iter__(self):
+        for n in range(self.count):
+            self.loaded += 1
+            yield [n]
+
+
+class Epochs(Counting):
+    """The same, of which an iterator has a state."""
+
+    def __iter__(self):
+        return Within(self)
+
+
+class Within(Stateful):
+    def __init__(self, of):
+        self.of, self.n = of, 0
+
+    def __next__(self):
+        if self.n == self.of.count:
+            raise StopIteration
+        self.n, self.of.loaded = self.n + 1, self.of.loaded + 1
+        return [self.n - 1]
+
+
+class Lists(Stateful):
+    def __next__(self):
+        return [super().__next__()]
+
+
+def three_loops(of, at_first=lambda: None, left_at=None):
+    """What each turn of three loops is given, and how far the feed has come then."""
+    seen = []
+    for _ in range(3):
+        for n, batch in enumerate(of):
+            if not seen:
+                at_first()
+            seen.append((batch.pop(), of.reached))  # the loop may change the batch
+            if n == left_at:
+                break
+    return seen
+
+
+@pytest.mark.parametrize("calls", [1, 2, 4, 6, 8, 11, 12])
+@pytest.mark.parametrize(
+    ("made", "left_at"),
+    [
+        (lambda: Counting(6), None),
+        (lambda: Counting(6), 3),
+        (lambda: Epochs(6), None),
+        (lambda: Epochs(6), 3),
+        (Lists, 3),
+        (lambda: iter(Counting(99)), 3),
+    ],
+)
+def test_a_loop_comes_to_a_position_without_loading_what_is_before(made, left_at, calls):
+    first = three_loops(feed(made()), left_at=left_at)
+    position = json.loads(json.dumps(first[calls - 1][1].data()))
+    loader = made()
+    again = feed(loader)
+    seen = three_loops(again, lambda: again.skip_to(position), left_at)
+    assert [batch for batch, _ in seen[:calls]] == [first[0][0]] * calls
+    assert seen[calls:] == first[calls:] and seen[calls - 1][1] == first[calls - 1][1]
+    if isinstance(loader, Counting):
+        own = 0 if isinstance(loader, Epochs) else position["passes"][-1]  # of "count"
+        ahead = 3 * (4 - len(position["passes"]))  # three at most where a loop begins or is left
+        assert loader.loaded <= 3 + own + len(first) - calls + ahead
+
+
+def test_a_step_knows_the_feed_that_gives_it_batches_and_a_loop_under_way_is_brought_nowhere():
+    step, of = sharded(), feed(batches(4))
+    for n, batch in enumerate(of):
+        step(jnp.ones((4, 2)), batch)
+        assert step.fed() is of
+        if n == 1:
+            with pytest.raises(ShardError, match="has had 2, and the position is behind 3"):
+                of.skip_to({"kind": "count", "passes": [3], "state": None})
+    del of
+    gc.collect()
+    assert step.fed() is None
+
+
 def test_the_report_has_the_share_of_time_that_the_step_waited_for_data():
     def slow():
         for batch in batches(12):

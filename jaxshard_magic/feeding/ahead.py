@@ -48,6 +48,7 @@ class Ahead:
     def __init__(self, source: Source, ahead: int, state: Any = None, skip: int = 0):
         self._source, self._ahead = source, ahead
         self._state, self._skip = state, skip
+        self.given = skip  # batches of the pass that are behind `take`, those that were left out with them
         self._items: deque[Taken] = deque()
         self._iterator: Iterator[Any] | None = None
         self._changed = threading.Condition()
@@ -62,6 +63,7 @@ class Ahead:
             with self._changed:
                 if self._items:
                     taken = self._items.popleft()
+                    self.given += taken.error is None
                     self._changed.notify_all()
                     break
                 self._run()
@@ -76,6 +78,18 @@ class Ahead:
         self.join()
         self._items.clear()
         self._state, self._skip = state, skip
+        self.given = skip
+
+    def leave_out(self, count: int) -> None:
+        """Go on `count` batches later: they are loaded, as far as they aren't yet, and dropped. Waits for what the
+        thread is at."""
+        self.stop()
+        self.join()
+        self.given += count
+        while count and self._items and self._items[0].error is None:
+            self._items.popleft()
+            count -= 1
+        self._skip += count
 
     def stop(self) -> None:
         """Take nothing more; from any thread, and from a finalizer."""
@@ -85,8 +99,9 @@ class Ahead:
 
     def join(self, seconds: float | None = None) -> None:
         """Wait until the thread has ended."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+        thread = self._thread  # which ends at any moment, and is None then
+        if thread is not None:
+            thread.join(seconds)
 
     def _run(self) -> None:
         """Have a thread that takes batches."""

@@ -11,7 +11,7 @@ from ..step import ShardedStep
 from .ahead import Ahead, Source
 from .batches import as_numpy, mapped, rows
 from .places import Places
-from .position import kind_of, plain, read
+from .position import Position, kind_of, read
 
 
 class Feed:
@@ -30,7 +30,7 @@ class Feed:
     ):
         self.iterable = iterable
         self._ahead = ahead
-        self._places = Places(step)
+        self._places = Places(step, weakref.ref(self))
         source_rows = _Rows() if drop_last else None
         places = self._places
 
@@ -43,6 +43,8 @@ class Feed:
         self._passes: list[int] = []
         self._state: Any = None
         self._begin: tuple[Any, int] | None = None
+        self._first: _Kept | None = None  # batch, until the second is asked for
+        self._until: Position | None = None  # batches before are not loaded
 
     def __iter__(self) -> "Passing":
         state, skip = self._begin or (None, 0)
@@ -75,9 +77,13 @@ class Feed:
 
         Raises ShardError for a state that JSON can't hold.
         """
-        kind = "count" if self._state is None else self._state[0]
-        state = None if self._state is None else plain(self._state[1])
-        return {"kind": kind, "batches": sum(self._passes), "passes": list(self._passes), "state": state}
+        return self.reached.data()
+
+    @property
+    def reached(self) -> Position:
+        """The same as it is, to be kept for each call of a step; its `data()` is what `position` gives."""
+        kind, state = self._state or ("count", None)
+        return Position(kind, tuple(self._passes), state)
 
     def go_to(self, position: Mapping[str, Any]) -> None:
         """Have the next loop go on behind a `position`. Of "count" the pass that was under way is loaded
@@ -91,6 +97,45 @@ class Feed:
         self._state = None if found.state is None else (found.kind, found.state)
         self._begin = found.state, 0 if found.state is not None else self._passes[-1]
 
+    def skip_to(self, position: Mapping[str, Any]) -> None:
+        """Have the loop that runs come to a `position` without what is before it being loaded: the first batch stands
+        for each of those, in as many loops as there were, and then comes what is behind the position. Of "count" the
+        batches of the position's own loop are loaded then, and dropped.
+
+        Raises ShardError for what is no position, one that the loop has passed, and after the second batch.
+        """
+        found = read(position)
+        given = sum(self._passes)
+        if given > found.batches or (given and self._first is None):
+            raise ShardError(
+                f"skip_to takes a loop at its first batch to one behind; this one has had {given}, and the position is "
+                f"behind {found.batches}"
+            )
+        self._until = found if found.batches else None
+
+    def _stand_in(self, ahead: Ahead) -> "_Kept | None":
+        """The first batch once more, for one that is not loaded; None at the position that the loop is brought to,
+        where `ahead` goes on. Raises StopIteration where a loop ended before it."""
+        until, here = self._until, len(self._passes) - 1
+        if until is None or self._first is None:
+            return None
+        if here == len(until.passes):  # the loop at the position was left there
+            self._until = None
+            return None
+        if self._passes[here] < until.passes[here]:
+            self._passes[here] += 1
+            at = tuple(self._passes) == until.passes
+            self._state = (until.kind, until.state) if at and until.state is not None else None
+            return self._first
+        if here < len(until.passes) - 1:
+            raise StopIteration
+        self._until = None
+        if until.state is None:
+            ahead.leave_out(until.passes[here] - ahead.given)
+        else:
+            ahead.go_to(until.state)
+        return None
+
 
 class Passing:
     """One loop over a feed. What takes batches for it ends when nobody holds it any more."""
@@ -103,6 +148,11 @@ class Passing:
         return self
 
     def __next__(self) -> Any:
+        of = self._of
+        stands = of._stand_in(self._taken_ahead)
+        if stands is not None:
+            return stands.batch()
+        of._first = None
         taken, waited = self._taken_ahead.take(self._places.busy)
         if taken.error is not None:
             self._places.let_go()
@@ -115,12 +165,23 @@ class Passing:
             ):
                 trace = trace.tb_next
             raise error.with_traceback(trace)
-        of = self._of
         of._passes[-1] += 1
+        if sum(of._passes) == 1:
+            of._first = _Kept(taken.batch)
         of._state = None if taken.state is None else (kind_of(of.iterable), taken.state)
         self._places.waits.gave(time.perf_counter(), waited)
         self._places.handed(taken.batch)
         return taken.batch
+
+
+class _Kept:
+    """A batch whose containers the loop may change."""
+
+    def __init__(self, batch: Any):
+        self._batch = mapped(_same, batch)
+
+    def batch(self) -> Any:
+        return mapped(_same, self._batch)
 
 
 class _Rows:
@@ -138,6 +199,10 @@ class _Rows:
 
 def _all(_: Any) -> bool:
     return True
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def _end(ahead: Ahead, places: Places) -> None:

@@ -25,7 +25,8 @@ class Places:
     the host.
     """
 
-    def __init__(self, step: ShardedStep | None) -> None:
+    def __init__(self, step: ShardedStep | None, feed: "weakref.ref[Any]") -> None:
+        self.feed = feed
         self.waits = Waits()
         self._only = None if step is None else weakref.ref(step)
         self._known: dict[tuple[Any, ...], dict[int, tuple[Any, int | None]]] = {}

@@ -20,6 +20,16 @@ class Position:
     passes: tuple[int, ...]
     state: Any
 
+    @property
+    def batches(self) -> int:
+        """Of all loops together."""
+        return sum(self.passes)
+
+    def data(self) -> dict[str, Any]:
+        """As JSON holds it. Raises ShardError for a state that can't be held."""
+        state = None if self.state is None else plain(self.state)
+        return {"kind": self.kind, "batches": self.batches, "passes": list(self.passes), "state": state}
+
 
 def kind_of(loader: Any) -> str:
     """What the state of a loader's iterator is called."""

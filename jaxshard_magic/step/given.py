@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 class Giver(Protocol):
-    """One who gave a loop arrays, and waits to see which inputs of a step they are."""
+    """One who gave a loop arrays, and waits to see which inputs of a step they are. `feed` is whose they are."""
+
+    @property
+    def feed(self) -> "weakref.ref[Any]": ...
 
     def went(self, step: "ShardedStep", entry: "Entry", leaves: Sequence[Any]) -> "Waits | None":
         """A step is called with these flat inputs; what counts its waiting, where some are the giver's."""
@@ -25,7 +28,7 @@ def tell(step: "ShardedStep", entry: "Entry", leaves: Sequence[Any]) -> None:
     for giver in tuple(waiting):
         waits = giver.went(step, entry, leaves)
         if waits is not None:
-            step.waits, waits.step = waits, weakref.ref(step)
+            step.fed, step.waits, waits.step = giver.feed, waits, weakref.ref(step)
 
 
 class Waits:

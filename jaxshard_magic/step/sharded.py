@@ -3,6 +3,7 @@
 import functools
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -79,6 +80,7 @@ class ShardedStep:
         self.watched: Watch | None = None  # followed them last
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
         self.waits: Waits | None = None  # for the batches of a feed
+        self.fed: weakref.ref[Any] | None = None  # that feed
         self.before: Ran | None = None  # an earlier run of a step of this name
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
@@ -306,7 +308,7 @@ class ShardedStep:
     def restart(self) -> None:
         """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
         self.check, self.reference, self.traces, self.keep_arguments = False, None, None, False
-        self._profiled = self.waits = None
+        self._profiled = self.waits = self.fed = None
         self.loops.restart()
         self.recompiled.clear()
 
