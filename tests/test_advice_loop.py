@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from test_advice_speed import case, told
 
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import Loop
+from jaxshard_magic.analysis.advice.loop import FEED
 from jaxshard_magic.live import Run
 from jaxshard_magic.report import Spread, Timing
 
@@ -43,6 +45,11 @@ def test_a_smaller_last_batch_is_told_with_its_shape_its_call_and_its_line():
         r"Call 4 compiled the step anew, .*, at test_advice_loop\.py, line (\d+): ", found.message
     )
     assert "batch.x was float32[8,4], now float32[6,4]. Drop what is left over" in found.message
+    assert found.fix is not None
+    batches = [{"x": np.ones((rows, 4))} for rows in (8, 8, 6)]
+    names = {"jax": jax, "batches": batches}
+    exec(found.fix, names)
+    assert [*names["batches"]] == batches[:2]
     assert int(re.findall(r"line (\d+)", found.message)[0]) > line
 
 
@@ -53,7 +60,15 @@ def test_a_changed_type_is_told_and_the_batch_is_not_blamed():
     step(jnp.ones((4, 4), jnp.bfloat16), batch)
     found = advice(step, "recompiled")
     assert found is not None and "w was float32[4,4], now bfloat16[4,4]." in found.message
-    assert "Drop what" not in found.message
+    assert "Drop what" not in found.message and found.fix is None
+
+
+def test_longer_rows_are_to_be_padded_and_none_is_dropped():
+    step = jaxshard_magic.shard(train_step, "dp", mesh="data=2")
+    for length in (2, 3):
+        step(jnp.ones((4, 4)), {"x": jnp.ones((8, length, 4))})
+    found = advice(step, "recompiled")
+    assert found is not None and found.fix is None and "Pad the batches to one shape" in found.message
 
 
 def test_calls_of_one_kind_and_a_compile_before_the_loop_are_no_recompile():
@@ -108,7 +123,17 @@ def test_a_loop_that_makes_its_batch_while_the_devices_wait_is_told_with_the_lin
     found = advice(step, "input-bound")
     assert found is not None and found.level == "info"  # of simulated devices
     assert f"It was at test_advice_loop.py, line {slow} at " in found.message
-    assert "Get the next batch while the step runs" in found.message
+    assert found.fix == FEED
+
+
+def test_the_text_to_paste_is_a_loop_over_a_feed_and_a_fed_loop_is_not_told_to_paste_it():
+    names: dict = {"batches": range(4), "seen": []}
+    exec(FEED.replace("# ", "") + "\n    seen.append(batch)", names)
+    assert names["seen"] == [0, 1, 2, 3]
+    slow = timed(0.010, 0.040)
+    assert slow.timing is not None
+    fed = told(case(FITS, loop=replace(slow, timing=replace(slow.timing, data_share=0.7))), "input-bound")
+    assert fed is not None and fed.fix is None and "Batches are taken ahead already" in fed.message
 
 
 def timed(step_s: float, apart_s: float | None) -> Loop:

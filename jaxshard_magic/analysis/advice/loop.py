@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 WAITS = 0.2  # of the time from call to call that is none of the step's: more is worth a warning
 SLOWER = 1.5  # times as long as at the beginning
 PARTS = 8  # of a run, at least, before its first and its last quarter are compared
-FEED = "for batch in jaxshard_magic.feed(batches):"
+FEED = """\
+import jaxshard_magic
+
+# for batch in jaxshard_magic.feed(batches):"""
 _MEND = {
-    False: "Get the next batch while the step runs, in a thread, with the loop over a feed:",
+    False: "If it reads its batches there, let a feed take them ahead while the step runs, where batches are what the "
+    "loop goes through:",
     True: "Batches are taken ahead already: the loader itself is slower than the step, or the loop does more.",
 }
 LONG = 1.0  # seconds of compiling that are worth a warning
@@ -71,11 +75,14 @@ def recompiles(case: "Case") -> Iterator[Advice]:
     else:
         said = f"{len(found)} calls compiled the step anew, {time(seconds)} together, last call {last.call:,}{where}"
     more = f" and {last.more} more" if last.more else ""
-    mend = (
-        " Drop what is left over of the data, or pad it: a shape is compiled for once." if last.batch else ""
-    )
+    mend, fix = "", None
+    if last.rows is not None:
+        mend = " Drop what is left over of the data: with this before the loop, where batches are what it goes through."
+        fix = f"batches = (b for b in batches if len(jax.tree.leaves(b)[0]) == {last.rows})"
+    elif last.batch:
+        mend = " Pad the batches to one shape: each is compiled for once."
     level = "warning" if seconds >= LONG else "info"
-    yield Advice("recompiled", level, f"{said}: {'; '.join(last.changes)}{more}.{mend}", None)
+    yield Advice("recompiled", level, f"{said}: {'; '.join(last.changes)}{more}.{mend}", fix)
 
 
 def input_bound(case: "Case") -> Iterator[Advice]:
