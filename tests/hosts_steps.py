@@ -323,8 +323,14 @@ def profiled(strategy: str, mesh: str) -> dict[str, Any]:
 
 def fed(how: str, strategy: str, mesh: str, **options: Any) -> dict[str, Any]:
     """Losses of a loop over differing batches, of which each host has the "whole" or its "parts", plain and fed; which
-    of the fed ones lay on devices, those of host 0 from the second on; and how many programs there were."""
-    step, _, first = mlp()
+    of the fed ones lay on devices, those of host 0 from the second on; and how many programs there were, the first of
+    which has the loop's number in it."""
+    plain, _, first = mlp()
+
+    def train_step(state, batch, rate):
+        (weights, moments), loss = plain(state, batch)
+        return (jax.tree.map(lambda w: w * rate, weights), moments), loss
+
     host, hosts = jax.process_index(), jax.process_count()
     rows = slice(None) if how == "whole" else slice(host * 16 // hosts, (host + 1) * 16 // hosts)
 
@@ -336,11 +342,11 @@ def fed(how: str, strategy: str, mesh: str, **options: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for name, through in (("plain", iter), ("fed", js.feed)):
-        sharded = js.shard(step, strategy, mesh=mesh, **options)
+        sharded = js.shard(train_step, strategy, mesh=mesh, **options)
         _, state, _ = mlp()
         found[name], kinds = [], []
-        for batch in through(batches(sharded)):
-            state, loss = sharded(state, batch)
+        for n, batch in enumerate(through(batches(sharded))):
+            state, loss = sharded(state, batch, 1 - n / 100)
             found[name].append(float(loss))
             kinds.append(isinstance(batch["x"], jax.Array))
         found["kinds"] = kinds

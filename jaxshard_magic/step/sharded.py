@@ -18,7 +18,7 @@ from ..errors import ShardError
 from ..program.garbage import interruptible
 from ..program.mapped import PerDevice
 from ..program.peel import Peeled, nnx_calls, peel
-from ..program.unwrap import NUMBERS, strip
+from ..program.unwrap import NUMBERS, Step, strip
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
 from .calls import FlatCall, GraphCall, WholeCall
@@ -461,20 +461,20 @@ class ShardedStep:
 
     def _entry(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Peeled, Entry]:
         with self._lock:
-            peeled = self._taken_apart(args, kwargs)
+            peeled = self._taken_apart(self._step, args, kwargs)
             if peeled.key not in self._entries and peeled.loose in self._loose and not self._stay_python:
                 peeled = self._with_numbers_traced(peeled, args, kwargs)
             if peeled.key not in self._entries:
                 before, looping = self._current, self.loops.running
                 entry = self._entries[peeled.key] = self._new(peeled)
-                self._loose.add(peeled.loose)
+                self._loose.add(peeled.loose if self._hosts is None else self._hosts.known(peeled).loose)
                 if before is not None and looping:
                     self.recompiled.append(recompiled(before, entry, self.calls + 1))
             return peeled, self._entries[peeled.key]
 
-    def _taken_apart(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
+    def _taken_apart(self, step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
         """One call as it is made here, under the key of its program."""
-        peeled = peel(self._step, args, kwargs)
+        peeled = peel(step, args, kwargs)
         return peeled if self._hosts is None else self._hosts.known(peeled)
 
     def _peeled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
@@ -488,9 +488,9 @@ class ShardedStep:
         """A plain function's numbers change from call to call (an epoch, a rate): make one program for all of
         them, unless the function needs them as Python numbers."""
         step = replace(self._step, numbers=NUMBERS - {bool})
-        again = peel(step, args, kwargs)
+        again = self._taken_apart(step, args, kwargs)
         try:
-            self._entries[again.key] = self._build(again)
+            self._entries[again.key] = self._new(again)
         except (ShardError, TypeError, ValueError, LookupError, AttributeError, AssertionError):
             self._stay_python = True
             return peeled

@@ -53,19 +53,22 @@ class OnHosts:
         that hosts have together."""
         if not self._apart:
             return peeled
+        own, loose = peeled.keys_with([(aval(x), is_part(x)) for x in peeled.leaves])
         for rows, keys in self._kinds.items():
-            key = keys.get(self._whole_key(peeled, dict(rows)))
-            if key is not None:
-                return replace(peeled, key=key)
-        return replace(peeled, key=peeled.key_with([(aval(x), is_part(x)) for x in peeled.leaves]))
+            whole = self._whole_keys(peeled, dict(rows))
+            if whole is not None:
+                loose = whole[1]
+                if whole[0] in keys:
+                    return replace(peeled, key=keys[whole[0]], loose=loose)
+        return replace(peeled, key=own, loose=loose)
 
     def built(self, build: Callable[[Peeled], Entry], say: Callable[[str], None], peeled: Peeled) -> Entry:
         """The program of a call, which `build` makes of the call as it is planned."""
         rows = _rows(peeled, self._request, say) if self._apart else {}
         entry = build(self._together(peeled, rows))
         entry.rows = rows
-        if self._apart:
-            self._kinds.setdefault(tuple(rows.items()), {})[self._whole_key(peeled, rows)] = peeled.key
+        if self._apart and (whole := self._whole_keys(peeled, rows)) is not None:
+            self._kinds.setdefault(tuple(rows.items()), {})[whole[0]] = peeled.key
         return entry
 
     def enter(self) -> None:
@@ -92,7 +95,7 @@ class OnHosts:
         """A call with what hosts have in parts put together, after they have compared what they were given. Raises
         ShardError where that does not go together."""
         if entry.calls == 0:
-            _kinds_agree(peeled, self._request)
+            _kinds_agree(peeled, self._together(peeled, entry.rows), self._request)
         self._agree(entry, peeled.leaves)
         return replace(peeled, leaves=entry.joined(peeled.leaves)) if entry.rows else peeled
 
@@ -106,8 +109,8 @@ class OnHosts:
         self._agree(entry, leaves)
         return entry.brought(inputs, leaves, ours)
 
-    def _whole_key(self, peeled: Peeled, rows: Mapping[int, int]) -> Hashable | None:
-        """The key of a call with the whole batch, whose `rows` each host has or all have together."""
+    def _whole_keys(self, peeled: Peeled, rows: Mapping[int, int]) -> tuple[Hashable, Hashable] | None:
+        """Both keys of a call with the whole batch, whose `rows` each host has or all have together."""
         whole = list(map(aval, peeled.leaves))
         if any(i >= len(whole) or dim >= len(whole[i][0]) for i, dim in rows.items()):
             return None
@@ -115,7 +118,7 @@ class OnHosts:
             shape, dtype, weak = whole[i]
             if is_part(peeled.leaves[i]):
                 whole[i] = (*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :]), dtype, weak
-        return peeled.key_with(whole)
+        return peeled.keys_with(whole)
 
     def _together(self, peeled: Peeled, rows: Mapping[int, int]) -> Peeled:
         """The call with shapes for arrays, those of which each host has a part as long as all of them."""
@@ -167,10 +170,14 @@ def on_hosts(request: Request) -> OnHosts | None:
     return None if hosts == 1 else OnHosts(request, hosts)
 
 
-def _kinds_agree(peeled: Peeled, request: Request) -> None:
-    """Raise ShardError where hosts call a step with arguments of other kinds, which would be other programs."""
+def _kinds_agree(peeled: Peeled, whole: Peeled, request: Request) -> None:
+    """Raise ShardError where hosts call a step with arguments of other kinds, which would be other programs. `whole` is
+    the call with the whole batch: some may have its arrays together already."""
     inputs = list(zip((path_name(path) for path, _, _ in peeled.inputs), specs(peeled.leaves), strict=True))
-    kinds = [f"{path} {spec.shape} {spec.dtype}" for path, spec in inputs]
+    kinds = [
+        f"{path} {spec.shape} {spec.dtype}"
+        for (path, _), spec in zip(inputs, specs(whole.leaves), strict=True)
+    ]
     given = f"{request.strategy} {request.options} {dict(request.mesh.shape)} {kinds}"
     if len(set(gathered(f"{crc32(given.encode()):x}"))) > 1:
         path, spec = max(inputs, key=lambda row: row[1].size, default=("nothing", None))
