@@ -62,6 +62,7 @@ MAY_IMPORT = {
     ),
     "feeding": ("placing program step", "jax numpy"),
     "live": ("report", "numpy"),
+    "checkpoints": ("coordination placing packages program", "jax numpy"),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
@@ -105,6 +106,7 @@ LATE_MODULES = {
 
 LATE = {
     "hosts": ("step program analysis", "ipyparallel jax numpy IPython zmq"),  # what runs on an engine
+    "checkpoints": ("", "orbax"),
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html
     "explorer": ("views", ""),  # Explorer.to_text, to_html, view
@@ -115,9 +117,10 @@ LATE = {
         "IPython plotly anywidget ipywidgets traitlets resvg_py",
     ),  # PNG; the modules that are late as a whole
     "schedule": ("analysis views", ""),  # Schedule.timeline, and how compared ones are shown
-    "step": ("analysis report", ""),  # ShardedStep.report
+    "step": ("analysis report checkpoints", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
     "program": ("", "flax equinox"),  # a step of theirs brings them along
+    "notebook": ("checkpoints", ""),  # %shard save, %shard load
     "console": ("demo", ""),  # its help needs nothing of it
     "demo": ("", "sklearn"),  # says what to install where it is missing
 }
@@ -281,7 +284,7 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-HEAVY = {"plotly", "ipywidgets", "anywidget", "flax", "optax", "equinox", "sklearn"}
+HEAVY = {"plotly", "ipywidgets", "anywidget", "flax", "optax", "equinox", "sklearn", "orbax"}
 
 
 def test_importing_the_package_imports_nothing_heavy():

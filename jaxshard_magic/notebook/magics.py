@@ -26,8 +26,10 @@ from .options import (
     ExploreOptions,
     HistoryOptions,
     LineOptions,
+    LoadOptions,
     Options,
     ProfileOptions,
+    SaveOptions,
     ScheduleOptions,
     chooses,
     compares,
@@ -89,6 +91,8 @@ class ShardMagics(Magics):
             "explore": (ExploreOptions, self._explored),
             "code": (CodeOptions, self._coded),
             "profile": (ProfileOptions, self._profiled),
+            "save": (SaveOptions, self._saved),
+            "load": (LoadOptions, self._loaded),
         }
 
     @no_var_expand
@@ -240,6 +244,16 @@ class ShardMagics(Magics):
         if report is not None:
             self._keep(report)
         return report, name
+
+    def _saved(self, text: str) -> tuple[None, None]:
+        from .save_line import saved
+
+        return saved(text, self.shell, self.session)
+
+    def _loaded(self, text: str) -> tuple[None, None]:
+        from .save_line import loaded
+
+        return loaded(text, self.shell, self.session)
 
     def _keep(self, report: "Report", cell: str | None = None) -> None:
         if self.session.remember:

@@ -89,6 +89,7 @@ class ShardedStep:
         self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.path: str | None = None  # what the cell calls the step
+        self.calls_before = 0  # of the run that its state was restored from
         self.number: int | None = None  # of its reports in a notebook
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
@@ -319,6 +320,37 @@ class ShardedStep:
         One tree comes back as it is, several as a tuple. Raises `ShardError` without any.
         """
         return gathered(state, self.mesh.devices.flat[0] if to is None else to)
+
+    def save(self, path: "str | PathLike[str]", state: Any) -> int:
+        """Save a state, what the step gives back, into a folder of checkpoints, and return its number: how many calls
+        the state has behind it. Trees, NNX objects and typed keys are saved as they are, each device's part from where
+        it lies.
+
+        Raises `ShardError` for a folder that can't be saved into, and a number that it has already.
+        """
+        from .kept import save
+
+        return save(self, path, state)
+
+    def restore(
+        self, path: "str | PathLike[str]", like: Any, *, number: int | None = None, cast: bool = False
+    ) -> Any:
+        """The state of a folder of checkpoints, laid out by this step's plan, whatever it was saved under: each device
+        reads what it will hold. Arrays that the step doesn't take come whole to every device, and a warning names one.
+
+        Args:
+            path: the folder.
+            like: a state of the same kind, arrays or their shapes. Its types come back; NNX objects are changed in
+                place.
+            number: of the checkpoint; the newest by default.
+            cast: convert to the dtypes of `like`.
+
+        The step has been called, or prepared: `step.prepare(state, batch)`. Raises `ShardError`, before anything is
+        read, for a checkpoint of another state; the first leaf that differs is named.
+        """
+        from .kept import restore
+
+        return restore(self, path, like, number, cast)
 
     def report(self) -> "Report":
         """Everything known of the step's last kind of call, as a `Report`. The first time it reads the compiled
