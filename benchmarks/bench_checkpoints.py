@@ -26,10 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
 
 ARRAYS, SHAPE = 16, (4096, 4096)  # 64 MiB each
-SAVE, PEAK = (
-    1.3,
-    1.3,
-)  # 1.2 is meant of the peak: 64 MiB are read at once, and lie three times in memory until they are placed
+SAVE, PEAK = 1.3, 1.2  # 64 MiB are read at once, and lie three times in memory until they are placed
 
 
 def main() -> int:

@@ -29,8 +29,8 @@ BELOW_API = f"doctor {DOING} live analysis report hardware wires packages target
 MAY_IMPORT = {
     "__init__": ("", ""),
     "notebook": (
-        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen history views cell_files "
-        f"places hosts units {BELOW_API}",
+        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen feeding history views "
+        f"cell_files places hosts units {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
     "hosts": ("coordination doctor packages hosts.spec report", "psutil"),
@@ -60,6 +60,7 @@ MAY_IMPORT = {
         "compiler_log checkpoints packages report",
         "jax numpy",
     ),
+    "feeding": ("placing program step", "jax numpy"),
     "live": ("report", "numpy"),
     "checkpoints": ("coordination placing packages program", "jax numpy"),
     "gradients": ("request program plan", "jax numpy"),

@@ -61,6 +61,7 @@ def test_the_extras_are_there_and_those_of_compilers_leave_the_pairing_to_jax():
     extras = PROJECT["optional-dependencies"]
     assert set(extras) == {
         "checkpoints",
+        "data",
         "demo",
         "png",
         "hosts",

@@ -45,7 +45,7 @@ from .options import (
 from .progress import Progress
 from .scattered import Scattered
 from .session import ShardSession
-from .shard_cell import ShardCell, compared, compile_of, exercised, sharded, tried
+from .shard_cell import ShardCell, compared, compile_of, exercised, feeds_of, sharded, tried
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -309,7 +309,7 @@ class ShardMagics(Magics):
             with view or nullcontext(), self.early.kept(this, lambda: binding.sharded):
                 with binding:
                     with this.room(), self._followed(progress, watch, view) as lengths, keeping:
-                        cells.run(self.shell, this.code, binding, lengths)
+                        cells.run(self.shell, this.code, binding, lengths, feeds_of(options))
                     known = exercised(this, binding)
                 with binding:  # a dry run ended the first one
                     if binding.bound:

@@ -95,6 +95,12 @@ class Peeled:
         """How many of the flat inputs are NNX objects' own."""
         return len(self.leaves) - len(self.array_places)
 
+    def keys_with(self, avals: Sequence[Hashable]) -> tuple[Hashable, Hashable]:
+        """`key` and `loose` of the same call with flat inputs of other shapes, each as `aval` has it."""
+        (fixed, held), (_, loosely) = self.key, self.loose  # pyright: ignore[reportGeneralTypeIssues]
+        fixed = (*fixed[:3], tuple(avals), *fixed[4:])
+        return (fixed, held), (fixed, loosely)
+
     def fun(self, *leaves: Any) -> tuple[list[Any], list[KeyPath], Result]:
         """The step: flat arrays -> (flat arrays, their paths, how the result is made of them)."""
         full = dict(self.held)

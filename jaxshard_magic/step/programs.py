@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
@@ -117,19 +116,21 @@ class Programs:
 
     def _entry(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Peeled, Entry]:
         with self._lock:
-            peeled = peel(self._step, args, kwargs)
+            peeled = self._taken_apart(self._step, args, kwargs)
             if peeled.key not in self._entries and peeled.loose in self._loose and not self._stay_python:
                 peeled = self._with_numbers_traced(peeled, args, kwargs)
             if peeled.key not in self._entries:
-                build = (
-                    self._build if self._hosts is None else partial(self._hosts.built, self._build, self.say)
-                )
                 before, looping = self._current, self.loops.running
-                entry = self._entries[peeled.key] = build(peeled)
-                self._loose.add(peeled.loose)
+                entry = self._entries[peeled.key] = self._new(peeled)
+                self._loose.add(peeled.loose if self._hosts is None else self._hosts.known(peeled).loose)
                 if before is not None and looping:
                     self.recompiled.append(recompiled(before, entry, self.calls + 1))
             return peeled, self._entries[peeled.key]
+
+    def _taken_apart(self, step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
+        """One call as it is made here, under the key of its program."""
+        peeled = peel(step, args, kwargs)
+        return peeled if self._hosts is None else self._hosts.known(peeled)
 
     def _peeled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
         """One call as it is planned."""
@@ -142,14 +143,20 @@ class Programs:
         """A plain function's numbers change from call to call (an epoch, a rate): make one program for all of
         them, unless the function needs them as Python numbers."""
         step = replace(self._step, numbers=NUMBERS - {bool})
-        again = peel(step, args, kwargs)
+        again = self._taken_apart(step, args, kwargs)
         try:
-            self._entries[again.key] = self._build(again)
+            self._entries[again.key] = self._new(again)
         except (ShardError, TypeError, ValueError, LookupError, AttributeError, AssertionError):
             self._stay_python = True
             return peeled
         self._step = step
         return again
+
+    def _new(self, peeled: Peeled) -> Entry:
+        """The program of a call as it is made here."""
+        if self._hosts is None:
+            return self._build(peeled)
+        return self._hosts.built(self._build, self.say, peeled)
 
     def _build(self, peeled: Peeled) -> Entry:
         entry = self._built(peeled, self.request)

@@ -2,6 +2,7 @@
 
 import functools
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from .calls import fast_call
 from .donation import Ours
 from .entry import Entry
 from .gathered import gathered
+from .given import Waits, tell, waiting
 from .ran import Ran, ran
 from .recorded import PROFILED, profiled
 from .watch import Watch
@@ -62,6 +64,8 @@ class ShardedStep(CalledAgain):
         self.keeper: Keeper | None = None  # saves what they give, and knows which of them were made before
         self.kept: Keeper | None = None  # was its keeper last
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
+        self.waits: Waits | None = None  # for the batches of a feed
+        self.fed: weakref.ref[Any] | None = None  # that feed
         self.before: Ran | None = None  # an earlier run of a step of this name
         self.checked: Check | None = None
         self.alternatives: tuple[Alternative, ...] = ()  # other options, as compiled
@@ -95,7 +99,7 @@ class ShardedStep(CalledAgain):
         if watch is not None and watch.rows:
             watch.begin()
         self.meet()
-        for fast in self._recent:
+        for fast in () if waiting else self._recent:
             try:
                 inputs, objects = fast.gather(args, kwargs)
             except (TypeError, ValueError):
@@ -110,7 +114,7 @@ class ShardedStep(CalledAgain):
                 continue
             self._current = fast.entry
             if watch is not None:
-                watch.called(fast.entry, outs, self._ran)
+                watch.called(fast.entry, outs, self.keeper is None or self.keeper.ran)
             return fast.finish(objects, inputs, outs)
         return self._call_anew(args, kwargs)
 
@@ -174,7 +178,7 @@ class ShardedStep(CalledAgain):
     def restart(self) -> None:
         """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
         self.check, self.reference, self.traces, self.keep_arguments = False, None, None, False
-        self._profiled = None
+        self._profiled = self.waits = self.fed = None
         self.loops.restart()
         self.recompiled.clear()
 
@@ -302,10 +306,6 @@ class ShardedStep(CalledAgain):
         makes of the state itself, such as an evaluation, can wait until this is False."""
         return self.keeper is not None and self.keeper.skipping
 
-    @property
-    def _ran(self) -> bool:
-        return self.keeper is None or self.keeper.ran
-
     def _run(self, entry: Entry, inputs: tuple[Any, ...]) -> Any:
         return entry.run(inputs) if self.keeper is None else self.keeper.run(entry, inputs)
 
@@ -321,6 +321,8 @@ class ShardedStep(CalledAgain):
                 f"{self._step.name} was given a shape where it takes an array: .prepare(...) takes shapes, and so does "
                 "--dry-run"
             )
+        if waiting:
+            tell(self, entry, peeled.leaves)
         if entry is not self._current:
             self.loops.breaks()
         if self._hosts is not None:
@@ -340,7 +342,7 @@ class ShardedStep(CalledAgain):
             self._hosts.called(entry, inputs, outs)
         self._current = entry
         if self.watch is not None:
-            self.watch.called(entry, outs, self._ran)
+            self.watch.called(entry, outs, self.keeper is None or self.keeper.ran)
         outs = entry.real_rows(outs) if entry.added else outs
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:

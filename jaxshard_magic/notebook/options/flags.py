@@ -252,6 +252,7 @@ class Options(LineOptions):
     data: str = option(
         "--data", "WHAT", "of several hosts: each has the whole batch, or its own rows: per-host", "whole"
     )
+    feed: bool = option("--feed", "", "take the batches of the cell's loop ahead, in a thread", False)
     name: str | None = option("--name", "LABEL", "the Report's name")
     output: str | None = option("-o", "VAR", "keep the Report under this name", reads=variable)
 
