@@ -33,12 +33,13 @@ class _Times(NamedTuple):
 _NONE = _Times(0.0, 0.0, 0.0)
 
 
-def spent(hosts: Sequence[Sums], rates: Rates) -> Measured:
+def spent(hosts: Sequence[Sums], rates: Rates, asked: int | None = None) -> Measured:
     """Where the time of a step went.
 
     Args:
         hosts: what each host read of the same runs, with files named as on this one.
         rates: what is known beside the traces.
+        asked: for so many runs; None for those that were recorded.
     """
     lines: dict[Key, _Times] = defaultdict(lambda: _NONE)
     moves: dict[Moves, _Times] = defaultdict(lambda: _NONE)
@@ -64,6 +65,7 @@ def spent(hosts: Sequence[Sums], rates: Rates) -> Measured:
     )
     takes = hosts[0].takes
     return Measured(
+        asked=asked or hosts[0].recorded,
         recorded=hosts[0].recorded,
         read=len(takes),
         operations=round(sum(sums.operations for sums in hosts) / n),

@@ -236,9 +236,11 @@ def _parts(
 ) -> Iterator[_Part]:
     """What each operation of a device does in one run; those on one track one after the other."""
     tracks: dict[str, list[tuple[float, float, Op]]] = defaultdict(list)
+    of: dict[tuple[str | None, str], Told] = {}
     for op in ops:
         tracks[op.track].append((op.start, op.end, op))
-    of = {(op.module, op.name): _told(op, told) for op in ops}
+        if (name := (op.module, op.name)) not in of:
+            of[name] = _told(op, told)
     paired = set[Op]()
     for begun, ended in _pairs(ops, of):
         paired |= {begun, ended}

@@ -95,10 +95,11 @@ class Measured:
     kind and axes. `devices`: the slowest one and others, of `of_devices`. `slowest` computes most, `behind` seconds
     more than the median device. `lanes`: one typical step, in ticks of `tick` seconds from its first operation on; what
     is shorter than `grain` ticks may be drawn as a part of what lies beside it. `host`: seconds that a device waits for
-    Python. `dispatch`: seconds from a step's call to its first operation. `recorded` steps were recorded, `read` of
-    them read, in which a device ran `operations` operations a step.
+    Python. `dispatch`: seconds from a step's call to its first operation. Of `asked` steps `recorded` were recorded and
+    `read` read, in which a device ran `operations` operations a step: of a step that has very many only a few are.
     """
 
+    asked: int
     recorded: int
     read: int
     operations: int
