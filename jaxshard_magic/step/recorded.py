@@ -34,8 +34,8 @@ _RUNNING = (
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """What the profiler recorded: an XSpace, serialized. `skip`: of the first calls so many are to be left out. `asked`:
-    so many calls were to be recorded, without those."""
+    """What the profiler recorded: an XSpace, serialized. `skip`: of the first calls so many are to be left out.
+    `asked`: so many calls were to be recorded, without those."""
 
     xspace: bytes
     skip: int

@@ -60,7 +60,8 @@ def spent_about(m: Measured) -> str:
     """
     if m.recorded < m.asked:
         were = "was" if m.recorded == 1 else "were"
-        steps = f"{count_text(m.recorded)} of {count_text(m.asked)} steps {were} recorded, as a step has so many operations"
+        of = f"{count_text(m.recorded)} of {count_text(m.asked)} steps"
+        steps = f"{of} {were} recorded, as a step has so many operations"
     else:
         steps = f"{count_text(m.recorded)} recorded step{'s' * (m.recorded != 1)}"
     if m.read < m.recorded:
