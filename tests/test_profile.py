@@ -119,6 +119,24 @@ def test_a_host_callback_that_sleeps_is_on_its_line_for_as_long_as_it_sleeps():
     adds_up(found)
 
 
+def test_what_hands_the_answer_of_a_callback_to_all_devices_is_on_the_line_of_the_callback():
+    def asks(w, x):
+        loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        loss = jax.pure_callback(slept, jax.ShapeDtypeStruct((), jnp.float32), loss)
+        return w - grad, loss
+
+    def slept(loss):
+        time.sleep(0.02)
+        return np.asarray(loss)
+
+    step = ran(jaxshard_magic.shard(asks, "dp", mesh="cpu:4 data=4"), jnp.ones((16, 4)), jnp.ones((64, 16)))
+    found = step.profile(2)
+    line = asks.__code__.co_firstlineno + 2
+    assert found.unknown is None
+    assert sum(row.waiting or 0.0 for row in found.lines if row.line == line) >= 0.019  # of all four devices
+    assert all(each.line is not None for each in step.report().collectives or ())
+
+
 def test_a_report_keeps_what_was_measured_in_json_and_in_little_room():
     function, state, batch = transformer_like(scan=False, remat=True)
     step = ran(jaxshard_magic.shard(function, "fsdp", mesh="cpu:8 data=8", on="v5e"), state, batch)
