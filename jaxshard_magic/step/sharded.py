@@ -234,7 +234,7 @@ class ShardedStep:
         """
         entry, inputs = self.inputs(None)
         consts, taken = list(entry.consts), entry.clock.copies
-        entry.clock.settle()
+        self.settle()
         enough = len(taken) + n
         while len(taken) < enough:  # calls of a pipeline that are watched action by action don't count
             entry.timed(entry.copies(inputs), taken)
@@ -326,10 +326,15 @@ class ShardedStep:
             )
         from ..analysis.summary import summarize
 
+        self.settle()
+        return summarize(self)
+
+    def settle(self) -> None:
+        """Wait for the calls that are under way, and read their numbers: what passes from here on is no time of theirs.
+        Raises what those raise who take rows."""
         self.loops.settle()
         if self.watched is not None:
             self.watched.settle()
-        return summarize(self)
 
     def on_metrics(self, write: "Callable[[Row], object] | None" = None) -> None:
         """Keep what the step returns and how its loop goes from here on, as `report().metrics`; a `%%shard` cell does

@@ -149,7 +149,7 @@ class Watch:
         self._queue.take(self._take, everything=everything)
         done = self._queue.done
         self.run.steps, self.run.skipped = done.calls, self._queue.skipped
-        rates = self._rates.look(now, done)
+        rates = self._rates.look(now, done) if self._step is not None else {}
         if rates:
             self.run.measure(done.calls, self._now, rates | self._sampled())
 
