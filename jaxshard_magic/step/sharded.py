@@ -76,7 +76,8 @@ class ShardedStep:
         self.traces: Traces | None = None  # that other steps of the same function share
         self.progress: Callable[[str], None] | None = None
         self.watch: Watch | None = None  # follows its calls
-        self.watched: Watch | None = None  # followed them last
+        self._newest: Watch | None = None  # followed them last
+        self._counted: Watch | None = None  # that of the loop before
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
         self.before: Ran | None = None  # an earlier run of a step of this name
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
@@ -333,8 +334,22 @@ class ShardedStep:
         """Wait for the calls that are under way, and read their numbers: what passes from here on is no time of theirs.
         Raises what those raise who take rows."""
         self.loops.settle()
-        if self.watched is not None:
-            self.watched.settle()
+        for watch in filter(None, (self._counted, self._newest)):
+            watch.settle()
+
+    def followed(self, watch: Watch) -> None:
+        """Be followed by `watch` from here on."""
+        if watch is not self._newest:
+            self._counted = self.watched
+        self.watch = self._newest = watch
+
+    @property
+    def watched(self) -> Watch | None:
+        """What followed its last loop; a single call after a loop is none."""
+        newest, before = self._newest, self._counted
+        if newest is None or before is None:
+            return newest
+        return newest if newest.calls >= min(2, before.calls) else before
 
     def on_metrics(self, write: "Callable[[Row], object] | None" = None) -> None:
         """Keep what the step returns and how its loop goes from here on, as `report().metrics`; a `%%shard` cell does

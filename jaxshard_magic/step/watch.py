@@ -42,6 +42,7 @@ class Watch:
         self.calls = 0
         self.run = Run(total=total)
         self.writers: list[Write] = []
+        self.first: Callable[[], object] | None = None  # what its first call calls
         self.idle_at: Counter[tuple[str, int]] = Counter()  # the user's lines that ran while no device worked
         self._queue, self._rates = Queue(is_done), Rates()
         self._programs: dict[Entry, _Program] = {}
@@ -64,7 +65,8 @@ class Watch:
 
     def follow(self, step: "ShardedStep") -> None:
         self.leave()
-        self._step, step.watch, step.watched = step, self, self
+        self._step = step
+        step.followed(self)
 
     def leave(self) -> None:
         """The loop has ended: follow no step from here on, but one whose rows somebody takes. What its last calls gave
@@ -129,6 +131,8 @@ class Watch:
         if self._entry is None:
             self._began = self._looked = self._checked = time.perf_counter()
             self._thread = threading.get_ident()
+            if self.first is not None:
+                self.first()
         (names, self._pick), known = self._programs[entry].returned, self._programs[entry].known
         self._stretch = Stretch(self._stretch.done(self.calls), known, names)
         self._entry, self.run.known = entry, known
