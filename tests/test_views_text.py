@@ -192,6 +192,15 @@ def test_simulated_devices_say_what_their_figures_mean():
         ),
         (
             "attached",
+            Timing(6.8, 20, 20, Spread(0.05, 0.05, 0.06), apart_s=0.08, data_share=0.4),
+            (
+                "step time, measured",
+                "50.0 ms",
+                "50.0 to 60.0 ms, over all 20 calls, 80.0 ms from call to call, 40% waiting for data",
+            ),
+        ),
+        (
+            "attached",
             Timing(6.8, 1, 3, Spread(0.05, 0.05, 0.06), how="copies"),
             ("step time, measured", "50.0 ms", "50.0 to 60.0 ms, over 3 calls on copies"),
         ),

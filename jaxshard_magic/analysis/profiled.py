@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ..errors import ShardError
-from ..placing import number_of
+from ..placing import hosts_of, number_of
 from ..program.flops import REMATTED
 from ..program.garbage import uncollected
 from ..program.ir import Program
@@ -17,7 +17,7 @@ from .collectives import Cause, Move
 from .efficiency import efficiency, seconds_of
 from .frames import called
 from .hlo import read
-from .instructions import RECOMPUTED, Instructions
+from .instructions import RECOMPUTED, Instructions, operations
 from .lanes import Key
 from .origin import Origins, op_name
 from .roofline import Roofline
@@ -29,17 +29,30 @@ if TYPE_CHECKING:
     from ..step import Entry
     from ..step.recorded import Recording
 
+WORTH = 100_000  # operations that are recorded: keeping and reading one takes some 40 us. A few fewer than are read
 _Alike = tuple[object, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What each host read of recorded calls of one program, with files named as on this one."""
+    """What each host read of recorded calls of one program, with files named as on this one. `asked`: for so many
+    calls."""
 
     hosts: tuple[Sums, ...]
+    asked: int
 
 
 _known: "WeakKeyDictionary[Profile, tuple[Rates, Measured]]" = WeakKeyDictionary()
+
+
+def worth_recording(entry: "Entry", n: int) -> int:
+    """How many of `n` calls of a program to record, as more of them would not be read; the same on all hosts."""
+    text = entry.compiled.as_text()
+    if not text:
+        return n
+    with uncollected():
+        each = operations(read(text)) * -(-entry.plan.mesh.size // hosts_of(entry.plan.mesh))
+    return max(1, min(n, WORTH // max(1, each)))
 
 
 def read_recorded(
@@ -75,7 +88,8 @@ def read_recorded(
             raise none
         every = longest([_runs(each) for each in all_of(lambda: json.dumps(own))])
         sums = summed(trace, told, devices, every)
-        return Profile(tuple(Sums.from_json(each).by(told) for each in all_of(sums.to_json)))
+        hosts = tuple(Sums.from_json(each).by(told) for each in all_of(sums.to_json))
+        return Profile(hosts, recording.asked)
 
 
 def _runs(text: str) -> dict[int, float]:
@@ -117,7 +131,7 @@ def profiled(
         origins = Origins(read(entry.compiled.as_text() or ""), home)
         rates = _rates(entry, origins, told, collectives, roof, attached)
         if profile not in _known or _known[profile][0] != rates:
-            _known[profile] = rates, spent(profile.hosts, rates)
+            _known[profile] = rates, spent(profile.hosts, rates, profile.asked)
         return _known[profile][1]
 
 

@@ -26,8 +26,10 @@ from .options import (
     ExploreOptions,
     HistoryOptions,
     LineOptions,
+    LoadOptions,
     Options,
     ProfileOptions,
+    SaveOptions,
     ScheduleOptions,
     chooses,
     compares,
@@ -42,7 +44,7 @@ from .options import (
 from .progress import Progress
 from .scattered import Scattered
 from .session import ShardSession
-from .shard_cell import ShardCell, compared, compile_of, exercised, sharded, tried
+from .shard_cell import ShardCell, compared, compile_of, exercised, feeds_of, sharded, tried
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -89,6 +91,8 @@ class ShardMagics(Magics):
             "explore": (ExploreOptions, self._explored),
             "code": (CodeOptions, self._coded),
             "profile": (ProfileOptions, self._profiled),
+            "save": (SaveOptions, self._saved),
+            "load": (LoadOptions, self._loaded),
         }
 
     @no_var_expand
@@ -241,6 +245,16 @@ class ShardMagics(Magics):
             self._keep(report)
         return report, name
 
+    def _saved(self, text: str) -> tuple[None, None]:
+        from .save_line import saved
+
+        return saved(text, self.shell, self.session)
+
+    def _loaded(self, text: str) -> tuple[None, None]:
+        from .save_line import loaded
+
+        return loaded(text, self.shell, self.session)
+
     def _keep(self, report: "Report", cell: str | None = None) -> None:
         if self.session.remember:
             self.keeping.keep(report, cell)
@@ -293,7 +307,7 @@ class ShardMagics(Magics):
             with view or nullcontext(), self.early.kept(this, lambda: binding.sharded):
                 with binding:
                     with this.room(), self._followed(progress, watch, view) as lengths:
-                        cells.run(self.shell, this.code, binding, lengths)
+                        cells.run(self.shell, this.code, binding, lengths, feeds_of(options))
                     known = exercised(this, binding)
                 with binding:  # a dry run ended the first one
                     if binding.bound:

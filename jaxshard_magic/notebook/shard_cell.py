@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
@@ -164,6 +165,16 @@ def compile_of(this: ShardCell) -> float | None:
 def _asked(options: Options) -> tuple[Any, ...]:
     """What of a line makes another program of the same step on the same devices."""
     return options.strategy, options.specs, options.rules, options.donate, step_options_of(options)
+
+
+def feeds_of(options: Options) -> "cells.Feeds | None":
+    """What takes the batches of the cell's loop ahead; None where the line asks for none, or runs no step. A batch
+    stays what the cell expects: no tensor is converted."""
+    if not options.feed or options.dry_run:
+        return None
+    from ..feeding import Feed
+
+    return partial(Feed, convert=False)
 
 
 def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "ShardedStep":

@@ -3,11 +3,11 @@
 import functools
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,13 +18,14 @@ from ..errors import ShardError
 from ..program.garbage import interruptible
 from ..program.mapped import PerDevice
 from ..program.peel import Peeled, nnx_calls, peel
-from ..program.unwrap import NUMBERS, strip
+from ..program.unwrap import NUMBERS, Step, strip
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
 from .calls import FlatCall, GraphCall, WholeCall
 from .donation import Ours
 from .entry import Entry, build_entry
 from .gathered import gathered
+from .given import Waits, tell, waiting
 from .loops import Loops
 from .planned import Planned, planned
 from .ran import Ran, ran
@@ -79,6 +80,8 @@ class ShardedStep:
         self._newest: Watch | None = None  # followed them last
         self._counted: Watch | None = None  # that of the loop before
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
+        self.waits: Waits | None = None  # for the batches of a feed
+        self.fed: weakref.ref[Any] | None = None  # that feed
         self.before: Ran | None = None  # an earlier run of a step of this name
         self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
@@ -87,6 +90,7 @@ class ShardedStep:
         self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.path: str | None = None  # what the cell calls the step
+        self.calls_before = 0  # of the run that its state was restored from
         self.number: int | None = None  # of its reports in a notebook
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
@@ -133,7 +137,7 @@ class ShardedStep:
         if watch is not None and watch.rows:
             watch.begin()
         self.meet()
-        for fast in self._recent:
+        for fast in () if waiting else self._recent:
             try:
                 inputs, objects = fast.gather(args, kwargs)
             except (TypeError, ValueError):
@@ -306,7 +310,7 @@ class ShardedStep:
     def restart(self) -> None:
         """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
         self.check, self.reference, self.traces, self.keep_arguments = False, None, None, False
-        self._profiled = None
+        self._profiled = self.waits = self.fed = None
         self.loops.restart()
         self.recompiled.clear()
 
@@ -317,6 +321,37 @@ class ShardedStep:
         One tree comes back as it is, several as a tuple. Raises `ShardError` without any.
         """
         return gathered(state, self.mesh.devices.flat[0] if to is None else to)
+
+    def save(self, path: "str | PathLike[str]", state: Any) -> int:
+        """Save a state, what the step gives back, into a folder of checkpoints, and return its number: how many calls
+        the state has behind it. Trees, NNX objects and typed keys are saved as they are, each device's part from where
+        it lies.
+
+        Raises `ShardError` for a folder that can't be saved into, and a number that it has already.
+        """
+        from .kept import save
+
+        return save(self, path, state)
+
+    def restore(
+        self, path: "str | PathLike[str]", like: Any, *, number: int | None = None, cast: bool = False
+    ) -> Any:
+        """The state of a folder of checkpoints, laid out by this step's plan, whatever it was saved under: each device
+        reads what it will hold. Arrays that the step doesn't take come whole to every device, and a warning names one.
+
+        Args:
+            path: the folder.
+            like: a state of the same kind, arrays or their shapes. Its types come back; NNX objects are changed in
+                place.
+            number: of the checkpoint; the newest by default.
+            cast: convert to the dtypes of `like`.
+
+        The step has been called, or prepared: `step.prepare(state, batch)`. Raises `ShardError`, before anything is
+        read, for a checkpoint of another state; the first leaf that differs is named.
+        """
+        from .kept import restore
+
+        return restore(self, path, like, number, cast)
 
     def report(self) -> "Report":
         """Everything known of the step's last kind of call, as a `Report`. The first time it reads the compiled
@@ -401,6 +436,8 @@ class ShardedStep:
                 f"{self._step.name} was given a shape where it takes an array: .prepare(...) takes shapes, and so does "
                 "--dry-run"
             )
+        if waiting:
+            tell(self, entry, peeled.leaves)
         if entry is not self._current:
             self.loops.breaks()
         if self._hosts is not None:
@@ -476,19 +513,21 @@ class ShardedStep:
 
     def _entry(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Peeled, Entry]:
         with self._lock:
-            peeled = peel(self._step, args, kwargs)
+            peeled = self._taken_apart(self._step, args, kwargs)
             if peeled.key not in self._entries and peeled.loose in self._loose and not self._stay_python:
                 peeled = self._with_numbers_traced(peeled, args, kwargs)
             if peeled.key not in self._entries:
-                build = (
-                    self._build if self._hosts is None else partial(self._hosts.built, self._build, self.say)
-                )
                 before, looping = self._current, self.loops.running
-                entry = self._entries[peeled.key] = build(peeled)
-                self._loose.add(peeled.loose)
+                entry = self._entries[peeled.key] = self._new(peeled)
+                self._loose.add(peeled.loose if self._hosts is None else self._hosts.known(peeled).loose)
                 if before is not None and looping:
                     self.recompiled.append(recompiled(before, entry, self.calls + 1))
             return peeled, self._entries[peeled.key]
+
+    def _taken_apart(self, step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
+        """One call as it is made here, under the key of its program."""
+        peeled = peel(step, args, kwargs)
+        return peeled if self._hosts is None else self._hosts.known(peeled)
 
     def _peeled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
         """One call as it is planned."""
@@ -501,14 +540,20 @@ class ShardedStep:
         """A plain function's numbers change from call to call (an epoch, a rate): make one program for all of
         them, unless the function needs them as Python numbers."""
         step = replace(self._step, numbers=NUMBERS - {bool})
-        again = peel(step, args, kwargs)
+        again = self._taken_apart(step, args, kwargs)
         try:
-            self._entries[again.key] = self._build(again)
+            self._entries[again.key] = self._new(again)
         except (ShardError, TypeError, ValueError, LookupError, AttributeError, AssertionError):
             self._stay_python = True
             return peeled
         self._step = step
         return again
+
+    def _new(self, peeled: Peeled) -> Entry:
+        """The program of a call as it is made here."""
+        if self._hosts is None:
+            return self._build(peeled)
+        return self._hosts.built(self._build, self.say, peeled)
 
     def _build(self, peeled: Peeled) -> Entry:
         entry = self._built(peeled, self.request)

@@ -3,6 +3,7 @@
 from .arguments import Missing as Missing
 from .arguments import annotated_specs as annotated_specs
 from .arguments import from_namespace as from_namespace
+from .arguments import like_before as like_before
 from .arguments import used_by_call as used_by_call
 from .binding import Binding as Binding
 from .code import Cell as Cell
@@ -13,6 +14,7 @@ from .early import Interrupted as Interrupted
 from .early import in_the_step as in_the_step
 from .early import line_of as line_of
 from .failed import Failed as Failed
+from .fed import Feeds as Feeds
 from .find import find_step as find_step
 from .find import functions_in as functions_in
 from .lengths import Lengths as Lengths
