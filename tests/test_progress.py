@@ -333,7 +333,7 @@ def test_an_interrupt_clears_the_line_and_the_step_runs_on_unwatched(given, draw
     assert not [t for t in threading.enumerate() if t.name == "jaxshard progress"]
 
 
-def test_the_loop_of_the_next_cell_costs_and_tells_nothing(given, drawn):
+def test_a_terminal_is_told_nothing_of_the_next_cells_loop(given, drawn):
     given.run("%%shard fsdp" + STEP)
     del drawn[:]
     given.run(SLOWLY)

@@ -87,3 +87,15 @@ def test_a_kernel_that_dies_leaves_the_last_picture(client: BlockingKernelClient
             outputs.hear(client.get_iopub_msg(timeout=6))
     (picture,) = [html for html in outputs.html if "<svg" in html]
     assert "<b>loss</b>" in picture and "of 400, loss" in picture
+
+
+def test_a_later_cells_loop_leaves_its_picture_and_other_cells_show_nothing(client: BlockingKernelClient):
+    step, loop = TRAIN[: TRAIN.index("for i")], TRAIN[TRAIN.index("for i") :]
+    client.execute_interactive(step, output_hook=lambda _: None, timeout=60)
+    still, trains = Outputs(), Outputs()
+    client.execute_interactive("time.sleep(2.5)", output_hook=still.hear, timeout=60)
+    assert still.shown == [] and still.updates == 0
+    client.execute_interactive(loop, output_hook=trains.hear, timeout=60)
+    assert trains.updates
+    (picture,) = [html for html in trains.html if "<svg" in html]
+    assert "<b>loss</b>" in picture and "after 400 steps" in picture

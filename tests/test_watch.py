@@ -265,3 +265,24 @@ def test_what_passes_after_the_loop_is_no_time_of_its_steps(mesh):
     assert watch.run.steps == watch.calls == 4
     metrics = watch.run.metrics()
     assert metrics is not None and "step_s" not in {curve.name for curve in metrics.curves}
+
+
+def test_a_recording_after_the_loop_is_no_time_of_it(mesh):
+    def slept(loss):
+        time.sleep(0.2)
+        return loss
+
+    def slow(params, batch):
+        loss = jax.pure_callback(slept, jax.ShapeDtypeStruct((), jnp.float32), loss_fn(params, batch))
+        return params, loss
+
+    sharded, watch, _ = followed(slow, PARAMS, BATCH, mesh=mesh)
+    sharded.loops.restart()  # so that no call is waited for to be timed
+    sharded(PARAMS, BATCH)
+    watch.leave()
+    assert watch.finished()[0] == 3, "the last call is still under way, as when a cell's loop ends"
+    before = watch.run.seconds
+    sharded.profile(3, args=(PARAMS, BATCH))  # four calls of 0.2 s, beside the last of the loop
+    metrics = sharded.report().metrics
+    assert metrics is not None and metrics.steps == 4
+    assert metrics.seconds - before < 0.6

@@ -1,28 +1,80 @@
-"""Later cells that call the last step: the calls of each are timed as a loop of its own, which `%shard` shows."""
+"""Later cells that call the last step: the calls of each are a loop of its own, which is timed and followed.
 
-from contextlib import suppress
-from typing import Any
+`%shard` then shows that loop. A cell that does not call the step shows nothing; a thread draws only in one that does.
+"""
+
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from . import cells
 from .session import ShardSession
+
+if TYPE_CHECKING:
+    from ..step import ShardedStep, Watch
 
 
 class Later:
     """Tells the session's last step when a cell begins, and waits for the step when it has ended."""
 
-    def __init__(self, session: ShardSession):
-        self._session = session
+    def __init__(self, shell: Any, session: ShardSession):
+        self._shell, self._session = shell, session
+        self._watch: Watch | None = None  # of the cell that runs
+        self._showing = ExitStack()
 
     def begin(self, _info: Any) -> None:
         """IPython calls it before a cell runs."""
-        step = self._session.step
-        if step is not None and not isinstance(step, cells.Rehearsal):
+        self._leave()  # a cell that runs this one
+        step = self._step
+        if step is not None:
             step.loops.begin()
+            self.follow(step)
 
     def end(self, _result: Any) -> None:
         """IPython calls it when a cell has ended. The last of its calls may be under way, and when they finish can't be
         told afterwards. Stopping the kernel ends the wait and nothing else."""
-        step = self._session.step
-        if step is not None and not isinstance(step, cells.Rehearsal):
+        step = self._step
+        if step is not None:
             with suppress(KeyboardInterrupt):
                 step.loops.settle()
+        self._leave()
+
+    @property
+    def _step(self) -> "ShardedStep | None":
+        step = self._session.step
+        return None if isinstance(step, cells.Rehearsal) else step
+
+    def follow(self, step: "ShardedStep") -> None:
+        """Keep what the calls of `step` give in the cell that runs, but on several hosts, and where somebody takes the
+        rows of all cells."""
+        from ..placing import hosts_of
+        from ..step import Watch
+
+        if step.watch is None and hosts_of(step.mesh) == 1:
+            self._watch = watch = self._watch or Watch()
+            watch.first = partial(self._show, watch, step.path or step.name)
+            watch.follow(step)
+
+    def _show(self, watch: "Watch", name: str) -> None:
+        """The cell calls the step: a notebook shows how it goes. In a terminal the cell may have a bar of its own by
+        then, which a line would write over."""
+        if watch is not self._watch or not self._session.progress or not getattr(self._shell, "kernel", None):
+            return
+        from .progress import Progress, line_for
+        from .progress.training import Training
+        from .training_view import TrainingView
+
+        view = TrainingView(watch.run, self._session.view, stays=True)
+        progress = self._showing.enter_context(Progress(line_for(self._shell), of=name))
+        self._showing.enter_context(view)
+        training = Training(watch.finished, watch.run.total, watch.sample)
+        self._showing.enter_context(progress.following(training, view))
+
+    def _leave(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            with self._showing:
+                try:
+                    watch.look(everything=True)
+                finally:
+                    watch.leave()

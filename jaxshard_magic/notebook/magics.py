@@ -83,7 +83,7 @@ class ShardMagics(Magics):
         self.hosts = OnHosts(
             shell, self.session, self._keep, lambda shown: self.early.ended(shown, None, quiet=False)
         )
-        self.later = Later(self.session)
+        self.later = Later(shell, self.session)
         self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
         self.matcher: Callable[[Any], Any] | None = None  # what completes our lines
         self._commands = {  # with lines of their own
@@ -410,6 +410,7 @@ class ShardMagics(Magics):
         step = sharded(this.options, this.mesh, this.path, function)
         this.prepare(step)
         self.session.begin(step)
+        self.later.follow(step)
         return step
 
     def _led(self, progress: Progress, watch: "Watch | None", step: Any) -> None:

@@ -286,6 +286,7 @@ def compared(step: Any, progress: Progress, limit_s: float) -> None:
 
     if isinstance(step, cells.Rehearsal):
         step = step.sharded
+    step.settle()
     say, step.progress = step.progress, progress
     try:
         step.alternatives = alternatives(step, limit_s)

@@ -18,16 +18,16 @@ STALE = 0.05  # of the run's time that such a picture may be behind
 
 class TrainingView:
     """Shows `run` in the output of its cell, as `how` says; a context, at whose end the widget draws the last of it,
-    and what stands for it in a saved notebook goes: the report that follows has the same.
+    and what stands for it in a saved notebook goes, unless it `stays`: the report that follows has the same.
 
     It is called with what the progress line would say: from the thread of that line, which alone draws. `shown` tells
     whether it says so in its place.
     """
 
-    def __init__(self, run: "Run", how: str, wanted: bool = True):
+    def __init__(self, run: "Run", how: str, wanted: bool = True, stays: bool = False):
         from ..views.show import shows_growing
 
-        self._run, self._how = run, how
+        self._run, self._how, self._stays = run, how, stays
         self._wanted = wanted and shows_growing(how)
         self._output: Growing | None = None
         self._began: float | None = None
@@ -56,7 +56,7 @@ class TrainingView:
             self._wanted = False
             if self._output is not None:
                 self._line, self._share = "", None
-                self._keep(time.perf_counter(), ends=True)
+                self._keep(time.perf_counter(), ends=not self._stays)
 
     def _drawn(self, line: str, share: float | None) -> None:
         now = time.perf_counter()

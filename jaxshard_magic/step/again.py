@@ -8,15 +8,15 @@ from ..program.unwrap import Step
 from ..request import Request
 from .donation import Ours
 from .entry import Entry
-from .programs import Programs
+from .followed import Followed
 
 if TYPE_CHECKING:
     from ..analysis.profiled import Profile
 
 
-class CalledAgain(Programs):
-    """Programs, and the arguments of the last call where they are kept: it is made again on copies, timed or under a
-    recording."""
+class CalledAgain(Followed):
+    """Programs that are followed, and the arguments of the last call where they are kept: it is made again on copies,
+    timed or under a recording."""
 
     def __init__(self, step: Step, request: Request):
         super().__init__(step, request)
@@ -41,7 +41,7 @@ class CalledAgain(Programs):
         """
         entry, inputs = self.inputs(None)
         consts, taken = list(entry.consts), entry.clock.copies
-        entry.clock.settle()
+        self.settle()
         enough = len(taken) + n
         while len(taken) < enough:  # calls of a pipeline that are watched action by action don't count
             entry.timed(entry.copies(inputs), taken)

@@ -83,7 +83,6 @@ def _recorded(
         raise ShardError(f"hosts record other steps: {', '.join(asked)}. Ask for the same on all of them")
     entry, inputs = step.inputs(given)
     consts = list(entry.consts)
-    entry.clock.settle()
     copied: list[tuple[Any, ...]] = []
     few = worth_recording(entry, n)
 
@@ -108,7 +107,8 @@ def _recorded(
 
 def _ready(step: "ShardedStep", n: int, given: Any, folder: "str | os.PathLike[str] | None") -> str:
     """What this host is about to record. Raises ShardError where it has no arguments for the calls, or can't keep what
-    it records."""
+    it records, and what those raise who take rows of the calls so far, which have finished then."""
+    step.settle()
     if given is None:
         step.inputs(None)
     if folder is not None:

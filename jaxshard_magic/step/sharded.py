@@ -23,12 +23,10 @@ from .gathered import gathered
 from .given import Waits, tell, waiting
 from .ran import Ran, ran
 from .recorded import PROFILED, profiled
-from .watch import Watch
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from ..live import Row
     from ..report import Alternative, Check, Ended, Measured, Report
     from .keeper import Keeper
 
@@ -59,8 +57,6 @@ class ShardedStep(CalledAgain):
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
         self.reference: Callable[[Peeled], Any] | None = None  # of a check; else the plain step
-        self.watch: Watch | None = None  # follows its calls
-        self.watched: Watch | None = None  # followed them last
         self.keeper: Keeper | None = None  # saves what they give, and knows which of them were made before
         self.kept: Keeper | None = None  # was its keeper last
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
@@ -230,33 +226,8 @@ class ShardedStep(CalledAgain):
             )
         from ..analysis.summary import summarize
 
-        self.loops.settle()
-        if self.watched is not None:
-            self.watched.settle()
+        self.settle()
         return summarize(self)
-
-    def on_metrics(self, write: "Callable[[Row], object] | None" = None) -> None:
-        """Keep what the step returns and how its loop goes from here on, as `report().metrics`; a `%%shard` cell does
-        so by itself.
-
-        Args:
-            write: called with a `Row` for each call whose numbers were read: its `step`, from 1 on, the `time` in
-                seconds and the `values` by name. It is called by later calls of the step, in their thread, and what it
-                raises they raise, before they run.
-
-        >>> import jaxshard_magic
-        >>> import jax.numpy as jnp
-        >>> step = jaxshard_magic.shard(lambda w: (w / 2, {"norm": jnp.sum(w)}), "fsdp", mesh="cpu:8 data=8")
-        >>> rows = []
-        >>> step.on_metrics(rows.append)
-        >>> half, norm = step(jnp.ones(64))
-        >>> step.report().metrics["norm"].last, [(row.step, row.values) for row in rows]
-        ((64.0,), [(1, {'norm': 64.0})])
-        """
-        if self.watch is None:
-            Watch().follow(self)
-        if write is not None and self.watch is not None:
-            self.watch.writers.append(write)
 
     def checkpoint(
         self,

@@ -15,7 +15,7 @@ from .returned import Returned, returned_by
 from .sign import is_done
 
 if TYPE_CHECKING:
-    from .sharded import ShardedStep
+    from .followed import Followed
 
 LOOK = 0.25  # seconds after which a call looks itself, where no other thread does
 EACH = 64  # calls, at most, that make do with one look at the clock
@@ -44,6 +44,7 @@ class Watch:
         self.resumed: int | None = None  # the calls before the first that was computed after those
         self.run = Run(total=total)
         self.writers: list[Write] = []
+        self.first: Callable[[], object] | None = None  # what its first call calls
         self.idle_at: Counter[tuple[str, int]] = Counter()  # the user's lines that ran while no device worked
         self._queue, self._rates = Queue(is_done), Rates()
         self._programs: dict[Entry, _Program] = {}
@@ -59,14 +60,15 @@ class Watch:
         self._now = 0.0  # seconds into the run at the look that is going on
         self.rows: deque[Row] = deque()  # that have come, and that `begin` hands on
         self._busy: list[bool] = []  # of the samples since the last rates
-        self._step: ShardedStep | None = None
+        self._step: Followed | None = None
         self._thread: int | None = None
         self._began = self._looked = 0.0
         self._lock = threading.Lock()
 
-    def follow(self, step: "ShardedStep") -> None:
+    def follow(self, step: "Followed") -> None:
         self.leave()
-        self._step, step.watch, step.watched = step, self, self
+        self._step = step
+        step.followed(self)
 
     def leave(self) -> None:
         """The loop has ended: follow no step from here on, but one whose rows somebody takes. What its last calls gave
@@ -136,6 +138,8 @@ class Watch:
         if self._entry is None:
             self._began = self._looked = self._checked = time.perf_counter()
             self._thread = threading.get_ident()
+            if self.first is not None:
+                self.first()
         (names, self._pick), known = self._programs[entry].returned, self._programs[entry].known
         self._stretch = Stretch(self._stretch.done(self.calls), known, names)
         self._entry, self.run.known = entry, known
@@ -156,7 +160,8 @@ class Watch:
         self._queue.take(self._take, everything=everything)
         done = self._queue.done
         self.run.steps, self.run.skipped = done.calls, self._queue.skipped
-        rates = {} if self.skipping else self._rates.look(now, done)
+        counted = self._step is not None and not self.skipping
+        rates = self._rates.look(now, done) if counted else {}
         if rates:
             self.run.measure(done.calls, self._now, rates | self._sampled())
 

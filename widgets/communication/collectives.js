@@ -3,9 +3,9 @@
 import { h, s } from "../shared/dom.js";
 import { UNKNOWN, count, seconds, share } from "../shared/format.js";
 import { least, number, over, piece } from "../shared/kinds.js";
+import { more } from "../shared/more.js";
 import { bytesNodes } from "../shared/text.js";
-import { WAITED, hidden, part, weigher } from "./lines.js";
-import { more } from "./more.js";
+import { WAITED, hidden, moreSent, part, weigher } from "./lines.js";
 
 const ROWS = 60; // listed at first
 const BAR = [72, 9]; // px
@@ -52,7 +52,8 @@ export function collectives({ rows }, mesh) {
   };
   const body = h("tbody", {}, parts.slice(0, ROWS).map(made));
   const named = { class: "jsm-table jsm-collectives", "aria-label": "Collectives" };
-  return [h("table", named, h("thead", {}, head), body), more(parts.slice(ROWS), made, body)];
+  const rest = parts.slice(ROWS);
+  return [h("table", named, h("thead", {}, head), body), more(moreSent(rest), rest, made, body)];
 }
 
 const bar = ({ kind, axes }, size) =>

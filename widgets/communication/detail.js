@@ -3,10 +3,10 @@
 import { h } from "../shared/dom.js";
 import { UNKNOWN, bytes, count, seconds } from "../shared/format.js";
 import { least, number, over } from "../shared/kinds.js";
+import { more } from "../shared/more.js";
 import { bytesNodes } from "../shared/text.js";
 import { groupGlyph } from "./group.js";
-import { WAITED, hidden, merged } from "./lines.js";
-import { more } from "./more.js";
+import { WAITED, hidden, merged, moreSent } from "./lines.js";
 
 const ROWS = 12; // listed at first
 const PHASES = ["forward", "backward", "update"];
@@ -30,7 +30,8 @@ export function detail(rows, { timed, weight }, mesh, label) {
   const made = (part) => tableRow(part, { timed, from: from(rows) }, mesh);
   const body = h("tbody", {}, parts.slice(0, ROWS).map(made));
   const table = h("table", { class: "jsm-table", "aria-label": label }, h("thead", {}, head), body);
-  return h("div", { class: "jsm-moves" }, table, more(parts.slice(ROWS), made, body));
+  const rest = parts.slice(ROWS);
+  return h("div", { class: "jsm-moves" }, table, more(moreSent(rest), rest, made, body));
 }
 
 const PAYLOAD =

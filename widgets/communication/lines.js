@@ -1,6 +1,6 @@
 // The collectives by the line of code that causes them, as plain data.
 
-import { rounded, seconds } from "../shared/format.js";
+import { bytes, count, rounded, seconds } from "../shared/format.js";
 
 const WHOLE = 60; // lines of a source that are shown all
 const AROUND = 3; // lines on either side of one that moves something, of a longer source
@@ -44,6 +44,10 @@ export function part(rows) {
     exact: rows.every(({ exact }) => exact),
   };
 }
+
+/** `39 more send 12.4 MiB`. */
+export const moreSent = (parts) =>
+  `${count(parts.length)} more ${parts.length === 1 ? "sends" : "send"} ${bytes(parts.reduce((sum, { sent }) => sum + sent, 0))}`;
 
 /** Whether times are predicted, and what a part weighs: its time, else its bytes. */
 export function weigher(rows) {

@@ -156,18 +156,19 @@ export class SourceView {
     return h("span", { title }, h("b", {}, SHORT[kind] ?? kind), " ", over(axes, size, this.#mesh), often);
   }
 
-  #spoken({ name, part, text }) {
+  #spoken({ key, name, part, text }) {
     const { weight, timed } = this.#weigher;
     const { unit, whole } = this.#scale;
     const atLeast = part.exact ? "" : "at least ";
     const time = timed && part.seconds !== null ? [`${atLeast}${inUnit(part.seconds, this.#scale)} ${unit}`] : [];
+    const clock = this.#measured.has(key) ? [`measured ${this.#measured.get(key)}`] : [];
     const of = whole ? [`${share(weight(part) / whole)} of ${timed ? "the step" : "all"}`] : [];
     const kinds = kindsOf(part.rows, weight).map(
       ({ kind, axes, size, count: times, exact }) =>
         `${kind} over ${overText(axes, size, this.#mesh)}, ${exact ? "" : "at least "}${counted(times, "time")}`,
     );
     const code = text === null ? "" : `. ${text.trim()}`;
-    return `${name}: ${[...time, ...of, `${atLeast}${bytes(part.sent)} sent`, ...kinds].join("; ")}${code}`;
+    return `${name}: ${[...time, ...clock, ...of, `${atLeast}${bytes(part.sent)} sent`, ...kinds].join("; ")}${code}`;
   }
 
   #heaviest() {

@@ -1,11 +1,14 @@
 // Where the time of recorded steps went: one step in lanes, lines by time, collectives and devices.
 
 import { h } from "../shared/dom.js";
+import { counted } from "../shared/format.js";
+import { more } from "../shared/more.js";
 import { spans } from "../shared/text.js";
 import { Events } from "../pipeline/events.js";
 import { follow } from "../pipeline/index.js";
 import { Lanes } from "../pipeline/lanes.js";
 
+const ROWS = 12; // of a table, listed at first
 const WORDS = new Set(["phase", "collective", "over"]); // columns that are no figures
 
 export function view({ measured }) {
@@ -18,7 +21,7 @@ export function view({ measured }) {
     legend(measured.kinds),
     lanes.element,
     lines(measured),
-    h("div", { class: "jsm-ms-tables" }, measured.tables.map(([heads, rows]) => table(heads, rows, heads[0]))),
+    h("div", { class: "jsm-ms-tables" }, measured.tables.map(([heads, rows]) => h("div", {}, table(heads, rows, heads[0])))),
   );
   follow(element, () => lanes.fit());
   return element;
@@ -42,10 +45,9 @@ function lines({ heads, rows }) {
 
 function table(heads, rows, named) {
   const number = (i) => (i && !WORDS.has(heads[i]) ? "jsm-num" : null);
-  return h(
-    "table",
-    { class: "jsm-table", "aria-label": named },
-    h("thead", {}, h("tr", {}, heads.map((head, i) => h("th", { scope: "col", class: number(i) }, head)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: number(i) }, cell))))),
-  );
+  const made = (row) => h("tr", {}, row.map((cell, i) => h("td", { class: number(i) }, cell)));
+  const body = h("tbody", {}, rows.slice(0, ROWS).map(made));
+  const head = h("tr", {}, heads.map((name, i) => h("th", { scope: "col", class: number(i) }, name)));
+  const rest = rows.slice(ROWS);
+  return [h("table", { class: "jsm-table", "aria-label": named }, h("thead", {}, head), body), more(counted(rest.length, "more row"), rest, made, body)];
 }

@@ -1,13 +1,11 @@
 // The end of a long table: what it leaves out, and a button that lists it.
 
-import { h } from "../shared/dom.js";
-import { bytes, count } from "../shared/format.js";
+import { h } from "./dom.js";
 
-/** `39 more send 12.4 MiB`; `make(part)` gives the rows that go into `body`, nothing where none are left. */
-export function more(parts, make, body) {
+/** `said` of the `parts` that are left out, and the button; `make(part)` gives the row that goes into `body`. Nothing
+ * where none are left. */
+export function more(said, parts, make, body) {
   if (!parts.length) return null;
-  const sent = bytes(parts.reduce((sum, part) => sum + part.sent, 0));
-  const said = `${count(parts.length)} more ${parts.length === 1 ? "sends" : "send"} ${sent}`;
   const button = h("button", { type: "button", class: "jsm-button", onclick: show }, "Show all");
   const line = h("p", { class: "jsm-more jsm-small jsm-quiet" }, said, button);
 
