@@ -12,7 +12,8 @@ from ..schedule.actions import KINDS
 from .attribution import caused, host_calls, traced
 from .collectives import Cause, Move, merge, moves
 from .frames import Frame, called
-from .hlo import read
+from .hlo import Module, read
+from .instructions import Instructions
 from .origin import Origin, Origins
 from .sources import SourceText
 from .staged_memory import shard_bytes
@@ -57,6 +58,27 @@ def said_by(
             named = _named(pipeline, key, leaves)
             found[key] = Said(caused(module, here, named, text), host_calls(module, origins, own))
     return {key: found[key] for key in pipeline.programs}
+
+
+def instructions_of(
+    pipeline: Pipeline, said: Mapping[Key, Said], home: Sequence[str]
+) -> dict[Key, tuple[str, Instructions]]:
+    """The name of each program's module, and its instructions, on its own lines; none of a program without text."""
+    lines, read_once = _Lines(pipeline), dict[str, tuple[Module, Origins]]()
+    found: dict[Key, tuple[str, Instructions]] = {}
+    for key, made in pipeline.programs.items():
+        hlo = made.compiled.as_text()
+        if not hlo:
+            continue
+        if hlo not in read_once:
+            module = read(hlo)
+            read_once[hlo] = module, Origins(module, home, _places(pipeline, key))
+        module, origins = read_once[hlo]
+        found[key] = (
+            module.name,
+            Instructions(module, origins, said[key].moves or (), lines.of(key, origins)),
+        )
+    return found
 
 
 def _named(pipeline: Pipeline, key: Key, leaves: Sequence[Leaf]) -> Sequence[Leaf]:

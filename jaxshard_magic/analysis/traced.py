@@ -28,7 +28,8 @@ _WAITS = "Wait: pending_threads"  # CPU: in a collective, until the other device
 
 class Op(NamedTuple):
     """One operation that ran, in nanoseconds of the recording's clock. `device`: its ordinal; `run`: the position of
-    the step's call; `track`: the thread or the queue that it ran on, where nothing else ran but what is in it."""
+    the step's call; `track`: the thread or the queue that it ran on, where nothing else ran but what is in it; `launch`:
+    the same for all of one execution of a program, None where that is not told."""
 
     device: int
     run: int
@@ -37,6 +38,7 @@ class Op(NamedTuple):
     start: float
     end: float
     track: str
+    launch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _read(
             if told is None or (module is not None and module not in modules):
                 continue
             where = stats.get("device_ordinal", 0) if device is None else device
-            ops.append(Op(int(where), run, module, str(told), start, event.end_ns, key))
+            ops.append(Op(int(where), run, module, str(told), start, event.end_ns, key, stats.get("run_id")))
     on_host = any(device is None and line.name.startswith("tf_XLA") for _, device, line in tracks)
     told_waits = {track: union(spans) for track, spans in waits.items()} if on_host else None
     return Trace(tuple(ops), tuple(calls), told_waits, len(marks) - skip, events)
