@@ -48,8 +48,8 @@ def in_time(
     target: Target | None,
     simulated: bool,
 ) -> InTime:
-    """The pipeline of `entry` in time, as the profiler recorded it where it did: predictions are for `chip`, or by FLOPs alone; on `simulated` devices they are
-    what is shown."""
+    """The pipeline of `entry` in time, by what the profiler `recorded` where there is that: predictions are for `chip`,
+    or by FLOPs alone; on `simulated` devices those for a chip are what is shown."""
     schedule = pipeline.split.schedule
     costs: Costs | None = None
     seconds: Sequence[float | None] = (None, None, None)

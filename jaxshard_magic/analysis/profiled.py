@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ..errors import ShardError
-from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Key as ProgramKey
 from ..pipeline.record import Run
 from ..placing import number_of

@@ -63,7 +63,7 @@ def said_by(
 def instructions_of(
     pipeline: Pipeline, said: Mapping[Key, Said], home: Sequence[str]
 ) -> dict[Key, tuple[str, Instructions]]:
-    """The name of each program's module, and its instructions, on its own lines; none of a program without text."""
+    """The name of each program's module, and its instructions, on its own lines; no program without text."""
     lines, read_once = _Lines(pipeline), dict[str, tuple[Module, Origins]]()
     found: dict[Key, tuple[str, Instructions]] = {}
     for key, made in pipeline.programs.items():
@@ -74,10 +74,8 @@ def instructions_of(
             module = read(hlo)
             read_once[hlo] = module, Origins(module, home, _places(pipeline, key))
         module, origins = read_once[hlo]
-        found[key] = (
-            module.name,
-            Instructions(module, origins, said[key].moves or (), lines.of(key, origins)),
-        )
+        own = lines.else_of_call(key, origins)
+        found[key] = module.name, Instructions(module, origins, said[key].moves or (), own)
     return found
 
 
@@ -121,6 +119,8 @@ class _Lines:
         kind, s = key
         if kind == "settle":
             return self._of_gradients(s, origins)
+        if kind == "group" and self._pipeline.split.placed.groups[s].phase:  # behind a gradient call
+            return lambda origin: replace(origin, phase=origin.phase and "update")
         if kind not in KINDS or self._first[s] == s:
             return lambda origin: origin
         theirs, mine = (self._pipeline.stages[n].program.whole.equations for n in (self._first[s], s))
@@ -132,6 +132,23 @@ class _Lines:
             return _at(origin, places.get(Origin(origin.frame, origin.deeper), origin))
 
         return own
+
+    def else_of_call(self, key: Key, origins: Origins) -> Callable[[Origin], Origin]:
+        """As `of`; what has no line, as sums of gradients and copies, is of its gradient call."""
+        (kind, number), split, own = key, self._pipeline.split, self.of(key, origins)
+        if kind == "group":
+            return own
+        on_ranks = number // len(self._pipeline.ranks)
+        losses = {"prepare": on_ranks, "settle": on_ranks, "finish": number}
+        loss = split.losses[losses[kind]] if kind in losses else split.loss_of(number)
+        call = origins.place(called(loss.traceback))
+        phase = "forward" if kind in ("F", "prepare", "finish") else "backward"
+
+        def found(origin: Origin) -> Origin:
+            told = own(origin)
+            return told if told.frame is not None else replace(_at(told, call), phase=phase)
+
+        return found
 
     def _of_gradients(self, rank: int, origins: Origins) -> Callable[[Origin], Origin]:
         """A rank's gradients are summed for the equations that make them."""

@@ -28,8 +28,8 @@ _WAITS = "Wait: pending_threads"  # CPU: in a collective, until the other device
 
 class Op(NamedTuple):
     """One operation that ran, in nanoseconds of the recording's clock. `device`: its ordinal; `run`: the position of
-    the step's call; `track`: the thread or the queue that it ran on, where nothing else ran but what is in it; `launch`:
-    the same for all of one execution of a program, None where that is not told."""
+    the step's call; `track`: the thread or the queue that it ran on, where nothing else ran but what is in it;
+    `launch`: the same for all of one execution of a program, None where that is not told."""
 
     device: int
     run: int
