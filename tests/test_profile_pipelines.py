@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 from test_profile import adds_up, ran, transformer_like
 
 import jaxshard_magic
+from jaxshard_magic.analysis import profiled
+from jaxshard_magic.analysis.traced import read
 from jaxshard_magic.report import Report
 from jaxshard_magic.schedule import Action
 from jaxshard_magic.schedule.actions import parse_step, parts
@@ -60,7 +63,7 @@ def test_all_time_of_a_pipeline_has_a_line_and_its_timeline_is_what_was_recorded
 
 def test_programs_of_stages_have_names_that_a_trace_tells_them_by():
     function, state, batch = transformer_like(False, False)
-    step = ran(jaxshard_magic.shard(function, "pp", mesh="cpu:3 pipe=3", microbatches=3), state, batch)
+    step = ran(jaxshard_magic.shard(function, "pp", mesh="cpu:3 pipe=3", microbatches=2), state, batch)
     names: dict[tuple[str, int], str] = {}
     for key, made in step.entry.compiled.programs.items():
         names[key] = made.compiled.as_text().partition(",")[0].removeprefix("HloModule jit_")
@@ -92,6 +95,11 @@ napping.defvjp(
 # what sleeps on its way forward alone
 late = jax.custom_vjp(asleep)
 late.defvjp(lambda x, seconds: (asleep(x, seconds), None), lambda _, g: (g, jnp.zeros(())))
+
+
+def unnumbered(*args):
+    trace = read(*args)
+    return replace(trace, ops=tuple(op._replace(launch=None) for op in trace.ops))
 
 
 def napping_step(seconds):
@@ -140,21 +148,28 @@ def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_r
     assert p.bubble.measured == pytest.approx(8 / 28, abs=0.03)
 
 
-def test_stages_that_share_a_program_on_one_rank_are_told_apart():
-    """The stages of three chunks on two ranks: 2 and 4, 1 and 3 run one program each, and each sleeps for its own."""
+@pytest.mark.parametrize("numbered", [True, False])
+def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkeypatch):
+    """Whether a trace numbers executions or not. The stages of three chunks on two ranks: 2 and 4, 1 and 3 run one program each, and each sleeps for its own."""
     seconds = [0.01 * n for n in (1, 2, 3, 4, 5, 6)]
 
     def step(ws, x):
         def loss(ws):
             h = x
             for w in ws:
-                h = late(h * w, w)
+                h = late(h @ w, w[0, 0])
             return jnp.mean(h**2)
 
         return [w - 0.0 * g for w, g in zip(ws, jax.grad(loss)(ws), strict=True)]
 
-    step = jaxshard_magic.shard(step, "pp", mesh="cpu:2 pipe=2", microbatches=2, schedule="interleaved", chunks=3)
-    ran(step, [jnp.float32(each) for each in seconds], jnp.ones((8, 4)))
+    step = jaxshard_magic.shard(
+        step, "pp", mesh="cpu:2 pipe=2", microbatches=2, schedule="interleaved", chunks=3
+    )
+    ran(step, [each * jnp.eye(4) for each in seconds], jnp.ones((8, 4)))
+    if not numbered:
+        monkeypatch.setattr(profiled, "read_trace", unnumbered)
+    named = {key: made.compiled.as_text().split()[1] for key, made in step.entry.compiled.programs.items()}
+    assert named["F", 2] == named["F", 4] and named["F", 1] == named["F", 3]
     step.profile(1)
     p = step.report().pipeline
     took = defaultdict(list)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ..errors import ShardError
+from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Key as ProgramKey
 from ..pipeline.record import Run
 from ..placing import number_of
@@ -132,8 +133,16 @@ def profiled(
     with uncollected():
         rates = _rates(entry, home, told, collectives, roof, attached)
         if profile not in _known or _known[profile][0] != rates:
-            _known[profile] = rates, spent(profile.hosts, rates)
+            _known[profile] = rates, spent(profile.hosts, rates, _ranks(entry))
         return _known[profile][1]
+
+
+def _ranks(entry: "Entry") -> dict[int, int] | None:
+    """Of a pipeline the rank of each device."""
+    if not isinstance(entry.compiled, Pipeline):
+        return None
+    ranks = enumerate(entry.compiled.ranks.each)
+    return {number_of(d): rank for rank, mesh in ranks for d in mesh.devices.flat}
 
 
 def _rates(

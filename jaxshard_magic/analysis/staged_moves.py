@@ -134,19 +134,25 @@ class _Lines:
         return own
 
     def else_of_call(self, key: Key, origins: Origins) -> Callable[[Origin], Origin]:
-        """As `of`; what has no line, as sums of gradients and copies, is of its gradient call."""
+        """As `of`; what has no line, as sums of gradients and copies, is of its gradient call, and what is copied
+        around these of what is made beside it."""
         (kind, number), split, own = key, self._pipeline.split, self.of(key, origins)
-        if kind == "group":
-            return own
-        on_ranks = number // len(self._pipeline.ranks)
-        losses = {"prepare": on_ranks, "settle": on_ranks, "finish": number}
-        loss = split.losses[losses[kind]] if kind in losses else split.loss_of(number)
-        call = origins.place(called(loss.traceback))
         phase = "forward" if kind in ("F", "prepare", "finish") else "backward"
+        place: Origin | None = None
+        if kind == "group":
+            group = split.placed.groups[number]
+            made = (e for e in split.around.program.top.equations if not set(e.outs).isdisjoint(group.wanted))
+            place = next((at for e in made if (at := self._place(e, origins)).frame is not None), None)
+            phase, which = "update" if group.phase else "forward", max(0, group.phase - 1)
+        elif kind in KINDS:
+            which = split.loss_of(number).number
+        else:
+            which = number if kind == "finish" else number // len(self._pipeline.ranks)
+        place = place or origins.place(called(split.losses[which].traceback))
 
         def found(origin: Origin) -> Origin:
             told = own(origin)
-            return told if told.frame is not None else replace(_at(told, call), phase=phase)
+            return told if told.frame is not None else replace(_at(told, place), phase=phase)
 
         return found
 
