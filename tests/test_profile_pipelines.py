@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import jax
@@ -50,7 +51,7 @@ def test_all_time_of_a_pipeline_has_a_line_and_its_timeline_is_what_was_recorded
     assert sorted(e.action for e in p.events) == sorted(a for row in p.grid for a in row)
     for rank in range(p.stages):
         own = sorted((e.start, e.end) for e in p.events if e.rank == rank)
-        assert all(a[1] <= b[0] + 1e-12 for a, b in zip(own, own[1:], strict=False))
+        assert all(a[1] <= b[0] + 1e-12 for a, b in pairwise(own))
     ends = {part: e.end for e in p.events for part in parts(parse_step(e.action))}
     starts = {part: e.start for e in p.events for part in parts(parse_step(e.action))}
     for action, start in starts.items():  # what a stage reads was made before
@@ -150,7 +151,8 @@ def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_r
 
 @pytest.mark.parametrize("numbered", [True, False])
 def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkeypatch):
-    """Whether a trace numbers executions or not. The stages of three chunks on two ranks: 2 and 4, 1 and 3 run one program each, and each sleeps for its own."""
+    """Of three chunks on two ranks stages 2 and 4 run one program, and 1 and 3; each sleeps for a time of its own.
+    Whether a trace numbers executions or not."""
     seconds = [0.01 * n for n in (1, 2, 3, 4, 5, 6)]
 
     def step(ws, x):
@@ -168,7 +170,8 @@ def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkey
     ran(step, [each * jnp.eye(4) for each in seconds], jnp.ones((8, 4)))
     if not numbered:
         monkeypatch.setattr(profiled, "read_trace", unnumbered)
-    named = {key: made.compiled.as_text().split()[1] for key, made in step.entry.compiled.programs.items()}
+    programs = step.entry.compiled.programs
+    named = {key: made.compiled.as_text().split()[1] for key, made in programs.items()}
     assert named["F", 2] == named["F", 4] and named["F", 1] == named["F", 3]
     step.profile(1)
     p = step.report().pipeline
