@@ -14,6 +14,7 @@ from test_advice_speed import case, told
 
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import Loop
+from jaxshard_magic.analysis.advice.loop import AHEAD
 from jaxshard_magic.live import Run
 from jaxshard_magic.report import Spread, Timing
 
@@ -43,6 +44,11 @@ def test_a_smaller_last_batch_is_told_with_its_shape_its_call_and_its_line():
         r"Call 4 compiled the step anew, .*, at test_advice_loop\.py, line (\d+): ", found.message
     )
     assert "batch.x was float32[8,4], now float32[6,4]. Drop what is left over" in found.message
+    assert found.fix is not None
+    batches = [{"x": np.ones((rows, 4))} for rows in (8, 8, 6)]
+    names = {"jax": jax, "batches": batches}
+    exec(found.fix, names)
+    assert [*names["batches"]] == batches[:2]
     assert int(re.findall(r"line (\d+)", found.message)[0]) > line
 
 
@@ -53,7 +59,15 @@ def test_a_changed_type_is_told_and_the_batch_is_not_blamed():
     step(jnp.ones((4, 4), jnp.bfloat16), batch)
     found = advice(step, "recompiled")
     assert found is not None and "w was float32[4,4], now bfloat16[4,4]." in found.message
-    assert "Drop what" not in found.message
+    assert "Drop what" not in found.message and found.fix is None
+
+
+def test_longer_rows_are_to_be_padded_and_none_is_dropped():
+    step = jaxshard_magic.shard(train_step, "dp", mesh="data=2")
+    for length in (2, 3):
+        step(jnp.ones((4, 4)), {"x": jnp.ones((8, length, 4))})
+    found = advice(step, "recompiled")
+    assert found is not None and found.fix is None and "Pad the batches to one shape" in found.message
 
 
 def test_calls_of_one_kind_and_a_compile_before_the_loop_are_no_recompile():
@@ -108,7 +122,33 @@ def test_a_loop_that_makes_its_batch_while_the_devices_wait_is_told_with_the_lin
     found = advice(step, "input-bound")
     assert found is not None and found.level == "info"  # of simulated devices
     assert f"It was at test_advice_loop.py, line {slow} at " in found.message
-    assert "Get the next batch while the step runs" in found.message
+    assert found.fix == AHEAD
+
+
+def test_the_text_to_paste_reads_the_next_batch_while_this_one_is_used_and_each_once():
+    names: dict = {}
+    exec(AHEAD, names)
+    read, other = [], threading.Event()
+
+    def batches():
+        for n in range(4):
+            read.append(n)
+            if n == 1:
+                other.set()
+            yield n
+
+    seen = []
+    for batch in names["ahead"](batches()):
+        assert other.wait(10), "the second one is not read before the first was used"
+        seen.append(batch)
+    assert seen == read == [0, 1, 2, 3] and [*names["ahead"]([])] == []
+    with pytest.raises(OSError, match="no such shard"):
+        list(names["ahead"](failing()))
+
+
+def failing():
+    yield 0
+    raise OSError("no such shard")
 
 
 def timed(step_s: float, apart_s: float | None) -> Loop:

@@ -3,9 +3,13 @@
 import math
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 from sample_measured import measured
 
+import jaxshard_magic
 from jaxshard_magic.analysis.advice import Case, advise
+from jaxshard_magic.analysis.advice.recorded import SELDOM
 from jaxshard_magic.report import Measured, MeshInfo, Spent
 
 
@@ -33,6 +37,22 @@ def test_waiting_for_python_is_told_with_its_line():
         "A device waits 23.5 ms of a step's 47.0 ms for Python on the host, most at cell [7], line 4"
     )
     assert "waits-for-python" not in found(replace(waits, host=0.002))
+
+
+def test_the_text_to_paste_tells_in_one_step_of_a_hundred_of_a_sharded_step():
+    told = []
+
+    def step(w, count):
+        value = jnp.sum(w)
+        eval(SELDOM, {"jax": jax, "count": count, "tell": lambda x: told.append(float(x)), "value": value})
+        return w + 1, count + 1
+
+    sharded = jaxshard_magic.shard(step, "fsdp", mesh="cpu:2 data=2")
+    state = jnp.ones(4), jnp.int32(99)
+    for _ in range(3):
+        state = sharded(*state)
+    jax.effects_barrier()
+    assert told == [8.0]
 
 
 def test_without_a_recording_there_is_none_of_it():

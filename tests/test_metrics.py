@@ -4,14 +4,15 @@ import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from sample_reports import attached
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.live import Call, Done, Known, Queue, Rates, Row, Run, Series
-from jaxshard_magic.live.queue import BURST
+from jaxshard_magic.live import Done, Known, Queue, Rates, Row, Run, Series, Stretch
+from jaxshard_magic.live.queue import BURST, WHOLE
 from jaxshard_magic.live.run import MOST_NAMES
 from jaxshard_magic.report import Report
 from jaxshard_magic.report.metrics import COLUMNS, Metrics
@@ -55,19 +56,19 @@ class Number:
     """What a call will give once the device has done it, as jax shows it; reading it before fails the test."""
 
     is_fully_replicated = is_fully_addressable = True
+    sharding = SimpleNamespace(num_devices=1)
 
     def __init__(self, value: float, ready: bool = True):
-        self.value, self.ready, self.deleted, self.reads = value, ready, False, 0
+        self.value, self.ready, self.deleted, self.gone, self.reads = value, ready, False, False, 0
 
     def is_ready(self) -> bool:
+        if self.deleted:
+            raise RuntimeError("Array has been deleted.")
         return self.ready
 
-    def is_deleted(self) -> bool:
-        return self.deleted
-
-    def addressable_data(self, index: int) -> np.ndarray:
+    def __array__(self, *how: object, **more: object) -> np.ndarray:
         assert self.ready, "read before it was there, which waits for the device"
-        if self.deleted:
+        if self.gone:
             raise RuntimeError("Array has been deleted.")
         self.reads += 1
         return np.asarray(self.value, np.float32)
@@ -76,12 +77,14 @@ class Number:
 def queue_of(numbers, **how) -> Queue:
     queue = Queue(lambda sign: sign.deleted or sign.ready, **how)
     for n, number in enumerate(numbers, 1):
-        queue.put(Call(n, Done(n), number, ("loss",), (number,)))
+        queue.put((n, Stretch(names=("loss",)), number, (number,)))
     return queue
 
 
 def read(queue: Queue, **how) -> list[tuple[int, float | None]]:
-    return [(found.number, found.values.get("loss")) for found in queue.take(**how)]
+    found: list[tuple[int, float | None]] = []
+    queue.take(lambda number, values: found.append((number, values.get("loss"))), **how)
+    return found
 
 
 def test_calls_are_read_in_order_and_none_that_the_device_has_not_done():
@@ -89,19 +92,18 @@ def test_calls_are_read_in_order_and_none_that_the_device_has_not_done():
     queue = queue_of(numbers)
     assert read(queue) == [] and not queue.idle
     numbers[0].ready = numbers[1].ready = True
-    assert read(queue) == [(1, 3.0), (2, 2.0)] and not queue.idle
+    assert read(queue) == [(1, 3.0), (2, 2.0)] and not queue.idle and queue.done.calls == 2
     numbers[2].ready = True
     assert queue.idle and read(queue) == [(3, 1.0)] and len(queue) == 0
 
 
-def test_a_number_that_a_later_call_took_over_is_left_out(monkeypatch):
+def test_a_number_that_a_later_call_took_over_is_left_out():
     numbers = [Number(3.0), Number(2.0), Number(1.0)]
     queue = queue_of(numbers)
     numbers[1].deleted = True
     assert read(queue) == [(1, 3.0), (2, None), (3, 1.0)]
     gone = Number(4.0)
-    gone.deleted = True
-    monkeypatch.setattr(Number, "is_deleted", lambda self: False)  # it goes while it is looked at
+    gone.gone = True  # it goes while it is looked at
     assert read(queue_of([gone])) == [(1, None)]
 
 
@@ -114,19 +116,40 @@ def test_reading_takes_its_share_of_the_time_and_the_newest_is_always_read(monke
     numbers = [Number(float(n)) for n in range(100)]
     queue = queue_of(numbers)
     queue._cost = 1e9  # reading is very dear
-    found = read(queue)
-    assert len(found) == 100 and [value for _, value in found if value is not None] == [99.0]
-    assert queue.skipped == 99
+    assert read(queue) == [(100, 99.0)] and (queue.done.calls, queue.skipped) == (100, 99)
     again = queue_of(numbers)
     again._cost = 1e9
     assert [value for _, value in read(again, everything=True)] == [float(n) for n in range(100)]
 
 
-def test_a_short_loop_is_read_whole_and_what_it_saved_is_all_that_a_burst_may_take():
+def test_what_is_done_with_the_numbers_counts_as_time_of_reading():
+    queue = queue_of([Number(1.0)])
+    queue.take(lambda number, values: busy_for(BURST / 2))
+    assert queue._saved < 0.6 * BURST and queue._cost > 0.4 * BURST
+
+
+def busy_for(seconds: float) -> None:
+    start = time.thread_time()
+    while time.thread_time() - start < seconds:
+        pass
+
+
+def test_a_short_loop_is_read_whole_however_dear_its_first_read_was():
+    numbers = [Number(float(n), n == 0) for n in range(WHOLE)]
+    queue = queue_of(numbers)
+    queue.take(lambda number, values: busy_for(1.5 * BURST))  # what is loaded when the first is read
+    for number in numbers:
+        number.ready = True
+    assert queue._saved < queue._cost and [number for number, _ in read(queue)] == [*range(2, WHOLE + 1)]
+    assert queue.skipped == 0
+
+
+def test_a_burst_may_take_what_was_saved_and_no_more(monkeypatch):
+    monkeypatch.setattr("jaxshard_magic.live.queue.WHOLE", 0)
     for saved, whole in ((BURST, 20), (0.25 * BURST, 5)):
         queue = queue_of([Number(float(n)) for n in range(20)])
         queue._cost, queue._saved = BURST / 20, saved  # seconds a read, and those that it may take
-        assert len([value for _, value in read(queue) if value is not None]) == whole
+        assert len(read(queue)) == whole
         assert queue.skipped == 20 - whole and queue._saved < saved
 
 
@@ -135,9 +158,7 @@ def test_the_first_number_astray_is_found_among_those_that_would_go_unread():
     queue = queue_of([Number(value) for value in values])
     queue._cost = 1e9
     run = Run()
-    for number, _, found in queue.take():
-        if found:
-            run.add(Row(number, 0.0, found))
+    queue.take(lambda number, found: run.add(Row(number, 0.0, found)))
     assert (run.returned["loss"].astray, run.returned["loss"].before) == (41, 40)
 
 
@@ -145,18 +166,17 @@ def test_rates_are_of_what_finished_between_two_looks():
     rates, done = Rates(), Done()
     call = Known(examples=32, tokens=1024, flops=5e9, ideal_s=0.002)
     assert rates.look(10.0, done) == {}
-    for _ in range(50):
-        done = done.after(call)
+    done = done.after(50, call)
     assert rates.look(10.1, done) == {}, "too short a time for a clock"
     assert rates.look(12.0, done) == pytest.approx(
         {"step_s": 0.04, "examples_per_s": 800, "tokens_per_s": 25_600, "flops_per_s": 125e9, "mfu": 0.05}
     )
     rates.breaks()
-    assert rates.look(99.0, done.after(call)) == {}, "a compile is no step's time"
+    assert rates.look(99.0, done.after(1, call)) == {}, "a compile is no step's time"
 
 
 def test_what_is_not_known_of_one_call_is_not_known_of_all():
-    done = Done().after(Known(examples=8)).after(Known(examples=None))
+    done = Done().after(1, Known(examples=8)).after(1, Known(examples=None))
     assert done.calls == 2 and done.amounts == (None, None, None, None)
 
 

@@ -21,10 +21,11 @@ from sample_reports import (
     unknown,
 )
 
-from jaxshard_magic.report import Collective
+from jaxshard_magic.report import Advice, Collective
 from jaxshard_magic.views import colours, svg
 from jaxshard_magic.views.hues import HUES
 from jaxshard_magic.views.meshgrid import mesh_html
+from jaxshard_magic.views.payload import payload
 
 
 @pytest.mark.parametrize("name", list(SAMPLES))
@@ -76,6 +77,13 @@ def test_simulated_devices_say_what_their_figures_mean():
     )
     assert "1.84 s on this CPU, over all 3 calls but one" in text.replace("\u202f", " ")
     assert "Timing: " not in text and "Timing on this CPU" in text
+
+
+def test_a_fix_of_several_lines_stays_code_that_runs():
+    fix = "def halved(x):\n    return x / 2"
+    report = replace(attached(), advice=(Advice("slow", "warning", "It waits:", fix),))
+    assert payload(report)["advice"][0]["fix"] == fix
+    assert "<code>def halved(x):</code>\n<code>    return x / 2</code>" in report.to_html()
 
 
 def test_what_does_not_fit_has_its_sign_and_its_fix():

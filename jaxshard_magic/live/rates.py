@@ -1,7 +1,7 @@
 """What a loop gets done a second, of looks at how many of its calls have finished."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -39,9 +39,24 @@ class Done(NamedTuple):
     calls: int = 0
     amounts: tuple[float | None, ...] = NOTHING
 
-    def after(self, call: Known) -> "Done":
-        """With one more call."""
-        return Done(self.calls + 1, tuple(map(_sum, self.amounts, call.amounts)))  # at each call of a step
+    def after(self, calls: int, each: Known) -> "Done":
+        """With so many more calls that did each the same."""
+        more = (None if amount is None else calls * amount for amount in each.amounts)
+        return Done(self.calls + calls, tuple(map(_sum, self.amounts, more)))
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Calls of one program, each after the other: what the calls before them did, what each of them does, and the names
+    of the numbers that it returns."""
+
+    before: Done = field(default_factory=Done)
+    known: Known = field(default_factory=Known)
+    names: tuple[str, ...] = ()
+
+    def done(self, number: int) -> Done:
+        """What all calls up to that `number` did, which is one of these."""
+        return self.before.after(number - self.before.calls, self.known)
 
 
 def _sum(a: float | None, b: float | None) -> float | None:

@@ -1,7 +1,7 @@
 """What a call brought that its program was not compiled for, so that the loop waited for another compile."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ class Recompiled:
     """Call number `call` of a step was compiled for anew, in `seconds`, where `line` of `file` made it.
 
     `changes` are the first of what it brought otherwise than the call before, in words; `more` so many besides.
-    `batch`: whether one of them is of the batch.
+    `batch`: whether one of them is of the batch; `rows`: the first dimension that the batch had before, where it is
+    that alone which changed, and became less.
     """
 
     call: int
@@ -26,6 +27,7 @@ class Recompiled:
     changes: tuple[str, ...]
     more: int
     batch: bool
+    rows: int | None = None
     file: str | None = None
     line: int | None = None
 
@@ -40,16 +42,37 @@ def recompiled(before: Entry, now: Entry, call: int) -> Recompiled:
     _, at = users_frame(sys._getframe())
     file, line = at or (None, None)
     seconds = now.trace_s + now.compile_s
+    rows = _rows(before, now, changed) if batch.issuperset(changed) else None
+    more = len(told[MOST:])
     return Recompiled(
-        call, seconds, tuple(told[:MOST]), len(told[MOST:]), not batch.isdisjoint(changed), file, line
+        call, seconds, tuple(told[:MOST]), more, not batch.isdisjoint(changed), rows, file, line
     )
 
 
-def _types(entry: Entry) -> dict[str, str]:
-    """The inputs of a program by their paths, each as `float32[32,784]`."""
+def _rows(before: Entry, now: Entry, changed: Sequence[str]) -> int | None:
+    """The rows of the batch before, where all that changed of it is that there are fewer."""
+    old, new = _inputs(before), _inputs(now)
+    rows: set[int] = set()
+    for path in changed:
+        was, is_now = old.get(path), new.get(path)
+        if was is None or is_now is None or not was.shape or was.dtype != is_now.dtype:
+            return None
+        if was.shape[1:] != is_now.shape[1:] or was.ndim != is_now.ndim or is_now.shape[0] >= was.shape[0]:
+            return None
+        rows.add(was.shape[0])
+    return rows.pop() if len(rows) == 1 else None
+
+
+def _inputs(entry: Entry) -> dict[str, Any]:
+    """The inputs of a program, shapes and dtypes, by their paths."""
     n = len(entry.consts)
     pairs = zip(entry.traced.in_paths[n:], entry.traced.closed.in_avals[n:], strict=True)
-    return {path_name(path): _type(aval) for path, aval in pairs}
+    return {path_name(path): aval for path, aval in pairs}
+
+
+def _types(entry: Entry) -> dict[str, str]:
+    """The same, each as `float32[32,784]`."""
+    return {path: _type(aval) for path, aval in _inputs(entry).items()}
 
 
 def _type(aval: Any) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.tree_util import DictKey, KeyPath
 
 from ..program.trace import path_name
-from .sign import picker_of
+from .sign import picker_of_all
 
 if TYPE_CHECKING:
     from .entry import Entry
@@ -53,8 +53,7 @@ def returned_by(entry: "Entry") -> Returned:
         name if name and alike[name] == 1 else path_name(paths[o]).partition(".")[2] or path_name(paths[o])
         for name, o in zip(names, places, strict=True)
     )
-    picks = [picker_of(entry, o) for o in places]
-    return Returned(tuple(unique), lambda outs: [pick(outs) for pick in picks])
+    return Returned(tuple(unique), picker_of_all(entry, places))
 
 
 def _name(path: KeyPath) -> str:

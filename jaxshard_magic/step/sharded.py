@@ -129,7 +129,7 @@ class ShardedStep:
             self.traced_inside = True
             return self.__wrapped__(*args, **kwargs)
         watch = self.watch
-        if watch is not None:
+        if watch is not None and watch.rows:
             watch.begin()
         self.meet()
         for fast in self._recent:

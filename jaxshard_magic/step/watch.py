@@ -4,11 +4,11 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..live import Call, Done, Known, Queue, Rates, Row, Run
+from ..live import Known, Queue, Rates, Row, Run, Stretch
 from ..program.lines import users_frame
 from .entry import Entry
 from .returned import Returned, returned_by
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .sharded import ShardedStep
 
 LOOK = 0.25  # seconds after which a call looks itself, where no other thread does
+EACH = 64  # calls, at most, that make do with one look at the clock
 
 Write = Callable[[Row], object]
 
@@ -34,7 +35,7 @@ class Watch:
     jax returns from a call before the device has done the work. So each call leaves the numbers that it will give
     here, and they are read once they are there: by whoever looks, `look` from any thread, or a later call. What is read
     goes to the `run`, and as rows to each of `writers`, in the thread that calls the step. A step that nobody follows
-    does nothing of this.
+    does nothing of this. A call itself costs half a microsecond: all that can wait until somebody looks does.
     """
 
     def __init__(self, total: Callable[[], int | None] = lambda: None) -> None:
@@ -45,10 +46,16 @@ class Watch:
         self._queue, self._rates = Queue(is_done), Rates()
         self._programs: dict[Entry, _Program] = {}
         self._entry: Entry | None = None
-        self._done = Done()
-        self._finished = Done()
+        self._stretch = Stretch()
+        self._pick: Callable[[Any], Sequence[Any]] = tuple
+        self._due, self._stride, self._checked = (
+            1,
+            1,
+            0.0,
+        )  # when a call looks at the clock
         self._loss: float | None = None
-        self._rows: deque[Row] = deque()
+        self._now = 0.0  # seconds into the run at the look that is going on
+        self.rows: deque[Row] = deque()  # that have come, and that `begin` hands on
         self._busy: list[bool] = []  # of the samples since the last rates
         self._step: ShardedStep | None = None
         self._thread: int | None = None
@@ -70,28 +77,24 @@ class Watch:
 
     def begin(self) -> None:
         """A call of the step begins: rows that have come go to those who take them. Raises what these raise."""
-        while self._rows:
-            row = self._rows.popleft()
+        while self.rows:
+            row = self.rows.popleft()
             for write in self.writers:
                 write(row)
 
     def called(self, entry: Entry, outs: Any) -> None:
         """A call was made, and gave `outs`, which may not be there yet."""
-        now = time.perf_counter()
         if entry is not self._entry:
-            self._entered(entry, now)
-        program = self._programs[entry]
-        self.calls += 1
-        self._done = self._done.after(program.known)
-        names, pick = program.returned
-        self._queue.put(Call(self.calls, self._done, entry.clock.sign, names, pick(outs)))
-        if now - self._looked > LOOK:
-            self.look()
+            self._entered(entry)
+        self.calls = number = self.calls + 1
+        self._queue.put((number, self._stretch, entry.clock.sign, self._pick(outs)))
+        if number >= self._due:
+            self._look_if_due()
 
     def finished(self) -> tuple[int, float | None]:
         """How many calls have finished, and the newest loss that was read of them."""
         self.look()
-        return self._finished.calls, self._loss
+        return self._queue.done.calls, self._loss
 
     def look(self, *, everything: bool = False) -> None:
         """Read what is there by now. While another thread does that nothing is done."""
@@ -117,33 +120,48 @@ class Watch:
         self.look(everything=True)
         self.begin()
 
-    def _entered(self, entry: Entry, now: float) -> None:
+    def _entered(self, entry: Entry) -> None:
         """Calls of another program begin."""
         if entry not in self._programs:
             from ..analysis.throughput import known_of
 
             self._programs[entry] = _Program(returned_by(entry), known_of(entry))
         if self._entry is None:
-            self._began = self._looked = now
+            self._began = self._looked = self._checked = time.perf_counter()
             self._thread = threading.get_ident()
-        self._entry, self.run.known = entry, self._programs[entry].known
+        (names, self._pick), known = self._programs[entry].returned, self._programs[entry].known
+        self._stretch = Stretch(self._stretch.done(self.calls), known, names)
+        self._entry, self.run.known = entry, known
         self._rates.breaks()
+
+    def _look_if_due(self) -> None:
+        """Look at the clock, and at the calls where nobody has for long; the faster calls come, the fewer do this."""
+        now = time.perf_counter()
+        fast, self._checked = now - self._checked < LOOK / 4, now
+        self._stride = min(EACH, 2 * self._stride) if fast else 1
+        self._due = self.calls + self._stride
+        if now - self._looked > LOOK:
+            self.look()
 
     def _look(self, everything: bool) -> None:
         now = self._looked = time.perf_counter()
-        seconds = now - self._began
-        for number, done, values in self._queue.take(everything=everything):
-            self._finished = done
-            self._loss = values.get(self.loss_name, self._loss)
-            if values:
-                row = Row(number, seconds, values)
-                self.run.add(row)
-                if self.writers:
-                    self._rows.append(row)
-        self.run.steps, self.run.skipped = self._finished.calls, self._queue.skipped
-        rates = self._rates.look(now, self._finished)
+        self._now = now - self._began
+        self._queue.take(self._take, everything=everything)
+        done = self._queue.done
+        self.run.steps, self.run.skipped = done.calls, self._queue.skipped
+        rates = self._rates.look(now, done)
         if rates:
-            self.run.measure(self._finished.calls, seconds, rates | self._sampled())
+            self.run.measure(done.calls, self._now, rates | self._sampled())
+
+    def _take(self, number: int, values: dict[str, float]) -> None:
+        """The numbers of a call, which has finished; none where it has none, or they are gone."""
+        if not values:
+            return
+        self._loss = values.get(self.loss_name, self._loss)
+        row = Row(number, self._now, values)
+        self.run.add(row)
+        if self.writers:
+            self.rows.append(row)
 
     @property
     def loss_name(self) -> str:

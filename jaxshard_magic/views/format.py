@@ -115,6 +115,11 @@ def printable(text: str) -> str:
     return "".join(" " if c.isspace() and c not in _SPACES else c if _shows(c) else "\ufffd" for c in text)
 
 
+def printable_lines(code: str) -> str:
+    """Code to paste, which may have several lines; of each what `printable` leaves."""
+    return "\n".join(map(printable, code.splitlines()))
+
+
 _SPACES = f"\u00a0{SPACE}"
 
 

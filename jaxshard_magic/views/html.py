@@ -152,7 +152,8 @@ def _hints(advice: Sequence[Advice]) -> str:
 def _advice(advice: Advice) -> str:
     head, rest = words.first_clause(advice.message)
     message = f"<b>{text(head)}</b> {text(rest)}" if head else text(rest)
-    fix = f"<br>{code(advice.fix)}" if advice.fix else ""
+    lines = "\n".join(code(line) for line in (advice.fix or "").splitlines())
+    fix = f'<br><span style="white-space:pre-wrap">{lines}</span>' if lines else ""
     sign = f'<span class="jss-{text(advice.level)}">{SIGNS.get(advice.level, SIGNS["info"])}</span>'
     return f"<p>{sign} {message}{fix}</p>"
 

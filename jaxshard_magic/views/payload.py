@@ -21,6 +21,7 @@ from jaxshard_magic.views.format import (
     dtype_text,
     limit_text,
     printable,
+    printable_lines,
     seconds_text,
 )
 from jaxshard_magic.views.measured.payload import line_times, measured_payload
@@ -170,7 +171,7 @@ def _mark(mark: marks.Mark | None, index: Mapping[str, int]) -> dict[str, Any] |
 def _advice(level: str, message: str, fix: str | None) -> dict[str, str | None]:
     head, rest = words.first_clause(printable(message))
     known = level if level in ("info", "warning", "error") else "info"
-    return {"level": known, "head": head, "rest": rest, "fix": None if fix is None else printable(fix)}
+    return {"level": known, "head": head, "rest": rest, "fix": None if fix is None else printable_lines(fix)}
 
 
 def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:

@@ -20,6 +20,19 @@ SLOWER = 1.5  # times as long as at the beginning
 PARTS = 8  # of a run, at least, before its first and its last quarter are compared
 LONG = 1.0  # seconds of compiling that are worth a warning
 
+AHEAD = """\
+from concurrent.futures import ThreadPoolExecutor
+
+def ahead(batches):
+    batches, end = iter(batches), object()
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, batches, end)
+        while (batch := coming.result()) is not end:
+            coming = reader.submit(next, batches, end)
+            yield batch
+
+# for batch in ahead(batches):"""
+
 
 @dataclass(frozen=True)
 class Loop:
@@ -66,11 +79,14 @@ def recompiles(case: "Case") -> Iterator[Advice]:
     else:
         said = f"{len(found)} calls compiled the step anew, {time(seconds)} together, last call {last.call:,}{where}"
     more = f" and {last.more} more" if last.more else ""
-    mend = (
-        " Drop what is left over of the data, or pad it: a shape is compiled for once." if last.batch else ""
-    )
+    mend, fix = "", None
+    if last.rows is not None:
+        mend = " Drop what is left over of the data: with this before the loop, where batches are what it goes through."
+        fix = f"batches = (b for b in batches if len(jax.tree.leaves(b)[0]) == {last.rows})"
+    elif last.batch:
+        mend = " Pad the batches to one shape: each is compiled for once."
     level = "warning" if seconds >= LONG else "info"
-    yield Advice("recompiled", level, f"{said}: {'; '.join(last.changes)}{more}.{mend}", None)
+    yield Advice("recompiled", level, f"{said}: {'; '.join(last.changes)}{more}.{mend}", fix)
 
 
 def input_bound(case: "Case") -> Iterator[Advice]:
@@ -87,10 +103,10 @@ def input_bound(case: "Case") -> Iterator[Advice]:
         at = f" It was at {place(file, line)} at {seen} of {case.loop.idle} looks when no device worked."
     message = (
         f"The step waits for its loop {share(between / timing.apart_s)} of the time: {time(timing.apart_s)} pass from "
-        f"call to call, and the step takes {time(timing.step_s.median)}.{at} Get the next batch while the step runs: "
-        "in a thread, or before its loss is read."
+        f"call to call, and the step takes {time(timing.step_s.median)}.{at} If it reads its batches there, let a "
+        "thread read the next one while the step runs, where batches are what the loop goes through:"
     )
-    yield Advice("input-bound", case.timed_level, message, None)
+    yield Advice("input-bound", case.timed_level, message, AHEAD)
 
 
 def slower(case: "Case") -> Iterator[Advice]:

@@ -10,6 +10,8 @@ from .case import Case
 SLOWER, SHARED = 0.10, 0.30  # of the step; simulated devices share cores, so that one is late by chance
 WAITS = 0.05  # of the step, for Python
 
+SELDOM = "jax.lax.cond(count % 100 == 0, lambda: jax.debug.callback(tell, value), lambda: None)"
+
 
 def slow_device(case: Case) -> Iterator[Advice]:
     """One device computes clearly longer than the median one, and all collectives wait for it."""
@@ -36,6 +38,7 @@ def waits_for_python(case: Case) -> Iterator[Advice]:
     where = f", most at {place(file, line)}" if file else ""
     message = (
         f"A device waits {seconds_text(m.host)} of a step's {seconds_text(m.step_s.median)} for Python on the "
-        f"host{where}: do that outside of the step, or once in many steps."
+        f"host{where}. Return what it needs and do that outside of the step; what only tells something can do so in "
+        "one step of 100, with a count that the step is given:"
     )
-    yield Advice("waits-for-python", case.timed_level, message, None, min(1.0, m.host / m.step_s.median))
+    yield Advice("waits-for-python", case.timed_level, message, SELDOM, min(1.0, m.host / m.step_s.median))
