@@ -37,6 +37,7 @@ def measured(devices: int = 8, waits: bool = True) -> Measured:
         busy.append(Busy(device, 0.030 + slow, 0.007, told(0.007 - slow), 0.0015, 0.003))
     rows = tuple(replace(row, waiting=told(row.waiting or 0.0)) for row in ROWS)
     return Measured(
+        asked=5,
         recorded=5,
         read=5,
         operations=1230,

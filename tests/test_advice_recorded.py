@@ -31,10 +31,11 @@ def test_a_device_that_computes_longer_than_the_others_is_named():
 
 
 def test_waiting_for_python_is_told_with_its_line():
-    row = Spent("cell [7]", 4, "forward", 0.0, 0.0, 0.03)
-    waits = replace(measured(), host=0.0235, lines=(*measured().lines, row))
+    row = Spent("cell [7]", 4, "forward", 0.0, 0.0, 0.006, host=0.006)
+    others = Spent("cell [7]", 9, "forward", 0.0, 0.0, 0.02)  # of devices that wait for the one that asks
+    waits = replace(measured(), host=0.0235, lines=(*measured().lines, row, others))
     assert found(waits)["waits-for-python"].startswith(
-        "A device waits 23.5 ms of a step's 47.0 ms for Python on the host, most at cell [7], line 4"
+        "A device waits up to 23.5 ms of a step's 47.0 ms for Python on the host, most at cell [7], line 4"
     )
     assert "waits-for-python" not in found(replace(waits, host=0.002))
 

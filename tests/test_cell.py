@@ -179,7 +179,42 @@ def test_arguments_are_taken_by_name_and_defaults_fill_in():
         pass
 
     given = {"state": 1, "batch": 2, "flag": 3, "scale": 4, "other": 5}
-    assert cells.from_namespace(train_step, given, "train_step") == ((1, 2, 0.1), {"flag": 3, "scale": 4})
+    assert cells.from_namespace(train_step, given, "train_step") == ((1, 2), {"flag": 3, "scale": 4})
+
+
+def test_what_comes_behind_a_default_that_is_left_out_is_given_by_name():
+    def train_step(state, lr=0.1, batch=None, *, flag=True):
+        pass
+
+    assert cells.from_namespace(train_step, {"state": 1, "batch": 2}, "s") == ((1,), {"batch": 2})
+
+
+@pytest.mark.parametrize(
+    ("positions", "names", "wanted"),
+    [
+        (2, (), ((1, 2), {})),
+        (1, ("batch",), ((1,), {"batch": 2})),
+        (3, ("flag",), ((1, 2, 0.1), {"flag": 3})),  # of a default that was given nothing else is known
+    ],
+)
+def test_another_call_is_given_what_the_last_one_was_in_the_same_way(positions, names, wanted):
+    def train_step(state, batch, lr=0.1, *rest, flag=False):
+        pass
+
+    given = {"state": 1, "batch": 2, "flag": 3}
+    assert cells.like_before(train_step, given, "train_step", positions, names) == wanted
+
+
+def test_a_call_that_can_not_be_made_again_is_told():
+    def train_step(state, *rest):
+        pass
+
+    with pytest.raises(cells.Missing) as raised:
+        cells.like_before(train_step, {}, "train_step", 2, ("more",))
+    assert str(raised.value) == (
+        "train_step has run, and its arguments were not kept: the notebook has no state and no *rest and no more. "
+        "%%shard --profile above its cell keeps them."
+    )
 
 
 def test_arguments_that_the_notebook_lacks_are_named():

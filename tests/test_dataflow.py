@@ -52,6 +52,31 @@ def test_the_parameters_of_the_program_itself_come_from_nowhere():
     assert [instruction.name for _, instruction in found] == ["p"]
 
 
+# What a callback gives to the first device, handed to all of them: what does so has no name.
+HANDED = """HloModule m, is_scheduled=true
+
+ENTRY %main (p: f32[]) -> f32[] {
+  %p = f32[] parameter(0)
+  %loss = f32[] negate(%p), metadata={op_name="jit(step)/neg" stack_frame_id=1}
+  %asked = f32[] custom-call(%loss), custom_call_target="callback", metadata={op_name="jit(step)/asks" stack_frame_id=2}
+  %id = u32[] partition-id()
+  %zero = u32[] constant(0)
+  %first = pred[] compare(%id, %zero), direction=EQ
+  %none = f32[] constant(0)
+  %chosen = f32[] select(%first, %asked, %none)
+  ROOT %all-reduce = f32[] all-reduce(%chosen), replica_groups={{0,1,2,3}}, to_apply=%sum
+}
+"""
+
+
+def test_what_the_compiler_made_without_a_name_is_made_of_what_has_one():
+    module = read(HANDED)
+    flow = Dataflow(module)
+    assert [i.name for _, i in flow.producers(module.entry, "chosen")] == ["chosen"]  # it is no other array
+    found = [i.name for _, i in flow.sources(module.entry, "chosen")]
+    assert found == ["chosen", "first", "asked", "none", "id", "zero"]  # and no further than what has a name
+
+
 # A gather that TPU's compiler has split, so that a product runs while it does.
 SPLIT = """HloModule m, is_scheduled=true
 

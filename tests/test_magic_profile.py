@@ -42,6 +42,22 @@ def test_a_pipeline_is_recorded_and_the_files_of_its_recording_kept(given, tmp_p
     assert again.measured.read == 2 and again.pipeline.recorded
 
 
+def test_a_step_with_a_default_is_recorded_as_it_was_called(given):
+    given.run("%%shard fsdp" + STEP.replace("batch):", "batch, rate=0.5):") + LOOP)
+    report = given.run("%shard profile 1")
+    sums(report)
+    assert report.timing.calls == 3  # of the program that the loop ran, and no other
+    assert "Not run" not in str(report)
+
+
+def test_a_step_whose_arguments_are_gone_is_not_said_never_to_have_run(given):
+    given.run("%%shard fsdp" + STEP + LOOP)
+    given.run("del state")
+    assert "has run, and its arguments were not kept: the notebook has no state" in str(
+        given.fails("%shard profile")
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

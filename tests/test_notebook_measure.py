@@ -16,6 +16,7 @@ PLANTED = {
     "starved": "input-bound",
     "astray": "loss-astray",
 }
+BY_CLOCK = {"slow-device", "input-bound"}  # other work on the machine may bring them anywhere
 
 
 @pytest.fixture(scope="module", params=["saved", pytest.param("run", marks=pytest.mark.ci)])
@@ -50,21 +51,26 @@ def devices(notebook):
     return {int(device): (float(computes), float(waits)) for device, computes, waits in rows}
 
 
-def test_each_report_has_the_hint_for_what_was_planted_and_no_other_of_them(notebook):
-    told = [
-        dict.fromkeys(row.split()[1:]) for row in cell(notebook, "codes").outputs[0].text.strip().splitlines()
-    ]
-    found = {
-        name: [code for code in PLANTED.values() if code in row]
-        for name, row in zip(PLANTED, told, strict=True)
-    }
-    assert found == {name: [code] for name, code in PLANTED.items()}
+def told(notebook):
+    """The codes of the planted faults that each report has hints of."""
+    rows = [row.split()[1:] for row in cell(notebook, "codes").outputs[0].text.strip().splitlines()]
+    return {name: {*row} & {*PLANTED.values()} for name, row in zip(PLANTED, rows, strict=True)}
+
+
+def test_each_report_has_the_hint_for_what_was_planted(notebook):
+    for name, codes in told(notebook).items():
+        assert PLANTED[name] in codes
+        assert codes - BY_CLOCK <= {PLANTED[name]}
+
+
+def test_as_it_is_saved_no_report_has_a_hint_of_what_another_one_had_planted():
+    assert told(nbformat.read(PATH, 4)) == {name: {code} for name, code in PLANTED.items()}
 
 
 def test_the_device_with_more_to_do_is_named_and_the_others_wait_for_it(notebook):
     assert 'rounds = jnp.where(jax.lax.axis_index("data") == 2, 40, 1)' in cell(notebook, "late").source
     assert re.search(
-        r"! Device 2 computes [\d.]+ ms longer in a step than the median one", said(notebook, "late")
+        r"i Device 2 computes [\d.]+ ms longer in a step than the median one", said(notebook, "late")
     )
     rows = devices(notebook)
     late = rows.pop(2)
@@ -78,11 +84,15 @@ def test_the_sleep_in_python_is_at_its_line_for_as_long_as_it_sleeps(notebook):
     text = said(notebook, "asked")
     line = at(notebook, "asks", "jax.pure_callback")
     found = re.search(
-        r"A device waits ([\d.]+) ms of a step's ([\d.]+) ms for Python on the host, most at (.*?):", text
+        r"A device waits up to ([\d.]+) ms of a step's ([\d.]+) ms for Python on the host, most at (.*?):",
+        text,
     )
     assert found is not None and found[3] == line
-    assert float(found[1]) == pytest.approx(20 / 4, rel=0.2)  # one of four devices sleeps for 20 ms
+    assert 20 <= float(found[1]) < 28  # one of four devices sleeps for 20 ms
     assert float(found[2]) > 20
+    assert (
+        "No line is known" not in text and "not traced to a line" not in text
+    )  # of what hands the answer around
     assert "over all 16 calls" in text  # the report is of the loop still
 
 

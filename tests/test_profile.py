@@ -1,5 +1,6 @@
 """A step recorded and read back: every second of it has a line, and what sleeps is seen where it sleeps."""
 
+import os
 import time
 from pathlib import Path
 
@@ -118,6 +119,24 @@ def test_a_host_callback_that_sleeps_is_on_its_line_for_as_long_as_it_sleeps():
     adds_up(found)
 
 
+def test_what_hands_the_answer_of_a_callback_to_all_devices_is_on_the_line_of_the_callback():
+    def asks(w, x):
+        loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        loss = jax.pure_callback(slept, jax.ShapeDtypeStruct((), jnp.float32), loss)
+        return w - grad, loss
+
+    def slept(loss):
+        time.sleep(0.02)
+        return np.asarray(loss)
+
+    step = ran(jaxshard_magic.shard(asks, "dp", mesh="cpu:4 data=4"), jnp.ones((16, 4)), jnp.ones((64, 16)))
+    found = step.profile(2)
+    line = asks.__code__.co_firstlineno + 2
+    assert found.unknown is None
+    assert sum(row.waiting or 0.0 for row in found.lines if row.line == line) >= 0.019  # of all four devices
+    assert all(each.line is not None for each in step.report().collectives or ())
+
+
 def test_a_report_keeps_what_was_measured_in_json_and_in_little_room():
     function, state, batch = transformer_like(scan=False, remat=True)
     step = ran(jaxshard_magic.shard(function, "fsdp", mesh="cpu:8 data=8", on="v5e"), state, batch)
@@ -197,6 +216,43 @@ def test_no_steps_are_no_recording():
     step = ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4))
     with pytest.raises(ShardError, match="profile records 1 to 100 steps, not 0"):
         step.profile(0)
+
+
+def test_of_a_step_of_very_many_operations_no_more_is_recorded_than_is_read(monkeypatch):
+    from jaxshard_magic.analysis import profiled
+    from jaxshard_magic.views.words import spent_about
+
+    function, state, batch = transformer_like(scan=True, remat=False)
+    step = ran(jaxshard_magic.shard(function, "fsdp", mesh="cpu:8 data=8"), state, batch)
+    every = step.profile(5)
+    assert (every.asked, every.recorded, every.read) == (5, 5, 5)
+    # The rounds of its loop count, or all 5 would be few enough; the text has a few operations that CPU does not run.
+    monkeypatch.setattr(profiled, "WORTH", round(2.5 * 8 * every.operations))
+    fewer = step.profile(5)
+    assert (fewer.asked, fewer.recorded, fewer.read) == (5, 2, 2)
+    assert spent_about(fewer).startswith("2 of 5 steps were recorded, as a step has so many operations, ")
+    monkeypatch.setattr(profiled, "WORTH", 8 * every.operations // 2)
+    assert step.profile(5).recorded == 1  # at least
+
+
+def test_what_the_profiler_of_a_missing_tpu_complains_of_is_no_output(monkeypatch, capfd):
+    from jaxshard_magic.step import recorded
+
+    class Complains:
+        def __init__(self, options):
+            self.session = session(options)
+
+        def stop(self):
+            os.write(
+                2, b"Failed to find host bounds for accelerator type: WARNING: could not determine TPU type\n"
+            )
+            return self.session.stop()
+
+    session = recorded._in_memory()
+    step = ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4))
+    monkeypatch.setattr(recorded, "_in_memory", lambda: Complains)
+    assert step.profile(1).read == 1
+    assert "TPU" not in capfd.readouterr().err
 
 
 def test_without_the_private_session_the_recording_goes_through_a_folder(monkeypatch):

@@ -66,6 +66,7 @@ def test_programs_of_stages_have_names_that_a_trace_tells_them_by():
     function, state, batch = transformer_like(False, False)
     step = ran(jaxshard_magic.shard(function, "pp", mesh="cpu:3 pipe=3", microbatches=2), state, batch)
     names: dict[tuple[str, int], str] = {}
+    assert step.entry is not None
     for key, made in step.entry.compiled.programs.items():
         names[key] = made.compiled.as_text().partition(",")[0].removeprefix("HloModule jit_")
     assert names["F", 0] == "stage0_forward" and names["B", 2] == "stage2_backward"
@@ -133,7 +134,7 @@ def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_r
         found = step.profile(1)
         adds_up(found)
         worst = max(
-            abs(seconds / SLEEPS - expected) / 14
+            abs((seconds or 0.0) / SLEEPS - expected) / 14
             for device in found.devices
             for seconds, expected in zip((device.waiting, device.idle), naps[device.device], strict=True)
         )
@@ -145,7 +146,7 @@ def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_r
         if worst <= WITHIN and sorted(off)[len(off) // 2] <= WITHIN:
             break
         assert attempt < 2, (worst, off)
-    assert found.host == pytest.approx(10 * SLEEPS, rel=0.1)  # the mean of both
+    assert found.host == pytest.approx(12 * SLEEPS, rel=0.1)  # of the second stage, which waits longer
     assert p.bubble.measured == pytest.approx(8 / 28, abs=0.03)
 
 
@@ -170,11 +171,13 @@ def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkey
     ran(step, [each * jnp.eye(4) for each in seconds], jnp.ones((8, 4)))
     if not numbered:
         monkeypatch.setattr(profiled, "read_trace", unnumbered)
+    assert step.entry is not None
     programs = step.entry.compiled.programs
     named = {key: made.compiled.as_text().split()[1] for key, made in programs.items()}
     assert named["F", 2] == named["F", 4] and named["F", 1] == named["F", 3]
     step.profile(1)
     p = step.report().pipeline
+    assert p is not None and p.recorded
     took = defaultdict(list)
     for e in p.events:
         (action,) = parts(parse_step(e.action))

@@ -98,9 +98,17 @@ def by_hand(starts: tuple[float, ...] = (100, 300, 500), later: float = 0) -> by
     return recorded({"/host:CPU": lines})
 
 
-def row(line: int, phase: str, compute: float = 0, moving: float = 0, waiting: float | None = 0) -> Spent:
+def row(
+    line: int,
+    phase: str,
+    compute: float = 0,
+    moving: float = 0,
+    waiting: float | None = 0,
+    host: float = 0,
+) -> Spent:
     waits = None if waiting is None else pytest.approx(waiting * US, abs=1e-9)
-    return Spent(CELL, line, phase, pytest.approx(compute * US), pytest.approx(moving * US), waits)  # pyright: ignore
+    compute_s, moving_s, host_s = (pytest.approx(each * US, abs=1e-9) for each in (compute, moving, host))
+    return Spent(CELL, line, phase, compute_s, moving_s, waits, None, host_s)  # pyright: ignore
 
 
 def test_a_recording_adds_up_to_the_figures_worked_out_by_hand():
@@ -110,10 +118,14 @@ def test_a_recording_adds_up_to_the_figures_worked_out_by_hand():
         4: row(4, "forward", moving=(5 + 8) / 2, waiting=5 / 2),
         5: row(5, "backward", compute=4),  # the loop's own: what none of its body takes
         6: row(6, "backward", compute=10 + 16),
-        7: row(7, "update", waiting=(4 + 10) / 2),
+        7: row(7, "update", waiting=(4 + 10) / 2, host=(4 + 10) / 2),
         8: row(8, "recomputed", compute=10 / 2),
     }
-    assert (found.unknown, found.others, found.host) == (None, None, pytest.approx(7 * US))
+    assert (found.unknown, found.others, found.host) == (
+        None,
+        None,
+        pytest.approx(10 * US),
+    )  # of the second device
     (gather,) = found.collectives  # whole, with what compute hides of it
     assert (gather.kind, gather.axes) == ("all-gather", ("data",))
     assert (gather.seconds, gather.waiting) == (pytest.approx(8 * US), pytest.approx(6 * US))
@@ -153,7 +165,7 @@ def test_sums_of_hosts_are_those_of_all_their_devices_whatever_their_clocks_and_
         4: row(4, "forward", moving=(5 + 8) / 2, waiting=5 / 2),
         5: row(5, "backward", compute=4),
         6: row(6, "backward", compute=10 + 16),
-        7: row(7, "update", waiting=(4 + 10) / 2),
+        7: row(7, "update", waiting=(4 + 10) / 2, host=(4 + 10) / 2),
         8: row(8, "recomputed", compute=(10 + 0 + 10 + 20) / 4),
     }
     assert [each.device for each in found.devices] == [0, 1, 2, 3]

@@ -18,6 +18,7 @@ _MOVING = frozenset(
 _ELEMENT = "get-tuple-element"
 _STARTS = 'custom_call_target="AsyncCollectiveStart"'
 _ENDS = 'custom_call_target="AsyncCollectiveDone"'
+_NAMED = 'op_name="'
 _CHAIN = re.compile(r'chain_id="([^"]*)"')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
@@ -37,6 +38,11 @@ class Dataflow:
         The last is where something is computed, or a parameter of the program.
         """
         return self._walk((computation.name, name), self._back)
+
+    def sources(self, computation: Computation, name: str) -> Iterator[Site]:
+        """As `producers`, and on behind what the compiler made without a name of its own, as it does where a value that
+        one device has is handed to all."""
+        return self._walk((computation.name, name), self._back_on)
 
     def consumers(self, computation: Computation, name: str) -> Iterator[Site]:
         """The instructions that depend on a value, nearest first."""
@@ -77,6 +83,11 @@ class Dataflow:
             yield from self._given(computation, i)
         elif i.operands and (i.opcode in _MOVING or (i.opcode == "fusion" and self._moves_only(i))):
             yield computation.name, i.operands[0]
+
+    def _back_on(self, computation: Computation, i: Instruction) -> Iterator[Place]:
+        yield from self._back(computation, i)
+        if i.opcode not in (_ELEMENT, "parameter") and _NAMED not in i.rest:
+            yield from ((computation.name, operand) for operand in i.operands)
 
     def _given(self, computation: Computation, parameter: Instruction) -> Iterator[Place]:
         """What a fusion, or an asynchronous operation, is given for a parameter of its computation: TPU's compiler

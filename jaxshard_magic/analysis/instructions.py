@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..program.flops import REMATTED
 from .collectives import Cause, Move
-from .hlo import BRANCHES, Computation, Instruction, Module, called
+from .hlo import BRANCHES, Computation, Counted, Instruction, Module, called
 from .origin import Origin, Origins, op_name
 
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
@@ -21,6 +21,9 @@ _MOVES = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
     r"|send|recv)(-start|-done|$)"
 )
+_NAMES = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
+)  # of values: nothing runs
 RECOMPUTED = "recomputed"
 _MOST = 64  # instructions of a fusion that are asked for their line
 
@@ -110,6 +113,14 @@ class Instructions:
         """What a fusion, or a computation that is run, does; its result first."""
         bodies = [self._module.named(name) for name in called(i, "calls", "to_apply", "body")]
         return [x for body in bodies if body for x in list(body.instructions.values())[: -_MOST - 1 : -1]]
+
+
+def operations(module: Module) -> int:
+    """How many operations a device runs in one call of a program, as far as its text tells: a loop that ends when a
+    value says so counts as one round."""
+    times = Counted(module)
+    sites = _running(module).values()
+    return sum(times[computation.name].times for computation, i in sites if i.opcode not in _NAMES)
 
 
 def _running(module: Module) -> Mapping[str, tuple[Computation, Instruction]]:

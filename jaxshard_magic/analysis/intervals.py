@@ -118,7 +118,11 @@ def dealt(spans: Sequence[tuple[float, float, int]]) -> Iterator[Dealt]:
     at = float("-inf")
     for time, ends, i in edges:
         if time > at:
-            first = next((tuple(each) for each in active.values() if each), ())
+            first: tuple[int, ...] = ()
+            for each in active.values():
+                if each:
+                    first = tuple(each)
+                    break
             if last is not None and (last.of != first or last.end != at):
                 yield last
                 last = None

@@ -53,6 +53,9 @@ class Origins:
         own = [] if position is None else self._own(computation, collective, position)
         label = self._label(computation, operand, own)
         frames, phase = self._told(self._witnesses(computation, collective, operand, own))
+        if not frames:
+            frames, source = self._told(i for _, i in self._flow.sources(computation, operand))
+            phase = phase or source
         place = self.place(frames)
         leaf = label[1] if label else self._parameter(computation, operand)
         return Origin(place.frame, place.deeper, phase, leaf, bool(label and label[0] == GRADIENT))
@@ -89,7 +92,7 @@ class Origins:
 
     def of_source(self, computation: Computation, instruction: Instruction) -> Origin:
         """The line and phase of the nearest instruction that a value is made of and that tells them."""
-        made = (i for _, i in islice(self._flow.producers(computation, instruction.name), _MOST))
+        made = (i for _, i in islice(self._flow.sources(computation, instruction.name), _MOST))
         return next((o for i in made if (o := self.of_instruction(i)).frame), Origin())
 
     def part(self, computation: Computation, instruction: Instruction, index: Sequence[int]) -> Instruction:

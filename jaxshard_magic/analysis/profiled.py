@@ -11,7 +11,7 @@ from ..errors import ShardError
 from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Key as ProgramKey
 from ..pipeline.record import Run
-from ..placing import number_of
+from ..placing import hosts_of, number_of
 from ..program.flops import REMATTED
 from ..program.garbage import uncollected
 from ..program.ir import Program
@@ -20,12 +20,12 @@ from .collectives import Cause, Move
 from .efficiency import efficiency, seconds_of
 from .frames import called
 from .hlo import read
-from .instructions import RECOMPUTED, Instructions
+from .instructions import RECOMPUTED, Instructions, operations
 from .lanes import Key
 from .origin import Origins, op_name
 from .roofline import Roofline
 from .spent import Rates, spent
-from .staged_moves import Said, instructions_of
+from .staged_moves import Said, instructions_of, operations_of
 from .staged_trace import Ran, Text, named, run_of, told_apart
 from .summed import Moves, Sums, longest, summed, takes, typical
 from .traced import read as read_trace
@@ -34,19 +34,34 @@ if TYPE_CHECKING:
     from ..step import Entry
     from ..step.recorded import Recording
 
+WORTH = 100_000  # operations that are recorded: keeping and reading one takes some 40 us. A few fewer than are read
 _Alike = tuple[object, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What each host read of recorded calls of one program, with files named as on this one; of a pipeline the run that
-    is typical."""
+    """What each host read of recorded calls of one program, with files named as on this one. `asked`: for so many
+    calls; `run`: of a pipeline the one that is typical."""
 
     hosts: tuple[Sums, ...]
+    asked: int
     run: Run | None = None
 
 
 _known: "WeakKeyDictionary[Profile, tuple[Rates, Measured]]" = WeakKeyDictionary()
+
+
+def worth_recording(entry: "Entry", n: int) -> int:
+    """How many of `n` calls of a program to record, as more of them would not be read; the same on all hosts."""
+    mesh = entry.plan.mesh
+    with uncollected():
+        if isinstance(entry.compiled, Pipeline):
+            each = operations_of(entry.compiled) * mesh.size // len(entry.compiled.ranks)
+        elif text := entry.compiled.as_text():
+            each = operations(read(text)) * -(-mesh.size // hosts_of(mesh))
+        else:
+            return n
+    return max(1, min(n, WORTH // max(1, each)))
 
 
 def read_recorded(
@@ -92,7 +107,8 @@ def read_recorded(
         every = longest([_runs(each) for each in all_of(lambda: json.dumps(own))])
         sums = summed(trace, told, devices, every)
         run = None if said is None else run_of(pipeline, ran, trace.runs - 1 - typical(every), trace)
-        return Profile(tuple(Sums.from_json(each).by(told) for each in all_of(sums.to_json)), run)
+        hosts = tuple(Sums.from_json(each).by(told) for each in all_of(sums.to_json))
+        return Profile(hosts, recording.asked, run)
 
 
 def _runs(text: str) -> dict[int, float]:
@@ -133,7 +149,7 @@ def profiled(
     with uncollected():
         rates = _rates(entry, home, told, collectives, roof, attached)
         if profile not in _known or _known[profile][0] != rates:
-            _known[profile] = rates, spent(profile.hosts, rates, _ranks(entry))
+            _known[profile] = rates, spent(profile.hosts, rates, profile.asked, _ranks(entry))
         return _known[profile][1]
 
 

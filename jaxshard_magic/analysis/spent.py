@@ -28,30 +28,34 @@ class _Times(NamedTuple):
     compute: float
     moving: float
     waiting: float
+    host: float  # of what is waited, for Python
 
 
-_NONE = _Times(0.0, 0.0, 0.0)
+_NONE = _Times(0.0, 0.0, 0.0, 0.0)
 
 
-def spent(hosts: Sequence[Sums], rates: Rates, stages: Mapping[int, int] | None = None) -> Measured:
+def spent(
+    hosts: Sequence[Sums], rates: Rates, asked: int | None = None, stages: Mapping[int, int] | None = None
+) -> Measured:
     """Where the time of a step went.
 
     Args:
         hosts: what each host read of the same runs, with files named as on this one.
         rates: what is known beside the traces.
+        asked: for so many runs; None for those that were recorded.
         stages: of a pipeline the rank of each device, as those of one do the same; else all do.
     """
     lines: dict[Key, _Times] = defaultdict(lambda: _NONE)
     moves: dict[Moves, _Times] = defaultdict(lambda: _NONE)
     for sums in hosts:
         for line in sums.lines:
-            lines[line.key] = _added(lines[line.key], line.compute, line.moving, line.waiting)
+            lines[line.key] = _added(lines[line.key], line.compute, line.moving, line.waiting, line.host)
         for each in sums.moves:
             of = each.kind, each.axes
             moves[of] = _added(moves[of], 0.0, each.moving, each.waiting)
     devices = sorted(each for sums in hosts for each in sums.devices)
     n = sum(each.runs for each in devices)
-    host = sum(sums.host for sums in hosts)
+    host = max(each.host / each.runs for each in devices)
     tells = all(sums.waits for sums in hosts)
     waits = tells or host > 0
     rows, others, unknown = _lines(lines, n, waits, rates)
@@ -65,6 +69,7 @@ def spent(hosts: Sequence[Sums], rates: Rates, stages: Mapping[int, int] | None 
     )
     takes = hosts[0].takes
     return Measured(
+        asked=asked or hosts[0].recorded,
         recorded=hosts[0].recorded,
         read=len(takes),
         operations=round(sum(sums.operations for sums in hosts) / n),
@@ -80,13 +85,13 @@ def spent(hosts: Sequence[Sums], rates: Rates, stages: Mapping[int, int] | None 
         lanes=lanes.lanes,
         tick=lanes.tick,
         grain=lanes.grain,
-        host=_s(host / n),
+        host=_s(host),
         dispatch=_s(median(each for sums in hosts for each in sums.dispatch)),
     )
 
 
-def _added(times: _Times, compute: float, moving: float, waiting: float) -> _Times:
-    return _Times(times.compute + compute, times.moving + moving, times.waiting + waiting)
+def _added(times: _Times, compute: float, moving: float, waiting: float, host: float = 0.0) -> _Times:
+    return _Times(times.compute + compute, times.moving + moving, times.waiting + waiting, times.host + host)
 
 
 def _lines(
@@ -102,7 +107,7 @@ def _lines(
 
 def _row(key: Key, times: _Times, n: int, waits: bool, predicted: float | None) -> Spent:
     waiting = _s(times.waiting / n) if waits else None
-    return Spent(*key, _s(times.compute / n), _s(times.moving / n), waiting, predicted)
+    return Spent(*key, _s(times.compute / n), _s(times.moving / n), waiting, predicted, _s(times.host / n))
 
 
 def _together(rows: Sequence[Spent]) -> Spent | None:

@@ -13,7 +13,7 @@ from .attribution import caused, host_calls, traced
 from .collectives import Cause, Move, merge, moves
 from .frames import Frame, called
 from .hlo import Module, read
-from .instructions import Instructions
+from .instructions import Instructions, operations
 from .origin import Origin, Origins
 from .sources import SourceText
 from .staged_memory import shard_bytes
@@ -77,6 +77,16 @@ def instructions_of(
         own = lines.else_of_call(key, origins)
         found[key] = module.name, Instructions(module, origins, said[key].moves or (), own)
     return found
+
+
+def operations_of(pipeline: Pipeline) -> int:
+    """How many operations a step runs, each rank's counted on one of its devices; see `instructions.operations`."""
+    runs, known = runs_of(pipeline), dict[int, int]()
+    for made in pipeline.programs.values():
+        if id(made) not in known:
+            text = made.compiled.as_text()
+            known[id(made)] = operations(read(text)) if text else 0
+    return sum(known[id(made)] * runs.get(key, 1) for key, made in pipeline.programs.items())
 
 
 def _named(pipeline: Pipeline, key: Key, leaves: Sequence[Leaf]) -> Sequence[Leaf]:

@@ -30,8 +30,8 @@ Takes = Mapping[
 
 
 class LineSum(NamedTuple):
-    """Nanoseconds of one phase of a line. `name`: one of its instructions, by which another host finds the line in the
-    same program, as files may have other names there."""
+    """Nanoseconds of one phase of a line; `host`: of what it waits, for Python. `name`: one of its instructions, by
+    which another host finds the line in the same program, as files may have other names there."""
 
     name: str
     file: str | None
@@ -40,6 +40,7 @@ class LineSum(NamedTuple):
     compute: float
     moving: float
     waiting: float
+    host: float
 
     @property
     def key(self) -> Key:
@@ -56,7 +57,8 @@ class MovesSum(NamedTuple):
 
 
 class DeviceSum(NamedTuple):
-    """Nanoseconds of one device over `runs` runs, which took `window`; `overlap`: it computes while data moves."""
+    """Nanoseconds of one device over `runs` runs, which took `window`; `overlap`: it computes while data moves;
+    `host`: of what it waits, for Python."""
 
     device: int
     runs: int
@@ -65,6 +67,7 @@ class DeviceSum(NamedTuple):
     moving: float
     waiting: float
     overlap: float
+    host: float
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Sums:
     """Nanoseconds of what one host read of a recording, over all of its devices and runs.
 
     `recorded`: so many runs were. `takes`: of each run that was read, the longest of all hosts. `operations`: how many
-    in all. `waits`: whether waiting is told from moving. `host`: what devices wait for Python. `dispatch`: of each run,
+    in all. `waits`: whether waiting is told from moving. `dispatch`: of each run,
     from the call to the first operation. `lanes`: of one run, from the host's first operation in it on, in ticks of
     `tick` seconds; they have lines by their positions in `lines`, and what is shorter than `grain` ticks as part of its
     neighbours.
@@ -82,7 +85,6 @@ class Sums:
     takes: tuple[float, ...]
     operations: int
     waits: bool
-    host: float
     dispatch: tuple[float, ...]
     lines: tuple[LineSum, ...]
     moves: tuple[MovesSum, ...]
@@ -121,18 +123,20 @@ class _Part(NamedTuple):
 
 @dataclass
 class _Device:
-    """Nanoseconds of one device over all runs: by c, m and w, and of the first that data moves meanwhile."""
+    """Nanoseconds of one device over all runs: by c, m and w, of the first that data moves meanwhile, and of
+    the last that Python runs."""
 
     window: float = 0.0
     runs: int = 0
     overlap: float = 0.0
+    host: float = 0.0
     kinds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_RANKS, 0.0))
 
 
 @dataclass
 class _Adding:
     """Nanoseconds over runs and devices so far: by line and kind, with an instruction of each line; by collective,
-    moving and waiting; for the host."""
+    moving and waiting; by line, what devices wait for Python."""
 
     lines: dict[Key, dict[str, float]] = field(
         default_factory=lambda: defaultdict(lambda: dict.fromkeys(_RANKS, 0.0))
@@ -142,7 +146,7 @@ class _Adding:
         default_factory=lambda: defaultdict(lambda: dict.fromkeys((MOVING, WAITING), 0.0))
     )
     devices: dict[int, _Device] = field(default_factory=lambda: defaultdict(_Device))
-    host: float = 0.0
+    host: dict[Key, float] = field(default_factory=lambda: defaultdict(float))
 
 
 def takes(trace: Trace, devices: Mapping[int, int]) -> dict[int, float]:
@@ -193,10 +197,9 @@ def summed(trace: Trace, told: Mapping[str, Instructions], devices: Mapping[int,
         takes=tuple(took.values()),
         operations=sum(map(len, parts.values())),
         waits=trace.waits is not None,
-        host=adding.host,
         dispatch=tuple(max(0.0, windows[run][0] - trace.calls[run][0]) for run in took),
         lines=tuple(
-            LineSum(adding.names[key], *key, kinds[COMPUTE], kinds[MOVING], kinds[WAITING])
+            LineSum(adding.names[key], *key, kinds[COMPUTE], kinds[MOVING], kinds[WAITING], adding.host[key])
             for key, kinds in adding.lines.items()
         ),
         moves=tuple(MovesSum(*moves, times[MOVING], times[WAITING]) for moves, times in adding.moves.items()),
@@ -209,6 +212,7 @@ def summed(trace: Trace, told: Mapping[str, Instructions], devices: Mapping[int,
                 of.kinds[MOVING],
                 of.kinds[WAITING],
                 of.overlap,
+                of.host,
             )
             for device, of in sorted(adding.devices.items())
         ),
@@ -239,9 +243,11 @@ def _parts(
 ) -> Iterator[_Part]:
     """What each operation of a device does in one run; those on one track one after the other."""
     tracks: dict[str, list[tuple[float, float, Op]]] = defaultdict(list)
+    of: dict[tuple[str | None, str], Told] = {}
     for op in ops:
         tracks[op.track].append((op.start, op.end, op))
-    of = {(op.module, op.name): _told(op, told) for op in ops}
+        if (name := (op.module, op.name)) not in of:
+            of[name] = _told(op, told)
     paired = set[Op]()
     for begun, ended in _pairs(ops, of):
         paired |= {begun, ended}
@@ -292,7 +298,9 @@ def _pieces(parts: Sequence[_Part], sums: _Adding, device: _Device) -> list[Piec
             part = parts[i]
             sums.lines[part.key][part.kind] += each
             device.kinds[part.kind] += each
-            sums.host += each * part.host
+            if part.host:
+                sums.host[part.key] += each
+                device.host += each
         pieces.append(Piece(start, end, parts[owners[0]].key, parts[owners[0]].kind))
     moving = union(part[:2] for part in parts if part.kind == MOVING)
     compute = union(part[:2] for part in parts if part.rank == _RANKS[COMPUTE])

@@ -8,7 +8,7 @@ a CPU's are none of these and are told by their names: reading what an event say
 import re
 import warnings
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,11 +19,14 @@ from jax.profiler import ProfileData
 from .intervals import Span, union
 
 MARK = "jaxshard_magic step"  # what a recording calls each call of the step
-MOST = 150_000  # operations that are read, of as many whole runs as that is
+MOST = 120_000  # operations that are read, of as many whole runs as that is
 _DEVICE = re.compile(r"/device:[A-Z]+:(\d+)")
 _OPS, _STREAM = ("XLA Ops", "Async XLA Ops"), "Stream #"
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?::| = |$)")  # of an instruction, alone or with what it is
 _WAITS = "Wait: pending_threads"  # CPU: in a collective, until the other devices have come
+_NONE = frozenset(
+    {"Rendezvous", "InvokeRendezvous"}
+)  # CPU: in a collective, too; they look like instructions
 
 
 class Op(NamedTuple):
@@ -70,17 +73,18 @@ def read(xspace: bytes, modules: Collection[str], skip: int = 1, most: int = MOS
     Raises ValueError where no call of the step was recorded.
     """
     with _tolerant():
-        return _read(list(_tracks(ProfileData.from_serialized_xspace(xspace))), modules, skip, most)
+        return _read(_tracks(ProfileData.from_serialized_xspace(xspace)), modules, skip, most)
 
 
 def _read(
-    tracks: Sequence[tuple[str, int | None, Any]], modules: Collection[str], skip: int, most: int
+    tracks: Iterable[tuple[str, int | None, Any]], modules: Collection[str], skip: int, most: int
 ) -> Trace:
-    marks, named, events = _counted(tracks)
+    found = _found(tracks)
+    marks = sorted(found.marks)
     calls = marks[skip:]
     if not calls:
         raise ValueError(f"no call of the step was recorded, of {skip + 1}")
-    each = max(1, named // len(marks))
+    each = max(1, sum(len(track.named) for track in found.tracks) // len(marks))
     calls = calls[-max(1, most // each) :]
     # A call ends when all of its results are there, so that its operations lie between two calls.
     first = len(marks) - len(calls)
@@ -88,31 +92,24 @@ def _read(
     borders = [middles[k - 1] if k else float("-inf") for k in range(first, len(marks))]
     ops: list[Op] = []
     waits: dict[str, list[Span]] = {}
-    for key, device, line in tracks:
-        names: dict[str, str | None] = {}
-        for event in line.events:
-            name = event.name
+    for key, device, named, waiting in found.tracks:
+        spans = ((event.start_ns, event.end_ns) for event in waiting)
+        if own := [span for span in spans if span[0] >= borders[0]]:
+            waits[key] = own
+        for name, event in named:
             start = event.start_ns
             run = bisect_right(borders, start) - 1
             if run < 0:
                 continue
-            if device is None and name.startswith(_WAITS):
-                waits.setdefault(key, []).append((start, event.end_ns))
-                continue
-            if name not in names:
-                names[name] = _instruction(name)
-            if names[name] is None:
-                continue
             stats = _told(event)
             module = stats.get("hlo_module")
-            told = stats.get("hlo_op") or (names[name] if device is not None else None)
+            told = stats.get("hlo_op") or (name if device is not None else None)
             if told is None or (module is not None and module not in modules):
                 continue
             where = stats.get("device_ordinal", 0) if device is None else device
             ops.append(Op(int(where), run, module, str(told), start, event.end_ns, key, stats.get("run_id")))
-    on_host = any(device is None and line.name.startswith("tf_XLA") for _, device, line in tracks)
-    told_waits = {track: union(spans) for track, spans in waits.items()} if on_host else None
-    return Trace(tuple(ops), tuple(calls), told_waits, len(marks) - skip, events)
+    told_waits = {track: union(spans) for track, spans in waits.items()} if found.on_host else None
+    return Trace(tuple(ops), tuple(calls), told_waits, len(marks) - skip, found.events)
 
 
 def _tracks(profile: Any) -> Iterator[tuple[str, int | None, Any]]:
@@ -129,20 +126,48 @@ def _tracks(profile: Any) -> Iterator[tuple[str, int | None, Any]]:
             yield f"{plane.name}/{i}", None if device is None else int(device[1]), line
 
 
-def _counted(tracks: Collection[tuple[str, int | None, Any]]) -> tuple[list[Span], int, int]:
-    """The calls of the step in order, how many events could be operations, and how many there are in all."""
-    marks, named, events = [], 0, 0
-    could_be: dict[str, bool] = {}
-    for _, _, line in tracks:
+class _Track(NamedTuple):
+    """Of the events of one track those that could be operations, with the instruction that their names are, and those
+    that wait for other devices."""
+
+    key: str
+    device: int | None
+    named: list[tuple[str, Any]]
+    waiting: list[Any]
+
+
+class _Found(NamedTuple):
+    """The calls of the step, the tracks, how many events there are, and whether a CPU's operations are among them."""
+
+    marks: list[Span]
+    tracks: list[_Track]
+    events: int
+    on_host: bool
+
+
+def _found(tracks: Iterable[tuple[str, int | None, Any]]) -> _Found:
+    """Events told by their names, in one pass: most are of no use, and each thing read of one takes time."""
+    marks: list[Span] = []
+    found: list[_Track] = []
+    of: dict[str, str | None] = {}
+    events, on_host = 0, False
+    for key, device, line in tracks:
+        on_host = on_host or (device is None and line.name.startswith("tf_XLA"))
+        named: list[tuple[str, Any]] = []
+        waiting: list[Any] = []
         for event in line.events:
             events += 1
             name = event.name
-            if name == MARK:
+            if name not in of:
+                of[name] = None if device is None and name.startswith(_WAITS) else _instruction(name)
+            if (instruction := of[name]) is not None:
+                named.append((instruction, event))
+            elif name == MARK:
                 marks.append((event.start_ns, event.end_ns))
-            if name not in could_be:
-                could_be[name] = _instruction(name) is not None
-            named += could_be[name]
-    return sorted(marks), named, events
+            elif device is None and name.startswith(_WAITS):
+                waiting.append(event)
+        found.append(_Track(key, device, named, waiting))
+    return _Found(marks, found, events, on_host)
 
 
 def _told(event: Any) -> dict[str, Any]:
@@ -167,4 +192,4 @@ def _tolerant() -> Iterator[None]:
 def _instruction(name: str) -> str | None:
     """The instruction that an event's name is, or begins with; None for what is none, by its looks."""
     found = _NAME.match(name)
-    return None if found is None or "::" in name or name.startswith("end: ") else found[1]
+    return None if found is None or name in _NONE or "::" in name or name.startswith("end: ") else found[1]

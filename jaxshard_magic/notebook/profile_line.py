@@ -37,7 +37,9 @@ def profiled(
         raise ShardError(f"{step.name} was compiled and has not run: call it, then %shard profile")
     given = None
     if not step.has_inputs:
-        given = cells.from_namespace(step.__wrapped__, shell.user_ns, step.path or step.name)
+        function, path = step.__wrapped__, step.path or step.name
+        call = step.entry.call_of
+        given = cells.like_before(function, shell.user_ns, path, *call.given)
     draw = line_for(shell) if session.progress else None
     with Progress(draw, of=step.path) as progress:
         told, step.progress = step.progress, progress
@@ -68,8 +70,9 @@ def help_text() -> str:
     %shard profile 10              10 of them
     %shard profile --trace DIR     and the files that xprof, TensorBoard and Perfetto read
 
-The step takes what the notebook holds under its parameters' names, or what %%shard --profile or --repeat kept. Each
-line of the cell gets its measured time: compute, moving data between devices, waiting for other devices or for Python.
+The step is given what it was given last, each argument as the notebook holds it under its name now, or what %%shard
+--profile or --repeat kept. Each line of the cell gets its measured time: compute, moving data between devices,
+waiting for other devices or for Python.
 
 Options:
 {flags_text(ProfileOptions)}

@@ -91,6 +91,14 @@ class Peeled:
         return not (self.node_places or self.held or self.statics)
 
     @property
+    def given(self) -> tuple[int, tuple[str, ...]]:
+        """How many arguments the caller gave by position, and the names of the others."""
+        _, kwargs = self.tree.unflatten(range(self.tree.num_leaves))
+        names = [name for name in self.statics if isinstance(name, str)]
+        positions = len(self.positions) + len(self.statics) - len(names) - len(self.step.bound)
+        return positions, tuple(name for name in (*kwargs, *names) if name not in self.step.bound_names)
+
+    @property
     def node_leaves(self) -> int:
         """How many of the flat inputs are NNX objects' own."""
         return len(self.leaves) - len(self.array_places)

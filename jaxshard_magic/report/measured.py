@@ -20,7 +20,7 @@ class Spent:
     recomputed (done again for the backward pass) or update. `compute`: the device computes. `moving`: it does nothing
     but move data between devices. `waiting`: it waits in a collective until others have come, or for Python on the
     host; None where the trace does not tell this from moving. `predicted`: seconds that the same is predicted to take
-    on the chip of the report's timing, None where that is not known.
+    on the chip of the report's timing, None where that is not known. `host`: of `waiting`, for Python.
     """
 
     file: str | None
@@ -30,6 +30,7 @@ class Spent:
     moving: float
     waiting: float | None
     predicted: float | None = None
+    host: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -90,16 +91,18 @@ class Measured:
     """Where the time of a step went, from the operations that the profiler recorded in steps on copies of the last
     arguments.
 
-    `step_s`: seconds from a step's first operation on any device to its last one. `lines`: those that take longest, by
-    phase; `others`: all other lines, `unknown`: what no line is known of, None where there is none. `collectives`: by
-    kind and axes. `devices`: the slowest one and others, of `of_devices`. `slowest` computes `behind`
-    seconds longer than the median device, of a pipeline than the median one of its stage; both None where no other
-    device does the same. `lanes`: one typical step, in ticks of `tick` seconds from its first operation on; what
-    is shorter than `grain` ticks may be drawn as a part of what lies beside it. `host`: seconds that a device waits for
-    Python. `dispatch`: seconds from a step's call to its first operation. `recorded` steps were recorded, `read` of
-    them read, in which a device ran `operations` operations a step.
+    `step_s`: seconds from a step's first operation on any device to its last one. `lines`: those that take longest,
+    by phase; `others`: all other lines, `unknown`: what no line is known of, None where there is none.
+    `collectives`: by kind and axes. `devices`: the slowest one and others, of `of_devices`. `slowest` computes
+    `behind` seconds longer than the median device, of a pipeline than the median one of its stage; both None where no
+    other device does the same. `lanes`: one typical step, in ticks of `tick` seconds from its first operation on; what
+    is shorter than `grain` ticks may be drawn as a part of what lies beside it.
+    `host`: seconds that the device waits for Python which does so longest. `dispatch`: seconds from a step's call
+    to its first operation. Of `asked` steps `recorded` were recorded and `read` read, in which a device ran
+    `operations` operations a step: of a step that has very many only a few are.
     """
 
+    asked: int
     recorded: int
     read: int
     operations: int

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.profiler import ProfileOptions, TraceAnnotation
 
+from ..compiler_log import captured
 from ..coordination import OtherFailed, Together
 from ..errors import ShardError
 from ..placing import hosts_of
@@ -33,10 +34,12 @@ _RUNNING = (
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """What the profiler recorded: an XSpace, serialized. `skip`: of the first calls so many are to be left out."""
+    """What the profiler recorded: an XSpace, serialized. `skip`: of the first calls so many are to be left out.
+    `asked`: so many calls were to be recorded, without those."""
 
     xspace: bytes
     skip: int
+    asked: int
 
 
 def profiled(
@@ -69,6 +72,7 @@ def _recorded(
     all_of: Together,
 ) -> "tuple[Entry, Profile]":
     """The program of the calls, and what all hosts read of them. No host begins a call that another one can't make."""
+    from ..analysis.profiled import worth_recording
     from ..analysis.summary import read_profile
     from ..analysis.traced import MARK
 
@@ -81,20 +85,21 @@ def _recorded(
     consts = list(entry.consts)
     entry.clock.settle()
     copied: list[tuple[Any, ...]] = []
+    few = worth_recording(entry, n)
 
     def copy() -> str:
         copied[:] = [jax.block_until_ready(entry.copies(inputs))]
         return ""
 
     def calls() -> Iterator[Callable[[], Any]]:
-        for _ in range(n + 1):
+        for _ in range(few + 1):
             step.meet()
             all_of(copy)
             yield partial(entry.call, *copied.pop())
 
-    step.say(f"recording {n} step{'s' * (n > 1)}")
+    step.say(f"recording {few} step{'s' * (few > 1)}")
     try:
-        recording = record(calls(), MARK, 1, folder)
+        recording = Recording(record(calls(), MARK, folder), 1, n)
     finally:
         entry.consts[:] = consts
     step.say("reading what was recorded")
@@ -122,31 +127,32 @@ def recordable(step: "ShardedStep", n: int) -> None:
 
 
 def record(
-    calls: Iterable[Callable[[], Any]], mark: str, skip: int, folder: "str | os.PathLike[str] | None" = None
-) -> Recording:
+    calls: Iterable[Callable[[], Any]], mark: str, folder: "str | os.PathLike[str] | None" = None
+) -> bytes:
     """Call each of `calls` and wait for what it gives, in an annotation `mark` each, under a recording.
 
     Args:
         calls: what is recorded; what each of them needs is made when it is taken, outside of the annotation.
         mark: the name of the annotation.
-        skip: so many of the first calls are the recording's own: they are left out when it is read.
         folder: where to keep the files that xprof, TensorBoard and Perfetto read.
 
     Raises ShardError where another trace is running, and where the folder can't be written; what a call raises passes
     through, once the recording has ended.
     """
     place = None if folder is None else writable(folder)
-    session = _session(keeps=place is not None)
+    with captured():  # libtpu has a profiler, which complains where no TPU is
+        session = _session(keeps=place is not None)
     data = None
     try:
         for call in calls:
             with TraceAnnotation(mark):
                 jax.block_until_ready(call())
     finally:  # or no trace could begin any more
-        data = session.stop()
+        with captured():
+            data = session.stop()
     if place is not None:
         session.export(data, str(place))
-    return Recording(data, skip)
+    return data
 
 
 def writable(folder: "str | os.PathLike[str]") -> Path:

@@ -33,11 +33,11 @@ def waits_for_python(case: Case) -> Iterator[Advice]:
     m = case.measured
     if m is None or m.host <= WAITS * m.step_s.median:
         return
-    lines = [(row.waiting or 0.0, row.file, row.line) for row in m.lines if row.file and row.line]
+    lines = [(row.host, row.file, row.line) for row in m.lines if row.file and row.line and row.host]
     _, file, line = max(lines, default=(0.0, "", 0))
     where = f", most at {place(file, line)}" if file else ""
     message = (
-        f"A device waits {seconds_text(m.host)} of a step's {seconds_text(m.step_s.median)} for Python on the "
+        f"A device waits up to {seconds_text(m.host)} of a step's {seconds_text(m.step_s.median)} for Python on the "
         f"host{where}. Return what it needs and do that outside of the step; what only tells something can do so in "
         "one step of 100, with a count that the step is given:"
     )

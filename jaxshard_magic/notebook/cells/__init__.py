@@ -3,6 +3,7 @@
 from .arguments import Missing as Missing
 from .arguments import annotated_specs as annotated_specs
 from .arguments import from_namespace as from_namespace
+from .arguments import like_before as like_before
 from .arguments import used_by_call as used_by_call
 from .binding import Binding as Binding
 from .code import Cell as Cell

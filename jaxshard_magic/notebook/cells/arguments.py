@@ -4,8 +4,8 @@ import ast
 import inspect
 import sys
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ...errors import ShardError
 from .names import plain_function
@@ -19,31 +19,74 @@ class Missing(ShardError):
         self.names = names
 
 
-def from_namespace(step: Callable[..., Any], namespace: Mapping[str, Any], path: str) -> tuple[tuple, dict]:
-    """The positional and keyword arguments for one call of `step`, by its parameters' names.
+class _Wanted(NamedTuple):
+    """An argument of a call: the name that the notebook may have for it, what it is without, and how it is given."""
 
-    Parameters that the notebook has no name for keep their defaults. Raises Missing; an iterator counts as
-    missing, because taking from it would consume it.
+    name: str
+    default: Any = inspect.Parameter.empty
+    by_name: bool = False
+
+
+def from_namespace(step: Callable[..., Any], namespace: Mapping[str, Any], path: str) -> tuple[tuple, dict]:
+    """The positional and keyword arguments for a first call of `step`, by its parameters' names.
+
+    Parameters that the notebook has no name for are left out where they have a default. Raises Missing; an iterator
+    counts as missing, because taking from it would consume it.
     """
-    args, kwargs, missing, iterators = [], {}, [], []
-    for parameter in inspect.signature(step).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+    wanted, left_out = list[_Wanted](), False
+    for p in inspect.signature(step).parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
-        name = parameter.name
-        if name in namespace and not hasattr(namespace[name], "__next__"):
-            value = namespace[name]
-        elif parameter.default is not parameter.empty:
-            value = parameter.default
+        if p.default is p.empty or p.kind is p.POSITIONAL_ONLY or _has(namespace, p.name):
+            by_name = p.kind is p.KEYWORD_ONLY or (left_out and p.kind is not p.POSITIONAL_ONLY)
+            wanted.append(_Wanted(p.name, p.default, by_name))
         else:
+            left_out = True
+    return _taken(wanted, namespace, f"{path} has not run yet", "Call it, then %shard shows the report.")
+
+
+def like_before(
+    step: Callable[..., Any], namespace: Mapping[str, Any], path: str, positions: int, names: Collection[str]
+) -> tuple[tuple, dict]:
+    """The arguments for another call of `step` like one that was made: so many by position, and those by name, each by
+    its parameter's name. One that the notebook has no name for is its default. Raises Missing, as `from_namespace`."""
+    parameters = inspect.signature(step).parameters
+    by_position = [
+        _Wanted(p.name, p.default)
+        for p in parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    rest = [_Wanted(f"*{p.name}") for p in parameters.values() if p.kind is p.VAR_POSITIONAL]
+    wanted = [*by_position[:positions], *(rest if positions > len(by_position) else ())]
+    for name in names:
+        default = parameters[name].default if name in parameters else inspect.Parameter.empty
+        wanted.append(_Wanted(name, default, by_name=True))
+    why = f"{path} has run, and its arguments were not kept"
+    return _taken(wanted, namespace, why, "%%shard --profile above its cell keeps them.")
+
+
+def _taken(
+    wanted: Iterable[_Wanted], namespace: Mapping[str, Any], why: str, fix: str
+) -> tuple[tuple, dict[str, Any]]:
+    args, kwargs, missing, iterators = [], {}, [], []
+    for name, default, by_name in wanted:
+        if not _has(namespace, name) and default is inspect.Parameter.empty:
             (iterators if name in namespace else missing).append(name)
             continue
-        if parameter.kind is parameter.KEYWORD_ONLY:
+        value = namespace[name] if _has(namespace, name) else default
+        if by_name:
             kwargs[name] = value
         else:
             args.append(value)
     if missing or iterators:
-        raise Missing([*missing, *iterators], _not_found(path, missing, iterators))
+        lacks = [f"the notebook has no {' and no '.join(missing)}"] if missing else []
+        lacks += [f"{name} is an iterator, and taking from it would advance it" for name in iterators]
+        raise Missing([*missing, *iterators], f"{why}: {'; '.join(lacks)}. {fix}")
     return tuple(args), kwargs
+
+
+def _has(namespace: Mapping[str, Any], name: str) -> bool:
+    return name in namespace and not hasattr(namespace[name], "__next__")
 
 
 def used_by_call(step: Any, path: str) -> set[str]:
@@ -51,12 +94,6 @@ def used_by_call(step: Any, path: str) -> set[str]:
     function = plain_function(step) if callable(step) else None
     parameters = () if function is None else inspect.signature(function).parameters
     return {path.partition(".")[0], *parameters}
-
-
-def _not_found(path: str, missing: list[str], iterators: list[str]) -> str:
-    lacks = [f"the notebook has no {' and no '.join(missing)}"] if missing else []
-    lacks += [f"{name} is an iterator, and taking from it would advance it" for name in iterators]
-    return f"{path} has not run yet: {'; '.join(lacks)}. Call it, then %shard shows the report."
 
 
 def annotated_specs(step: Callable[..., Any]) -> dict[str, Any]:

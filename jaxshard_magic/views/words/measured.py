@@ -54,8 +54,16 @@ def spent_lead(m: Measured) -> list[Span]:
 
 
 def spent_about(m: Measured) -> str:
-    """`5 recorded steps, 34.6 to 47.1 ms; 156 operations on a device.`"""
-    steps = f"{count_text(m.recorded)} recorded step{'s' * (m.recorded != 1)}"
+    """`5 recorded steps, 34.6 to 47.1 ms; 156 operations on a device.`
+
+    Where fewer were recorded than were asked for: `2 of 5 steps were recorded, as a step has so many operations, ...`
+    """
+    if m.recorded < m.asked:
+        were = "was" if m.recorded == 1 else "were"
+        of = f"{count_text(m.recorded)} of {count_text(m.asked)} steps"
+        steps = f"{of} {were} recorded, as a step has so many operations"
+    else:
+        steps = f"{count_text(m.recorded)} recorded step{'s' * (m.recorded != 1)}"
     if m.read < m.recorded:
         steps = f"the last {count_text(m.read)} of {steps} were read"
     between = f", {range_text(m.step_s.min, m.step_s.max)}" if m.read > 1 else ""
