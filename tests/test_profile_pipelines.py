@@ -19,7 +19,7 @@ from jaxshard_magic.report import Report
 from jaxshard_magic.schedule import Action
 from jaxshard_magic.schedule.actions import parse_step, parts
 
-SLEEPS = 0.06  # seconds
+SLEEPS = 0.06, 0.061  # seconds of a nap on each stage
 WITHIN = 0.03  # of what was slept
 
 
@@ -73,8 +73,13 @@ def test_programs_of_stages_have_names_that_a_trace_tells_them_by():
     assert names["settle", 0] == "settle" and names["group", 0] == "update"
 
 
+naps: list[tuple[int, float, float]] = []  # thousandths asked for, start, end: a busy machine wakes late
+
+
 def nap(x, seconds):
+    start = time.perf_counter()
     time.sleep(float(seconds))
+    naps.append((round(1000 * float(seconds)), start, time.perf_counter()))
     return np.asarray(x)
 
 
@@ -122,32 +127,43 @@ def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_r
     """1f1b of two stages and four microbatches. A forward pass sleeps once; a backward one for both gradients, which on
     the first stage is that of its weight alone. In naps, by hand:
 
-    stage 0   F0 F1 - - B0 F2 - - B1 F3 - - - - ...   4 x (1 + 1) = 8
-    stage 1   - F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3   4 x (1 + 2) = 12, from 1 to 13; then B3 of stage 0: 14
+    stage 0   F0 F1 - - B0 F2 - - B1 F3 - - B2 - B3   4 x (1 + 1) = 8 of the first kind
+    stage 1   - F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3   4 x (1 + 2) = 12 of the second, which are never late
+
+    so that the step is one nap of the first stage, all of the second one's, and one of the first.
     """
+    first, second = SLEEPS
     step = jaxshard_magic.shard(
-        napping_step([SLEEPS, SLEEPS]), "pp", mesh="cpu:2 pipe=2", microbatches=4, schedule="1f1b"
+        napping_step(SLEEPS), "pp", mesh="cpu:2 pipe=2", microbatches=4, schedule="1f1b"
     )
     ran(step, [jnp.eye(4)] * 2, jnp.ones((8, 4)))
-    naps = {0: (8, 6), 1: (12, 2)}  # of each rank: asleep, idle
     for attempt in range(3):  # another process may take the cores away
+        naps.clear()
         found = step.profile(1)
         adds_up(found)
-        worst = max(
-            abs((seconds or 0.0) / SLEEPS - expected) / 14
-            for device in found.devices
-            for seconds, expected in zip((device.waiting, device.idle), naps[device.device], strict=True)
-        )
+        each = [[nap for nap in naps if nap[0] == round(1000 * seconds)] for seconds in SLEEPS]
+        assert [len(own) for own in each] == [2 * 8, 2 * 12]  # warmed up, recorded
+        own = each[0][8:], each[1][12:]
+        asleep = [sum(end - start for _, start, end in naps) for naps in own]
+        whole = own[0][-1][2] - own[0][0][1]
+        one, other = found.devices
         p = step.report().pipeline
-        assert p is not None and p.recorded
-        takes = {"0F": 1, "0B": 1, "1F": 1, "1B": 2}
-        off = [(e.end - e.start) / SLEEPS / takes[e.action[:2]] - 1 for e in p.events]
-        print(f"off by {worst:.1%} of the step; actions by {min(off):.1%} to {max(off):.1%}")
-        if worst <= WITHIN and sorted(off)[len(off) // 2] <= WITHIN:
+        assert p is not None and p.recorded and p.bubble.measured is not None
+        off = {
+            "waiting": max(
+                abs((d.waiting or 0.0) / s - 1) for d, s in zip((one, other), asleep, strict=True)
+            ),
+            "idle": max(abs(d.idle - whole + s) / whole for d, s in zip((one, other), asleep, strict=True)),
+            "bubble": abs(p.bubble.measured - 1 + sum(asleep) / (2 * whole)),
+            "by hand": whole / (2 * first + 12 * second) - 1,
+        }
+        print(", ".join(f"{what} off by {by:.1%}" for what, by in off.items()))
+        if max(off["waiting"], off["idle"], off["bubble"]) <= WITHIN:
             break
-        assert attempt < 2, (worst, off)
-    assert found.host == pytest.approx(12 * SLEEPS, rel=0.1)  # of the second stage, which waits longer
-    assert p.bubble.measured == pytest.approx(8 / 28, abs=0.03)
+        assert attempt < 2, off
+    assert off["by hand"] >= 0 and found.host == other.waiting
+    takes = {"0F": first, "0B": first, "1F": second, "1B": 2 * second}
+    assert all(event.end - event.start >= takes[event.action[:2]] for event in p.events)
 
 
 @pytest.mark.parametrize("numbered", [True, False])
@@ -185,5 +201,4 @@ def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkey
             took[action.stage].append(e.end - e.start)
     assert [len(took[s]) for s in range(6)] == [2] * 6
     least = [min(took[s]) for s in range(6)]
-    assert all(each >= seconds[s] for s, each in enumerate(least))
-    assert least == sorted(least)
+    assert all(each >= seconds[s] for s, each in enumerate(least))  # or two had changed places
