@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from jaxshard_magic.api import choose, compare, doctor, layout, mesh, shard, show
     from jaxshard_magic.errors import ShardError
+    from jaxshard_magic.feeding import feed
     from jaxshard_magic.pipeline.marker import cut
     from jaxshard_magic.report import Report
     from jaxshard_magic.report.choice import Choice
@@ -26,6 +27,7 @@ __all__ = [
     "compare",
     "cut",
     "doctor",
+    "feed",
     "layout",
     "load_ipython_extension",
     "mesh",
@@ -40,6 +42,7 @@ _HOMES = {
     "compare": "api",
     "cut": "pipeline.marker",
     "doctor": "api",
+    "feed": "feeding",
     "layout": "api",
     "mesh": "api",
     "shard": "api",

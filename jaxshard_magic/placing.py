@@ -127,6 +127,11 @@ def _processes(to: Sharding) -> list[int]:
     return sorted({device.process_index for device in to.device_set})
 
 
+def is_part(x: Any) -> bool:
+    """Is it this host's own, and no array that hosts have together?"""
+    return not isinstance(x, jax.Array) or x.is_fully_addressable
+
+
 def cuts_by_host(to: Sharding, shape: Sequence[int], dim: int) -> bool:
     """Whether each device has rows of its own host alone, where hosts have equal shares of `dim`, in order."""
     places = _processes(to)

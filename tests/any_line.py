@@ -115,6 +115,8 @@ LINES: dict[str, type[LineOptions]] = {
     "explore": options.ExploreOptions,
     "code": options.CodeOptions,
     "profile": options.ProfileOptions,
+    "save": options.SaveOptions,
+    "load": options.LoadOptions,
 }
 
 

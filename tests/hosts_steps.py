@@ -1,6 +1,8 @@
 """Steps that `several_hosts` runs on every host, and what came of each beside one host's numbers."""
 
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -317,3 +319,41 @@ def profiled(strategy: str, mesh: str) -> dict[str, Any]:
         "kinds": sorted({c.kind for c in report.collectives or ()}),
         "given": sharded.profile(1, args=(state, batch)).read,
     }
+
+
+def fed(how: str, strategy: str, mesh: str, **options: Any) -> dict[str, Any]:
+    """Losses of a loop over differing batches, of which each host has the "whole" or its "parts", plain and fed; which
+    of the fed ones lay on devices, those of host 0 from the second on; and how many programs there were, the first of
+    which has the loop's number in it."""
+    plain, _, first = mlp()
+
+    def train_step(state, batch, rate):
+        (weights, moments), loss = plain(state, batch)
+        return (jax.tree.map(lambda w: w * rate, weights), moments), loss
+
+    host, hosts = jax.process_index(), jax.process_count()
+    rows = slice(None) if how == "whole" else slice(host * 16 // hosts, (host + 1) * 16 // hosts)
+
+    def batches(sharded: js.ShardedStep) -> Iterator[dict[str, np.ndarray]]:
+        for n in range(6):
+            while host == 0 and n == 1 and sharded.calls == 0:
+                time.sleep(0.01)
+            yield {name: np.roll(x, n, axis=0)[rows] * (1 + n / 8) for name, x in first.items()}
+
+    found: dict[str, Any] = {}
+    for name, through in (("plain", iter), ("fed", js.feed)):
+        sharded = js.shard(train_step, strategy, mesh=mesh, **options)
+        _, state, _ = mlp()
+        found[name], kinds = [], []
+        for n, batch in enumerate(through(batches(sharded))):
+            state, loss = sharded(state, batch, 1 - n / 100)
+            found[name].append(float(loss))
+            kinds.append(isinstance(batch["x"], jax.Array))
+        found["kinds"] = kinds
+        found["programs"] = len(sharded._entries)
+    return found
+
+
+def all_fed(cases: list[list[Any]]) -> list[dict[str, Any]]:
+    """`fed` of each case: how, strategy, mesh, options."""
+    return [fed(how, strategy, mesh, **options) for how, strategy, mesh, options in cases]

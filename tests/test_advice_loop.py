@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ from test_advice_speed import case, told
 
 import jaxshard_magic
 from jaxshard_magic.analysis.advice import Loop
-from jaxshard_magic.analysis.advice.loop import AHEAD
+from jaxshard_magic.analysis.advice.loop import FEED
 from jaxshard_magic.live import Run
 from jaxshard_magic.report import Spread, Timing
 
@@ -122,33 +123,17 @@ def test_a_loop_that_makes_its_batch_while_the_devices_wait_is_told_with_the_lin
     found = advice(step, "input-bound")
     assert found is not None and found.level == "info"  # of simulated devices
     assert f"It was at test_advice_loop.py, line {slow} at " in found.message
-    assert found.fix == AHEAD
+    assert found.fix == FEED
 
 
-def test_the_text_to_paste_reads_the_next_batch_while_this_one_is_used_and_each_once():
-    names: dict = {}
-    exec(AHEAD, names)
-    read, other = [], threading.Event()
-
-    def batches():
-        for n in range(4):
-            read.append(n)
-            if n == 1:
-                other.set()
-            yield n
-
-    seen = []
-    for batch in names["ahead"](batches()):
-        assert other.wait(10), "the second one is not read before the first was used"
-        seen.append(batch)
-    assert seen == read == [0, 1, 2, 3] and [*names["ahead"]([])] == []
-    with pytest.raises(OSError, match="no such shard"):
-        list(names["ahead"](failing()))
-
-
-def failing():
-    yield 0
-    raise OSError("no such shard")
+def test_the_text_to_paste_is_a_loop_over_a_feed_and_a_fed_loop_is_not_told_to_paste_it():
+    names: dict = {"batches": range(4), "seen": []}
+    exec(FEED.replace("# ", "") + "\n    seen.append(batch)", names)
+    assert names["seen"] == [0, 1, 2, 3]
+    slow = timed(0.010, 0.040)
+    assert slow.timing is not None
+    fed = told(case(FITS, loop=replace(slow, timing=replace(slow.timing, data_share=0.7))), "input-bound")
+    assert fed is not None and fed.fix is None and "Batches are taken ahead already" in fed.message
 
 
 def timed(step_s: float, apart_s: float | None) -> Loop:

@@ -29,8 +29,8 @@ BELOW_API = f"doctor {DOING} live analysis report hardware wires packages target
 MAY_IMPORT = {
     "__init__": ("", ""),
     "notebook": (
-        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen history views cell_files "
-        f"places hosts units {BELOW_API}",
+        f"notebook.cells notebook.options notebook.progress api comparing explorer codegen feeding history views "
+        f"cell_files places hosts units {BELOW_API}",
         "IPython jax numpy traitlets",
     ),
     "hosts": ("coordination doctor packages hosts.spec report", "psutil"),
@@ -57,10 +57,12 @@ MAY_IMPORT = {
     "plan": ("", "jax"),
     "step": (
         "cell_files places placing coordination plan request program gradients strategies pipeline targets live "
-        "compiler_log",
+        "compiler_log checkpoints packages report",
         "jax numpy",
     ),
+    "feeding": ("placing program step", "jax numpy"),
     "live": ("report", "numpy"),
+    "checkpoints": ("coordination placing packages program", "jax numpy"),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),
@@ -104,6 +106,7 @@ LATE_MODULES = {
 
 LATE = {
     "hosts": ("step program analysis", "ipyparallel jax numpy IPython zmq"),  # what runs on an engine
+    "checkpoints": ("", "orbax"),
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html
     "explorer": ("views", ""),  # Explorer.to_text, to_html, view
@@ -114,9 +117,10 @@ LATE = {
         "IPython plotly anywidget ipywidgets traitlets resvg_py",
     ),  # PNG; the modules that are late as a whole
     "schedule": ("analysis views", ""),  # Schedule.timeline, and how compared ones are shown
-    "step": ("analysis report", ""),  # ShardedStep.report
+    "step": ("analysis", ""),  # ShardedStep.report
     "targets": ("", "jaxlib"),
     "program": ("", "flax equinox"),  # a step of theirs brings them along
+    "notebook": ("checkpoints", ""),  # %shard save, %shard load
     "console": ("demo", ""),  # its help needs nothing of it
     "demo": ("", "sklearn"),  # says what to install where it is missing
 }
@@ -280,7 +284,7 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-HEAVY = {"plotly", "ipywidgets", "anywidget", "flax", "optax", "equinox", "sklearn"}
+HEAVY = {"plotly", "ipywidgets", "anywidget", "flax", "optax", "equinox", "sklearn", "orbax"}
 
 
 def test_importing_the_package_imports_nothing_heavy():

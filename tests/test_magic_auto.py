@@ -23,7 +23,7 @@ def test_a_cell_goes_on_with_the_choice_and_has_the_numbers_of_the_plain_step(gi
 
 
 def test_the_choice_is_not_compiled_again_and_its_trial_is_none_of_its_calls(given, monkeypatch):
-    from jaxshard_magic.step import sharded
+    from jaxshard_magic.step import programs
 
     built = []
 
@@ -31,8 +31,8 @@ def test_the_choice_is_not_compiled_again_and_its_trial_is_none_of_its_calls(giv
         built.append(build(*args, **how))
         return built[-1]
 
-    build = sharded.build_entry
-    monkeypatch.setattr(sharded, "build_entry", counted)
+    build = programs.build_entry
+    monkeypatch.setattr(programs, "build_entry", counted)
     found = given.run("%%shard auto --among dp,fsdp" + STEP + LOOP)
     assert len(built) == len(found.comparison.trials)
     assert given["train_step"].entry in built

@@ -111,12 +111,12 @@ def test_a_quiet_cell_keeps_its_report_and_shows_none(given):
 
 
 def test_stopped_while_it_compiles_a_cell_says_so_in_one_line(given, monkeypatch):
-    from jaxshard_magic.step import sharded
+    from jaxshard_magic.step import programs
 
     def interrupted(*_args, **_how):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sharded, "build_entry", interrupted)
+    monkeypatch.setattr(programs, "build_entry", interrupted)
     for line in ("fsdp", "auto"):
         error, seen = ended(given, f"%%shard {line}" + STEP + LOOP)
         assert str(error) == "Stopped before train_step had run; your arrays are as they were."

@@ -59,7 +59,19 @@ def test_the_package_says_that_it_is_typed():
 
 def test_the_extras_are_there_and_those_of_compilers_leave_the_pairing_to_jax():
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"demo", "png", "hosts", "lab", "tpu", "cuda-aot", "test", "docs", "dev"}
+    assert set(extras) == {
+        "checkpoints",
+        "data",
+        "demo",
+        "png",
+        "hosts",
+        "lab",
+        "tpu",
+        "cuda-aot",
+        "test",
+        "docs",
+        "dev",
+    }
     assert extras["tpu"][0].startswith("jax[tpu]") and extras["cuda-aot"][0].startswith("jax[cuda12-local]")
 
 

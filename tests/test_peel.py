@@ -288,3 +288,19 @@ def test_a_methods_object_counts_by_what_its_methods_read():
     assert key(trainer.step, X) == first
     trainer.settings.rate = 0.2
     assert key(trainer.step, X) != first
+
+
+@pytest.mark.parametrize(
+    ("step", "args", "kwargs", "given"),
+    [
+        (lambda a, b, c=1: a, (1.0, 2.0), {}, (2, ())),
+        (lambda a, b, c=1: a, (1.0,), {"b": {"x": 2.0}}, (1, ("b",))),
+        (jax.jit(lambda a, n, b: a, static_argnums=1), (1.0, 3, 2.0), {}, (3, ())),
+        (jax.jit(lambda a, b, n: a, static_argnames="n"), (1.0, 2.0), {"n": 3}, (2, ("n",))),
+        (functools.partial(lambda rate, a, b: a, 0.1, b=2.0), (1.0,), {}, (1, ())),
+    ],
+)
+def test_how_a_call_was_given_its_arguments_is_known_without_what_its_wrappers_bring(
+    step, args, kwargs, given
+):
+    assert peel(strip(step), args, kwargs).given == given

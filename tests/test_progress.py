@@ -189,6 +189,17 @@ def test_a_loop_is_told_by_its_step_its_loss_its_pace_and_the_time_left():
     assert said == "step 370 of 1,000, loss 0.04213, 12.2 ms a call, 8 s left"
 
 
+def test_a_loop_that_goes_on_says_from_where_and_its_pace_is_that_of_the_steps_since():
+    clock, resumed = Clock(total=1000), None
+    clock.training = Training(lambda: (clock.steps, clock.loss), lambda: clock.total, resumed=lambda: resumed)
+    clock.after(1, 300)
+    assert "resumed" not in clock.after(1, 300)
+    resumed = 600
+    for _ in range(4):
+        said = clock.after(0.5, 5)
+    assert said == "step 620 of 1,000, 100 ms a call, 38 s left, resumed at step 600"
+
+
 def test_the_share_of_a_loop_is_told_where_its_length_is_known():
     clock = Clock(total=100)
     clock.after(1, 1)

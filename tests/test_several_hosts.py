@@ -48,6 +48,12 @@ DATA: list[list[Any]] = [
     ["whole", "pipe=2 data=4", "pp", {}],
     ["whole", "data=8", "pp", {}],
 ]
+FED: list[list[Any]] = [
+    ["whole", "fsdp", "data=8", {}],
+    ["parts", "fsdp", "data=8", PER_HOST],
+    ["parts", "fsdp+tp", "data=4 model=2", PER_HOST],
+    ["whole", "tp", "model=8", {}],
+]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +104,14 @@ def test_different_rows_are_refused_with_the_option_that_takes_them(data: list[d
     assert data[1]["fix"] == "--data per-host"
     assert data[1]["error"].startswith("train_step: batch.x is not the same on all 2 hosts.")
     assert data[4]["error"].startswith("train_step: state.0.up is not the same on all 2 hosts.")
+
+
+def test_a_fed_loop_has_the_numbers_of_a_plain_one_whichever_host_has_its_batches_on_devices_first():
+    first, second = several_hosts.run("hosts_steps:all_fed", FED)
+    for case, one, other in zip(FED, first, second, strict=True):
+        assert one["fed"] == one["plain"] == other["fed"], case
+        assert one["programs"] == other["programs"] == 2, case  # the second is for all numbers
+        assert one["kinds"][1] and not other["kinds"][1] and other["kinds"][-1], case
 
 
 def test_equal_rows_that_count_for_each_host_are_a_warning(data: list[dict[str, Any]]):

@@ -31,7 +31,7 @@ from sample_reports import (
 )
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.report import Collective, DeviceMemory, Memory, Report, Spread, Timing
+from jaxshard_magic.report import Checkpoints, Collective, DeviceMemory, Memory, Report, Spread, Timing
 from jaxshard_magic.views import device_memory, leaf_rows, marks, words
 from jaxshard_magic.views.format import SPACE
 from jaxshard_magic.views.meshgrid import mesh_html, mesh_text
@@ -130,6 +130,19 @@ def test_what_does_not_fit_is_never_rounded_into_fitting():
     assert verdict(replace(attached(), memory=almost)).startswith("Fits: 15.6 of 15.75 GiB")
 
 
+def test_what_does_not_fit_only_while_a_save_is_written_says_so():
+    one = Memory((DeviceMemory(0, 0, 0, 0, 0, 0, 15 * GIB, 16128 * MIB),), "compiled")  # 768 MiB are left
+    fits = replace(attached(), memory=one)
+    said = verdict(fits)
+    for copy, more in [
+        (None, ""),
+        (768, ""),
+        (769, " Not while a save is written, which takes 769 MiB more."),
+    ]:
+        kept = Checkpoints("runs/a", "100", copy=copy and copy * MIB)
+        assert verdict(replace(fits, checkpoints=kept)) == said.replace("15.75 GiB.", "15.75 GiB." + more)
+
+
 def _sent(*parts: tuple[str, tuple[str, ...] | None, int]) -> str:
     made = tuple(Collective(kind, axes, 4, 1, n * MIB, n * MIB) for kind, axes, n in parts)
     return verdict(replace(bare(), collectives=made))
@@ -188,6 +201,15 @@ def test_simulated_devices_say_what_their_figures_mean():
                 "50.0 ms",
                 "50.0 to 60.0 ms from start to end, over 24 of 1,000 calls, 2 of another program, "
                 "350 ms from call to call, predicted 46.0 ms",
+            ),
+        ),
+        (
+            "attached",
+            Timing(6.8, 20, 20, Spread(0.05, 0.05, 0.06), apart_s=0.08, data_share=0.4),
+            (
+                "step time, measured",
+                "50.0 ms",
+                "50.0 to 60.0 ms, over all 20 calls, 80.0 ms from call to call, 40% waiting for data",
             ),
         ),
         (

@@ -118,6 +118,7 @@ def summarize(step: "ShardedStep") -> Report:
         ended=step.ended,
         metrics=loop.metrics,
         number=step.number,
+        checkpoints=None if step.kept is None else step.kept.told,
     )
     return _named(report, step, reading.text)
 
@@ -365,7 +366,9 @@ def _measured(step: "ShardedStep", entry: "Entry") -> Timing:
     """The step's loop, its times those of the calls of `entry`."""
     clock, calls = step.loops.of(entry)
     pace, others = clock.pace(), calls - clock.calls
+    data = None if step.waits is None else step.waits.share
     if pace is None:
-        return Timing(entry.compile_s, calls, 0, None, others=others)
+        return Timing(entry.compile_s, calls, 0, None, others=others, data_share=data)
     spread = Spread(pace.least, pace.median, pace.most)
-    return Timing(entry.compile_s, calls, pace.calls, spread, others=others, how=pace.how, apart_s=pace.apart)
+    how = {"how": pace.how, "apart_s": pace.apart, "data_share": data}
+    return Timing(entry.compile_s, calls, pace.calls, spread, others=others, **how)

@@ -15,8 +15,10 @@ from .options import (
     CodeOptions,
     ExploreOptions,
     HistoryOptions,
+    LoadOptions,
     Options,
     ProfileOptions,
+    SaveOptions,
     ScheduleOptions,
 )
 
@@ -32,6 +34,8 @@ _LINES = {
     "explore": ExploreOptions,
     "code": CodeOptions,
     "profile": ProfileOptions,
+    "save": SaveOptions,
+    "load": LoadOptions,
 }
 
 

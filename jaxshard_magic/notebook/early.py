@@ -25,12 +25,17 @@ class Early:
     def __init__(self, shell: Any, session: Any, keep: "Callable[[Report, str], None]"):
         self._shell, self._session, self._keep = shell, session, keep
         self._came: tuple[int, float | None, int | None] | None = None
+        self._saved = ""
         self._waiting: Report | Comparison | None = None
 
     def came(self, calls: int, loss: float | None, total: int | None) -> None:
         """Take how far the cell's loop has come: its calls, the newest loss, and how many calls there would have been,
         None where that is not known."""
         self._came = calls, loss, total
+
+    def saved(self, told: str) -> None:
+        """Take what became of the last save of a cell that was stopped, as a line."""
+        self._saved = told
 
     @contextmanager
     def kept(
@@ -41,7 +46,7 @@ class Early:
 
         Raises `Interrupted` in the place of an interrupt, once the step was called; other errors pass.
         """
-        self._came = None
+        self._came, self._saved = None, ""
         try:
             yield
         except BaseException as error:
@@ -50,7 +55,7 @@ class Early:
                 ended = self._ended(error, ran.calls)
                 self._report(this, ran, ended)
                 if stopped:
-                    raise cells.Interrupted(_told(ended)) from None
+                    raise cells.Interrupted("; ".join(filter(None, (_told(ended), self._saved)))) from None
             elif stopped and cells.in_the_step(self._shell, error.__traceback__):
                 raise cells.Interrupted(_STOPPED.format(this.path)) from None
             raise

@@ -13,6 +13,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from ..errors import ShardError
 from . import cells, compare_cell, completions, mesh_line
 from .auto_cell import Choosing
+from .checkpointing import Checkpointing
 from .displays import say
 from .doctor_line import examined
 from .early import Early
@@ -26,8 +27,10 @@ from .options import (
     ExploreOptions,
     HistoryOptions,
     LineOptions,
+    LoadOptions,
     Options,
     ProfileOptions,
+    SaveOptions,
     ScheduleOptions,
     chooses,
     compares,
@@ -42,7 +45,7 @@ from .options import (
 from .progress import Progress
 from .scattered import Scattered
 from .session import ShardSession
-from .shard_cell import ShardCell, compared, compile_of, exercised, sharded, tried
+from .shard_cell import ShardCell, compared, compile_of, exercised, feeds_of, sharded, tried
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -89,6 +92,8 @@ class ShardMagics(Magics):
             "explore": (ExploreOptions, self._explored),
             "code": (CodeOptions, self._coded),
             "profile": (ProfileOptions, self._profiled),
+            "save": (SaveOptions, self._saved),
+            "load": (LoadOptions, self._loaded),
         }
 
     @no_var_expand
@@ -241,6 +246,16 @@ class ShardMagics(Magics):
             self._keep(report)
         return report, name
 
+    def _saved(self, text: str) -> tuple[None, None]:
+        from .save_line import saved
+
+        return saved(text, self.shell, self.session)
+
+    def _loaded(self, text: str) -> tuple[None, None]:
+        from .save_line import loaded
+
+        return loaded(text, self.shell, self.session)
+
     def _keep(self, report: "Report", cell: str | None = None) -> None:
         if self.session.remember:
             self.keeping.keep(report, cell)
@@ -280,6 +295,7 @@ class ShardMagics(Magics):
         options = with_strategy(options)
         if options.trace is not None:
             writable(options.trace)
+        keeping = Checkpointing(options, self.early.saved)
         parse_strategy(options.strategy)
         make_ready(self.session.view)
         this = self._cell(options, line, source, self._meshes.wanted)
@@ -288,12 +304,12 @@ class ShardMagics(Magics):
             watch = None if this.options.dry_run else Watch(self._lengths.total)
             view = self._growing(watch, this)
             binding = cells.Binding(
-                self.shell.user_ns, this.place, partial(self._sharded, this, progress, watch)
+                self.shell.user_ns, this.place, keeping.of(partial(self._sharded, this, progress, watch))
             )
             with view or nullcontext(), self.early.kept(this, lambda: binding.sharded):
                 with binding:
-                    with this.room(), self._followed(progress, watch, view) as lengths:
-                        cells.run(self.shell, this.code, binding, lengths)
+                    with this.room(), self._followed(progress, watch, view) as lengths, keeping:
+                        cells.run(self.shell, this.code, binding, lengths, feeds_of(options))
                     known = exercised(this, binding)
                 with binding:  # a dry run ended the first one
                     if binding.bound:
@@ -364,7 +380,7 @@ class ShardMagics(Magics):
         if watch is None:
             yield None
             return
-        training = Training(watch.finished, self._lengths.total, watch.sample)
+        training = Training(watch.finished, self._lengths.total, watch.sample, lambda: watch.resumed)
         with self._lengths.counting(lambda: watch.calls), progress.following(training, view):
             try:
                 yield self._lengths

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
@@ -166,6 +167,16 @@ def _asked(options: Options) -> tuple[Any, ...]:
     return options.strategy, options.specs, options.rules, options.donate, step_options_of(options)
 
 
+def feeds_of(options: Options) -> "cells.Feeds | None":
+    """What takes the batches of the cell's loop ahead; None where the line asks for none, or runs no step. A batch
+    stays what the cell expects: no tensor is converted."""
+    if not options.feed or options.dry_run:
+        return None
+    from ..feeding import Feed
+
+    return partial(Feed, convert=False)
+
+
 def sharded(options: Options, mesh: "Mesh", path: str, function: Any) -> "ShardedStep":
     """The function sharded as a line has it; one that is sharded already is taken anew."""
     from ..step import ShardedStep
@@ -231,6 +242,8 @@ def exercised(this: ShardCell, binding: cells.Binding) -> bool:
     from ..step.copies import copies
 
     step, options = binding.sharded, this.options
+    if binding.bound and step.calls == 0 and step.kept is not None and step.kept.calls:
+        return True  # what it would have done was done before
     if not (binding.bound or binding.step.inside):
         raise ShardError(f"the cell ended without binding {binding.step.path}")
     if this.not_called is not None and (step is None or step.calls == 0):

@@ -256,6 +256,13 @@ def settle(nodes: Nodes, before: Sequence[Any], placed: Sequence[Any]) -> None:
         at += s.num_leaves
 
 
+def fill(nodes: Nodes, leaves: Sequence[Any]) -> None:
+    """Put other values into the Variables of objects, in place."""
+    left = iter(leaves)
+    for holder, s in zip(nodes.holders, nodes.structures, strict=True):
+        _put(holder, s.unflatten([next(left) for _ in range(s.num_leaves)]))
+
+
 class Watch:
     """Tells in well under a millisecond whether NNX objects are what they were: same Variables, same
     attributes.

@@ -93,7 +93,7 @@ class Peeled:
     @property
     def given(self) -> tuple[int, tuple[str, ...]]:
         """How many arguments the caller gave by position, and the names of the others."""
-        _, kwargs = self.tree.unflatten(range(self.tree.num_leaves))
+        _, kwargs = self.tree.children()[1].node_data()  # nothing is made of classes of the user's
         names = [name for name in self.statics if isinstance(name, str)]
         positions = len(self.positions) + len(self.statics) - len(names) - len(self.step.bound)
         return positions, tuple(name for name in (*kwargs, *names) if name not in self.step.bound_names)
@@ -102,6 +102,12 @@ class Peeled:
     def node_leaves(self) -> int:
         """How many of the flat inputs are NNX objects' own."""
         return len(self.leaves) - len(self.array_places)
+
+    def keys_with(self, avals: Sequence[Hashable]) -> tuple[Hashable, Hashable]:
+        """`key` and `loose` of the same call with flat inputs of other shapes, each as `aval` has it."""
+        (fixed, held), (_, loosely) = self.key, self.loose  # pyright: ignore[reportGeneralTypeIssues]
+        fixed = (*fixed[:3], tuple(avals), *fixed[4:])
+        return (fixed, held), (fixed, loosely)
 
     def fun(self, *leaves: Any) -> tuple[list[Any], list[KeyPath], Result]:
         """The step: flat arrays -> (flat arrays, their paths, how the result is made of them)."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from jaxshard_magic.report.checkpoints import Checkpoints as Checkpoints
+from jaxshard_magic.report.checkpoints import Save as Save
 from jaxshard_magic.report.measured import Busy as Busy
 from jaxshard_magic.report.measured import Lane as Lane
 from jaxshard_magic.report.measured import Measured as Measured
@@ -61,7 +63,7 @@ class Report(Sendable, Written):
     `pp`, the schedule in time. `advice`: what is off, or could be better.
     `check`: the comparison with the plain step. `sources`: the user's code that lines are of. `alternatives`: the step
     with other options. `ended`: how a cell ended before its end. `metrics`: the numbers of a run, over time. `number`:
-    its notebook's and the history's for it.
+    its notebook's and the history's for it. `checkpoints`: what saving the loop's state cost it.
 
     >>> import jaxshard_magic
     >>> import jax.numpy as jnp
@@ -87,6 +89,7 @@ class Report(Sendable, Written):
     metrics: Metrics | None = None
     number: int | None = None
     measured: Measured | None = None
+    checkpoints: Checkpoints | None = None
     schema: int = SCHEMA
 
     _what, _schema = "report", SCHEMA

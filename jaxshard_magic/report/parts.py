@@ -221,6 +221,8 @@ class Timing:
     `how` that was measured: "step to step" is from the end of one step to the end of the next, over calls that were not
     waited for; "start to end" is of calls that were, each alone; "copies" of calls beside the loop, which `--repeat`
     asks for. `apart_s`: seconds from call to call in a loop that does so much else between that those are no step's.
+    `data_share`: the share of the loop's time that the devices had nothing to do for want of a batch, where `feed`
+    gives them.
 
     `flops` are those of the step's matrix products and convolutions on all devices together, `recomputed` those among
     them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
@@ -260,6 +262,7 @@ class Timing:
     predicted_high_s: float | None = None
     exposed_s: float | None = None
     overlap: str | None = None
+    data_share: float | None = None
     waits: tuple[Wait, ...] = ()
 
 

@@ -123,3 +123,12 @@ class GraphCall(FlatCall):
             return self.entry.result.build(outs)
         made = nnx_calls().give_back(self._update, self.entry.leaves(inputs), outs)
         return self.entry.result.build(outs, made)
+
+
+def fast_call(entry: Entry, peeled: Peeled, ours: Ours) -> Any:
+    """How later calls of the kind take the short way; None where they can't."""
+    if entry.whole:
+        return WholeCall(entry, peeled)
+    if entry.result.update is None:
+        return FlatCall(entry, peeled, ours)
+    return GraphCall(entry, peeled, ours) if peeled.nodes is not None and GraphCall.possible(entry) else None

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.stages import Compiled
 from ..compiler_log import captured
 from ..errors import ShardError, one_of
 from ..gradients.rewrite import Rewritten
-from ..placing import from_rows, hosts_of, own_copy, put
+from ..placing import from_rows, hosts_of, is_part, own_copy, put
 from ..plan import Plan
 from ..program import settings
 from ..program.batching.padding import padded
@@ -78,6 +79,11 @@ class Entry:
         given = set(self.donated)
         self.kept = tuple(i for i in range(len(self.shardings)) if i not in given)
         self._pick_kept, self._pick_given = picker(self.kept), picker(self.donated)
+
+    @cached_property
+    def out_shardings(self) -> list[NamedSharding]:
+        """Where its flat outputs lie."""
+        return [NamedSharding(self.plan.mesh, spec) for spec in self.plan.out_specs]
 
     @property
     def order(self) -> list[int]:
@@ -163,13 +169,9 @@ class Entry:
         """The flat inputs, those that hosts have in parts as the arrays that they make together."""
         joined = list(leaves)
         for i, dim in self.rows.items():
-            if self.is_part(leaves[i]):
+            if is_part(leaves[i]):
                 joined[i] = from_rows(leaves[i], self.shardings[i], dim)
         return joined
-
-    def is_part(self, x: Any) -> bool:
-        """Is it this host's own, and none of all hosts?"""
-        return not isinstance(x, jax.Array) or x.is_fully_addressable
 
     @property
     def added(self) -> Mapping[int, tuple[int, int]]:

@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from ..compiler_log import captured
 from ..errors import ShardError
@@ -50,6 +52,10 @@ class PipedEntry(Entry):
     """
 
     _timed: int = 0
+
+    @cached_property
+    def out_shardings(self) -> list[NamedSharding]:
+        return [output.sharding for output in self.compiled.outputs]
 
     def timed(self, inputs: tuple[Any, ...], taken: list[float]) -> Any:
         watched, self._timed = self._timed % 3 == 0, self._timed + 1

@@ -1,51 +1,41 @@
 """`ShardedStep`: called as the user's step, runs it under a plan."""
 
 import functools
-import threading
 import types
-from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import partial
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src.core import trace_state_clean  # jax.core has no public name for it
-from jax.sharding import Mesh
 
 from ..errors import ShardError
-from ..program.garbage import interruptible
 from ..program.mapped import PerDevice
-from ..program.peel import Peeled, nnx_calls, peel
-from ..program.unwrap import NUMBERS, strip
-from ..request import GradientOptions, Request
-from ..targets import LIMIT_S, target_of
-from .calls import FlatCall, GraphCall, WholeCall
+from ..program.peel import Peeled, nnx_calls
+from ..program.unwrap import strip
+from ..request import Request
+from ..targets import target_of
+from .again import CalledAgain
+from .calls import fast_call
 from .donation import Ours
-from .entry import Entry, build_entry
+from .entry import Entry
 from .gathered import gathered
-from .loops import Loops
-from .planned import Planned, planned
+from .given import Waits, tell, waiting
 from .ran import Ran, ran
-from .recompiled import Recompiled, recompiled
 from .recorded import PROFILED, profiled
-from .together import on_hosts
-from .tracing import Traces
 from .watch import Watch
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from ..analysis.profiled import Profile
     from ..live import Row
-    from ..pipeline.outline import Outline
     from ..report import Alternative, Check, Ended, Measured, Report
+    from .keeper import Keeper
 
 RECENT = 4  # kinds of calls (shapes, modes) that take the short way side by side
 
 
-class ShardedStep:
+class ShardedStep(CalledAgain):
     """A train step that runs sharded over `mesh` under `strategy`, with the plain step's numbers; `shard` makes it.
 
     Call it as the step. A plain function's Python numbers stay Python and a jitted one's are traced, as
@@ -65,52 +55,29 @@ class ShardedStep:
     def __init__(self, step: Callable[..., Any], request: Request):
         while isinstance(step, ShardedStep):
             step = step.__wrapped__
-        self._step = strip(step)
+        super().__init__(strip(step), request)
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
-        self.request = request
-        self.name = request.name or self._step.name
-        self.compile_limit = LIMIT_S  # seconds, for hardware that is not attached
-        self.beside: Callable[[], AbstractContextManager[None]] = nullcontext  # while a compiler works
         self.reference: Callable[[Peeled], Any] | None = None  # of a check; else the plain step
-        self.traces: Traces | None = None  # that other steps of the same function share
-        self.progress: Callable[[str], None] | None = None
         self.watch: Watch | None = None  # follows its calls
         self.watched: Watch | None = None  # followed them last
+        self.keeper: Keeper | None = None  # saves what they give, and knows which of them were made before
+        self.kept: Keeper | None = None  # was its keeper last
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
+        self.waits: Waits | None = None  # for the batches of a feed
+        self.fed: weakref.ref[Any] | None = None  # that feed
         self.before: Ran | None = None  # an earlier run of a step of this name
-        self.read_ahead = False  # read each program before it first runs: a report follows its last call
         self.checked: Check | None = None
         self.alternatives: tuple[Alternative, ...] = ()  # other options, as compiled
         self._ended: tuple[int, Ended] | None = None
         self.tried: dict[str, int] = {}  # bytes on a device with a fix of the report, as compiled
         self.cell: tuple[str, str] | None = None  # the cell that was run: its file for Python, its text
         self.path: str | None = None  # what the cell calls the step
+        self.calls_before = 0  # of the run that its state was restored from
         self.number: int | None = None  # of its reports in a notebook
-        self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[Entry, Any] = {}
-        self._current: Entry | None = None
-        self.loops = Loops(self._entries)
-        self.recompiled: deque[Recompiled] = deque(maxlen=100)  # in its loops, after their first calls
-        self._kept: tuple[Entry, tuple[Any, ...]] | None = None
-        self._profiled: tuple[Entry, Profile] | None = None
-        self._recent: list[Any] = []
-        self.check, self.keep_arguments = request.check, False
-        self._loose: set[Hashable] = set()
-        self._stay_python = False
+        self.check = request.check
         self._ours = Ours()
-        self._hosts = on_hosts(request)
-        self._lock = threading.RLock()
-
-    @property
-    def strategy(self) -> str:
-        """The strategy as it was written, such as "fsdp+tp"."""
-        return self.request.strategy
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh that it runs on."""
-        return self.request.mesh
 
     def __repr__(self) -> str:
         axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
@@ -132,7 +99,7 @@ class ShardedStep:
         if watch is not None and watch.rows:
             watch.begin()
         self.meet()
-        for fast in self._recent:
+        for fast in () if waiting else self._recent:
             try:
                 inputs, objects = fast.gather(args, kwargs)
             except (TypeError, ValueError):
@@ -140,21 +107,16 @@ class ShardedStep:
             if fast.entry is not self._current:
                 self.loops.breaks()
             try:
-                outs = fast.entry.run(inputs)
+                outs = self._run(fast.entry, inputs)
             except (TypeError, ValueError):
                 if fast.entry.takes(inputs):  # raised by the step; it must not run twice
                     raise
                 continue
             self._current = fast.entry
             if watch is not None:
-                watch.called(fast.entry, outs)
+                watch.called(fast.entry, outs, self.keeper is None or self.keeper.ran)
             return fast.finish(objects, inputs, outs)
         return self._call_anew(args, kwargs)
-
-    @property
-    def calls(self) -> int:
-        """How often it was called, with all kinds of arguments together."""
-        return sum(entry.calls for entry in list(self._entries.values()))
 
     @property
     def ended(self) -> "Ended | None":
@@ -182,64 +144,6 @@ class ShardedStep:
         if value:
             self.checked = None
 
-    @property
-    def keep_arguments(self) -> bool:
-        """Keep the last call's arguments alive, for `repeat`."""
-        return self._keep
-
-    @keep_arguments.setter
-    def keep_arguments(self, value: bool) -> None:
-        self._keep, self._kept, self._recent = value, None, []
-
-    def prepare(self, *args: Any, **kwargs: Any) -> Entry:
-        """Trace, plan and compile for these arguments (arrays or `jax.ShapeDtypeStruct`) without running; `report()`
-        then tells of that program. It takes a compile, and nothing of the arguments' size. Raises `ShardError` for
-        what can't be sharded."""
-        _, self._current = self._entry(args, kwargs)
-        return self._current
-
-    def prepare_for(self, call: Peeled) -> Entry:
-        """As `prepare`, for the call of another program of the same function: its `call_of`."""
-        with self._lock:
-            self._current = self._entries[call.key] = self._build(call)
-        return self._current
-
-    def planned(self, *args: Any, **kwargs: Any) -> Planned:
-        """Trace and plan for these arguments (arrays or `jax.ShapeDtypeStruct`), and compile nothing; of a pipeline the
-        whole step on the mesh of one of its ranks. Raises `ShardError` for what can't be planned."""
-        return self.planned_for(self._peeled(args, kwargs))
-
-    def planned_for(self, call: Peeled, request: Request | None = None) -> Planned:
-        """As `planned`, for the call of another program of the same function (its `call_of`), or another request."""
-        request = request or self.request
-        if request.pipeline is not None:
-            from ..pipeline.homes import Ranks
-
-            request = replace(request.on_rank(Ranks(self.mesh, request.stage_axis).each[0]), pipeline=None)
-        return planned(call, request, say=self.say, traces=self.traces)
-
-    def outlined(self, *args: Any, **kwargs: Any) -> "tuple[Planned, Outline]":
-        """As `planned`, of a pipeline; and what its stages can be made of, none of which is made. Raises `ShardError`
-        for a step that no pipeline can be made of."""
-        from .pipelined import outline
-
-        call = self._peeled(args, kwargs)
-        found = self.planned_for(call)
-        return found, outline(call, self.request, found.facts)
-
-    def repeat(self, n: int) -> None:
-        """Call the step on the last call's arguments until `n` more calls are timed; nothing is updated.
-
-        Needs `keep_arguments` set before that call: arguments are not kept alive otherwise.
-        """
-        entry, inputs = self.inputs(None)
-        consts, taken = list(entry.consts), entry.clock.copies
-        entry.clock.settle()
-        enough = len(taken) + n
-        while len(taken) < enough:  # calls of a pipeline that are watched action by action don't count
-            entry.timed(entry.copies(inputs), taken)
-        entry.consts[:] = consts
-
     def profile(
         self,
         n: int = PROFILED,
@@ -266,46 +170,15 @@ class ShardedStep:
         given = None if args is None and kwargs is None else (tuple(args or ()), dict(kwargs or {}))
         return profiled(self, n, given, trace)
 
-    @property
-    def last_profile(self) -> "Profile | None":
-        """What was read of recorded calls of the last kind."""
-        return self._profiled[1] if self._profiled and self._profiled[0] is self._current else None
-
-    @property
-    def has_inputs(self) -> bool:
-        """Whether the arguments of the last call were kept."""
-        return self._kept is not None
-
-    def take_profile(self, entry: Entry, profile: "Profile") -> None:
-        """Take what was recorded of a program, which is that of the last kind of call from now on."""
-        self._profiled, self._current = (entry, profile), entry
-
     def meet(self) -> None:
         """Where the step runs on several hosts that meet before each call: meet, before another one that is made."""
         if self._hosts is not None:
             self._hosts.enter()
 
-    def inputs(
-        self, given: tuple[tuple[Any, ...], Mapping[str, Any]] | None
-    ) -> tuple[Entry, tuple[Any, ...]]:
-        """The program of a call, and its inputs as it takes them; None: those of the last call that were kept. Raises
-        ShardError where none were."""
-        if given is None and self._kept is not None:
-            return self._kept
-        if given is None:
-            raise ShardError(
-                f"the arguments of {self.name} were not kept: set keep_arguments before it is called, or give them, "
-                "as in step.profile(args=(state, batch))"
-            )
-        peeled, entry = self._entry(*given)
-        if self._hosts is not None:
-            peeled = self._hosts.joined(entry, peeled)
-        return entry, entry.arrange(entry.place(entry.with_rows(peeled.leaves), Ours()))
-
     def restart(self) -> None:
         """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
         self.check, self.reference, self.traces, self.keep_arguments = False, None, None, False
-        self._profiled = None
+        self._profiled = self.waits = self.fed = None
         self.loops.restart()
         self.recompiled.clear()
 
@@ -316,6 +189,37 @@ class ShardedStep:
         One tree comes back as it is, several as a tuple. Raises `ShardError` without any.
         """
         return gathered(state, self.mesh.devices.flat[0] if to is None else to)
+
+    def save(self, path: "str | PathLike[str]", state: Any) -> int:
+        """Save a state, what the step gives back, into a folder of checkpoints, and return its number: how many calls
+        the state has behind it. Trees, NNX objects and typed keys are saved as they are, each device's part from where
+        it lies.
+
+        Raises `ShardError` for a folder that can't be saved into, and a number that it has already.
+        """
+        from .kept import save
+
+        return save(self, path, state)
+
+    def restore(
+        self, path: "str | PathLike[str]", like: Any, *, number: int | None = None, cast: bool = False
+    ) -> Any:
+        """The state of a folder of checkpoints, laid out by this step's plan, whatever it was saved under: each device
+        reads what it will hold. Arrays that the step doesn't take come whole to every device, and a warning names one.
+
+        Args:
+            path: the folder.
+            like: a state of the same kind, arrays or their shapes. Its types come back; NNX objects are changed in
+                place.
+            number: of the checkpoint; the newest by default.
+            cast: convert to the dtypes of `like`.
+
+        The step has been called, or prepared: `step.prepare(state, batch)`. Raises `ShardError`, before anything is
+        read, for a checkpoint of another state; the first leaf that differs is named.
+        """
+        from .kept import restore
+
+        return restore(self, path, like, number, cast)
 
     def report(self) -> "Report":
         """Everything known of the step's last kind of call, as a `Report`. The first time it reads the compiled
@@ -354,20 +258,56 @@ class ShardedStep:
         if write is not None and self.watch is not None:
             self.watch.writers.append(write)
 
-    @property
-    def entry(self) -> Entry | None:
-        """The program of the last kind of call."""
-        return self._current
+    def checkpoint(
+        self,
+        folder: "str | PathLike[str]",
+        *,
+        every: int | str = 100,
+        keep: int | None = 3,
+        resume: bool = False,
+    ) -> "Keeper":
+        """Save the state of the loop that follows, between its calls, as `%%shard --checkpoint` does; a context at
+        whose end it is saved once more. A save takes the time of a copy to the host, and is written meanwhile.
 
-    def otherwise(self, options: GradientOptions) -> Entry:
-        """The program of the last kind of call, compiled with other options for its gradients; it is not run.
+        Args:
+            folder: made where it is not there. It keeps the checkpoints of one loop.
+            every: so many calls, or a time: "10m".
+            keep: how many checkpoints stay, the newest; None for all.
+            resume: go on from the newest checkpoint there. The loop runs from its beginning; the calls up to the
+                checkpoint are not computed and return what they returned, and the last of them the state that was
+                saved. `skipping` tells meanwhile. Without a checkpoint the loop begins.
 
-        Raises `ShardError` where those can't be had.
+        Raises ShardError for a folder that has checkpoints, without `resume`; and, in the loop, for a checkpoint of
+        another state, and where a save fails.
+
+        >>> import tempfile, jaxshard_magic
+        >>> import jax.numpy as jnp
+        >>> folder = tempfile.mkdtemp()
+        >>> for calls, resume in ((2, False), (5, True)):
+        ...     halve = jaxshard_magic.shard(lambda w: (w / 2, jnp.sum(w)), "fsdp", mesh="cpu:8 data=8")
+        ...     w, sums = jnp.ones(64), []
+        ...     keeper = halve.checkpoint(folder, resume=resume)
+        ...     for _ in range(calls):
+        ...         w, total = halve(w)
+        ...         sums.append(float(total))
+        ...     _ = keeper.end()
+        ...     print(halve.calls, "computed:", sums)
+        2 computed: [64.0, 32.0]
+        3 computed: [64.0, 32.0, 16.0, 8.0, 4.0]
         """
-        if self._current is None or self._current.call_of is None:
-            raise ShardError(f"{self.name} has no call with options to compile otherwise")
-        with self._lock:
-            return self._built(self._current.call_of, replace(self.request, gradients=options))
+        from .keeper import Keeper
+
+        self.keeper = self.kept = Keeper(folder, every, keep, resume)
+        return self.keeper
+
+    @property
+    def skipping(self) -> bool:
+        """Is the next call one that was made before, by the run that is gone on with? It is not computed: what a loop
+        makes of the state itself, such as an evaluation, can wait until this is False."""
+        return self.keeper is not None and self.keeper.skipping
+
+    def _run(self, entry: Entry, inputs: tuple[Any, ...]) -> Any:
+        return entry.run(inputs) if self.keeper is None else self.keeper.run(entry, inputs)
 
     def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (target := target_of(self.mesh)) is not None:
@@ -381,11 +321,13 @@ class ShardedStep:
                 f"{self._step.name} was given a shape where it takes an array: .prepare(...) takes shapes, and so does "
                 "--dry-run"
             )
+        if waiting:
+            tell(self, entry, peeled.leaves)
         if entry is not self._current:
             self.loops.breaks()
         if self._hosts is not None:
             peeled = self._hosts.joined(entry, peeled)
-        plain = self._plain(peeled)
+        plain = None if self.skipping else self._plain(peeled)
         placed = entry.place(entry.with_rows(peeled.leaves), self._ours)
         inputs = entry.arrange(placed)
         if entry.calls == 0:
@@ -395,12 +337,12 @@ class ShardedStep:
             self.say("first run")
         if self.keep_arguments:
             self._kept = entry, entry.copies(inputs)
-        outs = entry.run(inputs)
+        outs = self._run(entry, inputs)
         if self._hosts is not None:
             self._hosts.called(entry, inputs, outs)
         self._current = entry
         if self.watch is not None:
-            self.watch.called(entry, outs)
+            self.watch.called(entry, outs, self.keeper is None or self.keeper.ran)
         outs = entry.real_rows(outs) if entry.added else outs
         result = self._finish(entry, peeled, placed, outs)
         if plain is not None:
@@ -445,7 +387,7 @@ class ShardedStep:
         """The next call of this kind takes the short way."""
         fast = self._fast.get(entry)
         if fast is None:
-            fast = _fast(entry, peeled, self._ours)
+            fast = fast_call(entry, peeled, self._ours)
             if fast is not None and self._hosts is not None:
                 fast = self._hosts.later(fast, self._ours)
             self._fast[entry] = fast
@@ -453,71 +395,3 @@ class ShardedStep:
             fast = None
         if fast is not None and not self.keep_arguments and not entry.added:
             self._recent = [fast, *(f for f in self._recent if f is not fast)][:RECENT]
-
-    def _entry(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Peeled, Entry]:
-        with self._lock:
-            peeled = peel(self._step, args, kwargs)
-            if peeled.key not in self._entries and peeled.loose in self._loose and not self._stay_python:
-                peeled = self._with_numbers_traced(peeled, args, kwargs)
-            if peeled.key not in self._entries:
-                build = (
-                    self._build if self._hosts is None else partial(self._hosts.built, self._build, self.say)
-                )
-                before, looping = self._current, self.loops.running
-                entry = self._entries[peeled.key] = build(peeled)
-                self._loose.add(peeled.loose)
-                if before is not None and looping:
-                    self.recompiled.append(recompiled(before, entry, self.calls + 1))
-            return peeled, self._entries[peeled.key]
-
-    def _peeled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Peeled:
-        """One call as it is planned."""
-        peeled = peel(self._step, args, kwargs)
-        return peeled if self._hosts is None else self._hosts.of_all(peeled, self.say)
-
-    def _with_numbers_traced(
-        self, peeled: Peeled, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Peeled:
-        """A plain function's numbers change from call to call (an epoch, a rate): make one program for all of
-        them, unless the function needs them as Python numbers."""
-        step = replace(self._step, numbers=NUMBERS - {bool})
-        again = peel(step, args, kwargs)
-        try:
-            self._entries[again.key] = self._build(again)
-        except (ShardError, TypeError, ValueError, LookupError, AttributeError, AssertionError):
-            self._stay_python = True
-            return peeled
-        self._step = step
-        return again
-
-    def _build(self, peeled: Peeled) -> Entry:
-        entry = self._built(peeled, self.request)
-        if self.read_ahead:
-            from ..analysis.summary import reading_of
-
-            self.say("reading the compiled program")
-            reading_of(entry)
-        return entry
-
-    def _built(self, peeled: Peeled, request: Request) -> Entry:
-        how: dict[str, Any] = {"say": self.say, "compile_limit": self.compile_limit, "beside": self.beside}
-        how["traces"] = self.traces
-        with interruptible():
-            if request.pipeline is not None:
-                from .pipelined import build_pipelined
-
-                return build_pipelined(peeled, request, **how)
-            return build_entry(peeled, request, **how)
-
-    def say(self, doing: str) -> None:
-        """Tell `progress` what is being done; "" ends the wait."""
-        if self.progress is not None:
-            self.progress(doing)
-
-
-def _fast(entry: Entry, peeled: Peeled, ours: Ours) -> Any:
-    if entry.whole:
-        return WholeCall(entry, peeled)
-    if entry.result.update is None:
-        return FlatCall(entry, peeled, ours)
-    return GraphCall(entry, peeled, ours) if peeled.nodes is not None and GraphCall.possible(entry) else None

@@ -1,7 +1,7 @@
 """What several hosts give one call of a step: the same arrays on all of them, or each its own rows of the batch."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -12,10 +12,10 @@ import numpy as np
 
 from ..coordination import gathered
 from ..errors import ShardError
-from ..placing import hosts_of, is_key
+from ..placing import hosts_of, is_key, is_part
 from ..plan import Finding
 from ..program.hooks import retracing
-from ..program.peel import Peeled, specs
+from ..program.peel import Peeled, aval, specs
 from ..program.roles import BATCH
 from ..program.trace import path_name
 from ..request import Request
@@ -27,6 +27,7 @@ from .planned import own_mesh, traced
 from .sign import is_done
 
 PER_HOST = "--data per-host"
+WHOLE = "-"  # in the place of an array's sum: hosts have it together, and it is no host's own
 _ALL: "WeakSet[OnHosts]" = WeakSet()
 
 
@@ -41,16 +42,33 @@ class OnHosts:
         self._under_way: deque[tuple[Entry, Any, Any, Any]] = deque()
         _ALL.add(self)
         self._apart = request.data == "per-host"
+        self._kinds: dict[tuple[tuple[int, int], ...], dict[Hashable, Hashable]] = {}
 
     def of_all(self, peeled: Peeled, say: Callable[[str], None]) -> Peeled:
         """A call as it is planned: of the whole batch."""
         return self._together(peeled, _rows(peeled, self._request, say)) if self._apart else peeled
+
+    def known(self, peeled: Peeled) -> Peeled:
+        """A call under the key of its program: the same one for a part of the batch on each host and for the arrays
+        that hosts have together."""
+        if not self._apart:
+            return peeled
+        own, loose = peeled.keys_with([(aval(x), is_part(x)) for x in peeled.leaves])
+        for rows, keys in self._kinds.items():
+            whole = self._whole_keys(peeled, dict(rows))
+            if whole is not None:
+                loose = whole[1]
+                if whole[0] in keys:
+                    return replace(peeled, key=keys[whole[0]], loose=loose)
+        return replace(peeled, key=own, loose=loose)
 
     def built(self, build: Callable[[Peeled], Entry], say: Callable[[str], None], peeled: Peeled) -> Entry:
         """The program of a call, which `build` makes of the call as it is planned."""
         rows = _rows(peeled, self._request, say) if self._apart else {}
         entry = build(self._together(peeled, rows))
         entry.rows = rows
+        if self._apart and (whole := self._whole_keys(peeled, rows)) is not None:
+            self._kinds.setdefault(tuple(rows.items()), {})[whole[0]] = peeled.key
         return entry
 
     def enter(self) -> None:
@@ -77,7 +95,7 @@ class OnHosts:
         """A call with what hosts have in parts put together, after they have compared what they were given. Raises
         ShardError where that does not go together."""
         if entry.calls == 0:
-            _kinds_agree(peeled, self._request)
+            _kinds_agree(peeled, self._together(peeled, entry.rows), self._request)
         self._agree(entry, peeled.leaves)
         return replace(peeled, leaves=entry.joined(peeled.leaves)) if entry.rows else peeled
 
@@ -91,12 +109,23 @@ class OnHosts:
         self._agree(entry, leaves)
         return entry.brought(inputs, leaves, ours)
 
+    def _whole_keys(self, peeled: Peeled, rows: Mapping[int, int]) -> tuple[Hashable, Hashable] | None:
+        """Both keys of a call with the whole batch, whose `rows` each host has or all have together."""
+        whole = list(map(aval, peeled.leaves))
+        if any(i >= len(whole) or dim >= len(whole[i][0]) for i, dim in rows.items()):
+            return None
+        for i, dim in rows.items():
+            shape, dtype, weak = whole[i]
+            if is_part(peeled.leaves[i]):
+                whole[i] = (*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :]), dtype, weak
+        return peeled.keys_with(whole)
+
     def _together(self, peeled: Peeled, rows: Mapping[int, int]) -> Peeled:
         """The call with shapes for arrays, those of which each host has a part as long as all of them."""
         leaves = specs(peeled.leaves)
         for i, dim in rows.items():
             x = peeled.leaves[i]
-            if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            if is_part(x):
                 shape = leaves[i].shape
                 leaves[i] = leaves[i].update(
                     shape=(*shape[:dim], shape[dim] * self._hosts, *shape[dim + 1 :])
@@ -141,10 +170,14 @@ def on_hosts(request: Request) -> OnHosts | None:
     return None if hosts == 1 else OnHosts(request, hosts)
 
 
-def _kinds_agree(peeled: Peeled, request: Request) -> None:
-    """Raise ShardError where hosts call a step with arguments of other kinds, which would be other programs."""
+def _kinds_agree(peeled: Peeled, whole: Peeled, request: Request) -> None:
+    """Raise ShardError where hosts call a step with arguments of other kinds, which would be other programs. `whole` is
+    the call with the whole batch: some may have its arrays together already."""
     inputs = list(zip((path_name(path) for path, _, _ in peeled.inputs), specs(peeled.leaves), strict=True))
-    kinds = [f"{path} {spec.shape} {spec.dtype}" for path, spec in inputs]
+    kinds = [
+        f"{path} {spec.shape} {spec.dtype}"
+        for (path, _), spec in zip(inputs, specs(whole.leaves), strict=True)
+    ]
     given = f"{request.strategy} {request.options} {dict(request.mesh.shape)} {kinds}"
     if len(set(gathered(f"{crc32(given.encode()):x}"))) > 1:
         path, spec = max(inputs, key=lambda row: row[1].size, default=("nothing", None))
@@ -175,14 +208,15 @@ def _rows(peeled: Peeled, request: Request, say: Callable[[str], None]) -> dict[
 def _values_agree(entry: Entry, leaves: Sequence[Any]) -> None:
     """Raise ShardError where hosts give a call different values of what all are to have. Where each has rows of its own
     and all are the same, the report warns."""
-    sums = " ".join(f"{_sum(x):x}" if entry.is_part(x) else "-" for x in leaves)
-    same = [len(set(each)) == 1 for each in zip(*(said.split(" ") for said in gathered(sums)), strict=True)]
+    sums = " ".join(f"{_sum(x):x}" if is_part(x) else WHOLE for x in leaves)
+    said = [set(each) for each in zip(*(host.split(" ") for host in gathered(sums)), strict=True)]
+    same = [len(each) == 1 for each in said]
     n = len(entry.consts)
     inputs = entry.plan.leaves[n : n + len(leaves)]
-    other = [leaf for i, leaf in enumerate(inputs) if not same[i] and i not in entry.rows]
+    other = [leaf for i, leaf in enumerate(inputs) if len(said[i] - {WHOLE}) > 1 and i not in entry.rows]
     if other:
         raise _different(entry, sorted(other, key=lambda leaf: leaf.role == BATCH)[0])
-    own = [i for i in entry.rows if entry.is_part(leaves[i])]
+    own = [i for i in entry.rows if is_part(leaves[i])]
     if own and all(same[i] for i in own) and not any(f.code == "same-rows" for f in entry.plan.findings):
         message = (
             f"All {entry.hosts} hosts have the same rows of {inputs[own[0]].path}: every example counts {entry.hosts} "

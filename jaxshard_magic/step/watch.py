@@ -40,6 +40,8 @@ class Watch:
 
     def __init__(self, total: Callable[[], int | None] = lambda: None) -> None:
         self.calls = 0
+        self.skipping = False  # are calls made that are not computed, as a run before made them?
+        self.resumed: int | None = None  # the calls before the first that was computed after those
         self.run = Run(total=total)
         self.writers: list[Write] = []
         self.idle_at: Counter[tuple[str, int]] = Counter()  # the user's lines that ran while no device worked
@@ -82,12 +84,17 @@ class Watch:
             for write in self.writers:
                 write(row)
 
-    def called(self, entry: Entry, outs: Any) -> None:
-        """A call was made, and gave `outs`, which may not be there yet."""
+    def called(self, entry: Entry, outs: Any, ran: bool = True) -> None:
+        """A call was made, and gave `outs`, which may not be there yet; or, not `ran`, it gave what it gave in a run
+        before, which is no time of a step."""
         if entry is not self._entry:
             self._entered(entry)
+        if ran is self.skipping:
+            self.skipping, self.resumed = not ran, self.calls if ran else None
+            self._due = self._stride = 1
+            self._rates.breaks()
         self.calls = number = self.calls + 1
-        self._queue.put((number, self._stretch, entry.clock.sign, self._pick(outs)))
+        self._queue.put((number, self._stretch, entry.clock.sign if ran else None, self._pick(outs)))
         if number >= self._due:
             self._look_if_due()
 
@@ -107,7 +114,7 @@ class Watch:
 
     def sample(self) -> None:
         """Note whether the devices work, and if not what the loop does instead; from another thread, evenly in time."""
-        if not self.calls or self._thread is None:
+        if not self.calls or self._thread is None or self.skipping:
             return
         in_step, at = users_frame(sys._current_frames().get(self._thread))
         busy = in_step or not self._queue.idle
@@ -149,7 +156,7 @@ class Watch:
         self._queue.take(self._take, everything=everything)
         done = self._queue.done
         self.run.steps, self.run.skipped = done.calls, self._queue.skipped
-        rates = self._rates.look(now, done)
+        rates = {} if self.skipping else self._rates.look(now, done)
         if rates:
             self.run.measure(done.calls, self._now, rates | self._sampled())
 

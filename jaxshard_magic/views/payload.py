@@ -59,7 +59,7 @@ def payload(report: Report) -> dict[str, Any]:
             "text": printable(words.devices_text(report.mesh)),
         },
         "verdict": {"ok": (said := words.verdict(report)).ok, "spans": span_pairs(said.spans)},
-        "notes": [printable(note) for note in words.run_notes(report)],
+        "notes": [printable(note) for note in (*words.run_notes(report), *words.saved_notes(report))],
         "foot": [printable(note) for note in words.origin_notes(report)],
         "check": _check(report),
         "time": _time(report, index),

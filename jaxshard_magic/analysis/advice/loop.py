@@ -18,20 +18,16 @@ if TYPE_CHECKING:
 WAITS = 0.2  # of the time from call to call that is none of the step's: more is worth a warning
 SLOWER = 1.5  # times as long as at the beginning
 PARTS = 8  # of a run, at least, before its first and its last quarter are compared
+FEED = """\
+import jaxshard_magic
+
+# for batch in jaxshard_magic.feed(batches):"""
+_MEND = {
+    False: "If it reads its batches there, let a feed take them ahead while the step runs, where batches are what the "
+    "loop goes through:",
+    True: "Batches are taken ahead already: the loader itself is slower than the step, or the loop does more.",
+}
 LONG = 1.0  # seconds of compiling that are worth a warning
-
-AHEAD = """\
-from concurrent.futures import ThreadPoolExecutor
-
-def ahead(batches):
-    batches, end = iter(batches), object()
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, batches, end)
-        while (batch := coming.result()) is not end:
-            coming = reader.submit(next, batches, end)
-            yield batch
-
-# for batch in ahead(batches):"""
 
 
 @dataclass(frozen=True)
@@ -103,10 +99,10 @@ def input_bound(case: "Case") -> Iterator[Advice]:
         at = f" It was at {place(file, line)} at {seen} of {case.loop.idle} looks when no device worked."
     message = (
         f"The step waits for its loop {share(between / timing.apart_s)} of the time: {time(timing.apart_s)} pass from "
-        f"call to call, and the step takes {time(timing.step_s.median)}.{at} If it reads its batches there, let a "
-        "thread read the next one while the step runs, where batches are what the loop goes through:"
+        f"call to call, and the step takes {time(timing.step_s.median)}.{at} {_MEND[timing.data_share is not None]}"
     )
-    yield Advice("input-bound", case.timed_level, message, AHEAD)
+    fix = FEED if timing.data_share is None else None
+    yield Advice("input-bound", case.timed_level, message, fix)
 
 
 def slower(case: "Case") -> Iterator[Advice]:

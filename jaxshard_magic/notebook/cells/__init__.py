@@ -14,6 +14,7 @@ from .early import Interrupted as Interrupted
 from .early import in_the_step as in_the_step
 from .early import line_of as line_of
 from .failed import Failed as Failed
+from .fed import Feeds as Feeds
 from .find import find_step as find_step
 from .find import functions_in as functions_in
 from .lengths import Lengths as Lengths

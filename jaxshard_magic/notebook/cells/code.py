@@ -15,6 +15,7 @@ from ...errors import ShardError
 from ...places import cell_name, in_words
 from .binding import Binding
 from .constants import Constants
+from .fed import Feeds, feed_loops
 from .lengths import Lengths
 from .loops import follow_loops
 from .names import in_scope
@@ -89,12 +90,24 @@ def _ends_with_semicolon(text: str) -> bool:
     return said[-1:] == [";"]
 
 
-def run(shell: "InteractiveShell", cell: Cell, binding: Binding, lengths: Lengths | None = None) -> None:
+def run(
+    shell: "InteractiveShell",
+    cell: Cell,
+    binding: Binding,
+    lengths: Lengths | None = None,
+    feeds: Feeds | None = None,
+) -> None:
     """Run the cell with the sharded step bound in place, and display the value of its last expression.
 
-    `lengths` are told of the loops that call the step.
+    `lengths` are told of the loops that call the step; `feeds` takes ahead what the innermost of them iterate over.
+    Raises ShardError where there is no loop to feed.
     """
     constants = Constants()
+    if feeds is not None and not feed_loops(cell.tree, binding.step, shell.user_ns, feeds, constants):
+        raise ShardError(
+            f"--feed: no for loop of the cell calls {binding.step.name}; write jaxshard_magic.feed(...) into the "
+            "loop's header where it is, or leave it out"
+        )
     if lengths is not None:
         follow_loops(cell.tree, cell.filename, binding.step, shell.user_ns, lengths, constants)
     *statements, last = cell.tree.body or [ast.Pass()]

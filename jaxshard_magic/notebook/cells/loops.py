@@ -89,6 +89,9 @@ class _Follower:
         """Have the arguments of an `enumerate`, `zip`, ... tell their lengths, and those inside them."""
         if not isinstance(value, ast.Call):
             return
+        if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Constant):
+            self._open(value.args[0], through)  # of `Constants`, in which what is fed stands
+            return
         name = value.func.id if isinstance(value.func, ast.Name) else getattr(value.func, "attr", "")
         if name == "islice" and len(value.args) == 2:
             bounds, reads = range(2), (length, _bound)

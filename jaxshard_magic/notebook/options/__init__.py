@@ -6,8 +6,10 @@ from .flags import CodeOptions as CodeOptions
 from .flags import ExploreOptions as ExploreOptions
 from .flags import HistoryOptions as HistoryOptions
 from .flags import LineOptions as LineOptions
+from .flags import LoadOptions as LoadOptions
 from .flags import Options as Options
 from .flags import ProfileOptions as ProfileOptions
+from .flags import SaveOptions as SaveOptions
 from .flags import ScheduleOptions as ScheduleOptions
 from .flags import flags_text as flags_text
 from .kinds import chooses as chooses

@@ -24,7 +24,19 @@ STRATEGIES = {
 }
 # The names that IPython keeps in the notebook, and those of Python's modules.
 _OF_THE_SHELL = re.compile(r"__.*__|_{1,3}|_i{1,3}|_i?\d+|_[dio]h|In|Out")
-COMMANDS = ("doctor", "abstract", "schedule", "compare", "history", "explore", "code", "profile", "rescue")
+COMMANDS = (
+    "doctor",
+    "abstract",
+    "schedule",
+    "compare",
+    "history",
+    "explore",
+    "code",
+    "profile",
+    "save",
+    "load",
+    "rescue",
+)
 
 
 @dataclass(frozen=True)
@@ -206,6 +218,16 @@ class Options(LineOptions):
     trace: str | None = option(
         "--trace", "DIR", "of --profile: keep the files that xprof and Perfetto read", reads=folder
     )
+    checkpoint: str | None = option(
+        "--checkpoint", "DIR", "save the loop's state there between its steps, while it runs", reads=folder
+    )
+    every: str | None = option(
+        "--every", "N", "of --checkpoint: steps from save to save, 100 unless said, or 10m"
+    )
+    keep: int | None = option(
+        "--keep", "N", "of --checkpoint: so many checkpoints stay, the newest, 3 unless said", reads=count
+    )
+    resume: bool = option("--resume", "", "of --checkpoint: go on from the newest one there", False)
     compare: bool = option(
         "--compare", "", "try several strategies, the usual ones unless said, side by side", False
     )
@@ -230,6 +252,7 @@ class Options(LineOptions):
     data: str = option(
         "--data", "WHAT", "of several hosts: each has the whole batch, or its own rows: per-host", "whole"
     )
+    feed: bool = option("--feed", "", "take the batches of the cell's loop ahead, in a thread", False)
     name: str | None = option("--name", "LABEL", "the Report's name")
     output: str | None = option("-o", "VAR", "keep the Report under this name", reads=variable)
 
@@ -295,6 +318,19 @@ class ProfileOptions(LineOptions):
     trace: str | None = option(
         "--trace", "DIR", "keep the files that xprof, TensorBoard and Perfetto read", reads=folder
     )
+
+
+@dataclass(frozen=True)
+class SaveOptions(LineOptions):
+    """A parsed `%shard save` line."""
+
+
+@dataclass(frozen=True)
+class LoadOptions(LineOptions):
+    """A parsed `%shard load` line; what it does not say is None."""
+
+    number: int | None = option("--number", "N", "this checkpoint; the newest by default", reads=count)
+    cast: bool = option("--cast", "", "convert to the dtypes that the names have now", False)
 
 
 def flags_text(options: type[LineOptions]) -> str:

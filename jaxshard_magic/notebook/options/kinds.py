@@ -17,11 +17,17 @@ def chooses(options: Options) -> bool:
             (options.compare, "--compare", "what it compiles is compared in any case"),
             (options.keep_going, "--keep-going", "it goes on in any case"),
             (options.profile, "--profile", "many are tried; %shard profile records the step that was chosen"),
+            (
+                options.checkpoint,
+                "--checkpoint",
+                "the steps of many are tried; save with the one that was chosen",
+            ),
         ):
             if given:
                 raise ShardError(f"{name}: under auto {why}; leave {name} out")
         return True
     _of_profile(options)
+    _of_checkpoint(options)
     for name in ("budget", "among", "plan_only"):
         if getattr(options, name) != getattr(Options, name):
             raise ShardError(f"--{name.replace('_', '-')} is for a search: %%shard auto")
@@ -34,6 +40,22 @@ def _of_profile(options: Options) -> None:
         raise ShardError("--trace keeps what --profile records: add --profile")
     if options.profile and options.dry_run:
         raise ShardError("--profile records steps that run, and --dry-run runs none: leave one of them out")
+
+
+def _of_checkpoint(options: Options) -> None:
+    """Refuse what says how to save where nothing is saved."""
+    if options.checkpoint is None:
+        for given, name in (
+            (options.every, "--every"),
+            (options.keep, "--keep"),
+            (options.resume, "--resume"),
+        ):
+            if given:
+                raise ShardError(
+                    f"{name} is of --checkpoint: say the folder too, --checkpoint runs/mine {name}"
+                )
+    elif options.dry_run:
+        raise ShardError("--checkpoint saves what steps give, and --dry-run runs none: leave one of them out")
 
 
 def compares(options: Options) -> bool:
@@ -49,6 +71,7 @@ def with_strategies(options: Options) -> tuple[Options, list[str]]:
         (options.check, "--check", "each is checked anyway"),
         (options.donate, "--donate", "each runs on copies"),
         (options.profile, "--profile", "none is recorded; record one of them with %%shard and its name"),
+        (options.checkpoint, "--checkpoint", "none trains; save with one of them, %%shard and its name"),
     ):
         if given:
             raise ShardError(f"{name}: in a comparison {why}; leave {name} out")
@@ -78,6 +101,7 @@ def compiled_only(options: Options, target: str) -> Options:
         (options.check, "--check"),
         (options.repeat, "--repeat"),
         (options.profile, "--profile"),
+        (options.checkpoint, "--checkpoint"),
     ):
         if asked:
             raise ShardError(

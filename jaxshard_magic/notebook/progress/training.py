@@ -20,6 +20,7 @@ class Training:
 
     `finished()` gives the calls of the step that have finished and the newest loss among them, or None;
     `total()` the calls that there will be, or None where that is not known. `sample()` is called evenly in time.
+    `resumed()` is how many calls a run before had made, where the loop goes on with that, else None.
     """
 
     def __init__(
@@ -27,8 +28,10 @@ class Training:
         finished: Callable[[], tuple[int, float | None]],
         total: Callable[[], int | None],
         sample: Callable[[], None] = lambda: None,
+        resumed: Callable[[], int | None] = lambda: None,
     ):
-        self._finished, self._total, self._sample = finished, total, sample
+        self._finished, self._total, self._sample, self._resumed = finished, total, sample, resumed
+        self._began_at: int | None = None  # the step that the loop went on from
         self._began: float | None = None
         self._marks: deque[Mark] = deque(maxlen=REMEMBERED)
         self._said, self._said_at = "", 0.0
@@ -46,6 +49,9 @@ class Training:
         step, loss = self._finished()
         if not step:
             return ""
+        if (resumed := self._resumed()) != self._began_at:
+            self._began_at = resumed
+            self.pause()
         if self._began is None:
             self._began = now
         if not self._marks or step > self._marks[-1][1]:
@@ -53,7 +59,10 @@ class Training:
         if step < 2 or now - self._began < EVIDENT:
             return ""
         total = self._total()
-        self._said, self._said_at = ", ".join(_parts(step, loss, total, self._marks)), now
+        parts = [*_parts(step, loss, total, self._marks)]
+        if resumed is not None:
+            parts.append(f"resumed at step {count_text(resumed)}")
+        self._said, self._said_at = ", ".join(parts), now
         self.share = step / total if total and step <= total else None
         return self._said
 

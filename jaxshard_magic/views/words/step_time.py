@@ -4,7 +4,7 @@ The time of simulated devices is never a figure of its own: it is told behind wh
 """
 
 from jaxshard_magic.report import Report, Spread, Timing
-from jaxshard_magic.views.format import UNKNOWN, count_text, range_text, seconds_text
+from jaxshard_magic.views.format import UNKNOWN, count_text, range_text, seconds_text, share_text
 from jaxshard_magic.views.words.communication import predicted_range, predicted_text
 
 _WAYS = {"step to step": ["from step to step"], "start to end": ["from start to end"]}  # `Timing.how`
@@ -71,4 +71,5 @@ def _calls(timing: Timing) -> list[str]:
         over = f"over all {count_text(calls)} calls{' but one' * left}"
     others = [f"{count_text(timing.others)} of another program"] if timing.others else []
     apart = [] if timing.apart_s is None else [f"{seconds_text(timing.apart_s)} from call to call"]
-    return [over, *others, *apart]
+    data = [] if timing.data_share is None else [f"{share_text(timing.data_share)} waiting for data"]
+    return [over, *others, *apart, *data]

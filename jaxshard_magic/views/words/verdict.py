@@ -94,6 +94,9 @@ def _fit(report: Report) -> tuple[bool, list[Span]]:
         word = "Fits:" if ran(report) and report.mesh.source != "simulated" else "Would fit:"
         size = of_limit(top.peak, most)
     on = [Span(f" {size} on "), Span(place, "memory"), Span(".")] if place else [Span(f" {size}.")]
+    copy = report.checkpoints.copy if report.checkpoints is not None else None
+    if ok and copy and top.peak is not None and most is not None and top.peak + copy > most:
+        on.append(Span(f" Not while a save is written, which takes {byte_text(copy)} more."))
     return ok, [strong(word), *on, *([] if ok else largest_spans(report))]
 
 

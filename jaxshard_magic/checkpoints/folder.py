@@ -1,0 +1,137 @@
+"""A folder of checkpoints: made, written by one process at a time, on a disk that all hosts share; what goes wrong."""
+
+import errno
+import os
+import platform
+import sys
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import jax
+
+from ..coordination import gathered, is_there
+from ..errors import ShardError
+
+LOCK = ".jaxshard-saving"
+_LOCKED = 1 << 20  # the byte that Windows locks: no other process can read it, and who it is stands before it
+
+
+class Lock:
+    """Who saves into a folder: held by one process at a time, and let go of by the system when that ends."""
+
+    def __init__(self, folder: Path):
+        self._path, self._file = folder / LOCK, -1
+
+    @property
+    def held(self) -> bool:
+        """Whether this is the one that holds it."""
+        return self._file >= 0
+
+    def take(self) -> None:
+        """Hold it from here on. Raises ShardError where another one does, or the folder can't be written."""
+        if self.held:
+            return
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise told_of(self._path.parent, "write into", error) from None
+        try:
+            _lock(file)
+        except OSError:
+            os.lseek(file, 0, os.SEEK_SET)
+            who = os.read(file, 100).decode(errors="replace")
+            os.close(file)
+            raise ShardError(
+                f"{self._path.parent}: {who or 'another process'} is saving checkpoints into it; name another folder, "
+                "or end that one"
+            ) from None
+        with suppress(OSError):  # of a full disk; the name is for a message alone
+            os.ftruncate(file, 0)
+            os.lseek(file, 0, os.SEEK_SET)
+            os.write(file, f"process {os.getpid()} on {platform.node()}".encode())
+        self._file = file
+
+    def release(self) -> None:
+        """Let others save."""
+        if self.held:
+            os.close(self._file)
+            self._file = -1
+
+
+def _lock(file: int) -> None:
+    """Hold an open file until it is closed. Raises OSError where another process does."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(file, _LOCKED, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def made(folder: Path) -> Path:
+    """The folder, made where there is none. Raises ShardError where it can't be, for a file, and for a folder with
+    other things in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [each.name for each in folder.iterdir()]
+    except FileExistsError:
+        raise ShardError(f"{folder} is a file; checkpoints go into a folder: name another") from None
+    except OSError as error:
+        raise told_of(folder, "write into", error) from None
+    if names and not any(_ours(name) for name in names):
+        raise ShardError(
+            f"{folder} is there already and has other things in it, such as {min(names)}; name a new folder for "
+            "checkpoints"
+        )
+    return folder
+
+
+def _ours(name: str) -> bool:
+    return name == LOCK or name.partition(".")[0].isdecimal()
+
+
+def shared_by_hosts(folder: Path) -> None:
+    """Raise ShardError, on all hosts, where one of them doesn't see what the first writes into the folder."""
+    if not is_there():
+        return
+    sign = folder / f".{uuid4().hex}.sign"
+    if jax.process_index() == 0:
+        sign.touch()
+    name = gathered(sign.name)[0]
+    seen = gathered("x" if (folder / name).exists() else "")
+    if jax.process_index() == 0:
+        sign.unlink(missing_ok=True)
+    if "" in seen:
+        raise ShardError(
+            f"host {seen.index('')} doesn't see what host 0 writes into {folder}: name a folder on a disk that all "
+            "hosts share"
+        )
+
+
+def told_of(folder: Path, doing: str, error: BaseException) -> ShardError:
+    """What an error of the file system means, in one line."""
+    number, text = _number_of(error), str(error)
+    if number == errno.ENOSPC or "No space left" in text or "RESOURCE_EXHAUSTED" in text:
+        return ShardError(
+            f"there is no room left to {doing} {folder}: free some, keep fewer, or name another disk"
+        )
+    if number in (errno.EROFS, errno.EACCES, errno.EPERM) or "Permission denied" in text:
+        return ShardError(
+            f"this user may not {doing} {folder}: name a folder that can be written, or change its mode"
+        )
+    if number == errno.ENOTDIR:
+        return ShardError(f"can't {doing} {folder}: a part of its path is a file; name another folder")
+    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:200]
+    return ShardError(f"can't {doing} {folder}: {line}; name another folder, or mend this one")
+
+
+def _number_of(error: BaseException | None) -> int | None:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        error = error.__cause__ or error.__context__
+    return None

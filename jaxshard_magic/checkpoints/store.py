@@ -1,0 +1,286 @@
+"""`Store`: a folder of numbered checkpoints, each of which is there as a whole or not at all."""
+
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..coordination import from_first
+from ..errors import ShardError, one_of
+from ..packages import install
+from ..placing import put
+from .folder import Lock, made, shared_by_hosts, told_of
+from .plain import from_plain, to_plain
+from .reading import read
+from .saved import Saved
+
+STATE, META = "state", "meta"
+_TORN, _REMOVED = ".orbax-checkpoint-tmp", ".removed"
+
+
+class Store:
+    """A folder of checkpoints, numbered by the calls that the step had made.
+
+    A save writes into a folder with a name of its own, which gets its number when all is written: one that is cut off
+    leaves the checkpoints before it as they were. One process saves into a folder at a time, or one program of several
+    hosts, all of which come to every method together but to those that only look.
+
+    Args:
+        folder: made with the first save.
+        keep: how many checkpoints stay, the newest; None for all.
+    """
+
+    def __init__(self, folder: "str | Path", keep: int | None = None):
+        self.folder, self.keep = Path(folder).expanduser().absolute(), keep
+        self._manager: Any = None
+        self._lock = Lock(self.folder)
+        self._under_way: int | None = None
+
+    def save(self, step: int, tree: Any, saved: Saved, extra: Mapping[str, Any] | None = None) -> float:
+        """Begin to save a pytree of arrays, best a dict of names; `wait` ends it. The save before it is waited for.
+
+        Args:
+            step: its number; of hosts the same on all.
+            tree: arrays of jax and numpy. jax's are written from where they lie, each host its own parts; until they
+                are written, devices hold them even where the next step takes them over. Arrays of numpy are copied.
+            saved: what is told of it.
+            extra: what else is kept: what JSON can say, and small arrays, which come back as numpy's.
+
+        Returns the seconds that this took. Raises ShardError for a number that is there, a folder that can't be
+        written, that hosts don't share or that another process saves into, and for a save before this one that failed.
+        """
+        start = time.perf_counter()
+        self.wait()
+        ocp = _orbax()
+        from_first(lambda: self._opened(step))
+        shared_by_hosts(self.folder)
+        meta = {"saved": saved.to_json(), "extra": to_plain(dict(extra or {}))}
+        state = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), _filled(tree))
+        args = {META: ocp.args.JsonSave(meta)}
+        if jax.tree.leaves(state):
+            args[STATE] = ocp.args.StandardSave(state)
+        try:
+            self._open_manager().save(step, args=ocp.args.Composite(**args), force=True)
+        except Exception as error:
+            raise self._failed(step, error) from error
+        self._under_way = step
+        return time.perf_counter() - start
+
+    def wait(self) -> None:
+        """Wait until the save that was begun is on disk, and remove checkpoints beyond `keep`. An interrupt ends the
+        waiting, not the save. Raises ShardError where the save failed."""
+        if self._under_way is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            step, self._under_way = self._under_way, None
+            raise self._failed(step, error) from error
+        self._under_way = None
+        if self.keep is not None and jax.process_index() == 0:
+            for step in self.steps()[: -self.keep]:
+                self._remove(step)
+
+    @property
+    def saving(self) -> int | None:
+        """The number of the checkpoint that was begun and not waited for."""
+        return self._under_way
+
+    def steps(self) -> list[int]:
+        """The numbers of the whole checkpoints that are there, in order."""
+        try:
+            found = [int(each.name) for each in self.folder.iterdir() if _is_number(each.name)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise told_of(self.folder, "read", error) from None
+        return sorted(found)
+
+    def latest(self) -> int | None:
+        """The number of the newest whole checkpoint, None where there is none."""
+        return max(self.steps(), default=None)
+
+    def saved(self, step: int) -> Saved:
+        """What is told of a checkpoint. Raises ShardError where there is none of this number."""
+        told = self._meta(step)["saved"]
+        try:
+            return Saved.from_json(told)
+        except ShardError as error:
+            raise ShardError(f"checkpoint {step} of {self.folder} can't be read: {error}") from None
+
+    def extra(self, step: int) -> dict[str, Any]:
+        """What else was kept with a checkpoint, arrays as numpy's. Raises ShardError as `saved` does."""
+        return from_plain(self._meta(step)["extra"])
+
+    def restore(self, step: int, target: Any) -> Any:
+        """The tree of a checkpoint, each array where the target says.
+
+        Args:
+            target: a tree as it was saved, of `jax.ShapeDtypeStruct` with shardings; of several meshes, too. Another
+                dtype converts. Each device reads the parts that it will hold.
+
+        Compare what is `saved` first: what doesn't fit raises a ShardError here that names no leaf.
+        """
+        self._meta(step)
+        orbax = _orbax()
+        try:
+            arrays = read(orbax, self.folder / str(step) / STATE, _filled(target))
+        except Exception as error:
+            raise ShardError(
+                f"checkpoint {step} of {self.folder} can't be read back: {_line(error)}; it was moved in part, or "
+                f"damaged: the others there are {one_of(map(str, sorted({*self.steps()} - {step})))}"
+            ) from error
+        return _with_empty(target, arrays)
+
+    def torn(self) -> tuple[str, ...]:
+        """The names of saves that were cut off, which are removed where no living process can be writing them."""
+        return tuple(from_first(lambda: "\n".join(self._clear())).split("\n")) if self._has_torn() else ()
+
+    def close(self) -> None:
+        """Wait for the save that was begun, and let others save here. Raises ShardError where the save failed."""
+        try:
+            self.wait()
+        finally:
+            manager, self._manager = self._manager, None
+            if manager is not None:
+                with suppress(Exception):  # what failed of the save was told by `wait`
+                    manager.close()
+            self._lock.release()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _opened(self, step: int) -> str:
+        """The folder ready to be saved into; on the first process."""
+        made(self.folder)
+        self._lock.take()
+        if step in self.steps():
+            raise ShardError(
+                f"{self.folder} has a checkpoint {step} already, which stays as it is: call the step once more, or "
+                "name another folder"
+            )
+        self._clear()
+        return ""
+
+    def _open_manager(self) -> Any:
+        if self._manager is None:
+            ocp = _orbax()
+            options = ocp.CheckpointManagerOptions(create=False, enable_async_checkpointing=True)
+            self._manager = ocp.CheckpointManager(self.folder, options=options)
+        return self._manager
+
+    def _meta(self, step: int) -> dict[str, Any]:
+        if step not in (there := self.steps()):
+            have = f"it has {one_of(map(str, there))}" if there else "it has none"
+            raise ShardError(f"{self.folder} has no checkpoint {step}; {have}")
+        if not (self.folder / str(step) / META).is_dir():
+            raise ShardError(
+                f"checkpoint {step} of {self.folder} was not saved by jaxshard_magic, or is damaged: it doesn't tell "
+                "what is in it"
+            )
+        ocp = _orbax()
+        try:
+            handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
+            return handler.restore(self.folder / str(step) / META, args=ocp.args.JsonRestore())
+        except Exception as error:
+            raise ShardError(f"checkpoint {step} of {self.folder} can't be read: {_line(error)}") from error
+
+    def _has_torn(self) -> bool:
+        return from_first(lambda: "x" if self._torn_names() else "") == "x"
+
+    def _torn_names(self) -> list[str]:
+        try:
+            names = sorted(each.name for each in self.folder.iterdir())
+        except OSError:
+            return []
+        mine = () if self._under_way is None else (f"{self._under_way}{_TORN}",)
+        return [
+            x for x in names if (_TORN in x or x.endswith(_REMOVED)) and not x.startswith(mine or ("\0",))
+        ]
+
+    def _clear(self) -> list[str]:
+        """The names of what saves left that were cut off; removed where this process alone may save here."""
+        names, held = self._torn_names(), self._lock.held
+        try:
+            if names and not held:
+                self._lock.take()
+        except ShardError:
+            return []  # of a save that may be under way
+        try:
+            for name in names:
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        finally:
+            if not held:
+                self._lock.release()
+        return [name for name in names if not name.endswith(_REMOVED)]
+
+    def _remove(self, step: int) -> None:
+        """A checkpoint loses its number before its files: a part of it is never taken for it."""
+        gone = self.folder / f"{step}{_REMOVED}"
+        with suppress(OSError):  # it stays one more save
+            (self.folder / str(step)).rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def _failed(self, step: int, error: Exception) -> ShardError:
+        """What a save failed by, in one line; what it left is removed, so that there is room again."""
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            with suppress(Exception):  # it tells the same failure again
+                manager.close()
+        if jax.process_index() == 0:
+            self._clear()
+        latest = self.latest()
+        left = "there is none before it" if latest is None else f"the last one is {latest}"
+        return ShardError(f"{told_of(self.folder, f'write checkpoint {step} into', error)}; {left}")
+
+
+def _orbax() -> Any:
+    """Imports Orbax, which nothing else here does."""
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError:
+        raise ShardError(f"checkpoints need Orbax: {install('checkpoints')}") from None
+    logging.getLogger("absl").addFilter(_not_of_orbax)
+    return ocp
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Its threads log what they failed by with a traceback each, which `Store` raises in one line."""
+    return "orbax" not in Path(record.pathname).parts
+
+
+def _line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[
+        :200
+    ]
+
+
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and str(int(name)) == name
+
+
+def _filled(tree: Any) -> Any:
+    """A tree with None for the arrays that have no elements, of which Orbax writes none."""
+    return jax.tree.map(lambda x: x if np.size(x) else None, tree)
+
+
+def _with_empty(target: Any, arrays: list[Any]) -> Any:
+    """What was read, as the target's tree, with its arrays that have no elements."""
+    wanted, structure = jax.tree.flatten(target)
+    found = iter(arrays)
+    return structure.unflatten([next(found) if np.size(x) else _empty(x) for x in wanted])
+
+
+def _empty(like: Any) -> jax.Array:
+    [made] = put([jnp.zeros(like.shape, like.dtype)], like.sharding or jax.devices()[0])
+    return made

@@ -1,0 +1,117 @@
+"""A step's state saved, and restored where the step's plan has it."""
+
+import math
+import warnings
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..errors import ShardError
+from ..program.trace import path_name
+
+if TYPE_CHECKING:
+    from ..checkpoints import Saved, Store
+    from ..checkpoints.objects import Opened
+    from .sharded import ShardedStep
+
+VERSIONS = ("jax", "flax", "orbax-checkpoint", "jaxshard_magic")
+
+
+def save(step: "ShardedStep", path: "str | PathLike[str]", state: Any) -> int:
+    """Save a state into a folder of checkpoints, and the number that it got there. Raises ShardError as
+    `Store` does."""
+    from ..checkpoints import Store
+    from ..checkpoints.objects import opened
+
+    state_of = opened(state)
+    number = step.calls_before + step.calls
+    with Store(str(path)) as store:
+        store.save(number, state_of.arrays(), told(step, state_of, number))
+    return number
+
+
+def told(step: "ShardedStep", state: "Opened", number: int, data: str | None = None) -> "Saved":
+    """What is told of a step's state after so many calls."""
+    from ..checkpoints import Saved
+
+    mesh = " ".join(f"{axis}={size}" for axis, size in step.mesh.shape.items())
+    return Saved(number, step.strategy, mesh, state.told, _versions(), data=data)
+
+
+def restore(
+    step: "ShardedStep",
+    path: "str | PathLike[str]",
+    like: Any,
+    number: int | None = None,
+    cast: bool = False,
+    tell: Callable[[str], object] = warnings.warn,
+) -> Any:
+    """A state of a folder of checkpoints as `like` has it, laid out by the step's plan; `tell` gets a line of arrays
+    that the plan has no place for."""
+    from ..checkpoints import Store
+    from ..checkpoints.differs import check_same
+    from ..checkpoints.objects import opened
+
+    state = opened(like)
+    with Store(str(path)) as store:
+        found = newest(store) if number is None else number
+        saved = store.saved(found)
+        check_same(saved.leaves, state.told, f"{store.folder.name}/{found}", cast=cast)
+        arrays = store.restore(found, state.targets(shardings(step, state, tell)))
+    step.calls_before = saved.step - step.calls
+    return state.restored(arrays)
+
+
+def newest(store: "Store") -> int:
+    """The number of the newest checkpoint. Raises ShardError where there is none."""
+    found = store.latest()
+    if found is None:
+        torn = store.torn()
+        cut = f", only saves that were cut off, which are removed: {', '.join(torn)}" if torn else ""
+        raise ShardError(f"{store.folder} has no checkpoint{cut}; step.save(DIR, state) makes one")
+    return found
+
+
+def shardings(
+    step: "ShardedStep", state: "Opened", tell: Callable[[str], object] = warnings.warn
+) -> dict[str, Any]:
+    """Where the program of the last kind of call wants each leaf of a state; whole on every device what none of its
+    inputs is, of which `tell` gets a line where it is more than a number. Raises ShardError before there is one."""
+    entry = step.entry
+    if entry is None:
+        raise ShardError(
+            f"{step.name} has no plan yet, by which a state is laid out: call it once, or step.prepare(state, batch) "
+            "with arrays or their shapes"
+        )
+    n = len(entry.consts)
+    rows = zip(entry.traced.in_paths[n:], entry.traced.closed.in_avals[n:], entry.shardings, strict=True)
+    free = [(path_name(path).partition(".")[2], aval.shape, sharding) for path, aval, sharding in rows]
+    whole = NamedSharding(step.mesh, PartitionSpec())
+    found: dict[str, Any] = {}
+    without = []
+    for leaf in state.told:
+        names = (leaf.path, leaf.path.partition(".")[2])  # a state of one argument, or of several
+        at = next((i for name in names for i, row in enumerate(free) if row[:2] == (name, leaf.shape)), None)
+        found[leaf.path] = whole if at is None else free.pop(at)[2]
+        if at is None and math.prod(leaf.shape) > 1:
+            without.append(leaf)
+    if without and step.mesh.size > 1:
+        more = f" and {len(without) - 1} more" if len(without) > 1 else ""
+        tell(
+            f"{without[0]}{more} whole on each of {step.mesh.size} devices: {step.name} takes no input of this name "
+            "and shape, so its plan has no place for it"
+        )
+    return found
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in VERSIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,142 @@
+"""A loop that goes on from a checkpoint: what its first calls give, which are not computed again."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..checkpoints import SavedLeaf
+from ..checkpoints.differs import check_same
+from ..errors import ShardError
+from ..placing import put
+from .journal import Journal
+from .outputs import Outputs, as_given, impl_of, nothing, placed_as, stand_in
+
+if TYPE_CHECKING:
+    from ..checkpoints import Store
+    from .entry import Entry
+
+CARRIED = "carried."  # names of what a program keeps from call to call itself
+BEFORE = "before."  # names of state that went into the last call, and may be what the loop goes on with
+_OWN = (BEFORE, CARRIED, "return")  # what is there beside the state that goes into a call
+
+
+class Resumed:
+    """The calls up to checkpoint `step` of a store, one after the other.
+
+    A call gives its own state back as it came, the small outputs that the same call gave in the run that was saved, and
+    in the place of larger ones nothing but zeros. Where an array of the checkpoint came from this call, it gives that.
+    """
+
+    def __init__(self, store: "Store", step: int):
+        self._store, self.step = store, step
+        self.saved, extra = store.saved(step), store.extra(step)
+        if "kinds" not in extra:
+            raise ShardError(
+                f"checkpoint {step} of {store.folder} is a state alone, none of a loop: %shard load {store.folder} "
+                "reads it, and --resume goes on from what --checkpoint saved"
+            )
+        self.journal = Journal.of(extra["kinds"], extra["returned"])
+        self._exact = bool(extra["exact"])  # the state went into the call after these
+        self._sources: dict[int, dict[int, str]] = {}
+        for name, call, o in extra["sources"]:
+            self._sources.setdefault(call, {})[o] = name
+        self._calls = self.journal.calls()
+        self._arrays: dict[str, Any] | None = None
+        self._given: dict[str, Any] = {}
+        self.left_out: set[str] = set()  # outputs that skipped calls gave zeros for
+
+    def skip(self, call: int, entry: "Entry", outputs: Outputs, inputs: tuple[Any, ...]) -> tuple[Any, dict]:
+        """What call number `call` gives, and of it by output what comes from the checkpoint. Raises ShardError where it
+        is another call than the one that was saved."""
+        if call == 1:
+            self._compare(entry, outputs)
+        kind, values = next(self._calls)
+        if kind != outputs.small:
+            raise ShardError(
+                f"--resume: call {call} of the step returns other numbers than it did in the run that was saved in "
+                f"{self._store.folder}: the cell has changed; begin anew in another folder"
+            )
+        given = self._handed_out(call, entry, outputs)
+        small = {part.output: value for part, value in zip(kind, values, strict=True)}
+        leaves, flat = entry.leaves(inputs), []
+        for o in range(len(entry.traced.closed.out_avals)):
+            if o in given:
+                flat.append(given[o])
+            elif o in small:
+                flat.append(placed_as(entry, o, small[o]))
+            elif o in outputs.state:
+                i = outputs.state[o]
+                flat.append(stand_in(entry, o, i, leaves[i]))
+            else:
+                self.left_out.add(outputs.large[o])
+                flat.append(nothing(entry, o))
+        return as_given(entry, flat), given
+
+    def go_on(self, entry: "Entry", outputs: Outputs, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs of the first call that is computed, with the state that went into it in the run that was saved."""
+        arrays = self._read(entry, outputs)
+        carried = sorted(name for name in arrays if name.startswith(CARRIED))[: len(entry.consts)]
+        n = len(carried)
+        entry.consts[:n] = put([arrays[name] for name in carried], [x.sharding for x in entry.consts[:n]])
+        leaves = entry.leaves(inputs)
+        if self._exact:
+            read = {
+                i: arrays[name]
+                for i, name in outputs.names.items()
+                if name in arrays and leaves[i] is not self._given.get(name)
+            }
+            for i, x in zip(read, put(read.values(), [entry.shardings[i] for i in read]), strict=True):
+                leaves[i] = x
+        self._arrays, self._given = {}, {}
+        return entry.arrange(leaves)
+
+    def _handed_out(self, call: int, entry: "Entry", outputs: Outputs) -> dict[int, Any]:
+        sources = self._sources.get(call, {})
+        if not sources:
+            return {}
+        arrays = self._read(entry, outputs, sources)
+        given = {o: placed_as(entry, o, arrays[name]) for o, name in sources.items()}
+        self._given |= {name: given[o] for o, name in sources.items()}
+        return given
+
+    def _read(
+        self, entry: "Entry", outputs: Outputs, sources: Mapping[int, str] | None = None
+    ) -> dict[str, Any]:
+        """The checkpoint's arrays, read when the first of them is wanted: each where this program has it."""
+        if self._arrays is None:
+            places = {name: entry.shardings[i] for i, name in outputs.names.items()}
+            places |= {name: entry.out_shardings[o] for o, name in (sources or {}).items()}
+            whole = NamedSharding(entry.plan.mesh, PartitionSpec())
+            target = {
+                leaf.path: jax.ShapeDtypeStruct(
+                    leaf.shape, _dtype(leaf), sharding=places.get(leaf.path.removeprefix(BEFORE), whole)
+                )
+                for leaf in self.saved.leaves
+            }
+            self._arrays = dict(self._store.restore(self.step, target))
+        return self._arrays
+
+    def _compare(self, entry: "Entry", outputs: Outputs) -> None:
+        avals = entry.traced.closed.out_avals
+        wanted = leaves_of({outputs.names[i]: avals[o] for o, i in outputs.state.items()})
+        names = {leaf.path for leaf in wanted}
+        there = [x for x in self.saved.leaves if x.path in names or not x.path.startswith(_OWN)]
+        check_same(there, wanted, f"checkpoint {self.step} of {self._store.folder}")
+
+
+def leaves_of(tree: Mapping[str, Any]) -> tuple[SavedLeaf, ...]:
+    """What is told of arrays, or shapes, by name."""
+    return tuple(SavedLeaf(name, tuple(x.shape), str(x.dtype)) for name, x in tree.items())
+
+
+def _dtype(leaf: SavedLeaf) -> Any:
+    impl = impl_of(leaf.dtype) if leaf.dtype.startswith("key<") else None
+    return jax.random.key(0, impl=impl).dtype if impl else jax.numpy.dtype(leaf.dtype)
+
+
+def nbytes(arrays: Sequence[Any]) -> int:
+    """Bytes of arrays, those of keys as numbers."""
+    return sum(int(x.nbytes) if hasattr(x, "nbytes") else int(np.asarray(x).nbytes) for x in arrays)
