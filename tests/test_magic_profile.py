@@ -32,6 +32,16 @@ def test_the_last_step_is_recorded_afterwards_and_kept_in_the_history(given):
     assert given.run(f"%shard history {report.number}").measured == report.measured
 
 
+def test_a_pipeline_is_recorded_and_the_files_of_its_recording_kept(given, tmp_path):
+    line = f"%%shard pp --mesh pipe=2 --microbatches 2 --profile 1 --trace {tmp_path}"
+    report = given.run(line + STEP + LOOP)
+    sums(report)
+    assert report.measured.of_devices == 2 and report.pipeline.recorded
+    assert list(tmp_path.rglob("*.xplane.pb"))
+    again = given.run("%shard profile 2")
+    assert again.measured.read == 2 and again.pipeline.recorded
+
+
 def test_a_step_with_a_default_is_recorded_as_it_was_called(given):
     given.run("%%shard fsdp" + STEP.replace("batch):", "batch, rate=0.5):") + LOOP)
     report = given.run("%shard profile 1")
@@ -70,10 +80,6 @@ def test_a_line_that_can_not_be_is_refused(given, line, said):
         ("dp --trace there", "--trace keeps what --profile records: add --profile"),
         ("dp,fsdp --profile", "--profile: in a comparison none is recorded"),
         ("auto --profile", "--profile: under auto many are tried"),
-        (
-            "pp --profile --mesh pipe=2 --microbatches 2",
-            "--profile records one program, and a pipeline has several",
-        ),
         ("dp --profile --mesh 'v5e:2x2 data=4'", "--profile runs the step, and v5e:2x2 is not attached"),
         ("dp --profile --trace /proc/there", "the trace can't be kept in /proc/there"),
     ],

@@ -13,9 +13,10 @@ STEPS = [*(kind.name for kind in KINDS.values()), *SCANNED]
 OPTIONS = {"dp": {"microbatches": 2}, "fsdp": {"remat": "full"}}
 
 
-def check(name: str, strategy: str, **options: object) -> None:
+def check(name: str, strategy: str, mesh: str | None = None, **options: object) -> None:
     call = zoo.STEPS[name].make(batches="jnp")
-    step = jaxshard_magic.shard(call.fn, strategy, mesh=jaxshard_magic.mesh(MESHES[strategy]), **options)
+    on = jaxshard_magic.mesh(mesh or MESHES[strategy])
+    step = jaxshard_magic.shard(call.fn, strategy, mesh=on, **options)
     step.keep_arguments = True
     step(*call.args, **call.kwargs)
     found = step.profile(2)
@@ -36,6 +37,19 @@ def test_time_of_a_zoo_step_has_lines(name: str, strategy: str):
 )
 def test_time_of_ten_steps_under_every_strategy_has_lines(name: str, strategy: str):
     check(name, strategy)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("name", "stages"), [(STEPS[0], 4), (STEPS[-2], 2)])
+def test_time_of_a_zoo_step_in_stages_has_lines(name: str, stages: int):
+    check(name, "pp", mesh=f"pipe={stages}")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("name", STEPS)
+def test_time_of_ten_steps_in_stages_has_lines(name: str, stages: int):
+    check(name, "pp", mesh=f"pipe={stages}")
 
 
 @pytest.mark.full

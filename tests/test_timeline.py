@@ -248,6 +248,14 @@ def test_a_report_with_a_pipeline_is_the_same_after_json():
     assert Report.from_dict(report.to_dict()).pipeline == measured()
 
 
+def test_words_say_where_the_profiler_recorded_the_times():
+    p = replace(measured(), recorded=True)
+    for told in (p.to_text(), plain(p.to_html())):
+        assert "recorded by the profiler" in told and "upper lane measured" not in told
+    assert pipeline_payload(p)["source"] == "recorded"
+    assert "recorded by the profiler" not in measured().to_text()
+
+
 def test_a_report_tells_of_its_pipeline_in_text_and_html():
     report = reported()
     assert "Pipeline: bubble" in report.to_text(80)

@@ -159,6 +159,10 @@ class Module:
     computations: dict[str, Computation]
     entry: Computation
 
+    @property
+    def name(self) -> str:
+        return self.header.removeprefix("HloModule ").partition(",")[0].split()[0]
+
     @cached_property
     def replicas(self) -> int:
         return self._count("replica_count")

@@ -1,6 +1,7 @@
 """A pipeline in time: measured, or predicted for a chip, as a range."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,12 +28,13 @@ _timelines: "WeakKeyDictionary[Entry, dict[str, tuple[Run | Costs | None, Pipeli
 
 class InTime(NamedTuple):
     """A pipeline in time: as it ran, or as its programs are predicted to run on the chip that stands for simulated
-    devices; what advice is of, which the times of those are not; and the seconds that a step is predicted to take on
-    the chip: at least, guessed best and at most, each None where that is not known."""
+    devices; what advice is of, which the times of those are not; the seconds that a step is predicted to take on the
+    chip: at least, guessed best and at most, each None where that is not known; and the run that was measured."""
 
     shown: PipelineReport
     advised: PipelineReport
     seconds: Sequence[float | None]
+    run: Run | None = None
 
 
 def in_time(
@@ -41,12 +43,13 @@ def in_time(
     staged: Staged,
     leaves: Sequence[Leaf],
     *,
+    recorded: Run | None,
     chip: Chip | None,
     target: Target | None,
     simulated: bool,
 ) -> InTime:
-    """The pipeline of `entry` in time: predictions are for `chip`, or by FLOPs alone; on `simulated` devices they are
-    what is shown."""
+    """The pipeline of `entry` in time, by what the profiler `recorded` where there is that: predictions are for `chip`,
+    or by FLOPs alone; on `simulated` devices those for a chip are what is shown."""
     schedule = pipeline.split.schedule
     costs: Costs | None = None
     seconds: Sequence[float | None] = (None, None, None)
@@ -60,7 +63,7 @@ def in_time(
             total([its and simulate(schedule, its).makespan, update, around and guess.sent * around])
             for its, guess in zip(every, guesses, strict=True)
         )
-    run = pipeline.typical
+    run = recorded or pipeline.typical
 
     def predicted() -> PipelineReport:
         return timeline(schedule, costs or flops_costs(pipeline), "" if costs is None else "s")
@@ -75,4 +78,6 @@ def in_time(
         shown = kept("predicted", costs, predicted)
         return InTime(shown, shown, seconds)
     shown = kept("measured", run, lambda: measured(run, staged.split, staged.alike))
-    return InTime(shown, kept("predicted", costs, predicted) if simulated else shown, seconds)
+    if recorded is not None:
+        shown = replace(shown, recorded=True)
+    return InTime(shown, kept("predicted", costs, predicted) if simulated else shown, seconds, run)

@@ -1,7 +1,7 @@
 """What each operation of a trace is of: its line, its phase, and whether it computes, moves data or runs others."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..program.flops import REMATTED
@@ -44,10 +44,17 @@ class Told:
 
 
 class Instructions:
-    """The instructions of a program by their names, each read when it is first asked for."""
+    """The instructions of a program by their names, each read when it is first asked for. `own`: the program's own
+    place of one that the text tells."""
 
-    def __init__(self, module: Module, origins: Origins, moves: Sequence[tuple[Move, Cause]]):
-        self._module, self._origins = module, origins
+    def __init__(
+        self,
+        module: Module,
+        origins: Origins,
+        moves: Sequence[tuple[Move, Cause]],
+        own: Callable[[Origin], Origin] = lambda origin: origin,
+    ):
+        self._module, self._origins, self._own = module, origins, own
         self._where = _running(module)
         self._moves = {(move.computation, move.instruction.name): (move, cause) for move, cause in moves}
         self._known: dict[str, Told | None] = {}
@@ -58,6 +65,10 @@ class Instructions:
             site = self._where.get(name)
             self._known[name] = None if site is None else self._told(*site)
         return self._known[name]
+
+    def once(self, name: str) -> bool:
+        """Whether an instruction runs once, and no more, when its program does."""
+        return name in self._module.entry.instructions
 
     def _told(self, computation: Computation, i: Instruction) -> Told:
         move = self._moves.get((computation.name, i.name))
@@ -95,6 +106,7 @@ class Instructions:
             origin = self._origins.of_value(computation, i)
         if origin.frame is None:
             origin = self._origins.of_source(computation, i)
+        origin = self._own(origin)
         return origin, RECOMPUTED if REMATTED in name else origin.phase
 
     def _inside(self, i: Instruction) -> Sequence[Instruction]:

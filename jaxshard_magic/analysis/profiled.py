@@ -2,12 +2,15 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ..errors import ShardError
+from ..pipeline.executed import Pipeline
+from ..pipeline.jobs import Key as ProgramKey
+from ..pipeline.record import Run
 from ..placing import hosts_of, number_of
 from ..program.flops import REMATTED
 from ..program.garbage import uncollected
@@ -22,7 +25,9 @@ from .lanes import Key
 from .origin import Origins, op_name
 from .roofline import Roofline
 from .spent import Rates, spent
-from .summed import Moves, Sums, longest, summed, takes
+from .staged_moves import Said, instructions_of, operations_of
+from .staged_trace import Ran, Text, named, run_of, told_apart
+from .summed import Moves, Sums, longest, summed, takes, typical
 from .traced import read as read_trace
 
 if TYPE_CHECKING:
@@ -36,10 +41,11 @@ _Alike = tuple[object, ...]
 @dataclass(frozen=True, eq=False)
 class Profile:
     """What each host read of recorded calls of one program, with files named as on this one. `asked`: for so many
-    calls."""
+    calls; `run`: of a pipeline the one that is typical."""
 
     hosts: tuple[Sums, ...]
     asked: int
+    run: Run | None = None
 
 
 _known: "WeakKeyDictionary[Profile, tuple[Rates, Measured]]" = WeakKeyDictionary()
@@ -47,11 +53,14 @@ _known: "WeakKeyDictionary[Profile, tuple[Rates, Measured]]" = WeakKeyDictionary
 
 def worth_recording(entry: "Entry", n: int) -> int:
     """How many of `n` calls of a program to record, as more of them would not be read; the same on all hosts."""
-    text = entry.compiled.as_text()
-    if not text:
-        return n
+    mesh = entry.plan.mesh
     with uncollected():
-        each = operations(read(text)) * -(-entry.plan.mesh.size // hosts_of(entry.plan.mesh))
+        if isinstance(entry.compiled, Pipeline):
+            each = operations_of(entry.compiled) * mesh.size // len(entry.compiled.ranks)
+        elif text := entry.compiled.as_text():
+            each = operations(read(text)) * -(-mesh.size // hosts_of(mesh))
+        else:
+            return n
     return max(1, min(n, WORTH // max(1, each)))
 
 
@@ -60,6 +69,7 @@ def read_recorded(
     entry: "Entry",
     home: Sequence[str],
     moves: Sequence[tuple[Move, Cause]],
+    said: Mapping[ProgramKey, Said] | None,
     all_of: Callable[[Callable[[], str]], Sequence[str]],
 ) -> Profile:
     """Read what this host recorded, and hear what the others did, which come here together.
@@ -69,27 +79,36 @@ def read_recorded(
         entry: the program.
         home: the files to look for a line in first.
         moves: what moves, with the lines that cause it.
+        said: of a pipeline what the text of each of its programs says; else None.
         all_of: makes what this host tells, and gives what each host has told.
 
     Raises ShardError where none of the program's operations were recorded.
     """
-    text = entry.compiled.as_text()
     none = ShardError("the step was recorded, and the recording holds none of its operations")
-    if not text:
-        raise none
     with uncollected():
-        module = read(text)
-        name = module.header.removeprefix("HloModule ").partition(",")[0].strip()
-        told = {name: Instructions(module, Origins(module, home), moves)}
-        devices = _ordinals(entry)
-        trace = read_trace(recording.xspace, {name}, recording.skip)
+        pipeline, devices = entry.compiled, _ordinals(entry)
+        texts: Mapping[ProgramKey, Text] = {}
+        if said is not None:
+            texts = {key: Text(*each) for key, each in instructions_of(pipeline, said, home).items()}
+            told = {named(key): each.instructions for key, each in texts.items()}
+            modules = {each.module for each in texts.values()}
+        elif text := entry.compiled.as_text():
+            module = read(text)
+            modules = {module.name}
+            told = {module.name: Instructions(module, Origins(module, home), moves)}
+        else:
+            raise none
+        trace, ran = read_trace(recording.xspace, modules, recording.skip), list[Ran]()
+        if said is not None:
+            trace, ran = told_apart(trace, pipeline, texts, devices)
         own = takes(trace, devices)
         if not own:
             raise none
         every = longest([_runs(each) for each in all_of(lambda: json.dumps(own))])
         sums = summed(trace, told, devices, every)
+        run = None if said is None else run_of(pipeline, ran, trace.runs - 1 - typical(every), trace)
         hosts = tuple(Sums.from_json(each).by(told) for each in all_of(sums.to_json))
-        return Profile(hosts, recording.asked)
+        return Profile(hosts, recording.asked, run)
 
 
 def _runs(text: str) -> dict[int, float]:
@@ -128,16 +147,23 @@ def profiled(
         attached: whether that is the chip that the step ran on.
     """
     with uncollected():
-        origins = Origins(read(entry.compiled.as_text() or ""), home)
-        rates = _rates(entry, origins, told, collectives, roof, attached)
+        rates = _rates(entry, home, told, collectives, roof, attached)
         if profile not in _known or _known[profile][0] != rates:
-            _known[profile] = rates, spent(profile.hosts, rates, profile.asked)
+            _known[profile] = rates, spent(profile.hosts, rates, profile.asked, _ranks(entry))
         return _known[profile][1]
+
+
+def _ranks(entry: "Entry") -> dict[int, int] | None:
+    """Of a pipeline the rank of each device."""
+    if not isinstance(entry.compiled, Pipeline):
+        return None
+    ranks = enumerate(entry.compiled.ranks.each)
+    return {number_of(d): rank for rank, mesh in ranks for d in mesh.devices.flat}
 
 
 def _rates(
     entry: "Entry",
-    origins: Origins,
+    home: Sequence[str],
     told: Sequence[tuple[Move, Cause]],
     collectives: Sequence[Collective],
     roof: Roofline | None,
@@ -154,6 +180,7 @@ def _rates(
     for key, each in _collectives_by_line(told, collectives):
         lines[key] += each
     if roof is not None:
+        origins = Origins(read(entry.compiled.as_text() or ""), home)
         for key, each in _products_by_line(entry, origins, roof):
             lines[key] += each
     return Rates(dict(sent), dict(seconds), links, dict(lines))

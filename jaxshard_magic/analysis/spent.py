@@ -34,13 +34,16 @@ class _Times(NamedTuple):
 _NONE = _Times(0.0, 0.0, 0.0, 0.0)
 
 
-def spent(hosts: Sequence[Sums], rates: Rates, asked: int | None = None) -> Measured:
+def spent(
+    hosts: Sequence[Sums], rates: Rates, asked: int | None = None, stages: Mapping[int, int] | None = None
+) -> Measured:
     """Where the time of a step went.
 
     Args:
         hosts: what each host read of the same runs, with files named as on this one.
         rates: what is known beside the traces.
         asked: for so many runs; None for those that were recorded.
+        stages: of a pipeline the rank of each device, as those of one do the same; else all do.
     """
     lines: dict[Key, _Times] = defaultdict(lambda: _NONE)
     moves: dict[Moves, _Times] = defaultdict(lambda: _NONE)
@@ -57,7 +60,7 @@ def spent(hosts: Sequence[Sums], rates: Rates, asked: int | None = None) -> Meas
     waits = tells or host > 0
     rows, others, unknown = _lines(lines, n, waits, rates)
     busy = [_busy(each, waits) for each in devices]
-    slowest, behind = _slowest(busy)
+    slowest, behind = _slowest(busy, stages or {})
     at = {(row.file, row.line, row.phase): i for i, row in enumerate(rows)}
     lanes = together(
         [Lanes(sums.lanes, sums.tick, sums.grain) for sums in hosts],
@@ -142,12 +145,21 @@ def _busy(of: DeviceSum, waits: bool) -> Busy:
     return Busy(of.device, _s(of.compute / n), _s(of.moving / n), waiting, _s(of.overlap / n), _s(idle / n))
 
 
-def _slowest(busy: Sequence[Busy]) -> tuple[int | None, float | None]:
-    """The device that computes most, and how much more than the median one; None of one device alone."""
-    if len(busy) < 2:
+def _slowest(busy: Sequence[Busy], stages: Mapping[int, int]) -> tuple[int | None, float | None]:
+    """The device that computes longest beside the median one of those that do the same, and how much longer; None where
+    each does its own."""
+    alike: dict[int | None, list[Busy]] = defaultdict(list)
+    for each in busy:
+        alike[stages.get(each.device)].append(each)
+    found: list[tuple[float, int]] = []
+    for own in alike.values():
+        most = max(own, key=lambda each: each.compute)
+        if len(own) > 1:
+            found.append((most.compute - median(each.compute for each in own), most.device))
+    if not found:
         return None, None
-    most = max(busy, key=lambda each: each.compute)
-    return most.device, _s((most.compute - median(each.compute for each in busy)) / NS)
+    behind, device = max(found, key=lambda each: each[0])
+    return device, _s(behind / NS)
 
 
 def _listed(busy: Sequence[Busy], slowest: int | None) -> tuple[Busy, ...]:

@@ -12,7 +12,8 @@ from ..schedule.actions import KINDS
 from .attribution import caused, host_calls, traced
 from .collectives import Cause, Move, merge, moves
 from .frames import Frame, called
-from .hlo import read
+from .hlo import Module, read
+from .instructions import Instructions, operations
 from .origin import Origin, Origins
 from .sources import SourceText
 from .staged_memory import shard_bytes
@@ -59,6 +60,35 @@ def said_by(
     return {key: found[key] for key in pipeline.programs}
 
 
+def instructions_of(
+    pipeline: Pipeline, said: Mapping[Key, Said], home: Sequence[str]
+) -> dict[Key, tuple[str, Instructions]]:
+    """The name of each program's module, and its instructions, on its own lines; no program without text."""
+    lines, read_once = _Lines(pipeline), dict[str, tuple[Module, Origins]]()
+    found: dict[Key, tuple[str, Instructions]] = {}
+    for key, made in pipeline.programs.items():
+        hlo = made.compiled.as_text()
+        if not hlo:
+            continue
+        if hlo not in read_once:
+            module = read(hlo)
+            read_once[hlo] = module, Origins(module, home, _places(pipeline, key))
+        module, origins = read_once[hlo]
+        own = lines.else_of_call(key, origins)
+        found[key] = module.name, Instructions(module, origins, said[key].moves or (), own)
+    return found
+
+
+def operations_of(pipeline: Pipeline) -> int:
+    """How many operations a step runs, each rank's counted on one of its devices; see `instructions.operations`."""
+    runs, known = runs_of(pipeline), dict[int, int]()
+    for made in pipeline.programs.values():
+        if id(made) not in known:
+            text = made.compiled.as_text()
+            known[id(made)] = operations(read(text)) if text else 0
+    return sum(known[id(made)] * runs.get(key, 1) for key, made in pipeline.programs.items())
+
+
 def _named(pipeline: Pipeline, key: Key, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
     """The leaves that a program's text may name."""
     split, (kind, number) = pipeline.split, key
@@ -99,6 +129,8 @@ class _Lines:
         kind, s = key
         if kind == "settle":
             return self._of_gradients(s, origins)
+        if kind == "group" and self._pipeline.split.placed.groups[s].phase:  # behind a gradient call
+            return lambda origin: replace(origin, phase=origin.phase and "update")
         if kind not in KINDS or self._first[s] == s:
             return lambda origin: origin
         theirs, mine = (self._pipeline.stages[n].program.whole.equations for n in (self._first[s], s))
@@ -110,6 +142,29 @@ class _Lines:
             return _at(origin, places.get(Origin(origin.frame, origin.deeper), origin))
 
         return own
+
+    def else_of_call(self, key: Key, origins: Origins) -> Callable[[Origin], Origin]:
+        """As `of`; what has no line, as sums of gradients and copies, is of its gradient call, and what is copied
+        around these of what is made beside it."""
+        (kind, number), split, own = key, self._pipeline.split, self.of(key, origins)
+        phase = "forward" if kind in ("F", "prepare", "finish") else "backward"
+        place: Origin | None = None
+        if kind == "group":
+            group = split.placed.groups[number]
+            made = (e for e in split.around.program.top.equations if not set(e.outs).isdisjoint(group.wanted))
+            place = next((at for e in made if (at := self._place(e, origins)).frame is not None), None)
+            phase, which = "update" if group.phase else "forward", max(0, group.phase - 1)
+        elif kind in KINDS:
+            which = split.loss_of(number).number
+        else:
+            which = number if kind == "finish" else number // len(self._pipeline.ranks)
+        place = place or origins.place(called(split.losses[which].traceback))
+
+        def found(origin: Origin) -> Origin:
+            told = own(origin)
+            return told if told.frame is not None else replace(_at(told, place), phase=phase)
+
+        return found
 
     def _of_gradients(self, rank: int, origins: Origins) -> Callable[[Origin], Origin]:
         """A rank's gradients are summed for the equations that make them."""

@@ -86,7 +86,8 @@ def summarize(step: "ShardedStep") -> Report:
     times = timing(_measured(step, entry), entry.plan, roof, attached)
     pipeline = None
     if isinstance(entry.compiled, Pipeline) and reading.staged is not None:
-        how = {"chip": chip, "target": target, "simulated": mesh.source == "simulated"}
+        recorded = None if step.last_profile is None else step.last_profile.run
+        how = {"recorded": recorded, "chip": chip, "target": target, "simulated": mesh.source == "simulated"}
         pipeline = in_time(entry, entry.compiled, reading.staged, reading.leaves, **how)
     if pipeline is not None and chip is not None:
         low, best, high = pipeline.seconds
@@ -126,7 +127,9 @@ def read_profile(
     recording: "Recording", entry: "Entry", all_of: Callable[[Callable[[], str]], Sequence[str]]
 ) -> Profile:
     """Read recorded calls of a program, together with all hosts of its mesh; see `profiled.read_recorded`."""
-    return read_recorded(recording, entry, _home(entry), reading_of(entry).moves, all_of)
+    reading = reading_of(entry)
+    said = None if reading.staged is None else reading.staged.said
+    return read_recorded(recording, entry, _home(entry), reading.moves, said, all_of)
 
 
 def _profiled(
@@ -138,7 +141,7 @@ def _profiled(
     attached: bool,
 ) -> Measured | None:
     """Where the time of recorded steps went; None where none were recorded."""
-    if step.last_profile is None or reading.staged is not None:
+    if step.last_profile is None:
         return None
     return profiled(step.last_profile, entry, _home(entry), reading.moves, collectives or (), roof, attached)
 
@@ -205,7 +208,7 @@ def _advice_on_pipeline(
     pipelined, staged = entry.compiled, reading.staged
     if pipeline is None or staged is None or step.request.pipeline is None:
         return []
-    run = pipelined.typical if pipeline.advised.source == "measured" else None
+    run = pipeline.run if pipeline.advised.source == "measured" else None
     weights = None
     if run is None and chip is not None:  # as the costs of what is advised are predicted
         axes = entry.plan.batch_axes

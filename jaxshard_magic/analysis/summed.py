@@ -159,6 +159,11 @@ def longest(hosts: Sequence[Takes]) -> dict[int, float]:
     return {run: max(each[run] for each in hosts) for run in hosts[0] if all(run in each for each in hosts)}
 
 
+def typical(takes: Takes) -> int:
+    """The run that takes longer than half of the others, by its key."""
+    return sorted(takes, key=lambda run: takes[run])[(len(takes) - 1) // 2]
+
+
 def summed(trace: Trace, told: Mapping[str, Instructions], devices: Mapping[int, int], takes: Takes) -> Sums:
     """Where the time of this host's devices went.
 
@@ -171,7 +176,7 @@ def summed(trace: Trace, told: Mapping[str, Instructions], devices: Mapping[int,
     windows = _windows(trace, devices)
     every = {trace.runs - 1 - run: took for run, took in takes.items()}
     took = {run: every[run] for run in sorted(every) if run in windows}
-    typical = sorted(took, key=lambda run: took[run])[(len(took) - 1) // 2]
+    drawn_run = typical(took)
     parts: dict[tuple[int, int], list[Op]] = defaultdict(list)
     for op in trace.ops:
         if op.device in devices and op.run in took:
@@ -181,12 +186,12 @@ def summed(trace: Trace, told: Mapping[str, Instructions], devices: Mapping[int,
         of = adding.devices[device]
         of.window, of.runs = of.window + took[run], of.runs + 1
         pieces = _pieces(list(_parts(ops, trace.waits or {}, told, adding)), adding, of)
-        if run == typical:
+        if run == drawn_run:
             drawn[device] = pieces
     most = max(adding.devices, key=lambda device: adding.devices[device].kinds[COMPUTE])
     rows = {key: i for i, key in enumerate(adding.lines)}
-    start = windows[typical][0]
-    lanes = lanes_of(drawn, (start, start + took[typical]), rows, most)
+    start = windows[drawn_run][0]
+    lanes = lanes_of(drawn, (start, start + took[drawn_run]), rows, most)
     return Sums(
         recorded=trace.recorded,
         takes=tuple(took.values()),
@@ -228,11 +233,9 @@ def _windows(trace: Trace, devices: Mapping[int, int]) -> dict[int, Span]:
 
 
 def _named(line: LineSum, told: Mapping[str, Instructions]) -> LineSum:
-    for each in told.values():
-        here = each[line.name]
-        if here is not None and (here.line, here.phase) == (line.line, line.phase):
-            return line._replace(file=here.file)
-    return line
+    named = [here for each in told.values() if (here := each[line.name]) is not None]
+    alike = [here.file for here in named if (here.line, here.phase) == (line.line, line.phase)]
+    return line if line.file in alike or not alike else line._replace(file=alike[0])
 
 
 def _parts(

@@ -31,7 +31,8 @@ _NONE = frozenset(
 
 class Op(NamedTuple):
     """One operation that ran, in nanoseconds of the recording's clock. `device`: its ordinal; `run`: the position of
-    the step's call; `track`: the thread or the queue that it ran on, where nothing else ran but what is in it."""
+    the step's call; `track`: the thread or the queue that it ran on, where nothing else ran but what is in it;
+    `launch`: the same for all of one execution of a program, None where that is not told."""
 
     device: int
     run: int
@@ -40,6 +41,7 @@ class Op(NamedTuple):
     start: float
     end: float
     track: str
+    launch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _read(
             if told is None or (module is not None and module not in modules):
                 continue
             where = stats.get("device_ordinal", 0) if device is None else device
-            ops.append(Op(int(where), run, module, str(told), start, event.end_ns, key))
+            ops.append(Op(int(where), run, module, str(told), start, event.end_ns, key, stats.get("run_id")))
     told_waits = {track: union(spans) for track, spans in waits.items()} if found.on_host else None
     return Trace(tuple(ops), tuple(calls), told_waits, len(marks) - skip, found.events)
 

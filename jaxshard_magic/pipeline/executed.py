@@ -44,7 +44,7 @@ class Pipeline:
         self._insides, alike = [Insides(loss, self.homes) for loss in split.losses], {}
         rank_of, m = split.schedule.rank_of, split.schedule.microbatches
         self.stages = [
-            StageJobs(p, rank_of[s], self.homes, m, alike, self.insides(s).of(p))
+            StageJobs(s, p, rank_of[s], self.homes, m, alike, self.insides(s).of(p))
             for s, p in enumerate(split.programs)
         ]
         self._whole = [Whole(loss) for loss in split.losses]
@@ -127,6 +127,28 @@ class Pipeline:
         """What was measured in the call that took longer than half of those that were timed of late."""
         runs = sorted(self._runs, key=lambda run: run.seconds)
         return runs[(len(runs) - 1) // 2] if runs else None
+
+    def order(self, rank: int) -> list[tuple[Key, str | None]]:
+        """The programs that a rank runs in a step, in the order in which it calls them, each with the action that it
+        is, where it is one."""
+        split, placed = self.split, self.split.placed.groups
+        calls: list[tuple[Key, str | None]] = []
+
+        def groups(phase: int) -> None:
+            here = (g for g, group in enumerate(placed) if (group.place, group.phase) == (rank, phase))
+            calls.extend((("group", g), None) for g in here)
+
+        actions = [a for step in split.schedule.grid[rank] for a in parts(step)]
+        for loss in split.losses:
+            groups(loss.number)
+            number = self._number(loss, rank)
+            calls.append((("prepare", number), None))
+            calls += [((a.kind, a.stage), str(a)) for a in actions if a.stage in loss.stages_of[rank]]
+            calls.append((("settle", number), None))
+            if rank == loss.hub:
+                calls.append((("finish", loss.number), None))
+        groups(len(split.losses))
+        return calls
 
     def rank_of(self, key: Key) -> int:
         """Where a program runs."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..errors import ShardError
 from ..gradients.accumulate import Accumulated
 from ..program.capture import Gradient
-from ..program.ir import Value
+from ..program.ir import Equation, Value
 from ..schedule import Schedule
 from ..schedule.actions import parts as split_up
 from .loss import CutLoss, Wish, cut_loss, whole_loss
@@ -28,13 +28,15 @@ class Part:
 class LossStages:
     """The `number`th loss of a step, counted from 0, in the stages that `schedule` has for it, numbered as there.
 
-    `call`: its gradient call over microbatches. `first`: how many inputs a microbatch's loss has before the operands of
-    the call. `cut`: that loss, cut; whole on the last stage, where `uncut` says why it can't be. `trained`: which of
-    its inputs are parameters. `programs`: of each stage.
+    `call`: its gradient call over microbatches, `marked` in the step; `traceback`: of that. `first`: how many inputs a
+    microbatch's loss has before the operands of the call. `cut`: that loss, cut; whole on the last stage, where `uncut`
+    says why it can't be. `trained`: which of its inputs are parameters. `programs`: of each stage.
     """
 
-    def __init__(self, number: int, call: Accumulated, gradient: Gradient, schedule: Schedule, wish: Wish):
+    def __init__(self, number: int, call: Accumulated, marked: Equation, schedule: Schedule, wish: Wish):
+        gradient: Gradient = marked.params["gradient"]
         self.number, self.call, self.gradient, self._schedule = number, call, gradient, schedule
+        self.traceback = marked.eqn.source_info.traceback
         each = schedule.stages_of_loss
         self.stages = range(number * each, (number + 1) * each)
         self.first = first = 1 + len(call.followed.norms)  # its rows, sums of the batch

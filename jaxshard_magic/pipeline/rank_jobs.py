@@ -104,7 +104,7 @@ class Prepared:
         zeros = [at for s in mine for at in stages[s].sums_at]
         avals = [shape_of(homes.split.around.program.avals[v]) for v in self.reads]
         at = [homes.sharding(v, rank) for v in self.reads]
-        self.job = Job(self._run, (avals,), (at,), (outs, zeros))
+        self.job = Job(self.prepare, (avals,), (at,), (outs, zeros))
 
     def _source(self, i: int) -> tuple[str, int]:
         loss = self._loss
@@ -121,7 +121,8 @@ class Prepared:
         (v,) = self._loss.operands[k].values
         return v
 
-    def _run(self, arrays: Sequence[Any]) -> tuple[list, list]:
+    def prepare(self, arrays: Sequence[Any]) -> tuple[list, list]:
+        """What stages read, from the values `reads`, and zeros."""
         call, known = self._loss.call, dict(zip(self.reads, arrays, strict=True))
         cut = call.cut
         norms: list[Any] = []
@@ -175,9 +176,10 @@ class Settled:
         self._avals = [shape_of(pieces[i]) for i in self.owned]
         values = [loss.gradient_of[i] for i in self.owned]
         outs = [homes.sharding(v, rank) for v in values]
-        self.job = Job(self._run, (avals,), (at,), outs)
+        self.job = Job(self.settle, (avals,), (at,), outs)
 
-    def _run(self, sums: Sequence[Any]) -> list:
+    def settle(self, sums: Sequence[Any]) -> list:
+        """The gradients of `owned`, from `sums`."""
         total: dict[int, Any] = {}
         for (i, s, k), parts in zip(self.sums, sums, strict=True):
             with jax.named_scope(f"{GRADIENT}.{self.owned.index(i)}"):
@@ -197,7 +199,7 @@ def group_job(
     place = {v: i for i, v in enumerate(program.inputs)}
     kept, given = [v for v in group.reads if v not in taken], [v for v in group.reads if v in taken]
 
-    def run(kept_arrays: list, given_arrays: list) -> list:
+    def update(kept_arrays: list, given_arrays: list) -> list:
         inputs: list[Any] = [None] * len(program.inputs)
         known = dict(zip((*kept, *given), (*kept_arrays, *given_arrays), strict=True))
         for v, x in known.items():
@@ -210,4 +212,4 @@ def group_job(
 
     (kept_avals, kept_at), (given_avals, given_at) = of(kept), of(given)
     _, outs = of(group.wanted)
-    return Job(run, (kept_avals, given_avals), (kept_at, given_at), outs, (1,)), kept, given
+    return Job(update, (kept_avals, given_avals), (kept_at, given_at), outs, (1,)), kept, given

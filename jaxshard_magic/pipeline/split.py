@@ -31,10 +31,10 @@ class Split:
         wishes: Sequence[Wish],
     ):
         self.schedule = schedule
-        gradients = [e.params["gradient"] for e in gradient_calls(step)]
+        marked = gradient_calls(step)
         self.losses = [
-            LossStages(n, call, gradient, schedule, wish)
-            for n, (call, gradient, wish) in enumerate(zip(calls, gradients, wishes, strict=True))
+            LossStages(n, call, e, schedule, wish)
+            for n, (call, e, wish) in enumerate(zip(calls, marked, wishes, strict=True))
         ]
         if (why := self.losses[0].uncut) is not None and all(loss.uncut for loss in self.losses):
             raise why

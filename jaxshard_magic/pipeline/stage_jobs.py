@@ -19,13 +19,15 @@ from .programs import End, Runner, Share, StageProgram
 
 _HASHED = 2**20  # bytes of a constant that is told by its numbers; a larger one is told by which array it is
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+_NAMES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 
 
 class Functions:
     """What the programs of alike stages run, `run[kind]`: `(number of the microbatch, parameters, others, rest)`, with
-    the sums of gradients before them where it adds to these."""
+    the sums of gradients before them where it adds to these. `first`: the first of these stages, after which a profiler
+    names the programs."""
 
-    def __init__(self, program: StageProgram, layout: Layout | None):
+    def __init__(self, program: StageProgram, layout: Layout | None, first: int):
         self.runner = runner = Runner(program, layout)
         backward = _of_microbatch(program, runner, program.backward)
         self.run = {
@@ -34,6 +36,8 @@ class Functions:
             "I": _of_microbatch(program, runner, program.input_gradient),
             "W": _adding(_of_microbatch(program, runner, program.weight_gradient), 0),
         }
+        for kind, run in self.run.items():
+            run.__name__ = run.__qualname__ = f"stage{first}_{_NAMES[kind]}"
 
 
 def _of_microbatch(program: StageProgram, runner: Runner, share: Share) -> Callable[..., list]:
@@ -58,7 +62,7 @@ def _adding(own: Callable[..., list], first: int) -> Callable[..., tuple[list, l
 
 
 class StageJobs:
-    """Where one stage's arrays lie on its rank, and its programs as jobs.
+    """Where the arrays of stage `number` lie on its rank, and its programs as jobs.
 
     `stacked`: what it takes of the batch, all microbatches together, and where that lies. `sums`, `sums_at`: in what it
     adds up the gradient of each parameter; in `parts`, one for each shard of the examples, where devices store the
@@ -68,6 +72,7 @@ class StageJobs:
 
     def __init__(
         self,
+        number: int,
         program: StageProgram,
         rank: int,
         homes: Homes,
@@ -76,7 +81,7 @@ class StageJobs:
         layout: Layout | None,
     ):
         self.program, self._rank, self._homes, self._layout = program, rank, homes, layout
-        self._functions = _alike(alike, program, layout)
+        self._functions = _alike(alike, program, layout, number)
         whole, s = program.whole, program.slots
         inputs = whole.inputs
         self.parameters = [self.sharding(v) for v in inputs[: s.parameters]]
@@ -148,11 +153,13 @@ class StageJobs:
         return Job(self._functions.run[kind], avals, ins, outs)
 
 
-def _alike(known: dict[Hashable, Functions], program: StageProgram, layout: Layout | None) -> Functions:
+def _alike(
+    known: dict[Hashable, Functions], program: StageProgram, layout: Layout | None, number: int
+) -> Functions:
     """Those of the first stage that is the same program, laid out the same: they are traced once."""
     key = _key(program, layout)
     if key not in known:
-        known[key] = Functions(program, layout)
+        known[key] = Functions(program, layout, number)
     return known[key]
 
 

@@ -94,8 +94,9 @@ class Measured:
     `step_s`: seconds from a step's first operation on any device to its last one. `lines`: those that take longest,
     by phase; `others`: all other lines, `unknown`: what no line is known of, None where there is none.
     `collectives`: by kind and axes. `devices`: the slowest one and others, of `of_devices`. `slowest` computes
-    most, `behind` seconds more than the median device. `lanes`: one typical step, in ticks of `tick` seconds from
-    its first operation on; what is shorter than `grain` ticks may be drawn as a part of what lies beside it.
+    `behind` seconds longer than the median device, of a pipeline than the median one of its stage; both None where no
+    other device does the same. `lanes`: one typical step, in ticks of `tick` seconds from its first operation on; what
+    is shorter than `grain` ticks may be drawn as a part of what lies beside it.
     `host`: seconds that the device waits for Python which does so longest. `dispatch`: seconds from a step's call
     to its first operation. Of `asked` steps `recorded` were recorded and `read` read, in which a device ran
     `operations` operations a step: of a step that has very many only a few are.

@@ -89,7 +89,8 @@ class Pipeline(Sendable):
     measured where there was a run, else predicted (`source`: "measured" | "predicted"); `ideal_events` are those of
     even stages. `costs` of each stage: forward, input gradient, weight gradient, transfer. `kept`: of each stage, the
     share of a microbatch's activations that is held until its weight gradient ends; empty: all of them. `losses`: how
-    many the step differentiates one after the other, each in stages of its own, numbered on.
+    many the step differentiates one after the other, each in stages of its own, numbered on. `recorded`: the
+    profiler recorded what is measured, operation by operation; no action was timed by itself.
     """
 
     schedule: str
@@ -109,6 +110,7 @@ class Pipeline(Sendable):
     refused: tuple[Refused, ...] = ()
     kept: tuple[float, ...] = ()
     losses: int = 1
+    recorded: bool = False
 
     @overload
     def to_chrome_trace(self, path: None = None) -> str: ...
@@ -128,7 +130,7 @@ class Pipeline(Sendable):
 
     def _short(self) -> str:
         size = f"{self.stages} stages x {self.microbatches} microbatches"
-        return f"<Pipeline {self.schedule}: {size}, {self.source}>"
+        return f"<Pipeline {self.schedule}: {size}, {'recorded' if self.recorded else self.source}>"
 
     def _ways(self) -> tuple[Any, Any, Any]:
         from jaxshard_magic.views.timeline import html, text

@@ -124,11 +124,6 @@ def recordable(step: "ShardedStep", n: int) -> None:
         raise ShardError(
             f"{target.name} is not attached: {step.name} is compiled for it, and can't be recorded"
         )
-    if step.request.pipeline is not None:
-        raise ShardError(
-            "--profile records one program, and a pipeline has several: its report has a timeline of each action "
-            "without it; leave --profile out"
-        )
 
 
 def record(

@@ -160,7 +160,7 @@ class ShardedStep(CalledAgain):
 
         On several hosts all of them call this. Each reads its own recording, and has what all have read.
 
-        Raises ShardError where there are no arguments, for a pipeline, where a trace is running already, where the
+        Raises ShardError where there are no arguments, where a trace is running already, where the
         folder can't be written, and where another host fails.
         """
         given = None if args is None and kwargs is None else (tuple(args or ()), dict(kwargs or {}))

@@ -40,7 +40,9 @@ def lanes_to_json(m: Measured) -> str:
 def trace(p: Pipeline) -> dict[str, Any]:
     """One process for what is shown, one for its ideal; a thread a rank, an event an action, times in microseconds."""
     size = _plain(words.size_text(p))
-    events = [*_process(p, SHOWN, f"{size}, {p.source}", data.lanes(p, p.events), counted=True)]
+    events = [
+        *_process(p, SHOWN, f"{size}, {words.source_of_times(p)}", data.lanes(p, p.events), counted=True)
+    ]
     if p.ideal_events:
         events += _process(p, IDEAL, f"{size}, ideal", data.lanes(p, p.ideal_events), counted=False)
     about = {

@@ -32,7 +32,7 @@ def timeline(report: Report, colours: Mapping[str, str]) -> go.Figure:
         below = data.lanes(p, p.ideal_events)
         chart.add_traces([_bars(p, below, kind, colours, under=True) for kind in data.kinds_of(p)])
     head = "".join(span.text for span in words.pipeline_lead(p))
-    of = f"{p.source}; thin: ideal" if ideal else p.source
+    of = f"{words.source_of_times(p)}; thin: ideal" if ideal else words.source_of_times(p)
     chart.update_layout(
         frame(text(head), f" {text(words.pipeline_about(p))}", of, RANK * len(p.ranks), colours),
         barmode="overlay",
@@ -77,6 +77,6 @@ def _bars(
             for _, mark in bars
         ],
         hovertemplate="%{customdata[0]} "
-        + ("ideal" if under else text(p.source))
+        + ("ideal" if under else text(words.source_of_times(p)))
         + "<br><b>%{customdata[1]}</b> from %{customdata[2]}<extra></extra>",
     )

@@ -35,7 +35,7 @@ def pipeline_payload(p: Pipeline) -> dict[str, Any]:
         ],
         "bubble": words.bubble_of(p),
         "work": words.work_text(p),
-        "source": p.source if p.source == "measured" else "predicted",
+        "source": words.source_of_times(p),
         "unit": "s" if p.unit == "s" else "",
         "tick": 1 / scale if scale else 0.0,
         "end": p.makespan[1] if measured is None else measured,

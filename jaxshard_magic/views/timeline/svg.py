@@ -159,7 +159,7 @@ def _axis(p: Pipeline, plan: Plan, bottom: float) -> Iterator[str]:
     """Ticks with their labels, the frames of the lanes, and where the ideal ends."""
     yield from _ticks(plan, p.unit, bottom)
     yield from _frames(plan, len(p.ranks), _end(p))
-    last, end = f"{p.source} end {words.time_text(_end(p), p.unit)}", plan.x(_end(p))
+    last, end = f"{words.source_of_times(p)} end {words.time_text(_end(p), p.unit)}", plan.x(_end(p))
     if plan.ideal:
         x = plan.x(p.makespan[0])
         dashed = 'stroke="currentColor" stroke-dasharray="3 2"'

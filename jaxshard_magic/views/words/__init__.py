@@ -62,6 +62,7 @@ from jaxshard_magic.views.words.pipeline import pipeline_about as pipeline_about
 from jaxshard_magic.views.words.pipeline import pipeline_lead as pipeline_lead
 from jaxshard_magic.views.words.pipeline import rank_name as rank_name
 from jaxshard_magic.views.words.pipeline import size_text as size_text
+from jaxshard_magic.views.words.pipeline import source_of_times as source_of_times
 from jaxshard_magic.views.words.pipeline import stages_text as stages_text
 from jaxshard_magic.views.words.pipeline import work_text as work_text
 from jaxshard_magic.views.words.run import HINTS as HINTS

@@ -79,9 +79,8 @@ def spent_notes(report: Report) -> list[str]:
     if report.mesh.processes > 1:
         notes.append(_CLOCKS)
     if m.slowest is not None and m.behind is not None and m.behind > SLOWER * m.step_s.median:
-        notes.append(
-            f"Device {m.slowest} computes longest, {seconds_text(m.behind)} longer than the median one."
-        )
+        longest = f"Device {m.slowest} computes longest, {seconds_text(m.behind)} longer than the median one"
+        notes.append(f"{longest} of its stage." if report.pipeline else f"{longest}.")
     if m.of_devices > len(m.devices):
         notes.append(f"{count_text(len(m.devices))} of {count_text(m.of_devices)} devices are listed.")
     whole = sum(row.seconds for row in (*m.lines, *filter(None, (m.others, m.unknown)))) or 1.0

@@ -49,6 +49,11 @@ def bubble_of(p: Pipeline) -> float:
     return p.bubble.predicted if p.bubble.measured is None else p.bubble.measured
 
 
+def source_of_times(p: Pipeline) -> str:
+    """What the times of its actions are: `recorded`, `measured` or `predicted`."""
+    return "recorded" if p.recorded else "measured" if p.source == "measured" else "predicted"
+
+
 def pipeline_lead(p: Pipeline) -> list[Span]:
     """`Bubble 24.4% measured, 21.3% predicted, 11.1% ideal.`"""
     known = {"measured": p.bubble.measured, "predicted": p.bubble.predicted, "ideal": p.bubble.ideal}
@@ -57,11 +62,12 @@ def pipeline_lead(p: Pipeline) -> list[Span]:
 
 
 def pipeline_about(p: Pipeline) -> str:
-    """`zb-h1, 4 stages × 8 microbatches; its actions alone 35.3 ms measured, 33.0 ms predicted.`"""
+    """`zb-h1, 4 stages × 8 microbatches; its actions alone 35.3 ms measured, 33.0 ms predicted.` Where the profiler has
+    recorded them, `35.3 ms recorded by the profiler`."""
     ideal, predicted, measured = p.makespan
     known = [(predicted, "predicted"), (ideal, "ideal")]
     if measured is not None:
-        known = [(measured, "measured"), *known]
+        known = [(measured, "recorded by the profiler" if p.recorded else "measured"), *known]
     times = [f"{time_text(value, p.unit)} {name}" for value, name in known[:2]]
     alone = "its actions alone " if p.unit == "s" else ""  # a step has more to do than them
     return f"{size_text(p)}; {alone}{', '.join(times)}."
@@ -154,5 +160,6 @@ def number_text(value: float) -> str:
 
 def lanes_text(p: Pipeline, ideal: bool, held: bool) -> str:
     """What the lanes are: `upper lane measured, lower lane ideal; line: activations held`."""
-    lanes = f"upper lane {p.source}, lower lane ideal" if ideal else p.source
+    source = source_of_times(p)
+    lanes = f"upper lane {source}, lower lane ideal" if ideal else source
     return f"{lanes}; line: activations held" if held else lanes

@@ -1,0 +1,204 @@
+"""A pipeline recorded and read back: each operation is of its stage's program, and each action stands where it ran."""
+
+import time
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_profile import adds_up, ran, transformer_like
+
+import jaxshard_magic
+from jaxshard_magic.analysis import profiled
+from jaxshard_magic.analysis.traced import read
+from jaxshard_magic.report import Report
+from jaxshard_magic.schedule import Action
+from jaxshard_magic.schedule.actions import parse_step, parts
+
+SLEEPS = 0.06, 0.061  # seconds of a nap on each stage
+WITHIN = 0.03  # of what was slept
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "options", "scan", "remat"),
+    [
+        ("pp+fsdp", "cpu:4 pipe=2 data=2", {"microbatches": 4}, True, True),
+        ("pp+dp", "cpu:4 pipe=2 data=2", {"schedule": "zb-h1"}, False, False),
+        ("pp", "cpu:3 pipe=3", {"schedule": "gpipe", "remat": "full", "microbatches": 2}, False, False),
+    ],
+)
+def test_all_time_of_a_pipeline_has_a_line_and_its_timeline_is_what_was_recorded(
+    strategy, mesh, options, scan, remat
+):
+    function, state, batch = transformer_like(scan, remat)
+    step = ran(jaxshard_magic.shard(function, strategy, mesh=mesh, **options), state, batch)
+    clocked = step.report().pipeline
+    assert clocked is not None and not clocked.recorded
+    found = step.profile(2)
+    adds_up(found)
+    assert {row.phase for row in found.lines} >= {"forward", "backward", "update"}
+    assert ("recomputed" in {row.phase for row in found.lines}) == (remat or "remat" in options)
+    assert {row.file for row in found.lines} == {Path(__file__).with_name("test_profile.py").name}
+    devices = int(mesh[4])
+    assert (found.read, found.of_devices, len(found.lanes)) == (2, devices, devices)
+    report = step.report()
+    p = report.pipeline
+    assert p is not None and p.recorded and p.source == "measured"
+    assert sorted(e.action for e in p.events) == sorted(a for row in p.grid for a in row)
+    for rank in range(p.stages):
+        own = sorted((e.start, e.end) for e in p.events if e.rank == rank)
+        assert all(a[1] <= b[0] + 1e-12 for a, b in pairwise(own))
+    ends = {part: e.end for e in p.events for part in parts(parse_step(e.action))}
+    starts = {part: e.start for e in p.events for part in parts(parse_step(e.action))}
+    for action, start in starts.items():  # what a stage reads was made before
+        if action.kind == "F" and action.stage:
+            assert ends[Action(action.stage - 1, "F", action.microbatch)] <= start
+    assert p.makespan[2] is not None and p.makespan[2] <= found.step_s.max
+    assert "recorded by the profiler" in report.to_html() and "recorded by the profiler" in report.to_text()
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_programs_of_stages_have_names_that_a_trace_tells_them_by():
+    function, state, batch = transformer_like(False, False)
+    step = ran(jaxshard_magic.shard(function, "pp", mesh="cpu:3 pipe=3", microbatches=2), state, batch)
+    names: dict[tuple[str, int], str] = {}
+    assert step.entry is not None
+    for key, made in step.entry.compiled.programs.items():
+        names[key] = made.compiled.as_text().partition(",")[0].removeprefix("HloModule jit_")
+    assert names["F", 0] == "stage0_forward" and names["B", 2] == "stage2_backward"
+    assert names["settle", 0] == "settle" and names["group", 0] == "update"
+
+
+naps: list[tuple[int, float, float]] = []  # thousandths asked for, start, end: a busy machine wakes late
+
+
+def nap(x, seconds):
+    start = time.perf_counter()
+    time.sleep(float(seconds))
+    naps.append((round(1000 * float(seconds)), start, time.perf_counter()))
+    return np.asarray(x)
+
+
+def asleep(x, seconds):
+    return jax.pure_callback(nap, jax.ShapeDtypeStruct(x.shape, x.dtype), x, seconds)
+
+
+# a layer whose forward pass and both of its gradients sleep for `seconds` each
+napping = jax.custom_vjp(lambda x, w, seconds: asleep(x @ w, seconds))
+napping.defvjp(
+    lambda x, w, seconds: (asleep(x @ w, seconds), (x, w, seconds)),
+    lambda kept, g: (
+        asleep(g @ kept[1].T, kept[2]),
+        asleep(kept[0].T @ g, kept[2]),
+        jnp.zeros_like(kept[2]),
+    ),
+)
+
+
+# what sleeps on its way forward alone
+late = jax.custom_vjp(asleep)
+late.defvjp(lambda x, seconds: (asleep(x, seconds), None), lambda _, g: (g, jnp.zeros(())))
+
+
+def unnumbered(*args):
+    trace = read(*args)
+    return replace(trace, ops=tuple(op._replace(launch=None) for op in trace.ops))
+
+
+def napping_step(seconds):
+    def step(ws, x):
+        def loss(ws):
+            h = x
+            for w, each in zip(ws, seconds, strict=True):
+                h = napping(h, w, jnp.float32(each))
+            return jnp.mean(h**2)
+
+        value, grads = jax.value_and_grad(loss)(ws)
+        return [w - 0.01 * g for w, g in zip(ws, grads, strict=True)], value
+
+    return step
+
+
+def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_rest():
+    """1f1b of two stages and four microbatches. A forward pass sleeps once; a backward one for both gradients, which on
+    the first stage is that of its weight alone. In naps, by hand:
+
+    stage 0   F0 F1 - - B0 F2 - - B1 F3 - - B2 - B3   4 x (1 + 1) = 8 of the first kind
+    stage 1   - F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3   4 x (1 + 2) = 12 of the second, which are never late
+
+    so that the step is one nap of the first stage, all of the second one's, and one of the first.
+    """
+    first, second = SLEEPS
+    step = jaxshard_magic.shard(
+        napping_step(SLEEPS), "pp", mesh="cpu:2 pipe=2", microbatches=4, schedule="1f1b"
+    )
+    ran(step, [jnp.eye(4)] * 2, jnp.ones((8, 4)))
+    for attempt in range(3):  # another process may take the cores away
+        naps.clear()
+        found = step.profile(1)
+        adds_up(found)
+        each = [[nap for nap in naps if nap[0] == round(1000 * seconds)] for seconds in SLEEPS]
+        assert [len(own) for own in each] == [2 * 8, 2 * 12]  # warmed up, recorded
+        own = each[0][8:], each[1][12:]
+        asleep = [sum(end - start for _, start, end in naps) for naps in own]
+        whole = own[0][-1][2] - own[0][0][1]
+        one, other = found.devices
+        p = step.report().pipeline
+        assert p is not None and p.recorded and p.bubble.measured is not None
+        off = {
+            "waiting": max(
+                abs((d.waiting or 0.0) / s - 1) for d, s in zip((one, other), asleep, strict=True)
+            ),
+            "idle": max(abs(d.idle - whole + s) / whole for d, s in zip((one, other), asleep, strict=True)),
+            "bubble": abs(p.bubble.measured - 1 + sum(asleep) / (2 * whole)),
+            "by hand": whole / (2 * first + 12 * second) - 1,
+        }
+        print(", ".join(f"{what} off by {by:.1%}" for what, by in off.items()))
+        if max(off["waiting"], off["idle"], off["bubble"]) <= WITHIN:
+            break
+        assert attempt < 2, off
+    assert off["by hand"] >= 0 and found.host == other.waiting
+    takes = {"0F": first, "0B": first, "1F": second, "1B": 2 * second}
+    assert all(event.end - event.start >= takes[event.action[:2]] for event in p.events)
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkeypatch):
+    """Of three chunks on two ranks stages 2 and 4 run one program, and 1 and 3; each sleeps for a time of its own.
+    Whether a trace numbers executions or not."""
+    seconds = [0.01 * n for n in (1, 2, 3, 4, 5, 6)]
+
+    def step(ws, x):
+        def loss(ws):
+            h = x
+            for w in ws:
+                h = late(h @ w, w[0, 0])
+            return jnp.mean(h**2)
+
+        return [w - 0.0 * g for w, g in zip(ws, jax.grad(loss)(ws), strict=True)]
+
+    step = jaxshard_magic.shard(
+        step, "pp", mesh="cpu:2 pipe=2", microbatches=2, schedule="interleaved", chunks=3
+    )
+    ran(step, [each * jnp.eye(4) for each in seconds], jnp.ones((8, 4)))
+    if not numbered:
+        monkeypatch.setattr(profiled, "read_trace", unnumbered)
+    assert step.entry is not None
+    programs = step.entry.compiled.programs
+    named = {key: made.compiled.as_text().split()[1] for key, made in programs.items()}
+    assert named["F", 2] == named["F", 4] and named["F", 1] == named["F", 3]
+    step.profile(1)
+    p = step.report().pipeline
+    assert p is not None and p.recorded
+    took = defaultdict(list)
+    for e in p.events:
+        (action,) = parts(parse_step(e.action))
+        if action.kind == "F":
+            took[action.stage].append(e.end - e.start)
+    assert [len(took[s]) for s in range(6)] == [2] * 6
+    least = [min(took[s]) for s in range(6)]
+    assert all(each >= seconds[s] for s, each in enumerate(least))  # or two had changed places
