@@ -242,7 +242,8 @@ def exercised(this: ShardCell, binding: cells.Binding) -> bool:
     from ..step.copies import copies
 
     step, options = binding.sharded, this.options
-    if binding.bound and not options.dry_run and step.calls == 0 and step.kept is not None and step.kept.calls:
+    kept = step.kept if binding.bound and not options.dry_run else None
+    if kept is not None and kept.calls and step.calls == 0:
         return True  # what it would have done was done before
     if not (binding.bound or binding.step.inside):
         raise ShardError(f"the cell ended without binding {binding.step.path}")
