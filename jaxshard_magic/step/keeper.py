@@ -15,6 +15,7 @@ from ..checkpoints.folder import made
 from ..errors import ShardError
 from ..packages import running
 from ..report.checkpoints import MOST, Checkpoints, Save
+from .in_data import InData
 from .interval import Interval
 from .journal import Journal
 from .origins import Origins
@@ -22,6 +23,7 @@ from .outputs import Outputs, flat_outs, outputs_of
 from .resumed import BEFORE, CARRIED, Resumed, leaves_of, nbytes
 
 if TYPE_CHECKING:
+    from ..feeding import Feed
     from .entry import Entry
 
 LAST_S = 60.0  # seconds that the save of a loop that was stopped may take before its cell ends
@@ -65,6 +67,7 @@ class Keeper:
         self._outputs: dict[Entry, Outputs] = {}
         self._journal, self._origins = Journal(), Origins()
         self._back = self._found(resume)
+        self._in_data = InData(None if self._back is None else self._back.place, say)
         self._last: _Last | None = None
         self._saved_at, self._saved_time = 0, time.monotonic()
         self._saves: deque[Save] = deque(maxlen=MOST)
@@ -90,13 +93,14 @@ class Keeper:
             self._copy,
         )
 
-    def run(self, entry: "Entry", inputs: tuple[Any, ...]) -> Any:
-        """A call's results: computed, or those of the run that is gone on with. Raises TypeError for inputs that the
+    def run(self, entry: "Entry", inputs: tuple[Any, ...], feed: "Feed | None" = None) -> Any:
+        """A call's results: computed, or those of the run that is gone on with. `feed`: what gives the loop its
+        batches. Raises TypeError for inputs that the
         program does not take, before anything is done; ShardError for a save that fails."""
         if self._closed:
             return entry.run(inputs)
         if self.skipping:
-            return self._skip(entry, inputs)
+            return self._skip(entry, inputs, feed)
         if self._back is not None:
             if not entry.takes(inputs):
                 raise TypeError("not this program's inputs")
@@ -113,6 +117,7 @@ class Keeper:
         outs = entry.run(inputs)
         flat = flat_outs(entry, outs)
         self.calls, self.ran = self.calls + 1, True
+        self._in_data.called(feed)
         self._journal.add(outputs.small, [flat[small.output] for small in outputs.small])
         given = {o: flat[o] for o in (*outputs.state, *outputs.large)}
         self._origins.add(self.calls, given)
@@ -198,12 +203,13 @@ class Keeper:
             self._outputs[entry] = outputs_of(entry)
         return self._outputs[entry]
 
-    def _skip(self, entry: "Entry", inputs: tuple[Any, ...]) -> Any:
+    def _skip(self, entry: "Entry", inputs: tuple[Any, ...], feed: "Feed | None") -> Any:
         back = self._back
         assert back is not None
         if not entry.takes(inputs):
             raise TypeError("not this program's inputs")
         outs, given = back.skip(self.calls + 1, entry, self._of(entry), inputs)
+        self._in_data.skipped(feed, self.calls + 1 == back.step)
         self.calls, self.ran = self.calls + 1, False
         self._origins.add(self.calls, given)
         if self.calls == back.step:
@@ -252,14 +258,16 @@ class Keeper:
         self._journal.read()
         kinds, arrays = self._journal.data()
         mesh = " ".join(f"{axis}={size}" for axis, size in entry.plan.mesh.shape.items())
+        place = self._in_data.place()
         saved = Saved(
             self.calls,
             entry.plan.strategy,
             mesh,
             leaves_of(tree),
             running(),
+            data=None if place is None else place["kind"],
         )
-        extra = {"kinds": kinds, "returned": arrays, "sources": sources, "exact": exact}
+        extra = {"kinds": kinds, "returned": arrays, "sources": sources, "exact": exact, "place": place}
         entry.clock.breaks()
         self._store.save(self.calls, tree, saved, extra)
         seconds = time.perf_counter() - start

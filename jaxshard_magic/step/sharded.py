@@ -278,7 +278,9 @@ class ShardedStep(CalledAgain):
         return self.keeper is not None and self.keeper.skipping
 
     def _run(self, entry: Entry, inputs: tuple[Any, ...]) -> Any:
-        return entry.run(inputs) if self.keeper is None else self.keeper.run(entry, inputs)
+        if self.keeper is None:
+            return entry.run(inputs)
+        return self.keeper.run(entry, inputs, None if self.fed is None else self.fed())
 
     def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (target := target_of(self.mesh)) is not None:
