@@ -238,15 +238,16 @@ def feed(
         ShardError: for what can't be iterated over, a step that is none, and an `ahead` below 1. What the loader raises
             is raised in the loop, at its batch's place.
 
-    >>> import jaxshard_magic
+    >>> import jax, jaxshard_magic
     >>> import jax.numpy as jnp
     >>> import numpy as np
-    >>> step = jaxshard_magic.shard(lambda w, x: w + jnp.mean(x, 0), "dp", mesh="cpu:8 data=8")
-    >>> w = jnp.zeros(4)
-    >>> for x in feed(np.ones((8, 4)) for _ in range(5)):
+    >>> def descend(w, x):
+    ...     return w - 0.5 * jax.grad(lambda w: jnp.mean(x @ w))(w)
+    >>> step, w = jaxshard_magic.shard(descend, "dp", mesh="cpu:8 data=8"), jnp.zeros(4)
+    >>> for x in feed(np.ones((8, 4), "f") for _ in range(5)):
     ...     w = step(w, x)
     >>> w.tolist()
-    [5.0, 5.0, 5.0, 5.0]
+    [-2.5, -2.5, -2.5, -2.5]
     """
     if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
         raise ShardError(f"feed takes what a loop gets its batches from, not {type(iterable).__name__}")
