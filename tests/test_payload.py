@@ -333,7 +333,9 @@ def test_hostile_names_travel_as_plain_strings_without_control_characters():
     assert any("<script>alert('x')</script>" in text for text in found)
     assert "<b>" in found
     assert not any(c in text for text in found for c in "\x1b\r\0")
-    assert not any("\n" in text for text in found if text not in fixes), "what is to be pasted keeps its lines"
+    assert not any("\n" in text for text in found if text not in fixes), (
+        "what is to be pasted keeps its lines"
+    )
 
 
 def test_numbers_of_numpy_are_numbers():
