@@ -84,7 +84,8 @@ def test_the_sleep_in_python_is_at_its_line_for_as_long_as_it_sleeps(notebook):
     text = said(notebook, "asked")
     line = at(notebook, "asks", "jax.pure_callback")
     found = re.search(
-        r"A device waits up to ([\d.]+) ms of a step's ([\d.]+) ms for Python on the host, most at (cell \[\d+\], line \d+)",
+        r"A device waits up to ([\d.]+) ms of a step's ([\d.]+) ms for Python on the host, most at "
+        r"(cell \[\d+\], line \d+)",
         text,
     )
     assert found is not None and found[3] == line

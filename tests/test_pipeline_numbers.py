@@ -62,7 +62,6 @@ STEPS = {
 QUICK = {  # a row or two of each schedule
     ("tied embeddings, scanned", "zb-h1", 2),
     ("scanned transformer", "interleaved", 2),
-    ("encoder and decoder", "1f1b", 3),
     ("metrics", "dualpipev", 2),
     ("penalty on weights", "gpipe", 3),
     ("experts and keys", "1f1b", 2),

@@ -106,6 +106,7 @@ def test_the_report_has_the_pipeline_as_it_ran(name):
     assert "embedding" in piped.ranks[0].holds
 
 
+@pytest.mark.ci
 def test_a_dry_run_predicts_by_flops_alone():
     step, args = steps.unrolled()
     sharded = jaxshard_magic.shard(step, "pp", mesh="pipe=2", microbatches=4)
