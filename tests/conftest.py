@@ -60,6 +60,8 @@ HEAVIEST = (
     "test_simulate.py",
     "test_targets.py",
     "test_targets_cache.py",
+    "test_profile.py",
+    "test_profile_pipelines.py",
     "test_widget_compare.py",
     "test_widget_pipeline.py",
     "test_widgets.py",
