@@ -62,11 +62,12 @@ def made(tmp_path_factory):
 
 
 def shown(notebook):
-    """The forms in which each sharded cell shows its report; a cell that ends in a semicolon shows none."""
+    """The forms in which each sharded cell shows its report; a cell that ends in a semicolon shows none. The view of a
+    training, which appears where one takes seconds, says nothing any more once there is a report."""
     cells = [c for c in notebook.cells if c.cell_type == "code" and re.search("^%%?shard", c.source, re.M)]
     kinds = ("display_data", "execute_result")
     return [
-        [o.data for o in cell.outputs if o.output_type in kinds]
+        [o.data for o in cell.outputs if o.output_type in kinds and o.data["text/plain"]]
         for cell in cells
         if not cell.source.endswith(";")
     ]
