@@ -62,12 +62,12 @@ def made(tmp_path_factory):
 
 
 def shown(notebook):
-    """The forms in which each sharded cell shows its report; a cell that ends in a semicolon shows none. The view of a
-    training, which appears where one takes seconds, says nothing any more once there is a report."""
+    """The forms in which each sharded cell shows its report; a cell that ends in a semicolon shows none. It comes
+    last: the view of a training, where that takes seconds, stands before it."""
     cells = [c for c in notebook.cells if c.cell_type == "code" and re.search("^%%?shard", c.source, re.M)]
     kinds = ("display_data", "execute_result")
     return [
-        [o.data for o in cell.outputs if o.output_type in kinds and o.data["text/plain"]]
+        [o.data for o in cell.outputs if o.output_type in kinds]
         for cell in cells
         if not cell.source.endswith(";")
     ]
@@ -82,7 +82,7 @@ def printed(cell):
 def test_every_sharded_cell_shows_a_report_as_text_and_as_html_without_script(which, request):
     found = shown(saved() if which == "saved" else request.getfixturevalue("run")[0])
     assert len(found) == 8
-    for (forms,) in found:
+    for *_, forms in found:
         assert set(forms) == {"text/plain", "text/html", MIME}
         assert "simulated CPU devices" in forms["text/plain"]
         assert "<svg" in forms["text/html"]
