@@ -40,7 +40,12 @@ def installed() -> dict[str, str | None]:
 def running() -> dict[str, str]:
     """The versions of Python and of those packages that all hosts of one program should have alike, without those that
     are missing."""
-    found = {"python": python_version()} | {name: _version(name) for name in ALIKE}
+    return {"python": python_version()} | versions(ALIKE)
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of packages, without those that are missing."""
+    found = {name: _version(name) for name in names}
     return {name: each for name, each in found.items() if each is not None}
 
 

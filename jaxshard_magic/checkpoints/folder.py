@@ -125,8 +125,13 @@ def told_of(folder: Path, doing: str, error: BaseException) -> ShardError:
         )
     if number == errno.ENOTDIR:
         return ShardError(f"can't {doing} {folder}: a part of its path is a file; name another folder")
-    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:200]
-    return ShardError(f"can't {doing} {folder}: {line}; name another folder, or mend this one")
+    return ShardError(f"can't {doing} {folder}: {first_line(error)}; name another folder, or mend this one")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, its type where it says nothing; 200 characters at most."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)[:200]
 
 
 def _number_of(error: BaseException | None) -> int | None:

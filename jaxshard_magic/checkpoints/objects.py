@@ -114,10 +114,11 @@ def kind(x: Any) -> Any:
 
 
 @cache
-def _impl(dtype: Any) -> Any:
-    """The implementation that keys of a dtype are of, by which they are made of numbers."""
+def impl_of(dtype: str) -> str:
+    """The generator whose typed keys have a dtype of this name, `key<fry>`. Raises ShardError for one that jax does not
+    have."""
     for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
-        if jax.eval_shape(lambda name=impl: jax.random.key(0, impl=name)).dtype == dtype:
+        if str(jax.eval_shape(lambda name=impl: jax.random.key(0, impl=name)).dtype) == dtype:
             return impl
     raise ShardError(
         f"keys of {dtype} are of an implementation of random numbers that can't be restored by name"
@@ -136,7 +137,7 @@ def _like(x: Any, found: jax.Array) -> Any:
     if isinstance(x, np.ndarray):
         return np.array(found)
     if is_key(x):
-        return jax.random.wrap_key_data(found, impl=_impl(x.dtype))
+        return jax.random.wrap_key_data(found, impl=impl_of(str(x.dtype)))
     if getattr(x, "weak_type", False) and not found.shape:
         [weak] = put([np.asarray(found).item()], found.sharding)
         return weak

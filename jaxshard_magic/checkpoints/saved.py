@@ -8,8 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from ..errors import ShardError
+from ..packages import versions
 
 FORMAT = 1  # of what `to_json` writes
+VERSIONS = ("jax", "flax", "orbax-checkpoint", "jaxshard_magic")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Saved:
     strategy: str
     mesh: str
     leaves: tuple[SavedLeaf, ...]
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=lambda: versions(VERSIONS))
     when: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
     data: str | None = None
 

@@ -16,7 +16,7 @@ from ..coordination import from_first
 from ..errors import ShardError, one_of
 from ..packages import install
 from ..placing import put
-from .folder import Lock, made, shared_by_hosts, told_of
+from .folder import Lock, first_line, made, shared_by_hosts, told_of
 from .plain import from_plain, to_plain
 from .reading import read
 from .saved import Saved
@@ -134,7 +134,7 @@ class Store:
             arrays = read(orbax, self.folder / str(step) / STATE, _filled(target))
         except Exception as error:
             raise ShardError(
-                f"checkpoint {step} of {self.folder} can't be read back: {_line(error)}; it was moved in part, or "
+                f"checkpoint {step} of {self.folder} can't be read back: {first_line(error)}; it was moved in part, or "
                 f"damaged: the others there are {one_of(map(str, sorted({*self.steps()} - {step})))}"
             ) from error
         return _with_empty(target, arrays)
@@ -193,7 +193,9 @@ class Store:
             handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
             return handler.restore(self.folder / str(step) / META, args=ocp.args.JsonRestore())
         except Exception as error:
-            raise ShardError(f"checkpoint {step} of {self.folder} can't be read: {_line(error)}") from error
+            raise ShardError(
+                f"checkpoint {step} of {self.folder} can't be read: {first_line(error)}"
+            ) from error
 
     def _has_torn(self) -> bool:
         return from_first(lambda: "x" if self._torn_names() else "") == "x"
@@ -257,12 +259,6 @@ def _orbax() -> Any:
 def _not_of_orbax(record: logging.LogRecord) -> bool:
     """Its threads log what they failed by with a traceback each, which `Store` raises in one line."""
     return "orbax" not in Path(record.pathname).parts
-
-
-def _line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[
-        :200
-    ]
 
 
 def _is_number(name: str) -> bool:

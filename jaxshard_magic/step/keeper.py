@@ -13,8 +13,8 @@ import jax
 from ..checkpoints import Saved, Store
 from ..checkpoints.folder import made
 from ..errors import ShardError
-from ..packages import running
 from ..report.checkpoints import MOST, Checkpoints, Save
+from ..report.parts import mesh_text
 from .in_data import InData
 from .interval import Interval
 from .journal import Journal
@@ -257,14 +257,12 @@ class Keeper:
         tree |= {f"{CARRIED}{k:03}": x for k, x in enumerate(entry.consts[:carried])}
         self._journal.read()
         kinds, arrays = self._journal.data()
-        mesh = " ".join(f"{axis}={size}" for axis, size in entry.plan.mesh.shape.items())
         place = self._in_data.place()
         saved = Saved(
             self.calls,
             entry.plan.strategy,
-            mesh,
+            mesh_text(entry.plan.mesh.shape),
             leaves_of(tree),
-            running(),
             data=None if place is None else place["kind"],
         )
         extra = {"kinds": kinds, "returned": arrays, "sources": sources, "exact": exact, "place": place}

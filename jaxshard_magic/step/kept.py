@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -11,34 +10,26 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ShardError
 from ..program.trace import path_name
+from ..report.parts import mesh_text
 
 if TYPE_CHECKING:
-    from ..checkpoints import Saved, Store
+    from ..checkpoints import Store
     from ..checkpoints.objects import Opened
     from .sharded import ShardedStep
-
-VERSIONS = ("jax", "flax", "orbax-checkpoint", "jaxshard_magic")
 
 
 def save(step: "ShardedStep", path: "str | PathLike[str]", state: Any) -> int:
     """Save a state into a folder of checkpoints, and the number that it got there. Raises ShardError as
     `Store` does."""
-    from ..checkpoints import Store
+    from ..checkpoints import Saved, Store
     from ..checkpoints.objects import opened
 
     state_of = opened(state)
     number = step.calls_before + step.calls
+    saved = Saved(number, step.strategy, mesh_text(step.mesh.shape), state_of.told)
     with Store(str(path)) as store:
-        store.save(number, state_of.arrays(), told(step, state_of, number))
+        store.save(number, state_of.arrays(), saved)
     return number
-
-
-def told(step: "ShardedStep", state: "Opened", number: int, data: str | None = None) -> "Saved":
-    """What is told of a step's state after so many calls."""
-    from ..checkpoints import Saved
-
-    mesh = " ".join(f"{axis}={size}" for axis, size in step.mesh.shape.items())
-    return Saved(number, step.strategy, mesh, state.told, _versions(), data=data)
 
 
 def restore(
@@ -104,14 +95,4 @@ def shardings(
             f"{without[0]}{more} whole on each of {step.mesh.size} devices: {step.name} takes no input of this name "
             "and shape, so its plan has no place for it"
         )
-    return found
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in VERSIONS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found

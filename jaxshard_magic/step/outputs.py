@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..checkpoints.objects import impl_of
 from ..placing import own_copy, put
 from ..program.trace import path_name
 from .journal import SMALL, Kind, Small
@@ -101,9 +102,3 @@ def nothing(entry: "Entry", o: int) -> jax.Array:
         keys = jnp.broadcast_to(jax.random.key(0, impl=impl_of(str(aval.dtype))), aval.shape)
         return put([keys], entry.out_shardings[o])[0]
     return placed_as(entry, o, np.zeros(aval.shape, aval.dtype))
-
-
-def impl_of(dtype: str) -> str | None:
-    """The name of the generator whose typed keys have a dtype of this name, `key<fry>`; None for none that jax has."""
-    kinds = ("threefry2x32", "rbg", "unsafe_rbg")
-    return next((kind for kind in kinds if str(jax.random.key(0, impl=kind).dtype) == dtype), None)

@@ -9,10 +9,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..checkpoints import SavedLeaf
 from ..checkpoints.differs import check_same
+from ..checkpoints.objects import impl_of
 from ..errors import ShardError
 from ..placing import put
 from .journal import Journal
-from .outputs import Outputs, as_given, impl_of, nothing, placed_as, stand_in
+from .outputs import Outputs, as_given, nothing, placed_as, stand_in
 
 if TYPE_CHECKING:
     from ..checkpoints import Store
@@ -134,8 +135,9 @@ def leaves_of(tree: Mapping[str, Any]) -> tuple[SavedLeaf, ...]:
 
 
 def _dtype(leaf: SavedLeaf) -> Any:
-    impl = impl_of(leaf.dtype) if leaf.dtype.startswith("key<") else None
-    return jax.random.key(0, impl=impl).dtype if impl else jax.numpy.dtype(leaf.dtype)
+    if leaf.dtype.startswith("key<"):
+        return jax.random.key(0, impl=impl_of(leaf.dtype)).dtype
+    return jax.numpy.dtype(leaf.dtype)
 
 
 def nbytes(arrays: Sequence[Any]) -> int:
