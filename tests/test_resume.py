@@ -203,6 +203,13 @@ def test_a_run_that_had_ended_is_not_computed_again(tmp_path):
 
 
 @pytest.mark.ci
+def test_a_state_saved_by_hand_after_a_resumed_loop_has_all_calls_behind_it(tmp_path):
+    trained(new_step(), stop=9, folder=tmp_path / "loop", every=4)
+    step = new_step()
+    trained(step, folder=tmp_path / "loop", every=4, resume=True)
+    assert step.save(tmp_path / "own", {"w": jnp.ones(8)}) == CALLS
+
+
 def test_calls_whose_state_is_dropped_are_no_part_of_the_way(tmp_path):
     """One to warm up, and an evaluation after every third call with the same step, at which saves are due."""
 

@@ -25,7 +25,8 @@ def save(step: "ShardedStep", path: "str | PathLike[str]", state: Any) -> int:
     from ..checkpoints.objects import opened
 
     state_of = opened(state)
-    number = step.calls_before + step.calls
+    skipped = 0 if step.kept is None else step.kept.resumed or 0  # were made by the run that a loop went on with
+    number = step.calls_before + skipped + step.calls
     saved = Saved(number, step.strategy, mesh_text(step.mesh.shape), state_of.told)
     with Store(str(path)) as store:
         store.save(number, state_of.arrays(), saved)
