@@ -210,6 +210,7 @@ def test_a_state_saved_by_hand_after_a_resumed_loop_has_all_calls_behind_it(tmp_
     assert step.save(tmp_path / "own", {"w": jnp.ones(8)}) == CALLS
 
 
+@pytest.mark.ci
 def test_calls_whose_state_is_dropped_are_no_part_of_the_way(tmp_path):
     """One to warm up, and an evaluation after every third call with the same step, at which saves are due."""
 

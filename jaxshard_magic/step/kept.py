@@ -25,7 +25,7 @@ def save(step: "ShardedStep", path: "str | PathLike[str]", state: Any) -> int:
     from ..checkpoints.objects import opened
 
     state_of = opened(state)
-    skipped = 0 if step.kept is None else step.kept.resumed or 0  # were made by the run that a loop went on with
+    skipped = 0 if step.kept is None else step.kept.resumed or 0  # of the run before
     number = step.calls_before + skipped + step.calls
     saved = Saved(number, step.strategy, mesh_text(step.mesh.shape), state_of.told)
     with Store(str(path)) as store:
