@@ -61,6 +61,8 @@ _PLACED = (  # in those as well, and what stands there on several hosts
         r"[on_mesh(s) for s in \1]",
     ),
 )
+_PROSE_OR_NAME = re.compile(r'(?P<prose>""".*?"""|#[^\n]*)|(?<![\w."])(?P<name>[A-Za-z_]\w*)', re.DOTALL)
+_NAMED = re.compile(r"(?<=`)\w+|\b[A-Z_]{2,}\b")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -217,9 +219,16 @@ class Program:
         return '"""' + "\n\n".join(self.notes).replace('"""', "'''").replace("\\", "\\\\") + '\n"""'
 
     def _renamed(self, text: str) -> str:
-        for own in (*_OWN, *_MODULES):
-            text = re.sub(rf"(?<![\w.\"]){own}\b", self.name(own), text)
-        return text
+        """`text` with what the program calls its own things. In its prose these are the words that are in capitals or
+        first between backticks."""
+        names = {own: self.name(own) for own in (*_OWN, *_MODULES)}
+
+        def one(found: re.Match[str]) -> str:
+            if found["prose"]:
+                return _NAMED.sub(lambda name: names.get(name[0], name[0]), found["prose"])
+            return names.get(found["name"], found["name"])
+
+        return _PROSE_OR_NAME.sub(one, text)
 
 
 def axes_of(entry: "Entry") -> dict[str, str]:
