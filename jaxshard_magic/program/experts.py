@@ -1,0 +1,107 @@
+"""Which dimensions of a step count experts: found from what it does with its weights and its tokens, not from names.
+
+An expert is a matrix of its own that some tokens are multiplied with. So a dimension counts experts where a parameter
+has it beside the two of a matrix, in a product that does not sum over it, and where tokens choose along it: a `top_k`,
+an `argmax`, a sort or the maximum of a softmax works along it, or it compares what one of these chose. Heads, which
+weights have as well, nobody chooses.
+"""
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+from .dimensions import Dimensions, Storage
+from .flow import Flow, by_alias
+from .ir import Equation, Value
+from .primitives.dims import along, reduced
+from .primitives.primitive import Kind
+from .products import Product, products
+from .roles import PARAMS, Roles
+
+
+@dataclass(frozen=True)
+class Experts:
+    """`classes`: the dimension classes that count experts. `weights`: the parameters, by input, with a matrix for each.
+    `rows`: the classes of what experts have places for, where tokens of all examples share these."""
+
+    classes: frozenset[int]
+    weights: tuple[int, ...]
+    rows: frozenset[int]
+
+
+def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -> Experts:
+    """The experts of a step; no classes where it has none."""
+    inputs = dims.program.inputs
+    params = {i for i, role in enumerate(roles.of) if role == PARAMS}
+    found = products(dims, storage)
+    behind = {
+        v: params & flow.inputs_behind([v], by_alias)
+        for v in {p.equation.ins[k] for p in found for k in p.weights}
+        if v is not None
+    }
+    stacks = [
+        (p, k, c) for p in found for k in p.weights if behind.get(p.equation.ins[k]) for c in _stacked(p, k)
+    ]
+    chosen = _chosen(dims, flow, {c for *_, c in stacks})
+    stacks = [(p, k, c) for p, k, c in stacks if c in chosen]
+    weights = sorted({i for p, k, _ in stacks if (v := p.equation.ins[k]) is not None for i in behind[v]})
+    bound = {c for i in params for c in dims.of(inputs[i])}
+    given = {c for i in roles.data for c in dims.of(inputs[i])}
+    rows = {c for p, k, _ in stacks for c in _rows(p, k, storage.batch & given) if c not in bound | given}
+    return Experts(frozenset(c for *_, c in stacks), tuple(weights), frozenset(rows))
+
+
+def chooses(e: Equation) -> bool:
+    """Whether `e` finds out which is the largest along a dimension."""
+    return e.primitive.kind is Kind.ORDER or e.name in ("argmax", "reduce_max")
+
+
+def _stacked(p: Product, k: int) -> set[int]:
+    """The classes of operand `k` of a product that go through, beside another that does and one that is summed over."""
+    e, c = p.equation, p.equation.contraction
+    v = e.ins[k]
+    if c is None or v is None or c.windowed or c.ragged is not None:
+        return set()
+    summed = [pair[k] for pair in c.contracted]
+    free = [d for d, _ in (c.left, c.right)[k]]
+    beside = [triple[k] for triple in c.batch]
+    classes = p.tensors[k]
+    if not summed or not free or len(free) + len(beside) < 2:
+        return set()
+    return {classes[d] for d in (*free, *beside)} - {classes[d] for d in summed}
+
+
+def _rows(p: Product, k: int, examples: Set[int]) -> list[int]:
+    """The classes that go through from the other operand alone, where it has no examples."""
+    c, classes = p.equation.contraction, p.tensors[1 - k]
+    if c is None or not examples.isdisjoint(classes):
+        return []
+    return [classes[d] for d, _ in (c.left, c.right)[1 - k]]
+
+
+def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
+    """Those of the classes `among` that something is chosen along."""
+    if not among:
+        return set()
+    shapes = dims.program.shapes
+    found, outs = set[int](), dict[int, list[Value]]()
+    for e in dims.program.equations:
+        operand = e.ins[0] if chooses(e) else None
+        if operand is None:
+            continue
+        for d in _along(e, len(shapes[operand])):
+            found.add(dims.of(operand)[d])
+            if e.name != "reduce_max":
+                outs.setdefault(shapes[operand][d], []).extend(e.outs)
+    for size, start in outs.items():
+        found |= {c for c in _met(dims, flow, start) & among if dims.largest[c] == size}
+    return found & among
+
+
+def _along(e: Equation, rank: int) -> tuple[int, ...]:
+    return reduced(e.params) if e.primitive.kind is Kind.REDUCTION else along(e.params, rank)
+
+
+def _met(dims: Dimensions, flow: Flow, start: Iterable[Value]) -> set[int]:
+    """The classes of what is made of certain values without another product."""
+    made = flow.forward(start, lambda _v, _w, e: e is None or not e.primitive.product)
+    return {c for v in made for c in dims.of(v)}
