@@ -6,7 +6,7 @@ an `argmax`, a sort or the maximum of a softmax works along it, or it compares w
 weights have as well, nobody chooses.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .dimensions import Dimensions, Storage
@@ -21,11 +21,13 @@ from .roles import PARAMS, Roles
 @dataclass(frozen=True)
 class Experts:
     """`classes`: the dimension classes that count experts. `weights`: the parameters, by input, with a matrix for each.
-    `rows`: the classes of what experts have places for, where tokens of all examples share these."""
+    `places`: the classes of the places that experts have for the tokens of one group, where these are dispatched;
+    `shared`: of those that they have for the tokens of all examples."""
 
     classes: frozenset[int]
     weights: tuple[int, ...]
-    rows: frozenset[int]
+    places: frozenset[int]
+    shared: frozenset[int]
 
 
 def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -> Experts:
@@ -46,8 +48,12 @@ def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -
     weights = sorted({i for p, k, _ in stacks if (v := p.equation.ins[k]) is not None for i in behind[v]})
     bound = {c for i in params for c in dims.of(inputs[i])}
     given = {c for i in roles.data for c in dims.of(inputs[i])}
-    rows = {c for p, k, _ in stacks for c in _rows(p, k, storage.batch & given) if c not in bound | given}
-    return Experts(frozenset(c for *_, c in stacks), tuple(weights), frozenset(rows))
+    places = {c for p, k, _ in stacks for c in _rows(p, k)} - bound - given
+    alone = [_rows(p, k) for p, k, _ in stacks if (storage.batch & given).isdisjoint(p.tensors[1 - k])]
+    shared = places & set().union(*alone)
+    return Experts(
+        frozenset(c for *_, c in stacks), tuple(weights), frozenset(places - shared), frozenset(shared)
+    )
 
 
 def chooses(e: Equation) -> bool:
@@ -70,12 +76,10 @@ def _stacked(p: Product, k: int) -> set[int]:
     return {classes[d] for d in (*free, *beside)} - {classes[d] for d in summed}
 
 
-def _rows(p: Product, k: int, examples: Set[int]) -> list[int]:
-    """The classes that go through from the other operand alone, where it has no examples."""
-    c, classes = p.equation.contraction, p.tensors[1 - k]
-    if c is None or not examples.isdisjoint(classes):
-        return []
-    return [classes[d] for d, _ in (c.left, c.right)[1 - k]]
+def _rows(p: Product, k: int) -> set[int]:
+    """The classes that go through from the operand that is not `k` alone."""
+    c = p.equation.contraction
+    return set() if c is None else {p.tensors[1 - k][d] for d, _ in (c.left, c.right)[1 - k]}
 
 
 def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:

@@ -25,13 +25,13 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
     if not found.classes:
         raise ShardError(_no_experts(axes))
     _divide(layout, found.classes, axes)
-    if found.rows:
-        layout.batch = replace(layout.batch, classes=layout.batch.classes - found.rows)
-        layout.storage = layout.dims.storage(layout.batch.classes | found.rows)
+    if found.shared:
+        layout.batch = replace(layout.batch, classes=layout.batch.classes - found.shared)
+        layout.storage = layout.dims.storage(layout.batch.classes | found.shared)
     stored = frozenset(
         sc for i in found.weights for sc in _counting(layout, layout.program.inputs[i], found.classes)
     )
-    experts = Experts(axes, found.classes, found.rows, stored)
+    experts = Experts(axes, found.classes, found.places, found.shared, stored)
     layout.experts = take_sides(layout, experts)
     over = "+".join(axes)
     for i in layout.roles.stored:

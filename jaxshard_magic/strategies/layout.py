@@ -26,14 +26,15 @@ Spec = list[Axes]  # the mesh axes of every dimension
 class Experts:
     """Experts divided over the mesh axes `axes`, by the dimension classes that count them.
 
-    `rows`: classes of places that experts have for tokens of all examples. `stored`: the storage classes of parameters
-    that are divided so. `equations`: those, by index, that work expert by expert; `made`: the activations that these
-    make.
+    `places`: classes of those that experts have for the tokens of a group; `shared`: for the tokens of all examples.
+    `stored`: the storage classes of parameters that are divided so. `equations`: those, by index, that work expert by
+    expert; `made`: the activations that these make.
     """
 
     axes: Axes
     classes: frozenset[int]
-    rows: frozenset[int] = frozenset()
+    places: frozenset[int] = frozenset()
+    shared: frozenset[int] = frozenset()
     stored: frozenset[int] = frozenset()
     equations: frozenset[int] = frozenset()
     made: frozenset[Value] = frozenset()
@@ -107,6 +108,13 @@ class Layout:
         over what these leave of the sequence axes, the rest whole; what experts make by expert."""
         return self.lying(value, self.experts is not None and value in self.experts.made)
 
+    def made_by(self, e: Equation, value: Value) -> list[Spec]:
+        """How an activation lies that `e` makes, one after the other: what it adds up over experts first where these
+        are, then where the activation is wanted."""
+        active = self.active(value)
+        lying = active if self.experts is None else self.read(e, value)
+        return [active] if lying == active else [lying, active]
+
     def read(self, e: Equation, value: Value | None) -> Spec:
         """A value where `e` works with it: by expert, where `e` works so."""
         if value is None:
@@ -126,7 +134,7 @@ class Layout:
             given = dict.fromkeys(self.experts.classes, self.experts.axes if by_expert else ())
             if by_expert:
                 over = tuple(a for a in over if a not in self.experts.axes)
-                rows = rows if rows.intersection(self.dims.of(value)) else self.experts.rows
+                rows = rows if rows.intersection(self.dims.of(value)) else self.experts.shared
         tensor = self.tensor_axes(value)
         left = tuple(a for a in self.sequence_axes if not any(a in axes for axes in tensor))
         for d, (c, n) in enumerate(zip(self.dims.of(value), self.program.nodes(value), strict=True)):

@@ -112,11 +112,16 @@ class _Sides:
             stored = {self._of_weight(v) for v in (*e.ins, *e.outs) if v is not None}
             if e.primitive.product and stored & self._experts.stored:
                 net.cost(net.ONE, self._node(e), math.inf)
-            elif not self._can(e):
+            elif self._dispatches(e) or not self._can(e):
                 net.cost(self._node(e), net.OTHER, math.inf)
             else:
                 net.cost(self._node(e), net.OTHER, self._summing(e, by_expert=True))
                 net.cost(net.ONE, self._node(e), self._summing(e, by_expert=False))
+
+    def _dispatches(self, e: Equation) -> bool:
+        """Does `e` bring tokens to places of experts, or back?"""
+        ends = (v for v in (*e.ins, *e.outs) if v is not None)
+        return e.primitive.product and any(self._experts.places & set(self._layout.dims.of(v)) for v in ends)
 
     def _can(self, e: Equation) -> bool:
         """Can `e` work on each device's own experts? Where it needs no other's, or adds up what it makes of them."""
