@@ -22,12 +22,15 @@ from .roles import PARAMS, Roles
 class Experts:
     """`classes`: the dimension classes that count experts. `weights`: the parameters, by input, with a matrix for each.
     `places`: the classes of the places that experts have for the tokens of one group, where these are dispatched;
-    `shared`: of those that they have for the tokens of all examples."""
+    `shared`: of those that they have for the tokens of all examples. `best`: how many experts a token chooses, None
+    where that can't be told.
+    """
 
     classes: frozenset[int]
     weights: tuple[int, ...]
     places: frozenset[int]
     shared: frozenset[int]
+    best: int | None
 
 
 def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -> Experts:
@@ -40,19 +43,23 @@ def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -
         for v in {p.equation.ins[k] for p in found for k in p.weights}
         if v is not None
     }
-    stacks = [
-        (p, k, c) for p in found for k in p.weights if behind.get(p.equation.ins[k]) for c in _stacked(p, k)
-    ]
+    used = [(p, k, behind.get(v)) for p in found for k in p.weights if (v := p.equation.ins[k]) is not None]
+    stacks = [(p, k, inputs, c) for p, k, inputs in used if inputs for c in _stacked(p, k)]
     chosen = _chosen(dims, flow, {c for *_, c in stacks})
-    stacks = [(p, k, c) for p, k, c in stacks if c in chosen]
-    weights = sorted({i for p, k, _ in stacks if (v := p.equation.ins[k]) is not None for i in behind[v]})
+    stacks = [(p, k, inputs, c) for p, k, inputs, c in stacks if c in chosen]
+    weights = sorted({i for _, _, inputs, _ in stacks for i in inputs})
     bound = {c for i in params for c in dims.of(inputs[i])}
     given = {c for i in roles.data for c in dims.of(inputs[i])}
-    places = {c for p, k, _ in stacks for c in _rows(p, k)} - bound - given
-    alone = [_rows(p, k) for p, k, _ in stacks if (storage.batch & given).isdisjoint(p.tensors[1 - k])]
+    places = {c for p, k, *_ in stacks for c in _rows(p, k)} - bound - given
+    alone = [_rows(p, k) for p, k, *_ in stacks if (storage.batch & given).isdisjoint(p.tensors[1 - k])]
     shared = places & set().union(*alone)
+    classes = frozenset(c for *_, c in stacks)
     return Experts(
-        frozenset(c for *_, c in stacks), tuple(weights), frozenset(places - shared), frozenset(shared)
+        classes,
+        tuple(weights),
+        frozenset(places - shared),
+        frozenset(shared),
+        _best(dims, classes),
     )
 
 
@@ -99,6 +106,19 @@ def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
     for size, start in outs.items():
         found |= {c for c in _met(dims, flow, start) & among if dims.largest[c] == size}
     return found & among
+
+
+def _best(dims: Dimensions, classes: frozenset[int]) -> int | None:
+    """How many of the experts a token chooses, by what is chosen along as many."""
+    sizes, found = {dims.largest[c] for c in classes}, set[int]()
+    for e in dims.program.equations:
+        operand = e.ins[0] if e.name in ("top_k", "approx_top_k", "argmax") else None
+        if operand is None:
+            continue
+        for d in _along(e, len(dims.program.shapes[operand])):
+            if dims.program.shapes[operand][d] in sizes:
+                found.add(1 if e.name == "argmax" else dims.program.shapes[e.outs[0]][d])
+    return max(found, default=None)
 
 
 def _along(e: Equation, rank: int) -> tuple[int, ...]:

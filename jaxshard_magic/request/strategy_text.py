@@ -21,7 +21,13 @@ JOBS = {
 }
 ALONE = {"spmd": "uses only your own specs", "pmap": "runs the step as it is written for one device"}
 AUTO = "auto"  # no strategy, but a search for one
-_EXAMPLE = {"data": "data=8", "fsdp": "fsdp=8", "tensor": "model=8", "sequence": "seq=8", "expert": "expert=8"}
+_EXAMPLE = {
+    "data": "data=8",
+    "fsdp": "fsdp=8",
+    "tensor": "model=8",
+    "sequence": "seq=8",
+    "expert": "expert=8",
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,12 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
         if any(p.name == name for p in parts):
             raise ShardError(f"strategy '{text}' names {name} twice; once is enough")
         parts.append(Part(name, axis or None))
+    names = {p.name for p in parts}
+    if {"ep", "pp"} <= names:
+        raise ShardError(
+            f"'{text}': experts are not divided inside the stages of a pipeline; use ep with dp, fsdp or tp, or pp "
+            "with these"
+        )
     lone = next((p.name for p in parts if p.name in ALONE), None)
     if len(parts) > 1 and lone is not None:
         rules = "; for rules on top use --rule" if lone == "spmd" else ""

@@ -45,10 +45,10 @@ class Layout:
     """A step's dimensions and the mesh axes given to them; `platform` is that of the mesh's devices.
 
     `batch_axes` divide the examples; `tensor` gives mesh axes to logical dimensions that stay divided in use;
-    `stored` to dimensions of arrays at rest; `experts`: what is divided over the experts, None without such. `sequence`: the logical dimensions that are positions, divided over
-    `sequence_axes`; `keys`: those of the program's dimensions, by number, that stay whole because another of the same
-    value is divided; `positions`: those of inputs that the user named. `names`, `why`, `wanted` and `lost` are kept per
-    input.
+    `stored` to dimensions of arrays at rest; `experts`: those that are divided, None without. `sequence`: the logical
+    dimensions that are positions, divided over `sequence_axes`; `keys`: those of the program's dimensions, by number,
+    that stay whole because another of the same value is divided; `positions`: those of inputs that the user named.
+    `names`, `why`, `wanted` and `lost` are kept per input.
     """
 
     program: Program

@@ -155,7 +155,9 @@ class _Sides:
 
     def _summed_over(self, e: Equation, by_expert: bool) -> Axes:
         def lying(v: Value) -> Spec:
-            return self._layout.lying(v, by_expert) if self._layout.batchy(v) else self._at_weight(v, by_expert)
+            return (
+                self._layout.lying(v, by_expert) if self._layout.batchy(v) else self._at_weight(v, by_expert)
+            )
 
         (first, second), found = (*e.ins, None)[:2], list[str]()
         if (c := e.contraction) is not None and first is not None and second is not None:

@@ -172,8 +172,14 @@ class _Traffic:
     def _to_experts(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
         """Activations that lie by expert, or by token, and that `e` reads the other way, each once in a body."""
         layout, experts = self._layout, self._layout.experts
-        for v in e.ins if experts is not None else ():
-            if v is None or not layout.batchy(v) or (lies := layout.active(v)) == (wanted := layout.read(e, v)):
+        if experts is None:
+            return
+        for v in e.ins:
+            if (
+                v is None
+                or not layout.batchy(v)
+                or (lies := layout.active(v)) == (wanted := layout.read(e, v))
+            ):
                 continue
             at = same.get(v, v), e.index in experts.equations
             if at not in body.brought:

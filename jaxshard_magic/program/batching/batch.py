@@ -2,8 +2,8 @@
 
 Dimension classes that no parameter has are free. The batch is the free class of a data leaf that most of the
 products with weights carry (its cover), and that is never summed, sliced or paired with itself while another free
-class of the data lives on (then it is inside an example: positions, pixels, channels). Rows that the data joins to each other, as
-edges do the nodes of a graph, are divided like examples and are none (`joins`).
+class of the data lives on (then it is inside an example: positions, pixels, channels). Rows that the data joins to
+each other, as edges do the nodes of a graph, are divided like examples and are none (`joins`).
 """
 
 from collections import Counter, defaultdict
