@@ -160,7 +160,11 @@ def test_matrices_and_biases_of_experts_are_divided_by_expert_and_the_router_is_
     found = leaves(planned(LAYERS, "ep+fsdp+tp", "data=2 expert=2 model=2"))
     assert found["up"] == (None, "expert", "data", "model")
     assert found["down"] == (None, "expert", "model", "data")
-    assert found["router"] == (None, None, None)  # tensor parallelism leaves experts that are chosen among alone
+    assert found["router"] == (
+        None,
+        None,
+        None,
+    )  # tensor parallelism leaves experts that are chosen among alone
 
 
 def refused(form: str, strategy: str, axes: str, experts: int = EXPERTS) -> str:

@@ -100,7 +100,7 @@ def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
         operand = e.ins[0] if chooses(e) else None
         if operand is None:
             continue
-        for d in _along(e, len(shapes[operand])):
+        for d in along_of(e, len(shapes[operand])):
             c, size = dims.of(operand)[d], shapes[operand][d]
             found |= {c} & among
             if e.name != "reduce_max":
@@ -119,13 +119,14 @@ def _best(dims: Dimensions, classes: frozenset[int]) -> int | None:
         operand = e.ins[0] if e.name in ("top_k", "approx_top_k", "argmax") else None
         if operand is None:
             continue
-        for d in _along(e, len(dims.program.shapes[operand])):
+        for d in along_of(e, len(dims.program.shapes[operand])):
             if dims.program.shapes[operand][d] in sizes:
                 found.add(1 if e.name == "argmax" else dims.program.shapes[e.outs[0]][d])
     return max(found, default=None)
 
 
-def _along(e: Equation, rank: int) -> tuple[int, ...]:
+def along_of(e: Equation, rank: int) -> tuple[int, ...]:
+    """The dimensions that `e`, which chooses, chooses along."""
     return reduced(e.params) if e.primitive.kind is Kind.REDUCTION else along(e.params, rank)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from .ahead import gathered_ahead
 from .grouped import grouped
+from .own_experts import own_experts
 from .partials import partial_sums
 from .region import Context, Emission, Region
 from .scattered import scattered
@@ -13,6 +14,7 @@ from .unreduced import unreduced
 # From the outside in: of an equation that is a member of several, the first is asked first.
 KINDS: tuple[Callable[[Context], Region], ...] = (
     gathered_ahead,
+    own_experts,
     unreduced,
     partial_sums,
     scattered,
