@@ -18,16 +18,19 @@ from jaxshard_magic.strategies.hold import Hold
 from jaxshard_magic.strategies.traffic import traffic
 
 F32 = 4
-GROUPED, FLAT, DENSE, MAPPED, LAYERS = FORMS = (
+GROUPED, FLAT, DENSE, MAPPED, LAYERS, SCANNED = FORMS = (
     "dispatched_in_groups",
     "dispatched_together",
     "mixture_of_experts",
     "experts_mapped",
     "layers_of_experts",
+    "experts_scanned",
 )
 ALONE, BESIDE = ("ep", "expert=8"), ("ep+dp", "data=2 expert=4")
 STORED, INSIDE = ("ep+fsdp", "data=2 expert=4"), ("ep+tp", "data=2 expert=2 model=2")
-QUICK = {(GROUPED, BESIDE), (FLAT, ALONE), (DENSE, BESIDE), (MAPPED, INSIDE), (LAYERS, STORED)}
+QUICK = {(GROUPED, BESIDE), (FLAT, ALONE), (DENSE, BESIDE), (MAPPED, INSIDE), (LAYERS, STORED)} | {
+    (SCANNED, BESIDE)
+}
 TABLE = [
     pytest.param(form, on, marks=() if (form, on) in QUICK else pytest.mark.full, id=" ".join((form, *on)))
     for form in FORMS
@@ -86,7 +89,7 @@ def sent(report: Report) -> MOVES:
     takes all rows at once."""
     moves = MOVES()
     for c in report.collectives or ():
-        if c.bytes > F32 and "top_k" not in (c.source or ""):
+        if c.bytes > F32 and not (c.kind == AG and "top_k" in (c.source or "")):
             moves[c.kind, c.axes, c.bytes] += round(c.count)
     return moves
 
@@ -134,12 +137,27 @@ def test_where_all_experts_see_all_tokens_these_are_gathered_and_results_added_u
     assert max(size for kind, _, size in found if kind == AG) == tokens
 
 
+def test_a_device_does_the_trips_of_its_own_experts_in_a_loop_over_them(ran):
+    """Tokens are gathered before the loop, before its backward pass again, and so is the gradient of the result. A trip
+    adds its expert's gradient up over data: as many as a device has experts, for two matrices. On CPU a sum that is
+    scattered shows as an all-reduce."""
+    step, plan, tokens = ran(SCANNED, *BESIDE), planned(SCANNED, *BESIDE), BATCH // 2 * TIME * WIDTH * F32
+    own = EXPERTS // 4
+    found = sent(step.report())
+    assert (found[AG, ("expert",), tokens], found[AR, ("expert",), tokens]) == (3, 1)
+    assert found[AR, ("data",), MATRIX] == 2 * own
+    found[RS, ("expert",), tokens] = found.pop((AR, ("expert",), tokens))
+    assert told(plan) == found
+    flops = BATCH * TIME * EXPERTS * WIDTH * HIDDEN * 2
+    assert max(share.flops for share in plan.shares or ()) * 8 == flops
+
+
 def finding(plan, code: str) -> str:
     return next(f.message for f in plan.findings if f.code == code)
 
 
 def test_a_step_that_dispatches_nothing_is_told_what_dispatch_would_save():
-    for form in (DENSE, MAPPED):
+    for form in (DENSE, MAPPED, SCANNED):
         assert f"All {EXPERTS} experts work on all tokens, of which each chooses {BEST}" in finding(
             planned(form, "ep", "expert=8"), "experts-dense"
         )

@@ -13,7 +13,7 @@ from ..errors import ShardError
 from ..plan import Finding
 from ..program.expert_loops import ExpertLoop, find_expert_loops
 from ..program.experts import Experts as Found
-from ..program.experts import find_experts
+from ..program.experts import best_of, find_experts
 from ..program.flow import by_alias
 from ..program.ir import Value
 from .layout import Axes, Experts, Layout
@@ -26,7 +26,7 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
     Raises `ShardError` where no dimension counts experts, or where they do not divide.
     """
     found = find_experts(layout.dims, layout.storage, layout.flow, layout.roles)
-    loops = find_expert_loops(layout.program, layout.flow, layout.roles)
+    loops = find_expert_loops(layout.dims, layout.flow, layout.roles)
     ragged = _ragged_weights(layout)
     if not found.classes and not ragged and not loops:
         raise ShardError(_no_experts(layout, axes))
@@ -122,11 +122,12 @@ def _say_ragged(layout: Layout, weights: list[Value], axes: Axes) -> None:
 def _say_all_tokens(layout: Layout, found: Found) -> None:
     """Where nothing is dispatched, most of what experts multiply counts for nothing."""
     number = min(layout.dims.largest[c] for c in found.classes)
-    if found.places or found.shared or found.best is None or found.best >= number:
+    best = best_of(layout.program, number)
+    if found.places or found.shared or best is None or best >= number:
         return
     message = (
-        f"All {number} experts work on all tokens, of which each chooses {found.best}: dispatch (one-hot products, as "
-        f"GShard has them) would do {found.best / number:.0%} of their FLOPs, times what it leaves free of places."
+        f"All {number} experts work on all tokens, of which each chooses {best}: dispatch (one-hot products, as "
+        f"GShard has them) would do {best / number:.0%} of their FLOPs, times what it leaves free of places."
     )
     layout.findings.append(Finding("experts-dense", "info", message))
 
