@@ -114,6 +114,18 @@ def test_dispatched_tokens_move_by_all_to_all_and_no_weight_does(ran):
     assert sent(step.report()) == wanted == told(planned(GROUPED, *BESIDE))
 
 
+@pytest.mark.ci
+def test_a_tpus_compiler_sends_what_is_told_and_in_bfloat16_what_it_multiplies():
+    """A TPU multiplies float32 as bfloat16 at its default precision, and sends dispatched tokens so."""
+    call = zoo.STEPS[GROUPED].make()
+    step = jaxshard_magic.shard(call.fn, "ep+dp", mesh=jaxshard_magic.mesh("v5e:2x4 data=2 expert=4"))
+    plan = step.prepare(*call.args).plan
+    moved = sent(step.report())
+    assert moved[A2A, ("expert",), dispatched(8) // 2] == 3
+    assert told(plan)[A2A, ("expert",), dispatched(8) // 2] == 3
+    assert not any(kind == AG for kind, *_ in moved)
+
+
 def test_in_layers_that_are_computed_again_tokens_move_six_times_each(ran):
     """Forward two, two again before the backward pass, and the gradients of both; fsdp gathers each expert's weights
     over data, forward and again, and nothing over the experts."""
@@ -200,6 +212,8 @@ def test_what_cannot_be_divided_says_so():
     odd = refused(DENSE, "ep", "expert=4", experts=6)
     assert "6 experts do not divide by expert=4; expert=3 would divide" in odd
     assert "ep found no experts" in refused("vision_transformer", "ep", "expert=4")
+    in_turn = refused("experts_in_turn", "ep", "expert=4")
+    assert "params.mixture.down is taken apart expert by expert in Python (down[0], ...)" in in_turn
     assert "experts are not divided inside the stages" in refused(GROUPED, "ep+pp", "expert=4 pipe=2")
     assert "ep needs a mesh axis for it (expert)" in refused(GROUPED, "ep", "data=8")
 

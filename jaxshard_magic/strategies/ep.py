@@ -6,6 +6,7 @@ device and those of its experts all-to-alls move what a one-hot product dispatch
 section 3.2). Where all experts see all tokens, these are gathered over the expert axes, and results added up.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from ..program.experts import Experts as Found
 from ..program.experts import best_of, find_experts
 from ..program.flow import by_alias
 from ..program.ir import Value
+from ..program.roles import PARAMS
 from .layout import Axes, Experts, Layout
 from .sides import take_sides
 
@@ -91,11 +93,30 @@ def _divides(layout: Layout, classes: frozenset[int], axes: Axes) -> None:
 
 
 def _no_experts(layout: Layout, axes: Axes) -> str:
-    n = layout.count(axes)
+    if (name := _taken_apart(layout)) is not None:
+        return (
+            f"ep: {name} is taken apart expert by expert in Python ({name.rpartition('.')[2]}[0], ...), and what runs "
+            "one after the other can't be divided; go through the experts with lax.scan, lax.map or jax.vmap"
+        )
     return (
         "ep found no experts in this step: no parameter has, beside the two dimensions of a matrix, one that top_k, "
-        f"argmax, a sort or a softmax chooses along; use dp or fsdp, with {'+'.join(axes)}={n} as a data axis"
+        f"argmax, a sort or a softmax chooses along; use dp or fsdp, with {'+'.join(axes)}={layout.count(axes)} as a "
+        "data axis"
     )
+
+
+def _taken_apart(layout: Layout) -> str | None:
+    """A parameter that the step takes each matrix out of by itself, of as many as something is chosen among."""
+    program = layout.program
+    parts = Counter(e.ins[0] for e in program.equations if e.primitive.part and e.ins[0] is not None)
+    for i in layout.roles.stored:
+        shape = program.shapes[program.inputs[i]]
+        if len(shape) < 3 or layout.roles.of[i] != PARAMS or best_of(program, shape[0]) is None:
+            continue
+        same = layout.flow.forward([program.inputs[i]], lambda _v, _w, e: e is None or e.name == "name")
+        if sum(parts[v] for v in same) == shape[0]:
+            return layout.names[i]
+    return None
 
 
 def _ragged_weights(layout: Layout) -> list[Value]:
