@@ -17,11 +17,13 @@ def read(orbax: Any, folder: Path, target: Any) -> list[Any]:
     shardings."""
     wanted, structure = jax.tree.flatten(target)
     found: list[Any] = []
+    handler = (
+        orbax.PyTreeCheckpointHandler()
+    )  # Orbax's Checkpointer would have hosts wait for each other at each part
     for part in parts_of([math.prod(x.shape) * x.dtype.itemsize for x in wanted]):
         item = structure.unflatten([x if i in part else orbax.PLACEHOLDER for i, x in enumerate(wanted)])
         args = orbax.args.PyTreeRestore(item, orbax.checkpoint_utils.construct_restore_args(item))
-        with orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as reader:
-            arrays = jax.tree.leaves(reader.restore(folder, args=args))[part.start : part.stop]
+        arrays = jax.tree.leaves(handler.restore(folder, args=args))[part.start : part.stop]
         found += jax.block_until_ready(arrays)
         del arrays
         _give_back()

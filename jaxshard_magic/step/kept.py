@@ -49,7 +49,7 @@ def restore(
 
     state = opened(like)
     with Store(str(path)) as store:
-        found = newest(store) if number is None else number
+        found = newest(store, number)
         saved = store.saved(found)
         check_same(saved.leaves, state.told, f"{store.folder.name}/{found}", cast=cast)
         arrays = store.restore(found, state.targets(shardings(step, state, tell)))
@@ -57,9 +57,10 @@ def restore(
     return state.restored(arrays)
 
 
-def newest(store: "Store") -> int:
-    """The number of the newest checkpoint. Raises ShardError where there is none."""
-    found = store.latest()
+def newest(store: "Store", number: int | None = None) -> int:
+    """The number of the newest checkpoint, or the one that is asked for, which all hosts have. Raises ShardError where
+    there is none."""
+    found = store.agreed(number)
     if found is None:
         torn = store.torn()
         cut = f", only saves that were cut off, which are removed: {', '.join(torn)}" if torn else ""

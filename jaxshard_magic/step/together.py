@@ -36,6 +36,8 @@ class OnHosts:
     called before each: a host does not go on where another one has failed."""
 
     meet: ClassVar[list[Callable[[], None]]] = []
+    # Lets the others out of such a meeting, and tells them what was raised here, or that the loop is over.
+    leave: ClassVar[list[Callable[[BaseException | None], None]]] = []
 
     def __init__(self, request: Request, hosts: int):
         self._request, self._hosts = request, hosts
