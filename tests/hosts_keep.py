@@ -234,3 +234,20 @@ def full(folder: str) -> dict[str, Any]:
         "same": digest(back) == digest({"w": w}),
         "seconds": time.monotonic() - start,
     }
+
+
+def saving(folder: str) -> None:
+    """Saves, one after the other, of arrays that have the save's number everywhere; says each that was begun."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
+    cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    store, n = Store(folder, keep=2), 0
+    while True:
+        n += 1
+        numbers = np.full((256, 256), n, "f")
+        tree = {
+            f"w{i}": jax.make_array_from_callback(numbers.shape, cut, lambda at, x=numbers: x[at])
+            for i in range(8)
+        }
+        leaves = tuple(SavedLeaf(name, x.shape, "float32") for name, x in tree.items())
+        store.save(n, tree, Saved(n, "fsdp", f"data={len(jax.devices())}", leaves))
+        print("begun", n, flush=True)
