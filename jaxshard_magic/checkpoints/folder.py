@@ -57,6 +57,7 @@ class Lock:
     def release(self) -> None:
         """Let others save."""
         if self.held:
+            _unlock(self._file)  # a process that was forked from this one has the file open, too
             os.close(self._file)
             self._file = -1
 
@@ -72,6 +73,19 @@ def _lock(file: int) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unlock(file: int) -> None:
+    """Let go of a file that `_lock` holds; Windows may take its time where it is only closed."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(file, _LOCKED, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def made(folder: Path) -> Path:
