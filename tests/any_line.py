@@ -87,6 +87,7 @@ VALUES = {
     "NAME": NAMES | TEXTS,
     "NAME=SPEC": st.builds("{}={}".format, NAMES, SPECS) | TEXTS,
     "REGEX=SPEC": st.builds("{}={}".format, EXPRESSIONS, SPECS) | TEXTS,
+    "THERE=HERE": words("w=w a.b=c a=b:T *.w=w a=*.* = =w:9 w=w:00") | TEXTS,
     "REGEX": EXPRESSIONS,
     "WHAT": words("full dots offload flops measured") | EXPRESSIONS | NUMBERS,
     "AXES": st.just("data=8; data=4 model=2") | MESHES,
