@@ -65,7 +65,7 @@ class Opened:
 
     def under(self, part: str) -> dict[str, Any]:
         """The leaves of a part of the state by what follows its name. Raises ShardError where there is none of it."""
-        found = {name[len(part) + 1 :]: x for name, x in self._by_name.items() if name.startswith(f"{part}.")}
+        found = {name[len(part) + 1 :]: x for name, x in self.by_name.items() if name.startswith(f"{part}.")}
         if not found:
             parts = [*under(self.names)]
             raise ShardError(
@@ -76,15 +76,16 @@ class Opened:
     def replaced(self, part: str, arrays: Mapping[str, Any]) -> Any:
         """The state with other leaves in a part, by the names of `under`."""
         new = {f"{part}.{name}": x for name, x in arrays.items()}
-        return self.close([new.get(name, x) for name, x in self._by_name.items()])
+        return self.close([new.get(name, x) for name, x in self.by_name.items()])
 
     @property
-    def _by_name(self) -> dict[str, Any]:
+    def by_name(self) -> dict[str, Any]:
+        """The leaves by their names."""
         return dict(zip(self.names, self.leaves, strict=True))
 
     def kept(self, name: str) -> Any:
         """What is in the state under a name, as `restored` takes it. Raises ShardError for a shape."""
-        x = self._by_name[name]
+        x = self.by_name[name]
         if isinstance(x, jax.ShapeDtypeStruct):
             raise ShardError(
                 f"{name} is a key of random numbers, which files of weights have not: give its array"
@@ -144,7 +145,9 @@ def is_key(x: Any) -> bool:
 
 def kind(x: Any) -> Any:
     """The dtype that jax has for it."""
-    return x.dtype if is_key(x) else jax.dtypes.canonicalize_dtype(getattr(x, "dtype", np.asarray(x).dtype))
+    if is_key(x):
+        return x.dtype
+    return jax.dtypes.canonicalize_dtype(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype)
 
 
 @cache

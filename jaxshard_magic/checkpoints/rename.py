@@ -13,7 +13,8 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Rule:
-    """`there=here`: names that begin so in the file begin so in the state, up to a dot or their end; `*` is any text.
+    """`there=here`: names that begin so in the file begin so in the state, up to a dot or their end; `*` is any text,
+    and a slash counts as a dot.
 
     A `*` that the state's side lacks is a number by which arrays of the file are stacked into one, in its first
     dimensions. `order`: "T", or the dimensions of the file's array in the state's order, as digits.
@@ -49,20 +50,20 @@ class Rule:
 
     def to_here(self, name: str) -> tuple[str, tuple[str, ...]] | None:
         """The state's name of the file's, and what its numbers are by which it is stacked; None for other names."""
-        found = self._there.fullmatch(f".{name}")
+        found = self._there.fullmatch(f".{dotted(name)}")
         if found is None:
             return None
         *stars, rest = found.groups(default="")
         kept = len(stars) - self.stacked
-        return _filled(self.here, stars[:kept], rest), tuple(stars[kept:])
+        return dotted(_filled(self.here, stars[:kept], rest)), tuple(stars[kept:])
 
     def fits_here(self, name: str) -> bool:
         """Does it say what the file calls this array of the state?"""
-        return self._here.fullmatch(f".{name}") is not None
+        return self._here.fullmatch(f".{dotted(name)}") is not None
 
     def to_there(self, name: str, numbers: Sequence[int] = ()) -> str:
         """The file's name of one of the state's that fits, with the numbers of one array of those that are stacked."""
-        found = self._here.fullmatch(f".{name}")
+        found = self._here.fullmatch(f".{dotted(name)}")
         if found is None:
             raise ValueError(f"{self} is not of {name}")
         *stars, rest = found.groups(default="")
@@ -70,11 +71,11 @@ class Rule:
 
     @cached_property
     def _there(self) -> "re.Pattern[str]":
-        return _pattern(self.there)
+        return _pattern(dotted(self.there))
 
     @cached_property
     def _here(self) -> "re.Pattern[str]":
-        return _pattern(self.here)
+        return _pattern(dotted(self.here))
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def to_here(rules: Sequence[Rule], names: Iterable[str], where: str) -> list[Nam
     """
     names, found, used = [*names], dict[tuple[str, tuple[int, ...]], Named](), set[Rule]()
     for name in names:
-        named = Named(name, name)
+        named = Named(name, dotted(name))
         for rule in rules:
             if (match := rule.to_here(name)) is not None:
                 used.add(rule)
@@ -145,13 +146,18 @@ def to_there(rules: Sequence[Rule], leaves: Mapping[str, tuple[int, ...]], where
     return [*found.values()]
 
 
+def dotted(name: str) -> str:
+    """A name as names are compared: `mlp.up.kernel` of `mlp/up/kernel`."""
+    return name.replace("/", ".")
+
+
 def _rule(line: str) -> Rule:
     there, equals, rest = (part.strip() for part in line.partition("="))
     here, _, order = (part.strip() for part in rest.partition(":"))
     said = f"--rename {line!r}"
     if not equals:
         raise ShardError(f'{said} has no =: it is the file\'s name and yours, --rename "a.b=c.d"')
-    rule = Rule(there.replace("/", ".").strip("."), here.strip("."), order)
+    rule = Rule(there.strip("./"), here.strip("./"), order)
     if rule.stacked < 0:
         raise ShardError(f"{said} has more * on your side than on the file's, which says what they are")
     if order not in ("", "T") and sorted(order) != [str(i) for i in range(len(order))]:
@@ -185,7 +191,7 @@ def _all_used(
             raise ShardError(
                 f"--rename {str(rule)!r}: rules before it have all of its arrays; put it before them"
             )
-        begins = {name.rsplit(".", i)[0]: None for name in names for i in range(name.count(".") + 1)}
+        begins = {dotted(name).rsplit(".", i)[0]: None for name in names for i in range(name.count(".") + 1)}
         near = did_you_mean(side(rule), begins) or " Leave it out"
         raise ShardError(f"--rename {str(rule)!r} is of no array of {where}.{near}")
 
@@ -199,4 +205,4 @@ def _pattern(side: str) -> "re.Pattern[str]":
 def _filled(side: str, stars: Sequence[str], rest: str) -> str:
     first, *others = side.split("*")
     text = first + "".join(star + part for star, part in zip(stars, others, strict=True))
-    return (text + rest).strip(".")
+    return (text + rest).strip("./")

@@ -6,13 +6,15 @@ import re
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from os.path import exists, isdir, isfile
 from pathlib import Path
 from shutil import copyfileobj
+from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import jax.numpy as jnp
@@ -46,6 +48,19 @@ _DTYPES = {
     "BOOL": "bool",
 }
 KINDS = {name: kind for kind, name in _DTYPES.items()}  # safetensors' names of dtypes
+_DAMAGED = (  # what Python and numpy say of a zip file that is
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    TokenError,
+    SyntaxError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    EOFError,
+)
 _NPY = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
 
 
@@ -53,7 +68,7 @@ _NPY = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_head
 class Tensor:
     """One array of a file.
 
-    `name` has dots where the file has slashes. `dtype`: as it lies there, None where `kind`, the file's name of it, is
+    `dtype`: as it lies there, None where `kind`, the file's name of it, is
     none that can be read. `start`: its first byte in `file`, or in the file's `member` where that is compressed.
     """
 
@@ -120,26 +135,43 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
+def unpacked(packed: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """The arrays as they lie in files, those that are compressed in a folder that is there meanwhile. Raises ShardError
+    where they can't be unpacked."""
+    if not any(tensor.member for tensor in packed):
+        yield tuple(packed)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield tuple(_unpacked(each, Path(folder, str(i))) for i, each in enumerate(packed))
+
+
+def _unpacked(tensor: Tensor, to: Path) -> Tensor:
+    if not tensor.member:
+        return tensor
+    try:
+        with (
+            zipfile.ZipFile(tensor.file) as archive,
+            archive.open(tensor.member) as packed,
+            open(to, "xb") as file,
+        ):
+            copyfileobj(packed, file, 1 << 20)
+    except (*_DAMAGED, OSError) as error:
+        raise told_of(tensor.file, "read", error) from None
+    return replace(tensor, file=to, member="")
+
+
+@contextmanager
 def as_it_lies(tensor: Tensor) -> Iterator[np.ndarray]:
-    """The array as a part of its file, of which only what is used is read. A compressed one is unpacked into a file
-    without a name meanwhile. Raises ShardError where it can't be read."""
-    dtype = tensor.dtype
-    if dtype is None:
+    """An unpacked array as a part of its file, of which only what is used is read. Raises ShardError where it can't
+    be."""
+    if tensor.dtype is None:
         raise ShardError(f"{tensor.file}: {tensor.name} is of dtype {tensor.kind}, which can't be read")
     try:
         with open(tensor.file, "rb") as file:
-            if not tensor.nbytes:
-                yield np.empty(tensor.shape, dtype)
-                return
-            if tensor.member:
-                with tempfile.TemporaryFile() as unpacked, zipfile.ZipFile(file) as archive:
-                    with archive.open(tensor.member) as packed:
-                        copyfileobj(packed, unpacked, 1 << 20)
-                    unpacked.flush()
-                    yield _mapped(tensor, dtype, unpacked)
-            else:
-                yield _mapped(tensor, dtype, file)
-    except (OSError, zipfile.BadZipFile) as error:
+            yield (
+                _mapped(tensor, tensor.dtype, file) if tensor.nbytes else np.empty(tensor.shape, tensor.dtype)
+            )
+    except OSError as error:
         raise told_of(tensor.file, "read", error) from None
 
 
@@ -165,7 +197,7 @@ def _files(path: Path) -> tuple[list[Path], dict[str, str]]:
         return [path], {}
     try:
         told = json.loads(path.read_bytes())["weight_map"]
-        index = {str(name).replace("/", "."): str(file) for name, file in told.items()}
+        index = {str(name): str(file) for name, file in told.items()}
     except OSError as error:
         raise told_of(path, "read", error) from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -236,7 +268,7 @@ def _row(path: Path, name: str, row: Mapping[str, Any], begin: int) -> tuple[Ten
     if not all(type(n) is int and n >= 0 for n in (start, end, *shape)) or end < start:
         raise ValueError
     dtype = jnp.dtype(_DTYPES[kind]).newbyteorder("<") if kind in _DTYPES else None
-    return Tensor(name.replace("/", "."), shape, dtype, kind, path, begin + start), begin + end
+    return Tensor(name, shape, dtype, kind, path, begin + start), begin + end
 
 
 def _of_npz(path: Path, file: BinaryIO) -> list[Tensor]:
@@ -247,14 +279,7 @@ def _of_npz(path: Path, file: BinaryIO) -> list[Tensor]:
                 if each.filename.endswith(".npy"):
                     with archive.open(each) as packed:
                         found.append(_member(path, file, each, packed))
-    except (
-        zipfile.BadZipFile,
-        NotImplementedError,
-        RuntimeError,
-        ValueError,
-        EOFError,
-        struct.error,
-    ) as error:
+    except _DAMAGED as error:
         raise ShardError(f"{path} is no .npz that numpy wrote, or is cut off: {_first(error)}") from None
     return found
 
@@ -264,7 +289,7 @@ def _member(path: Path, file: BinaryIO, each: zipfile.ZipInfo, packed: Any) -> T
     if version not in _NPY:
         raise ValueError(f"{each.filename} is of a kind of array with names")
     shape, fortran, dtype = _NPY[version](packed)
-    name = each.filename.removesuffix(".npy").replace("/", ".")
+    name = each.filename.removesuffix(".npy")
     kind = str(dtype)
     if dtype == np.dtype("V2"):  # what numpy writes of the one 16-bit float that it has no name for
         dtype = jnp.dtype("bfloat16")

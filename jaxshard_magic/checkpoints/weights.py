@@ -1,6 +1,7 @@
 """Parameters out of files that others wrote, laid out a part at a time: no device and no host has more of an array than
 the parts that it keeps."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from ..errors import ShardError, one_of
 from ..placing import from_parts
 from .differs import check_same
 from .objects import Opened
-from .rename import Named, Order, Rule, to_here
+from .rename import Named, Order, Rule, dotted, to_here
 from .saved import SavedLeaf
-from .tensors import KINDS, Tensor, as_it_lies, tensors
+from .tensors import KINDS, Tensor, as_it_lies, tensors, unpacked
+
+_NUMBER = re.compile(r"(?<![^./])\d+(?![^./])")  # between dots or slashes
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,11 @@ def load(
     state has no place for. Raises ShardError, before any array is read, where names, shapes or dtypes differ.
     """
     told = _same_on_all(lambda: sources(path, rules))
-    wanted = [leaf for leaf, own in zip(state.told, state.own, strict=True) if not own]
+    wanted = [
+        replace(leaf, path=dotted(leaf.path))
+        for leaf, own in zip(state.told, state.own, strict=True)
+        if not own
+    ]
     found = [SavedLeaf(name, source.shape, source.dtype) for name, source in told.items()]
     names = {leaf.path for leaf in wanted}
     for leaf in wanted:
@@ -91,10 +98,12 @@ def load(
         if own:
             arrays[name] = state.kept(name)
         else:
-            source = told[name]
-            arrays[name] = from_parts(
-                target.shape, target.sharding, lambda index, s=source, t=target: s.part(index, t.dtype)
-            )
+            source = told[dotted(name)]
+            with unpacked(source.tensors) as there:
+                lies = replace(source, tensors=there)
+                arrays[name] = from_parts(
+                    target.shape, target.sharding, lambda index, s=lies, t=target: s.part(index, t.dtype)
+                )
     return state.restored(arrays)
 
 
@@ -146,9 +155,7 @@ def _told(tensor: Tensor) -> SavedLeaf:
 
 
 def _starred(name: str) -> tuple[str, list[int]]:
-    parts = name.split(".")
-    stars = ".".join("*" if part.isdecimal() else part for part in parts)
-    return stars, [int(part) for part in parts if part.isdecimal()]
+    return _NUMBER.sub("*", name), [int(number) for number in _NUMBER.findall(name)]
 
 
 def _check_source(path: Path, leaf: SavedLeaf, source: Source) -> None:

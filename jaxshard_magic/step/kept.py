@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax import ShapeDtypeStruct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ShardError, one_of
@@ -37,6 +38,8 @@ def save(
     from ..checkpoints.tensors import SUFFIXES
 
     state_of, where = opened(state), Path(expanduser(path))
+    if shape := next((name for name, x in state_of.by_name.items() if isinstance(x, ShapeDtypeStruct)), None):
+        raise ShardError(f"{shape} is a shape, and arrays are saved: give what the step gives back")
     skipped = 0 if step.kept is None else step.kept.resumed or 0  # of the run before
     number = step.calls_before + skipped + step.calls
     if where.name.endswith(SUFFIXES):
