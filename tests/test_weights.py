@@ -408,6 +408,10 @@ TABLES = {
         ["fc.weight=kernel"],
         'its last two dimensions swapped, as torch has weights: --rename "fc.weight=kernel:T"',
     ),
+    "shaped": (
+        ["fc.weight=kernel:10", "y.*=z.*"],
+        "the same elements in another shape: keep it as the file has it",
+    ),
     "unstacked": (["fc.weight=kernel:T"], '--rename "y.*=y" stacks them'),
 }
 
@@ -420,6 +424,8 @@ def test_a_table_that_does_not_fit_is_told_before_anything_is_read(what, tmp_pat
     save_file(tree | {"x.1": np.zeros(3, "float32"), "y.0": one, "y.1": one}, tmp_path / "w.safetensors")
     monkeypatch.setattr(Source, "part", lambda *_: pytest.fail("read"))
     like = {"kernel": np.zeros((6, 4), "float32"), "y": np.zeros((2, 2), "float32")}
+    if what == "shaped":
+        like["kernel"] = like["kernel"].reshape(6, 2, 2)
     assert said in refused(loaded, tmp_path / "w.safetensors", like, rules=rules)
 
 

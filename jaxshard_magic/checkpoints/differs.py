@@ -14,12 +14,12 @@ def check_same(
     *,
     cast: bool = False,
     more: bool = False,
-    fix: str = "build the model that was saved",
+    renamed: str = "",
 ) -> None:
     """Raise ShardError, in one line that names the first leaf that differs, where a checkpoint is of another state.
 
     `where`: what the checkpoint is called. `cast`: whether another dtype is converted; never to or from PRNG keys.
-    `more`: whether it may have arrays that are not wanted. `fix`: what to do where it is of another state.
+    `more`: whether it may have arrays that are not wanted. `renamed`: what to do where it has another name for one.
 
     >>> check_same([SavedLeaf("w", (8,), "float32")], [SavedLeaf("w", (4,), "float32")], "ckpt/3")
     Traceback (most recent call last):
@@ -27,15 +27,19 @@ def check_same(
     """
     have, want = {x.path: x for x in saved}, {x.path: x for x in wanted}
     if missing := [path for path in want if path not in have]:
-        raise ShardError(_lacks(where, missing, [*have], [*want], fix if more else ""))
+        raise ShardError(_lacks(where, missing, [*have], [*want], renamed))
     for path, leaf in want.items():
         there = have[path]
         keys = "key<" in leaf.dtype or "key<" in there.dtype
         if there.shape != leaf.shape or (there.dtype != leaf.dtype and (keys or not cast)):
             a, b = (str(x).removeprefix(f"{path} ") for x in (there, leaf))
             converts = there.shape == leaf.shape and not keys
-            how = "cast=True, or --cast on the line, converts it" if converts else fix
-            raise ShardError(f"{path} is {a} in {where} and {b} here; {how}")
+            fix = (
+                "cast=True, or --cast on the line, converts it"
+                if converts
+                else "build the model that was saved"
+            )
+            raise ShardError(f"{path} is {a} in {where} and {b} here; {fix}")
     if not more and (left := [path for path in have if path not in want]):
         raise ShardError(
             f"{where} has {left[0]}, which is not in the state that it is restored into"
@@ -43,7 +47,7 @@ def check_same(
         )
 
 
-def _lacks(where: str, missing: Sequence[str], have: Sequence[str], want: Sequence[str], fix: str) -> str:
+def _lacks(where: str, missing: Sequence[str], have: Sequence[str], want: Sequence[str], renamed: str) -> str:
     """What is said where arrays are wanted that are not there: that it has a part of the state alone, else the first of
     them, with the nearest."""
     parts = [part for part, rest in under(want).items() if part and rest == set(have)]
@@ -59,6 +63,6 @@ def _lacks(where: str, missing: Sequence[str], have: Sequence[str], want: Sequen
     first = missing[0]
     near = did_you_mean(first, sorted(set(have) - set(want)))
     told = f"{len(missing)} of {len(want)} are not in it"
-    if fix:
-        return f"{where} has no {first}.{near} {told[:1].upper()}{told[1:]}; {fix}"
+    if renamed:
+        return f"{where} has no {first}.{near} {told[:1].upper()}{told[1:]}; {renamed}"
     return f"{where} has no {first}.{near} It was saved under another name, or of another model: {told}"

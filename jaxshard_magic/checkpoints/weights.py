@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,8 @@ def load(
             _check_source(path, leaf, told[leaf.path])
         else:
             _check_unstacked(leaf, names, told)
-    fix = 'where it has another name there, --rename "there=here" says so'
-    check_same(found, wanted, path.name, cast=cast, more=True, fix=fix)
+    renamed = 'where it has another name there, --rename "there=here" says so'
+    check_same(found, wanted, path.name, cast=cast, more=True, renamed=renamed)
     if left := [leaf for leaf in found if leaf.path not in names]:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         tell(f"{path.name} has {left[0]}{more}, which nothing here is called: left out")
@@ -174,6 +175,11 @@ def _check_source(path: Path, leaf: SavedLeaf, source: Source) -> None:
         raise ShardError(
             f"{leaf} is {there} in {path.name}, its last two dimensions swapped, as torch has weights: "
             f'--rename "{turned}"'
+        )
+    if source.shape != leaf.shape and prod(source.shape) == prod(leaf.shape):
+        raise ShardError(
+            f"{leaf} is {source.dtype}[{','.join(map(str, source.shape))}] in {path.name}, the same elements in "
+            "another shape: keep it as the file has it, and reshape it in the step"
         )
 
 
