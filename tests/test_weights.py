@@ -401,7 +401,10 @@ TABLES = {
     "stars": (["fc=*"], "more * on your side"),
     "order": (["fc=fc:02"], ":02 is no order of dimensions"),
     "orders": (["h=h:10"], "h.0.w has 1 dimensions, and :10 is of 2"),
-    "gap": (["h.*.w=h"], "there is none of number 1 before h.2.w"),
+    "gap": (["h.*.w=h"], "the last is h.2.w, and there is none of number 1"),
+    "grid": (["g.*.*=g"], "the last is g.1.0, and there is none of number 1.1"),
+    "far": (["f.*=f"], "the last is f.999999999, and there is none of number 0"),
+    "farther": (["f*=f"], "* is '.999999999' in f.999999999"),
     "words": (["fc.*=fc"], "* is 'bias' in fc.bias"),
     "unlike": (["x.*=x"], "x.0 float32[2] and x.1 float32[3] of w.safetensors differ"),
     "swapped": (
@@ -421,6 +424,7 @@ def test_a_table_that_does_not_fit_is_told_before_anything_is_read(what, tmp_pat
     rules, said = TABLES[what]
     one = np.zeros(2, "float32")
     tree = {"fc.weight": np.zeros((4, 6), "float32"), "fc.bias": one, "h.0.w": one, "h.2.w": one, "x.0": one}
+    tree |= {"g.0.0": one, "g.0.1": one, "g.1.0": one, "f.999999999": one}
     save_file(tree | {"x.1": np.zeros(3, "float32"), "y.0": one, "y.1": one}, tmp_path / "w.safetensors")
     monkeypatch.setattr(Source, "part", lambda *_: pytest.fail("read"))
     like = {"kernel": np.zeros((6, 4), "float32"), "y": np.zeros((2, 2), "float32")}

@@ -34,11 +34,9 @@ def check_same(
         if there.shape != leaf.shape or (there.dtype != leaf.dtype and (keys or not cast)):
             a, b = (str(x).removeprefix(f"{path} ") for x in (there, leaf))
             converts = there.shape == leaf.shape and not keys
-            fix = (
-                "cast=True, or --cast on the line, converts it"
-                if converts
-                else "build the model that was saved"
-            )
+            fix = "build the model that was saved"
+            if converts:
+                fix = "cast=True, or --cast on the line, converts it"
             raise ShardError(f"{path} is {a} in {where} and {b} here; {fix}")
     if not more and (left := [path for path in have if path not in want]):
         raise ShardError(
@@ -56,10 +54,10 @@ def _lacks(where: str, missing: Sequence[str], have: Sequence[str], want: Sequen
         parts = begins
     if parts:
         left = next(path for path in missing if not path.startswith(f"{parts[0]}."))
-        return (
-            f"{where} has {' or '.join(parts)} alone, and no {left}: restore that part, "
-            f"step.restore(DIR, like=state.{parts[0]}) or %shard load DIR state.{parts[0]}"
-        )
+        how = f"like=state[{parts[0]}], or its name alone on the line"
+        if not parts[0].isdecimal():
+            how = f"step.restore(DIR, like=state.{parts[0]}) or %shard load DIR state.{parts[0]}"
+        return f"{where} has {' or '.join(parts)} alone, and no {left}: restore that part, {how}"
     first = missing[0]
     near = did_you_mean(first, sorted(set(have) - set(want)))
     told = f"{len(missing)} of {len(want)} are not in it"

@@ -138,10 +138,11 @@ def to_there(rules: Sequence[Rule], leaves: Mapping[str, tuple[int, ...]], where
             raise ShardError(f"{rule}: {name} has {len(shape)} dimensions, fewer than * stand for numbers")
         for numbers in product(*map(range, shape[:stacked])):
             there = name if rule is None else rule.to_there(name, numbers)
-            if not there or there in found:
-                both = f"{found[there].here} and {name} are both {there}" if there else f"{name} has no name"
+            twice = found.get(dotted(there))
+            if not there or twice is not None:
+                both = f"{name} has no name" if twice is None else f"{twice.here} and {name} are both {there}"
                 raise ShardError(f"{both} in {where}: rename one of them")
-            found[there] = Named(there, name, numbers, rule)
+            found[dotted(there)] = Named(there, name, numbers, rule)
     _all_used(rules, used, [*leaves], "the state", lambda rule: rule.here, Rule.fits_here)
     return [*found.values()]
 
@@ -169,7 +170,7 @@ def _rule(line: str) -> Rule:
 
 def _numbers(rule: Rule, stars: Sequence[str], name: str) -> tuple[int, ...]:
     for star in stars:
-        if not star.isdecimal() or str(int(star)) != star:
+        if not re.fullmatch(r"0|[1-9][0-9]{0,8}", star):
             raise ShardError(
                 f"{rule} stacks by number, and * is {star!r} in {name}: give your side a * where it stays a name"
             )

@@ -135,12 +135,15 @@ def _source(here: str, each: list[Named], there: Mapping[str, Tensor], where: st
     rule, ordered = each[0].rule, sorted(each, key=lambda named: named.numbers)
     first = there[ordered[0].there]
     lead = tuple(max(n) + 1 for n in zip(*(named.numbers for named in ordered), strict=True))
-    for named, numbers in zip(ordered, np.ndindex(*lead), strict=False):
-        if named.numbers != numbers:
-            raise ShardError(
-                f"--rename {str(rule)!r} stacks {len(each)} arrays of {where} into {here}, and there is none of number "
-                f"{'.'.join(map(str, numbers))} before {named.there}"
-            )
+    if prod(lead) != len(ordered):
+        have = {named.numbers for named in ordered}
+        near = product(*(range(min(n, len(have) + 1)) for n in lead))  # the first gap is among these
+        gap = next(numbers for numbers in near if numbers not in have)
+        raise ShardError(
+            f"--rename {str(rule)!r} stacks {len(ordered)} arrays of {where} into {here}, the last is "
+            f"{ordered[-1].there}, and there is none of number {'.'.join(map(str, gap))}"
+        )
+    for named in ordered:
         other = there[named.there]
         if (other.shape, other.kind) != (first.shape, first.kind):
             raise ShardError(
