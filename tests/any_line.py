@@ -109,6 +109,10 @@ WORDS = {
     "compare": NUMBERS,
     "profile": words("1 2") | WRONG_NUMBERS | TEXTS,
     "abstract": NAMES,
+    "save": words(f"kept w.safetensors a/w.npz w.index.json state state.w state. {'x' * 300}.npz")
+    | NAMES
+    | TEXTS,
+    "load": words(f"kept w.safetensors a/w.npz kept.txt state state.w .w {'x' * 300}.npz") | NAMES | TEXTS,
 }
 LINES: dict[str, type[LineOptions]] = {
     "schedule": options.ScheduleOptions,

@@ -186,8 +186,8 @@ def test_a_table_of_names_is_read_both_ways(rule, there, here, tmp_path):
     wanted = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in here.items()}
     found, notes = loaded(tmp_path / "w.safetensors", wanted, P(), [rule])
     assert not notes
-    save(tmp_path / "again.safetensors", found, rules_of([rule]), about=ABOUT)
-    again = load_file(tmp_path / "again.safetensors")
+    save(tmp_path / "new" / "again.safetensors", found, rules_of([rule]), about=ABOUT)
+    again = load_file(tmp_path / "new" / "again.safetensors")
     assert set(again) == set(tree) and all(same(again[name], x) for name, x in tree.items())
     for name in there:
         [named] = [x for x in to_here(rules_of([rule]), there, "w") if x.there == name]

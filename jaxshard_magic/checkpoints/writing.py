@@ -67,6 +67,7 @@ def save(
                 raise ShardError(
                     f"{path} is there already: name another file, or write over it with --force, force=True"
                 )
+            path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(path) as file:
                 if path.suffix == ".npz":
                     _write_npz(file, path.parent, outs, pieces)
