@@ -149,6 +149,28 @@ def test_a_report_keeps_what_was_measured_in_json_and_in_little_room():
     assert any(row.predicted for row in report.measured.lines)  # beside what is predicted for the chip
 
 
+@pytest.mark.parametrize(("strategy", "mesh"), [("fsdp", "cpu:2 data=2"), ("pp", "cpu:2 pipe=2")])
+def test_the_text_of_each_program_is_taken_and_read_once(strategy, mesh, monkeypatch):
+    """By the report of its first call, by the recording, and by the reports that have what it measured."""
+    from jaxshard_magic.analysis import texts
+
+    read: list[str] = []
+
+    def reading(text: str):
+        read.append(text)
+        return parsed(text)
+
+    parsed = texts.read
+    monkeypatch.setattr(texts, "read", reading)
+    function, state, batch = transformer_like(scan=False, remat=False)
+    step = ran(jaxshard_magic.shard(function, strategy, mesh=mesh, on="v5e"), state, batch)
+    step.report()
+    first = len(read)
+    step.profile(1)
+    assert step.report().measured is not None
+    assert len(read) == len({*read}) == first > 0
+
+
 def test_nothing_is_updated_and_donated_arguments_are_copied():
     function, state, batch = transformer_like(scan=False, remat=False)
     step = jaxshard_magic.shard(function, "fsdp", mesh="cpu:8 data=8", donate=True)
