@@ -277,6 +277,28 @@ def test_what_the_profiler_of_a_missing_tpu_complains_of_is_no_output(monkeypatc
     assert "TPU" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
+def test_a_missing_tpus_profiler_is_told_to_count_seldom_and_no_other_one_is_told_anything(
+    platform, monkeypatch
+):
+    from jaxshard_magic.step import recorded
+
+    begun: list[dict] = []
+
+    class Session:
+        def __init__(self, options):
+            begun.append(dict(options.advanced_configuration))
+
+        def stop(self):
+            return b""
+
+    monkeypatch.setattr(recorded, "_in_memory", lambda: Session)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    recorded.record([], "a step")
+    told = [{"tpu_cpu_perf_counter_interval_ms": 3_600_000}] if platform == "cpu" else [{}]
+    assert begun == 2 * told  # once to see whether a trace can begin
+
+
 def test_without_the_private_session_the_recording_goes_through_a_folder(monkeypatch):
     from jaxshard_magic.step import recorded
 
