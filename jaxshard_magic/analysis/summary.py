@@ -145,11 +145,11 @@ def _profiled(
     """Where the time of recorded steps went; None where none were recorded."""
     if step.last_profile is None:
         return None
-    rows, wires, said = tuple(collectives or ()), dict[str, Wire](), None
+    rows, wires = tuple(collectives or ()), dict[str, Wire]()
     if chip is not None:
         wires = roofline(chip, reading.mesh.axes, None, (), (), target_of(step.mesh)).wires
-    if reading.staged is not None:
-        rows, said = with_seconds(rows, wires), reading.staged.said
+        rows = with_seconds(rows, wires)
+    said = None if reading.staged is None else reading.staged.said
     beside = Beside(rows, chip, wires, attached)
     return profiled(step.last_profile, entry, reading.moves, said, beside)
 
