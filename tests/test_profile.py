@@ -1,7 +1,9 @@
 """A step recorded and read back: every second of it has a line, and what sleeps is seen where it sleeps."""
 
+import gc
 import os
 import time
+import weakref
 from pathlib import Path
 
 import jax
@@ -11,6 +13,7 @@ import optax
 import pytest
 
 import jaxshard_magic
+from jaxshard_magic.analysis.texts import texts_of
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Measured, Report
 
@@ -169,6 +172,22 @@ def test_the_text_of_each_program_is_taken_and_read_once(strategy, mesh, monkeyp
     step.profile(1)
     assert step.report().measured is not None
     assert len(read) == len({*read}) == first > 0
+
+
+def test_texts_of_one_step_are_kept_at_a_time_and_go_with_the_step():
+    first, second = (
+        ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4)) for _ in range(2)
+    )
+    assert first.entry is not None and second.entry is not None
+    texts = texts_of(first.entry)
+    assert texts_of(first.entry) is texts
+    known = weakref.ref(texts_of(second.entry))
+    assert texts_of(second.entry) is known() and texts_of(first.entry) is not texts
+    assert known() is None
+    known = weakref.ref(texts_of(first.entry))
+    del first
+    gc.collect()
+    assert known() is None
 
 
 def test_nothing_is_updated_and_donated_arguments_are_copied():
