@@ -3,7 +3,7 @@
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from ..errors import ShardError, one_of
 from ..packages import install
 from ..placing import put, whole
 from .agreed import on_all, on_first
-from .folder import Lock, first_line, made, shared_by_hosts, told_of
+from .folder import Lock, first_line, made, nearest_to, shared_by_hosts, told_of
 from .plain import from_plain, to_plain
 from .reading import read
 from .saved import Saved
-from .writing import Writing
+from .saving import Saving
 
 STATE, META = "state", "meta"
 WHY_S = 10.0  # for a host that failed to say so
@@ -45,7 +45,7 @@ class Store:
         self._manager: Any = None
         self._lock = Lock(self.folder)
         self._under_way: int | None = None
-        self._writing: Writing | None = None
+        self._writing: Saving | None = None
         self._shared = False
         self._passage: Passage | None = None  # of the manager, on several hosts
 
@@ -76,7 +76,7 @@ class Store:
             self._open_manager().save(step, args=ocp.args.Composite(**args), force=True)
         except Exception as error:
             raise self._failed(step, error) from error
-        self._under_way, self._writing = step, Writing(self._manager, self._passage)
+        self._under_way, self._writing = step, Saving(self._manager, self._passage)
         return time.perf_counter() - start
 
     def wait(self) -> None:
@@ -135,6 +135,11 @@ class Store:
         """The number of the newest whole checkpoint, None where there is none."""
         return max(self.steps(), default=None)
 
+    @property
+    def nearest(self) -> str:
+        """` Did you mean 'ckpt'?` for the folder of checkpoints beside this one whose name is nearest."""
+        return nearest_to(self.folder, lambda each: each.is_dir() and bool(Store(each).steps()))
+
     def saved(self, step: int) -> Saved:
         """What is told of a checkpoint. Raises ShardError where there is none of this number."""
         told = self._meta(step)["saved"]
@@ -147,16 +152,17 @@ class Store:
         """What else was kept with a checkpoint, arrays as numpy's. Raises ShardError as `saved` does."""
         return from_plain(self._meta(step)["extra"])
 
-    def restore(self, step: int, target: Any) -> Any:
+    def restore(self, step: int, target: Any, others: Collection[str] = ()) -> Any:
         """The tree of a checkpoint, each array where the target says.
 
         Args:
             target: a tree as it was saved, of `jax.ShapeDtypeStruct` with shardings; of several meshes, too. Another
                 dtype converts. Each device reads the parts that it will hold.
+            others: names that a dict was saved with and that are not read; the target has not got them.
 
         Compare what is `saved` first: what doesn't fit raises a ShardError here that names no leaf.
         """
-        return _with_empty(target, on_all(lambda: self._read(step, _filled(target))))
+        return _with_empty(target, on_all(lambda: self._read(step, _filled(target), others)))
 
     def torn(self) -> tuple[str, ...]:
         """The names of saves that were cut off, which are removed where no living process can be writing them."""
@@ -233,11 +239,11 @@ class Store:
             return ""
         return f"{saved.hash} {saved.when} {saved.strategy} {saved.mesh}"
 
-    def _read(self, step: int, target: Any) -> list[Any]:
+    def _read(self, step: int, target: Any, others: Collection[str]) -> list[Any]:
         self._meta(step)
         orbax = _orbax()
         try:
-            return read(orbax, self.folder / str(step) / STATE, target)
+            return read(orbax, self.folder / str(step) / STATE, target, others)
         except Exception as error:
             raise ShardError(
                 f"checkpoint {step} of {self.folder} can't be read back: {first_line(error)}; it was moved in part, or "
@@ -277,7 +283,7 @@ class Store:
             (self.folder / str(step)).rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def _failed(self, step: int, error: Exception, writing: Writing | None = None) -> ShardError:
+    def _failed(self, step: int, error: Exception, writing: Saving | None = None) -> ShardError:
         """What a save failed by, in one line, of hosts the same on all; what it left is removed, so that there is room
         again."""
         own = _own(error)
