@@ -160,7 +160,7 @@ def first(folder: str) -> dict[str, Any]:
         "saved": saved(f"{folder}/state", "fsdp", "data=8"),
         "whole": looped(None),
         "stopped": looped(f"{folder}/loop", every=4, stop=6),
-        "timed": looped(f"{folder}/timed", calls=20, slow=0.1, every="1s", keep=None),
+        "timed": looped(f"{folder}/timed", calls=36, slow=0.1, every="1s", keep=None),
         "refused": refused(folder),
         "full": full(f"{folder}/full"),
     }
