@@ -47,6 +47,7 @@ HEAVIEST = (
     "test_traffic.py",
     "test_step_nnx.py",
     "test_sp.py",
+    "test_ep.py",
     "test_sp_positions.py",
     "test_ten_steps.py",
     "test_accumulate.py",
