@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +19,7 @@ from ..packages import install
 from ..placing import put
 from .folder import Lock, first_line, made, shared_by_hosts, told_of
 from .plain import from_plain, to_plain
-from .reading import read
+from .reading import chunk_of, read
 from .saved import Saved
 
 STATE, META = "state", "meta"
@@ -65,7 +66,8 @@ class Store:
         state = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), _filled(tree))
         args = {META: ocp.args.JsonSave(meta)}
         if jax.tree.leaves(state):
-            args[STATE] = ocp.args.StandardSave(state)
+            pieces = jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=chunk_of(x.shape)), state)
+            args[STATE] = ocp.args.StandardSave(state, save_args=pieces)
         try:
             self._open_manager().save(step, args=ocp.args.Composite(**args), force=True)
         except Exception as error:
@@ -129,9 +131,8 @@ class Store:
         Compare what is `saved` first: what doesn't fit raises a ShardError here that names no leaf.
         """
         self._meta(step)
-        orbax = _orbax()
         try:
-            arrays = read(orbax, self.folder / str(step) / STATE, _filled(target))
+            arrays = read(self.folder / str(step) / STATE, _filled(target))
         except Exception as error:
             raise ShardError(
                 f"checkpoint {step} of {self.folder} can't be read back: {first_line(error)}; it was moved in part, or "
@@ -144,15 +145,18 @@ class Store:
         return tuple(from_first(lambda: "\n".join(self._clear())).split("\n")) if self._has_torn() else ()
 
     def close(self) -> None:
-        """Wait for the save that was begun, and let others save here. Raises ShardError where the save failed."""
+        """Wait for the save that was begun, and let others save here. An interrupt ends the waiting; what else there is
+        to do is done when the save is written. Raises ShardError where the save failed."""
         try:
             self.wait()
-        finally:
-            manager, self._manager = self._manager, None
-            if manager is not None:
-                with suppress(Exception):  # what failed of the save was told by `wait`
-                    manager.close()
+            self._end()
+        except KeyboardInterrupt:
+            threading.Thread(target=self._close_later, name="a checkpoint is written", daemon=True).start()
+            raise
+        except BaseException:
             self._lock.release()
+            raise
+        self._lock.release()
 
     def __enter__(self) -> "Store":
         return self
@@ -178,6 +182,20 @@ class Store:
             options = ocp.CheckpointManagerOptions(create=False, enable_async_checkpointing=True)
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         return self._manager
+
+    def _close_later(self) -> None:
+        with suppress(ShardError):  # nobody waits for it any more
+            self.close()
+
+    def _end(self) -> None:
+        """End the threads of Orbax's, which raise what a save failed by once: in `wait`, which comes before. Raises
+        ShardError for anything else."""
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            try:
+                manager.close()
+            except Exception as error:
+                raise told_of(self.folder, "end saving into", error) from error
 
     def _meta(self, step: int) -> dict[str, Any]:
         if step not in (there := self.steps()):
@@ -235,10 +253,10 @@ class Store:
 
     def _failed(self, step: int, error: Exception) -> ShardError:
         """What a save failed by, in one line; what it left is removed, so that there is room again."""
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            with suppress(Exception):  # it tells the same failure again
-                manager.close()
+        try:
+            self._end()
+        except ShardError as other:
+            error.add_note(str(other))
         if jax.process_index() == 0:
             self._clear()
         latest = self.latest()
