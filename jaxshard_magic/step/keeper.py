@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import numpy as np
 
 from ..checkpoints import Saved, Store
 from ..checkpoints.folder import made
@@ -236,11 +237,13 @@ class Keeper:
         return origin is not None and origin[0] == self.calls
 
     def _save_before(self, entry: "Entry", inputs: tuple[Any, ...]) -> None:
-        outputs, leaves, sources = self._of(entry), entry.leaves(inputs), []
-        tree = {name: leaves[i] for i, name in outputs.names.items()}
-        if _gone(tree.values()):
+        outputs, leaves, sources, tree = self._of(entry), entry.leaves(inputs), [], {}
+        if _gone(leaves[i] for i in outputs.names):
             return
-        for name, x in tree.items():
+        avals = entry.traced.closed.in_avals[len(entry.consts) :]
+        for i, name in outputs.names.items():
+            x = leaves[i]
+            tree[name] = x if isinstance(x, jax.Array) else np.asarray(x, avals[i].dtype)
             if (origin := self._origins.of(x)) is not None:
                 sources.append([name, *origin])
         last = self._last
