@@ -40,6 +40,7 @@ class Store:
 
     def __init__(self, folder: "str | Path", keep: int | None = None):
         self.folder, self.keep = Path(folder).expanduser().absolute(), keep
+        self.name = str(folder)  # as it was written
         self._manager: Any = None
         self._lock = Lock(self.folder)
         self._under_way: int | None = None

@@ -85,7 +85,7 @@ class Keeper:
     def told(self) -> Checkpoints:
         """What there is to report."""
         return Checkpoints(
-            str(self._store.folder),
+            self._store.name,
             self._written_every,
             tuple(self._saves),
             self._count,
@@ -159,7 +159,7 @@ class Keeper:
             self._store.close()
             return (
                 f"--resume: the loop ended after {self.calls} calls, before step {self._back.step} of the checkpoint "
-                f"in {self._store.folder}: nothing was computed"
+                f"in {self._store.name}: nothing was computed"
             )
         if self._back is not None:
             self._store.close()
@@ -167,11 +167,11 @@ class Keeper:
         if not (early and jax.process_count() > 1):
             self.save()
         if not self._written(limit_s):
-            return f"step {self._saved_at} was not written within {limit_s:g} s to {self._store.folder}"
+            return f"step {self._saved_at} was not written within {limit_s:g} s to {self._store.name}"
         latest = self._store.latest()
         if latest is None:
-            return f"nothing was saved in {self._store.folder}"
-        return f"saved at step {latest} in {self._store.folder}"
+            return f"nothing was saved in {self._store.name}"
+        return f"saved at step {latest} in {self._store.name}"
 
     def __enter__(self) -> "Keeper":
         return self
@@ -187,15 +187,15 @@ class Keeper:
             if steps := store.steps():
                 those = f"checkpoint {steps[0]}" if len(steps) == 1 else f"checkpoints up to {steps[-1]}"
                 raise ShardError(
-                    f"--checkpoint {store.folder}: it has {those} of a run before: --resume goes on from there, "
+                    f"--checkpoint {store.name}: it has {those} of a run before: --resume goes on from there, "
                     "another folder begins anew"
                 )
             return None
         if torn := store.torn():
-            self._say(f"saves that were cut off were removed from {store.folder}: {', '.join(torn)}")
+            self._say(f"saves that were cut off were removed from {store.name}: {', '.join(torn)}")
         latest = store.latest()
         if latest is None:
-            self._say(f"--resume: no checkpoint in {store.folder} yet: the loop starts from its beginning")
+            self._say(f"--resume: no checkpoint in {store.name} yet: the loop starts from its beginning")
             return None
         return Resumed(store, latest)
 

@@ -63,7 +63,7 @@ def newest(store: "Store") -> int:
     if found is None:
         torn = store.torn()
         cut = f", only saves that were cut off, which are removed: {', '.join(torn)}" if torn else ""
-        raise ShardError(f"{store.folder} has no checkpoint{cut}; step.save(DIR, state) makes one")
+        raise ShardError(f"{store.name} has no checkpoint{cut}; step.save(DIR, state) makes one")
     return found
 
 

@@ -37,7 +37,7 @@ class Resumed:
         self.saved, extra = store.saved(step), store.extra(step)
         if "kinds" not in extra:
             raise ShardError(
-                f"checkpoint {step} of {store.folder} is a state alone, none of a loop: %shard load {store.folder} "
+                f"checkpoint {step} of {store.name} is a state alone, none of a loop: %shard load {store.name} "
                 "reads it, and --resume goes on from what --checkpoint saved"
             )
         self.journal = Journal.of(extra["kinds"], extra["returned"])
@@ -107,7 +107,7 @@ class Resumed:
     def _changed(self, call: int, what: str) -> ShardError:
         return ShardError(
             f"--resume: call {call} of the step returns other {what} than it did in the run that was saved in "
-            f"{self._store.folder}: the cell has changed; begin anew in another folder"
+            f"{self._store.name}: the cell has changed; begin anew in another folder"
         )
 
     def _read(
@@ -135,7 +135,7 @@ class Resumed:
         names = {leaf.path for leaf in wanted}
         there = [x for x in self.saved.leaves if x.path in names or not x.path.startswith(_OWN)]
         spare = [] if numbers else [x.path for x in there if not x.shape]
-        check_same(there, wanted, f"checkpoint {self.step} of {self._store.folder}", spare=spare)
+        check_same(there, wanted, f"checkpoint {self.step} of {self._store.name}", spare=spare)
 
 
 def leaves_of(tree: Mapping[str, Any]) -> tuple[SavedLeaf, ...]:
