@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -223,46 +222,6 @@ def test_folders_that_cant_be_saved_into_are_told_and_left_alone(tmp_path):
         assert "is saving checkpoints into it" in refused(Store(tmp_path / "c").save, 2, tree, about(2, tree))
     assert Store(tmp_path / "c").steps() == [1]
     assert "it has 1" in refused(Store(tmp_path / "c").saved, 5)
-
-
-def test_an_interrupt_while_a_save_is_waited_for_leaves_the_folder_to_it_until_it_is_written(
-    tmp_path, monkeypatch
-):
-    tree, written, store = small(), threading.Event(), Store(tmp_path / "c")
-    store.save(1, tree, about(1, tree))
-    wait = store._manager.wait_until_finished
-
-    def interrupted():
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        written.wait(60)
-        wait()
-
-    monkeypatch.setattr(store._manager, "wait_until_finished", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.close()
-    assert "is saving checkpoints into it" in refused(Store(tmp_path / "c").save, 2, tree, about(2, tree))
-    [later] = [t for t in threading.enumerate() if t.name == "a checkpoint is written"]
-    written.set()
-    later.join(60)
-    with Store(tmp_path / "c") as other:
-        other.save(2, tree, about(2, tree))
-    assert other.steps() == [1, 2]
-
-
-def test_what_fails_of_closing_is_told(tmp_path, monkeypatch):
-    tree, store = small(), Store(tmp_path / "c")
-    store.save(1, tree, about(1, tree))
-    end = store._manager.close
-
-    def failed():
-        end()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(store._manager, "close", failed)
-    assert "there is no room left to end saving into" in refused(store.close)
-    with Store(tmp_path / "c") as other:
-        other.save(2, tree, about(2, tree))
 
 
 def test_arrays_that_the_plan_has_no_place_for_are_told_in_one_line(tmp_path):

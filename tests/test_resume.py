@@ -3,6 +3,7 @@
 import time
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -216,6 +217,27 @@ def test_a_checkpoint_of_another_state_is_told_before_it_is_read(tmp_path):
         match=r"has no state\.opt\.0\.count\. Did you mean 'state\.1",
     ):
         step({**params, "opt": opt, "key": key}, np.ones((16, 16), "f"))
+
+
+def test_the_state_of_a_loops_checkpoint_is_loaded_by_hand_too(tmp_path):
+    """Its names begin with those of the step's arguments, of which the loop saved more than the state alone."""
+    whole = trained(new_step(), folder=tmp_path / "one", calls=3)
+    step = new_step("fsdp", "data=4")
+    step.prepare(new_state(), np.ones((16, 16), "f"))
+    back = step.restore(tmp_path / "one", like=new_state())
+    assert all(map(np.array_equal, numbers(back), whole[0]))
+    assert jax.tree.structure(back) == jax.tree.structure(new_state())
+
+    def apart(params, moments, batch):
+        (params, moments, _), metrics = train_step((params, moments, jax.random.key(0)), batch)
+        return params, moments, metrics
+
+    step, (params, moments, _) = new_step(step=apart), new_state()
+    with step.checkpoint(tmp_path / "several"):
+        for i in range(3):
+            params, moments, _ = step(params, moments, np.full((16, 16), i, "f"))
+    back = step.restore(tmp_path / "several", like=new_state()[:2])
+    assert all(map(np.array_equal, numbers(back), numbers((params, moments))))
 
 
 def test_a_folder_of_other_things_is_told_before_anything_runs(tmp_path):

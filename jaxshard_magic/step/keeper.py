@@ -20,8 +20,8 @@ from .in_data import InData
 from .interval import Interval
 from .journal import Journal
 from .origins import Origins
-from .outputs import Outputs, flat_outs, outputs_of
-from .resumed import BEFORE, CARRIED, Resumed, leaves_of, nbytes
+from .outputs import BEFORE, CARRIED, Outputs, flat_outs, outputs_of
+from .resumed import Resumed, leaves_of, nbytes
 
 if TYPE_CHECKING:
     from ..feeding import Feed

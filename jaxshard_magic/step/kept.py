@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..errors import ShardError
 from ..program.trace import path_name
 from ..report.parts import mesh_text
+from .outputs import OWN
 
 if TYPE_CHECKING:
-    from ..checkpoints import Store
+    from ..checkpoints import SavedLeaf, Store
     from ..checkpoints.objects import Opened
     from .sharded import ShardedStep
 
@@ -51,10 +53,42 @@ def restore(
     with Store(str(path)) as store:
         found = newest(store) if number is None else number
         saved = store.saved(found)
-        check_same(saved.leaves, state.told, f"{store.folder.name}/{found}", cast=cast)
-        arrays = store.restore(found, state.targets(shardings(step, state, tell)))
+        there = of_loop(saved.leaves, state) if "kinds" in store.extra(found) else {}
+        leaves = [
+            replace(x, path=there.get(x.path, x.path)) for x in saved.leaves if not there or x.path in there
+        ]
+        check_same(leaves, state.told, f"{store.folder.name}/{found}", cast=cast)
+        targets = state.targets(shardings(step, state, tell))
+        names = there or {name: name for name in targets}
+        read = store.restore(found, {name: targets[own] for name, own in names.items()})
+        arrays = {own: read[name] for name, own in names.items()}
     step.calls_before = saved.step - step.calls
     return state.restored(arrays)
+
+
+def of_loop(saved: Sequence["SavedLeaf"], state: "Opened") -> dict[str, str]:
+    """The names of a state's leaves by those that a loop's checkpoint has for them, where these begin with the name of
+    the step's argument. A state of several objects is of as many arguments, in their order. Empty where none fits."""
+    of_arguments = _by_first([x.path for x in saved if not x.path.startswith(OWN)])
+    for rest in of_arguments.values():
+        if rest.keys() == {"" if name == "state" else name for name in state.names}:
+            return {path: name or "state" for name, path in rest.items()}
+    found: dict[str, str] = {}
+    for wanted in _by_first(state.names).values():
+        head = next((head for head, rest in of_arguments.items() if rest.keys() == wanted.keys()), None)
+        if head is None:
+            return {}
+        found |= {path: wanted[name] for name, path in of_arguments.pop(head).items()}
+    return found
+
+
+def _by_first(paths: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Paths by their first part, and then by what is behind it."""
+    found: dict[str, dict[str, str]] = {}
+    for path in paths:
+        head, _, rest = path.partition(".")
+        found.setdefault(head, {})[rest] = path
+    return found
 
 
 def newest(store: "Store") -> int:

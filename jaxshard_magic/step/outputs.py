@@ -16,6 +16,10 @@ from .journal import SMALL, Kind, Small
 if TYPE_CHECKING:
     from .entry import Entry
 
+CARRIED = "carried."  # names of what a program keeps from call to call itself
+BEFORE = "before."  # names of state that went into the last call, and may be what the loop goes on with
+OWN = (BEFORE, CARRIED, "return")  # what a checkpoint has beside the state that goes into a call
+
 
 @dataclass(frozen=True)
 class Outputs:

@@ -13,16 +13,12 @@ from ..checkpoints.objects import impl_of
 from ..errors import ShardError
 from ..placing import put
 from .journal import Journal
-from .outputs import Outputs, as_given, as_input, nothing, placed_as, stand_in
+from .outputs import BEFORE, CARRIED, OWN, Outputs, as_given, as_input, nothing, placed_as, stand_in
 from .outputs import given as given_by
 
 if TYPE_CHECKING:
     from ..checkpoints import Store
     from .entry import Entry
-
-CARRIED = "carried."  # names of what a program keeps from call to call itself
-BEFORE = "before."  # names of state that went into the last call, and may be what the loop goes on with
-_OWN = (BEFORE, CARRIED, "return")  # what is there beside the state that goes into a call
 
 
 class Resumed:
@@ -133,7 +129,7 @@ class Resumed:
         avals = entry.traced.closed.out_avals
         wanted = leaves_of({outputs.names[i]: avals[o] for o, i in outputs.state.items()})
         names = {leaf.path for leaf in wanted}
-        there = [x for x in self.saved.leaves if x.path in names or not x.path.startswith(_OWN)]
+        there = [x for x in self.saved.leaves if x.path in names or not x.path.startswith(OWN)]
         spare = [] if numbers else [x.path for x in there if not x.shape]
         check_same(there, wanted, f"checkpoint {self.step} of {self._store.name}", spare=spare)
 
