@@ -58,6 +58,7 @@ HEAVIEST = (
     "test_checkpoints.py",
     "test_resume_feeds.py",
     "test_checkpoint_reading.py",
+    "test_weights.py",
     "test_magic_code.py",
     "test_found_steps.py",
     "test_simulate.py",

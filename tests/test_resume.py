@@ -191,7 +191,10 @@ def test_an_interval_of_time_begins_anew_with_each_save_and_waits_for_the_next_c
 def test_a_folder_without_checkpoints_begins_the_loop(tmp_path, capsys):
     step = new_step()
     trained(step, folder=tmp_path / "new", resume=True)
-    assert "no checkpoint in" in capsys.readouterr().out and step.calls == CALLS
+    said = capsys.readouterr().out
+    assert "no checkpoint in" in said and "Did you mean" not in said and step.calls == CALLS
+    new_step().checkpoint(tmp_path / "nwe", resume=True)
+    assert "Did you mean 'new'?" in capsys.readouterr().out
 
 
 @pytest.mark.ci
@@ -220,24 +223,13 @@ def test_a_checkpoint_of_another_state_is_told_before_it_is_read(tmp_path):
 
 
 def test_the_state_of_a_loops_checkpoint_is_loaded_by_hand_too(tmp_path):
-    """Its names begin with those of the step's arguments, of which the loop saved more than the state alone."""
+    """Its names begin with those of the step's arguments."""
     whole = trained(new_step(), folder=tmp_path / "one", calls=3)
     step = new_step("fsdp", "data=4")
     step.prepare(new_state(), np.ones((16, 16), "f"))
     back = step.restore(tmp_path / "one", like=new_state())
     assert all(map(np.array_equal, numbers(back), whole[0]))
     assert jax.tree.structure(back) == jax.tree.structure(new_state())
-
-    def apart(params, moments, batch):
-        (params, moments, _), metrics = train_step((params, moments, jax.random.key(0)), batch)
-        return params, moments, metrics
-
-    step, (params, moments, _) = new_step(step=apart), new_state()
-    with step.checkpoint(tmp_path / "several"):
-        for i in range(3):
-            params, moments, _ = step(params, moments, np.full((16, 16), i, "f"))
-    back = step.restore(tmp_path / "several", like=new_state()[:2])
-    assert all(map(np.array_equal, numbers(back), numbers((params, moments))))
 
 
 def test_a_folder_of_other_things_is_told_before_anything_runs(tmp_path):

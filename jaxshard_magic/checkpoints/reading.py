@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from ..placing import Span, from_parts, parts_here, put_part
+from ..placing import Span, from_placed, parts_here, put_part
 from .objects import impl_of, is_key
 
 CHUNK = 8 << 20  # bytes of what is written as one, where an array can be cut so
@@ -66,7 +66,7 @@ def read(folder: Path, target: Any) -> list[jax.Array]:
             found[part.array] += put_part(values.popleft(), part.devices, part.wanted.sharding)
         jax.block_until_ready([found[part.array] for part in together])
         _give_back()
-    arrays = (from_parts(x.shape, x.dtype, x.sharding, have) for x, have in zip(wanted, found, strict=True))
+    arrays = (from_placed(x.shape, x.dtype, x.sharding, have) for x, have in zip(wanted, found, strict=True))
     return [
         jax.random.wrap_key_data(x, impl=impl_of(str(to.dtype))) if is_key(to) else x
         for (_, to), x in zip(named, arrays, strict=True)

@@ -17,7 +17,7 @@ from ..coordination import from_first
 from ..errors import ShardError, one_of
 from ..packages import install
 from ..placing import put
-from .folder import Lock, first_line, made, shared_by_hosts, told_of
+from .folder import Lock, first_line, made, nearest_to, shared_by_hosts, told_of
 from .plain import from_plain, to_plain
 from .reading import chunk_of, read
 from .saved import Saved
@@ -110,6 +110,11 @@ class Store:
         """The number of the newest whole checkpoint, None where there is none."""
         return max(self.steps(), default=None)
 
+    @property
+    def nearest(self) -> str:
+        """` Did you mean 'ckpt'?` for the folder of checkpoints beside this one whose name is nearest."""
+        return nearest_to(self.folder, lambda each: each.is_dir() and bool(Store(each).steps()))
+
     def saved(self, step: int) -> Saved:
         """What is told of a checkpoint. Raises ShardError where there is none of this number."""
         told = self._meta(step)["saved"]
@@ -126,8 +131,8 @@ class Store:
         """The tree of a checkpoint, each array where the target says.
 
         Args:
-            target: a tree as it was saved, of `jax.ShapeDtypeStruct` with shardings; of several meshes, too. Another
-                dtype converts. Each device reads the parts that it will hold.
+            target: a tree as it was saved, or some of its arrays by name, of `jax.ShapeDtypeStruct` with shardings; of
+                several meshes, too. Another dtype converts. Each device reads the parts that it will hold.
 
         Compare what is `saved` first: what doesn't fit raises a ShardError here that names no leaf.
         """

@@ -195,7 +195,8 @@ class Keeper:
             self._say(f"saves that were cut off were removed from {store.name}: {', '.join(torn)}")
         latest = store.latest()
         if latest is None:
-            self._say(f"--resume: no checkpoint in {store.name} yet: the loop starts from its beginning")
+            start = f"no checkpoint in {store.name} yet: the loop starts from its beginning"
+            self._say(f"--resume: {start}.{near}" if (near := store.nearest) else f"--resume: {start}")
             return None
         return Resumed(store, latest)
 
