@@ -31,7 +31,7 @@ from jaxshard_magic.checkpoints.weights import load
 from jaxshard_magic.checkpoints.writing import save as save_weights
 
 ARRAYS, SHAPE = 16, (4096, 4096)  # 64 MiB each
-SAVE, PEAK = 1.3, 1.2  # 32 MiB are read at once, and lie three times in memory until they are placed
+SAVE, PEAK = 1.3, 1.2  # 16 MiB are read at once, and lie three times in memory until they are placed
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from .objects import impl_of, is_key
 CHUNK = 8 << 20  # bytes of what is written as one, where an array can be cut so
 _COARSE = 16  # the most by which an array's cuts may differ in size from one to the next
 _AT_ONCE = 64 << 20  # bytes
-_UNDER_WAY = 32 << 20  # bytes that are decoded at once, of chunks that are as large on disk
+_UNDER_WAY = 16 << 20  # bytes that are decoded at once, of chunks that are as large on disk
 _ALIGNED = 64  # bytes: an array that begins so is taken over by a CPU device without a copy
 
 
@@ -42,7 +42,7 @@ def chunk_of(shape: Sequence[int]) -> int | None:
 
 def read(folder: Path, target: Any) -> list[jax.Array]:
     """The arrays of a state on disk, in the order of the target's leaves: a tree of `jax.ShapeDtypeStruct` with
-    shardings. Beside them a sixteenth of all is in memory, or 96 MiB where that is more; on devices with a memory of
+    shardings. Beside them a twentieth of all is in memory, or 48 MiB where that is more; on devices with a memory of
     their own also a part of an array, until it is there. Raises ValueError for arrays that are not there, of another
     shape, or damaged."""
     named, _ = tree_flatten_with_path(target)
@@ -57,7 +57,7 @@ def read(folder: Path, target: Any) -> list[jax.Array]:
         for span, devices in parts_here(x.shape, x.sharding).items()
     ]
     sizes = [part.size for part in parts]
-    under_way = max(_UNDER_WAY, sum(sizes) // 48)  # in memory three times
+    under_way = max(_UNDER_WAY, sum(sizes) // 64)  # in memory three times
     found: list[list[jax.Array]] = [[] for _ in wanted]
     for group in parts_of(sizes):
         together = parts[group.start : group.stop]
