@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from ..program.trace import Traced
 from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
+from .attention import Way, with_attention
 from .donation import to_donate
 from .tracing import TracedCall, Traces, capture, trace_call
 
@@ -58,23 +60,16 @@ def planned(
     code passes through.
     """
     start = time.perf_counter()
-    options, avals, rewritten = request.gradients, specs(peeled.leaves), None
+    avals = specs(peeled.leaves)
     with own_mesh(request.mesh):
         call = traced(peeled, request, say, traces)
         if not request.per_device:
             call = call.at_home(request.mesh, whole=True)
         trace_s = time.perf_counter() - start
         say(f"planning {request.strategy}")
-        metadata = [noted for _, noted, _ in peeled.inputs]
-        facts = understand(call.traced, request, metadata)
-        if call.captured is not None:
-            shards = request.shards
-            wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)
-            rewritten = rewrite(facts, capture(peeled, call, wanted), options, shards)
-            more = len(rewritten.traced.consts) - len(call.traced.consts)  # constants of its own come first
-            batch = {i + more: dims for i, dims in facts.batch.dims.items()}
-            facts = understand(rewritten.traced, request, metadata, batch)
-        decided = plan(facts, request)
+        facts = understand(call.traced, request, [noted for _, noted, _ in peeled.inputs])
+        way = with_attention(request, partial(_way, peeled, call, facts))
+    facts, rewritten, decided = way.facts, way.rewritten, way.plan
     decided = replace(decided, findings=(*decided.findings, *call.findings))
     if rewritten is not None:
         decided = replace(decided, findings=(*decided.findings, *rewritten.findings))
@@ -91,6 +86,20 @@ def planned(
         to_donate(peeled, facts.traced, decided, request.donate),
         trace_s,
     )
+
+
+def _way(peeled: Peeled, call: TracedCall, facts: Facts, request: Request) -> Way:
+    """`facts`: of the step as it was traced."""
+    rewritten = None
+    if call.captured is not None:
+        shards = request.shards
+        wanted = needs(call.captured, facts, request.gradients, shards, per_device=request.per_device)
+        rewritten = rewrite(facts, capture(peeled, call, wanted), request.gradients, shards)
+        more = len(rewritten.traced.consts) - len(call.traced.consts)  # constants of its own come first
+        batch = {i + more: dims for i, dims in facts.batch.dims.items()}
+        metadata = [noted for _, noted, _ in peeled.inputs]
+        facts = understand(rewritten.traced, request, metadata, batch)
+    return Way(facts, rewritten, plan(facts, request))
 
 
 def traced(
