@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax import lax
 from jax._src.source_info_util import current_name_stack  # jax has no public form
+from jax.sharding import PartitionSpec
 
 from ..program.emit import Emitter
 from ..program.ir import Equation, Scope, Value
@@ -20,7 +21,7 @@ from ..program.lines import user_context
 from ..program.primitives import bind
 from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
-from .layout import Axes, Layout, Spec, without
+from .layout import Axes, Layout, Spec, partition_spec, without
 from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
 from .stepwise import gathered
@@ -139,6 +140,9 @@ class Hold(Emitter):
         layout = self.layout
         for k, spec in read_whole(layout, e).items():
             values[k] = self.layout.pin(values[k], spec)
+        for k, v in enumerate(e.ins):
+            if v is not None and (e.index, v) in layout.exchanges.reads:
+                values[k] = self._exchanged(values[k], layout.active(v), layout.at(e, v))
         if not layout.storage.batchy_equation(e) or e.primitive.scatters:
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
@@ -158,12 +162,19 @@ class Hold(Emitter):
             if not self.program.shapes[v]:
                 continue
             if layout.batchy(v):
-                if e.primitive.pinned:
+                if e.primitive.pinned or v in layout.exchanges.makes:
                     for spec in made_as(layout, e, v):
                         outs[k] = self.layout.pin(outs[k], spec)
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:
                 outs[k] = self._pin_gradient(e, v, outs[k])
         return outs
+
+    def _exchanged(self, x: Any, lies: Spec, wanted: Spec) -> Any:
+        """An activation brought from one division to another, once in a body."""
+        known, key = self._bodies[-1].exchanged, (id(x), partition_spec(wanted))
+        if key not in known:
+            known[key] = x, self.layout.pin(self.layout.pin(x, lies), wanted)
+        return known[key][1]
 
     def _pin_gradient(self, e: Equation, v: Value, x: Any) -> Any:
         """A sum over examples: partial sums go straight to where the parameter rests."""
@@ -255,6 +266,7 @@ class _Body:
         self.kept: dict[int, _Kept] = {}
         self.fetched: set[frozenset[int]] = set()
         self.last_activation: Any = None
+        self.exchanged: dict[tuple[int, PartitionSpec], tuple[Any, Any]] = {}  # with what the ids are of
 
     def keep(self, source: Any, gathered: Any, size: int, cap: int) -> None:
         self.kept[id(source)] = _Kept(source, gathered, size)

@@ -14,12 +14,25 @@ from ..plan import Finding
 from ..program.batching.batch import Batch
 from ..program.dimensions import Dimensions, Storage
 from ..program.flow import Flow
-from ..program.ir import Program, Value
+from ..program.ir import Equation, Program, Value
 from ..program.roles import Roles
 from ..program.sizes import nbytes
 
 Axes = tuple[str, ...]
 Spec = list[Axes]  # the mesh axes of every dimension
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """Where activations lie by other dimensions than elsewhere, and where that changes.
+
+    `lies`: how values lie that are not as positions are divided. `reads`: how an equation, by index, reads a value that
+    lies otherwise. `makes`: how a value is made that lies otherwise.
+    """
+
+    lies: Mapping[Value, Spec] = field(default_factory=dict)
+    reads: Mapping[tuple[int, Value], Spec] = field(default_factory=dict)
+    makes: Mapping[Value, Spec] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -29,8 +42,8 @@ class Layout:
     `batch_axes` divide the examples; `tensor` gives mesh axes to logical dimensions that stay divided in use;
     `stored` to dimensions of arrays at rest. `sequence`: the logical dimensions that are positions, divided over
     `sequence_axes`; `keys`: those of the program's dimensions, by number, that stay whole because another of the same
-    value is divided; `positions`: those of inputs that the user named. `names`, `why`, `wanted` and `lost` are kept per
-    input.
+    value is divided; `positions`: those of inputs that the user named; `exchanges`: where attention has heads divided
+    in their place. `names`, `why`, `wanted` and `lost` are kept per input.
     """
 
     program: Program
@@ -47,6 +60,7 @@ class Layout:
     sequence: frozenset[int] = frozenset()
     sequence_axes: Axes = ()
     keys: frozenset[int] = frozenset()
+    exchanges: Exchanges = field(default_factory=Exchanges)
     names: Sequence[str] = ()
     positions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     fixed: dict[int, str] = field(default_factory=dict)
@@ -82,7 +96,9 @@ class Layout:
 
     def active(self, value: Value) -> Spec:
         """An activation: examples over the batch axes, tensor parallel dimensions divided, positions over what these
-        leave of the sequence axes, the rest whole."""
+        leave of the sequence axes, the rest whole; in attention as `exchanges` say."""
+        if value in self.exchanges.lies:
+            return [*self.exchanges.lies[value]]
         spec, shape = [], self.program.shapes[value]
         tensor = self.tensor_axes(value)
         left = tuple(a for a in self.sequence_axes if not any(a in axes for axes in tensor))
@@ -110,6 +126,13 @@ class Layout:
         if value is None:
             return []
         return self.active(value) if self.batchy(value) else self.in_use(value)
+
+    def at(self, e: Equation, value: Value | None) -> Spec:
+        """An operand or a result of `e` as it is worked with there."""
+        here = None if value is None else self.exchanges.reads.get((e.index, value))
+        if here is None and value in e.outs:
+            here = self.exchanges.makes.get(value)
+        return self.used(value) if here is None else [*here]
 
     def bytes_of(self, value: Value, spec: Spec) -> int:
         """What one device holds of a value that lies so."""

@@ -79,8 +79,10 @@ def read_whole(layout: Layout, e: Equation) -> dict[int, Spec]:
 
 def made_as(layout: Layout, e: Equation, value: Value) -> list[Spec]:
     """The specs that a result of `e` takes one after the other: what a divided table gives is summed for all positions
-    before these are divided."""
+    before these are divided, and where attention begins or ends a value changes its division."""
     active = layout.active(value)
+    if value in layout.exchanges.makes:
+        return [layout.exchanges.makes[value], active]
     axes = _looked_up(layout, e) if e.name == "gather" else ()
     return [without(active, axes), active] if axes else [active]
 
