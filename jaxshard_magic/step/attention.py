@@ -11,25 +11,32 @@ from ..request import Request
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
+from .tracing import TracedCall
 
-FORMS = ("gather", "heads")  # from the simplest on
+FORMS = ("gather", "heads", "ring")  # from the simplest on
+LONG = 2048  # positions on a device: from here on scores of all of them with each other outweigh what a ring sends more
 
 
 @dataclass(frozen=True)
 class Way:
-    """A step as a request has it rewritten and planned; `facts` of the rewritten one."""
+    """A step as a request has it traced (`call`, in `trace_s` seconds), rewritten and planned; `facts` of the rewritten
+    one."""
 
+    call: TracedCall
     facts: Facts
     rewritten: Rewritten | None
     plan: Plan
+    trace_s: float
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """What a device sends in a step, and the most that it holds, in bytes, as plans tell them."""
+    """What a device sends in a step, and the most that it holds, in bytes, and the positions that it has, as plans tell
+    them."""
 
     sent: int
     held: int
+    positions: int
 
 
 def with_attention(request: Request, way_of: Callable[[Request], Way]) -> Way:
@@ -63,17 +70,17 @@ def with_attention(request: Request, way_of: Callable[[Request], Way]) -> Way:
 
 
 def chosen(weighed: Mapping[str, Weighed], room: int | None) -> str:
-    """The form that sends least of those that fit into `room`, the simplest of equals; where none fits, the one that
-    holds least. `room`: bytes of a device, None where that is not known.
+    """The form that sends least of those that fit into `room`, the simplest of equals; where none fits, and where a
+    device has `LONG` positions, the one that holds least. `room`: bytes of a device, None where that is not known.
 
-    >>> forms = {"gather": Weighed(200, 5), "heads": Weighed(100, 6)}
+    >>> forms = {"gather": Weighed(200, 5, 64), "heads": Weighed(100, 6, 64)}
     >>> chosen(forms, None), chosen(forms, 5), chosen(forms, 4)
     ('heads', 'gather', 'gather')
     """
     fitting = [form for form, each in weighed.items() if room is None or each.held <= room]
-    if fitting:
+    if fitting and max(each.positions for each in weighed.values()) < LONG:
         return min(fitting, key=lambda form: weighed[form].sent)
-    return min(weighed, key=lambda form: weighed[form].held)
+    return min(weighed, key=lambda form: (weighed[form].held, weighed[form].sent))
 
 
 def reason(form: str, weighed: Mapping[str, Weighed], refused: Mapping[str, str]) -> str:
@@ -100,4 +107,6 @@ def _weighed(plan: Plan) -> Weighed:
     assert isinstance(plan.run, Hold)
     moves = traffic(plan.run)
     sent = sum(wire_bytes(move.kind, move.group_size, move.bytes * move.count) for move in moves)
-    return Weighed(sent, footprint(plan.run).peak)
+    layout = plan.run.layout
+    longest = max((layout.dims.largest[c] for c in layout.sequence), default=0)
+    return Weighed(sent, footprint(plan.run).peak, longest // layout.count(layout.sequence_axes))

@@ -113,7 +113,7 @@ def split_call(
     rewritten = microbatched(peeled, call, facts, request, on_rank)
     calls = [rewritten.calls[index] for index in sorted(rewritten.calls)]
     schedule = pipeline.scheduled(len(ranks), calls[0].cut.microbatches).for_losses(len(calls))
-    decided = with_attention(on_rank, lambda asked: Way(facts, None, plan(facts, asked))).plan
+    decided = with_attention(on_rank, lambda asked: Way(call, facts, None, plan(facts, asked), trace_s)).plan
     say(f"splitting into {len(ranks)} stages")
     state, batch = [(i, o) for o, i in facts.roles.state.items()], list(facts.batch.dims)
 

@@ -6,6 +6,7 @@ from .ahead import gathered_ahead
 from .grouped import grouped
 from .partials import partial_sums
 from .region import Context, Emission, Region
+from .ring import ring_attention
 from .scattered import scattered
 from .sum_types import typed_sums
 from .unreduced import unreduced
@@ -18,6 +19,7 @@ KINDS: tuple[Callable[[Context], Region], ...] = (
     scattered,
     typed_sums,
     grouped,
+    ring_attention,
 )
 
 __all__ = ["KINDS", "Context", "Emission", "Region"]

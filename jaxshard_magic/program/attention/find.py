@@ -1,0 +1,227 @@
+"""Attentions found in a program, in whatever form they are written.
+
+From each product that could be one with values back over the softmax of its other operand, over masks and scales, to a
+product of queries and keys. Dimensions are followed by name, so that any order of them, grouped queries and dimensions
+of size 1 that come and go make no difference.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..dimensions import Dimensions
+from ..ir import Equation, Program, Value
+from .attention import Attention, Found, Unrecognised
+from .making import Chain, Mask, Softmax, made, roles_of
+from .trail import Labels, Trail
+
+_UNSEEN = -1e4  # scores from here down are none: their exponentials are 0 beside another
+_FAR = 8  # how many equations of another kind lie at most between softmax and a product
+
+
+def find(program: Program, known: Mapping[Value, Any] | None = None) -> Found:
+    """The attentions of a program among its own positions, in the order in which they are run.
+
+    Args:
+        program: a loss that isn't differentiated yet.
+        known: inputs that are constants, such as masks that the step closes over.
+
+    What is an attention but for an operation in between is `Unrecognised`. Time grows with the number of equations.
+    """
+    search = _Search(program, Trail(program, known))
+    hidden = {inner.index for e in program.equations if e.primitive.custom for inner in e.inside()}
+    found = [
+        search.ending_in(e) for e in program.equations if e.name == "dot_general" and e.index not in hidden
+    ]
+    return [f for f in found if f is not None]
+
+
+class _Search:
+    def __init__(self, program: Program, trail: Trail):
+        self._program, self._trail = program, trail
+        self._dims: Dimensions | None = None
+
+    def ending_in(self, e: Equation) -> Attention | Unrecognised | None:
+        """The attention whose product with the values `e` is."""
+        for side in (0, 1):
+            v = e.ins[side]
+            if v is None or e.ins[1 - side] is None:
+                continue
+            labels = tuple(range(len(self._program.shapes[v])))
+            found = self._softmax(v, labels, None, _FAR)
+            if found is not None:
+                return self._attention(e, side, *found)
+        return None
+
+    def _softmax(
+        self, v: Value, labels: Labels, blocked: Equation | None, far: int
+    ) -> tuple[Softmax, Equation | None] | None:
+        """The softmax that `v` is, and the first equation, from behind, that makes something else of it."""
+        v, labels = self._trail.plain(v, labels)
+        e = self._trail.maker(v)
+        if e is None or far == 0:
+            return None
+        if e.name == "div" and (found := self._normalised(e, labels)) is not None:
+            return found, blocked
+        if not e.primitive.elementwise:
+            return None
+        for w in e.ins:
+            if w is None or self._program.shapes[w] != self._program.shapes[v]:
+                continue
+            found = self._softmax(w, labels, e if blocked is None else blocked, far - 1)
+            if found is not None:
+                return found
+        return None
+
+    def _normalised(self, div: Equation, labels: Labels) -> Softmax | None:
+        """`div` as exponentials divided by their sum."""
+        trail, (above, below) = self._trail, div.ins
+        if above is None or below is None:
+            return None
+        v, at = trail.plain(above, labels)
+        exp = trail.maker(v)
+        if exp is None or exp.name != "exp" or exp.ins[0] is None:
+            return None
+        total, places = below, labels
+        while (e := trail.maker(total)) is not None and (back := trail.moved(e, places)) is not None:
+            if e.ins[0] is None:
+                return None
+            total, places = e.ins[0], back
+        if e is None or e.name != "reduce_sum" or len(e.params["axes"]) != 1 or e.ins[0] is None:
+            return None
+        summed, axis = e.ins[0], int(e.params["axes"][0])
+        names = [*places[:axis], -1, *places[axis:]]
+        source, order = trail.plain(summed, tuple(names))
+        if source != v or len(order) != len(at):
+            return None
+        along = [x for x, y in zip(at, order, strict=True) if y == -1]
+        others = [(x, y) for x, y in zip(at, order, strict=True) if y != -1]
+        if along in ([], [None]) or any(y not in (x, None) for x, y in others):
+            return None
+        scores, order = trail.plain(exp.ins[0], at)
+        sub = trail.maker(scores)
+        if (
+            sub is not None
+            and sub.name == "sub"
+            and None not in sub.ins
+            and self._constant_along(sub, order, along[0])
+        ):
+            scores, order = sub.ins[0], order
+        return Softmax(exp, scores, order, along[0])  # pyright: ignore[reportArgumentType]
+
+    def _constant_along(self, sub: Equation, labels: Labels, along: int | None) -> bool:
+        """Is what `sub` subtracts the same for all places of a dimension?"""
+        trail, shapes = self._trail, self._program.shapes
+        v = sub.ins[1]
+        if v is None:
+            return True
+        while True:
+            v = trail.up(v)
+            if all(x != along or z == 1 for x, z in zip(labels, shapes[v], strict=True)):
+                return True
+            e = trail.maker(v)
+            if e is None or e.ins[0] is None:
+                return False
+            back = labels if e.name == "stop_gradient" else trail.moved(e, labels)
+            if back is None:
+                return False
+            v, labels = e.ins[0], back
+
+    def _attention(
+        self, out: Equation, side: int, softmax: Softmax, blocked: Equation | None
+    ) -> Attention | Unrecognised | None:
+        chain = self._back_to_scores(softmax)
+        scores = self._trail.maker(chain.value)
+        if scores is None or scores.name != "dot_general":
+            return None
+        roles = roles_of(self._program, self.dims, out, side, softmax, scores, chain)
+        if roles is None:
+            return None
+        found = blocked or chain.blocked or made(self._trail, roles, softmax, chain)
+        if isinstance(found, Equation):
+            return Unrecognised(out.index, found.name, self._trail.line(found))
+        return found
+
+    @property
+    def dims(self) -> Dimensions:
+        if self._dims is None:
+            self._dims = Dimensions(self._program, (1,))
+        return self._dims
+
+    def _back_to_scores(self, softmax: Softmax) -> Chain:
+        """From what softmax is taken of back to a product; `blocked`: the first equation that is no mask and no scale,
+        behind which the way goes on to see whether there is one."""
+        trail, shapes = self._trail, self._program.shapes
+        chain = Chain(softmax.scores, softmax.labels)
+        for _ in range(4 * _FAR):
+            chain.value, chain.labels = trail.plain(chain.value, chain.labels)
+            e = trail.maker(chain.value)
+            if e is None or not e.primitive.elementwise:
+                return chain
+            if self._mask(e, chain) or self._scaled(e, chain) or self._added(e, chain):
+                continue
+            chain.blocked = chain.blocked or e
+            same = [w for w in e.ins if w is not None and shapes[w] == shapes[chain.value]]
+            if not same:
+                return chain
+            chain.value = next((w for w in same if self._leads_to_product(w)), same[0])
+        return chain
+
+    def _leads_to_product(self, v: Value, far: int = _FAR) -> bool:
+        trail = self._trail
+        v, _ = trail.plain(v, (None,) * len(self._program.shapes[v]))
+        e = trail.maker(v)
+        if e is None or far == 0:
+            return False
+        if e.name == "dot_general":
+            return True
+        same = (w for w in e.ins if w is not None and self._program.shapes[w] == self._program.shapes[v])
+        return e.primitive.elementwise and any(self._leads_to_product(w, far - 1) for w in same)
+
+    def _mask(self, e: Equation, chain: Chain) -> bool:
+        """`where(mask, scores, a number that is very small)`."""
+        if e.name != "select_n" or len(e.ins) != 3 or e.ins[0] is None:
+            return False
+        for k in (1, 2):
+            fill, other = self._trail.scalar(e, k), e.ins[3 - k]
+            if fill is not None and fill * chain.scale <= _UNSEEN and other is not None:
+                chain.masks.append(Mask(e, e.ins[0], chain.labels, k == 1, fill))
+                chain.value = other
+                return True
+        return False
+
+    def _added(self, e: Equation, chain: Chain) -> bool:
+        """`scores + where(mask, 0, a number that is very small)`."""
+        if e.name != "add":
+            return False
+        for k in (0, 1):
+            v, scores = e.ins[k], e.ins[1 - k]
+            if v is None or scores is None:
+                continue
+            labels = chain.labels
+            while (maker := self._trail.maker(v)) is not None and (
+                back := self._trail.moved(maker, labels)
+            ) is not None:
+                if maker.ins[0] is None:
+                    break
+                v, labels = maker.ins[0], back
+            if maker is None or maker.name != "select_n" or len(maker.ins) != 3 or maker.ins[0] is None:
+                continue
+            numbers = [self._trail.scalar(maker, j) for j in (1, 2)]
+            low = [j for j, x in enumerate(numbers) if x is not None and x * chain.scale <= -(_UNSEEN**2)]
+            if len(low) == 1 and numbers[1 - low[0]] == 0:
+                fill = numbers[low[0]] or 0.0
+                chain.masks.append(Mask(e, maker.ins[0], labels, low[0] == 0, fill, added=True))
+                chain.value = scores
+                return True
+        return False
+
+    def _scaled(self, e: Equation, chain: Chain) -> bool:
+        if e.name not in ("mul", "div"):
+            return False
+        for k in (1, 0) if e.name == "mul" else (1,):
+            number, other = self._trail.scalar(e, k), e.ins[1 - k]
+            if number is not None and number > 0 and other is not None:
+                chain.scale *= number if e.name == "mul" else 1 / number
+                chain.value = other
+                return True
+        return False
