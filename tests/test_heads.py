@@ -213,6 +213,14 @@ def test_auto_gathers_where_heads_do_not_divide_and_says_so():
     assert "Not heads: the attention at" in finding(sharded, params, batch)
 
 
+def test_a_search_tries_the_forms_of_attention_where_positions_are_divided():
+    step, params, batch = attention_step("softmax", heads=4)
+    found = jaxshard_magic.choose(step, (params, batch), mesh="cpu:8 data=8", among="dp,dp+sp", plan_only=True)
+    forms = {(c.mesh.get("seq"), c.options.get("attention")) for c in found.candidates if "sp" in c.strategy}
+    assert forms == {*product((2, 4), (None, "heads", "ring"))}
+    assert all("attention" not in c.options for c in found.candidates if c.strategy == "dp")
+
+
 @pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_on_a_tpu_an_attention_sends_as_many_in_the_type_that_it_multiplies():
