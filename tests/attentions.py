@@ -1,6 +1,5 @@
 """Attentions in the forms that people write them, of queries, keys and values (batch, position, head, width)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as linen
@@ -8,9 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-
-Seen = Callable[[Any, Any], Any]  # of positions of queries and keys: whether the one sees the other
-NEVER: Any = None
 
 
 def causal(t: int) -> Any:
@@ -39,6 +35,15 @@ def einsum(q, k, v, mask=None):
         scores = jnp.where(mask, scores, -1e9)
     z = jnp.exp(scores - scores.max(-1, keepdims=True))
     return jnp.einsum("bhqk,bkhd->bqhd", z / z.sum(-1, keepdims=True), v)
+
+
+def divided_later(q, k, v, mask=None):
+    """Exponentials meet the values first, and their sum divides what comes of it."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = jnp.where(mask, scores, -1e9)
+    z = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    return (jnp.einsum("bhqk,bkhd->bhqd", z, v) / z.sum(-1)[..., None]).swapaxes(1, 2)
 
 
 def added(q, k, v, mask=None):
@@ -81,4 +86,7 @@ def repeated(q, k, v, mask=None):
     return by_hand(q, k, v, mask)
 
 
-FORMS = {f.__name__: f for f in (by_hand, einsum, added, of_jax, of_nnx, of_linen, grouped, repeated)}
+FORMS = {
+    f.__name__: f
+    for f in (by_hand, einsum, divided_later, added, of_jax, of_nnx, of_linen, grouped, repeated)
+}

@@ -85,6 +85,13 @@ class Request:
         return () if self.compiler_decides else batch_axes(self.axes, self.mesh)
 
     @property
+    def rings(self) -> bool:
+        """Whether attention is to run as a ring: it has positions that are divided, over axes that do not divide its
+        heads."""
+        of_heads = self.axes.get("tp", ())
+        return self.attention == "ring" and not {*self.axes.get("sp", ())} & {*of_heads}
+
+    @property
     def shards(self) -> int:
         """In how many parts devices have the batch; 1 for a step written for one device, which has its part."""
         return 1 if self.per_device else prod(self.mesh.shape[axis] for axis in self.batch_axes)

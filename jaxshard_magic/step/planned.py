@@ -95,9 +95,7 @@ def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces
     if call.captured is not None:
         shards, options = request.shards, request.gradients
         wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)
-        rewritten = rewrite(
-            facts, capture(peeled, call, wanted), options, shards, ring=request.attention == "ring"
-        )
+        rewritten = rewrite(facts, capture(peeled, call, wanted), options, shards, ring=request.rings)
         more = len(rewritten.traced.consts) - len(call.traced.consts)  # constants of its own come first
         batch = {i + more: dims for i, dims in facts.batch.dims.items()}
         facts = understand(rewritten.traced, request, metadata, batch)

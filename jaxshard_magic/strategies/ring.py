@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..program.attention import form as blocks
+from ..program.attention.attention import Span
 from ..program.attention.form import Form, State
 from ..program.attention.fused import settled
 
@@ -72,11 +73,11 @@ def forward(form: Form, ring: Ring, query: Any, key: Any, value: Any, *masks: An
     query, key, value = (axis.dealt(x, -2) for x in (query, key, value))
     queries = axis.cut(query, -2)
     states = [blocks.start(form, q, value) for q in queries]
-    at = axis.starts(axis.me)
+    at = starts(ring, axis.me)
 
     def meet(states: list[State], keys: tuple, turn: Any) -> list[State]:
         k, v = (axis.cut(x, -2) for x in keys)
-        for j, start in enumerate(axis.starts(axis.at(turn))):
+        for j, start in enumerate(starts(ring, axis.at(turn))):
             for i, first in enumerate(at):
 
                 def work(state, i=i, j=j, first=first, start=start):
@@ -111,13 +112,13 @@ def gradient(
     rows = list(
         zip(*(axis.cut(x, d) for x, d in ((query, -2), (given, -2), (logsum, -1), (delta, -1))), strict=True)
     )
-    at = axis.starts(axis.me)
+    at = starts(ring, axis.me)
     dtype = blocks.wide(query.dtype)
 
     def meet(of_queries: list, of_keys: tuple, keys: tuple, turn: Any) -> tuple[list, tuple]:
         k, v = (axis.cut(x, -2) for x in keys)
         sums: list[Any] = list(zip(*(axis.cut(x, -2) for x in of_keys), strict=True))
-        for j, start in enumerate(axis.starts(axis.at(turn))):
+        for j, start in enumerate(starts(ring, axis.at(turn))):
             for i, first in enumerate(at):
 
                 def work(state, i=i, j=j, first=first, start=start):
@@ -168,16 +169,31 @@ def _seen(form: Form, ring: Ring, masks: Sequence[Any], part: int, first: Any, s
 
 
 def _where_seen(form: Form, ring: Ring, first: Any, start: Any, work: Any, state: Any) -> Any:
-    """`work(state)`, or `state` where no query of a part is at a distance from a key of another that it sees."""
-    low, high, reach = form.span.low, form.span.high, ring.size - 1
-    if low is None and high is None:
+    """`work(state)`, or `state` where no query of a part sees a key of another."""
+    if form.span.low is None and form.span.high is None:
         return work(state)
-    near = jnp.bool_(True)
-    if low is not None:
-        near &= first - start + reach >= low
-    if high is not None:
-        near &= first - start - reach <= high
-    return lax.cond(near, work, lambda x: x, state)
+    return lax.cond(near(form.span, ring, first, start), work, lambda x: x, state)
+
+
+def near(span: Span, ring: Ring, first: Any, start: Any) -> Any:
+    """Whether a query of the part from position `first` on is at a distance in `span` from a key of that from `start`
+    on."""
+    distance, reach, within = first - start, ring.size - 1, True
+    if span.low is not None:
+        within = within & (distance + reach >= span.low)
+    if span.high is not None:
+        within = within & (distance - reach <= span.high)
+    return within
+
+
+def starts(ring: Ring, device: Any) -> list:
+    """The first position of each part of a device; in zig-zag of an even one first, so that positions are dealt out
+    between devices without being moved in one."""
+    if not ring.zigzag:
+        return [device * ring.size]
+    far = 2 * ring.devices - 1 - device
+    even = device % 2 == 0
+    return [jnp.where(even, a, b) * ring.size for a, b in ((device, far), (far, device))]
 
 
 class _Axis:
@@ -195,14 +211,6 @@ class _Axis:
     def at(self, turn: Any) -> Any:
         """Whose keys a device has at a turn."""
         return (self.me - turn) % self.ring.devices
-
-    def starts(self, device: Any) -> list:
-        """The first position of each part of a device."""
-        if not self.ring.zigzag:
-            return [device * self.ring.size]
-        far = 2 * self.ring.devices - 1 - device
-        even = device % 2 == 0
-        return [jnp.where(even, a, b) * self.ring.size for a, b in ((device, far), (far, device))]
 
     def cut(self, x: Any, dim: int) -> list:
         """The parts of an array of the device's positions."""

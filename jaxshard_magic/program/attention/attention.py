@@ -23,6 +23,11 @@ class Span:
         return Span(max(lows, default=None), min(highs, default=None))
 
     @property
+    def has_zero(self) -> bool:
+        """Whether each query sees the key at its own position."""
+        return (self.low or 0) <= 0 <= (self.high or 0)
+
+    @property
     def kind(self) -> str:
         """ "full", "causal" or "window".
 

@@ -6,10 +6,12 @@ of size 1 that come and go make no difference.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..dimensions import Dimensions
 from ..ir import Equation, Program, Value
+from ..primitives import shape_of
 from .attention import Attention, Found, Unrecognised
 from .making import Chain, Mask, Softmax, made, roles_of
 from .trail import Labels, Trail
@@ -29,9 +31,8 @@ def find(program: Program, known: Mapping[Value, Any] | None = None) -> Found:
     """
     search = _Search(program, Trail(program, known))
     hidden = {inner.index for e in program.equations if e.primitive.custom for inner in e.inside()}
-    found = [
-        search.ending_in(e) for e in program.equations if e.name == "dot_general" and e.index not in hidden
-    ]
+    open_ = [e for e in program.equations if e.index not in hidden]
+    found = [search.ending_in(e) for e in open_ if e.name in ("dot_general", "div")]
     return [f for f in found if f is not None]
 
 
@@ -41,7 +42,9 @@ class _Search:
         self._dims: Dimensions | None = None
 
     def ending_in(self, e: Equation) -> Attention | Unrecognised | None:
-        """The attention whose product with the values `e` is."""
+        """The attention whose product with the values `e` is, or what that is divided by."""
+        if e.name == "div":
+            return self._divided_later(e)
         for side in (0, 1):
             v = e.ins[side]
             if v is None or e.ins[1 - side] is None:
@@ -74,41 +77,77 @@ class _Search:
 
     def _normalised(self, div: Equation, labels: Labels) -> Softmax | None:
         """`div` as exponentials divided by their sum."""
+        above, below = div.ins
+        if above is None or below is None:
+            return None
+        v, at = self._trail.plain(above, labels)
+        summed = self._summed(below, labels)
+        along = None if summed is None or summed[0] != v else _left_out(at, summed[1])
+        return None if along is None else self._taken_of(v, at, along)
+
+    def _divided_later(self, div: Equation) -> Attention | Unrecognised | None:
+        """The attention whose exponentials meet the values before `div` divides by their sum."""
         trail, (above, below) = self._trail, div.ins
         if above is None or below is None:
             return None
-        v, at = trail.plain(above, labels)
-        exp = trail.maker(v)
-        if exp is None or exp.name != "exp" or exp.ins[0] is None:
+        product, labels = trail.plain(above, tuple(range(len(self._program.shapes[above]))))
+        out = trail.maker(product)
+        if (
+            out is None
+            or out.name != "dot_general"
+            or (summed := self._summed(below, _labels_of(div))) is None
+        ):
             return None
-        total, places = below, labels
-        while (e := trail.maker(total)) is not None and (back := trail.moved(e, places)) is not None:
+        weigh = out.contraction
+        assert weigh is not None
+        for side in (0, 1):
+            v = out.ins[side]
+            if v is None:
+                continue
+            names: list[int | None] = [None] * len(self._program.shapes[v])
+            for place, o in (*((t[side], t[2]) for t in weigh.batch), *(weigh.left, weigh.right)[side]):
+                names[place] = labels[o]
+            source, at = trail.plain(v, tuple(range(len(names))))
+            contracted = {pair[side]: -2 for pair in weigh.contracted}
+            named = tuple(contracted.get(x, names[x]) if x is not None else None for x in at)
+            if source != summed[0] or _left_out(named, summed[1]) != -2:
+                continue
+            along = next(iter(contracted))
+            softmax = self._taken_of(source, at, along)
+            made = None if softmax is None else self._attention(out, side, softmax, None)
+            if isinstance(made, Attention):
+                order = {d: place for d, place in zip(labels, made.order, strict=True) if d is not None}
+                places = tuple(order.get(d) for d in _labels_of(div))
+                return replace(made, equation=div.index, order=places)
+            return made
+        return None
+
+    def _summed(self, total: Value, labels: Labels) -> tuple[Value, Labels] | None:
+        """What `total`, repeated along a dimension, is the sum of along that one, which is labelled -1."""
+        trail = self._trail
+        while (e := trail.maker(total)) is not None and (back := trail.moved(e, labels)) is not None:
             if e.ins[0] is None:
                 return None
-            total, places = e.ins[0], back
+            total, labels = e.ins[0], back
         if e is None or e.name != "reduce_sum" or len(e.params["axes"]) != 1 or e.ins[0] is None:
             return None
-        summed, axis = e.ins[0], int(e.params["axes"][0])
-        names = [*places[:axis], -1, *places[axis:]]
-        source, order = trail.plain(summed, tuple(names))
-        if source != v or len(order) != len(at):
-            return None
-        along = [x for x, y in zip(at, order, strict=True) if y == -1]
-        others = [(x, y) for x, y in zip(at, order, strict=True) if y != -1]
-        if along in ([], [None]) or any(y not in (x, None) for x, y in others):
-            return None
-        scores, order = trail.plain(exp.ins[0], at)
-        sub = trail.maker(scores)
-        if (
-            sub is not None
-            and sub.name == "sub"
-            and None not in sub.ins
-            and self._constant_along(sub, order, along[0])
-        ):
-            scores, order = sub.ins[0], order
-        return Softmax(exp, scores, order, along[0])  # pyright: ignore[reportArgumentType]
+        axis = int(e.params["axes"][0])
+        return trail.plain(e.ins[0], (*labels[:axis], -1, *labels[axis:]))
 
-    def _constant_along(self, sub: Equation, labels: Labels, along: int | None) -> bool:
+    def _taken_of(self, exponentials: Value, labels: Labels, along: int) -> Softmax | None:
+        """The softmax whose exponentials these are; None for what are none."""
+        exp = self._trail.maker(exponentials)
+        if exp is None or exp.name != "exp" or exp.ins[0] is None:
+            return None
+        scores, order = self._trail.plain(exp.ins[0], labels)
+        sub = self._trail.maker(scores)
+        if sub is not None and sub.name == "sub" and self._constant_along(sub, order, along):
+            if sub.ins[0] is None:
+                return None
+            scores = sub.ins[0]
+        return Softmax(exp, scores, order, along)
+
+    def _constant_along(self, sub: Equation, labels: Labels, along: int) -> bool:
         """Is what `sub` subtracts the same for all places of a dimension?"""
         trail, shapes = self._trail, self._program.shapes
         v = sub.ins[1]
@@ -225,3 +264,17 @@ class _Search:
                 chain.value = other
                 return True
         return False
+
+
+def _labels_of(e: Equation) -> tuple[int, ...]:
+    """The dimensions of its result, each its own label."""
+    return tuple(range(len(shape_of(e.eqn.outvars[0]))))
+
+
+def _left_out(labels: Labels, summed: Labels) -> int | None:
+    """The label of the dimension that is -1 among those of what is summed, where all others agree."""
+    if len(labels) != len(summed):
+        return None
+    pairs = list(zip(labels, summed, strict=True))
+    agree = all(y in (x, None) for x, y in pairs if y != -1)
+    return next((x for x, y in pairs if y == -1), None) if agree else None

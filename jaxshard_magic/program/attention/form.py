@@ -52,8 +52,7 @@ class Form:
 
 def form_of(attention: Attention, dtype: Any) -> Form:
     """The form of an attention whose result has this type, with groups for keys that were repeated."""
-    sees_itself = (attention.span.low or 0) <= 0 <= (attention.span.high or 0)
-    blind = bool(attention.conditions) or not sees_itself
+    blind = bool(attention.conditions) or not attention.span.has_zero
     return Form(
         attention.batch,
         attention.groups + (attention.repeats is not None),

@@ -123,11 +123,15 @@ def made(trail: Trail, roles: Roles, softmax: Softmax, chain: Chain) -> Attentio
             return mask.equation
         span, fill = span & found.span, mask.fill
         conditions += found.conditions
-    mixed = (
-        len({(mask.fill, mask.added) for mask in chain.masks}) > 1 or sum(m.added for m in chain.masks) > 1
-    )
-    if conditions and mixed:  # a query that sees nothing would have a mean of some of the values
+    blind = bool(conditions) or not span.has_zero
+    if (
+        blind and len({mask.fill for mask in chain.masks}) > 1
+    ):  # who sees nothing has a mean of some of the values
         return chain.masks[0].equation
+    if blind and (
+        added := [mask for mask in chain.masks if mask.added]
+    ):  # and gradients of what it does not see
+        return added[0].equation
     weigh = out.contraction
     assert weigh is not None
     width = len(places) - 1

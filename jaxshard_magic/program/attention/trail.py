@@ -54,7 +54,7 @@ class Trail:
     def moved(self, e: Equation, labels: Labels) -> Labels | None:
         """The labels of an operand of which `e` makes another form, from those of its result: no number is left out or
         computed. None for what is no such equation, or cuts and merges dimensions."""
-        if e.ins[0] is None:
+        if not e.ins or e.ins[0] is None:
             return None
         shape = self.program.shapes[e.ins[0]]
         if e.primitive.kind is Kind.ELEMENTWISE and e.primitive.alias:
