@@ -221,6 +221,19 @@ def test_a_search_tries_the_forms_of_attention_where_positions_are_divided():
     assert all("attention" not in c.options for c in found.candidates if c.strategy == "dp")
 
 
+def test_of_a_long_context_whose_scores_do_not_fit_a_search_and_auto_take_the_ring():
+    call = steps.transformer(scan=True)
+    batch = {name: jax.ShapeDtypeStruct((2, 32_768), jnp.int32) for name in ("token", "next")}
+    mesh = jaxshard_magic.mesh("v5e:2x4 data=2 seq=4")
+    search = dict(among="dp+sp", meshes="data=2 seq=4", vary={"remat": [None], "microbatches": [None]})
+    found = jaxshard_magic.choose(call.step, (call.state, batch), mesh=mesh, plan_only=True, **search)
+    assert found.chosen is not None and found.chosen.options["attention"] == "ring"
+    needs = {c.options.get("attention"): c.needs for c in found.candidates}
+    assert needs["ring"] < 16 * 2**30 < min(needs[None], needs["heads"])
+    auto = jaxshard_magic.shard(call.step, "dp+sp", mesh=mesh, attention="auto")
+    assert auto.planned(call.state, batch).plan.attention == "ring"
+
+
 @pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_on_a_tpu_an_attention_sends_as_many_in_the_type_that_it_multiplies():

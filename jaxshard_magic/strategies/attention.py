@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..errors import ShardError
+from ..plan import Finding
 from ..program.lines import users_line
 from .heads import Attention, by_heads, find_attentions
 from .layout import Layout
@@ -21,6 +22,10 @@ def attend(layout: Layout, attention: str | None) -> str:
         found = find_attentions(layout)
         _all_divide(layout, found)
         layout.exchanges = by_heads(layout, found)
+        over = "+".join(layout.sequence_axes)
+        layout.findings.append(
+            Finding("inside", "info", f"attention with its heads over {over} in the place of positions")
+        )
         return "heads"
     return "ring" if attention == "ring" else "gather"
 
