@@ -223,7 +223,7 @@ class _Search:
         for k in (1, 2):
             fill, other = self._trail.scalar(e, k), e.ins[3 - k]
             if fill is not None and fill * chain.scale <= _UNSEEN and other is not None:
-                chain.masks.append(Mask(e, e.ins[0], chain.labels, k == 1, fill))
+                chain.masks.append(Mask(e, e.ins[0], chain.labels, k == 1, fill * chain.scale))
                 chain.value = other
                 return True
         return False
@@ -249,7 +249,7 @@ class _Search:
             low = [j for j, x in enumerate(numbers) if x is not None and x * chain.scale <= -(_UNSEEN**2)]
             if len(low) == 1 and numbers[1 - low[0]] == 0:
                 fill = numbers[low[0]] or 0.0
-                chain.masks.append(Mask(e, maker.ins[0], labels, low[0] == 0, fill, added=True))
+                chain.masks.append(Mask(e, maker.ins[0], labels, low[0] == 0, fill * chain.scale, added=True))
                 chain.value = scores
                 return True
         return False

@@ -6,6 +6,7 @@ from functools import partial
 from math import prod
 
 import jax
+import jax.numpy as jnp
 
 from ...plan import Sent
 from ...program.attention.form import wide
@@ -51,14 +52,14 @@ class RingAttention(Region):
         columns: Spec = [*lead[: form.batch], layout.sequence_axes]
         operands = [[*rows, ()], [*columns, ()], [*columns, ()]]
         if back:
-            operands += [[*rows, ()], rows, rows]
+            operands += [[*rows, ()], rows, rows, rows]
         for grid, v, var in zip(ring.grids, e.ins[at:], e.eqn.invars[at:], strict=True):
             sized = zip((*lead, (), ()), shape_of(var), strict=True)
             whole: Spec = [axes if size > 1 and v is not None else () for axes, size in sized]
             if grid:
                 whole[-2] = layout.sequence_axes
             operands.append(whole)
-        results = operands[:3] if back else [[*rows, ()], rows]
+        results = operands[:3] if back else [[*rows, ()], rows, rows]
         return [*operands, *results]
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
@@ -66,7 +67,7 @@ class RingAttention(Region):
         ring, specs, layout = self.ring(e), self.specs(e), self.layout
         form, axes, n = e.params["form"], ring.axes, ring.devices
         turns, back = ring.turns - 1, _is_gradient(e)
-        sizes = [self._bytes(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
+        sizes = [self._moved(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
 
         def permute(size: int, count: int) -> Sent:
@@ -77,7 +78,7 @@ class RingAttention(Region):
             if back:
                 yield permute(summed[k], turns)
         if ring.zigzag:
-            moved = [*sizes[: 6 if back else 3], *sizes[len(e.ins) :]]
+            moved = [*sizes[: _first_mask(e)], *sizes[len(e.ins) :]]
             for size in moved:
                 yield permute(size // 2, 2)
         if form.uniform:
@@ -109,6 +110,13 @@ class RingAttention(Region):
 
     def _bytes(self, v: Value | None, spec: Spec) -> int:
         return 0 if v is None else self.layout.bytes_of(v, spec)
+
+    def _moved(self, v: Value | None, spec: Spec) -> int:
+        """Bytes of a value on its way: the CPU sends bfloat16 as float32."""
+        widened = (
+            v is not None and self.layout.simulated and self.layout.program.avals[v].dtype == jnp.bfloat16
+        )
+        return self._bytes(v, spec) * (2 if widened else 1)
 
     def _summed(self, v: Value | None, spec: Spec) -> int:
         """Bytes of a sum of arrays that lie as `v`."""
@@ -149,7 +157,7 @@ def _lead(layout: Layout, e: Equation) -> Spec:
 
 
 def _first_mask(e: Equation) -> int:
-    return 6 if _is_gradient(e) else 3
+    return 7 if _is_gradient(e) else 3
 
 
 def _is_gradient(e: Equation) -> bool:
