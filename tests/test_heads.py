@@ -13,6 +13,7 @@ from theory import steps
 from theory.expected import AG, F32
 
 import jaxshard_magic
+from jaxshard_magic.analysis.collectives import wire_bytes
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.strategies.traffic import traffic
 
@@ -184,13 +185,49 @@ def test_an_option_that_cannot_be_is_one_line(strategy, attention, says):
     assert says in str(refused.value) and "\n" not in str(refused.value)
 
 
+def finding(sharded, *args):
+    return next(f.message for f in sharded.planned(*args).plan.findings if f.code == "attention-chosen")
+
+
+def test_auto_divides_heads_where_less_is_sent_for_it_and_says_how_much():
+    """Of K and V, gathered forward and their gradients scattered, 4 x 3/4 of an array; of eight exchanges 8 x 3/16."""
+    step, params, batch = attention_step("softmax")
+    sharded = jaxshard_magic.shard(step, "sp", mesh="cpu:4 seq=4", attention="auto")
+    others = [jaxshard_magic.shard(step, "sp", mesh="cpu:4 seq=4", attention=a) for a in ("gather", "heads")]
+    assert sharded.planned(params, batch).plan.attention == "heads"
+    sent = [
+        sum(
+            wire_bytes(m.kind, m.group_size, m.bytes * m.count)
+            for m in traffic(x.planned(params, batch).plan.run)
+        )
+        for x in others
+    ]
+    assert sent[0] - sent[1] == 4 * ARRAY * 3 // 4 - 8 * ARRAY // 4 * 3 // 4
+    assert "--attention heads: a device sends" in finding(sharded, params, batch)
+
+
+def test_auto_gathers_where_heads_do_not_divide_and_says_so():
+    step, params, batch = attention_step("softmax", heads=2)
+    sharded = jaxshard_magic.shard(step, "sp", mesh="cpu:4 seq=4", attention="auto")
+    assert sharded.planned(params, batch).plan.attention == "gather"
+    assert "Not heads: the attention at" in finding(sharded, params, batch)
+
+
+def test_a_search_tries_the_forms_of_attention_where_positions_are_divided():
+    step, params, batch = attention_step("softmax", heads=4)
+    found = jaxshard_magic.choose(step, (params, batch), mesh="cpu:8 data=8", among="dp,dp+sp", plan_only=True)
+    forms = {(c.mesh.get("seq"), c.options.get("attention")) for c in found.candidates if "sp" in c.strategy}
+    assert forms == {*product((2, 4), (None, "heads", "ring"))}
+    assert all("attention" not in c.options for c in found.candidates if c.strategy == "dp")
+
+
 @pytest.mark.ci
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_on_a_tpu_an_attention_sends_as_many():
+def test_on_a_tpu_an_attention_sends_as_many_in_the_type_that_it_multiplies():
     step, params, batch = attention_step("softmax")
     sharded = jaxshard_magic.shard(step, "sp", mesh="v5e:2x4 seq=8", attention="heads")
     sharded.prepare(params, batch)
-    assert moved(sharded)[A2A, ARRAY // 8] == 8
+    assert moved(sharded) == told(sharded, params, batch) == {(A2A, ARRAY // 8 // 2): 8}
 
 
 @pytest.mark.ci

@@ -34,7 +34,7 @@ from .nodes import Ladder, Node, considered, out_of_time
 from .path import path
 from .ranking import allowance, simplest_first
 from .sketch import Sketch, sketch
-from .space import Hardware, is_pipeline, saving, space
+from .space import Hardware, attending, is_pipeline, saving, space
 from .trials import How, Trying, described
 
 if TYPE_CHECKING:
@@ -152,6 +152,9 @@ class Searching:
                 continue
             if self._planned(node, args, kwargs, f", {at + 1} of {len(self._nodes)}"):
                 self._put(node, node.least)
+                forms = [Node(each) for each in attending(node.candidate, self._requests)]
+                self._nodes += forms  # planned in their turn
+                self._families += forms
 
     def _planned(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any], place: str = "") -> bool:
         """Plan a candidate; whether it can be planned, and may fit. `place`: which it is, as it is said."""

@@ -22,7 +22,7 @@ def attend(layout: Layout, attention: str | None) -> str:
         _all_divide(layout, found)
         layout.exchanges = by_heads(layout, found)
         return "heads"
-    return "gather"
+    return "ring" if attention == "ring" else "gather"
 
 
 def _all_divide(layout: Layout, found: Sequence[Attention]) -> None:

@@ -207,8 +207,8 @@ class _Parts:
                     grown = True
 
     def _before(self, v: Value | None) -> list[Equation]:
-        """Of the equations that one after the other make `v`, an operand, those before which the fewest bytes cross, and
-        of these all: casts, other layouts, keys and values repeated for groups of queries."""
+        """Of the equations that one after the other make `v`, an operand, the most before which the fewest bytes cross:
+        casts, other layouts, keys and values repeated for groups of queries."""
         passed: list[Equation] = []
         best, least = 0, self._bytes(v)
         while (
@@ -225,8 +225,8 @@ class _Parts:
         return passed[:best]
 
     def _after(self, v: Value) -> list[Equation]:
-        """Of the equations that one after the other are made of `v`, a result, those after which the fewest bytes cross,
-        and of these all."""
+        """Of the equations that one after the other are made of `v`, a result, the most after which the fewest bytes
+        cross."""
         passed: list[Equation] = []
         best, least = 0, self._bytes(v)
         while self._places(v) and not self._paired(v):

@@ -1,9 +1,10 @@
 """Sequence parallel: the positions of every example divided, and the weights as the other parts of a sum have them.
 
 Over an axis of its own (context parallel) queries stay where they are, keys and values are gathered, and no device has
-all scores. Over tensor parallelism's axis (Korthikanti et al. 2022, section 4.2) positions are divided where tensor
-parallelism divides nothing: an all-gather leads into its products and a reduce-scatter out of them, in place of the
-all-reduce. Both follow from one rule of `Layout.active`: positions take what tensor dimensions leave of the axes.
+all scores; or as `attention` says. Over tensor parallelism's axis (Korthikanti et al. 2022, section 4.2) positions are
+divided where tensor parallelism divides nothing: an all-gather leads into its products and a reduce-scatter out of
+them, in place of the all-reduce. Both follow from one rule of `Layout.active`: positions take what tensor dimensions
+leave of the axes.
 """
 
 from collections import Counter

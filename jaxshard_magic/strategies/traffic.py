@@ -101,10 +101,19 @@ class _Traffic:
 
     def _narrowed(self, e: Equation, v: Value) -> bool:
         """Whether a weight is gathered in bfloat16, as which a TPU multiplies float32 at its default precision."""
-        precision = e.params.get("precision")
-        given = precision if isinstance(precision, tuple) else (precision,)
-        default = e.primitive.product and all(p in (None, lax.Precision.DEFAULT) for p in given)
-        return default and self._layout.platform == "tpu" and self._program.avals[v].dtype == jnp.float32
+        wide = self._layout.platform == "tpu" and self._program.avals[v].dtype == jnp.float32
+        return wide and e.primitive.product and _at_default(e)
+
+    def _multiplied(self, v: Value) -> bool:
+        """Whether an activation, in whatever layout, is read by products that a TPU takes it in bfloat16 for, and by
+        nothing else."""
+        if self._layout.platform != "tpu" or self._program.avals[v].dtype != jnp.float32:
+            return False
+        readers = [(w, e) for w, e in self._layout.flow.after[v] if w in self._used]
+        return bool(readers) and all(
+            self._multiplied(w) if e is None or e.primitive.alias else e.primitive.product and _at_default(e)
+            for w, e in readers
+        )
 
     def _summed(self, e: Equation) -> Iterator[Sent]:
         over, out = self._contracted(e), e.outs[0]
@@ -190,10 +199,12 @@ class _Traffic:
             a for was, is_now in zip(lies, wanted, strict=True) for a in was if a in has and a not in is_now
         )
         gone = _unique(a for axes in lies for a in axes if a not in has)
+        narrowed = 2 if self._multiplied(v) else 1
         if moved:
-            yield self._sent("all-to-all", moved, self._layout.bytes_of(v, lies), trips)
+            yield self._sent("all-to-all", moved, self._layout.bytes_of(v, lies) // narrowed, trips)
         if gone:
-            yield self._sent("all-gather", gone, self._layout.bytes_of(v, without(lies, gone)), trips)
+            size = self._layout.bytes_of(v, without(lies, gone)) // narrowed
+            yield self._sent("all-gather", gone, size, trips)
 
     def _linked(self) -> dict[int, dict[int, set[str]]]:
         """By equation and by dimension of what it touches: the axes of the dimensions that are the same there."""
@@ -210,6 +221,13 @@ class _Traffic:
 
     def _sent(self, kind: str, axes: Axes, size: int, count: int) -> Sent:
         return Sent(kind, axes, self._layout.count(axes), size, count)
+
+
+def _at_default(e: Equation) -> bool:
+    """Whether a product leaves it to the hardware in which precision it multiplies."""
+    precision = e.params.get("precision")
+    given = precision if isinstance(precision, tuple) else (precision,)
+    return all(p in (None, lax.Precision.DEFAULT) for p in given)
 
 
 def _unique(axes: Iterable[str]) -> Axes:
