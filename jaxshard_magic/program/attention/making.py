@@ -70,6 +70,12 @@ class Roles:
         return {x: i for i, x in enumerate((*self.batch, *self.groups, self.query_at, self.key_at))}
 
 
+def is_product(e: Equation) -> bool:
+    """Is it a product of two arrays whose dimensions are multiplied, summed over or left as they are, and no more?"""
+    c = e.contraction
+    return c is not None and len(e.ins) == 2 and not c.windowed and c.grouped is None and c.ragged is None
+
+
 def roles_of(
     program: Program,
     dims: Dimensions,
@@ -151,7 +157,7 @@ def made(trail: Trail, roles: Roles, softmax: Softmax, chain: Chain) -> Attentio
         fill=fill,
         order=tuple(order),
         dtype=program.avals[softmax.exp.outs[0]].dtype,
-        precision=(scores.params["precision"], out.params["precision"]),
+        precision=(scores.params.get("precision"), out.params.get("precision")),
         added=added,
     )
     return _without_repeats(trail, attention)
