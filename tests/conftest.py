@@ -49,6 +49,8 @@ HEAVIEST = (
     "test_heads.py",
     "test_sp.py",
     "test_sp_positions.py",
+    "test_ring.py",
+    "test_attention_fused.py",
     "test_ten_steps.py",
     "test_accumulate.py",
     "test_resume_killed.py",

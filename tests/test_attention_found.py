@@ -52,7 +52,7 @@ def test_a_causal_mask_and_a_window_are_distances(name):
     assert one(lambda q, k, v: attend(q, k, v, window(T))).span == Span(0, 4)
 
 
-@pytest.mark.parametrize("name", sorted({*FORMS} - {"added"}))
+@pytest.mark.parametrize("name", FORMS)
 def test_padding_is_a_condition_beside_the_distances(name):
     def attend(q, k, v, lengths):
         seen = jnp.arange(T)[None] < lengths[:, None]
@@ -60,6 +60,7 @@ def test_padding_is_a_condition_beside_the_distances(name):
 
     attention = one(attend, lengths=jnp.array([9, 16]))
     assert attention.span == Span(0, None) and len(attention.conditions) == 1
+    assert attention.added == (name == "added")
 
 
 def test_segments_and_masks_that_are_passed_are_conditions():
@@ -180,13 +181,6 @@ def test_masks_that_leave_different_numbers_behind_are_named():
 
     (other,) = found(attend, lengths=jnp.array([9, 16]))
     assert isinstance(other, Unrecognised) and other.operation == "select_n"
-
-
-def test_what_is_added_to_the_scores_of_a_query_that_sees_nothing_is_named():
-    """Its gradients are those of scores that it does not see."""
-    (other,) = found(lambda q, k, v, seen: FORMS["added"](q, k, v, seen), seen=jnp.ones((2, 1, T, T), bool))
-    assert isinstance(other, Unrecognised) and other.operation == "add"
-    assert one(lambda q, k, v: FORMS["added"](q, k, v, causal(T))).span == Span(0, None)
 
 
 def test_what_is_no_attention_among_positions_is_left_out():

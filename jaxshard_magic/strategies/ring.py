@@ -51,7 +51,7 @@ class Ring:
 def ring_of(form: Form, axes: Axes, devices: int, positions: int, masks: Sequence[Sequence[int]]) -> Ring:
     """The ring for an attention, whose mask has arrays of these shapes: as many turns as its distances need, and
     zig-zag where keys to one side of a query are not seen."""
-    low, high = form.span.low, form.span.high
+    low, high = (None, None) if form.added is not None else (form.span.low, form.span.high)
     each, turns = positions // devices, devices
     if low is not None and low >= 0 and high is not None:
         turns = min(devices, 1 + -(-high // each))
@@ -67,7 +67,7 @@ def forward(form: Form, ring: Ring, query: Any, key: Any, value: Any, *masks: An
         query, key, value: its positions of them, in their order.
         masks: the arrays of the form's leaves: of queries and keys the queries of the device, else of all positions.
 
-    Gives its positions of the result, and of the logarithm of the sum of exponentials.
+    Gives its positions of the results.
     """
     axis = _Axis(ring)
     query, key, value = (axis.dealt(x, -2) for x in (query, key, value))
@@ -98,20 +98,28 @@ def forward(form: Form, ring: Ring, query: Any, key: Any, value: Any, *masks: An
     if form.uniform:
         mean = lax.psum(value.astype(blocks.wide(value.dtype)).sum(-2), ring.axes) / ring.positions
     outs = zip(*(blocks.result(form, state, mean) for state in states), strict=True)
-    out, logsum = (jnp.concatenate(parts, axis=d) for parts, d in zip(outs, (-2, -1), strict=True))
-    return [axis.back(out, -2), axis.back(logsum, -1)]
+    sides = zip(outs, (-2, -1, -1), strict=True)
+    return [axis.back(jnp.concatenate(parts, axis=d), d) for parts, d in sides]
 
 
 def gradient(
-    form: Form, ring: Ring, query: Any, key: Any, value: Any, given: Any, logsum: Any, delta: Any, *masks: Any
+    form: Form,
+    ring: Ring,
+    query: Any,
+    key: Any,
+    value: Any,
+    given: Any,
+    largest: Any,
+    total: Any,
+    delta: Any,
+    *masks: Any,
 ) -> list:
     """`attention_gradient` on one device; operands and results are its positions, `masks` as of `forward`."""
     axis, operands = _Axis(ring), (query, key, value)
     query, key, value, given = (axis.dealt(x, -2) for x in (query, key, value, given))
-    logsum, delta = (axis.dealt(x, -1) for x in (logsum, delta))
-    rows = list(
-        zip(*(axis.cut(x, d) for x, d in ((query, -2), (given, -2), (logsum, -1), (delta, -1))), strict=True)
-    )
+    largest, total, delta = (axis.dealt(x, -1) for x in (largest, total, delta))
+    numbers = zip(*(axis.cut(x, -1) for x in (largest, total, delta)), strict=True)
+    rows = list(zip(axis.cut(query, -2), axis.cut(given, -2), numbers, strict=True))
     at = starts(ring, axis.me)
     dtype = blocks.wide(query.dtype)
 
@@ -123,8 +131,8 @@ def gradient(
 
                 def work(state, i=i, j=j, first=first, start=start):
                     visible = _seen(form, ring, masks, i, first, start)
-                    q, back, total, product = rows[i]
-                    found = blocks.backward(form, q, k[j], v[j], back, total, product, visible)
+                    q, back, of_each = rows[i]
+                    found = blocks.backward(form, q, k[j], v[j], back, of_each, visible)
                     return tuple(x + more for x, more in zip(state, found, strict=True))
 
                 state = (of_queries[i], *sums[j])
@@ -149,7 +157,7 @@ def gradient(
         home = axis.sent(of_keys, 1 - ring.turns)
         own = tuple(x + more for x, more in zip(own, home, strict=True))
     found = jnp.concatenate(of_queries, axis=-2), *own
-    blind = lax.psum(blocks.blind_sum(form, given, logsum), ring.axes) if form.uniform else None
+    blind = lax.psum(blocks.blind_sum(form, given, total), ring.axes) if form.uniform else None
     if blind is not None:
         blind = blind / ring.devices  # `settled` divides it among the keys of one device
     return [axis.back(x, -2) for x in settled(form, operands, found, blind)]
@@ -169,8 +177,8 @@ def _seen(form: Form, ring: Ring, masks: Sequence[Any], part: int, first: Any, s
 
 
 def _where_seen(form: Form, ring: Ring, first: Any, start: Any, work: Any, state: Any) -> Any:
-    """`work(state)`, or `state` where no query of a part sees a key of another."""
-    if form.span.low is None and form.span.high is None:
+    """`work(state)`, or `state` where no query of a part sees a key of another and none counts that it doesn't."""
+    if form.added is not None or (form.span.low is None and form.span.high is None):
         return work(state)
     return lax.cond(near(form.span, ring, first, start), work, lambda x: x, state)
 

@@ -87,8 +87,8 @@ class Attention:
     `key` and `value` are those before, and `repeats` is (dimension of the batch, how often).
 
     Key positions are seen at distances in `span` where all `conditions` are met too, whose tests have the dimensions
-    (batch..., groups..., query, key). `fill` takes the place of other scores: a query that sees nothing has the mean of
-    all values where it is finite, nan where it is -inf.
+    (batch..., groups..., query, key). `fill` takes the place of other scores, or is `added` to them: a query that sees
+    nothing has the mean of all values where it is finite, nan where it is -inf.
 
     `order`: the place among (batch..., groups..., position, width) of each dimension of the result, None for one of
     size 1. `dtype`: that in which softmax is taken. `precision`: of both products.
@@ -109,6 +109,7 @@ class Attention:
     dtype: Any
     precision: tuple[Any, Any]
     repeats: tuple[int, int] | None = None
+    added: bool = False
 
     @property
     def mask(self) -> str:

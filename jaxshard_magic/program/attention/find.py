@@ -13,7 +13,7 @@ from ..dimensions import Dimensions
 from ..ir import Equation, Program, Value
 from ..primitives import shape_of
 from .attention import Attention, Found, Unrecognised
-from .making import Chain, Mask, Softmax, made, roles_of
+from .making import Chain, Mask, Softmax, is_product, made, roles_of
 from .trail import Labels, Trail
 
 _UNSEEN = -1e4  # scores from here down are none: their exponentials are 0 beside another
@@ -32,7 +32,7 @@ def find(program: Program, known: Mapping[Value, Any] | None = None) -> Found:
     search = _Search(program, Trail(program, known))
     hidden = {inner.index for e in program.equations if e.primitive.custom for inner in e.inside()}
     open_ = [e for e in program.equations if e.index not in hidden]
-    found = [search.ending_in(e) for e in open_ if e.name in ("dot_general", "div")]
+    found = [search.ending_in(e) for e in open_ if is_product(e) or e.name == "div"]
     return [f for f in found if f is not None]
 
 
@@ -92,11 +92,7 @@ class _Search:
             return None
         product, labels = trail.plain(above, tuple(range(len(self._program.shapes[above]))))
         out = trail.maker(product)
-        if (
-            out is None
-            or out.name != "dot_general"
-            or (summed := self._summed(below, _labels_of(div))) is None
-        ):
+        if out is None or not is_product(out) or (summed := self._summed(below, _labels_of(div))) is None:
             return None
         weigh = out.contraction
         assert weigh is not None
@@ -170,7 +166,7 @@ class _Search:
     ) -> Attention | Unrecognised | None:
         chain = self._back_to_scores(softmax)
         scores = self._trail.maker(chain.value)
-        if scores is None or scores.name != "dot_general":
+        if scores is None or not is_product(scores):
             return None
         roles = roles_of(self._program, self.dims, out, side, softmax, scores, chain)
         if roles is None:
@@ -211,7 +207,7 @@ class _Search:
         e = trail.maker(v)
         if e is None or far == 0:
             return False
-        if e.name == "dot_general":
+        if is_product(e):
             return True
         same = (w for w in e.ins if w is not None and self._program.shapes[w] == self._program.shapes[v])
         return e.primitive.elementwise and any(self._leads_to_product(w, far - 1) for w in same)
@@ -223,7 +219,7 @@ class _Search:
         for k in (1, 2):
             fill, other = self._trail.scalar(e, k), e.ins[3 - k]
             if fill is not None and fill * chain.scale <= _UNSEEN and other is not None:
-                chain.masks.append(Mask(e, e.ins[0], chain.labels, k == 1, fill))
+                chain.masks.append(Mask(e, e.ins[0], chain.labels, k == 1, fill * chain.scale))
                 chain.value = other
                 return True
         return False
@@ -249,7 +245,7 @@ class _Search:
             low = [j for j, x in enumerate(numbers) if x is not None and x * chain.scale <= -(_UNSEEN**2)]
             if len(low) == 1 and numbers[1 - low[0]] == 0:
                 fill = numbers[low[0]] or 0.0
-                chain.masks.append(Mask(e, maker.ins[0], labels, low[0] == 0, fill, added=True))
+                chain.masks.append(Mask(e, maker.ins[0], labels, low[0] == 0, fill * chain.scale, added=True))
                 chain.value = scores
                 return True
         return False

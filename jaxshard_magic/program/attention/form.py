@@ -19,7 +19,8 @@ from .masks import leaves, met
 @dataclass(frozen=True, eq=False)
 class Form:
     """`batch`, `groups`: how many dimensions these are. `uniform`: whether a query that sees nothing has the mean of
-    all values; else it has nan. `dtype`: of the result. The other fields as of an `Attention`; the arrays of a mask are
+    all values; else it has nan. `added`: what scores of keys that are not seen have added to them, None where they are
+    left out. `dtype`: of the result. The other fields as of an `Attention`; the arrays of a mask are
     those of `leaves`, with the dimensions (batch..., groups..., query, key)."""
 
     batch: int
@@ -28,6 +29,7 @@ class Form:
     span: Span
     conditions: tuple[Condition, ...]
     uniform: bool
+    added: float | None
     precision: tuple[Any, Any]
     dtype: Any
 
@@ -59,7 +61,8 @@ def form_of(attention: Attention, dtype: Any) -> Form:
         attention.scale,
         attention.span,
         attention.conditions,
-        blind and np.isfinite(attention.fill),
+        blind and bool(np.isfinite(attention.fill)) and not attention.added,
+        attention.fill if blind and attention.added else None,
         attention.precision,
         dtype,
     )
@@ -70,9 +73,8 @@ def wide(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-State = tuple[
-    Any, Any, Any
-]  # the largest score of each query so far, the sum of exponentials, that with values
+Rows = tuple[Any, Any, Any]  # numbers of each query
+State = Rows  # the largest score of each query so far, the sum of exponentials, that with values
 
 
 def seen(form: Form, masks: Sequence[Any], queries: Any, keys: Any, sizes: tuple[int, int]) -> Any:
@@ -111,14 +113,14 @@ def forward(form: Form, state: State, query: Any, key: Any, value: Any, visible:
     return most, total * before + weights.sum(-1), sums * before[..., None] + added
 
 
-def result(form: Form, state: State, mean: Any) -> tuple[Any, Any]:
-    """Attention of all blocks, and the logarithm of the sum of exponentials, inf where a query saw nothing; `mean`: of
-    all values, where the form is uniform."""
+def result(form: Form, state: State, mean: Any) -> tuple[Any, Any, Any]:
+    """Attention of all blocks, the largest score of each query and the sum of its exponentials, relative to it: 0 and
+    inf where a query saw nothing. `mean`: of all values, where the form is uniform."""
     largest, total, sums = state
     out, blind = sums / total[..., None], total == 0
     if form.uniform:
         out = jnp.where(blind[..., None], along_queries(form, mean), out)
-    return out.astype(form.dtype), jnp.where(blind, jnp.inf, largest + jnp.log(total))
+    return out.astype(form.dtype), jnp.where(blind, 0, largest), jnp.where(blind, jnp.inf, total)
 
 
 def along_queries(form: Form, x: Any) -> Any:
@@ -127,18 +129,18 @@ def along_queries(form: Form, x: Any) -> Any:
 
 
 def backward(
-    form: Form, query: Any, key: Any, value: Any, given: Any, logsum: Any, delta: Any, visible: Any
+    form: Form, query: Any, key: Any, value: Any, given: Any, rows: Rows, visible: Any
 ) -> tuple[Any, Any, Any]:
     """The gradients of one block's queries, keys and values, in the type of sums.
 
     Args:
         given: the gradient of the result.
-        logsum: what `result` gave beside it.
-        delta: the sum over the width of the result times its gradient.
+        rows: of each query what `result` gave beside that, and the sum over the width of the result times its gradient.
     """
-    weights = jnp.exp(_scores(form, query, key, visible) - logsum[..., None])
+    largest, total, delta = (x[..., None] for x in rows)
+    weights = jnp.exp(_scores(form, query, key, visible) - largest) / total
     change = form.product("*te", ".se", "*ts", given, value, scores=False)
-    of_scores = (weights * (change - delta[..., None]) * form.scale).astype(query.dtype)
+    of_scores = (weights * (change - delta) * form.scale).astype(query.dtype)
     return (
         form.product("*ts", ".sd", "*td", of_scores, key, scores=True),
         form.product("*ts", "*td", ".sd", of_scores, query, scores=True),
@@ -146,12 +148,14 @@ def backward(
     )
 
 
-def blind_sum(form: Form, given: Any, logsum: Any) -> Any:
+def blind_sum(form: Form, given: Any, total: Any) -> Any:
     """The sum of the result's gradient over the queries that saw nothing: (batch..., width)."""
-    gone = jnp.where(jnp.isposinf(logsum)[..., None], given.astype(logsum.dtype), 0)
+    gone = jnp.where(jnp.isposinf(total)[..., None], given.astype(total.dtype), 0)
     return gone.sum(tuple(range(form.batch, gone.ndim - 1)))
 
 
 def _scores(form: Form, query: Any, key: Any, visible: Any) -> Any:
     scores = form.product("*td", ".sd", "*ts", query, key, scores=True) * form.scale
-    return scores if visible is None else jnp.where(visible, scores, -jnp.inf)
+    if visible is None:
+        return scores
+    return jnp.where(visible, scores, -jnp.inf if form.added is None else scores + form.added)

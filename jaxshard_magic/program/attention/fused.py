@@ -1,7 +1,7 @@
 """Attention as one primitive, and its gradient as another: a loss with these has no array of scores.
 
-`attention` gives the result and, for each query, the logarithm of the sum of exponentials; `attention_gradient` the
-gradients of queries, keys and values. Without more they are run over all keys at once; a plan emits them as a ring.
+`attention` gives the result and, for each query, its largest score and the sum of exponentials; `attention_gradient`
+the gradients of queries, keys and values. Without more they are run over all keys at once; a plan has a ring of them.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,14 @@ def attention(form: Form, query: Any, key: Any, value: Any, *masks: Any) -> Any:
 
 
 def _kept(form: Form, query: Any, key: Any, value: Any, *masks: Any) -> tuple[Any, Any]:
-    out, logsum = attention_p.bind(query, key, value, *masks, form=form)
-    return out, (query, key, value, masks, out, logsum)
+    out, *rows = attention_p.bind(query, key, value, *masks, form=form)
+    return out, (query, key, value, masks, out, rows)
 
 
 def _back(form: Form, kept: Any, given: Any) -> tuple:
-    query, key, value, masks, out, logsum = kept
-    delta = (given.astype(logsum.dtype) * out.astype(logsum.dtype)).sum(-1)
-    found = attention_gradient_p.bind(query, key, value, given, logsum, delta, *masks, form=form)
+    query, key, value, masks, out, (largest, total) = kept
+    delta = (given.astype(total.dtype) * out.astype(total.dtype)).sum(-1)
+    found = attention_gradient_p.bind(query, key, value, given, largest, total, delta, *masks, form=form)
     return (*found, *(None for _ in masks))
 
 
@@ -57,12 +57,20 @@ def whole(query: Any, key: Any, value: Any, *masks: Any, form: Form) -> list:
 
 
 def whole_gradient(
-    query: Any, key: Any, value: Any, given: Any, logsum: Any, delta: Any, *masks: Any, form: Form
+    query: Any,
+    key: Any,
+    value: Any,
+    given: Any,
+    largest: Any,
+    total: Any,
+    delta: Any,
+    *masks: Any,
+    form: Form,
 ) -> list:
     """`attention_gradient` over all keys at once."""
     visible = seen(form, masks, 0, 0, (query.shape[-2], key.shape[-2]))
-    found = backward(form, query, key, value, given, logsum, delta, visible)
-    return settled(form, (query, key, value), found, blind_sum(form, given, logsum) if form.uniform else None)
+    found = backward(form, query, key, value, given, (largest, total, delta), visible)
+    return settled(form, (query, key, value), found, blind_sum(form, given, total) if form.uniform else None)
 
 
 def settled(form: Form, operands: Sequence[Any], found: Sequence[Any], blind: Any) -> list:
@@ -78,7 +86,7 @@ def settled(form: Form, operands: Sequence[Any], found: Sequence[Any], blind: An
 def _avals(query: Any, _key: Any, value: Any, *_masks: Any, form: Form) -> list:
     rows = query.shape[:-1]
     out = query.update(shape=(*rows, value.shape[-1]), dtype=jnp.dtype(form.dtype), weak_type=False)
-    return [out, query.update(shape=rows, dtype=jnp.dtype(wide(query.dtype)), weak_type=False)]
+    return [out, *[query.update(shape=rows, dtype=jnp.dtype(wide(query.dtype)), weak_type=False)] * 2]
 
 
 @attention_gradient_p.def_abstract_eval

@@ -70,6 +70,12 @@ class Roles:
         return {x: i for i, x in enumerate((*self.batch, *self.groups, self.query_at, self.key_at))}
 
 
+def is_product(e: Equation) -> bool:
+    """Is it a product of two arrays whose dimensions are multiplied, summed over or left as they are, and no more?"""
+    c = e.contraction
+    return c is not None and len(e.ins) == 2 and not c.windowed and c.grouped is None and c.ragged is None
+
+
 def roles_of(
     program: Program,
     dims: Dimensions,
@@ -123,15 +129,10 @@ def made(trail: Trail, roles: Roles, softmax: Softmax, chain: Chain) -> Attentio
             return mask.equation
         span, fill = span & found.span, mask.fill
         conditions += found.conditions
-    blind = bool(conditions) or not span.has_zero
-    if (
-        blind and len({mask.fill for mask in chain.masks}) > 1
-    ):  # who sees nothing has a mean of some of the values
+    blind, added = bool(conditions) or not span.has_zero, any(mask.added for mask in chain.masks)
+    alike = len({mask.fill for mask in chain.masks}) < 2 and not (added and len(chain.masks) > 1)
+    if blind and not alike:  # who sees nothing has a mean of some of the values
         return chain.masks[0].equation
-    if blind and (
-        added := [mask for mask in chain.masks if mask.added]
-    ):  # and gradients of what it does not see
-        return added[0].equation
     weigh = out.contraction
     assert weigh is not None
     width = len(places) - 1
@@ -156,7 +157,8 @@ def made(trail: Trail, roles: Roles, softmax: Softmax, chain: Chain) -> Attentio
         fill=fill,
         order=tuple(order),
         dtype=program.avals[softmax.exp.outs[0]].dtype,
-        precision=(scores.params["precision"], out.params["precision"]),
+        precision=(scores.params.get("precision"), out.params.get("precision")),
+        added=added,
     )
     return _without_repeats(trail, attention)
 

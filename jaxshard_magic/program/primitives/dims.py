@@ -60,7 +60,7 @@ def attention(links: "Links", e: "Equation") -> None:
     of both."""
     form, gradient = e.params["form"], e.name == "attention_gradient"
     (query, key, value), others = e.ins[:3], e.ins[3:]
-    given, masks = (others[:3], others[3:]) if gradient else ((), others)
+    given, masks = (others[:4], others[4:]) if gradient else ((), others)
     results = e.outs[:1] if gradient else e.outs
     of_keys = (key, value, *(e.outs[1:] if gradient else ()))
     rows = form.batch + form.groups + 1  # dimensions before the width

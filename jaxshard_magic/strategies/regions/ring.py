@@ -6,6 +6,7 @@ from functools import partial
 from math import prod
 
 import jax
+import jax.numpy as jnp
 
 from ...plan import Sent
 from ...program.attention.form import wide
@@ -19,9 +20,11 @@ from .region import Context, Emission, Region
 
 @dataclass(frozen=True, eq=False)
 class RingAttention(Region):
-    """The attentions, and gradients of attentions, whose positions are divided."""
+    """The attentions, and gradients of attentions, whose positions are divided. `there`: operands, by equation and
+    place, that a member before has brought to where this one needs them."""
 
     layout: Layout
+    there: frozenset[tuple[int, int]]
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         specs = [partition_spec(spec) for spec in self.specs(e)]
@@ -51,14 +54,14 @@ class RingAttention(Region):
         columns: Spec = [*lead[: form.batch], layout.sequence_axes]
         operands = [[*rows, ()], [*columns, ()], [*columns, ()]]
         if back:
-            operands += [[*rows, ()], rows, rows]
+            operands += [[*rows, ()], rows, rows, rows]
         for grid, v, var in zip(ring.grids, e.ins[at:], e.eqn.invars[at:], strict=True):
             sized = zip((*lead, (), ()), shape_of(var), strict=True)
             whole: Spec = [axes if size > 1 and v is not None else () for axes, size in sized]
             if grid:
                 whole[-2] = layout.sequence_axes
             operands.append(whole)
-        results = operands[:3] if back else [[*rows, ()], rows]
+        results = operands[:3] if back else [[*rows, ()], rows, rows]
         return [*operands, *results]
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
@@ -66,7 +69,7 @@ class RingAttention(Region):
         ring, specs, layout = self.ring(e), self.specs(e), self.layout
         form, axes, n = e.params["form"], ring.axes, ring.devices
         turns, back = ring.turns - 1, _is_gradient(e)
-        sizes = [self._bytes(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
+        sizes = [self._moved(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
 
         def permute(size: int, count: int) -> Sent:
@@ -77,8 +80,8 @@ class RingAttention(Region):
             if back:
                 yield permute(summed[k], turns)
         if ring.zigzag:
-            moved = [*sizes[: 6 if back else 3], *sizes[len(e.ins) :]]
-            for size in moved:
+            own = [size for k, size in enumerate(sizes[: _first_mask(e)]) if (e.index, k) not in self.there]
+            for size in (*own, *sizes[len(e.ins) :]):
                 yield permute(size // 2, 2)
         if form.uniform:
             made = e.outs[2] if back else e.ins[2]
@@ -88,8 +91,9 @@ class RingAttention(Region):
             count = prod(shape[: form.batch]) // prod(map(layout.count, lead)) * shape[-1]
             width = array_bytes((count,), wide(layout.program.avals[made].dtype))
             yield Sent("all-reduce", axes, n, width, e.trips)
-        for grid, v in zip(ring.grids, e.ins[_first_mask(e) :], strict=True):
-            if v is not None and layout.batchy(v) and not grid:
+        for k, v in enumerate(e.ins[_first_mask(e) :]):
+            there = (e.index, _first_mask(e) + k) in self.there
+            if v is not None and layout.batchy(v) and not ring.grids[k] and not there:
                 lies = layout.active(v)
                 gone = tuple(a for has in lies for a in has if a in axes)
                 if gone:
@@ -110,6 +114,13 @@ class RingAttention(Region):
     def _bytes(self, v: Value | None, spec: Spec) -> int:
         return 0 if v is None else self.layout.bytes_of(v, spec)
 
+    def _moved(self, v: Value | None, spec: Spec) -> int:
+        """Bytes of a value on its way: the CPU sends bfloat16 as float32."""
+        widened = (
+            v is not None and self.layout.simulated and self.layout.program.avals[v].dtype == jnp.bfloat16
+        )
+        return self._bytes(v, spec) * (2 if widened else 1)
+
     def _summed(self, v: Value | None, spec: Spec) -> int:
         """Bytes of a sum of arrays that lie as `v`."""
         if v is None:
@@ -125,7 +136,31 @@ class RingAttention(Region):
 def ring_attention(context: Context) -> RingAttention:
     """The attentions whose queries and keys are both divided over the axes of positions, and over nothing else."""
     layout = context.layout
-    return RingAttention({e.index for e in layout.program.equations if _divided(layout, e)}, layout)
+    members = [e for e in layout.program.equations if _divided(layout, e)]
+    return RingAttention({e.index for e in members}, layout, _there(layout, members))
+
+
+def _there(layout: Layout, members: Iterable[Equation]) -> frozenset[tuple[int, int]]:
+    """What several members of one body read, but for the first of them: XLA brings it once. Operands of masks are
+    brought before they get their dimensions."""
+    maker, known, found = layout.program.maker, set[tuple[int, bool, Value]](), set[tuple[int, int]]()
+    for e in members:
+        for k, v in enumerate(e.ins):
+            if v is None:
+                continue
+            mask = k >= _first_mask(e)
+            while (
+                mask
+                and (made := maker.get(v)) is not None
+                and made.primitive.alias
+                and made.ins[0] is not None
+            ):
+                v = made.ins[0]
+            key = id(e.outer), mask, v
+            if key in known:
+                found.add((e.index, k))
+            known.add(key)
+    return frozenset(found)
 
 
 def _divided(layout: Layout, e: Equation) -> bool:
@@ -149,7 +184,7 @@ def _lead(layout: Layout, e: Equation) -> Spec:
 
 
 def _first_mask(e: Equation) -> int:
-    return 6 if _is_gradient(e) else 3
+    return 7 if _is_gradient(e) else 3
 
 
 def _is_gradient(e: Equation) -> bool:
