@@ -336,7 +336,10 @@ def test_an_interval_of_time_begins_anew_with_each_save_and_waits_for_the_next_c
 def test_a_folder_without_checkpoints_begins_the_loop(tmp_path, capsys):
     step = new_step()
     trained(step, folder=tmp_path / "new", resume=True)
-    assert "no checkpoint in" in capsys.readouterr().out and step.calls == CALLS
+    said = capsys.readouterr().out
+    assert "no checkpoint in" in said and "Did you mean" not in said and step.calls == CALLS
+    new_step().checkpoint(tmp_path / "nwe", resume=True)
+    assert "Did you mean 'new'?" in capsys.readouterr().out
 
 
 @pytest.mark.ci

@@ -4,6 +4,7 @@ import errno
 import os
 import platform
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -11,7 +12,7 @@ from uuid import uuid4
 import jax
 
 from ..coordination import gathered, is_there
-from ..errors import ShardError
+from ..errors import ShardError, did_you_mean
 
 LOCK = ".jaxshard-saving"
 _LOCKED = 1 << 20  # the byte that Windows locks: no other process can read it, and who it is stands before it
@@ -92,6 +93,15 @@ def made(folder: Path) -> Path:
 
 def _ours(name: str) -> bool:
     return name == LOCK or name.partition(".")[0].isdecimal()
+
+
+def nearest_to(path: Path, is_one: Callable[[Path], bool]) -> str:
+    """` Did you mean 'ckpt'?` for what lies beside a path, is such a one and is named most like it; else nothing."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if each != path and is_one(each)]
+    except OSError:  # there is nothing, or nothing to be seen
+        return ""
+    return did_you_mean(path.name, sorted(names))
 
 
 def shared_by_hosts(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..coordination import from_first
 from ..errors import ShardError, one_of
 from ..packages import install
 from ..placing import put
-from .folder import Lock, first_line, made, shared_by_hosts, told_of
+from .folder import Lock, first_line, made, nearest_to, shared_by_hosts, told_of
 from .plain import from_plain, to_plain
 from .reading import read
 from .saved import Saved
@@ -107,6 +107,11 @@ class Store:
         """The number of the newest whole checkpoint, None where there is none."""
         return max(self.steps(), default=None)
 
+    @property
+    def nearest(self) -> str:
+        """` Did you mean 'ckpt'?` for the folder of checkpoints beside this one whose name is nearest."""
+        return nearest_to(self.folder, lambda each: each.is_dir() and bool(Store(each).steps()))
+
     def saved(self, step: int) -> Saved:
         """What is told of a checkpoint. Raises ShardError where there is none of this number."""
         told = self._meta(step)["saved"]
@@ -119,19 +124,20 @@ class Store:
         """What else was kept with a checkpoint, arrays as numpy's. Raises ShardError as `saved` does."""
         return from_plain(self._meta(step)["extra"])
 
-    def restore(self, step: int, target: Any) -> Any:
+    def restore(self, step: int, target: Any, others: Collection[str] = ()) -> Any:
         """The tree of a checkpoint, each array where the target says.
 
         Args:
             target: a tree as it was saved, of `jax.ShapeDtypeStruct` with shardings; of several meshes, too. Another
                 dtype converts. Each device reads the parts that it will hold.
+            others: names that a dict was saved with and that are not read; the target has not got them.
 
         Compare what is `saved` first: what doesn't fit raises a ShardError here that names no leaf.
         """
         self._meta(step)
         orbax = _orbax()
         try:
-            arrays = read(orbax, self.folder / str(step) / STATE, _filled(target))
+            arrays = read(orbax, self.folder / str(step) / STATE, _filled(target), others)
         except Exception as error:
             raise ShardError(
                 f"checkpoint {step} of {self.folder} can't be read back: {first_line(error)}; it was moved in part, or "

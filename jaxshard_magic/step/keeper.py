@@ -194,7 +194,8 @@ class Keeper:
             self._say(f"saves that were cut off were removed from {store.folder}: {', '.join(torn)}")
         latest = store.latest()
         if latest is None:
-            self._say(f"--resume: no checkpoint in {store.folder} yet: the loop starts from its beginning")
+            start = f"no checkpoint in {store.folder} yet: the loop starts from its beginning"
+            self._say(f"--resume: {start}.{near}" if (near := store.nearest) else f"--resume: {start}")
             return None
         return Resumed(store, latest)
 
