@@ -215,7 +215,9 @@ def test_auto_gathers_where_heads_do_not_divide_and_says_so():
 
 def test_a_search_tries_the_forms_of_attention_where_positions_are_divided():
     step, params, batch = attention_step("softmax", heads=4)
-    found = jaxshard_magic.choose(step, (params, batch), mesh="cpu:8 data=8", among="dp,dp+sp", plan_only=True)
+    found = jaxshard_magic.choose(
+        step, (params, batch), mesh="cpu:8 data=8", among="dp,dp+sp", plan_only=True
+    )
     forms = {(c.mesh.get("seq"), c.options.get("attention")) for c in found.candidates if "sp" in c.strategy}
     assert forms == {*product((2, 4), (None, "heads", "ring"))}
     assert all("attention" not in c.options for c in found.candidates if c.strategy == "dp")
@@ -225,7 +227,7 @@ def test_of_a_long_context_whose_scores_do_not_fit_a_search_and_auto_take_the_ri
     call = steps.transformer(scan=True)
     batch = {name: jax.ShapeDtypeStruct((2, 32_768), jnp.int32) for name in ("token", "next")}
     mesh = jaxshard_magic.mesh("v5e:2x4 data=2 seq=4")
-    search = dict(among="dp+sp", meshes="data=2 seq=4", vary={"remat": [None], "microbatches": [None]})
+    search = {"among": "dp+sp", "meshes": "data=2 seq=4", "vary": {"remat": [None], "microbatches": [None]}}
     found = jaxshard_magic.choose(call.step, (call.state, batch), mesh=mesh, plan_only=True, **search)
     assert found.chosen is not None and found.chosen.options["attention"] == "ring"
     needs = {c.options.get("attention"): c.needs for c in found.candidates}
