@@ -111,6 +111,13 @@ def test_where_the_heads_of_keys_do_not_divide_the_groups_do_and_keys_are_gather
     assert moved(found) == told(found, *call[1:])
 
 
+def test_one_long_example_exchanges_its_heads_over_all_axes():
+    step, params, batch = attention_step("softmax", "full")
+    call = step, params, {name: x[:1] for name, x in batch.items()}
+    found = ran(*call, "sp", "cpu:8 data=2 seq=4")
+    assert moved(found) == told(found, *call[1:]) == {(A2A, ARRAY // EXAMPLES // 8): 8}
+
+
 def test_a_mask_made_of_data_is_gathered_and_no_scores_are():
     call = attention_step("softmax", "segments")
     found = moved(ran(*call))

@@ -178,6 +178,8 @@ class _Traffic:
             if gone and (v, gone) not in self._gathered:
                 self._gathered.add((v, gone))
                 size = self._layout.bytes_of(v, without(spec, gone))
+                if e.primitive.reduces:  # what is left of it is gathered
+                    size = min(size, self._layout.bytes_of(e.outs[0], layout.at(e, e.outs[0])))
                 yield self._sent("all-gather", gone, size, e.trips)
 
     def _exchanged(self, e: Equation) -> Iterator[Sent]:
