@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import KeyPath, keystr, tree_flatten_with_path
 
 from ..errors import ShardError, none_of, one_of
-from ..placing import put
+from ..placing import put, whole
 from ..program.peel import nnx_calls
 from .parts import top, under
 from .saved import SavedLeaf
@@ -170,12 +170,12 @@ def _is_array(x: Any) -> bool:
 def _like(x: Any, found: jax.Array) -> Any:
     """An array that was read as what stood in its place."""
     if isinstance(x, _NUMBERS) and not isinstance(x, np.generic):
-        return type(x)(np.asarray(found).item())
+        return type(x)(whole(found).item())
     if isinstance(x, np.ndarray):
-        return np.array(found)
+        return np.array(whole(found))
     if is_key(x):
         return jax.random.wrap_key_data(found, impl=impl_of(str(x.dtype)))
     if getattr(x, "weak_type", False) and not found.shape:
-        [weak] = put([np.asarray(found).item()], found.sharding)
+        [weak] = put([whole(found).item()], found.sharding)
         return weak
     return found

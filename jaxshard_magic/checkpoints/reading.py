@@ -4,6 +4,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ def read(orbax: Any, folder: Path, target: Any, others: Collection[str] = ()) ->
         if others:
             item |= dict.fromkeys(others, orbax.PLACEHOLDER)
         args = orbax.args.PyTreeRestore(item, orbax.checkpoint_utils.construct_restore_args(item))
-        with orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as reader:
-            found_here = reader.restore(folder, args=args)
+        # Orbax's Checkpointer would have hosts wait for each other at each part, for ever where one can't read it.
+        with closing(orbax.PyTreeCheckpointHandler()) as handler:
+            found_here = handler.restore(folder, args=args)
         if others:
             found_here = {name: x for name, x in found_here.items() if name not in others}
         arrays = jax.tree.leaves(found_here)[part.start : part.stop]
         found += jax.block_until_ready(arrays)
-        del arrays
+        del arrays, found_here
         _give_back()
     return found
 

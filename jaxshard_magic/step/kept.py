@@ -137,7 +137,7 @@ def _from_folder(
             f"rename is for files of weights, and {path} is a folder of checkpoints: leave it out"
         )
     with Store(path) as store:
-        found = newest(store) if number is None else number
+        found = newest(store, number)
         saved = store.saved(found)
         where = f"{store.folder.name}/{found}"
         inside = part_of((x.path for x in saved.leaves), state.names, where, part, called)
@@ -150,9 +150,10 @@ def _from_folder(
     return state.restored({name: arrays[joined(inside, name)] for name in state.names})
 
 
-def newest(store: "Store") -> int:
-    """The number of the newest checkpoint. Raises ShardError where there is none."""
-    found = store.latest()
+def newest(store: "Store", number: int | None = None) -> int:
+    """The number of the newest checkpoint, or the one that is asked for, which all hosts have. Raises ShardError where
+    there is none."""
+    found = store.agreed(number)
     if found is None:
         torn = store.torn()
         cut = f", only saves that were cut off, which are removed: {', '.join(torn)}" if torn else ""

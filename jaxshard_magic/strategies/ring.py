@@ -28,7 +28,11 @@ Axes = tuple[str, ...]
 class Ring:
     """`axes`: the mesh axes of its `devices`. `positions`: how many there are in all. `turns`: the keys of how many
     devices each meets. `zigzag`: its positions are two parts that are not neighbours. `grids`: which arrays of the mask
-    have a dimension of queries and one of keys."""
+    have a dimension of queries and one of keys.
+
+    `ordered`: what it sends is to go in the order of the program, which XLA for the CPU does not see to: it runs what
+    stands beside a loop meanwhile, and takes one collective of a `shard_map` for another. `early`: the operands of a
+    gradient, by place, that are there before it is asked for."""
 
     axes: Axes
     devices: int
@@ -36,6 +40,8 @@ class Ring:
     turns: int
     zigzag: bool
     grids: tuple[bool, ...] = ()
+    ordered: bool = False
+    early: tuple[int, ...] = ()
 
     @property
     def parts(self) -> int:
@@ -96,10 +102,12 @@ def forward(form: Form, ring: Ring, query: Any, key: Any, value: Any, *masks: An
     states = meet([*carry[0]], carry[1], ring.turns - 1)
     mean = None
     if form.uniform:
-        mean = lax.psum(value.astype(blocks.wide(value.dtype)).sum(-2), ring.axes) / ring.positions
+        added = axis.after(value.astype(blocks.wide(value.dtype)).sum(-2), states[0][1])
+        mean = lax.psum(added, ring.axes) / ring.positions
     outs = zip(*(blocks.result(form, state, mean) for state in states), strict=True)
-    sides = zip(outs, (-2, -1, -1), strict=True)
-    return [axis.back(jnp.concatenate(parts, axis=d), d) for parts, d in sides]
+    out, *numbers = (jnp.concatenate(parts, axis=d) for parts, d in zip(outs, (-2, -1, -1), strict=True))
+    numbers = [axis.back(x, -1) for x in numbers]
+    return [axis.back(axis.after(out, *numbers), -2), *numbers]
 
 
 def gradient(
@@ -116,8 +124,9 @@ def gradient(
 ) -> list:
     """`attention_gradient` on one device; operands and results are its positions, `masks` as of `forward`."""
     axis, operands = _Axis(ring), (query, key, value)
-    query, key, value, given = (axis.dealt(x, -2) for x in (query, key, value, given))
-    largest, total, delta = (axis.dealt(x, -1) for x in (largest, total, delta))
+    before = [axis.after(x, given) if k in ring.early else x for k, x in enumerate(operands)]
+    query, key, value, given = (axis.dealt(x, -2) for x in (*before, given))
+    largest, total, delta = (axis.dealt(axis.after(x, given), -1) for x in (largest, total, delta))
     numbers = zip(*(axis.cut(x, -1) for x in (largest, total, delta)), strict=True)
     rows = list(zip(axis.cut(query, -2), axis.cut(given, -2), numbers, strict=True))
     at = starts(ring, axis.me)
@@ -147,7 +156,7 @@ def gradient(
 
     nothing = tuple(jnp.zeros(x.shape, dtype) for x in (key, value))
     of_queries = [jnp.zeros(q.shape, dtype) for q, *_ in rows]
-    keys = (key, value)
+    keys = (axis.after(key, given), axis.after(value, given))
     coming = axis.sent(keys) if ring.turns > 1 else keys
     of_queries, own = meet(of_queries, nothing, keys, 0)
     if ring.turns > 1:
@@ -157,8 +166,9 @@ def gradient(
         home = axis.sent(of_keys, 1 - ring.turns)
         own = tuple(x + more for x, more in zip(own, home, strict=True))
     found = jnp.concatenate(of_queries, axis=-2), *own
-    blind = lax.psum(blocks.blind_sum(form, given, total), ring.axes) if form.uniform else None
-    if blind is not None:
+    blind = None
+    if form.uniform:
+        blind = lax.psum(axis.after(blocks.blind_sum(form, given, total), found[0]), ring.axes)
         blind = blind / ring.devices  # `settled` divides it among the keys of one device
     return [axis.back(x, -2) for x in settled(form, operands, found, blind)]
 
@@ -215,6 +225,12 @@ class _Axis:
         """Arrays of the device `by` places before."""
         n = self.ring.devices
         return tuple(lax.ppermute(x, self.ring.axes, [(d, (d + by) % n) for d in range(n)]) for x in arrays)
+
+    def after(self, x: Any, *others: Any) -> Any:
+        """`x`, once others are there, where the ring is `ordered`: XLA leaves out barriers, but not such a sum."""
+        for other in others if self.ring.ordered else ():
+            x = x + jnp.minimum(jnp.abs(other.reshape(-1)[0]), 0).astype(x.dtype)
+        return x
 
     def at(self, turn: Any) -> Any:
         """Whose keys a device has at a turn."""

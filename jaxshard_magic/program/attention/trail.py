@@ -22,7 +22,8 @@ class Trail:
     def __init__(self, program: Program, known: Mapping[Value, Any] | None = None):
         self.program = program
         self._same: dict[Value, Value] = {}
-        self._constants: dict[Value, np.ndarray | None] = {v: np.asarray(x) for v, x in (known or {}).items()}
+        self._known = dict(known or {})
+        self._constants: dict[Value, np.ndarray | None] = {}
         for e in program.equations:
             if not e.primitive.custom and e.name != "while":
                 self._through(e)
@@ -109,6 +110,8 @@ class Trail:
         return self._constants[v]
 
     def _evaluated(self, v: Value) -> np.ndarray | None:
+        if v in self._known:
+            return np.asarray(self._known[v])
         e = self.maker(v)
         if e is None or e.primitive.keyed or e.eqn.effects or _numbers(self.program.shapes[v]) > _LARGEST:
             return None

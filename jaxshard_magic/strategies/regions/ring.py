@@ -1,7 +1,7 @@
 """Attention over divided positions as a ring: keys and values go round, and nobody has all scores, keys or values."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -28,8 +28,10 @@ class RingAttention(Region):
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         specs = [partition_spec(spec) for spec in self.specs(e)]
+        early = tuple(k for k in range(3) if (e.index, k) not in self.there)
+        ring = replace(self.ring(e), ordered=self.layout.simulated, early=early)
         around = jax.shard_map(
-            partial(gradient if _is_gradient(e) else forward, e.params["form"], self.ring(e)),
+            partial(gradient if _is_gradient(e) else forward, e.params["form"], ring),
             mesh=self.layout.mesh,
             in_specs=tuple(specs[: len(values)]),
             out_specs=specs[len(values) :],
