@@ -46,6 +46,7 @@ HEAVIEST = (
     "test_gathers.py",
     "test_traffic.py",
     "test_step_nnx.py",
+    "test_heads.py",
     "test_sp.py",
     "test_sp_positions.py",
     "test_ring.py",

@@ -14,6 +14,7 @@ from theory.expected import AG, F32
 
 import jaxshard_magic
 from jaxshard_magic.analysis.collectives import wire_bytes
+from jaxshard_magic.comparing.candidates import Requests, candidates
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.strategies.traffic import traffic
 
@@ -136,13 +137,19 @@ def test_narrow_products_exchange_narrow_arrays():
 
 
 @pytest.mark.ci
-def test_a_stage_of_a_pipeline_divides_heads_too():
+@pytest.mark.parametrize(
+    ("attention", "kind", "each"),
+    [("heads", A2A, 8), ("ring", "collective-permute", (2 + 4) * 3)],
+)
+def test_attention_in_the_stages_of_a_pipeline_takes_the_same_form(attention, kind, each):
     call = steps.transformer()
     step = jaxshard_magic.shard(
-        call.step, "pp+sp", mesh="cpu:8 pipe=2 seq=4", attention="heads", microbatches=4
+        call.step, "pp+sp", mesh="cpu:8 pipe=2 seq=4", attention=attention, microbatches=4
     )
     same(step(call.state, call.batch), jax.jit(call.step)(call.state, call.batch))
-    assert moved(step)[A2A, steps.EXAMPLES * steps.TIME * steps.WIDTH * F32 // 16] == 8 * 4 * steps.LAYERS
+    moves = [c for c in step.report().collectives or () if c.axes == ("seq",) and c.kind in (kind, AG, RS)]
+    assert {c.kind for c in moves} == {kind}
+    assert sum(c.count for c in moves) == each * 4 * steps.LAYERS
 
 
 def test_over_the_axis_of_tensor_parallelism_heads_are_divided_as_they_are():
@@ -215,10 +222,35 @@ def test_auto_gathers_where_heads_do_not_divide_and_says_so():
 
 def test_a_search_tries_the_forms_of_attention_where_positions_are_divided():
     step, params, batch = attention_step("softmax", heads=4)
-    found = jaxshard_magic.choose(step, (params, batch), mesh="cpu:8 data=8", among="dp,dp+sp", plan_only=True)
+    found = jaxshard_magic.choose(
+        step, (params, batch), mesh="cpu:8 data=8", among="dp,dp+sp", plan_only=True
+    )
     forms = {(c.mesh.get("seq"), c.options.get("attention")) for c in found.candidates if "sp" in c.strategy}
     assert forms == {*product((2, 4), (None, "heads", "ring"))}
     assert all("attention" not in c.options for c in found.candidates if c.strategy == "dp")
+
+
+def test_a_comparison_varies_attention_where_positions_are_divided_alone():
+    varied = {"attention": ["gather", "heads"]}
+    found = candidates(Requests(("dp", "dp+sp"), jaxshard_magic.mesh("cpu:8 data=2 seq=4"), vary=varied))
+    assert [(c.strategy, c.options.get("attention")) for c in found] == [
+        ("dp", None),
+        ("dp+sp", "gather"),
+        ("dp+sp", "heads"),
+    ]
+
+
+def test_of_a_long_context_whose_scores_do_not_fit_a_search_and_auto_take_the_ring():
+    call = steps.transformer(scan=True)
+    batch = {name: jax.ShapeDtypeStruct((2, 32_768), jnp.int32) for name in ("token", "next")}
+    mesh = jaxshard_magic.mesh("v5e:2x4 data=2 seq=4")
+    search = {"among": "dp+sp", "meshes": "data=2 seq=4", "vary": {"remat": [None], "microbatches": [None]}}
+    found = jaxshard_magic.choose(call.step, (call.state, batch), mesh=mesh, plan_only=True, **search)
+    assert found.chosen is not None and found.chosen.options["attention"] == "ring"
+    needs = {c.options.get("attention"): c.needs for c in found.candidates}
+    assert needs["ring"] < 16 * 2**30 < min(needs[None], needs["heads"])
+    auto = jaxshard_magic.shard(call.step, "dp+sp", mesh=mesh, attention="auto")
+    assert auto.planned(call.state, batch).plan.attention == "ring"
 
 
 @pytest.mark.ci

@@ -117,18 +117,21 @@ def rewrite(
     return rewritten
 
 
-def in_microbatches(facts: Facts, captures: Captures, options: GradientOptions) -> Rewritten:
-    """The gradient calls of a step over microbatches, for a pipeline to run; the step itself stays as it is.
+def in_microbatches(
+    facts: Facts, captures: Captures, options: GradientOptions, *, ring: bool = False
+) -> Rewritten:
+    """The gradient calls of a step over microbatches, for a pipeline to run; the step itself stays as it is. `ring` as
+    of `rewrite`.
 
     Raises `ShardError` as `rewrite` does.
     """
-    passes = Passes(options)
+    passes = Passes(options, ring)
     calls, findings = _accumulations(captures, facts.roles, passes, _coupling)
     return _noted(Rewritten(facts.traced, captures.whole, calls, findings), passes)
 
 
 def whole_batch(
-    facts: Facts, captured: Traced, options: GradientOptions, mesh: Mesh, shards: int
+    facts: Facts, captured: Traced, options: GradientOptions, mesh: Mesh, shards: int, *, ring: bool = False
 ) -> Rewritten:
     """The gradient calls of a step, each with the whole batch as its one microbatch, for a pipeline to run.
 
@@ -136,8 +139,9 @@ def whole_batch(
         facts: of the step as it is.
         captured: the step with each gradient call as one equation.
         mesh: what a rank of the pipeline has, which divides the batch in `shards`.
+        ring: as of `rewrite`.
     """
-    passes, program, size = Passes(options), Program(captured.closed), facts.batch.size
+    passes, program, size = Passes(options, ring), Program(captured.closed), facts.batch.size
     dims = Dimensions(program, tuple(mesh.shape.values()))
     rows = {dims.of(program.inputs[i])[d] for i, along in facts.batch.dims.items() for d in along}
     cut, calls, flow = Cut(size or 1, 1, shards if size else 1), {}, Flow(program)

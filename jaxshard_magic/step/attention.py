@@ -1,16 +1,18 @@
 """`--attention auto`: of the forms of attention over divided positions that fit the one that sends least, by plans."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import ShardError
 from ..gradients.rewrite import Rewritten
+from ..placing import hosts_of
 from ..plan import Finding, Plan
 from ..program.facts import Facts
 from ..request import Request
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
+from ..targets import target_of
 from .tracing import TracedCall
 
 FORMS = ("gather", "heads", "ring")  # from the simplest on
@@ -39,31 +41,30 @@ class Weighed:
     positions: int
 
 
-def with_attention(request: Request, way_of: Callable[[Request], Way]) -> Way:
+def with_attention(request: Request, way_of: Callable[[Request], Way], forms: Sequence[str] = FORMS) -> Way:
     """The way that a request asks for; of one whose attention is "auto" the best, with a finding that says why.
 
     Args:
         request: of any strategy.
         way_of: plans the step with the form of attention that a request names.
+        forms: those that "auto" has, gathered keys first.
 
     For "auto" every form is planned and none compiled. Raises what `way_of` raises; for "auto" what it raises for
     gathered keys, which any step can have.
     """
     if request.attention != "auto":
         return way_of(request)
-    from ..analysis.memory import room_for
-
     ways: dict[str, Way] = {}
     refused: dict[str, str] = {}
-    for form in FORMS:
+    for form in forms:
         try:
             ways[form] = way_of(replace(request, attention=form))
         except ShardError as error:
-            if form == FORMS[0]:
+            if form == forms[0]:
                 raise
             refused[form] = error.why
     weighed = {form: _weighed(way.plan) for form, way in ways.items()}
-    form = chosen(weighed, room_for(request.mesh, request.chip))
+    form = chosen(weighed, _room(request))
     why = Finding("attention-chosen", "info", reason(form, weighed, refused))
     best = ways[form]
     return replace(best, plan=replace(best.plan, findings=(*best.plan.findings, why)))
@@ -99,6 +100,14 @@ def reason(form: str, weighed: Mapping[str, Weighed], refused: Mapping[str, str]
     ]
     said += [f"Not {other}: {why.removeprefix(f'--attention {other}: ')}." for other, why in refused.items()]
     return " ".join(said)
+
+
+def _room(request: Request) -> int | None:
+    """Bytes that a device has room for. Several hosts know it of their own devices alone, and have to choose alike."""
+    from ..analysis.memory import room_for
+
+    several = target_of(request.mesh) is None and hosts_of(request.mesh) > 1
+    return None if several else room_for(request.mesh, request.chip)
 
 
 def _weighed(plan: Plan) -> Weighed:

@@ -113,7 +113,11 @@ def split_call(
     rewritten = microbatched(peeled, call, facts, request, on_rank)
     calls = [rewritten.calls[index] for index in sorted(rewritten.calls)]
     schedule = pipeline.scheduled(len(ranks), calls[0].cut.microbatches).for_losses(len(calls))
-    decided = with_attention(on_rank, lambda asked: Way(call, facts, None, plan(facts, asked), trace_s)).plan
+
+    def way_of(asked: Request) -> Way:
+        return Way(call, facts, None, plan(facts, asked), trace_s)
+
+    decided = with_attention(on_rank, way_of, ("gather", "heads")).plan
     say(f"splitting into {len(ranks)} stages")
     state, batch = [(i, o) for o, i in facts.roles.state.items()], list(facts.batch.dims)
 

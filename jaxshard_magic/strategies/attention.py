@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from ..errors import ShardError
+from ..plan import Finding
 from ..program.lines import users_line
-from .heads import Attention, by_heads, find_attentions
+from .heads import Attended, by_heads, find_attentions
 from .layout import Layout
 
 
@@ -21,11 +22,15 @@ def attend(layout: Layout, attention: str | None) -> str:
         found = find_attentions(layout)
         _all_divide(layout, found)
         layout.exchanges = by_heads(layout, found)
+        over = "+".join(layout.sequence_axes)
+        layout.findings.append(
+            Finding("inside", "info", f"attention with its heads over {over} in the place of positions")
+        )
         return "heads"
     return "ring" if attention == "ring" else "gather"
 
 
-def _all_divide(layout: Layout, found: Sequence[Attention]) -> None:
+def _all_divide(layout: Layout, found: Sequence[Attended]) -> None:
     """Refuse attention whose heads do not divide over the axes of the positions, and a step without any."""
     if not found:
         raise ShardError("--attention heads: no attention over positions was found in the step; leave it out")
@@ -34,7 +39,7 @@ def _all_divide(layout: Layout, found: Sequence[Attention]) -> None:
             raise ShardError(f"--attention heads: {_odd(layout, each)}, or --attention gather")
 
 
-def _odd(layout: Layout, attention: Attention) -> str:
+def _odd(layout: Layout, attention: Attended) -> str:
     """What does not divide, over what, and a mesh on which it would."""
     sizes, mesh = attention.sizes, layout.mesh.shape
     over = " ".join(f"{a}={mesh[a]}" for a in attention.over)

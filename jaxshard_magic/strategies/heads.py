@@ -20,7 +20,7 @@ _PLAIN = (Kind.ELEMENTWISE, Kind.SHAPE, Kind.REDUCTION)
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attended:
     """What belongs together between two changes of division: an attention with its backward pass.
 
     `equations`: by index. `scores`: the product that makes them first. `heads`: the classes of the dimension that is
@@ -44,12 +44,12 @@ class _Heads:
     over: Axes
 
 
-def find_attentions(layout: Layout) -> tuple[Attention, ...]:
+def find_attentions(layout: Layout) -> tuple[Attended, ...]:
     """The attentions of a step whose positions are divided, in the order of the program."""
     return tuple(_Parts(layout).attentions())
 
 
-def by_heads(layout: Layout, attentions: Iterable[Attention]) -> Exchanges:
+def by_heads(layout: Layout, attentions: Iterable[Attended]) -> Exchanges:
     """How values lie in these attentions, which have heads that divide, and where they change."""
     heads = {i: a.heads for a in attentions for i in a.equations}
     return _Parts(layout).exchanges(heads)
@@ -83,7 +83,7 @@ class _Parts:
             for v in e.outs:
                 self._inner.update(x.index for x in self._after(v))
 
-    def attentions(self) -> Iterator[Attention]:
+    def attentions(self) -> Iterator[Attended]:
         """Those of one layer are one: they share values that are made in it."""
         sets, inner = UnionFind(len(self._program.equations)), self._in_order()
         first: dict[int, int] = {}
@@ -106,7 +106,7 @@ class _Parts:
                 frozenset() if odd else frozenset(each.divided for each in found if each.divided is not None)
             )
             told = odd or found[0]
-            yield Attention(frozenset(e.index for e in equations), scores[0], heads, told.sizes, told.over)
+            yield Attended(frozenset(e.index for e in equations), scores[0], heads, told.sizes, told.over)
 
     def exchanges(self, heads: Mapping[int, frozenset[int]]) -> Exchanges:
         """`heads`: the classes of the dimensions that are divided in an equation, by its index; others are outside."""

@@ -106,12 +106,13 @@ class _Traffic:
 
     def _multiplied(self, v: Value) -> bool:
         """Whether an activation, in whatever layout, is read by products that a TPU takes it in bfloat16 for, and by
-        nothing else."""
+        nothing else: what a body gives, or hands to another, is kept as it is."""
         if self._layout.platform != "tpu" or self._program.avals[v].dtype != jnp.float32:
             return False
         readers = [(w, e) for w, e in self._layout.flow.after[v] if w in self._used]
         return bool(readers) and all(
-            self._multiplied(w) if e is None or e.primitive.alias else e.primitive.product and _at_default(e)
+            e is not None
+            and (self._multiplied(w) if e.primitive.alias else e.primitive.product and _at_default(e))
             for w, e in readers
         )
 
