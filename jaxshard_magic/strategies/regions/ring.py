@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ...plan import Sent
 from ...program.attention.form import wide
@@ -72,6 +74,7 @@ class RingAttention(Region):
         form, axes, n = e.params["form"], ring.axes, ring.devices
         turns, back = ring.turns - 1, _is_gradient(e)
         sizes = [self._moved(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
+        sizes[:3] = [size // self._narrowed(e, v) for size, v in zip(sizes[:3], e.ins[:3], strict=True)]
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
 
         def permute(size: int, count: int) -> Sent:
@@ -122,6 +125,14 @@ class RingAttention(Region):
             v is not None and self.layout.simulated and self.layout.program.avals[v].dtype == jnp.bfloat16
         )
         return self._bytes(v, spec) * (2 if widened else 1)
+
+    def _narrowed(self, e: Equation, v: Value | None) -> int:
+        """By what queries, keys and values are shorter on their way: a TPU multiplies float32 as bfloat16, unless more
+        precision is asked for, and sends it so."""
+        if v is None or self.layout.platform != "tpu" or self.layout.program.avals[v].dtype != jnp.float32:
+            return 1
+        asked = {p for given in e.params["form"].precision for p in _each(given)}
+        return 2 if asked <= {None, lax.Precision.DEFAULT} else 1
 
     def _summed(self, v: Value | None, spec: Spec) -> int:
         """Bytes of a sum of arrays that lie as `v`."""
@@ -183,6 +194,10 @@ def _lead(layout: Layout, e: Equation) -> Spec:
     assert query is not None
     spec = layout.active(query)[: form.batch + form.groups]
     return [tuple(a for a in axes if a not in layout.sequence_axes) for axes in spec]
+
+
+def _each(precision: Any) -> tuple:
+    return precision if isinstance(precision, tuple) else (precision,)
 
 
 def _first_mask(e: Equation) -> int:
