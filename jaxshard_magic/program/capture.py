@@ -115,7 +115,7 @@ def capturing(inner: Vjp) -> Vjp:
 def _is_known(x: Any) -> bool:
     """Is it an array of truth values or whole numbers, such as a mask, that the step was written with?"""
     dtype = getattr(x, "dtype", None)
-    discrete = dtype is not None and (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.integer))
+    discrete = dtype is not None and (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer))
     return discrete and not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
 
 
