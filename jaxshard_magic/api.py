@@ -201,6 +201,7 @@ def shard(
     chunks: int | None = None,
     balance: str | None = None,
     cut: str | None = None,
+    attention: str | None = None,
     donate: bool | None = None,
     check: bool = False,
     on: str | None = None,
@@ -238,6 +239,9 @@ def shard(
         chunks: of "pp": parts of the model for each stage's devices, where the schedule takes any number.
         balance: of "pp": stages of equal "flops", or of equal "measured" time, which runs each part once.
         cut: of "pp": a regular expression for the modules and scopes that stages begin at.
+        attention: of "sp": how attention gets at positions that other devices hold. "gather" brings keys and values to
+            every device; "heads" divides heads in the place of positions; "ring" sends keys and values round; "auto"
+            chooses by bytes and memory, and says why. "gather" unless said.
         donate: True gives the step's own state of the previous call to the next, which saves its memory; False never
             does; None does what the step's own jit says. Arrays of the caller's are never donated.
         check: compare the first call with the plain step, which runs once on the same inputs; the outcome is in the
@@ -279,6 +283,7 @@ def shard(
         "chunks": chunks,
         "balance": balance,
         "cut": cut,
+        "attention": attention,
     }
     step_options(strategy, options)  # refused before devices are simulated for it
     request = make_request(

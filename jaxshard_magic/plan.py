@@ -81,7 +81,9 @@ class Plan:
     the mesh axes that the examples are divided over, `idle_axes` those along which all devices do the same work,
     `jobs` those of each part of the strategy. `examples` is the size of the batch. `work` is all that the step
     multiplies, `shares` what one device does of it, None where the compiler decides. `unseen` names primitives that
-    may do more. `largest_weight`: bytes of the largest weight that an operation reads, None where it is not known.
+    may do more. `attention`: how attention gets at positions that other devices hold ("gather", "heads", "ring"), None
+    where none are divided. `largest_weight`: bytes of the largest weight that an operation reads, None where it is not
+    known.
     """
 
     mesh: Mesh
@@ -102,6 +104,7 @@ class Plan:
     unseen: tuple[str, ...] = ()
     traced: "Traced | None" = None
     largest_weight: int | None = None
+    attention: str | None = None
 
     @property
     def shards(self) -> int:

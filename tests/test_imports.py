@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "plan": ("", "jax"),
     "step": (
         "cell_files places placing coordination plan request program gradients strategies pipeline targets live "
-        "compiler_log checkpoints packages report",
+        "compiler_log checkpoints packages report units",
         "jax numpy",
     ),
     "feeding": ("placing program step", "jax numpy"),

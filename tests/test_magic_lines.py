@@ -235,6 +235,7 @@ def test_strategies_options_and_functions_are_completed(given):
         ("%%shard fsdp --reduce o", {"once", "once-gathered"}),
         ("%%shard fsdp --remat n", {"nothing"}),
         ("%%shard pp --balance ", {"flops", "measured"}),
+        ("%%shard sp --attention ", {"gather", "heads", "ring", "auto"}),
         ("%%shard pp --schedule zb", {"zb-h1", "zb-h2", "zb-v"}),
         ("%%shard fsdp --on v5", {"v5e", "v5p"}),
         ("%%shard auto --among dp,fs", {"fsdp"}),

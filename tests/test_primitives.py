@@ -24,6 +24,7 @@ from jaxshard_magic.program.primitives.table import TABLE, primitive_of
 
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {
     Kind.PRODUCT: ("contraction", "follow", "in_each", "fill"),
+    Kind.ATTENTION: ("follow", "counts"),
     Kind.ELEMENTWISE: ("follow",),
     Kind.SHAPE: ("follow", "linear", "runs"),
     Kind.CUT: ("follow", "linear"),

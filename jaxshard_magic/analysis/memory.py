@@ -8,10 +8,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ..hardware import Chip
+from ..hardware import Chip, chip
 from ..placing import number_of
 from ..report import DeviceMemory, Leaf, Memory
-from ..targets import gpu
+from ..targets import gpu, target_of
 
 _ROLES = ("params", "optimizer", "batch")
 
@@ -104,9 +104,16 @@ def usable(chip: Chip) -> int:
     return (gpu.usable(chip) if chip.kind == "gpu" else chip.usable) or chip.hbm
 
 
-def room(mesh: Mesh, chip: Chip | None = None) -> int | None:
-    """Bytes that programs have on each device of `mesh`, or of a mesh of `chip`; None where it is not known."""
-    return device_limit(mesh.devices.flat[0]) if chip is None else usable(chip)
+def room(mesh: Mesh, of: Chip | None = None) -> int | None:
+    """Bytes that programs have on each device of `mesh`, or of a mesh of the chip `of`; None where it is not known."""
+    return device_limit(mesh.devices.flat[0]) if of is None else usable(of)
+
+
+def room_for(mesh: Mesh, on: str | None) -> int | None:
+    """Bytes that programs have on each device of a mesh: of the chip `on`, of that which the mesh is of, or as its
+    devices say; None where that is not known."""
+    target = target_of(mesh)
+    return room(mesh, chip(on) if on is not None else None if target is None else target.chip)
 
 
 def device_limit(device: Any) -> int | None:

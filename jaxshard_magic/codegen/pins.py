@@ -50,12 +50,12 @@ def pins(hold: Hold, marks: Marks) -> list[Pin]:
         specs = {
             tuple(_specs(hold, v, makers, outer))
             for v, ws in back.items()
-            for makers in [_makers(ws, made_by)]
+            for makers in [_makers(hold, ws, made_by)]
         }
-        holds = any(_makers(ws, made_by) for ws in back.values())
+        holds = any(_makers(hold, (v, *ws), made_by) for v, ws in back.items())
         if outer is not None and holds and len(specs) == 1 and () not in specs:
             pinned.append(Pin(marks.places[k], *specs, mapped=bool(outer)))
-            tables = {_used(hold, e) for ws in back.values() for e in _makers(ws, made_by)}
+            tables = {_used(hold, e) for ws in back.values() for e in _makers(hold, ws, made_by)}
             if k in marks.tables and not outer and len(tables) == 1 and None not in tables:
                 pinned.append(Pin(marks.tables[k], (str(tables.pop()),), table=True))
     return pinned
@@ -79,15 +79,20 @@ def _over(hold: Hold, values: Iterable[Value], ranks: set[int]) -> int | None:
     return found.pop() if len(found) == len(ranks) == 1 else None
 
 
-def _makers(values: Iterable[Value], made_by: Mapping[Value, Equation]) -> list[Equation]:
-    return [made_by[v] for v in values if v in made_by and made_by[v].primitive.pinned]
+def _makers(hold: Hold, values: Iterable[Value], made_by: Mapping[Value, Equation]) -> list[Equation]:
+    exchanged = hold.layout.exchanges.makes
+    found = ((v, made_by[v]) for v in values if v in made_by)
+    return [e for v, e in found if e.primitive.pinned or v in exchanged]
 
 
 def _specs(hold: Hold, value: Value, makers: Sequence[Equation], outer: int | None) -> Iterable[str]:
     layout = hold.layout
     if not layout.batchy(value):
         return
-    before = [s for e in makers if e.name == "gather" for s in made_as(layout, e, e.outs[0])[:-1]]
+    exchanged = layout.exchanges.makes
+    before = [list(exchanged[value])] if value in exchanged else []
+    twice = (e for e in makers if e.name == "gather" or e.outs[0] in exchanged)
+    before += [s for e in twice for s in made_as(layout, e, e.outs[0])[:-1]]
     before = [s for s in before if len(s) == len(layout.program.shapes[value])]
     before += _made_otherwise(hold, value, makers)
     for spec in (*before, layout.active(value), *_read_otherwise(hold, value)):
@@ -110,7 +115,7 @@ def _read_otherwise(hold: Hold, value: Value) -> list[Spec]:
         return []
     same = layout.flow.forward([value], lambda _v, _w, e: e is None)
     readers = ((v, e) for v in same for _, e in layout.flow.after[v])
-    read = {tuple(layout.read(e, v)) for v, e in readers if e is not None}
+    read = {tuple(layout.at(e, v)) for v, e in readers if e is not None}
     return [list(*read)] if len(read) == 1 and read != {tuple(layout.active(value))} else []
 
 

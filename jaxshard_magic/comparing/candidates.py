@@ -27,9 +27,10 @@ VARIED = (
     "schedule",
     "chunks",
     "balance",
+    "attention",
 )
 PLACED = ("specs", "rules", "donate", "on", "name", "data")  # options that tell no candidate from another
-_PIPELINE = ("stages", "schedule", "chunks", "balance", "cut")
+_OF_PART = {"pp": ("stages", "schedule", "chunks", "balance", "cut"), "sp": ("attention",)}
 _COUNTS = ("microbatches", "stages", "chunks")
 
 
@@ -44,7 +45,8 @@ class Requests:
         meshes: "all" for every way to divide the devices over the axes of each strategy; or the axes of each mesh,
             `"data=4 model=2"`.
         vary: values by the name of an option; None among them leaves it out.
-        options: options that all have, by name; those of a pipeline are for strategies that have one.
+        options: options that all have, by name; those of a pipeline, and of divided positions, are for strategies that
+            have them.
         placed: what else `make_request` takes: specs, rules, donate, on, name, data.
         said: what the line of each has for that, as `said_of` writes it.
         keep_going: a strategy that is none is refused alone, and the others are tried.
@@ -132,9 +134,10 @@ def candidates(requests: Requests, most: int = MOST) -> list[Candidate | Refused
 
 
 def _of(strategy: str, parts: Sequence[Part], requests: Requests) -> Iterator[Candidate | Refused]:
-    piped = any(part.name == "pp" for part in parts)
-    names = [name for name in requests.vary if piped or name not in _PIPELINE]
-    shared = {name: value for name, value in requests.options.items() if piped or name not in _PIPELINE}
+    has = {part.name for part in parts}
+    others = {name for part, names in _OF_PART.items() if part not in has for name in names}
+    names = [name for name in requests.vary if name not in others]
+    shared = {name: value for name, value in requests.options.items() if name not in others}
     for values in product(*(requests.vary[name] for name in names)):
         varied = zip(names, values, strict=True)
         options = {name: value for name, value in (shared | dict(varied)).items() if value is not None}

@@ -34,7 +34,7 @@ from .nodes import Ladder, Node, considered, out_of_time
 from .path import path
 from .ranking import allowance, simplest_first
 from .sketch import Sketch, sketch
-from .space import AMONG, OF_EXPERTS, Hardware, is_pipeline, saving, space
+from .space import AMONG, OF_EXPERTS, Hardware, attending, is_pipeline, saving, space
 from .trials import How, Trying, described
 
 if TYPE_CHECKING:
@@ -151,6 +151,9 @@ class Searching:
                 node.outcome, node.why = REFUSED, node.candidate.why
             elif self._planned(node, args, kwargs, f", {at + 1} of {len(self._nodes)}"):
                 self._put(node, node.least)
+                forms = [Node(each) for each in attending(node.candidate, self._requests)]
+                self._nodes += forms  # planned in their turn
+                self._families += forms
             if at + 1 == len(self._nodes):
                 self._with_experts()
 

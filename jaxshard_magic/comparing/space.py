@@ -13,7 +13,7 @@ from ..errors import ShardError
 from ..hardware import Chip, chip, chip_of
 from ..request import parse_strategy
 from ..targets import target_of
-from .candidates import Candidate, Refused, Requests, candidates, line_of
+from .candidates import Candidate, Refused, Requests, candidate_of, candidates, line_of
 from .meshes import EVERY, text_of
 
 AMONG = (
@@ -24,6 +24,7 @@ OF_EXPERTS = ("ep", "ep+dp", "ep+fsdp", "ep+tp", "ep+fsdp+tp")  # searched as we
 STAND_IN = "v5e"  # the chip that is predicted for where simulated devices are of none
 MOST = 256  # strategies on meshes of one search
 STAGES = 32  # of a pipeline at most: few models have more layers than two to a stage
+ATTENTION = ("heads", "ring")  # forms of it over divided positions, beside the usual one
 SAVING: dict[str, tuple[Any, ...]] = {
     "microbatches": (None, 2, 4, 8, 16),
     "remat": (None, "dots", "full"),
@@ -102,6 +103,19 @@ def is_pipeline(candidate: Candidate | Refused) -> bool:
 
 def _long(each: Candidate | Refused) -> bool:
     return each.axes.get("pipe", 1) > STAGES
+
+
+def attending(of: Candidate, requests: Requests) -> Iterator[Candidate | Refused]:
+    """The same with the other forms of attention over divided positions, where nobody has said which; none over the
+    axes of tensor parallelism, where heads are divided as they are."""
+    axes = of.request.axes
+    said = "attention" in requests.vary or of.options.get("attention") is not None
+    if said or {*axes.get("sp", ())} <= {*axes.get("tp", ())}:
+        return
+    for form in ATTENTION:
+        yield candidate_of(
+            of.strategy, requests, tuple(of.mesh.shape.items()), {**of.options, "attention": form}
+        )
 
 
 def saving(of: Candidate, own: float, sent: float, requests: Requests) -> Iterator[Candidate | Refused]:

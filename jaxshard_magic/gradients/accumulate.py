@@ -78,7 +78,7 @@ class Accumulated:
         stateless = Outputs(self.followed, {})
         moving = {j: k for j, k in carried.items() if not isinstance(self.followed.outputs[j], Constant)}
         self.outputs = stateless if stateless.exact else Outputs(self.followed, moving)
-        self.loss = Program(self._one(passes))
+        self.loss = Program(self._one(passes, small.known))
 
     @property
     def cause(self) -> str | None:
@@ -139,11 +139,12 @@ class Accumulated:
             found[v] = times(x, how.scale).astype(self.large.avals[v].dtype)
         return found
 
-    def _one(self, passes: Passes) -> ClosedJaxpr:
+    def _one(self, passes: Passes, known: Mapping[int, Any]) -> ClosedJaxpr:
         """`(rows, norms..., operands...)` of one microbatch -> what it gives, the loss first, and its state."""
         norms = [self.small.avals[v] for v in self.followed.norms]
         avals = [jax.ShapeDtypeStruct((self.cut.each,), jnp.int32), *norms, *self.small.closed.in_avals]
-        return passes(retraced(_One(self.followed, [*self.outputs.given, *self.outputs.state]), avals))
+        one = retraced(_One(self.followed, [*self.outputs.given, *self.outputs.state]), avals)
+        return passes(one, {1 + len(norms) + k: x for k, x in known.items()})
 
 
 class _One(Drawing):

@@ -57,7 +57,8 @@ class _Step(Padded):
         loss = _Loss(Program(small), Program(large), Program(call.loss), real, Fraction(whole, real))
         numbers = lax.iota(jnp.int32, here)
         closed = retraced(loss, [numbers, *call.loss.in_avals])
-        return gradient_p.bind(numbers, *values, gradient=Gradient(closed, call.closed_over + 1))
+        known = {k + 1: x for k, x in call.known.items()}
+        return gradient_p.bind(numbers, *values, gradient=Gradient(closed, call.closed_over + 1, known))
 
 
 class _Loss(Padded, Replay):

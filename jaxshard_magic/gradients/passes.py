@@ -1,10 +1,14 @@
-"""The passes over a loss before it is differentiated, in their order: precision, remat, and what wide values need."""
+"""The passes over a loss before it is differentiated, in their order: precision, attention, remat, and what wide values
+need."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
 from ..request.gradient_options import GradientOptions
+from .fused import fused, keeping_attention, told
 from .precision import precision
 from .recomputed import recomputed
 from .remat import Rematted, remat
@@ -13,23 +17,31 @@ from .remat import Rematted, remat
 @dataclass
 class Passes:
     """Makes of a loss what `options` ask of it; `notes` say what each pass did, one line a pass. `rematted`: the
-    losses with remat in them."""
+    losses with remat in them. `ring`: attention is to be one primitive, which can be run as a ring."""
 
     options: GradientOptions
+    ring: bool = False
     notes: list[str] = field(default_factory=list)
     rematted: list[Rematted] = field(default_factory=list)
 
-    def __call__(self, loss: ClosedJaxpr) -> ClosedJaxpr:
-        """`loss`: flat arrays -> value, aux; not differentiated yet."""
+    def __call__(self, loss: ClosedJaxpr, known: Mapping[int, Any] | None = None) -> ClosedJaxpr:
+        """`loss`: flat arrays -> value, aux; not differentiated yet. `known`: its inputs that are constants."""
         if self.options.precision is not None:
             cast = precision(loss, self.options.precision)
             loss = cast.closed
             self._note(cast.note)
+        if self.ring:
+            found = fused(loss, known)
+            loss = found.closed
+            for note in told(found):
+                self._note(note)
         if self.options.remat is not None:
             again = remat(loss, str(self.options.remat))
             loss = again.closed
             self.rematted.append(again)
             self._note(again.note)
+        if self.ring:
+            loss = keeping_attention(loss)
         if self.options.precision in ("bf16", "fp16"):  # last: remat would take these for the user's own
             loss = recomputed(loss)
         return loss

@@ -94,37 +94,44 @@ def with_plain_gradients(captured: Traced, mapped: Mapped | None = None) -> Trac
         return with_gradients(captured, Taking(Program(captured.closed)))
 
 
-def rewrite(facts: Facts, captures: Captures, options: GradientOptions, shards: int) -> Rewritten:
+def rewrite(
+    facts: Facts, captures: Captures, options: GradientOptions, shards: int, *, ring: bool = False
+) -> Rewritten:
     """Make of a step the one that `options` ask for, of the same inputs and outputs.
 
     Args:
         facts: of the step as it is.
         captures: the step captured at the shapes of its `needs`.
         shards: in how many parts devices have the batch.
+        ring: attention is to be one primitive, which can be run as a ring.
 
     Raises `ShardError` for a step whose gradients can't be taken so.
     """
+    passes = Passes(options, ring)
     if captures.padded is not None:
-        return _with_rows(facts, captures, captures.padded, options, shards)
+        return _with_rows(facts, captures, captures.padded, passes, shards)
     with on_a_device(captures.mapped):
-        rewritten = _rewritten(captures, facts.roles, options, _coupling)
+        rewritten = _rewritten(captures, facts.roles, passes, _coupling)
     if isinstance(facts.traced, PerDevice):
         return replace(rewritten, traced=facts.traced.like(rewritten.traced), mapped=captures.mapped)
     return rewritten
 
 
-def in_microbatches(facts: Facts, captures: Captures, options: GradientOptions) -> Rewritten:
-    """The gradient calls of a step over microbatches, for a pipeline to run; the step itself stays as it is.
+def in_microbatches(
+    facts: Facts, captures: Captures, options: GradientOptions, *, ring: bool = False
+) -> Rewritten:
+    """The gradient calls of a step over microbatches, for a pipeline to run; the step itself stays as it is. `ring` as
+    of `rewrite`.
 
     Raises `ShardError` as `rewrite` does.
     """
-    passes = Passes(options)
+    passes = Passes(options, ring)
     calls, findings = _accumulations(captures, facts.roles, passes, _coupling)
     return _noted(Rewritten(facts.traced, captures.whole, calls, findings), passes)
 
 
 def whole_batch(
-    facts: Facts, captured: Traced, options: GradientOptions, mesh: Mesh, shards: int
+    facts: Facts, captured: Traced, options: GradientOptions, mesh: Mesh, shards: int, *, ring: bool = False
 ) -> Rewritten:
     """The gradient calls of a step, each with the whole batch as its one microbatch, for a pipeline to run.
 
@@ -132,8 +139,9 @@ def whole_batch(
         facts: of the step as it is.
         captured: the step with each gradient call as one equation.
         mesh: what a rank of the pipeline has, which divides the batch in `shards`.
+        ring: as of `rewrite`.
     """
-    passes, program, size = Passes(options), Program(captured.closed), facts.batch.size
+    passes, program, size = Passes(options, ring), Program(captured.closed), facts.batch.size
     dims = Dimensions(program, tuple(mesh.shape.values()))
     rows = {dims.of(program.inputs[i])[d] for i, along in facts.batch.dims.items() for d in along}
     cut, calls, flow = Cut(size or 1, 1, shards if size else 1), {}, Flow(program)
@@ -152,18 +160,16 @@ def whole_batch(
     return _noted(Rewritten(facts.traced, captured, calls, ()), passes)
 
 
-def _with_rows(
-    facts: Facts, captures: Captures, padded: Traced, options: GradientOptions, shards: int
-) -> Rewritten:
+def _with_rows(facts: Facts, captures: Captures, padded: Traced, passes: Passes, shards: int) -> Rewritten:
     """The step on a batch with rows added to it, with the numbers of the real ones."""
-    whole, part, wanted, parts = captures.whole, captures.part, captures.needs, options.microbatches
+    whole, part, wanted, parts = captures.whole, captures.part, captures.needs, passes.options.microbatches
     if part is not None:  # padded losses, which are taken in microbatches like others
         large = Program(padded.closed)
         rows = [with_rows(whole, large, step, facts.batch) for step in (padded, part)]
-        rewritten = _rewritten(Captures(rows[0], wanted, part=rows[1]), facts.roles, options, _exact)
+        rewritten = _rewritten(Captures(rows[0], wanted, part=rows[1]), facts.roles, passes, _exact)
     else:  # the step with its gradients taken: it mixes examples as it likes
-        rewritten = _rewritten(captures, facts.roles, options, _coupling)
-        larger = _rewritten(Captures(padded, wanted), facts.roles, options, _coupling)
+        rewritten = _rewritten(captures, facts.roles, passes, _coupling)
+        larger = _rewritten(Captures(padded, wanted), facts.roles, passes, _coupling)
         programs = (Program(step.traced.closed) for step in (rewritten, larger))
         rewritten = replace(rewritten, traced=replace(rewritten.traced, closed=retraced(Padded(*programs))))
     size = facts.batch.size or 0
@@ -180,15 +186,15 @@ Coupling = Callable[[Accumulated], Finding | None]  # of microbatches that are n
 TakenBy = Callable[[Sequence[Any], Scale | None], list]
 
 
-def _rewritten(captures: Captures, roles: Roles, options: GradientOptions, coupling: Coupling) -> Rewritten:
-    step, passes = captures.whole, Passes(options)
+def _rewritten(captures: Captures, roles: Roles, passes: Passes, coupling: Coupling) -> Rewritten:
+    step = captures.whole
     program, calls, findings, carried = Program(step.closed), {}, (), 0
     if captures.part is not None:
         calls, findings = _accumulations(captures, roles, passes, coupling)
     whole = {} if calls else {e.index: _whole(e.params["gradient"], passes) for e in gradients_of(program)}
     axes = () if captures.mapped is None else tuple(captures.mapped.sizes)
     taking = _Rewriting(program, calls or whole, axes)
-    if options.precision == "fp16":
+    if passes.options.precision == "fp16":
         traced, carried = with_scaled_gradients(step, taking, roles), CARRIED
     else:
         traced = with_gradients(step, taking)
@@ -290,7 +296,7 @@ class _Rewriting(Taking):
 
 def _whole(call: Gradient, passes: Passes) -> TakenBy:
     """Takes a gradient of the whole batch, through the passes alone."""
-    loss = Program(passes(call.loss))
+    loss = Program(passes(call.loss, call.known))
     return lambda operands, scale: taken_scaled(call, Replay(loss), operands, 1.0, scale)
 
 

@@ -113,13 +113,14 @@ def _schedules(*_: Any) -> list[str]:
     return [*NAMES]
 
 
-def _of_gradients(name: str) -> Callable[..., list[str]]:
-    """The values that an option of the gradients, or of a pipeline's, has a list of."""
+def _of_request(name: str) -> Callable[..., list[str]]:
+    """The values that an option of a request has a list of."""
 
     def values(*_: Any) -> list[str]:
-        from ..request import gradient_options, pipeline_options
+        from ..request import attention_option, gradient_options, pipeline_options
 
-        return [*getattr(gradient_options if hasattr(gradient_options, name) else pipeline_options, name)]
+        rooms = gradient_options, pipeline_options, attention_option
+        return [*next(getattr(room, name) for room in rooms if hasattr(room, name))]
 
     return values
 
@@ -158,11 +159,12 @@ _VARIES = re.compile(r"(\w+)=[^\s=]*$")
 _VALUES: dict[str, Callable[..., Iterable[str]]] = {
     "--step": _functions,
     "--schedule": _schedules,
-    "--precision": _of_gradients("PRECISION"),
-    "--reduce": _of_gradients("REDUCE"),
-    "--reduce-dtype": _of_gradients("PRECISION"),
-    "--remat": _of_gradients("REMAT_WORDS"),
-    "--balance": _of_gradients("BALANCE"),
+    "--precision": _of_request("PRECISION"),
+    "--reduce": _of_request("REDUCE"),
+    "--reduce-dtype": _of_request("PRECISION"),
+    "--remat": _of_request("REMAT_WORDS"),
+    "--attention": _of_request("ATTENTION"),
+    "--balance": _of_request("BALANCE"),
     "--on": _chips,
     "--mesh": _hardware,
     "--meshes": lambda *_: ["all"],

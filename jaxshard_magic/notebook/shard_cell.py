@@ -34,7 +34,7 @@ _OPTIONS = (
     "schedule",
     "chunks",
 )
-_OPTIONS += ("balance", "cut")
+_OPTIONS += ("balance", "cut", "attention")
 
 ALIKE = 0.6  # of the lines of two cells: so many the same, and the step is taken for the same one
 

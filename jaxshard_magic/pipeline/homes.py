@@ -145,7 +145,13 @@ class Insides:
     def _layout(self, program: Any, inputs: Inputs) -> Layout:
         plan = self._plan
         return layout_within(
-            program, self._mesh.abstract_mesh, self._platform, plan.jobs, plan.batch_axes, inputs
+            program,
+            self._mesh.abstract_mesh,
+            self._platform,
+            plan.jobs,
+            plan.batch_axes,
+            inputs,
+            plan.attention,
         )
 
     def of(self, program: StageProgram) -> Layout | None:

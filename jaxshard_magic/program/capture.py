@@ -1,7 +1,7 @@
 """A step's gradient calls seen whole: each one equation, which holds the loss before it is differentiated."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -29,11 +29,12 @@ class Gradient:
     """One gradient call: operands `(closed over..., differentiated...)` -> `(value, aux..., gradients...)`.
 
     `loss` takes the operands and gives value and aux, all flat; it has no constants. The first `closed_over` operands
-    are what the loss reads beside its differentiated arguments.
+    are what the loss reads beside its differentiated arguments; `known`: those of them that are constants, by position.
     """
 
     loss: ClosedJaxpr
     closed_over: int
+    known: Mapping[int, Any] = field(default_factory=dict)
 
     @property
     def differentiated(self) -> range:
@@ -91,7 +92,8 @@ def capturing(inner: Vjp) -> Vjp:
         naux = aux_tree.num_leaves
         if len(closed.out_avals) != naux + 1 or closed.out_avals[0].shape:
             return inner(fun, *primals, has_aux=has_aux, **options)
-        call = Gradient(hoisted(closed), len(closed.consts))
+        known = {k: x for k, x in enumerate(closed.consts) if _is_known(x)}
+        call = Gradient(hoisted(closed), len(closed.consts), known)
         operands = [*closed.consts, *(leaves[i] for i in moving)]
         outs = gradient_p.bind(*operands, gradient=call)
         gradients = outs[1 + naux :]
@@ -108,6 +110,13 @@ def capturing(inner: Vjp) -> Vjp:
         return (outs[0], back, aux) if has_aux else (outs[0], back)
 
     return vjp
+
+
+def _is_known(x: Any) -> bool:
+    """Is it an array of truth values or whole numbers, such as a mask, that the step was written with?"""
+    dtype = getattr(x, "dtype", None)
+    discrete = dtype is not None and (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer))
+    return discrete and not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
 
 
 def _is_one(x: Any) -> bool:

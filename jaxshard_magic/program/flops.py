@@ -4,7 +4,7 @@ Elementwise operations, reductions and `unseen` primitives are not counted, nor 
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,7 +20,8 @@ REMATTED = "rematted_computation"  # the scope that jax puts around what remat d
 
 @dataclass(frozen=True)
 class Work:
-    """One product: what all devices together do for it in one step, loop trips multiplied in.
+    """One product, or attention as one primitive: what all devices together do for it in one step, loop trips
+    multiplied in.
 
     `equation`: its index in the program. `flops`: two a multiply-add. `dtype`: of its wider operand, as numpy names it.
     `bytes`: of its operands and result. `phase`: forward, backward or update. `recomputed`: done a second time, for the
@@ -87,12 +88,12 @@ def parts(e: Equation, axes_of: Callable[[Value], Sequence[Sequence[str]]], size
 
 
 def multiply_adds(e: Equation) -> int:
-    """The multiply-adds of a product each time that it runs."""
-    contraction = e.contraction
+    """The multiply-adds of a product, or of several that are one primitive, each time that it runs."""
+    contraction, shapes = e.contraction, [shape_of(v) for v in e.eqn.invars]
+    if e.primitive.counts is not None:
+        return e.primitive.counts(e.params, shapes)
     assert contraction is not None
-    return e.primitive.work(
-        contraction, e.params, [shape_of(v) for v in e.eqn.invars], shape_of(e.eqn.outvars[0])
-    )
+    return e.primitive.work(contraction, e.params, shapes, shape_of(e.eqn.outvars[0]))
 
 
 def unseen(program: Program) -> tuple[str, ...]:
@@ -104,14 +105,14 @@ def unseen(program: Program) -> tuple[str, ...]:
 def _inside(
     scope: Scope,
     phase: Mapping[int, str],
-    used: Container[Value],
+    used: Set[Value],
     recomputed: bool = False,
     exact: bool = True,
 ) -> list[Work]:
     works = []
     for e in scope.equations:
         again = recomputed or REMATTED in str(e.eqn.source_info.name_stack)
-        if e.primitive.product and e.outs[0] in used:
+        if (e.primitive.product or e.primitive.counts) and not used.isdisjoint(e.outs):
             works.append(_work(e, phase[e.index], again, exact))
         known = exact and e.name != "while"
         bodies = [_inside(door.scope, phase, used, again, known) for door in e.doors]

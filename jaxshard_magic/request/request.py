@@ -14,6 +14,7 @@ from .. import hardware
 from ..errors import ShardError, did_you_mean, one_of
 from ..specs import find, parse_spec
 from ..targets import target_of
+from .attention_option import check_attention
 from .gradient_options import GradientOptions
 from .pipeline_options import PipelineOptions, pipeline_options
 from .strategy_text import Part, batch_axes, parse_strategy, part_axes
@@ -40,6 +41,8 @@ class Request:
         check: compare the first call with the plain step.
         chip: key of the chip whose time is predicted; None for the mesh's own.
         name: the step's name in what is shown; None for the function's.
+        attention: how attention gets at positions that other devices hold, one of `ATTENTION`; None for what is usual,
+            "gather".
         data: on a mesh over several hosts "whole": all give the whole batch, or "per-host": each its own rows of it.
     """
 
@@ -53,6 +56,7 @@ class Request:
     check: bool = False
     chip: str | None = None
     name: str | None = None
+    attention: str | None = None
     data: str = "whole"
 
     @cached_property
@@ -81,6 +85,13 @@ class Request:
         return () if self.compiler_decides else batch_axes(self.axes, self.mesh)
 
     @property
+    def rings(self) -> bool:
+        """Whether attention is to run as a ring: it has positions that are divided, over axes that do not divide its
+        heads."""
+        of_heads = self.axes.get("tp", ())
+        return self.attention == "ring" and not {*self.axes.get("sp", ())} & {*of_heads}
+
+    @property
     def shards(self) -> int:
         """In how many parts devices have the batch; 1 for a step written for one device, which has its part."""
         return 1 if self.per_device else prod(self.mesh.shape[axis] for axis in self.batch_axes)
@@ -98,6 +109,7 @@ class Request:
             "specs": {name: _text(spec) for name, spec in self.specs.items()},
             "rules": {pattern: _text(spec) for pattern, spec in self.rules},
             "donate": self.donate,
+            "attention": self.attention,
             "check": self.check or None,
             "on": self.chip,
             "data": None if self.data == "whole" else self.data,
@@ -117,12 +129,17 @@ class Request:
         mesh: Mesh | None = None,
         *,
         donate: bool | None = None,
+        attention: str | None = None,
         **options: Any,
     ) -> "Request":
-        """The same request with another strategy, mesh, donation or options of gradients, by name; the options of a
-        pipeline stay where the strategy still has one. Raises `ShardError` as `make_request` does."""
+        """The same request with another strategy, mesh, donation, attention or options of gradients, by name; the
+        options of a pipeline, and that of divided positions, stay where the strategy still has them. Raises
+        `ShardError` as `make_request` does."""
         strategy = strategy or self.strategy
-        piped = self.pipeline is not None and any(part.name == "pp" for part in parse_strategy(strategy))
+        names = [part.name for part in parse_strategy(strategy)]
+        piped = self.pipeline is not None and "pp" in names
+        attention = attention or (self.attention if "sp" in names else None)
+        check_attention(names, attention)
         kept = self.gradients.given | (self.pipeline.given if self.pipeline and piped else {})
         gradients, pipeline = step_options(strategy, kept | options)
         other = replace(
@@ -132,6 +149,7 @@ class Request:
             gradients=gradients,
             pipeline=pipeline,
             donate=self.donate if donate is None else donate,
+            attention=attention,
         )
         _ = other.axes  # refuses a mesh without the axes of the strategy
         _stages_have_programs(other)
@@ -222,6 +240,7 @@ def step_options(strategy: str, options: Mapping[str, Any]) -> tuple[GradientOpt
     Raises `ShardError` for a strategy or values that are none, and for options that do not go together.
     """
     names = [part.name for part in parse_strategy(strategy)]
+    check_attention(names, options.get("attention"))
     of_gradients = {name: value for name in _OF_GRADIENTS if (value := options.get(name)) is not None}
     if "remat" in of_gradients:
         of_gradients["remat"] = str(of_gradients["remat"])

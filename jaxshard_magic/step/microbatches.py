@@ -33,7 +33,7 @@ def microbatched(
     def taken(parts: int) -> Rewritten:
         asked = replace(options, microbatches=parts)
         wanted = needs(captured, facts, asked, shards, pipeline=True)
-        return in_microbatches(facts, capture(peeled, call, wanted), asked)
+        return in_microbatches(facts, capture(peeled, call, wanted), asked, ring=request.rings)
 
     if options.microbatches > 1:
         pipeline.scheduled(stages, options.microbatches)  # refuses what it has no form for
@@ -56,7 +56,7 @@ def microbatched(
             "--schedule 1f1b",
             fix="--schedule 1f1b",
         )
-    rewritten = whole_batch(facts, captured, options, on_rank.mesh, shards)
+    rewritten = whole_batch(facts, captured, options, on_rank.mesh, shards, ring=request.rings)
     if stages == 1:
         return rewritten
     message = f"The whole batch is one microbatch, so that one stage works at a time: {why}.{way}"

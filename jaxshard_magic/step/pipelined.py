@@ -35,6 +35,7 @@ from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
+from .attention import Way, with_attention
 from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry, file_of, kind
@@ -112,7 +113,11 @@ def split_call(
     rewritten = microbatched(peeled, call, facts, request, on_rank)
     calls = [rewritten.calls[index] for index in sorted(rewritten.calls)]
     schedule = pipeline.scheduled(len(ranks), calls[0].cut.microbatches).for_losses(len(calls))
-    decided = plan(facts, on_rank)
+
+    def way_of(asked: Request) -> Way:
+        return Way(call, facts, None, plan(facts, asked), trace_s)
+
+    decided = with_attention(on_rank, way_of, ("gather", "heads")).plan
     say(f"splitting into {len(ranks)} stages")
     state, batch = [(i, o) for o, i in facts.roles.state.items()], list(facts.batch.dims)
 

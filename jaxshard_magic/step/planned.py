@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from ..program.trace import Traced
 from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
+from .attention import Way, with_attention
 from .donation import to_donate
 from .tracing import TracedCall, Traces, capture, trace_call
 
@@ -57,24 +59,12 @@ def planned(
     Raises `ShardError` for a step that jax can't trace and for what can't be planned; an exception of the user's own
     code passes through.
     """
-    start = time.perf_counter()
-    options, avals, rewritten = request.gradients, specs(peeled.leaves), None
+    avals = specs(peeled.leaves)
+    if traces is None and request.attention == "auto":
+        traces = Traces(captures=True)  # one for all forms of attention
     with own_mesh(request.mesh):
-        call = traced(peeled, request, say, traces)
-        if not request.per_device:
-            call = call.at_home(request.mesh, whole=True)
-        trace_s = time.perf_counter() - start
-        say(f"planning {request.strategy}")
-        metadata = [noted for _, noted, _ in peeled.inputs]
-        facts = understand(call.traced, request, metadata)
-        if call.captured is not None:
-            shards = request.shards
-            wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)
-            rewritten = rewrite(facts, capture(peeled, call, wanted), options, shards)
-            more = len(rewritten.traced.consts) - len(call.traced.consts)  # constants of its own come first
-            batch = {i + more: dims for i, dims in facts.batch.dims.items()}
-            facts = understand(rewritten.traced, request, metadata, batch)
-        decided = plan(facts, request)
+        way = with_attention(request, partial(_way, peeled, say=say, traces=traces))
+    call, facts, rewritten, decided = way.call, way.facts, way.rewritten, way.plan
     decided = replace(decided, findings=(*decided.findings, *call.findings))
     if rewritten is not None:
         decided = replace(decided, findings=(*decided.findings, *rewritten.findings))
@@ -89,8 +79,27 @@ def planned(
         decided,
         avals,
         to_donate(peeled, facts.traced, decided, request.donate),
-        trace_s,
+        way.trace_s,
     )
+
+
+def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces: Traces | None) -> Way:
+    start = time.perf_counter()
+    call = traced(peeled, request, say, traces)
+    if not request.per_device:
+        call = call.at_home(request.mesh, whole=True)
+    trace_s = time.perf_counter() - start
+    say(f"planning {request.strategy}")
+    metadata, rewritten = [noted for _, noted, _ in peeled.inputs], None
+    facts = understand(call.traced, request, metadata)
+    if call.captured is not None:
+        shards, options = request.shards, request.gradients
+        wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)
+        rewritten = rewrite(facts, capture(peeled, call, wanted), options, shards, ring=request.rings)
+        more = len(rewritten.traced.consts) - len(call.traced.consts)  # constants of its own come first
+        batch = {i + more: dims for i, dims in facts.batch.dims.items()}
+        facts = understand(rewritten.traced, request, metadata, batch)
+    return Way(call, facts, rewritten, plan(facts, request), trace_s)
 
 
 def traced(

@@ -95,7 +95,7 @@ class Traces(dict[Hashable, TracedCall]):
 
 
 def _captures(request: Request) -> bool:
-    return request.gradients.rewrites or request.pipeline is not None
+    return request.gradients.rewrites or request.pipeline is not None or request.rings
 
 
 def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> TracedCall:

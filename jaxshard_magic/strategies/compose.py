@@ -15,6 +15,7 @@ from ..program.trace import Traced, path_name
 from ..program.weights import largest_weight
 from ..request import Request
 from ..specs import Placement
+from .attention import attend
 from .dp import data_parallel
 from .ep import expert_parallel
 from .examples import about_the_batch, examples_divide
@@ -68,6 +69,7 @@ def plan(facts: Facts, request: Request) -> Plan:
     for name, apply in STRATEGIES.items():
         if name in axes:
             apply(layout, axes[name])
+    how = attend(layout, request.attention) if layout.sequence else None
     in_specs = [_input_spec(layout, i, facts.placed) for i in range(len(roles.of))]
     gradients = request.gradients
     by_itself = request.compiler_decides
@@ -96,6 +98,7 @@ def plan(facts: Facts, request: Request) -> Plan:
         shares=None if by_itself else shares(layout, facts.work),
         unseen=unseen(program),
         largest_weight=None if by_itself else largest_weight(flow, roles),
+        attention=how,
     )
 
 

@@ -140,8 +140,9 @@ class Hold(Emitter):
         for k, spec in read_whole(layout, e).items():
             values[k] = self.layout.pin(values[k], spec)
         for k, v in enumerate(e.ins):
-            if v is not None and layout.experts is not None and layout.batchy(v):
-                values[k] = self._brought(values[k], layout.active(v), layout.read(e, v))
+            relaid = layout.experts is not None and layout.batchy(v)
+            if v is not None and (relaid or (e.index, v) in layout.exchanges.reads):
+                values[k] = self._brought(values[k], layout.active(v), layout.at(e, v))
         if not layout.storage.batchy_equation(e) or e.primitive.scatters:
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
@@ -171,7 +172,7 @@ class Hold(Emitter):
             if not self.program.shapes[v]:
                 continue
             if layout.batchy(v):
-                if e.primitive.pinned:
+                if e.primitive.pinned or v in layout.exchanges.makes:
                     for spec in made_as(layout, e, v):
                         outs[k] = self.layout.pin(outs[k], spec)
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:

@@ -44,6 +44,19 @@ class Experts:
     inside: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True)
+class Exchanges:
+    """Where activations lie by other dimensions than elsewhere, and where that changes.
+
+    `lies`: how values lie that are not as positions are divided. `reads`: how an equation, by index, reads a value that
+    lies otherwise. `makes`: how a value is made that lies otherwise.
+    """
+
+    lies: Mapping[Value, Spec] = field(default_factory=dict)
+    reads: Mapping[tuple[int, Value], Spec] = field(default_factory=dict)
+    makes: Mapping[Value, Spec] = field(default_factory=dict)
+
+
 @dataclass(eq=False)
 class Layout:
     """A step's dimensions and the mesh axes given to them; `platform` is that of the mesh's devices.
@@ -51,8 +64,9 @@ class Layout:
     `batch_axes` divide the examples; `tensor` gives mesh axes to logical dimensions that stay divided in use;
     `stored` to dimensions of arrays at rest; `experts`: those that are divided, None without. `sequence`: the logical
     dimensions that are positions, divided over `sequence_axes`; `keys`: those of the program's dimensions, by number,
-    that stay whole because another of the same value is divided; `positions`: those of inputs that the user named.
-    `names`, `why`, `wanted` and `lost` are kept per input.
+    that stay whole because another of the same value is divided; `positions`: those of inputs that the user named;
+    `exchanges`: where attention has heads divided in their place. `names`, `why`, `wanted` and `lost` are kept per
+    input.
     """
 
     program: Program
@@ -70,6 +84,7 @@ class Layout:
     sequence_axes: Axes = ()
     keys: frozenset[int] = frozenset()
     experts: Experts | None = None
+    exchanges: Exchanges = field(default_factory=Exchanges)
     names: Sequence[str] = ()
     positions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     fixed: dict[int, str] = field(default_factory=dict)
@@ -109,29 +124,20 @@ class Layout:
 
     def active(self, value: Value) -> Spec:
         """An activation where it is made: examples over the batch axes, tensor parallel dimensions divided, positions
-        over what these leave of the sequence axes, the rest whole; what experts make by expert."""
+        over what these leave of the sequence axes, the rest whole; what experts make by expert, and in attention as
+        `exchanges` say."""
+        if value in self.exchanges.lies:
+            return [*self.exchanges.lies[value]]
         return self.lying(value, self.experts is not None and value in self.experts.made)
 
     def made_by(self, e: Equation, value: Value) -> list[Spec]:
-        """How an activation lies that `e` makes, one after the other: what it adds up over experts first where these
-        are, then where the activation is wanted."""
-        active = self.active(value)
-        lying = active if self.experts is None else self.read(e, value)
+        """How an activation lies that `e` makes, one after the other: as `e` works with it, then where it is wanted."""
+        active, lying = self.active(value), self.at(e, value)
         return [active] if lying == active else [lying, active]
-
-    def read(self, e: Equation, value: Value | None) -> Spec:
-        """A value where `e` works with it: by expert, where `e` works so."""
-        if value is None:
-            return []
-        by_expert = self.experts is not None and e.index in self.experts.equations
-        if self.batchy(value):
-            return self.lying(value, by_expert)
-        used = self.in_use(value)
-        return used if by_expert or self.experts is None else without(used, self.experts.axes)
 
     def lying(self, value: Value, by_expert: bool) -> Spec:
         """An activation, `by_expert`: experts divided, and examples, or the places that experts have, over what these
-        leave of the batch axes; else examples over all of them, as `active` says."""
+        leave of the batch axes; else examples over all of them."""
         spec, shape = [], self.program.shapes[value]
         over, rows, given = self.batch_axes, self.batch.classes, dict[int, Axes]()
         if self.experts is not None:
@@ -166,6 +172,23 @@ class Layout:
         if value is None:
             return []
         return self.active(value) if self.batchy(value) else self.in_use(value)
+
+    def at(self, e: Equation, value: Value | None) -> Spec:
+        """An operand or a result of `e` as it is worked with there: by expert, where `e` works so; in attention as
+        `exchanges` say."""
+        if value is None:
+            return []
+        here = self.exchanges.reads.get((e.index, value))
+        if here is None and value in e.outs:
+            here = self.exchanges.makes.get(value)
+        if here is not None:
+            return [*here]
+        if self.experts is None:
+            return self.used(value)
+        by_expert = e.index in self.experts.equations
+        if self.batchy(value):
+            return self.lying(value, by_expert)
+        return self.in_use(value) if by_expert else without(self.in_use(value), self.experts.axes)
 
     def bytes_of(self, value: Value, spec: Spec) -> int:
         """What one device holds of a value that lies so."""

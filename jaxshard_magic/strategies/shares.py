@@ -24,8 +24,8 @@ def shares(layout: Layout, works: Iterable[Work]) -> tuple[Share, ...]:
 def _share(layout: Layout, work: Work) -> Share:
     e = layout.program.equations[work.equation]
     tensors = [v for v in (*e.ins[:2], e.outs[0]) if v is not None]
-    size = {v: layout.bytes_of(v, layout.read(e, v)) for v in tensors}
-    divided, trips = parts(e, partial(layout.read, e), layout.mesh.shape), e.trips
+    size = {v: layout.bytes_of(v, layout.at(e, v)) for v in tensors}
+    divided, trips = parts(e, partial(layout.at, e), layout.mesh.shape), e.trips
     if layout.experts is not None and e.index in layout.experts.inside:
         own = layout.count(layout.experts.axes)
         divided, trips = divided * own, trips // own
@@ -56,7 +56,7 @@ def _dims(layout: Layout, e: Equation) -> tuple[int, int, int] | None:
 
 def _sizes(layout: Layout, e: Equation, v: Value) -> Sequence[int]:
     """The dimensions of what one device has of a value where `e` works with it."""
-    pairs = zip(layout.program.shapes[v], layout.read(e, v), strict=True)
+    pairs = zip(layout.program.shapes[v], layout.at(e, v), strict=True)
     return [-(-size // layout.count(axes)) for size, axes in pairs]
 
 

@@ -1,9 +1,10 @@
 """Sequence parallel: the positions of every example divided, and the weights as the other parts of a sum have them.
 
 Over an axis of its own (context parallel) queries stay where they are, keys and values are gathered, and no device has
-all scores. Over tensor parallelism's axis (Korthikanti et al. 2022, section 4.2) positions are divided where tensor
-parallelism divides nothing: an all-gather leads into its products and a reduce-scatter out of them, in place of the
-all-reduce. Both follow from one rule of `Layout.active`: positions take what tensor dimensions leave of the axes.
+all scores; or as `attention` says. Over tensor parallelism's axis (Korthikanti et al. 2022, section 4.2) positions are
+divided where tensor parallelism divides nothing: an all-gather leads into its products and a reduce-scatter out of
+them, in place of the all-reduce. Both follow from one rule of `Layout.active`: positions take what tensor dimensions
+leave of the axes.
 """
 
 from collections import Counter
@@ -79,7 +80,7 @@ def read_whole(layout: Layout, e: Equation) -> dict[int, Spec]:
 
 def made_as(layout: Layout, e: Equation, value: Value) -> list[Spec]:
     """The specs that a result of `e` takes one after the other: what a divided table gives is summed for all positions
-    before these are divided."""
+    before these are divided, and where attention begins or ends a value changes its division."""
     made = layout.made_by(e, value)
     axes = _looked_up(layout, e) if e.name == "gather" else ()
     return [without(made[-1], axes), made[-1]] if axes else made

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from ..plan import Sent
 from ..program.ir import Door, Equation, Scope, Value
 from ..program.sizes import nbytes
 from .hold import Hold
-from .layout import Axes, Spec, without
+from .layout import Axes, Spec, partition_spec, without
 from .reductions import activation_sum, gradient_sum
 from .regions import Region
 from .stepwise import gathers_sent
@@ -44,6 +45,7 @@ class _Traffic:
         self._program = hold.program
         self._used = self._layout.flow.used
         self._gathered: set[tuple[Value, Axes]] = set()
+        self._moved: set[tuple[Value, PartitionSpec]] = set()
         self._partners = self._linked() if self._layout.sequence else {}
 
     def all(self) -> Iterator[Sent]:
@@ -102,10 +104,20 @@ class _Traffic:
 
     def _narrowed(self, e: Equation, v: Value) -> bool:
         """Whether an operand is sent in bfloat16, as which a TPU multiplies float32 at its default precision."""
-        precision = e.params.get("precision")
-        given = precision if isinstance(precision, tuple) else (precision,)
-        default = e.primitive.product and all(p in (None, lax.Precision.DEFAULT) for p in given)
-        return default and self._layout.platform == "tpu" and self._program.avals[v].dtype == jnp.float32
+        wide = self._layout.platform == "tpu" and self._program.avals[v].dtype == jnp.float32
+        return wide and e.primitive.product and _at_default(e)
+
+    def _multiplied(self, v: Value) -> bool:
+        """Whether an activation, in whatever layout, is read by products that a TPU takes it in bfloat16 for, and by
+        nothing else: what a body gives, or hands to another, is kept as it is."""
+        if self._layout.platform != "tpu" or self._program.avals[v].dtype != jnp.float32:
+            return False
+        readers = [(w, e) for w, e in self._layout.flow.after[v] if w in self._used]
+        return bool(readers) and all(
+            e is not None
+            and (self._multiplied(w) if e.primitive.alias else e.primitive.product and _at_default(e))
+            for w, e in readers
+        )
 
     def _summed(self, e: Equation) -> Iterator[Sent]:
         over, out = self._contracted(e), e.outs[0]
@@ -126,10 +138,10 @@ class _Traffic:
         """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""
         layout = self._layout
         if (c := e.contraction) is not None:
-            left, right = (self._layout.read(e, v) for v in e.ins[:2])
+            left, right = (layout.at(e, v) for v in e.ins[:2])
             return _unique(a for i, j in c.contracted for a in left[i] if a in right[j])
         if e.primitive.reduces:
-            spec = self._layout.read(e, e.ins[0])
+            spec = layout.at(e, e.ins[0])
             return _unique(a for d in e.params["axes"] for a in spec[d])
         if (
             e.primitive.scatters
@@ -148,13 +160,15 @@ class _Traffic:
         return ()
 
     def _resharded(self, e: Equation) -> Iterator[Sent]:
-        """Activations whose positions `e` needs whole."""
+        """Activations whose positions `e` needs whole, or which change their division where attention begins or
+        ends."""
         layout = self._layout
         if not layout.sequence:
             return
+        yield from self._exchanged(e)
         into = self._partners.get(e.index, {})
         for v in dict.fromkeys(e.ins):
-            if v is None or not layout.batchy(v):
+            if v is None or not layout.batchy(v) or (e.index, v) in layout.exchanges.reads:
                 continue
             spec = layout.active(v)
             nodes = self._program.nodes(v)
@@ -167,6 +181,8 @@ class _Traffic:
             if gone and (v, gone) not in self._gathered:
                 self._gathered.add((v, gone))
                 size = self._layout.bytes_of(v, without(spec, gone))
+                if e.primitive.reduces:  # what is left of it is gathered
+                    size = min(size, self._layout.bytes_of(e.outs[0], layout.at(e, e.outs[0])))
                 yield self._sent("all-gather", gone, size, e.trips)
 
     def _to_experts(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
@@ -175,11 +191,7 @@ class _Traffic:
         if experts is None:
             return
         for v in e.ins:
-            if (
-                v is None
-                or not layout.batchy(v)
-                or (lies := layout.active(v)) == (wanted := layout.read(e, v))
-            ):
+            if v is None or not layout.batchy(v) or (lies := layout.active(v)) == (wanted := layout.at(e, v)):
                 continue
             at = same.get(v, v), e.index in experts.equations
             if at not in body.brought:
@@ -189,22 +201,55 @@ class _Traffic:
                 size //= 2 if self._narrowed(e, v) else 1
                 yield self._sent(kind, experts.axes, size, e.trips)
 
+    def _exchanged(self, e: Equation) -> Iterator[Sent]:
+        layout, exchanges = self._layout, self._layout.exchanges
+        for v in dict.fromkeys(e.ins):
+            if v is not None and (e.index, v) in exchanges.reads:
+                wanted = layout.at(e, v)
+                if (v, partition_spec(wanted)) not in self._moved:
+                    self._moved.add((v, partition_spec(wanted)))
+                    yield from self._change(v, layout.active(v), wanted, e.trips)
+        for v in e.outs:
+            if v in exchanges.makes:
+                yield from self._change(v, [*exchanges.makes[v]], layout.active(v), e.trips)
+
+    def _change(self, v: Value, lies: Spec, wanted: Spec, trips: int) -> Iterator[Sent]:
+        """What brings an activation from one division to another: what divides another dimension then is dealt out
+        anew, what divides none gathered."""
+        has = {a for axes in wanted for a in axes}
+        moved = _unique(
+            a for was, is_now in zip(lies, wanted, strict=True) for a in was if a in has and a not in is_now
+        )
+        gone = _unique(a for axes in lies for a in axes if a not in has)
+        narrowed = 2 if self._multiplied(v) else 1
+        if moved:
+            yield self._sent("all-to-all", moved, self._layout.bytes_of(v, lies) // narrowed, trips)
+        if gone:
+            size = self._layout.bytes_of(v, without(lies, gone)) // narrowed
+            yield self._sent("all-gather", gone, size, trips)
+
     def _linked(self) -> dict[int, dict[int, set[str]]]:
         """By equation and by dimension of what it touches: the axes of the dimensions that are the same there."""
         program, axes_of = self._program, defaultdict[int, dict[int, set[str]]](dict)
         value_of = [v for v in range(len(program.avals)) for _ in program.nodes(v)]
-        specs: dict[Value, Spec] = {}
         for link in self._layout.dims.links.links:
             if link.equation is None:
                 continue
             for a, b in ((link.a, link.b), (link.b, link.a)):
                 v = value_of[b]
-                spec = specs.setdefault(v, self._layout.used(v))
+                spec = self._layout.at(program.equations[link.equation], v)
                 axes_of[link.equation].setdefault(a, set()).update(spec[b - program.first[v]])
         return axes_of
 
     def _sent(self, kind: str, axes: Axes, size: int, count: int) -> Sent:
         return Sent(kind, axes, self._layout.count(axes), size, count)
+
+
+def _at_default(e: Equation) -> bool:
+    """Whether a product leaves it to the hardware in which precision it multiplies."""
+    precision = e.params.get("precision")
+    given = precision if isinstance(precision, tuple) else (precision,)
+    return all(p in (None, lax.Precision.DEFAULT) for p in given)
 
 
 def _unique(axes: Iterable[str]) -> Axes:

@@ -10,6 +10,7 @@ from ..program.dimensions import Dimensions
 from ..program.flow import Flow
 from ..program.ir import Program
 from ..program.roles import BATCH, OTHER, PARAMS, Roles
+from .attention import attend
 from .layout import Axes, Layout, Spec
 from .positions import find_positions, keys_of
 
@@ -35,11 +36,12 @@ def layout_within(
     axes: Mapping[str, Axes],
     batch_axes: Axes,
     inputs: Inputs,
+    attention: str | None = None,
 ) -> Layout:
     """The layout of `program` on `mesh`, with parameters where they lie and what they are divided over in use.
 
     `axes`: the mesh axes of each part of the strategy. Positions that no input names are looked for where the strategy
-    divides them.
+    divides them. `attention`: how the plan of the whole step has attention get at them.
     """
     dims, flow = Dimensions(program, tuple(mesh.shape.values())), Flow(program)
     data = frozenset(inputs.examples)
@@ -58,6 +60,7 @@ def layout_within(
         layout.positions = inputs.positions
         layout.sequence, layout.sequence_axes = find_positions(layout), over
         layout.keys = keys_of(layout, layout.sequence)
+        attend(layout, attention)
     return layout
 
 

@@ -204,6 +204,9 @@ class Options(LineOptions):
     cut: str | None = option(
         "--cut", "REGEX", "of pp: stages begin at these modules and scopes; else at jaxshard_magic.cut"
     )
+    attention: str | None = option(
+        "--attention", "HOW", "of sp: gather keys, divide heads, send keys in a ring; auto chooses"
+    )
     check: bool = option("--check", "", "compare with the plain step on the same inputs", False)
     on: str | None = option("--on", "CHIP", "predict the step's time on this chip: --on v5e, --on h100")
     dry_run: bool = option("--dry-run", "", "trace, plan and compile; run no step", False)

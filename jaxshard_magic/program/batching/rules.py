@@ -96,6 +96,14 @@ def product(site: Site) -> Label:
     return Rows(kept[0], scale)
 
 
+def attention(site: Site) -> list[Label]:
+    """Each example by itself, where they are dimensions of the batch."""
+    label = site.all_exact()
+    if isinstance(label, Rows) and label.dim >= site.params["form"].batch:
+        raise Lost
+    return [label] * len(site.e.outs)
+
+
 def _sized(site: Site, sized: Sequence[tuple[int, int]]) -> bool:
     """Do the sizes of the groups follow the rows that they are of?"""
     left, sizes = site.labels[0], site.labels[2]

@@ -128,3 +128,22 @@ def _meetings(size: int, window: tuple[int, int], places: tuple[int, int], low: 
         at = positions + step * k
         found += np.count_nonzero((at >= 0) & (at <= (size - 1) * spread) & (at % spread == 0))
     return int(found)
+
+
+def attention_work(params: Mapping[str, Any], shapes: Sequence[Shape]) -> int:
+    """Of each query with each key that its distance lets it see: a score, and a part of the sum of values."""
+    return _pairs(params["form"].span, shapes) * (shapes[0][-1] + shapes[2][-1])
+
+
+def attention_gradient_work(params: Mapping[str, Any], shapes: Sequence[Shape]) -> int:
+    """Scores once more and their gradients, and the gradients of queries, keys and values."""
+    return _pairs(params["form"].span, shapes) * (3 * shapes[0][-1] + 2 * shapes[2][-1])
+
+
+def _pairs(span: Any, shapes: Sequence[Shape]) -> int:
+    """How many pairs of a query and a key are at distances in `span`, in all examples and heads."""
+    *others, queries, _ = shapes[0]
+    keys, at = shapes[1][-2], np.arange(queries)
+    first = 0 if span.high is None else np.maximum(0, at - span.high)
+    last = keys - 1 if span.low is None else np.minimum(keys - 1, at - span.low)
+    return prod(others) * int(np.broadcast_to(np.maximum(0, last - first + 1), queries).sum())

@@ -55,6 +55,33 @@ def product(links: "Links", e: "Equation") -> None:
         links.link(e, left, d, e.ins[2], i, False)
 
 
+def attention(links: "Links", e: "Equation") -> None:
+    """Queries and what is made for each of them have positions of their own, keys and values others; a mask's are those
+    of both."""
+    form, gradient = e.params["form"], e.name == "attention_gradient"
+    (query, key, value), others = e.ins[:3], e.ins[3:]
+    given, masks = (others[:4], others[4:]) if gradient else ((), others)
+    results = e.outs[:1] if gradient else e.outs
+    of_keys = (key, value, *(e.outs[1:] if gradient else ()))
+    rows = form.batch + form.groups + 1  # dimensions before the width
+    for v in (*given, *results):
+        for d in range(rows):
+            links.link(e, query, d, v, d, False)
+    for v in of_keys:
+        for d in range(form.batch):
+            links.link(e, query, d, v, d, False)
+        links.link(e, key, form.batch, v, form.batch, False)
+    wide = (query, key, *((e.outs[0], e.outs[1]) if gradient else ()))
+    summed = (value, e.ins[3], e.outs[2]) if gradient else (value, e.outs[0])
+    for v, *same in (wide, summed):
+        for w in same:
+            links.link(e, v, len(links.shape(v)) - 1, w, len(links.shape(w)) - 1, False)
+    for mask in masks:
+        for d, size in enumerate(links.shape(mask)):
+            if size > 1:
+                links.link(e, mask, d, *((query, d) if d < rows else (key, form.batch)), False)
+
+
 def keyed(links: "Links", e: "Equation") -> None:
     """Many keys at once: each draws numbers, or makes keys, of its own."""
     many, out = e.ins[0], e.outs[0]

@@ -19,6 +19,7 @@ class Kind(Enum):
     """What a primitive does, in the one way that says most of it."""
 
     PRODUCT = auto()  # multiplies two operands and sums over dimensions
+    ATTENTION = auto()  # products with a softmax between them
     ELEMENTWISE = auto()  # each number of its result is made of those at its place in the operands
     SHAPE = auto()  # the numbers of its operand, under other dimensions
     CUT = auto()  # parts of arrays, taken out, set in or put side by side
@@ -58,7 +59,8 @@ class Primitive:
     `tests/test_primitives.py`.
 
     `dims` links the dimensions that correspond; `follow` says how the results follow the batch; `contraction` gives a
-    product's dimensions from its parameters and its operands' shapes, and `work` its multiply-adds.
+    product's dimensions from its parameters and its operands' shapes, and `work` its multiply-adds; `counts` gives
+    those of what is several products.
 
     `linear` are the operands that it is linear in, taken together; with `in_each` it is in either of the first two
     alone. Of a reduction, `joins` puts the results of two halves together, and `fill` (dtype -> number) is what changes
@@ -70,6 +72,7 @@ class Primitive:
     follow: "Callable[[Site], Label | list[Label]] | None" = None
     contraction: Callable[[Mapping[str, Any], Sequence[Shape]], Contraction] | None = None
     work: Callable[[Contraction, Mapping[str, Any], Sequence[Shape], Shape], int] = dot_work
+    counts: Callable[[Mapping[str, Any], Sequence[Shape]], int] | None = None
     linear: slice | None = None
     in_each: bool = False
     joins: Callable[[Any, Any], Any] | None = None

@@ -66,6 +66,11 @@ _add("ragged_dot_general", Kind.PRODUCT, contraction=contractions.ragged_dot, ru
 _add("scaled_dot", Kind.PRODUCT, contraction=contractions.dot, **_PRODUCT)
 _add("scaled_matmul_wrapper", Kind.PRODUCT, contraction=contractions.scaled_matmul, **_PRODUCT)
 
+# Attention as one primitive (`program/attention/fused.py`), and its gradient.
+_ATTENTION = {"dims": dims.attention, "follow": rules.attention, "pinned": True, "kept": True, "mixes": True}
+_add("attention", Kind.ATTENTION, counts=contractions.attention_work, **_ATTENTION)
+_add("attention_gradient", Kind.ATTENTION, counts=contractions.attention_gradient_work, **_ATTENTION)
+
 # Number by number.
 _ELEMENTWISE = {"follow": rules.elementwise}
 _add(

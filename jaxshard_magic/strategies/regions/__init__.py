@@ -7,6 +7,7 @@ from .grouped import grouped
 from .own_experts import own_experts
 from .partials import partial_sums
 from .region import Context, Emission, Region
+from .ring import ring_attention
 from .scattered import scattered
 from .sum_types import typed_sums
 from .unreduced import unreduced
@@ -20,6 +21,7 @@ KINDS: tuple[Callable[[Context], Region], ...] = (
     scattered,
     typed_sums,
     grouped,
+    ring_attention,
 )
 
 __all__ = ["KINDS", "Context", "Emission", "Region"]

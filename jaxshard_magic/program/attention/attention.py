@@ -1,0 +1,130 @@
+"""`Attention`: what is known of an attention that a program writes out, and `Unrecognised`, why one isn't known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from ..ir import Value
+
+
+@dataclass(frozen=True)
+class Span:
+    """The distances (query position - key position) at which keys are seen: from `low` to `high`, None for no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def __and__(self, other: "Span") -> "Span":
+        lows = [x for x in (self.low, other.low) if x is not None]
+        highs = [x for x in (self.high, other.high) if x is not None]
+        return Span(max(lows, default=None), min(highs, default=None))
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether each query sees the key at its own position."""
+        return (self.low or 0) <= 0 <= (self.high or 0)
+
+    @property
+    def kind(self) -> str:
+        """ "full", "causal" or "window".
+
+        >>> [Span().kind, Span(low=0).kind, Span(low=0, high=63).kind]
+        ['full', 'causal', 'window']
+        """
+        if self.high is None:
+            return {None: "full", 0: "causal"}.get(self.low, "window")
+        return "window"
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """An operand of a mask: `source`, a value of the program or a constant, whose dimensions are those of the mask that
+    `dims` names, None for one of size 1."""
+
+    source: Value | np.ndarray
+    dims: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Apply:
+    """An elementwise equation of a mask, on operands that are broadcast against each other."""
+
+    eqn: JaxprEqn
+    operands: tuple["Test", ...]
+
+
+Test = Leaf | Apply  # what tells something of each query and key
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """A key is seen by a query where `test` is true, or where it is false (`holds`)."""
+
+    test: Test
+    holds: bool = True
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value of the program, its dimensions in an order of their own; those left out have size 1."""
+
+    value: Value
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """`softmax(mask(scale * query . key)) . value`, written out in a program.
+
+    `equation`, `scores`: by index, the products with the values and with the keys. What lies between, and is read by
+    nothing else, is no longer needed where something else makes the result of `equation`.
+
+    `query` has the dimensions (batch..., groups..., position, width), `key` and `value` (batch..., position, width):
+    `batch` and `groups` say how many. The queries of a group meet the same keys. Where keys and values are repeated,
+    `key` and `value` are those before, and `repeats` is (dimension of the batch, how often).
+
+    Key positions are seen at distances in `span` where all `conditions` are met too, whose tests have the dimensions
+    (batch..., groups..., query, key). `fill` takes the place of other scores, or is `added` to them: a query that sees
+    nothing has the mean of all values where it is finite, nan where it is -inf.
+
+    `order`: the place among (batch..., groups..., position, width) of each dimension of the result, None for one of
+    size 1. `dtype`: that in which softmax is taken. `precision`: of both products.
+    """
+
+    equation: int
+    scores: int
+    query: Operand
+    key: Operand
+    value: Operand
+    batch: int
+    groups: int
+    scale: float
+    span: Span
+    conditions: tuple[Condition, ...]
+    fill: float
+    order: tuple[int | None, ...]
+    dtype: Any
+    precision: tuple[Any, Any]
+    repeats: tuple[int, int] | None = None
+    added: bool = False
+
+    @property
+    def mask(self) -> str:
+        """ "full", "causal" or "window", with "+ inputs" where it depends on others."""
+        return self.span.kind + " + inputs" * bool(self.conditions)
+
+
+@dataclass(frozen=True)
+class Unrecognised:
+    """An attention that `operation` makes another computation of. `equation`: its product with the values, by index;
+    `line`: the user's line that `operation` stands in, None where none is known."""
+
+    equation: int
+    operation: str
+    line: str | None
+
+
+Found = Sequence[Attention | Unrecognised]

@@ -1,0 +1,141 @@
+"""From a value of a program back to what it was made from, with its dimensions named on the way."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..ir import Equation, Program, Value
+from ..lines import users_line
+from ..primitives import bind, scan_counts
+from ..primitives.primitive import Kind
+
+Labels = tuple[int | None, ...]  # the name of each dimension; None: of size 1, or of no name
+_CALLED = ("jit", "pjit", "closed_call", "core_call")  # run in the place where they are called
+_LARGEST = 1 << 26  # numbers of a constant that is evaluated
+
+
+class Trail:
+    """Walks back through a program. `known`: inputs that are constants, by their value."""
+
+    def __init__(self, program: Program, known: Mapping[Value, Any] | None = None):
+        self.program = program
+        self._same: dict[Value, Value] = {}
+        self._known = dict(known or {})
+        self._constants: dict[Value, np.ndarray | None] = {}
+        for e in program.equations:
+            if not e.primitive.custom and e.name != "while":
+                self._through(e)
+
+    def _through(self, e: Equation) -> None:
+        """What goes into a body and is the same in all its runs; what comes out of one that is run in place."""
+        for door in e.doors:
+            alike = scan_counts(e.params)[0] if e.name == "scan" else len(door.into)
+            given = e.eqn.invars[len(e.ins) - len(door.into) :]
+            for (outside, inside, _), var in zip(door.into[:alike], given, strict=False):
+                if outside is None:
+                    self._constants[inside] = number(var)
+                else:
+                    self._same[inside] = outside
+            if e.name in _CALLED:
+                self._same |= {b: a for a, b, _ in door.out if a is not None and b is not None}
+
+    def up(self, v: Value) -> Value:
+        """The value that `v` is by another name."""
+        while v in self._same:
+            v = self._same[v]
+        return v
+
+    def maker(self, v: Value) -> Equation | None:
+        """What makes `v`; None for an input, and for what comes out of a loop, of remat or of a derivative rule."""
+        e = self.program.maker.get(self.up(v))
+        return None if e is None or e.doors else e
+
+    def moved(self, e: Equation, labels: Labels) -> Labels | None:
+        """The labels of an operand of which `e` makes another form, from those of its result: no number is left out or
+        computed. None for what is no such equation, or cuts and merges dimensions."""
+        if not e.ins or e.ins[0] is None:
+            return None
+        shape = self.program.shapes[e.ins[0]]
+        if e.primitive.kind is Kind.ELEMENTWISE and e.primitive.alias:
+            return None if e.name == "stop_gradient" else labels
+        if e.name == "transpose":
+            found: list[int | None] = [None] * len(shape)
+            for d, a in enumerate(e.params["permutation"]):
+                found[a] = labels[d]
+            return tuple(found)
+        if e.name == "broadcast_in_dim":
+            out = self.program.shapes[e.outs[0]]
+            into = [int(b) for b in e.params["broadcast_dimensions"]]
+            return tuple(labels[b] if shape[a] == out[b] else None for a, b in enumerate(into))
+        if e.name in ("reshape", "squeeze", "expand_dims"):
+            out = self.program.shapes[e.outs[0]]
+            if [z for z in shape if z > 1] != [z for z in out if z > 1]:
+                return None
+            big = iter([x for x, z in zip(labels, out, strict=True) if z > 1])
+            return tuple(next(big) if z > 1 else None for z in shape)
+        return None
+
+    def plain(self, v: Value, labels: Labels) -> tuple[Value, Labels]:
+        """What `v` is another form of, as far back as nothing is computed or repeated."""
+        shapes = self.program.shapes
+        while (e := self.maker(v)) is not None and (back := self.moved(e, labels)) is not None:
+            (source,) = e.ins
+            if source is None or _numbers(shapes[source]) != _numbers(shapes[e.outs[0]]):
+                break
+            v, labels = source, back
+        return self.up(v), labels
+
+    def scalar(self, e: Equation, k: int) -> float | None:
+        """The number that operand `k` of `e` has everywhere; None for what is no constant, or has several."""
+        v = e.ins[k]
+        if v is None:
+            return float(number(e.eqn.invars[k]))
+        while (maker := self.maker(v)) is not None and maker.name in (
+            "broadcast_in_dim",
+            "convert_element_type",
+        ):
+            if maker.ins[0] is None:
+                return self.scalar(maker, 0)
+            v = maker.ins[0]
+        value = self.constant(v) if _numbers(self.program.shapes[self.up(v)]) == 1 else None
+        return None if value is None else float(value.reshape(()))
+
+    def constant(self, v: Value) -> np.ndarray | None:
+        """The numbers of a value that is made of no input; None for one that is, or is very large."""
+        v = self.up(v)
+        if v not in self._constants:
+            self._constants[v] = self._evaluated(v)
+        return self._constants[v]
+
+    def _evaluated(self, v: Value) -> np.ndarray | None:
+        if v in self._known:
+            return np.asarray(self._known[v])
+        e = self.maker(v)
+        if e is None or e.primitive.keyed or e.eqn.effects or _numbers(self.program.shapes[v]) > _LARGEST:
+            return None
+        operands: list[Any] = []
+        for k, w in enumerate(e.ins):
+            known = number(e.eqn.invars[k]) if w is None else self.constant(w)
+            if known is None:
+                return None
+            operands.append(known)
+        with jax.ensure_compile_time_eval(), e.eqn.ctx.manager:
+            outs = bind(e.eqn, operands)
+        return np.asarray(outs[e.outs.index(v)])
+
+    def line(self, e: Equation | None) -> str | None:
+        """The user's line that an equation comes from, or the call whose body it is in."""
+        while e is not None and (line := users_line(e.eqn)) is None:
+            e = e.outer
+        return None if e is None else line
+
+
+def number(literal: Any) -> np.ndarray:
+    """The number that a literal operand is."""
+    return np.asarray(literal.val)
+
+
+def _numbers(shape: Sequence[int]) -> int:
+    return int(np.prod(shape, dtype=np.int64))

@@ -1,0 +1,54 @@
+"""How attention gets at positions that other devices hold: keys and values gathered, or heads divided instead."""
+
+from collections.abc import Sequence
+
+from ..errors import ShardError
+from ..plan import Finding
+from ..program.lines import users_line
+from .heads import Attended, by_heads, find_attentions
+from .layout import Layout
+
+
+def attend(layout: Layout, attention: str | None) -> str:
+    """Fill in how attention works where positions are divided; which form it is.
+
+    Args:
+        layout: with its positions divided.
+        attention: one of `request.ATTENTION`; None for the usual form.
+
+    Raises `ShardError` where heads are asked for and do not divide.
+    """
+    if attention == "heads":
+        found = find_attentions(layout)
+        _all_divide(layout, found)
+        layout.exchanges = by_heads(layout, found)
+        over = "+".join(layout.sequence_axes)
+        layout.findings.append(
+            Finding("inside", "info", f"attention with its heads over {over} in the place of positions")
+        )
+        return "heads"
+    return "ring" if attention == "ring" else "gather"
+
+
+def _all_divide(layout: Layout, found: Sequence[Attended]) -> None:
+    """Refuse attention whose heads do not divide over the axes of the positions, and a step without any."""
+    if not found:
+        raise ShardError("--attention heads: no attention over positions was found in the step; leave it out")
+    for each in found:
+        if not each.heads:
+            raise ShardError(f"--attention heads: {_odd(layout, each)}, or --attention gather")
+
+
+def _odd(layout: Layout, attention: Attended) -> str:
+    """What does not divide, over what, and a mesh on which it would."""
+    sizes, mesh = attention.sizes, layout.mesh.shape
+    over = " ".join(f"{a}={mesh[a]}" for a in attention.over)
+    heads = f"{' x '.join(map(str, sizes))} heads, which do" if sizes else "one head, which does"
+    line = users_line(attention.scores.eqn)
+    where = f"the attention at {line}" if line else "an attention"
+    use = (
+        f"use a mesh whose {'*'.join(attention.over)} divides {max(sizes)}"
+        if sizes
+        else "use another strategy"
+    )
+    return f"{where} has {heads} not divide by {over}; {use}"

@@ -1,0 +1,208 @@
+"""Attention over divided positions as a ring: keys and values go round, and nobody has all scores, keys or values."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ...plan import Sent
+from ...program.attention.form import wide
+from ...program.ir import Equation, Value
+from ...program.primitives import shape_of
+from ...program.sizes import array_bytes
+from ..layout import Axes, Layout, Spec, partition_spec
+from ..ring import Ring, forward, gradient, ring_of
+from .region import Context, Emission, Region
+
+
+@dataclass(frozen=True, eq=False)
+class RingAttention(Region):
+    """The attentions, and gradients of attentions, whose positions are divided. `there`: operands, by equation and
+    place, that a member before has brought to where this one needs them."""
+
+    layout: Layout
+    there: frozenset[tuple[int, int]]
+
+    def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
+        specs = [partition_spec(spec) for spec in self.specs(e)]
+        early = tuple(k for k in range(3) if (e.index, k) not in self.there)
+        ring = replace(self.ring(e), ordered=self.layout.simulated, early=early)
+        around = jax.shard_map(
+            partial(gradient if _is_gradient(e) else forward, e.params["form"], ring),
+            mesh=self.layout.mesh,
+            in_specs=tuple(specs[: len(values)]),
+            out_specs=specs[len(values) :],
+            check_vma=False,
+        )
+        return hold.after(e, around(*hold.before(e, values)))
+
+    def ring(self, e: Equation) -> Ring:
+        """The ring of a member."""
+        axes, query = self.layout.sequence_axes, e.ins[0]
+        assert query is not None
+        masks = [shape_of(var) for var in e.eqn.invars[_first_mask(e) :]]
+        positions = self.layout.program.shapes[query][-2]
+        return ring_of(e.params["form"], axes, self.layout.count(axes), positions, masks)
+
+    def specs(self, e: Equation) -> list[Spec]:
+        """How the operands and the results of a member lie: positions divided, but for those of masks that have no
+        dimension of queries besides; examples and heads as elsewhere."""
+        form, layout, ring, at = e.params["form"], self.layout, self.ring(e), _first_mask(e)
+        lead, back = _lead(layout, e), _is_gradient(e)
+        rows: Spec = [*lead, layout.sequence_axes]
+        columns: Spec = [*lead[: form.batch], layout.sequence_axes]
+        operands = [[*rows, ()], [*columns, ()], [*columns, ()]]
+        if back:
+            operands += [[*rows, ()], rows, rows, rows]
+        for grid, v, var in zip(ring.grids, e.ins[at:], e.eqn.invars[at:], strict=True):
+            sized = zip((*lead, (), ()), shape_of(var), strict=True)
+            whole: Spec = [axes if size > 1 and v is not None else () for axes, size in sized]
+            if grid:
+                whole[-2] = layout.sequence_axes
+            operands.append(whole)
+        results = operands[:3] if back else [[*rows, ()], rows, rows]
+        return [*operands, *results]
+
+    def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
+        yield from operands
+        ring, specs, layout = self.ring(e), self.specs(e), self.layout
+        form, axes, n = e.params["form"], ring.axes, ring.devices
+        turns, back = ring.turns - 1, _is_gradient(e)
+        sizes = [self._moved(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
+        sizes[:3] = [size // self._narrowed(e, v) for size, v in zip(sizes[:3], e.ins[:3], strict=True)]
+        summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
+
+        def permute(size: int, count: int) -> Sent:
+            return Sent("collective-permute", axes, n, size, count * e.trips)
+
+        for k in (1, 2) if turns else ():
+            yield permute(sizes[k], turns)
+            if back:
+                yield permute(summed[k], turns)
+        if ring.zigzag:
+            own = [size for k, size in enumerate(sizes[: _first_mask(e)]) if (e.index, k) not in self.there]
+            for size in (*own, *sizes[len(e.ins) :]):
+                yield permute(size // 2, 2)
+        if form.uniform:
+            made = e.outs[2] if back else e.ins[2]
+            assert made is not None
+            lead = specs[2][: form.batch]
+            shape = layout.program.shapes[made]
+            count = prod(shape[: form.batch]) // prod(map(layout.count, lead)) * shape[-1]
+            width = array_bytes((count,), wide(layout.program.avals[made].dtype))
+            yield Sent("all-reduce", axes, n, width, e.trips)
+        for k, v in enumerate(e.ins[_first_mask(e) :]):
+            there = (e.index, _first_mask(e) + k) in self.there
+            if v is not None and layout.batchy(v) and not ring.grids[k] and not there:
+                lies = layout.active(v)
+                gone = tuple(a for has in lies for a in has if a in axes)
+                if gone:
+                    yield Sent("all-gather", gone, layout.count(gone), self._whole(v, lies, gone), e.trips)
+
+    def held(self, e: Equation, rest: Callable[[], int]) -> int:
+        """Scores of a block and their exponentials, of a gradient theirs as well; sums; keys on their way."""
+        ring, specs, back = self.ring(e), self.specs(e), _is_gradient(e)
+        query, key, value = e.ins[:3]
+        assert query is not None and key is not None and value is not None
+        rows = prod(self.layout.program.shapes[query][:-2]) // prod(map(self.layout.count, specs[0][:-2]))
+        scores = array_bytes((rows, ring.size, ring.size), wide(self.layout.program.avals[query].dtype))
+        summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
+        moving = sum(self._bytes(v, spec) for v, spec in zip((key, value), specs[1:3], strict=True))
+        sums = sum(summed) + 2 * sum(summed[1:]) if back else summed[0]
+        return (4 if back else 2) * scores + sums + 2 * moving
+
+    def _bytes(self, v: Value | None, spec: Spec) -> int:
+        return 0 if v is None else self.layout.bytes_of(v, spec)
+
+    def _moved(self, v: Value | None, spec: Spec) -> int:
+        """Bytes of a value on its way: the CPU sends bfloat16 as float32."""
+        widened = (
+            v is not None and self.layout.simulated and self.layout.program.avals[v].dtype == jnp.bfloat16
+        )
+        return self._bytes(v, spec) * (2 if widened else 1)
+
+    def _narrowed(self, e: Equation, v: Value | None) -> int:
+        """By what queries, keys and values are shorter on their way: a TPU multiplies float32 as bfloat16, unless more
+        precision is asked for, and sends it so."""
+        if v is None or self.layout.platform != "tpu" or self.layout.program.avals[v].dtype != jnp.float32:
+            return 1
+        asked = {p for given in e.params["form"].precision for p in _each(given)}
+        return 2 if asked <= {None, lax.Precision.DEFAULT} else 1
+
+    def _summed(self, v: Value | None, spec: Spec) -> int:
+        """Bytes of a sum of arrays that lie as `v`."""
+        if v is None:
+            return 0
+        shape = self.layout.program.shapes[v]
+        dtype = wide(self.layout.program.avals[v].dtype)
+        return array_bytes(shape, dtype) // prod(map(self.layout.count, spec))
+
+    def _whole(self, v: Value, lies: Spec, gone: Axes) -> int:
+        return self.layout.bytes_of(v, [tuple(a for a in has if a not in gone) for has in lies])
+
+
+def ring_attention(context: Context) -> RingAttention:
+    """The attentions whose queries and keys are both divided over the axes of positions, and over nothing else."""
+    layout = context.layout
+    members = [e for e in layout.program.equations if _divided(layout, e)]
+    return RingAttention({e.index for e in members}, layout, _there(layout, members))
+
+
+def _there(layout: Layout, members: Iterable[Equation]) -> frozenset[tuple[int, int]]:
+    """What several members of one body read, but for the first of them: XLA brings it once. Operands of masks are
+    brought before they get their dimensions."""
+    maker, known, found = layout.program.maker, set[tuple[int, bool, Value]](), set[tuple[int, int]]()
+    for e in members:
+        for k, v in enumerate(e.ins):
+            if v is None:
+                continue
+            mask = k >= _first_mask(e)
+            while (
+                mask
+                and (made := maker.get(v)) is not None
+                and made.primitive.alias
+                and made.ins[0] is not None
+            ):
+                v = made.ins[0]
+            key = id(e.outer), mask, v
+            if key in known:
+                found.add((e.index, k))
+            known.add(key)
+    return frozenset(found)
+
+
+def _divided(layout: Layout, e: Equation) -> bool:
+    if e.name not in ("attention", "attention_gradient") or not layout.sequence:
+        return False
+    query, key = e.ins[:2]
+    assert query is not None and key is not None
+    if not (layout.batchy(query) and layout.batchy(key)):
+        return False
+    axes = layout.sequence_axes
+    same = layout.program.shapes[query][-2] == layout.program.shapes[key][-2]
+    return same and layout.active(query)[-2] == axes == layout.active(key)[-2]
+
+
+def _lead(layout: Layout, e: Equation) -> Spec:
+    """How examples, heads and groups are divided."""
+    form, query = e.params["form"], e.ins[0]
+    assert query is not None
+    spec = layout.active(query)[: form.batch + form.groups]
+    return [tuple(a for a in axes if a not in layout.sequence_axes) for axes in spec]
+
+
+def _each(precision: Any) -> tuple:
+    return precision if isinstance(precision, tuple) else (precision,)
+
+
+def _first_mask(e: Equation) -> int:
+    return 7 if _is_gradient(e) else 3
+
+
+def _is_gradient(e: Equation) -> bool:
+    return e.name == "attention_gradient"

@@ -1,0 +1,213 @@
+"""Attention as a ring: the plain numbers, what goes round, what a device holds, and that all work alike."""
+
+from collections import Counter
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import pytest
+from attentions import causal, einsum
+from masked import EXAMPLES, FORMS, HEADS, MASKS, TIME, attention_step
+from positions import same
+from theory.expected import F32
+
+import jaxshard_magic
+from jaxshard_magic.program.attention.attention import Span
+from jaxshard_magic.program.attention.form import Form
+from jaxshard_magic.strategies.footprint import footprint
+from jaxshard_magic.strategies.hold import Hold
+from jaxshard_magic.strategies.ring import near, ring_of, starts
+from jaxshard_magic.strategies.traffic import traffic
+
+CP = "collective-permute"
+ON = {"sp": "seq=8", "dp+sp": "data=2 seq=4", "sp+tp": "seq=4 model=2", "fsdp+sp": "data=2 seq=4"}
+QUICK = {("softmax", "causal", "sp"), ("by hand", "full", "sp+tp"), ("repeated", "segments", "fsdp+sp")}
+TYPES = {"float32": (jnp.float32, 2e-4), "bfloat16": (jnp.bfloat16, 3e-2)}
+
+
+def sharded(step, strategy="sp", axes="cpu:8 seq=8", **options):
+    return jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(axes), attention="ring", **options)
+
+
+def ran(step, params, batch, strategy="sp", axes="cpu:8 seq=8", rtol=2e-4, **options):
+    """A sharded step that has run five times with the plain step's numbers."""
+    ring, plain, ours, theirs = sharded(step, strategy, axes, **options), jax.jit(step), params, params
+    for _ in range(5):
+        ours, loss = ring(ours, batch)
+        theirs, wanted = plain(theirs, batch)
+        same(loss, wanted, rtol)
+    same(ours, theirs, max(1e-3, 2 * rtol))
+    return ring
+
+
+def moves(ring, *args):
+    """The collectives of a step, as the plan tells them."""
+    run = ring.planned(*args).plan.run
+    assert isinstance(run, Hold)
+    return traffic(run)
+
+
+def permuted(ring, *args):
+    """What goes round, by bytes: as compiled, and as the plan tells it."""
+    ring.prepare(*args)
+    found, told = Counter(), Counter()
+    for c in ring.report().collectives or ():
+        if c.kind == CP:
+            found[c.bytes] += c.count
+    for move in moves(ring, *args):
+        if move.kind == CP:
+            told[move.bytes] += move.count
+    return found, told
+
+
+@pytest.mark.parametrize(
+    ("form", "mask", "strategy", "dtype"),
+    [
+        pytest.param(*row, marks=() if row[:3] in QUICK and row[3] == "float32" else pytest.mark.full)
+        for row in product(FORMS, MASKS, ON, TYPES)
+    ],
+)
+def test_a_ring_gives_the_plain_numbers(form, mask, strategy, dtype):
+    kind, rtol = TYPES[dtype]
+    keys = HEADS // 2 if form == "repeated" else None
+    ran(*attention_step(form, mask, keys=keys, dtype=kind), strategy, f"cpu:8 {ON[strategy]}", rtol)
+
+
+def layers(seen, *, n=2, wrap=lambda f: f, window=None):
+    """A step of `n` layers of attention with one mask, scanned."""
+    heads, head = 4, 8
+    width = heads * head
+
+    def step(params, x):
+        def loss(params):
+            def layer(h, p):
+                q, k, v = ((h @ p[name]).reshape(*h.shape[:2], heads, head) for name in "qkv")
+                return h + einsum(q, k, v, seen(h.shape[1])).reshape(h.shape) @ p["o"], None
+
+            return jnp.mean(jax.lax.scan(wrap(layer), x, params)[0] ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    params = {
+        name: jax.random.normal(key, (n, width, width)) * width**-0.5
+        for name, key in zip("qkvo", keys, strict=False)
+    }
+    return step, params, jax.random.normal(keys[4], (EXAMPLES, TIME, width))
+
+
+def test_keys_and_values_go_round_and_their_gradients_behind_them():
+    """Per layer 2(n-1) times forward and 4(n-1) times backward; zig-zag deals halves of queries, keys, values and the
+    result forward, and of those, of the result's gradient and of theirs backward, each half once; two and three
+    numbers for each query in the same way. Rematerialised it is the same: the result is kept."""
+    n, count = 8, 2
+    step, params, x = layers(causal, n=count, wrap=jax.checkpoint)
+    ring = ran(step, params, x)
+    part, number = x.nbytes // n, EXAMPLES * 4 * TIME * F32 // n
+    wanted = {part: 6 * (n - 1) * count, part // 2: 22 * count, number // 2: 10 * count}
+    found, told = permuted(ring, params, x)
+    assert found == told == Counter(wanted)
+
+
+@pytest.mark.ci
+def test_what_a_gradient_needs_of_what_was_dealt_before_is_not_dealt_again():
+    """Where both stand in one body, queries, keys and values are in the ring's order already, and segments whole."""
+    step, params, batch = attention_step("softmax", "segments")
+    ring = sharded(step)
+    found, told = permuted(ring, params, batch)
+    part = EXAMPLES * TIME * 32 * F32 // 8
+    assert found == told == Counter({part: 42, part // 2: 16, part // 8: 10})
+    gathers = [m.bytes for m in moves(ring, params, batch) if m.kind == "all-gather"]
+    assert gathers == [c.bytes for c in ring.report().collectives or () if c.kind == "all-gather"]
+    assert gathers == [EXAMPLES * TIME * 4]
+
+
+def test_what_sees_everything_is_not_dealt_out_anew():
+    step, params, x = layers(lambda t: None, n=1)
+    found, told = permuted(sharded(step, "dp+sp", "cpu:8 data=2 seq=4"), params, x)
+    assert found == told == Counter({x.nbytes // 8: 6 * 3})
+
+
+def test_bfloat16_goes_round_as_such_and_its_sums_in_float32():
+    """Of a CPU both do so in float32."""
+    step, params, x = layers(lambda t: None, n=1)
+    ring = sharded(step, "dp+sp", "cpu:8 data=2 seq=4", precision="bf16")
+    found, told = permuted(ring, params, x)
+    assert found == told == Counter({x.nbytes // 8: 6 * 3})
+
+
+def test_a_window_goes_no_further_than_it_sees():
+    """Eight positions a device: of the keys from 15 positions before on those two devices are seen beside its own."""
+    at = jnp.arange(TIME)
+    seen = (at[:, None] >= at) & (at[:, None] - at < 16)
+    step, params, x = layers(lambda t: seen, n=1)
+    found, told = permuted(ran(step, params, x), params, x)
+    assert found == told == Counter({x.nbytes // 8: 6 * 2})
+
+
+@pytest.mark.parametrize("devices", [2, 3, 8])
+def test_of_a_causal_ring_all_devices_work_alike_at_every_turn(devices):
+    """Products are of whole parts; of those on the diagonal a half is needed."""
+    span = Span(0, None)
+    ring = ring_of(form(span), ("seq",), devices, 48 * devices, [])
+    assert ring.zigzag
+    firsts = [[int(x) for x in starts(ring, d)] for d in range(devices)]
+    assert sorted(x for parts in firsts for x in parts) == [24 * k for k in range(2 * devices)]
+    works = [
+        [
+            sum(bool(near(span, ring, q, k)) for q in firsts[d] for k in firsts[(d - turn) % devices])
+            for d in range(devices)
+        ]
+        for turn in range(devices)
+    ]
+    assert all(max(turn) <= 1.1 * sum(turn) / devices for turn in works)
+
+
+def form(span):
+    return Form(1, 0, 1.0, span, (), False, None, (None, None), jnp.float32)
+
+
+def test_attention_of_long_sequences_takes_a_fifth_of_the_memory_of_gathered_keys():
+    """As compiled for 4,096 positions on 8 devices, value and gradient of one layer with its projections."""
+    heads, head, time = 2, 64, 4096
+    width = heads * head
+
+    def step(params, x):
+        def loss(params):
+            q, k, v = ((x @ params[name]).reshape(2, time, heads, head) for name in "qkv")
+            return jnp.mean((einsum(q, k, v, causal(time)).reshape(x.shape) @ params["o"]) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    params = {name: jax.ShapeDtypeStruct((width, width), jnp.float32) for name in "qkvo"}
+    x = jax.ShapeDtypeStruct((2, time, width), jnp.float32)
+    mesh = jaxshard_magic.mesh("cpu:8 seq=8")
+    compiled, planned = {}, {}
+    for how in ("gather", "ring"):
+        plan = jaxshard_magic.shard(step, "sp", mesh=mesh, attention=how).planned(params, x).plan
+        assert isinstance(plan.run, Hold)
+        ins, outs = (
+            [jax.NamedSharding(mesh, spec) for spec in specs] for specs in (plan.in_specs, plan.out_specs)
+        )
+        run = jax.jit(plan.run.__call__, in_shardings=ins, out_shardings=outs)
+        compiled[how] = run.lower(*jax.tree.leaves((params, x))).compile()
+        planned[how] = footprint(plan.run)
+    temporaries = {how: c.memory_analysis().temp_size_in_bytes for how, c in compiled.items()}
+    assert temporaries["ring"] <= 0.2 * temporaries["gather"]
+    assert f"{time // 8},{time}]" not in compiled["ring"].as_text()  # nor of all scores
+    assert f"{time},{time}]" not in compiled["ring"].as_text()
+    assert temporaries["ring"] / 2 <= planned["ring"].between <= 2 * temporaries["ring"]
+
+
+def test_what_no_ring_takes_is_gathered_and_said(monkeypatch):
+    def capped(q, k, v, mask):
+        scores = 30 * jnp.tanh(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 30)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)), v)
+
+    monkeypatch.setitem(FORMS, "capped", capped)
+    step, params, batch = attention_step("capped")
+    rewritten = sharded(step).planned(params, batch).rewritten
+    findings = [] if rewritten is None else [finding.message for finding in rewritten.findings]
+    assert any("`tanh`" in message and "test_ring.py, line" in message for message in findings)
