@@ -109,12 +109,18 @@ class Counts:
         )
 
     def _inner(self, value: Value | None) -> Value | None:
-        """`value` outside of the calls that it was handed into."""
-        while value is not None and value not in self.program.maker:
-            outside, lead = self._outside(value)
-            if outside is None or lead:
+        """`value` where it is made, whatever calls it was handed into, or comes out of."""
+        while value is not None:
+            e = self.program.maker.get(value)
+            if e is None:
+                before = self.entering(value)
+            elif called(e.eqn) is not None:
+                before = next(a for a, b, _ in e.doors[0].out if b == value)
+            else:
                 break
-            value = outside
+            if before is None:
+                break
+            value = before
         return value
 
     def _number(self, e: Equation, k: int) -> Any:

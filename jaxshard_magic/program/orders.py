@@ -5,87 +5,35 @@ row by row alone, so that any other batch sorted by itself gives the same rows. 
 a value whose rows and those of another order meet is `Mixed`, and nothing is said of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import jax
 import numpy as np
 
 from .counts import Counts
 from .ir import Door, Equation, Program, Scope, Value
+from .order_states import (
+    MIXED,
+    Known,
+    Lookup,
+    Mixed,
+    Numbers,
+    Sorted,
+    State,
+    inside,
+    ordered,
+    sorted_back,
+    sorted_in,
+    stacked,
+)
 from .primitives import bind, called, is_literal, scan_counts, shape_of
 from .primitives.dims import along, reduced
 from .primitives.primitive import Kind
 
 _WHOLE = "iub"  # kinds of numpy's types of whole numbers and truth values
-
-
-@dataclass(frozen=True)
-class Sorted:
-    """The rows along `dim` are in the order that the equation `order` sorted them in. `loop`: the scan that stacked it,
-    each trip's rows in that trip's order."""
-
-    order: int
-    dim: int
-    loop: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Numbers:
-    """Row i along `dim` is `table[k]`, and k is i itself without `order`; else it is which row the equation `order`
-    sorted to place i, or, `back`, the place that it sorted row i to."""
-
-    dim: int
-    table: np.ndarray
-    order: int | None = None
-    back: bool = False
-    loop: int | None = None
-
-    def of(self) -> tuple:
-        """Whose numbers they are."""
-        return self.dim, self.order, self.back, self.loop
-
-    def each(self, rows: int) -> int | None:
-        """How many rows have the same number, if number n is that of the rows from n times as many on, of `rows`
-        numbers."""
-        size = len(self.table)
-        if not rows or size % rows:
-            return None
-        each = size // rows
-        return each if np.array_equal(self.table, np.arange(size) // each) else None
-
-
-@dataclass(frozen=True)
-class Known:
-    """A number written into the program, or an array of nothing else."""
-
-    number: Any
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """Rows of different orders have met, or an order was used in a way that nothing is known of."""
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """An equation that brings rows `into` an order, or out of it. `each`: how many sorted rows are of one of them."""
-
-    order: int
-    into: bool
-    each: int
-
-
-State = Sorted | Numbers | Known | Mixed | None  # None: rows as the program has them
-MIXED = Mixed()
-
-
-def ordered(state: State) -> bool:
-    """Has a value to do with an order?"""
-    return isinstance(state, (Sorted, Mixed)) or (isinstance(state, Numbers) and state.order is not None)
 
 
 class Orders:
@@ -171,10 +119,10 @@ class Orders:
         """What a loop hands from trip to trip is in no order; what it stacks may be, trip by trip."""
         n, k = scan_counts(e.params)
         carried = [MIXED if ordered(s) else None for s in states[n : n + k]]
-        self._scope(door.scope, [*states[:n], *carried, *map(_inside, states[n + k :])])
+        self._scope(door.scope, [*states[:n], *carried, *map(inside, states[n + k :])])
         ends = [self._result(door.scope, i) for i in range(len(e.outs))]
-        stacked = [_stacked(s, e.index) for s in ends[k:]]
-        self._set(e.outs, [*(MIXED if ordered(s) else None for s in ends[:k]), *stacked])
+        carried = [MIXED if ordered(s) else None for s in ends[:k]]
+        self._set(e.outs, [*carried, *(stacked(s, e.index) for s in ends[k:])])
 
     # One equation.
 
@@ -216,11 +164,11 @@ class Orders:
             if key.back or key.loop is not None or key.each(len(key.table)) != 1:
                 return [MIXED] * len(states)
             self.backs.add(e.index)
-            return [Numbers(0, key.table), *(_sorted_back(s, key.order) for s in states[1:])]
+            return [Numbers(0, key.table), *(sorted_back(s, key.order) for s in states[1:])]
         if e.params["num_keys"] != 1 or any(map(ordered, states)):
             return [MIXED] * len(states)
         self.sorts.add(e.index)
-        return [_sorted(s, e.index) for s in states]
+        return [sorted_in(s, e.index) for s in states]
 
     def _elementwise(self, e: Equation, states: list[State]) -> State:
         rows = [s for s in states if isinstance(s, Sorted)]
@@ -229,7 +177,9 @@ class Orders:
         if not rows:
             return self._numbers(e, states)
         first = rows[0]
-        if any(s != first for s in rows) or any(isinstance(s, Numbers) and s.order is not None for s in states):
+        if any(s != first for s in rows) or any(
+            isinstance(s, Numbers) and s.order is not None for s in states
+        ):
             return MIXED
         rest = [k for k, s in enumerate(states) if not isinstance(s, Sorted)]
         return first if all(self._even_operand(e, k, first.dim) for k in rest) else MIXED
@@ -243,24 +193,24 @@ class Orders:
             return lost
         if len({s.of() for s in numbers}) > 1:
             return lost
-        if not numbers and e.eqn.outvars[0].aval.shape:
-            return None
         with jax.ensure_compile_time_eval():
             found = np.asarray(bind(e.eqn, self._tables(e, states))[0])
-        return replace(numbers[0], table=found) if numbers else Known(found[()])
+        if found.size and (found == found.flat[0]).all():  # the same in any order
+            return Known(found.flat[0])
+        return replace(numbers[0], table=found)
 
     @staticmethod
     def _tables(e: Equation, states: list[State]) -> list[np.ndarray]:
         """Operands along the one dimension that numbers are of; a number for all of them as often as needed."""
-        size = next((len(s.table) for s in states if isinstance(s, Numbers)), None)
+        size = next((len(s.table) for s in states if isinstance(s, Numbers)), 0)
         found = []
         for s, var in zip(states, e.eqn.invars, strict=True):
-            dtype, full = var.aval.dtype, shape_of(var) and size is not None  # pyright: ignore[reportAttributeAccessIssue]
+            dtype, many = var.aval.dtype, bool(shape_of(var) and size)  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(s, Numbers):
                 found.append(s.table.astype(dtype))
             else:
                 assert isinstance(s, Known)
-                found.append(np.full((size,) if full else (), s.number, dtype))
+                found.append(np.full((size,) * many, s.number, dtype))
         return found
 
     def _relaid(self, e: Equation, states: list[State]) -> State:
@@ -307,8 +257,10 @@ class Orders:
         sides = [s if isinstance(s, Sorted) else None for s in (left, right)]
         mine, theirs = sides
         orders = {(s.order, s.loop) for s in sides if s is not None}
-        if len(orders) != 1 or any(ordered(s) for s in states[2:]) or any(
-            ordered(s) and not isinstance(s, Sorted) for s in (left, right)
+        if (
+            len(orders) != 1
+            or any(ordered(s) for s in states[2:])
+            or any(ordered(s) and not isinstance(s, Sorted) for s in (left, right))
         ):
             return MIXED
         ((order, loop),) = orders
@@ -349,7 +301,9 @@ class Orders:
                 return MIXED
             self.lookups[e.index] = Lookup(index.order, False, 1)
             return None
-        if operand is not None:
+        if isinstance(operand, Numbers) and operand.of() == (looked, index.order, True, None) and each == 1:
+            return Numbers(spots[index.dim], operand.table)  # where each row went, looked up by which it is
+        if isinstance(operand, (Sorted, Numbers, Mixed)):
             return MIXED
         self.lookups[e.index] = Lookup(index.order, True, each)
         return Sorted(index.order, spots[index.dim])
@@ -384,8 +338,10 @@ class Orders:
                 return MIXED
             self.lookups[e.index] = Lookup(index.order, True, 1)
             return Sorted(index.order, rows[0])
-        if isinstance(updates, Numbers) and updates.order is None and e.name == "scatter":  # where each row went
-            own = updates.dim == spot and updates.each(len(updates.table)) == 1
+        if (
+            isinstance(updates, Numbers) and updates.order is None and e.name == "scatter"
+        ):  # where each row went
+            own = updates.dim == spot and updates.loop is None
             return Numbers(rows[0], updates.table, index.order, back=True) if own else MIXED
         if updates != Sorted(index.order, spot):
             return MIXED
@@ -432,35 +388,6 @@ def _unknown(_e: Equation, states: list[State]) -> State:
     return MIXED if any(map(ordered, states)) else None
 
 
-def _sorted(state: State, order: int) -> State:
-    if isinstance(state, Numbers):
-        return replace(state, order=order)
-    return state if isinstance(state, Known) else Sorted(order, 0)
-
-
-def _sorted_back(state: State, order: int) -> State:
-    if isinstance(state, Numbers) and state.order is None:
-        return replace(state, order=order, back=True)
-    return None if state == Sorted(order, 0) else MIXED
-
-
-def _inside(state: State) -> State:
-    """The state in one trip of a loop of what the loop steps over."""
-    if not isinstance(state, (Sorted, Numbers)):
-        return state
-    if state.dim == 0:
-        return MIXED if ordered(state) else None
-    return replace(state, dim=state.dim - 1, loop=None)
-
-
-def _stacked(state: State, loop: int) -> State:
-    if not isinstance(state, (Sorted, Numbers)):
-        return state
-    if state.loop is not None:
-        return MIXED
-    return replace(state, dim=state.dim + 1, loop=loop)
-
-
 def _new_place(e: Equation, dim: int) -> int | None:
     """Where a dimension is in the same numbers under other dimensions; None where it is torn or merged."""
     if e.name == "broadcast_in_dim":
@@ -471,9 +398,3 @@ def _new_place(e: Equation, dim: int) -> int | None:
     old, new = shape_of(e.eqn.invars[0]), shape_of(e.eqn.outvars[0])
     kept = (k for k in range(len(new)) if new[k] == old[dim] and prod(new[:k]) == prod(old[:dim]))
     return next(kept, None)
-
-
-def sorted_in(orders: Mapping[Value, State], v: Value | None) -> Sorted | None:
-    """How a value's rows were sorted; None where they were not."""
-    state = None if v is None else orders.get(v)
-    return state if isinstance(state, Sorted) else None

@@ -13,7 +13,8 @@ from jax.core import Tracer
 
 from ..indices import made_positive
 from ..ir import Door, Equation, Program, Scope, Value
-from ..orders import Orders, Sorted
+from ..order_states import Sorted
+from ..orders import Orders
 from ..primitives import scan_counts, shape_of
 from ..primitives.primitive import Kind
 from . import ordered
@@ -113,7 +114,14 @@ class Walk:
             return [Unknown()] * len(e.outs)
         if e.primitive.kind is Kind.EACH:
             return labels
-        if e.name == "select_n" and not self.orders[0].takes_part(e) and made_positive(self.small, e) and isinstance(labels[1], Places):
+        if self.orders[0].takes_part(e) and (same := ordered.known(site, *self.orders)) is not None:
+            return same
+        if (
+            e.name == "select_n"
+            and not self.orders[0].takes_part(e)
+            and made_positive(self.small, e)
+            and isinstance(labels[1], Places)
+        ):
             return [labels[1]]
         unknown = next((x for x in labels if isinstance(x, Unknown)), None)
         if unknown is not None:

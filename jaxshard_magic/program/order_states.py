@@ -1,0 +1,100 @@
+"""What values have to do with rows in another order, as `Orders` follows it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """The rows along `dim` are in the order that the equation `order` sorted them in. `loop`: the scan that stacked it,
+    each trip's rows in that trip's order."""
+
+    order: int
+    dim: int
+    loop: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """Row i along `dim` is `table[k]`, and k is i itself without `order`; else it is which row the equation `order`
+    sorted to place i, or, `back`, the place that it sorted row i to."""
+
+    dim: int
+    table: np.ndarray
+    order: int | None = None
+    back: bool = False
+    loop: int | None = None
+
+    def of(self) -> tuple:
+        """Whose numbers they are."""
+        return self.dim, self.order, self.back, self.loop
+
+    def each(self, rows: int) -> int | None:
+        """How many rows have the same number, if number n is that of the rows from n times as many on, of `rows`
+        numbers."""
+        size = len(self.table)
+        if not rows or size % rows:
+            return None
+        each = size // rows
+        return each if np.array_equal(self.table, np.arange(size) // each) else None
+
+
+@dataclass(frozen=True)
+class Known:
+    """A number written into the program, or an array of nothing else."""
+
+    number: Any
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Rows of different orders have met, or an order was used in a way that nothing is known of."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """An equation that brings rows `into` an order, or out of it. `each`: how many sorted rows are of one of them."""
+
+    order: int
+    into: bool
+    each: int
+
+
+State = Sorted | Numbers | Known | Mixed | None  # None: rows as the program has them
+MIXED = Mixed()
+
+
+def ordered(state: State) -> bool:
+    """Has a value to do with an order?"""
+    return isinstance(state, (Sorted, Mixed)) or (isinstance(state, Numbers) and state.order is not None)
+
+
+def sorted_in(state: State, order: int) -> State:
+    if isinstance(state, Numbers):
+        return replace(state, order=order)
+    return state if isinstance(state, Known) else Sorted(order, 0)
+
+
+def sorted_back(state: State, order: int) -> State:
+    if isinstance(state, Numbers) and state.order is None:
+        return replace(state, order=order, back=True)
+    return None if state == Sorted(order, 0) else MIXED
+
+
+def inside(state: State) -> State:
+    """The state in one trip of a loop of what the loop steps over."""
+    if not isinstance(state, (Sorted, Numbers)):
+        return state
+    if state.dim == 0:
+        return MIXED if ordered(state) else None
+    return replace(state, dim=state.dim - 1, loop=None)
+
+
+def stacked(state: State, loop: int) -> State:
+    if not isinstance(state, (Sorted, Numbers)):
+        return state
+    if state.loop is not None:
+        return MIXED
+    return replace(state, dim=state.dim + 1, loop=loop)
