@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from . import simulate
@@ -136,7 +137,7 @@ def check_axes(axes: Axes) -> None:
         )
 
 
-def axes_text(axes: Axes) -> str:
+def axes_text(axes: Iterable[tuple[str, int]]) -> str:
     """Axes as they are written: `data=4 model=2`."""
     return " ".join(f"{a}={n}" for a, n in axes)
 

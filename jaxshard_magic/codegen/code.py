@@ -13,6 +13,7 @@ from ..analysis.summary import reading_of
 from ..errors import ShardError
 from ..placing import cuts_by_host
 from ..report import Collective
+from ..report.parts import mesh_text
 from ..report.written import Shown, saved
 from ..targets import target_of
 from .cells import Piece, cells_of
@@ -81,7 +82,7 @@ class Code(Shown):
         return code.to_text, code.to_html, code.page
 
     def _short(self) -> str:
-        axes = " ".join(f"{axis}={size}" for axis, size in self.mesh.items())
+        axes = mesh_text(self.mesh)
         return f"<Code of {self.name}: {self.strategy} on {axes}, {self.text.count(chr(10))} lines>"
 
 
@@ -166,7 +167,7 @@ def _notes(
     missing: Iterable[str],
     elsewhere: str | None,
 ) -> Iterator[str]:
-    axes = " ".join(f"{axis}={size}" for axis, size in step.mesh.shape.items())
+    axes = mesh_text(step.mesh.shape)
     yield f"{step.name} under {step.strategy} on {axes}, in plain JAX."
     yield f"Written by jaxshard_magic {version('jaxshard_magic')}, without which it runs, and jax {version('jax')}."
     if planned is None or way.collectives is None:

@@ -136,8 +136,9 @@ def _report(word: str, history: "Sequence[Report]", names: Mapping[str, Any], st
 def _trial(report: "Report") -> "Trial":
     from ..comparing import VARIED, line_of
     from ..report.comparison import Trial
+    from ..report.parts import mesh_text
 
     axes, options = dict(report.mesh.axes), dict(report.options)
     own = {name: value for name, value in options.items() if name in VARIED}
-    line = line_of(report.strategy, " ".join(f"{axis}={size}" for axis, size in axes.items()), own)
+    line = line_of(report.strategy, mesh_text(axes), own)
     return Trial(report.strategy, axes, options, line, report, number=report.number)

@@ -64,9 +64,10 @@ class Meshes:
 
     def _default(self, options: Options) -> "Mesh":
         from .. import api
+        from ..mesh_text import axes_text
 
         built = api.default_mesh(options.strategy, stages=options.stages, namespaces=[self._shell.user_ns])
-        axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
+        axes = axes_text(built.mesh.shape.items())
         hint = () if self._hinted else (f"no %mesh yet, taking {axes}",)
         self._hinted = True
         if said := (*hint, *built.notes):
@@ -86,12 +87,14 @@ class Meshes:
         """The mesh of `%mesh`; made anew where a later one restarted the CPU backend under it."""
         import jax
 
+        from ..mesh_text import axes_text
+
         built = self._session.mesh
         if built is None or built.source == "topology":
             return built
         first = built.mesh.devices.flat[0]
         if first not in jax.devices(first.platform):
-            axes = " ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
+            axes = axes_text(built.mesh.shape.items())
             self._session.mesh = self.built(f"cpu:{built.mesh.size} {axes}")
         return self._session.mesh
 

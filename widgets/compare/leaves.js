@@ -4,6 +4,7 @@ import { axisClass } from "../shared/axes.js";
 import { h } from "../shared/dom.js";
 import { UNKNOWN, bytes, count, counted } from "../shared/format.js";
 import { number } from "../shared/kinds.js";
+import { more } from "../shared/more.js";
 import { figure, letter } from "./cells.js";
 import { DIFFERENCE, NOT_KNOWN, difference } from "./parts.js";
 
@@ -23,8 +24,9 @@ export function leaves(known, pair, axes) {
   const follow = rows.reduce((sum, row) => sum + row.follow, 0);
   const like = follow ? `, ${count(follow)} of them the optimizer's, which lie as the parameters below` : "";
   const said = `${counted(many, "leaf", "leaves")}${like}`;
-  const made = rows.map((row) => drawn(row, known.layouts, axes));
-  const body = h("tbody", {}, made.slice(0, ROWS));
+  const make = (row) => drawn(row, known.layouts, axes);
+  const left = rows.slice(ROWS);
+  const body = h("tbody", {}, rows.slice(0, ROWS).map(make));
   const head = (which) => [h("th", { scope: "col", title: LAID }, letter(which)), number("per device", HELD)];
   return h(
     "div",
@@ -37,7 +39,7 @@ export function leaves(known, pair, axes) {
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "leaf"), head("A"), head("B"), number(DIFFERENCE))),
       body,
     ),
-    made.length > ROWS ? rest(made.slice(ROWS), body) : null,
+    more(counted(left.length, "more row"), left, make, body),
   );
 }
 
@@ -81,18 +83,3 @@ function type(parts, axes) {
 }
 
 const breakable = (text, mark) => text.split(mark).flatMap((part, i) => (i ? [mark, h("wbr"), part] : [part]));
-
-/** `39 more`, and a button that lists them. */
-function rest(rows, body) {
-  const button = h("button", { type: "button", class: "jsm-button", onclick: show }, "Show all");
-  const line = h("p", { class: "jsm-small jsm-quiet jsm-cmp-more" }, `${counted(rows.length, "more row", "more rows")} `, button);
-
-  function show() {
-    rows[0].tabIndex = -1; // the keyboard goes on where the button was
-    body.append(...rows);
-    rows[0].focus();
-    line.remove();
-  }
-
-  return line;
-}
