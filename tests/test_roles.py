@@ -17,6 +17,7 @@ GUESSED = {
     "graph_network",  # the nodes of all graphs are one long batch, and so are the edges
     "masked_loss_dataclass",  # every token by itself: the sentences and their positions are alike
     "mixture_of_experts",  # so here
+    "dropless_placed",  # and here
     "matrix_factors",  # no product with a weight
     "padded_graphs",
     "variational_inference",  # the weights are drawn; examples and particles are alike
