@@ -88,8 +88,20 @@ def _specs(hold: Hold, value: Value, makers: Iterable[Equation], outer: int | No
     if not layout.batchy(value):
         return
     before = [s for e in makers if e.name == "gather" for s in made_as(layout, e, e.outs[0])[:-1]]
-    for spec in (*(s for s in before if len(s) == len(layout.program.shapes[value])), layout.active(value)):
+    before = [s for s in before if len(s) == len(layout.program.shapes[value])]
+    for spec in (*before, layout.active(value), *_read_otherwise(hold, value)):
         yield spec_text(spec[outer or 0 :])
+
+
+def _read_otherwise(hold: Hold, value: Value) -> list[Spec]:
+    """Where all that read an activation of experts, or of tokens for them, have it on the other side."""
+    layout = hold.layout
+    if layout.experts is None:
+        return []
+    same = layout.flow.forward([value], lambda _v, _w, e: e is None)
+    readers = ((v, e) for v in same for _, e in layout.flow.after[v])
+    read = {tuple(layout.read(e, v)) for v, e in readers if e is not None}
+    return [list(*read)] if len(read) == 1 and read != {tuple(layout.active(value))} else []
 
 
 def spec_text(spec: Spec) -> str:

@@ -14,13 +14,20 @@ JOBS = {
     "fsdp": ("fsdp", "data"),
     "tp": ("tensor",),
     "sp": ("sequence",),
+    "ep": ("expert",),
     "pp": ("pipeline",),
     "pmap": ("data",),
     "spmd": (),
 }
 ALONE = {"spmd": "uses only your own specs", "pmap": "runs the step as it is written for one device"}
 AUTO = "auto"  # no strategy, but a search for one
-_EXAMPLE = {"data": "data=8", "fsdp": "fsdp=8", "tensor": "model=8", "sequence": "seq=8"}
+_EXAMPLE = {
+    "data": "data=8",
+    "fsdp": "fsdp=8",
+    "tensor": "model=8",
+    "sequence": "seq=8",
+    "expert": "expert=8",
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,12 @@ def parse_strategy(text: str) -> tuple[Part, ...]:
         if any(p.name == name for p in parts):
             raise ShardError(f"strategy '{text}' names {name} twice; once is enough")
         parts.append(Part(name, axis or None))
+    names = {p.name for p in parts}
+    if {"ep", "pp"} <= names:
+        raise ShardError(
+            f"'{text}': experts are not divided inside the stages of a pipeline; use ep with dp, fsdp or tp, or pp "
+            "with these"
+        )
     lone = next((p.name for p in parts if p.name in ALONE), None)
     if len(parts) > 1 and lone is not None:
         rules = "; for rules on top use --rule" if lone == "spmd" else ""
@@ -85,10 +98,11 @@ def part_axes(parts: tuple[Part, ...], mesh: Mesh, stages: int | None = None) ->
 
 def batch_axes(axes: dict[str, Axes], mesh: Mesh) -> Axes:
     """All axes that the examples are divided over: every data and fsdp axis, and what dp and fsdp were given, without
-    those that divide what is inside an example, or the layers."""
+    those that divide what is inside an example, or the layers; then those of ep, which divide experts as well."""
     wanted = {*axes_for(mesh, "data"), *axes_for(mesh, "fsdp"), *axes.get("dp", ()), *axes.get("fsdp", ())}
-    inside = {*axes.get("tp", ()), *axes.get("sp", ()), *axes.get("pp", ())}
-    return tuple(a for a in mesh.axis_names if a in wanted and a not in inside)
+    experts = axes.get("ep", ())
+    elsewhere = {*axes.get("tp", ()), *axes.get("sp", ()), *axes.get("pp", ()), *experts}
+    return (*(a for a in mesh.axis_names if a in wanted and a not in elsewhere), *experts)
 
 
 def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:

@@ -16,6 +16,7 @@ from ..program.weights import largest_weight
 from ..request import Request
 from ..specs import Placement
 from .dp import data_parallel
+from .ep import expert_parallel
 from .examples import about_the_batch, examples_divide
 from .fsdp import fully_sharded
 from .hold import Hold
@@ -28,9 +29,11 @@ from .sp import sequence_parallel, why_positions
 from .stepwise import about_steps
 from .tp import tensor_parallel
 
-# In this order: data parallel needs nothing, tensor parallel takes its dimensions first, the others what is left.
+# In this order: data parallel needs nothing, experts are divided by themselves, tensor parallel takes its dimensions
+# of what is left first, then the others.
 STRATEGIES: dict[str, Strategy] = {
     "dp": data_parallel,
+    "ep": expert_parallel,
     "tp": tensor_parallel,
     "sp": sequence_parallel,
     "fsdp": fully_sharded,

@@ -139,6 +139,9 @@ class Hold(Emitter):
         layout = self.layout
         for k, spec in read_whole(layout, e).items():
             values[k] = self.layout.pin(values[k], spec)
+        for k, v in enumerate(e.ins):
+            if v is not None and layout.experts is not None and layout.batchy(v):
+                values[k] = self._brought(values[k], layout.active(v), layout.read(e, v))
         if not layout.storage.batchy_equation(e) or e.primitive.scatters:
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
@@ -147,6 +150,16 @@ class Hold(Emitter):
                 with self._of_weight(v):
                     values[k] = self._fetch(e, values, k, v)
         return values
+
+    def _brought(self, x: Any, lies: Spec, wanted: Spec) -> Any:
+        """An activation from where it lies to where it is wanted: pinned at both, else the compiler may gather it; once
+        in a body, however many read it there."""
+        if lies == wanted:
+            return x
+        brought, at = self._bodies[-1].brought, (id(x), tuple(wanted))
+        if at not in brought:
+            brought[at] = x, self.layout.pin(self.layout.pin(x, lies), wanted)
+        return brought[at][1]
 
     def after(self, e: Equation, outs: list) -> list:
         layout = self.layout
@@ -248,13 +261,14 @@ class _Kept(NamedTuple):
 
 
 class _Body:
-    """What is gathered in one body while it is re-emitted."""
+    """What is gathered, or brought to experts and back, in one body while it is re-emitted."""
 
     def __init__(self, *, is_loop: bool):
         self.is_loop = is_loop
         self.kept: dict[int, _Kept] = {}
         self.fetched: set[frozenset[int]] = set()
         self.last_activation: Any = None
+        self.brought: dict[tuple[int, tuple[Axes, ...]], tuple[Any, Any]] = {}  # with what the id is of
 
     def keep(self, source: Any, gathered: Any, size: int, cap: int) -> None:
         self.kept[id(source)] = _Kept(source, gathered, size)

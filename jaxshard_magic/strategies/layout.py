@@ -14,7 +14,7 @@ from ..plan import Finding
 from ..program.batching.batch import Batch
 from ..program.dimensions import Dimensions, Storage
 from ..program.flow import Flow
-from ..program.ir import Program, Value
+from ..program.ir import Equation, Program, Value
 from ..program.roles import Roles
 from ..program.sizes import nbytes
 
@@ -22,15 +22,33 @@ Axes = tuple[str, ...]
 Spec = list[Axes]  # the mesh axes of every dimension
 
 
+@dataclass(frozen=True)
+class Experts:
+    """Experts divided over the mesh axes `axes`, by the dimension classes that count them.
+
+    `places`: classes of those that experts have for the tokens of a group; `shared`: for the tokens of all examples.
+    `stored`: the storage classes of parameters that are divided so. `equations`: those, by index, that work expert by
+    expert; `made`: the activations that these make.
+    """
+
+    axes: Axes
+    classes: frozenset[int]
+    places: frozenset[int] = frozenset()
+    shared: frozenset[int] = frozenset()
+    stored: frozenset[int] = frozenset()
+    equations: frozenset[int] = frozenset()
+    made: frozenset[Value] = frozenset()
+
+
 @dataclass(eq=False)
 class Layout:
     """A step's dimensions and the mesh axes given to them; `platform` is that of the mesh's devices.
 
     `batch_axes` divide the examples; `tensor` gives mesh axes to logical dimensions that stay divided in use;
-    `stored` to dimensions of arrays at rest. `sequence`: the logical dimensions that are positions, divided over
-    `sequence_axes`; `keys`: those of the program's dimensions, by number, that stay whole because another of the same
-    value is divided; `positions`: those of inputs that the user named. `names`, `why`, `wanted` and `lost` are kept per
-    input.
+    `stored` to dimensions of arrays at rest; `experts`: those that are divided, None without. `sequence`: the logical
+    dimensions that are positions, divided over `sequence_axes`; `keys`: those of the program's dimensions, by number,
+    that stay whole because another of the same value is divided; `positions`: those of inputs that the user named.
+    `names`, `why`, `wanted` and `lost` are kept per input.
     """
 
     program: Program
@@ -47,6 +65,7 @@ class Layout:
     sequence: frozenset[int] = frozenset()
     sequence_axes: Axes = ()
     keys: frozenset[int] = frozenset()
+    experts: Experts | None = None
     names: Sequence[str] = ()
     positions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     fixed: dict[int, str] = field(default_factory=dict)
@@ -74,31 +93,64 @@ class Layout:
         return self._unique([self.stored.get(c, ()) for c in self.storage.of(value)])
 
     def in_use(self, value: Value) -> Spec:
-        """A weight where an activation meets it: only what tensor parallelism divides."""
+        """A weight where an activation meets it: only what tensor parallelism divides, and experts."""
         spec: Spec = []
         for axes in self.tensor_axes(value):
             spec.append(() if any(spec) else axes)
+        if self.experts is not None:
+            for d, c in enumerate(self.storage.of(value)):
+                if c in self.experts.stored:
+                    spec[d] = self.experts.axes
         return spec
 
     def active(self, value: Value) -> Spec:
-        """An activation: examples over the batch axes, tensor parallel dimensions divided, positions over what these
-        leave of the sequence axes, the rest whole."""
+        """An activation where it is made: examples over the batch axes, tensor parallel dimensions divided, positions
+        over what these leave of the sequence axes, the rest whole; what experts make by expert."""
+        return self.lying(value, self.experts is not None and value in self.experts.made)
+
+    def made_by(self, e: Equation, value: Value) -> list[Spec]:
+        """How an activation lies that `e` makes, one after the other: what it adds up over experts first where these
+        are, then where the activation is wanted."""
+        active = self.active(value)
+        lying = active if self.experts is None else self.read(e, value)
+        return [active] if lying == active else [lying, active]
+
+    def read(self, e: Equation, value: Value | None) -> Spec:
+        """A value where `e` works with it: by expert, where `e` works so."""
+        if value is None:
+            return []
+        by_expert = self.experts is not None and e.index in self.experts.equations
+        if self.batchy(value):
+            return self.lying(value, by_expert)
+        used = self.in_use(value)
+        return used if by_expert or self.experts is None else without(used, self.experts.axes)
+
+    def lying(self, value: Value, by_expert: bool) -> Spec:
+        """An activation, `by_expert`: experts divided, and examples, or the places that experts have, over what these
+        leave of the batch axes; else examples over all of them, as `active` says."""
         spec, shape = [], self.program.shapes[value]
+        over, rows, given = self.batch_axes, self.batch.classes, dict[int, Axes]()
+        if self.experts is not None:
+            given = dict.fromkeys(self.experts.classes, self.experts.axes if by_expert else ())
+            if by_expert:
+                over = tuple(a for a in over if a not in self.experts.axes)
+                rows = rows if rows.intersection(self.dims.of(value)) else self.experts.shared
         tensor = self.tensor_axes(value)
         left = tuple(a for a in self.sequence_axes if not any(a in axes for axes in tensor))
         for d, (c, n) in enumerate(zip(self.dims.of(value), self.program.nodes(value), strict=True)):
-            if c in self.sequence:
+            if c in given:
+                spec.append(self._dividing(given[c], shape[d]))
+            elif c in self.sequence:
                 spec.append(() if n in self.keys else self._dividing(left, shape[d]))
             else:
-                spec.append(
-                    self._dividing(self.batch_axes, shape[d]) if c in self.batch.classes else tensor[d]
-                )
+                spec.append(self._dividing(over, shape[d]) if c in rows else tensor[d])
         return self._unique(spec)
 
     def gathered_over(self, weight: Value) -> Axes:
         """The mesh axes over which a weight at rest is gathered for use."""
-        tensor = {a for axes in self.tensor.values() for a in axes}
-        return tuple(a for axes in self.at_rest(weight) for a in axes if a not in tensor)
+        inside = {a for axes in self.tensor.values() for a in axes}
+        inside |= set() if self.experts is None else {*self.experts.axes}
+        return tuple(a for axes in self.at_rest(weight) for a in axes if a not in inside)
 
     def tensor_axes(self, value: Value) -> Spec:
         shape = self.program.shapes[value]

@@ -1,6 +1,7 @@
 """One device's share of a step's products under a layout."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import prod
 
 from jax import lax
@@ -23,8 +24,8 @@ def shares(layout: Layout, works: Iterable[Work]) -> tuple[Share, ...]:
 def _share(layout: Layout, work: Work) -> Share:
     e = layout.program.equations[work.equation]
     tensors = [v for v in (*e.ins[:2], e.outs[0]) if v is not None]
-    size = {v: layout.bytes_of(v, layout.used(v)) for v in tensors}
-    divided = parts(e, layout.used, layout.mesh.shape)
+    size = {v: layout.bytes_of(v, layout.read(e, v)) for v in tensors}
+    divided = parts(e, partial(layout.read, e), layout.mesh.shape)
     return Share(
         work.flops // divided,
         e.trips * sum(size[v] for v in tensors),
@@ -44,15 +45,15 @@ def _dims(layout: Layout, e: Equation) -> tuple[int, int, int] | None:
     left, right = e.ins[:2]
     if c is None or left is None or right is None or c.grouped is not None or c.ragged is not None:
         return None
-    ours, theirs, made = (_sizes(layout, v) for v in (left, right, out))
+    ours, theirs, made = (_sizes(layout, e, v) for v in (left, right, out))
     rows = [ours[d] for d, _ in c.left] + [made[d] for *_, d in c.windowed]
     summed = [min(ours[a], theirs[b]) for a, b in c.contracted] + [theirs[d] for _, d, _ in c.windowed]
     return prod(rows), prod(theirs[d] for d, _ in c.right), prod(summed)
 
 
-def _sizes(layout: Layout, v: Value) -> Sequence[int]:
-    """The dimensions of what one device has of a value where it is worked with."""
-    pairs = zip(layout.program.shapes[v], layout.used(v), strict=True)
+def _sizes(layout: Layout, e: Equation, v: Value) -> Sequence[int]:
+    """The dimensions of what one device has of a value where `e` works with it."""
+    pairs = zip(layout.program.shapes[v], layout.read(e, v), strict=True)
     return [-(-size // layout.count(axes)) for size, axes in pairs]
 
 

@@ -80,9 +80,9 @@ def read_whole(layout: Layout, e: Equation) -> dict[int, Spec]:
 def made_as(layout: Layout, e: Equation, value: Value) -> list[Spec]:
     """The specs that a result of `e` takes one after the other: what a divided table gives is summed for all positions
     before these are divided."""
-    active = layout.active(value)
+    made = layout.made_by(e, value)
     axes = _looked_up(layout, e) if e.name == "gather" else ()
-    return [without(active, axes), active] if axes else [active]
+    return [without(made[-1], axes), made[-1]] if axes else made
 
 
 def _looked_up(layout: Layout, e: Equation) -> Axes:

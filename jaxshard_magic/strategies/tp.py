@@ -93,7 +93,8 @@ def _candidates(layout: Layout, found: list[Product], n: int) -> set[int]:
         whole = all(z % n == 0 for z in dims.all_sizes[c] if z > 1)
         return whole and dims.largest[c] > 1 and c not in layout.batch.classes and c not in dims.looped
 
-    return {c for c in _weight_classes(dims, found) if divides(c)}
+    experts = frozenset[int]() if layout.experts is None else layout.experts.classes
+    return {c for c in _weight_classes(dims, found) - experts if divides(c)}
 
 
 def _weight_classes(dims: Dimensions, found: list[Product]) -> set[int]:

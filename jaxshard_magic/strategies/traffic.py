@@ -8,7 +8,7 @@ and now and then a little more: scalars, what the compiler lays out anew.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 from jax import lax
@@ -30,10 +30,12 @@ def traffic(hold: Hold) -> tuple[Sent, ...]:
 
 @dataclass
 class _Body:
-    """Weights that are whole in one body, by the value that they were gathered from, with their bytes."""
+    """Weights that are whole in one body, by the value that they were gathered from, with their bytes; and activations
+    that were `brought` to experts (True) or back."""
 
     is_loop: bool
-    kept: dict[Value, int]
+    kept: dict[Value, int] = field(default_factory=dict)
+    brought: set[tuple[Value, bool]] = field(default_factory=set)
 
 
 class _Traffic:
@@ -45,7 +47,7 @@ class _Traffic:
         self._partners = self._linked() if self._layout.sequence else {}
 
     def all(self) -> Iterator[Sent]:
-        yield from self._inside(self._program.top, _Body(False, {}), {})
+        yield from self._inside(self._program.top, _Body(False), {})
 
     def _inside(self, scope: Scope, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
         """`same`: what a value inside is outside of the bodies that are run in place."""
@@ -70,13 +72,14 @@ class _Traffic:
         """What brings the operands of an equation without bodies to where it uses them."""
         yield from self._weights(e, body, same)
         yield from self._resharded(e)
+        yield from self._to_experts(e, body, same)
 
     def _entered(
         self, e: Equation, door: Door, body: _Body, same: dict[Value, Value]
     ) -> tuple[_Body, dict[Value, Value]]:
         again = e.primitive.remat and e.params.get("differentiated") and e.params.get("prevent_cse")
         if again or e.name in ("scan", "while", "cond"):
-            return _Body(True, {}), {}
+            return _Body(True), {}
         return body, {b: same.get(a, a) for a, b, _ in door.into if a is not None}
 
     def _weights(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
@@ -123,10 +126,10 @@ class _Traffic:
         """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""
         layout = self._layout
         if (c := e.contraction) is not None:
-            left, right = (self._layout.used(v) for v in e.ins[:2])
+            left, right = (self._layout.read(e, v) for v in e.ins[:2])
             return _unique(a for i, j in c.contracted for a in left[i] if a in right[j])
         if e.primitive.reduces:
-            spec = self._layout.used(e.ins[0])
+            spec = self._layout.read(e, e.ins[0])
             return _unique(a for d in e.params["axes"] for a in spec[d])
         if (
             e.primitive.scatters
@@ -165,6 +168,25 @@ class _Traffic:
                 self._gathered.add((v, gone))
                 size = self._layout.bytes_of(v, without(spec, gone))
                 yield self._sent("all-gather", gone, size, e.trips)
+
+    def _to_experts(self, e: Equation, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
+        """Activations that lie by expert, or by token, and that `e` reads the other way, each once in a body."""
+        layout, experts = self._layout, self._layout.experts
+        if experts is None:
+            return
+        for v in e.ins:
+            if (
+                v is None
+                or not layout.batchy(v)
+                or (lies := layout.active(v)) == (wanted := layout.read(e, v))
+            ):
+                continue
+            at = same.get(v, v), e.index in experts.equations
+            if at not in body.brought:
+                body.brought.add(at)
+                size = layout.bytes_of(v, wanted)
+                kind = "all-gather" if size > layout.bytes_of(v, lies) else "all-to-all"
+                yield self._sent(kind, experts.axes, size, e.trips)
 
     def _linked(self) -> dict[int, dict[int, set[str]]]:
         """By equation and by dimension of what it touches: the axes of the dimensions that are the same there."""

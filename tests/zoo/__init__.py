@@ -23,6 +23,7 @@ from . import language_models as language_models
 from . import linen_steps as linen_steps
 from . import losses_and_batches as losses_and_batches
 from . import meta_and_control_steps as meta_and_control_steps
+from . import mixtures as mixtures
 from . import nnx_state_steps as nnx_state_steps
 from . import nnx_steps as nnx_steps
 from . import nnx_transformers as nnx_transformers

@@ -17,6 +17,7 @@ STRATEGIES = {
     "fsdp": "fully sharded data parallel: weights and optimizer state are split as well",
     "tp": "tensor parallel: the weights of one layer are split, column then row",
     "sp": "sequence parallel: positions are split; with tp, between its layers, as Megatron does",
+    "ep": "expert parallel: experts are split, and tokens go to the devices that have theirs",
     "pp": "pipeline parallel: the model's layers are cut into stages, which work on microbatches in turn",
     "pmap": "steps written for one device, with jax.lax.pmean(x, 'batch'), as jax.pmap runs them",
     "spmd": "your own PartitionSpecs only: --spec, --rule, annotations, Flax metadata",

@@ -2,8 +2,8 @@
 
 Dimension classes that no parameter has are free. The batch is the free class of a data leaf that most of the
 products with weights carry (its cover), and that is never summed, sliced or paired with itself while another free
-class lives on (then it is inside an example: positions, pixels, channels). Rows that the data joins to each other, as
-edges do the nodes of a graph, are divided like examples and are none (`joins`).
+class of the data lives on (then it is inside an example: positions, pixels, channels). Rows that the data joins to
+each other, as edges do the nodes of a graph, are divided like examples and are none (`joins`).
 """
 
 from collections import Counter, defaultdict
@@ -87,6 +87,7 @@ class _Evidence:
             for d, c in enumerate(dims.big(inputs[i])):
                 if c is not None and c not in self.bound:
                     self.leaves[c].append((i, d))
+        self.given = frozenset[int]().union(*(self.reach(c) for c in self.leaves))
         self.inner: Counter[int] = Counter()
         self.products: list[tuple[int, frozenset[int]]] = []
         for e in dims.program.equations:
@@ -106,7 +107,7 @@ class _Evidence:
             self._count(c for c, n in Counter(k).items() if n > 1 and self.free(c))
         ends = _ends(e, ins, outs)
         living = {c for k in outs for c in k if self.free(c)}
-        if living:
+        if living & self.given:  # places that the step made, as an expert's for tokens, are no examples
             self._count(c for c in ends if self.free(c) and c not in living)
         if e.primitive.product:
             self._product(e, ins, outs)

@@ -71,7 +71,10 @@ class PartialSums(Region):
         partial = self._joined(e, hold.before(e, values))
         if e.index not in self.axes:
             return [partial]
-        return [self.layout.pin(self._reduced(e, partial), self.layout.active(e.outs[0]))]
+        total = self._reduced(e, partial)
+        for spec in self.layout.made_by(e, e.outs[0]):
+            total = self.layout.pin(total, spec)
+        return [total]
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
         yield from operands

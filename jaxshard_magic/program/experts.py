@@ -1,0 +1,131 @@
+"""Which dimensions of a step count experts: found from what it does with its weights and its tokens, not from names.
+
+An expert is a matrix of its own that some tokens are multiplied with. So a dimension counts experts where a parameter
+has it beside the two of a matrix, in a product that does not sum over it, and where tokens choose along it: a `top_k`,
+an `argmax`, a sort or the maximum of a softmax works along it, or it compares what one of these chose. Heads, which
+weights have as well, nobody chooses.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .dimensions import Dimensions, Storage
+from .flow import Flow, by_alias
+from .ir import Equation, Value
+from .primitives.dims import along, reduced
+from .primitives.primitive import Kind
+from .products import Product, products
+from .roles import PARAMS, Roles
+
+
+@dataclass(frozen=True)
+class Experts:
+    """`classes`: the dimension classes that count experts. `weights`: the parameters, by input, with a matrix for each.
+    `places`: the classes of the places that experts have for the tokens of one group, where these are dispatched;
+    `shared`: of those that they have for the tokens of all examples. `best`: how many experts a token chooses, None
+    where that can't be told.
+    """
+
+    classes: frozenset[int]
+    weights: tuple[int, ...]
+    places: frozenset[int]
+    shared: frozenset[int]
+    best: int | None
+
+
+def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -> Experts:
+    """The experts of a step; no classes where it has none."""
+    inputs = dims.program.inputs
+    params = {i for i, role in enumerate(roles.of) if role == PARAMS}
+    found = products(dims, storage)
+    behind = {
+        v: params & flow.inputs_behind([v], by_alias)
+        for v in {p.equation.ins[k] for p in found for k in p.weights}
+        if v is not None
+    }
+    used = [(p, k, behind.get(v)) for p in found for k in p.weights if (v := p.equation.ins[k]) is not None]
+    stacks = [(p, k, inputs, c) for p, k, inputs in used if inputs for c in _stacked(p, k)]
+    chosen = _chosen(dims, flow, {c for *_, c in stacks})
+    stacks = [(p, k, inputs, c) for p, k, inputs, c in stacks if c in chosen]
+    weights = sorted({i for _, _, inputs, _ in stacks for i in inputs})
+    bound = {c for i in params for c in dims.of(inputs[i])}
+    given = {c for i in roles.data for c in dims.of(inputs[i])}
+    places = {c for p, k, *_ in stacks for c in _rows(p, k)} - bound - given
+    alone = [_rows(p, k) for p, k, *_ in stacks if (storage.batch & given).isdisjoint(p.tensors[1 - k])]
+    shared = places & set().union(*alone)
+    classes = frozenset(c for *_, c in stacks)
+    return Experts(
+        classes,
+        tuple(weights),
+        frozenset(places - shared),
+        frozenset(shared),
+        _best(dims, classes),
+    )
+
+
+def chooses(e: Equation) -> bool:
+    """Whether `e` finds out which is the largest along a dimension."""
+    return e.primitive.kind is Kind.ORDER or e.name in ("argmax", "reduce_max")
+
+
+def _stacked(p: Product, k: int) -> set[int]:
+    """The classes of operand `k` of a product that go through, beside another that does and one that is summed over."""
+    e, c = p.equation, p.equation.contraction
+    v = e.ins[k]
+    if c is None or v is None or c.windowed or c.ragged is not None:
+        return set()
+    summed = [pair[k] for pair in c.contracted]
+    free = [d for d, _ in (c.left, c.right)[k]]
+    beside = [triple[k] for triple in c.batch]
+    classes = p.tensors[k]
+    if not summed or not free or len(free) + len(beside) < 2:
+        return set()
+    return {classes[d] for d in (*free, *beside)} - {classes[d] for d in summed}
+
+
+def _rows(p: Product, k: int) -> set[int]:
+    """The classes that go through from the operand that is not `k` alone."""
+    c = p.equation.contraction
+    return set() if c is None else {p.tensors[1 - k][d] for d, _ in (c.left, c.right)[1 - k]}
+
+
+def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
+    """Those of the classes `among` that something is chosen along."""
+    if not among:
+        return set()
+    shapes = dims.program.shapes
+    found, outs = set[int](), dict[int, list[Value]]()
+    for e in dims.program.equations:
+        operand = e.ins[0] if chooses(e) else None
+        if operand is None:
+            continue
+        for d in _along(e, len(shapes[operand])):
+            found.add(dims.of(operand)[d])
+            if e.name != "reduce_max":
+                outs.setdefault(shapes[operand][d], []).extend(e.outs)
+    for size, start in outs.items():
+        found |= {c for c in _met(dims, flow, start) & among if dims.largest[c] == size}
+    return found & among
+
+
+def _best(dims: Dimensions, classes: frozenset[int]) -> int | None:
+    """How many of the experts a token chooses, by what is chosen along as many."""
+    sizes, found = {dims.largest[c] for c in classes}, set[int]()
+    for e in dims.program.equations:
+        operand = e.ins[0] if e.name in ("top_k", "approx_top_k", "argmax") else None
+        if operand is None:
+            continue
+        for d in _along(e, len(dims.program.shapes[operand])):
+            if dims.program.shapes[operand][d] in sizes:
+                found.add(1 if e.name == "argmax" else dims.program.shapes[e.outs[0]][d])
+    return max(found, default=None)
+
+
+def _along(e: Equation, rank: int) -> tuple[int, ...]:
+    return reduced(e.params) if e.primitive.kind is Kind.REDUCTION else along(e.params, rank)
+
+
+def _met(dims: Dimensions, flow: Flow, start: Iterable[Value]) -> set[int]:
+    """The classes of what is made of certain values without another product."""
+    made = flow.forward(start, lambda _v, _w, e: e is None or not e.primitive.product)
+    return {c for v in made for c in dims.of(v)}

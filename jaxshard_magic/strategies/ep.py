@@ -1,0 +1,122 @@
+"""Expert parallel: each device has some of the experts, and tokens go to the devices that have theirs.
+
+Examples are divided over the expert axes as well, beside the data axes, so that what is no expert's is as under data
+parallelism. Parameters with a matrix for each expert are divided by expert and never gathered: between the tokens of a
+device and those of its experts all-to-alls move what a one-hot product dispatched (GShard, Lepikhin et al. 2020,
+section 3.2). Where all experts see all tokens, these are gathered over the expert axes, and results added up.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..errors import ShardError
+from ..plan import Finding
+from ..program.experts import Experts as Found
+from ..program.experts import find_experts
+from ..program.flow import by_alias
+from ..program.ir import Value
+from .layout import Axes, Experts, Layout
+from .sides import take_sides
+
+
+def expert_parallel(layout: Layout, axes: Axes) -> None:
+    """Divide the experts over `axes`, with what the step's equations that work expert by expert make.
+
+    Raises `ShardError` where no dimension counts experts, or where they do not divide.
+    """
+    found = find_experts(layout.dims, layout.storage, layout.flow, layout.roles)
+    ragged = _ragged_weights(layout)
+    if not found.classes and not ragged:
+        raise ShardError(_no_experts(layout, axes))
+    _say_ragged(layout, ragged, axes)
+    if found.classes:
+        _divides(layout, found.classes, axes)
+        _divide(layout, found, axes)
+        _say_all_tokens(layout, found)
+        _say_shared_places(layout, found, axes)
+    for i in layout.roles.stored:
+        value = layout.program.inputs[i]
+        if layout.fixed_by(value):
+            continue
+        d = next((d for d, has in enumerate(layout.in_use(value)) if has == axes), None)
+        if d is None:
+            layout.why[i].append(f"ep: a copy on every device of {'+'.join(axes)}")
+        else:
+            layout.stored[layout.storage.of(value)[d]] = axes
+            layout.why[i].append(f"ep: experts, dim {d} over {'+'.join(axes)}")
+
+
+def _divide(layout: Layout, found: Found, axes: Axes) -> None:
+    if found.shared:
+        layout.batch = replace(layout.batch, classes=layout.batch.classes - found.shared)
+        layout.storage = layout.dims.storage(layout.batch.classes | found.shared)
+    weights = (layout.program.inputs[i] for i in found.weights)
+    stored = frozenset(sc for value in weights for sc in _counting(layout, value, found.classes))
+    layout.experts = take_sides(layout, Experts(axes, found.classes, found.places, found.shared, stored))
+
+
+def _counting(layout: Layout, value: Value, classes: frozenset[int]) -> Iterable[int]:
+    """The storage classes of the dimensions of a parameter that count experts."""
+    pairs = zip(layout.storage.of(value), layout.dims.of(value), strict=True)
+    return (sc for sc, c in pairs if c in classes)
+
+
+def _divides(layout: Layout, classes: frozenset[int], axes: Axes) -> None:
+    n, over = layout.count(axes), "+".join(axes)
+    sizes = sorted({z for c in classes for z in layout.dims.all_sizes[c] if z > 1})
+    odd = [z for z in sizes if z % n]
+    if odd:
+        fitting = [m for m in range(n - 1, 1, -1) if all(z % m == 0 for z in sizes)]
+        hint = f"{over}={fitting[0]} would divide" if fitting else "use dp or fsdp"
+        raise ShardError(f"ep: {odd[0]} experts do not divide by {over}={n}; {hint}")
+
+
+def _no_experts(layout: Layout, axes: Axes) -> str:
+    n = layout.count(axes)
+    return (
+        "ep found no experts in this step: no parameter has, beside the two dimensions of a matrix, one that top_k, "
+        f"argmax, a sort or a softmax chooses along; use dp or fsdp, with {'+'.join(axes)}={n} as a data axis"
+    )
+
+
+def _ragged_weights(layout: Layout) -> list[Value]:
+    """The parameters of `ragged_dot`: matrices of which each takes the rows of its group."""
+    ragged = (
+        e for e in layout.program.equations if e.contraction is not None and e.contraction.ragged is not None
+    )
+    read = (v for e in ragged for v in e.ins[:2] if v is not None and not layout.batchy(v))
+    inputs = {i for v in read for i in layout.flow.inputs_behind([v], by_alias)}
+    return [layout.program.inputs[i] for i in sorted(inputs) if i in layout.roles.stored]
+
+
+def _say_ragged(layout: Layout, weights: list[Value], axes: Axes) -> None:
+    if weights:
+        named = [i for i in layout.roles.stored if layout.program.inputs[i] in weights]
+        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        message = (
+            f"ragged_dot is not divided over experts: its weights, {layout.names[named[0]]}{more}, are whole on every "
+            f"device of {'+'.join(axes)} where they are used."
+        )
+        layout.findings.append(Finding("experts-ragged", "warning", message))
+
+
+def _say_all_tokens(layout: Layout, found: Found) -> None:
+    """Where nothing is dispatched, most of what experts multiply counts for nothing."""
+    number = min(layout.dims.largest[c] for c in found.classes)
+    if found.places or found.shared or found.best is None or found.best >= number:
+        return
+    message = (
+        f"All {number} experts work on all tokens, of which each chooses {found.best}: dispatch (one-hot products, as "
+        f"GShard has them) would do {found.best / number:.0%} of their FLOPs, times what it leaves free of places."
+    )
+    layout.findings.append(Finding("experts-dense", "info", message))
+
+
+def _say_shared_places(layout: Layout, found: Found, axes: Axes) -> None:
+    if found.shared:
+        message = (
+            "Experts have places for the tokens of all examples together, so that devices add up what they dispatch "
+            f"over {'+'.join((*layout.batch_axes,))}. Places for each example, or group, move by all-to-all over "
+            f"{'+'.join(axes)} alone."
+        )
+        layout.findings.append(Finding("experts-ungrouped", "info", message))

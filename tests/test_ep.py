@@ -1,0 +1,211 @@
+"""Experts divided: found in the forms that people write, the plain numbers, and what moves between devices."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+import zoo
+from positions import same
+from zoo.mixtures import BEST, CAPACITY, EXPERTS, HIDDEN, OUT, TIME, WIDTH
+from zoo.parts import BATCH
+
+import jaxshard_magic
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.report import Report
+from jaxshard_magic.strategies.cut import Network
+from jaxshard_magic.strategies.hold import Hold
+from jaxshard_magic.strategies.traffic import traffic
+
+F32 = 4
+GROUPED, FLAT, DENSE, MAPPED, LAYERS = FORMS = (
+    "dispatched_in_groups",
+    "dispatched_together",
+    "mixture_of_experts",
+    "experts_mapped",
+    "layers_of_experts",
+)
+ALONE, BESIDE = ("ep", "expert=8"), ("ep+dp", "data=2 expert=4")
+STORED, INSIDE = ("ep+fsdp", "data=2 expert=4"), ("ep+tp", "data=2 expert=2 model=2")
+QUICK = {(GROUPED, BESIDE), (FLAT, ALONE), (DENSE, BESIDE), (MAPPED, INSIDE), (LAYERS, STORED)}
+TABLE = [
+    pytest.param(form, on, marks=() if (form, on) in QUICK else pytest.mark.full, id=" ".join((form, *on)))
+    for form in FORMS
+    for on in (ALONE, BESIDE, STORED, INSIDE)
+]
+MOVES = Counter[tuple[str, tuple[str, ...] | None, int]]
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """A form's sharded step after five calls that gave the plain step's numbers."""
+    known, plain = {}, {}
+
+    def get(form, strategy, axes, calls=5):
+        step = zoo.STEPS[form]
+        if form not in plain:
+            call = step.make()
+            plain[form] = list(zoo.numbers_of_calls(step, call, call.fn, calls=calls))
+        if (form, strategy, axes) not in known:
+            call = step.make()
+            sharded = jaxshard_magic.shard(call.fn, strategy, mesh=jaxshard_magic.mesh(f"cpu:8 {axes}"))
+            for got, want in zip(
+                zoo.numbers_of_calls(step, call, sharded, calls=calls), plain[form], strict=True
+            ):
+                for difference in zoo.differences(step, got, want):
+                    assert difference.rounding, difference
+            known[form, strategy, axes] = sharded
+        return known[form, strategy, axes]
+
+    return get
+
+
+@pytest.mark.parametrize(("form", "on"), TABLE)
+def test_divided_experts_give_the_plain_numbers_of_five_steps(ran, form, on):
+    ran(form, *on)
+
+
+def planned(form: str, strategy: str, axes: str, **options):
+    call = zoo.STEPS[form].make()
+    mesh = jaxshard_magic.mesh(axes)
+    return jaxshard_magic.shard(call.fn, strategy, mesh=mesh, **options).planned(*call.args).plan
+
+
+def told(plan) -> MOVES:
+    """What the plan says that is sent, without single numbers."""
+    assert isinstance(plan.run, Hold)
+    moves = MOVES()
+    for m in traffic(plan.run):
+        if m.bytes > F32:
+            moves[m.kind, m.axes, m.bytes] += m.count
+    return moves
+
+
+def sent(report: Report) -> MOVES:
+    """What the compiled program sends, but for single numbers and what is gathered because XLA's `top_k` for the CPU
+    takes all rows at once."""
+    moves = MOVES()
+    for c in report.collectives or ():
+        if c.bytes > F32 and "top_k" not in (c.source or ""):
+            moves[c.kind, c.axes, c.bytes] += round(c.count)
+    return moves
+
+
+def dispatched(devices: int, model: int = 1) -> int:
+    """What a device has of the dispatched tokens: every token BEST times, and CAPACITY times the room for them."""
+    return BATCH * TIME * BEST * CAPACITY * WIDTH * F32 // devices
+
+
+AR, AG, A2A, RS = "all-reduce", "all-gather", "all-to-all", "reduce-scatter"
+MATRIX, ROUTER, HEAD = WIDTH * HIDDEN * F32, WIDTH * EXPERTS * F32, WIDTH * OUT * F32
+
+
+def test_dispatched_tokens_move_by_all_to_all_and_no_weight_does(ran):
+    """To the experts and back, and back again with the gradient of what these made; the tokens are data, and no
+    gradient of theirs is asked for. Gradients of an expert are added up over data alone."""
+    step = ran(GROUPED, *BESIDE)
+    both, own = ("data", "expert"), EXPERTS // 4
+    wanted = Counter({(A2A, ("expert",), dispatched(8)): 3})
+    wanted |= {(AR, ("data",), own * MATRIX): 2, (AR, ("data",), own * HIDDEN * F32): 1}
+    wanted |= {(AR, both, ROUTER): 1, (AR, both, HEAD): 1}
+    assert sent(step.report()) == wanted == told(planned(GROUPED, *BESIDE))
+
+
+def test_in_layers_that_are_computed_again_tokens_move_six_times_each(ran):
+    """Forward two, two again before the backward pass, and the gradients of both; fsdp gathers each expert's weights
+    over data, forward and again, and nothing over the experts."""
+    step = ran(LAYERS, *STORED)
+    found, layers = sent(step.report()), 2
+    assert found == told(planned(LAYERS, *STORED))
+    assert found[A2A, ("expert",), dispatched(8)] == 6 * layers
+    assert {axes for kind, axes, _ in found if kind == AG} == {("data",)}
+    assert found[AG, ("data",), EXPERTS // 4 * MATRIX] == 2 * 2 * layers
+
+
+def test_where_all_experts_see_all_tokens_these_are_gathered_and_results_added_up(ran):
+    """The tokens forward and the gradient of the result backward; what each token counts, for each expert, is dealt out
+    anew both ways. On CPU what is scattered shows as an all-reduce."""
+    step, over = ran(DENSE, *BESIDE), ("expert",)
+    tokens, counts = BATCH // 2 * TIME * WIDTH * F32, BATCH * TIME * EXPERTS * F32 // 8
+    plan = told(planned(DENSE, *BESIDE))
+    assert (plan[AG, over, tokens], plan[RS, over, tokens], plan[A2A, over, counts]) == (2, 1, 2)
+    found = sent(step.report())
+    assert (found[AG, over, tokens], found[AR, over, tokens], found[A2A, over, counts]) == (2, 1, 2)
+    assert max(size for kind, _, size in found if kind == AG) == tokens
+
+
+def finding(plan, code: str) -> str:
+    return next(f.message for f in plan.findings if f.code == code)
+
+
+def test_a_step_that_dispatches_nothing_is_told_what_dispatch_would_save():
+    for form in (DENSE, MAPPED):
+        assert f"All {EXPERTS} experts work on all tokens, of which each chooses {BEST}" in finding(
+            planned(form, "ep", "expert=8"), "experts-dense"
+        )
+    assert not {"experts-dense", "experts-ungrouped"} & {
+        f.code for f in planned(GROUPED, "ep", "expert=8").findings
+    }
+    assert "tokens of all examples" in finding(planned(FLAT, "ep", "expert=8"), "experts-ungrouped")
+
+
+def leaves(plan) -> dict[str, tuple]:
+    return {leaf.path.removeprefix("params.mixture."): tuple(leaf.spec) for leaf in plan.leaves}
+
+
+def test_matrices_and_biases_of_experts_are_divided_by_expert_and_the_router_is_not():
+    found = leaves(planned(GROUPED, "ep", "expert=4"))
+    assert found["up"] == found["down"] == ("expert", None, None)
+    assert (found["bias"], found["router"]) == (("expert", None), (None, None))
+    found = leaves(planned(LAYERS, "ep+fsdp+tp", "data=2 expert=2 model=2"))
+    assert found["up"] == (None, "expert", "data", "model")
+    assert found["down"] == (None, "expert", "model", "data")
+
+
+def refused(form: str, strategy: str, axes: str, experts: int = EXPERTS) -> str:
+    call = zoo.STEPS[form].make()
+    params = jax.tree.map(
+        lambda x: x[tuple(slice(experts if n == EXPERTS else n) for n in x.shape)], call.args[0]
+    )
+    with pytest.raises(ShardError) as error:
+        jaxshard_magic.shard(call.fn, strategy, mesh=jaxshard_magic.mesh(axes)).planned(params, call.args[1])
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_cannot_be_divided_says_so():
+    odd = refused(DENSE, "ep", "expert=4", experts=6)
+    assert "6 experts do not divide by expert=4; expert=3 would divide" in odd
+    assert "ep found no experts" in refused("vision_transformer", "ep", "expert=4")
+    assert "experts are not divided inside the stages" in refused(GROUPED, "ep+pp", "expert=4 pipe=2")
+    assert "ep needs a mesh axis for it (expert)" in refused(GROUPED, "ep", "data=8")
+
+
+def test_weights_of_ragged_products_stay_whole_and_are_named():
+    def train_step(params, x):
+        def loss_fn(p):
+            chosen = jnp.argmax(x @ p["router"], -1)
+            order = jnp.argsort(chosen)
+            hidden = jax.lax.ragged_dot(x[order], p["up"], jnp.bincount(chosen, length=4))
+            return jnp.mean(hidden**2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"router": jax.random.normal(keys[0], (8, 4)), "up": jax.random.normal(keys[1], (4, 8, 16))}
+    x = jax.random.normal(keys[2], (16, 8))
+    step = jaxshard_magic.shard(train_step, "ep", mesh=jaxshard_magic.mesh("expert=4"))
+    same(step(params, x), jax.jit(train_step)(params, x))
+    entry = step.planned(params, x)
+    assert "its weights, params.up, are whole" in finding(entry.plan, "experts-ragged")
+
+
+def test_the_cheapest_cut_is_found_through_several_paths():
+    """Two ways of 3 and 2 that meet in one of 4, and an edge back that lets the first go round: 4 are paid."""
+    net = Network()
+    for a, b, x in ((net.ONE, "a", 3), (net.ONE, "b", 2), ("a", "c", 3), ("b", "c", 2), ("c", net.OTHER, 4)):
+        net.cost(a, b, x)
+    assert net.cut() == {"a", "b", "c"}
+    net.cost("c", net.OTHER, 9)
+    assert net.cut() == set()
