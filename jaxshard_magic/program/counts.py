@@ -105,10 +105,10 @@ class Counts:
             and test.name == "lt"
             and self._number(test, 1) == 0
             and e.ins[1] is not None
-            and self._inner(test.ins[0]) == self._inner(e.ins[1])
+            and self.inner(test.ins[0]) == self.inner(e.ins[1])
         )
 
-    def _inner(self, value: Value | None) -> Value | None:
+    def inner(self, value: Value | None) -> Value | None:
         """`value` where it is made, whatever calls it was handed into, or comes out of."""
         while value is not None:
             e = self.program.maker.get(value)
@@ -132,7 +132,7 @@ class Counts:
 
     def _filled_with(self, value: Value | None) -> Any:
         """The number that all of an array is."""
-        value = self._inner(value)
+        value = self.inner(value)
         e = None if value is None else self.program.maker.get(value)
         if e is None:
             return self._literals.get(value) if value is not None else None
@@ -156,7 +156,7 @@ class Counts:
         if not e.primitive.scatters or len(self.program.shapes[e.outs[0]]) != 1:
             return None
         ones = self._filled_with(e.ins[0]) == 0 and self._filled_with(e.ins[2]) == 1
-        index = None if e.ins[1] is None else self._inner(e.ins[1])
+        index = None if e.ins[1] is None else self.inner(e.ins[1])
         made = None if index is None else self.program.maker.get(index)
         if not ones or made is None:
             return None
@@ -183,7 +183,7 @@ class Counts:
 
     def _counts_along(self, value: Value | None, place: int) -> bool:
         """Is the number at each place of a dimension the place's, whatever the others?"""
-        e = self._maker(self._inner(value))
+        e = self._maker(self.inner(value))
         while e is not None and e.name == "broadcast_in_dim":
             dims, source = e.params["broadcast_dimensions"], e.ins[0]
             if source is None or place not in dims:
@@ -196,7 +196,7 @@ class Counts:
 
     def _spread(self, value: Value | None, place: int) -> Value | None:
         """What is repeated along one dimension alone to make `value`."""
-        e = self._maker(self._inner(value))
+        e = self._maker(self.inner(value))
         while e is not None and e.name == "broadcast_in_dim":
             source, dims = e.ins[0], e.params["broadcast_dimensions"]
             if source is None:
@@ -208,4 +208,4 @@ class Counts:
             if place not in kept:
                 return source
             place, e = dims.index(place), self._maker(source)
-        return self._inner(value)
+        return self.inner(value)

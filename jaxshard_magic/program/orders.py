@@ -41,7 +41,7 @@ class Orders:
 
     `of[v]`: the state of a value, of those that have one. `lookups`: what brings rows into an order and out of it, by
     the equation's index; `sorts`: what sorts by keys, and with `backs`: what sorts an order back. `products`: those of
-    groups whose rows were sorted by group.
+    groups whose rows were sorted by group. `lost`: orders that came to be mixed with something.
     """
 
     def __init__(self, program: Program):
@@ -51,6 +51,7 @@ class Orders:
         self.sorts: set[int] = set()
         self.backs: set[int] = set()
         self.products: set[int] = set()
+        self.lost: set[int] = set()
         self._even: dict[tuple[Value, int], bool] = {}
         if any(_sorts_rows(e) for e in program.equations):
             self._scope(program.top, [None] * len(program.inputs))
@@ -77,6 +78,11 @@ class Orders:
                 self._through(e)
             else:
                 self._set(e.outs, self._equation(e))
+            if any(isinstance(self.of.get(v), Mixed) for v in e.outs):
+                states = (self.of.get(v) for v in (*e.ins, *e.outs) if v is not None)
+                self.lost |= {
+                    s.order for s in states if isinstance(s, (Sorted, Numbers)) and s.order is not None
+                }
 
     def _set(self, values: Sequence[Value], states: Sequence[State]) -> None:
         self.of.update((v, s) for v, s in zip(values, states, strict=True) if s is not None)

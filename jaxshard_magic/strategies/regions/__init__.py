@@ -7,12 +7,14 @@ from .grouped import grouped
 from .partials import partial_sums
 from .region import Context, Emission, Region
 from .scattered import scattered
+from .sorted_rows import sorted_rows
 from .sum_types import typed_sums
 from .unreduced import unreduced
 
 # From the outside in: of an equation that is a member of several, the first is asked first.
 KINDS: tuple[Callable[[Context], Region], ...] = (
     gathered_ahead,
+    sorted_rows,
     unreduced,
     partial_sums,
     scattered,

@@ -1,0 +1,258 @@
+"""Rows sorted by expert: each shard of the batch sorts its own, so that no token goes to another for that.
+
+Without it the compiler gathers all tokens, as a sort needs all keys, and adds up masked products of all of them. What
+is sorted, looked up by that and put back stays on its shard, and products meet the rows that the shard has of each
+group. With experts divided, a product gathers the rows of the devices that share them, does those of its own experts,
+and the results go back as a sum over the devices, of which one alone has each row.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ...plan import Sent
+from ...program.ir import Equation, Value
+from ...program.primitives import bind
+from ...program.sizes import nbytes
+from ..away import Away, find_away
+from ..layout import Axes, Layout, Spec, partition_spec
+from ..reductions import gradient_sum
+from ..sorting import Sorting, group_dim
+from .region import Context, Emission, Region
+
+
+@dataclass(frozen=True, eq=False)
+class SortedRows(Region):
+    """The equations that sort rows, look them up and put them back, count groups and multiply by group.
+
+    `experts`: the mesh axes that experts are divided over, none where each device has all. `away`: the rows that stay
+    with the experts between products.
+    """
+
+    layout: Layout
+    sorting: Sorting
+    experts: Axes
+    away: Away
+
+    @property
+    def _batch(self) -> Axes:
+        return self.layout.batch_axes
+
+    @property
+    def _others(self) -> Axes:
+        """The batch axes whose devices have the same experts."""
+        return tuple(a for a in self._batch if a not in self.experts)
+
+    def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
+        orders, sizes = self.sorting.of, self.sorting.sizes
+        if e.index in orders.sorts | orders.backs:
+            return self._sorted(e, values)
+        if e.index in orders.lookups:
+            return [self._looked_up(e, values)]
+        if e.index in orders.products:
+            return self._multiplied(e, values, hold)
+        if e.index in self.sorting.counted:
+            return [self._counted(e, values)]
+        if e.index in self.away.equations:
+            return self._row_by_row(e, values)
+        if e.outs[0] in sizes:  # under another type or shape
+            return list(jax.vmap(lambda *xs: tuple(bind(e.eqn, list(xs))))(*values))
+        pairs = zip(values, e.ins, strict=True)
+        return rest([x.sum(0, dtype=x.dtype) if v in sizes else x for x, v in pairs])
+
+    def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
+        n, products = self.layout.count(self.experts), self.sorting.of.products
+        if e.index in products:
+            yield from operands
+        elif not self._is_local(e):
+            yield from rest
+            for v in {*e.ins} & self.sorting.sizes:
+                devices = self.layout.count(self._batch)
+                yield Sent("all-reduce", self._batch, devices, nbytes(self.layout.program.avals[v]), e.trips)
+        for v in self.away.brought.get(e.index, ()) if self.experts else ():
+            yield Sent("all-gather", self.experts, n, self._bytes(v) * n, e.trips)
+        if self.experts and e.index in self.away.back:
+            yield Sent("reduce-scatter", self.experts, n, self._bytes(e.outs[0]) * n, e.trips)
+        if e.index in products and self.sorting.order(e.outs[0]) is None and self._others:
+            yield from gradient_sum(self.layout, e.outs[0], self._others, e.trips)
+
+    def held(self, e: Equation, rest: Callable[[], int]) -> int:
+        n = self.layout.count(self.experts)
+        return sum(self._bytes(v) for v in self.away.brought.get(e.index, ())) * n if n > 1 else rest()
+
+    def lies(self, value: Value) -> Spec | None:
+        if value in self.sorting.sizes:
+            return [self._batch, ()]
+        if value not in self.away.values or (state := self.sorting.order(value)) is None:
+            return None
+        tensor = enumerate(self.layout.tensor_axes(value))
+        return [self.experts, *(self._others if d == state.dim else has for d, has in tensor)]
+
+    def _is_local(self, e: Equation) -> bool:
+        orders, by_itself = self.sorting.of, {*self.away.equations, *self.sorting.counted}
+        return e.index in orders.sorts | orders.backs | orders.lookups.keys() | by_itself
+
+    def _bytes(self, v: Value) -> int:
+        return self.layout.bytes_of(v, self.layout.active(v))
+
+    # What stays on a shard.
+
+    def _on_shards(self, function: Callable[..., Any], specs: Iterable[Spec], outs: Iterable[Spec]) -> Any:
+        return jax.shard_map(
+            function,
+            mesh=self.layout.mesh,
+            in_specs=tuple(map(partition_spec, specs)),
+            out_specs=tuple(map(partition_spec, outs)),
+            axis_names={*self._batch},
+            check_vma=False,
+        )
+
+    def _along(self, v: Value | None, dim: int | None, axes: Axes | None = None) -> Spec:
+        rank = 0 if v is None else len(self.layout.program.shapes[v])
+        return [(self._batch if axes is None else axes) if d == dim else () for d in range(rank)]
+
+    def _sorted(self, e: Equation, values: list) -> list:
+        on_shards = self._on_shards(
+            lambda *xs: tuple(bind(e.eqn, list(xs))),
+            [self._along(v, 0) for v in e.ins],
+            [[self._batch] for _ in e.outs],
+        )
+        return list(on_shards(*values))
+
+    def _looked_up(self, e: Equation, values: list) -> Any:
+        """At the places that a shard's own rows have on it."""
+        dn, scatters = e.params["dimension_numbers"], e.primitive.scatters
+        (rows,) = dn.scatter_dims_to_operand_dims if scatters else dn.start_index_map
+        window, moved = (dn.update_window_dims, e.ins[2]) if scatters else (dn.offset_dims, e.outs[0])
+        assert moved is not None and e.ins[1] is not None
+        place = self.sorting.row_state(e.ins[1]).dim
+        spot = [d for d in range(len(self.layout.program.shapes[moved])) if d not in window][place]
+        specs = [self._along(e.ins[0], rows), self._along(e.ins[1], place)]
+        specs += [self._along(moved, spot)] if scatters else []
+        out = self._along(e.outs[0], rows if scatters else spot)
+
+        def on_shard(operand, index, *updates):
+            first = lax.axis_index(self._batch).astype(index.dtype) * operand.shape[rows]
+            return (bind(e.eqn, [operand, index - first, *updates])[0],)
+
+        return self._on_shards(on_shard, specs, [out])(*map(jnp.asarray, values))[0]
+
+    def _counted(self, e: Equation, values: list) -> Any:
+        """The sizes of the groups of each shard, as parts."""
+        dims = self.sorting.counted[e.index]
+        on_shards = self._on_shards(
+            lambda *xs: (bind(e.eqn, list(xs))[0][None],),
+            [self._along(v, d) for v, d in zip(e.ins, dims, strict=True)],
+            [[self._batch, ()]],
+        )
+        return on_shards(*map(jnp.asarray, values))[0]
+
+    # Products, and what works on their rows where experts are divided.
+
+    def _multiplied(self, e: Equation, values: list, hold: Emission) -> list:
+        """Of a shard's rows with all matrices, or of the rows of all shards that share experts with its own of them."""
+        rows = [self.sorting.order(v) for v in (*e.ins[:2], e.outs[0])]
+        sides, specs = [], []
+        for k, x in enumerate(hold.before(e, values)[:2]):
+            state, v = rows[k], e.ins[k]
+            if state is None:
+                specs.append(self._along(v, group_dim(e, k), self.experts))
+            elif v in self.away.values:
+                specs.append([self.experts, *self._along(v, state.dim, self._others)])
+            elif self.experts:
+                x = self._brought(x, v, state.dim)
+                specs.append(self._along(v, state.dim, self._others))
+            else:
+                specs.append(self._along(v, state.dim))
+            sides.append(x)
+        out = e.outs[0]
+        parted = [v in self.away.values for v in e.ins[:2]]
+        gradient = rows[2] is None
+        if gradient:
+            lies = [self._others, *self._along(out, group_dim(e, -1), self.experts)]
+        else:
+            lies = self._along(out, rows[2].dim, self._others)
+            lies = [self.experts, *lies] if self.experts else lies
+
+        def on_shard(x, y, counts):
+            sides = [z[0] if is_parted else z for z, is_parted in zip((x, y), parted, strict=True)]
+            if not self.experts:
+                made = bind(e.eqn, [*sides, counts[0]])[0]
+                return (made[None] if gradient else made,)
+            size = next(z.shape[s.dim] for z, s in zip(sides, rows, strict=False) if s is not None)
+            own, order = _own_first(counts[0], self.experts, size)
+            sides = [z if s is None else jnp.take(z, order, s.dim) for z, s in zip(sides, rows, strict=False)]
+            made = bind(e.eqn, [*sides, own])[0]
+            if not gradient:
+                ours = lax.broadcasted_iota(jnp.int32, made.shape, rows[2].dim) < own.sum()
+                made = jnp.take(jnp.where(ours, made, 0), jnp.argsort(order), rows[2].dim)
+            return (made[None],)
+
+        made = self._on_shards(on_shard, [*specs, [self._batch, ()]], [lies])(*sides, values[2])[0]
+        if gradient:
+            return hold.after(e, [made.sum(0, dtype=made.dtype)])
+        return [self._back(e, made)]
+
+    def _row_by_row(self, e: Equation, values: list) -> list:
+        """What is made of rows that are away, each device's by itself."""
+        in_axes = [0 if v in self.away.values else None for v in e.ins]
+        made = jax.vmap(lambda *xs: bind(e.eqn, list(xs))[0], in_axes)(*values)
+        return [self._back(e, made)]
+
+    def _back(self, e: Equation, made: Any) -> Any:
+        """Rows as they are wanted: away, or on the devices of their tokens, which add up what all experts' made."""
+        state, out = self.sorting.order(e.outs[0]), e.outs[0]
+        if not self.experts or state is None:
+            return made
+        lies, dim = [self.experts, *self._along(out, state.dim, self._others)], state.dim
+        if e.index not in self.away.back:
+            return self.layout.pin(made, self.lies(out) or lies)
+
+        def on_shard(part):
+            x, dtype = part[0], part.dtype
+            if self.layout.simulated and dtype == jnp.bfloat16:  # XLA for the CPU aborts on such a sum
+                x = x.astype(jnp.float32)
+            return (lax.psum_scatter(x, self.experts, scatter_dimension=dim, tiled=True).astype(dtype),)
+
+        return self._on_shards(on_shard, [lies], [self._along(out, dim)])(made)[0]
+
+    def _brought(self, x: Any, v: Value | None, dim: int) -> Any:
+        """The rows of all devices that share the experts."""
+
+        def on_shard(own):
+            return (lax.all_gather(own, self.experts, axis=dim, tiled=True),)
+
+        return self._on_shards(on_shard, [self._along(v, dim)], [self._along(v, dim, self._others)])(x)[0]
+
+
+def _own_first(counts: Any, axes: Axes, rows: int) -> tuple[Any, Any]:
+    """How many rows a device's own experts have, and all rows with theirs first, in the order of the experts.
+
+    `counts`: of the groups of this device's rows, int32[groups]; `rows`: of all devices along `axes` together, each
+    device's sorted.
+    """
+    all_counts = lax.all_gather(counts, axes)  # (devices, groups)
+    n, groups = all_counts.shape
+    own = groups // n
+    first = lax.axis_index(axes) * own
+    ends = jnp.cumsum(all_counts, axis=1)
+    place = lax.broadcasted_iota(ends.dtype, (n, rows // n, groups), 1)
+    group = jnp.sum(place >= ends[:, None], axis=2).reshape(-1) - first
+    order = jnp.argsort(jnp.where((group >= 0) & (group < own), group, own), stable=True)
+    return lax.dynamic_slice_in_dim(all_counts.sum(0, dtype=counts.dtype), first, own), order
+
+
+def sorted_rows(context: Context) -> SortedRows:
+    """What each shard of the batch sorts by itself."""
+    layout, sorting = context.layout, context.layout.sorting
+    experts = () if layout.experts is None else layout.experts.axes
+    if any(layout.in_use(v)[d] != experts for v, d in sorting.weights()):
+        experts = ()
+    away = find_away(sorting) if experts else Away()
+    reads = {e.index for e in layout.program.equations if not e.doors and not sorting.sizes.isdisjoint(e.ins)}
+    members = sorting.equations() | sorting.counted.keys() | reads | away.equations
+    return SortedRows(members, layout, sorting, experts, away)
