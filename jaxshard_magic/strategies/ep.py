@@ -25,8 +25,9 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
     Raises `ShardError` where no dimension counts experts, or where they do not divide.
     """
     found = find_experts(layout.dims, layout.storage, layout.flow, layout.roles)
-    ragged = _ragged_weights(layout)
-    if not found.classes and not ragged:
+    _sorted_by_expert(layout, axes)
+    ragged = _ragged_weights(layout) if layout.experts is None else []
+    if not found.classes and not ragged and layout.experts is None:
         raise ShardError(_no_experts(layout, axes))
     _say_ragged(layout, ragged, axes)
     if found.classes:
@@ -52,6 +53,7 @@ def _divide(layout: Layout, found: Found, axes: Axes) -> None:
         layout.storage = layout.dims.storage(layout.batch.classes | found.shared)
     weights = (layout.program.inputs[i] for i in found.weights)
     stored = frozenset(sc for value in weights for sc in _counting(layout, value, found.classes))
+    stored |= frozenset() if layout.experts is None else layout.experts.stored
     layout.experts = take_sides(layout, Experts(axes, found.classes, found.places, found.shared, stored))
 
 
@@ -63,7 +65,11 @@ def _counting(layout: Layout, value: Value, classes: frozenset[int]) -> Iterable
 
 def _divides(layout: Layout, classes: frozenset[int], axes: Axes) -> None:
     n, over = layout.count(axes), "+".join(axes)
-    sizes = sorted({z for c in classes for z in layout.dims.all_sizes[c] if z > 1})
+    _divide_evenly({z for c in classes for z in layout.dims.all_sizes[c] if z > 1}, n, over)
+
+
+def _divide_evenly(counts: set[int], n: int, over: str) -> None:
+    sizes = sorted(counts)
     odd = [z for z in sizes if z % n]
     if odd:
         fitting = [m for m in range(n - 1, 1, -1) if all(z % m == 0 for z in sizes)]
@@ -77,6 +83,22 @@ def _no_experts(layout: Layout, axes: Axes) -> str:
         "ep found no experts in this step: no parameter has, beside the two dimensions of a matrix, one that top_k, "
         f"argmax, a sort or a softmax chooses along; use dp or fsdp, with {'+'.join(axes)}={n} as a data axis"
     )
+
+
+def _sorted_by_expert(layout: Layout, axes: Axes) -> None:
+    """Experts whose rows each shard of the batch sorts by itself: one matrix of `ragged_dot` for each."""
+    weights = [*layout.sorting.weights()]
+    if not weights:
+        return
+    n, over = layout.count(axes), "+".join(axes)
+    _divide_evenly({layout.program.shapes[v][d] for v, d in weights}, n, over)
+    stored = frozenset(layout.storage.of(v)[d] for v, d in weights)
+    layout.experts = Experts(axes, frozenset(), stored=stored)
+    message = (
+        f"ragged_dot: rows go to all {n} devices of {over}, as any number of them may be of one device's experts, and "
+        "results come back as a sum; all-to-alls would bring each row once, with room for as many that can't be used."
+    )
+    layout.findings.append(Finding("experts-sorted", "info", message))
 
 
 def _ragged_weights(layout: Layout) -> list[Value]:

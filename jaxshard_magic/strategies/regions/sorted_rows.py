@@ -66,8 +66,9 @@ class SortedRows(Region):
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
         n, products = self.layout.count(self.experts), self.sorting.of.products
-        if e.index in products:
+        if e.index in products and self.experts:
             yield from operands
+            yield from self._summed(e)
         elif not self._is_local(e):
             yield from rest
             for v in {*e.ins} & self.sorting.sizes:
@@ -77,8 +78,18 @@ class SortedRows(Region):
             yield Sent("all-gather", self.experts, n, self._bytes(v) * n, e.trips)
         if self.experts and e.index in self.away.back:
             yield Sent("reduce-scatter", self.experts, n, self._bytes(e.outs[0]) * n, e.trips)
-        if e.index in products and self.sorting.order(e.outs[0]) is None and self._others:
-            yield from gradient_sum(self.layout, e.outs[0], self._others, e.trips)
+
+    def _summed(self, e: Equation) -> Iterable[Sent]:
+        """Sums of a product of divided experts, but for those of its rows over the experts."""
+        out, c = e.outs[0], e.contraction
+        if self.sorting.order(out) is None:
+            yield from gradient_sum(self.layout, out, self._others, e.trips) if self._others else ()
+            return
+        assert c is not None and e.ins[0] is not None and e.ins[1] is not None
+        left, right = (self.layout.tensor_axes(v) for v in e.ins[:2] if v is not None)
+        if over := tuple(a for i, j in c.contracted for a in left[i] if a in right[j]):
+            size = self._bytes(out) * self.layout.count(self.experts)
+            yield Sent("all-reduce", over, self.layout.count(over), size, e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
         n = self.layout.count(self.experts)
