@@ -110,9 +110,8 @@ class Orders:
         for door in e.doors:  # of branches, and of loops whose trips are not known
             known = [self.of.get(a) if a is not None else None for a, _, _ in door.into]
             self._scope(door.scope, [MIXED if ordered(s) else None for s in known])
-        mixed = any(map(ordered, states)) or any(
-            ordered(self._result(door.scope, i)) for door in e.doors for i in range(len(door.out))
-        )
+        ends = [self._result(door.scope, i) for door in e.doors for i in range(len(door.out))]
+        mixed = any(map(ordered, [*states, *ends]))
         return self._set(e.outs, [MIXED if mixed else None] * len(e.outs))
 
     def _result(self, scope: Scope, i: int) -> State:
@@ -260,8 +259,7 @@ class Orders:
         assert c is not None
         if not any(map(ordered, states)):
             return None
-        sides = [s if isinstance(s, Sorted) else None for s in (left, right)]
-        mine, theirs = sides
+        mine, theirs = sides = [s if isinstance(s, Sorted) else None for s in (left, right)]
         orders = {(s.order, s.loop) for s in sides if s is not None}
         if (
             len(orders) != 1

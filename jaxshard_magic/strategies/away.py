@@ -15,13 +15,15 @@ class Away:
 
     `values`: those that are; `equations`: what works on them row by row; `back`: those of these, and of the products,
     whose results go back to the devices of the tokens. `brought`: the values whose rows an equation is the first of a
-    body to bring.
+    body to bring. `asking`: the products that are the first of a body to ask how many rows each device has of each
+    group.
     """
 
     values: frozenset[Value] = frozenset()
     equations: frozenset[int] = frozenset()
     back: frozenset[int] = frozenset()
     brought: Mapping[int, tuple[Value, ...]] = field(default_factory=dict)
+    asking: frozenset[int] = frozenset()
 
 
 def find_away(sorting: Sorting) -> Away:
@@ -36,7 +38,14 @@ def find_away(sorting: Sorting) -> Away:
     }
     makers = [program.equations[i] for i in sorted(products | equations)]
     back = {e.index for e in makers if sorting.order(e.outs[0]) is not None and e.outs[0] not in values}
-    return Away(frozenset(values), frozenset(equations), frozenset(back), _brought(sorting, values))
+    first = {sorting.of.counts.inner(e.ins[2]): e.index for e in reversed([*sorting.products()])}
+    return Away(
+        frozenset(values),
+        frozenset(equations),
+        frozenset(back),
+        _brought(sorting, values),
+        frozenset(first.values()),
+    )
 
 
 def _values(sorting: Sorting, products: set[int]) -> set[Value]:
@@ -108,7 +117,7 @@ def _reads(sorting: Sorting, e: Equation, v: Value, found: set[Value], products:
         return v in e.ins[:2]
     if not _row_by_row(sorting, e, found):
         return False
-    return e.outs[0] in found or (e.primitive.linear is not None and all(w in found for w in e.ins))
+    return e.outs[0] in found or (e.primitive.adds and all(w in found for w in e.ins))
 
 
 def _brought(sorting: Sorting, away: set[Value]) -> Mapping[int, tuple[Value, ...]]:

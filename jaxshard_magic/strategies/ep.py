@@ -24,17 +24,10 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
 
     Raises `ShardError` where no dimension counts experts, or where they do not divide.
     """
-    found = find_experts(layout.dims, layout.storage, layout.flow, layout.roles)
-    _sorted_by_expert(layout, axes)
-    ragged = _ragged_weights(layout) if layout.experts is None else []
-    if not found.classes and not ragged and layout.experts is None:
-        raise ShardError(_no_experts(layout, axes))
-    _say_ragged(layout, ragged, axes)
-    if found.classes:
-        _divides(layout, found.classes, axes)
-        _divide(layout, found, axes)
-        _say_all_tokens(layout, found)
-        _say_shared_places(layout, found, axes)
+    if [*layout.sorting.weights()]:
+        _divide_sorted(layout, axes)
+    else:
+        _divide_found(layout, axes)
     for i in layout.roles.stored:
         value = layout.program.inputs[i]
         if layout.fixed_by(value):
@@ -47,13 +40,25 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
             layout.why[i].append(f"ep: experts, dim {d} over {'+'.join(axes)}")
 
 
+def _divide_found(layout: Layout, axes: Axes) -> None:
+    found = find_experts(layout.dims, layout.storage, layout.flow, layout.roles)
+    ragged = _ragged_weights(layout)
+    if not found.classes and not ragged:
+        raise ShardError(_no_experts(layout, axes))
+    _say_ragged(layout, ragged, axes)
+    if found.classes:
+        _divides(layout, found.classes, axes)
+        _divide(layout, found, axes)
+        _say_all_tokens(layout, found)
+        _say_shared_places(layout, found, axes)
+
+
 def _divide(layout: Layout, found: Found, axes: Axes) -> None:
     if found.shared:
         layout.batch = replace(layout.batch, classes=layout.batch.classes - found.shared)
         layout.storage = layout.dims.storage(layout.batch.classes | found.shared)
     weights = (layout.program.inputs[i] for i in found.weights)
     stored = frozenset(sc for value in weights for sc in _counting(layout, value, found.classes))
-    stored |= frozenset() if layout.experts is None else layout.experts.stored
     layout.experts = take_sides(layout, Experts(axes, found.classes, found.places, found.shared, stored))
 
 
@@ -85,11 +90,9 @@ def _no_experts(layout: Layout, axes: Axes) -> str:
     )
 
 
-def _sorted_by_expert(layout: Layout, axes: Axes) -> None:
-    """Experts whose rows each shard of the batch sorts by itself: one matrix of `ragged_dot` for each."""
+def _divide_sorted(layout: Layout, axes: Axes) -> None:
+    """Experts whose rows each shard of the batch sorts by itself: a matrix of `ragged_dot` for each."""
     weights = [*layout.sorting.weights()]
-    if not weights:
-        return
     n, over = layout.count(axes), "+".join(axes)
     _divide_evenly({layout.program.shapes[v][d] for v, d in weights}, n, over)
     stored = frozenset(layout.storage.of(v)[d] for v, d in weights)

@@ -6,8 +6,9 @@ group. With experts divided, a product gathers the rows of the devices that shar
 and the results go back as a sum over the devices, of which one alone has each row.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,19 +66,32 @@ class SortedRows(Region):
         return rest([x.sum(0, dtype=x.dtype) if v in sizes else x for x, v in pairs])
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
-        n, products = self.layout.count(self.experts), self.sorting.of.products
-        if e.index in products and self.experts:
-            yield from operands
-            yield from self._summed(e)
+        orders, avals = self.sorting.of, self.layout.program.avals
+        if e.index in orders.products:
+            yield from self._sent_to_experts(e, operands) if self.experts else rest
+        elif e.index in self.away.back:
+            yield self._sent_back(e)
         elif not self._is_local(e):
             yield from rest
-            for v in {*e.ins} & self.sorting.sizes:
-                devices = self.layout.count(self._batch)
-                yield Sent("all-reduce", self._batch, devices, nbytes(self.layout.program.avals[v]), e.trips)
-        for v in self.away.brought.get(e.index, ()) if self.experts else ():
+            n = self.layout.count(self._batch)
+            for v in self.sorting.sizes.intersection(v for v in e.ins if v is not None):
+                yield Sent("all-reduce", self._batch, n, nbytes(avals[v]), e.trips)
+
+    def _sent_to_experts(self, e: Equation, operands: Iterable[Sent]) -> Iterable[Sent]:
+        n, avals = self.layout.count(self.experts), self.layout.program.avals
+        yield from operands
+        if e.index in self.away.asking and (sizes := e.ins[2]) is not None:
+            yield Sent("all-gather", self.experts, n, nbytes(avals[sizes]) * n, e.trips)
+        for v in self.away.brought[e.index]:
             yield Sent("all-gather", self.experts, n, self._bytes(v) * n, e.trips)
-        if self.experts and e.index in self.away.back:
-            yield Sent("reduce-scatter", self.experts, n, self._bytes(e.outs[0]) * n, e.trips)
+        yield from self._summed(e)
+        if e.index in self.away.back:
+            yield self._sent_back(e)
+
+    def _sent_back(self, e: Equation) -> Sent:
+        n, aval = self.layout.count(self.experts), self.layout.program.avals[e.outs[0]]
+        size = self._bytes(e.outs[0]) * n * (1 + self._sums_wider(aval.dtype))
+        return Sent("reduce-scatter", self.experts, n, size, e.trips)
 
     def _summed(self, e: Equation) -> Iterable[Sent]:
         """Sums of a product of divided experts, but for those of its rows over the experts."""
@@ -103,9 +117,19 @@ class SortedRows(Region):
         tensor = enumerate(self.layout.tensor_axes(value))
         return [self.experts, *(self._others if d == state.dim else has for d, has in tensor)]
 
+    def _row_dim(self, v: Value | None) -> int | None:
+        state = self.sorting.order(v)
+        return None if state is None else state.dim
+
     def _is_local(self, e: Equation) -> bool:
+        """Is nothing sent for `e`, which is no product?"""
         orders, by_itself = self.sorting.of, {*self.away.equations, *self.sorting.counted}
-        return e.index in orders.sorts | orders.backs | orders.lookups.keys() | by_itself
+        ours = orders.sorts | orders.backs | orders.lookups.keys() | by_itself
+        return e.index in ours or e.outs[0] in self.sorting.sizes
+
+    def _sums_wider(self, dtype: Any) -> bool:
+        """XLA for the CPU aborts on a sum in bfloat16 by hand."""
+        return self.layout.simulated and dtype == jnp.bfloat16
 
     def _bytes(self, v: Value) -> int:
         return self.layout.bytes_of(v, self.layout.active(v))
@@ -166,47 +190,51 @@ class SortedRows(Region):
 
     def _multiplied(self, e: Equation, values: list, hold: Emission) -> list:
         """Of a shard's rows with all matrices, or of the rows of all shards that share experts with its own of them."""
-        rows = [self.sorting.order(v) for v in (*e.ins[:2], e.outs[0])]
-        sides, specs = [], []
+        out, sides, specs = e.outs[0], [], []
+        dims = [self._row_dim(v) for v in (*e.ins[:2], out)]
+        apart = [v in self.away.values for v in e.ins[:2]]
         for k, x in enumerate(hold.before(e, values)[:2]):
-            state, v = rows[k], e.ins[k]
-            if state is None:
-                specs.append(self._along(v, group_dim(e, k), self.experts))
-            elif v in self.away.values:
-                specs.append([self.experts, *self._along(v, state.dim, self._others)])
-            elif self.experts:
-                x = self._brought(x, v, state.dim)
-                specs.append(self._along(v, state.dim, self._others))
-            else:
-                specs.append(self._along(v, state.dim))
+            v, dim = e.ins[k], dims[k]
+            spec = (
+                self._along(v, group_dim(e, k), self.experts)
+                if dim is None
+                else self._along(v, dim, self._others)
+            )
+            if dim is not None and self.experts and not apart[k]:
+                x = self._brought(x, v, dim)
             sides.append(x)
-        out = e.outs[0]
-        parted = [v in self.away.values for v in e.ins[:2]]
-        gradient = rows[2] is None
-        if gradient:
+            specs.append([self.experts, *spec] if apart[k] else spec)
+        if (made := dims[2]) is None:  # the gradient of matrices
             lies = [self._others, *self._along(out, group_dim(e, -1), self.experts)]
         else:
-            lies = self._along(out, rows[2].dim, self._others)
+            lies = self._along(out, made, self._others)
             lies = [self.experts, *lies] if self.experts else lies
 
-        def on_shard(x, y, counts):
-            sides = [z[0] if is_parted else z for z, is_parted in zip((x, y), parted, strict=True)]
-            if not self.experts:
-                made = bind(e.eqn, [*sides, counts[0]])[0]
-                return (made[None] if gradient else made,)
-            size = next(z.shape[s.dim] for z, s in zip(sides, rows, strict=False) if s is not None)
-            own, order = _own_first(counts[0], self.experts, size)
-            sides = [z if s is None else jnp.take(z, order, s.dim) for z, s in zip(sides, rows, strict=False)]
-            made = bind(e.eqn, [*sides, own])[0]
-            if not gradient:
-                ours = lax.broadcasted_iota(jnp.int32, made.shape, rows[2].dim) < own.sum()
-                made = jnp.take(jnp.where(ours, made, 0), jnp.argsort(order), rows[2].dim)
-            return (made[None],)
+        def on_shard(*operands):
+            *rows, counts = (
+                x[0] if is_apart else x for x, is_apart in zip(operands, [*apart, True], strict=True)
+            )
+            product = partial(self._of_own, e, dims) if self.experts else partial(bind, e.eqn)
+            x = product([*rows, counts])[0]
+            return (x[None] if len(lies) > x.ndim else x,)
 
-        made = self._on_shards(on_shard, [*specs, [self._batch, ()]], [lies])(*sides, values[2])[0]
-        if gradient:
-            return hold.after(e, [made.sum(0, dtype=made.dtype)])
-        return [self._back(e, made)]
+        whole = self._on_shards(on_shard, [*specs, [self._batch, ()]], [lies])(*sides, values[2])[0]
+        if made is None:
+            return hold.after(e, [whole.sum(0, dtype=whole.dtype)])
+        return [self._back(e, whole)]
+
+    def _of_own(self, e: Equation, dims: Sequence[int | None], operands: list) -> list:
+        """A product of the rows of a device's own experts, of all that the devices that share them have; rows that it
+        makes of others are zero."""
+        *sides, counts = operands
+        size = next(x.shape[d] for x, d in zip(sides, dims, strict=False) if d is not None)
+        own, order = own_first(counts, self.experts, size)
+        sides = [x if d is None else jnp.take(x, order, d) for x, d in zip(sides, dims, strict=False)]
+        made, dim = bind(e.eqn, [*sides, own])[0], dims[2]
+        if dim is None:
+            return [made]
+        ours = lax.broadcasted_iota(own.dtype, made.shape, dim) < own.sum()
+        return [jnp.take(jnp.where(ours, made, 0), jnp.argsort(order), dim)]
 
     def _row_by_row(self, e: Equation, values: list) -> list:
         """What is made of rows that are away, each device's by itself."""
@@ -225,8 +253,7 @@ class SortedRows(Region):
 
         def on_shard(part):
             x, dtype = part[0], part.dtype
-            if self.layout.simulated and dtype == jnp.bfloat16:  # XLA for the CPU aborts on such a sum
-                x = x.astype(jnp.float32)
+            x = x.astype(jnp.float32) if self._sums_wider(dtype) else x
             return (lax.psum_scatter(x, self.experts, scatter_dimension=dim, tiled=True).astype(dtype),)
 
         return self._on_shards(on_shard, [lies], [self._along(out, dim)])(made)[0]
@@ -240,7 +267,7 @@ class SortedRows(Region):
         return self._on_shards(on_shard, [self._along(v, dim)], [self._along(v, dim, self._others)])(x)[0]
 
 
-def _own_first(counts: Any, axes: Axes, rows: int) -> tuple[Any, Any]:
+def own_first(counts: Any, axes: Axes, rows: int) -> tuple[Any, Any]:
     """How many rows a device's own experts have, and all rows with theirs first, in the order of the experts.
 
     `counts`: of the groups of this device's rows, int32[groups]; `rows`: of all devices along `axes` together, each
