@@ -215,8 +215,8 @@ def shard(
     Args:
         step: any train step: a plain, jitted or pmapped function of pytrees of arrays, of any shapes and dtypes, or a
             method.
-        strategy: "dp", "fsdp", "tp", "sp", "pp", "pmap", "spmd", or a sum such as "fsdp+tp"; "fsdp@data" names the
-            mesh axis.
+        strategy: "dp", "fsdp", "tp", "sp", "ep", "pp", "pmap", "spmd", or a sum such as "fsdp+tp"; "fsdp@data" names
+            the mesh axis.
         mesh: a `jax.sharding.Mesh`, mesh text as `mesh` takes it, or None for all devices.
         specs: PartitionSpec by argument name, as an object or as text: `{"batch": "P('data')"}`.
         rules: PartitionSpec by regular expression on a leaf's path: `{".*kernel": "P(None, 'model')"}`; beats what the

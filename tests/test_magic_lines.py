@@ -94,7 +94,7 @@ def test_nothing_is_left_patched(given):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "%%shard needs a strategy: dp, fsdp, tp, sp, pp, pmap, spmd, auto"),
+        ("", "%%shard needs a strategy: dp, fsdp, tp, sp, ep, pp, pmap, spmd, auto"),
         ("fdsp", "'fdsp' is no strategy. Did you mean 'fsdp'? %%shard --help lists them"),
         ("dp --on v55", "'v55' names no known chip. Did you mean 'v5p'? %mesh --list has all"),
         ("fsdp+tq", "'tq' is no strategy"),

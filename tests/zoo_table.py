@@ -33,7 +33,9 @@ ON = {  # a column -> strategy and mesh
     "tp": ("tp", "data=4 model=2"),
     "fsdp+tp": ("fsdp+tp", "data=2 fsdp=2 model=2"),
     "sp": ("sp", "data=4 seq=2"),
+    "ep": ("ep", "data=2 expert=4"),
 }
+FOR = {"sp": {"transformer"}, "ep": {"moe"}}  # columns for steps of certain families
 MARKS = {"same": "=", "refused": "r", "wrong": "W", "traceback": "T", "slow": "s", "ended": "E", "plain": "?"}
 SAYS = {
     "same": "the plain step's numbers",
@@ -63,14 +65,15 @@ class Outcome:
 
 
 def cells(steps: str, columns: Iterable[str], batches: Iterable[str]) -> Iterator[Cell]:
-    """Those whose step's name `steps`, a regular expression, finds; `sp` where there are positions."""
+    """Those whose step's name `steps`, a regular expression, finds; `sp` where there are positions, `ep` where there
+    are experts."""
     import zoo
 
     for name, step in zoo.STEPS.items():
         if re.search(steps, name):
             for library in batches:
                 for column in columns:
-                    if column != "sp" or "transformer" in step.families:
+                    if FOR.get(column, set()) <= step.families:
                         yield Cell(name, column, library)
 
 

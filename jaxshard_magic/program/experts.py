@@ -47,13 +47,13 @@ def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -
     stacks = [(p, k, inputs, c) for p, k, inputs in used if inputs for c in _stacked(p, k)]
     chosen = _chosen(dims, flow, {c for *_, c in stacks})
     stacks = [(p, k, inputs, c) for p, k, inputs, c in stacks if c in chosen]
+    classes = frozenset(chosen) if stacks else frozenset()
     weights = sorted({i for _, _, inputs, _ in stacks for i in inputs})
     bound = {c for i in params for c in dims.of(inputs[i])}
     given = {c for i in roles.data for c in dims.of(inputs[i])}
     places = {c for p, k, *_ in stacks for c in _rows(p, k)} - bound - given
     alone = [_rows(p, k) for p, k, *_ in stacks if (storage.batch & given).isdisjoint(p.tensors[1 - k])]
     shared = places & set().union(*alone)
-    classes = frozenset(c for *_, c in stacks)
     return Experts(
         classes,
         tuple(weights),
@@ -90,22 +90,26 @@ def _rows(p: Product, k: int) -> set[int]:
 
 
 def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
-    """Those of the classes `among` that something is chosen along."""
+    """Those of the classes `among` that something is chosen along, and those that something is chosen along for them:
+    what a router gives need not be linked to what is made of the choice."""
     if not among:
         return set()
     shapes = dims.program.shapes
-    found, outs = set[int](), dict[int, list[Value]]()
+    found, outs, by_size = set[int](), dict[int, list[Value]](), dict[int, set[int]]()
     for e in dims.program.equations:
         operand = e.ins[0] if chooses(e) else None
         if operand is None:
             continue
-        for d in _along(e, len(shapes[operand])):
-            found.add(dims.of(operand)[d])
+        for d in along_of(e, len(shapes[operand])):
+            c, size = dims.of(operand)[d], shapes[operand][d]
+            found |= {c} & among
             if e.name != "reduce_max":
-                outs.setdefault(shapes[operand][d], []).extend(e.outs)
+                outs.setdefault(size, []).extend(e.outs)
+                by_size.setdefault(size, set()).add(c)
     for size, start in outs.items():
-        found |= {c for c in _met(dims, flow, start) & among if dims.largest[c] == size}
-    return found & among
+        met = {c for c in _met(dims, flow, start) & among if dims.largest[c] == size}
+        found |= met | (by_size[size] if met else set())
+    return found
 
 
 def _best(dims: Dimensions, classes: frozenset[int]) -> int | None:
@@ -115,13 +119,14 @@ def _best(dims: Dimensions, classes: frozenset[int]) -> int | None:
         operand = e.ins[0] if e.name in ("top_k", "approx_top_k", "argmax") else None
         if operand is None:
             continue
-        for d in _along(e, len(dims.program.shapes[operand])):
+        for d in along_of(e, len(dims.program.shapes[operand])):
             if dims.program.shapes[operand][d] in sizes:
                 found.add(1 if e.name == "argmax" else dims.program.shapes[e.outs[0]][d])
     return max(found, default=None)
 
 
-def _along(e: Equation, rank: int) -> tuple[int, ...]:
+def along_of(e: Equation, rank: int) -> tuple[int, ...]:
+    """The dimensions that `e`, which chooses, chooses along."""
     return reduced(e.params) if e.primitive.kind is Kind.REDUCTION else along(e.params, rank)
 
 

@@ -110,9 +110,8 @@ class Orders:
         for door in e.doors:  # of branches, and of loops whose trips are not known
             known = [self.of.get(a) if a is not None else None for a, _, _ in door.into]
             self._scope(door.scope, [MIXED if ordered(s) else None for s in known])
-        ends = [self._result(door.scope, i) for door in e.doors for i in range(len(door.out))]
-        mixed = any(map(ordered, [*states, *ends]))
-        return self._set(e.outs, [MIXED if mixed else None] * len(e.outs))
+        states += [self._result(door.scope, i) for door in e.doors for i in range(len(door.out))]
+        return self._set(e.outs, [MIXED if any(map(ordered, states)) else None] * len(e.outs))
 
     def _result(self, scope: Scope, i: int) -> State:
         v, var = scope.outs[i], scope.jaxpr.outvars[i]
@@ -259,13 +258,10 @@ class Orders:
         assert c is not None
         if not any(map(ordered, states)):
             return None
-        mine, theirs = sides = [s if isinstance(s, Sorted) else None for s in (left, right)]
-        orders = {(s.order, s.loop) for s in sides if s is not None}
-        if (
-            len(orders) != 1
-            or any(ordered(s) for s in states[2:])
-            or any(ordered(s) and not isinstance(s, Sorted) for s in (left, right))
-        ):
+        mine, theirs = (s if isinstance(s, Sorted) else None for s in (left, right))
+        orders = {(s.order, s.loop) for s in states if isinstance(s, Sorted)}
+        lost = any(ordered(s) for s in states[2:]) or any(ordered(s) != isinstance(s, Sorted) for s in states)
+        if lost or len(orders) != 1:
             return MIXED
         ((order, loop),) = orders
         if loop is not None:

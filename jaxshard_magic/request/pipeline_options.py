@@ -107,7 +107,7 @@ def pipeline_options(
         return PipelineOptions(**options)
     if options:
         name, value = next(iter(options.items()))
-        strategy = "+".join(("pp", *(each for each in names if each not in ("pmap", "spmd"))))
+        strategy = "+".join(("pp", *(each for each in names if each not in ("pmap", "spmd", "ep"))))
         raise ShardError(
             f"--{name} {value} is for pipelines, and {'+'.join(names)} is none; leave it out, or write %%shard "
             f"{strategy} --{name} {value}",

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..errors import ShardError
 from ..plan import Finding
+from ..program.expert_loops import ExpertLoop, find_expert_loops
 from ..program.experts import Experts as Found
 from ..program.experts import find_experts
 from ..program.flow import by_alias
@@ -42,24 +43,42 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
 
 def _divide_found(layout: Layout, axes: Axes) -> None:
     found = find_experts(layout.dims, layout.storage, layout.flow, layout.roles)
+    loops = find_expert_loops(layout.program, layout.flow, layout.roles)
     ragged = _ragged_weights(layout)
-    if not found.classes and not ragged:
+    if not found.classes and not ragged and not loops:
         raise ShardError(_no_experts(layout, axes))
     _say_ragged(layout, ragged, axes)
-    if found.classes:
+    if found.classes or loops:
+        stepped = {layout.dims.of(v)[0] for loop in loops for v in loop.stacks}
+        found = replace(found, classes=found.classes | stepped)
         _divides(layout, found.classes, axes)
-        _divide(layout, found, axes)
+        _divide(layout, found, loops, axes)
         _say_all_tokens(layout, found)
         _say_shared_places(layout, found, axes)
 
 
-def _divide(layout: Layout, found: Found, axes: Axes) -> None:
+def _divide(layout: Layout, found: Found, loops: list[ExpertLoop], axes: Axes) -> None:
     if found.shared:
         layout.batch = replace(layout.batch, classes=layout.batch.classes - found.shared)
         layout.storage = layout.dims.storage(layout.batch.classes | found.shared)
-    weights = (layout.program.inputs[i] for i in found.weights)
+    weights = {layout.program.inputs[i] for i in found.weights}
+    weights |= {v for loop in loops for v in loop.stacks if not layout.batchy(v)}
     stored = frozenset(sc for value in weights for sc in _counting(layout, value, found.classes))
-    layout.experts = take_sides(layout, Experts(axes, found.classes, found.places, found.shared, stored))
+    inside = [e for loop in loops for e in loop.equation.inside()]
+    values = {v for e in inside for v in e.outs} | {v for loop in loops for v in loop.scope.ins}
+    values |= {v for e in inside for door in e.doors for v in door.scope.ins}
+    experts = Experts(
+        axes,
+        found.classes,
+        found.places,
+        found.shared,
+        stored,
+        equations=frozenset(e.index for e in inside),
+        made=frozenset(filter(layout.batchy, values)),
+        loops={loop.equation.index: loop for loop in loops},
+        inside=frozenset(e.index for e in inside),
+    )
+    layout.experts = take_sides(layout, experts)
 
 
 def _counting(layout: Layout, value: Value, classes: frozenset[int]) -> Iterable[int]:

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from ..plan import Finding
 from ..program.batching.batch import Batch
 from ..program.dimensions import Dimensions, Storage
+from ..program.expert_loops import ExpertLoop
 from ..program.flow import Flow
 from ..program.ir import Equation, Program, Value
 from ..program.roles import Roles
@@ -29,7 +30,8 @@ class Experts:
 
     `places`: classes of those that experts have for the tokens of a group; `shared`: for the tokens of all examples.
     `stored`: the storage classes of parameters that are divided so. `equations`: those, by index, that work expert by
-    expert; `made`: the activations that these make.
+    expert; `made`: the activations that these make. `loops`: the scans that step over experts, by index, of which each
+    device does the trips of its own; `inside`: the equations in them.
     """
 
     axes: Axes
@@ -39,6 +41,8 @@ class Experts:
     stored: frozenset[int] = frozenset()
     equations: frozenset[int] = frozenset()
     made: frozenset[Value] = frozenset()
+    loops: Mapping[int, ExpertLoop] = field(default_factory=dict)
+    inside: frozenset[int] = frozenset()
 
 
 @dataclass(eq=False)

@@ -25,14 +25,17 @@ def _share(layout: Layout, work: Work) -> Share:
     e = layout.program.equations[work.equation]
     tensors = [v for v in (*e.ins[:2], e.outs[0]) if v is not None]
     size = {v: layout.bytes_of(v, layout.read(e, v)) for v in tensors}
-    divided = parts(e, partial(layout.read, e), layout.mesh.shape)
+    divided, trips = parts(e, partial(layout.read, e), layout.mesh.shape), e.trips
+    if layout.experts is not None and e.index in layout.experts.inside:
+        own = layout.count(layout.experts.axes)
+        divided, trips = divided * own, trips // own
     return Share(
         work.flops // divided,
-        e.trips * sum(size[v] for v in tensors),
+        trips * sum(size[v] for v in tensors),
         work.dtype,
         work.recomputed,
         work.exact,
-        e.trips * sum(size[v] for v in tensors if not layout.batchy(v)),
+        trips * sum(size[v] for v in tensors if not layout.batchy(v)),
         _dims(layout, e),
         _passes(e, work.dtype),
     )

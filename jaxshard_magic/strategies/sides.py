@@ -61,6 +61,7 @@ class _Sides:
         self._ends(equations)
         self._weights(equations)
         self._between(equations)
+        self._of_loops()
         ones = self._network.cut()
         return replace(
             self._experts,
@@ -190,8 +191,10 @@ class _Sides:
         for e in equations:
             for v in {v for v in e.ins if v is not None and self._layout.batchy(v)}:
                 readers[v].append(e)
+        for loop in self._experts.loops.values():
+            readers |= {v: readers[v] for v in loop.stacks if self._counted(v)}
         for v, read_by in readers.items():
-            trips = max(e.trips for e in read_by)
+            trips = max((e.trips for e in read_by), default=1)
             tokens, experts = self._layout.lying(v, False), self._layout.lying(v, True)
             made = self._groups.find(v) if self._has(v) else net.OTHER
             net.cost(("to", v), made, trips * moved(self._layout, v, tokens, experts))
@@ -199,6 +202,16 @@ class _Sides:
             for e in read_by:
                 net.cost(self._node(e), ("to", v), math.inf)
                 net.cost(("from", v), self._node(e), math.inf)
+
+    def _of_loops(self) -> None:
+        """What loops over experts stack lies by expert, and so they read what they step over."""
+        net = self._network
+        for loop in self._experts.loops.values():
+            for v in filter(self._counted, loop.stacks):
+                if v in loop.equation.outs:
+                    net.cost(net.ONE, self._groups.find(v), math.inf)
+                else:
+                    net.cost(net.ONE, ("to", v), math.inf)
 
 
 def moved(layout: Layout, v: Value, lies: Spec, wanted: Spec) -> int:

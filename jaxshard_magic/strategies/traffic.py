@@ -101,7 +101,7 @@ class _Traffic:
                 body.kept.pop(next(iter(body.kept)))
 
     def _narrowed(self, e: Equation, v: Value) -> bool:
-        """Whether a weight is gathered in bfloat16, as which a TPU multiplies float32 at its default precision."""
+        """Whether an operand is sent in bfloat16, as which a TPU multiplies float32 at its default precision."""
         precision = e.params.get("precision")
         given = precision if isinstance(precision, tuple) else (precision,)
         default = e.primitive.product and all(p in (None, lax.Precision.DEFAULT) for p in given)
@@ -186,6 +186,7 @@ class _Traffic:
                 body.brought.add(at)
                 size = layout.bytes_of(v, wanted)
                 kind = "all-gather" if size > layout.bytes_of(v, lies) else "all-to-all"
+                size //= 2 if self._narrowed(e, v) else 1
                 yield self._sent(kind, experts.axes, size, e.trips)
 
     def _linked(self) -> dict[int, dict[int, set[str]]]:

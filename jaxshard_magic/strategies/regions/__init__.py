@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from .ahead import gathered_ahead
 from .grouped import grouped
+from .own_experts import own_experts
 from .partials import partial_sums
 from .region import Context, Emission, Region
 from .scattered import scattered
@@ -15,6 +16,7 @@ from .unreduced import unreduced
 KINDS: tuple[Callable[[Context], Region], ...] = (
     gathered_ahead,
     sorted_rows,
+    own_experts,
     unreduced,
     partial_sums,
     scattered,

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from ...plan import Sent
-from ...program.ir import Equation, Value
+from ...program.ir import Equation, Scope, Value
 from ...program.phases import phases
 from ..layout import Layout, Spec
 from .deferred import Deferred, find_deferred
@@ -75,6 +75,10 @@ class Emission(Protocol):
 
     def gather(self, x: Any, weight: Value) -> Any:
         """A weight at rest, brought to where it is used."""
+        ...
+
+    def body(self, scope: Scope, args: Any) -> list:
+        """The results of a loop's body, its ends pinned."""
         ...
 
     def at(self, path: Iterable[Equation]) -> AbstractContextManager[None]:

@@ -1,0 +1,92 @@
+"""Loops over experts: each trip works with one expert, on all tokens, and adds what it makes to what the others made.
+
+Such a loop is a scan whose trips need nothing of each other: what it carries either goes through unchanged or is only
+added to. It steps over parameters, and something is chosen among as many as it has trips, in what it reads.
+"""
+
+from collections import Counter
+from collections.abc import Set
+from dataclasses import dataclass
+
+from .experts import along_of, chooses
+from .flow import Flow, by_alias
+from .ir import Equation, Program, Scope, Value
+from .primitives import scan_counts
+from .roles import PARAMS, Roles
+
+
+@dataclass(frozen=True)
+class ExpertLoop:
+    """A scan over experts. `sums`: the positions of the carries that are added to; others go through unchanged.
+    `stacks`: what it steps over or stacks, which has the experts as its first dimension."""
+
+    equation: Equation
+    sums: frozenset[int]
+    stacks: tuple[Value, ...]
+
+    @property
+    def scope(self) -> Scope:
+        return self.equation.doors[0].scope
+
+
+def find_expert_loops(program: Program, flow: Flow, roles: Roles) -> list[ExpertLoop]:
+    """The loops over experts of a program, forward and backward."""
+    params = {program.inputs[i] for i, role in enumerate(roles.of) if role == PARAMS}
+    loops = [loop for e in program.equations if e.name == "scan" and (loop := _apart(e)) is not None]
+    if not loops:
+        return []
+    met = {length: _met(program, flow, length) for length in {e.equation.params["length"] for e in loops}}
+    found: list[ExpertLoop] = []
+    stacked = set[Value]()
+    for loop in loops:
+        e = loop.equation
+        n, k = scan_counts(e.params)
+        xs = {v for v in e.ins[n + k :] if v is not None}
+        weights = any(params & flow.back([v], by_alias).keys() for v in xs)
+        chosen = not met[e.params["length"]].isdisjoint(e.ins)
+        if (weights and chosen) or xs & stacked:
+            found.append(loop)
+            stacked.update(e.outs[k:])
+    return found
+
+
+def _apart(e: Equation) -> ExpertLoop | None:
+    """The loop, where its trips need nothing of each other."""
+    n, k = scan_counts(e.params)
+    scope = e.doors[0].scope
+    sums, stacks = set[int](), (*(v for v in e.ins[n + k :] if v is not None), *e.outs[k:])
+    for i in range(k):
+        given, handed_on = scope.ins[n + i], scope.outs[i]
+        if given == handed_on:
+            continue
+        if not _adds(scope, given, handed_on):
+            return None
+        sums.add(i)
+    return ExpertLoop(e, frozenset(sums), stacks) if stacks else None
+
+
+def _adds(scope: Scope, given: Value, handed_on: Value | None) -> bool:
+    """Is `handed_on` the value `given` with something added, and nothing else made of it?"""
+    readers = Counter(v for e in scope.equations for v in e.ins if v is not None)
+    readers.update(v for v in scope.outs if v is not None)
+    made_by = {v: e for e in scope.equations for v in e.outs}
+    v = given
+    while v != handed_on:
+        e = next((e for e in scope.equations if v in e.ins), None)
+        if readers[v] != 1 or e is None or not (e.primitive.elementwise and e.primitive.adds):
+            return False
+        v = e.outs[0]
+    return handed_on in made_by and readers[v] == 1
+
+
+def _met(program: Program, flow: Flow, length: int) -> Set[Value]:
+    """What is made, without a product, of a choice among so many."""
+    choices = (
+        v
+        for e in program.equations
+        if chooses(e) and e.name != "reduce_max" and e.ins[0] is not None
+        for d in along_of(e, len(program.shapes[e.ins[0]]))
+        if program.shapes[e.ins[0]][d] == length
+        for v in e.outs
+    )
+    return flow.forward(choices, lambda _v, _w, e: e is None or not e.primitive.product)
