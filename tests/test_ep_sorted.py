@@ -88,7 +88,7 @@ def test_a_devices_own_rows_are_first_and_in_the_order_of_its_experts():
     mesh = jaxshard_magic.mesh("cpu:8 expert=2 data=4")
 
     def on_device(mine):
-        own, order = own_first(mine[0], ("expert",), 6)
+        own, order = own_first(mine[0], ("expert",), jax.lax.axis_index("expert"), 6)
         return own[None], order[None]
 
     found = jax.shard_map(on_device, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False)

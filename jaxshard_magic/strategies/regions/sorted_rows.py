@@ -150,6 +150,10 @@ class SortedRows(Region):
         rank = 0 if v is None else len(self.layout.program.shapes[v])
         return [(self._batch if axes is None else axes) if d == dim else () for d in range(rank)]
 
+    def _numbers(self, axes: Axes) -> Any:
+        """Of the devices along some axes, one on each: XLA knows no device's own where other axes are its to divide."""
+        return jnp.arange(self.layout.count(axes), dtype=jnp.int32)
+
     def _sorted(self, e: Equation, values: list) -> list:
         on_shards = self._on_shards(
             lambda *xs: tuple(bind(e.eqn, list(xs))),
@@ -170,11 +174,12 @@ class SortedRows(Region):
         specs += [self._along(moved, spot)] if scatters else []
         out = self._along(e.outs[0], rows if scatters else spot)
 
-        def on_shard(operand, index, *updates):
-            first = lax.axis_index(self._batch).astype(index.dtype) * operand.shape[rows]
+        def on_shard(shard, operand, index, *updates):
+            first = shard[0].astype(index.dtype) * operand.shape[rows]
             return (bind(e.eqn, [operand, index - first, *updates])[0],)
 
-        return self._on_shards(on_shard, specs, [out])(*map(jnp.asarray, values))[0]
+        on_shards = self._on_shards(on_shard, [[self._batch], *specs], [out])
+        return on_shards(self._numbers(self._batch), *map(jnp.asarray, values))[0]
 
     def _counted(self, e: Equation, values: list) -> Any:
         """The sizes of the groups of each shard, as parts."""
@@ -210,25 +215,26 @@ class SortedRows(Region):
             lies = self._along(out, made, self._others)
             lies = [self.experts, *lies] if self.experts else lies
 
-        def on_shard(*operands):
+        def on_shard(device, *operands):
             *rows, counts = (
                 x[0] if is_apart else x for x, is_apart in zip(operands, [*apart, True], strict=True)
             )
-            product = partial(self._of_own, e, dims) if self.experts else partial(bind, e.eqn)
+            product = partial(self._of_own, e, dims, device[0]) if self.experts else partial(bind, e.eqn)
             x = product([*rows, counts])[0]
             return (x[None] if len(lies) > x.ndim else x,)
 
-        whole = self._on_shards(on_shard, [*specs, [self._batch, ()]], [lies])(*sides, values[2])[0]
+        on_shards = self._on_shards(on_shard, [[self.experts], *specs, [self._batch, ()]], [lies])
+        whole = on_shards(self._numbers(self.experts), *sides, values[2])[0]
         if made is None:
             return hold.after(e, [whole.sum(0, dtype=whole.dtype)])
         return [self._back(e, whole)]
 
-    def _of_own(self, e: Equation, dims: Sequence[int | None], operands: list) -> list:
+    def _of_own(self, e: Equation, dims: Sequence[int | None], device: Any, operands: list) -> list:
         """A product of the rows of a device's own experts, of all that the devices that share them have; rows that it
         makes of others are zero."""
         *sides, counts = operands
         size = next(x.shape[d] for x, d in zip(sides, dims, strict=False) if d is not None)
-        own, order = own_first(counts, self.experts, size)
+        own, order = own_first(counts, self.experts, device, size)
         sides = [x if d is None else jnp.take(x, order, d) for x, d in zip(sides, dims, strict=False)]
         made, dim = bind(e.eqn, [*sides, own])[0], dims[2]
         if dim is None:
@@ -267,16 +273,16 @@ class SortedRows(Region):
         return self._on_shards(on_shard, [self._along(v, dim)], [self._along(v, dim, self._others)])(x)[0]
 
 
-def own_first(counts: Any, axes: Axes, rows: int) -> tuple[Any, Any]:
+def own_first(counts: Any, axes: Axes, device: Any, rows: int) -> tuple[Any, Any]:
     """How many rows a device's own experts have, and all rows with theirs first, in the order of the experts.
 
-    `counts`: of the groups of this device's rows, int32[groups]; `rows`: of all devices along `axes` together, each
-    device's sorted.
+    `counts`: of the groups of the rows of this device, the `device`-th along `axes`, int32[groups]; `rows`: of all of
+    these together, each device's sorted.
     """
     all_counts = lax.all_gather(counts, axes)  # (devices, groups)
     n, groups = all_counts.shape
     own = groups // n
-    first = lax.axis_index(axes) * own
+    first = device.astype(counts.dtype) * own
     ends = jnp.cumsum(all_counts, axis=1)
     place = lax.broadcasted_iota(ends.dtype, (n, rows // n, groups), 1)
     group = jnp.sum(place >= ends[:, None], axis=2).reshape(-1) - first
