@@ -49,6 +49,7 @@ HEAVIEST = (
     "test_sp.py",
     "test_sp_positions.py",
     "test_ten_steps.py",
+    "test_ep_sorted.py",
     "test_accumulate.py",
     "test_resume_killed.py",
     "test_resume.py",

@@ -77,10 +77,12 @@ def sorted_in(state: State, order: int) -> State:
     return state if isinstance(state, Known) else Sorted(order, 0)
 
 
-def sorted_back(state: State, order: int) -> State:
+def sorted_back(state: State, key: Numbers) -> State:
+    """What is sorted by the numbers `key` of an order, or, back, of places in it."""
     if isinstance(state, Numbers) and state.order is None:
-        return replace(state, order=order, back=True)
-    return None if state == Sorted(order, 0) else MIXED
+        return replace(state, order=key.order, back=not key.back)
+    unsorted = key.order is not None and not key.back and state == Sorted(key.order, 0)
+    return None if unsorted else MIXED
 
 
 def inside(state: State) -> State:

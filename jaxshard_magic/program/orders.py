@@ -165,10 +165,10 @@ class Orders:
             return [self._beside(e, [s]) for s in states]
         key = states[0]
         if isinstance(key, Numbers) and key.order is not None:
-            if key.back or key.loop is not None or key.each(len(key.table)) != 1:
+            if key.loop is not None or key.each(len(key.table)) != 1:
                 return [MIXED] * len(states)
             self.backs.add(e.index)
-            return [Numbers(0, key.table), *(sorted_back(s, key.order) for s in states[1:])]
+            return [Numbers(0, key.table), *(sorted_back(s, key) for s in states[1:])]
         if e.params["num_keys"] != 1 or any(map(ordered, states)):
             return [MIXED] * len(states)
         self.sorts.add(e.index)

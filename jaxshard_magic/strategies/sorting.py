@@ -77,7 +77,7 @@ def group_dim(e: Equation, k: int) -> int:
 
 def find_sorting(layout: "Layout") -> Sorting:
     """What each shard of the batch can sort by itself in a step."""
-    orders = Orders(layout.program)
+    orders = layout.flow.orders
     kept, sizes, counted = set[int](), set[Value](), dict[int, Dims]()
     if layout.count(layout.batch_axes) > 1:
         rows = _rows_of_orders(orders)
