@@ -43,6 +43,34 @@ class Counts:
             value, lead = before, lead + more
         return None if lead else value
 
+    def same(self, a: Value | None, b: Value | None) -> bool:
+        """Are two values made of the same in the same way, as what remat computes again is?"""
+        first, second = (self.root(v) for v in (a, b))
+        if first is None or second is None or first == second:
+            return first == second is not None
+        if (first, second) not in self._same:
+            self._same[first, second] = False
+            self._same[first, second] = self._made_alike(first, second)
+        return self._same[first, second]
+
+    def _made_alike(self, a: Value, b: Value) -> bool:
+        e, f = (self.program.maker.get(v) for v in (a, b))
+        if e is None or f is None or e.doors or f.doors or e.name != f.name or e.eqn.effects:
+            return False
+        if e.outs.index(a) != f.outs.index(b) or str(e.params) != str(f.params):
+            return False
+        return all(self._same_operand(e, f, k) for k in range(len(e.ins)))
+
+    def _same_operand(self, e: Equation, f: Equation, k: int) -> bool:
+        if e.ins[k] is None or f.ins[k] is None:
+            numbers = (self._number(e, k), self._number(f, k))
+            return None not in numbers and bool(numbers[0] == numbers[1])
+        return self.same(e.ins[k], f.ins[k])
+
+    @cached_property
+    def _same(self) -> dict[tuple[Value, Value], bool]:
+        return {}
+
     def keys(self, value: Value | None) -> Value | None:
         """The root of the keys of which `value` tells how often each of its places occurs, keys beyond them left out;
         None where it is no such count."""

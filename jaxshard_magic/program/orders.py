@@ -8,7 +8,6 @@ a value whose rows and those of another order meet is `Mixed`, and nothing is sa
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 
 import jax
 import numpy as np
@@ -24,6 +23,7 @@ from .order_states import (
     Sorted,
     State,
     inside,
+    new_place,
     ordered,
     sorted_back,
     sorted_in,
@@ -40,7 +40,8 @@ class Orders:
     """What `program` sorts, and what becomes of the rows.
 
     `of[v]`: the state of a value, of those that have one. `lookups`: what brings rows into an order and out of it, by
-    the equation's index; `sorts`: what sorts by keys, and with `backs`: what sorts an order back. `products`: those of
+    the equation's index; `sorts`: what sorts by keys, and the order that it makes, one for all that sort the same;
+    `backs`: what sorts an order back. `products`: those of
     groups whose rows were sorted by group. `lost`: orders that came to be mixed with something.
     """
 
@@ -48,7 +49,7 @@ class Orders:
         self.program = program
         self.of: dict[Value, State] = {}
         self.lookups: dict[int, Lookup] = {}
-        self.sorts: set[int] = set()
+        self.sorts: dict[int, int] = {}
         self.backs: set[int] = set()
         self.products: set[int] = set()
         self.lost: set[int] = set()
@@ -67,7 +68,7 @@ class Orders:
     def by_group(self, order: int, sizes: Value | None) -> bool:
         """Were the rows of an order sorted by group, `sizes` being how many rows each group has?"""
         keys = self.program.equations[order].ins[0]
-        return sizes is not None and self.counts.root(keys) == self.counts.keys(sizes) is not None
+        return sizes is not None and self.counts.same(keys, self.counts.keys(sizes))
 
     # Through the program.
 
@@ -171,8 +172,11 @@ class Orders:
             return [Numbers(0, key.table), *(sorted_back(s, key) for s in states[1:])]
         if e.params["num_keys"] != 1 or any(map(ordered, states)):
             return [MIXED] * len(states)
-        self.sorts.add(e.index)
-        return [sorted_in(s, e.index) for s in states]
+        before = (
+            o for o in self.sorts.values() if self.counts.same(e.ins[0], self.program.equations[o].ins[0])
+        )
+        self.sorts[e.index] = next(before, e.index)
+        return [sorted_in(s, self.sorts[e.index]) for s in states]
 
     def _elementwise(self, e: Equation, states: list[State]) -> State:
         rows = [s for s in states if isinstance(s, Sorted)]
@@ -223,7 +227,7 @@ class Orders:
             return state
         if not isinstance(state, (Sorted, Numbers)):
             return MIXED if ordered(state) else None
-        d = _new_place(e, state.dim)
+        d = new_place(e, state.dim)
         if d is None or state.loop is not None:
             return MIXED if ordered(state) else None
         return replace(state, dim=d)
@@ -386,15 +390,3 @@ def _sorts_rows(e: Equation) -> bool:
 
 def _unknown(_e: Equation, states: list[State]) -> State:
     return MIXED if any(map(ordered, states)) else None
-
-
-def _new_place(e: Equation, dim: int) -> int | None:
-    """Where a dimension is in the same numbers under other dimensions; None where it is torn or merged."""
-    if e.name == "broadcast_in_dim":
-        d = e.params["broadcast_dimensions"][dim]
-        return d if shape_of(e.eqn.outvars[0])[d] == shape_of(e.eqn.invars[0])[dim] else None
-    if e.name == "transpose":
-        return e.params["permutation"].index(dim)
-    old, new = shape_of(e.eqn.invars[0]), shape_of(e.eqn.outvars[0])
-    kept = (k for k in range(len(new)) if new[k] == old[dim] and prod(new[:k]) == prod(old[:dim]))
-    return next(kept, None)

@@ -43,7 +43,7 @@ class Sorting:
     def equations(self) -> frozenset[int]:
         """Those that sort, look up what was sorted, or multiply it group by group."""
         orders = self.of
-        found = {i for i in orders.sorts if i in self.orders}
+        found = {i for i, order in orders.sorts.items() if order in self.orders}
         found |= {
             i for i in orders.backs if self.row_state(orders.program.equations[i].ins[0]).order in self.orders
         }
@@ -81,7 +81,7 @@ def find_sorting(layout: "Layout") -> Sorting:
     kept, sizes, counted = set[int](), set[Value](), dict[int, Dims]()
     if layout.count(layout.batch_axes) > 1:
         rows = _rows_of_orders(orders)
-        for order in sorted(orders.sorts - orders.lost):
+        for order in sorted({*orders.sorts.values()} - orders.lost):
             found = _sizes(layout, orders, order)
             if found is not None and all(_divided(layout, v, d) for v, d in rows[order]):
                 kept.add(order)
@@ -96,8 +96,8 @@ def _rows_of_orders(orders: Orders) -> dict[int, list[tuple[Value, int]]]:
     for v, state in orders.of.items():
         if isinstance(state, (Sorted, Numbers)) and state.order is not None:
             found[state.order].append((v, state.dim))
-    for order in orders.sorts:
-        found[order] += [(v, 0) for v in program.equations[order].ins]
+    for i, order in orders.sorts.items():
+        found[order] += [(v, 0) for v in program.equations[i].ins]
     for i, lookup in orders.lookups.items():
         e = program.equations[i]
         dn = e.params["dimension_numbers"]
@@ -121,12 +121,15 @@ def _sizes(layout: "Layout", orders: Orders, order: int) -> tuple[set[Value], di
     roots = {
         counts.root(e.ins[2]) for e, state in states if isinstance(state, Sorted) and state.order == order
     }
-    root = roots.pop() if len(roots) == 1 else None
-    if root is None or (dims := _counting(layout, program.maker[root])) is None:
-        return None
-    same = (v for v, shape in enumerate(program.shapes) if shape == program.shapes[root])
-    sizes = {v for v in same if counts.root(v) == root}
-    return (sizes, {program.maker[root].index: dims}) if _stays_in_loops(program, sizes) else None
+    sizes, counted = set[Value](), dict[int, Dims]()
+    for root in roots:
+        dims = None if root is None else _counting(layout, program.maker[root])
+        if root is None or dims is None:
+            return None
+        counted[program.maker[root].index] = dims
+        same = (v for v, shape in enumerate(program.shapes) if shape == program.shapes[root])
+        sizes |= {v for v in same if counts.root(v) == root}
+    return (sizes, counted) if sizes and _stays_in_loops(program, sizes) else None
 
 
 def _counting(layout: "Layout", e: Equation) -> Dims | None:

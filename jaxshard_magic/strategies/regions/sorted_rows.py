@@ -50,7 +50,7 @@ class SortedRows(Region):
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         orders, sizes = self.sorting.of, self.sorting.sizes
-        if e.index in orders.sorts | orders.backs:
+        if e.index in orders.sorts or e.index in orders.backs:
             return self._sorted(e, values)
         if e.index in orders.lookups:
             return [self._looked_up(e, values)]
@@ -124,7 +124,7 @@ class SortedRows(Region):
     def _is_local(self, e: Equation) -> bool:
         """Is nothing sent for `e`, which is no product?"""
         orders, by_itself = self.sorting.of, {*self.away.equations, *self.sorting.counted}
-        ours = orders.sorts | orders.backs | orders.lookups.keys() | by_itself
+        ours = orders.sorts.keys() | orders.backs | orders.lookups.keys() | by_itself
         return e.index in ours or e.outs[0] in self.sorting.sizes
 
     def _sums_wider(self, dtype: Any) -> bool:
