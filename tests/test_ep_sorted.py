@@ -70,6 +70,13 @@ def test_under_dp_no_row_goes_to_another_device_to_be_sorted(ran):
     assert found == wanted == told(planned(SCANNED, "dp", "data=8"))
 
 
+def test_rows_that_are_set_back_go_no_further_than_others(ran):
+    """The derivative of `.at[order].set` asks which row was set last at each place: all were, in any order."""
+    found = sent(ran(LANGUAGE, *BESIDE).report())
+    rows = ROWS // 2 * WIDTH * F32
+    assert {m[1:] for m in found if m[0] == AG} == {(("expert",), rows), (("expert",), 4 * EXPERTS * F32)}
+
+
 def test_where_one_expert_gets_all_rows_none_is_dropped():
     step = zoo.STEPS[PERMUTED]
     (params, batch) = step.make().args

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..program.ir import Equation, Program, Value
-from ..program.order_states import Numbers, Sorted
+from ..program.order_states import Known, Numbers, Sorted
 from ..program.orders import Orders
 from ..program.primitives.primitive import Kind
 
@@ -49,6 +49,18 @@ class Sorting:
         }
         found |= {i for i, lookup in orders.lookups.items() if lookup.order in self.orders}
         return frozenset(found | {e.index for e in self.products()})
+
+    def numbers(self) -> frozenset[int]:
+        """The equations that make numbers of rows or places of others, or of such the same number for all of them."""
+        found, of = set[int](), self.of.of
+        for e in self.of.program.equations if self.orders else ():
+            states = [of.get(v) for v in e.ins if v is not None]
+            if not e.doors and any(isinstance(s, Numbers) for s in states):
+                made = of.get(e.outs[0])
+                sorts = any(isinstance(s, Numbers) and s.order in self.orders for s in states)
+                if isinstance(made, Known) or (isinstance(made, Numbers) and sorts):
+                    found.add(e.index)
+        return frozenset(found)
 
     def products(self) -> Iterable[Equation]:
         """The products of sorted rows, group by group."""

@@ -17,6 +17,7 @@ from jax import lax
 
 from ...plan import Sent
 from ...program.ir import Equation, Value
+from ...program.order_states import Known
 from ...program.primitives import bind
 from ...program.sizes import nbytes
 from ..away import Away, find_away
@@ -62,6 +63,9 @@ class SortedRows(Region):
             return self._row_by_row(e, values)
         if e.outs[0] in sizes:  # under another type or shape
             return list(jax.vmap(lambda *xs: tuple(bind(e.eqn, list(xs))))(*values))
+        if isinstance(state := orders.of.get(e.outs[0]), Known):  # the same for all rows, in whatever order
+            aval = self.layout.program.avals[e.outs[0]]
+            return [jnp.full(aval.shape, state.number, aval.dtype)]
         pairs = zip(values, e.ins, strict=True)
         return rest([x.sum(0, dtype=x.dtype) if v in sizes else x for x, v in pairs])
 
@@ -123,7 +127,10 @@ class SortedRows(Region):
 
     def _is_local(self, e: Equation) -> bool:
         """Is nothing sent for `e`, which is no product?"""
-        orders, by_itself = self.sorting.of, {*self.away.equations, *self.sorting.counted}
+        orders, by_itself = (
+            self.sorting.of,
+            {*self.away.equations, *self.sorting.counted, *self.sorting.numbers()},
+        )
         ours = orders.sorts.keys() | orders.backs | orders.lookups.keys() | by_itself
         return e.index in ours or e.outs[0] in self.sorting.sizes
 
@@ -298,5 +305,5 @@ def sorted_rows(context: Context) -> SortedRows:
         experts = ()
     away = find_away(sorting) if experts else Away()
     reads = {e.index for e in layout.program.equations if not e.doors and not sorting.sizes.isdisjoint(e.ins)}
-    members = sorting.equations() | sorting.counted.keys() | reads | away.equations
+    members = sorting.equations() | sorting.numbers() | sorting.counted.keys() | reads | away.equations
     return SortedRows(members, layout, sorting, experts, away)
