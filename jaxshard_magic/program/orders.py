@@ -22,8 +22,10 @@ from .order_states import (
     Numbers,
     Sorted,
     State,
+    Table,
     inside,
     new_place,
+    operands,
     ordered,
     sorted_back,
     sorted_in,
@@ -54,6 +56,7 @@ class Orders:
         self.products: set[int] = set()
         self.lost: set[int] = set()
         self._even: dict[tuple[Value, int], bool] = {}
+        self._made: dict[tuple, Table | Known] = {}
         if any(_sorts_rows(e) for e in program.equations):
             self._scope(program.top, [None] * len(program.inputs))
 
@@ -135,7 +138,7 @@ class Orders:
         states = self._states(e)
         if e.name == "iota":
             dim = e.params["dimension"]
-            return [Numbers(dim, np.arange(e.params["shape"][dim]))]
+            return [Numbers(dim, self._counting(e.params["shape"][dim]))]
         if e.name == "sort":
             return self._sort(e, states)
         if e.primitive.kind is Kind.EACH:
@@ -166,7 +169,7 @@ class Orders:
             return [self._beside(e, [s]) for s in states]
         key = states[0]
         if isinstance(key, Numbers) and key.order is not None:
-            if key.loop is not None or key.each(len(key.table)) != 1:
+            if key.loop is not None or key.table.each(len(key.table)) != 1:
                 return [MIXED] * len(states)
             self.backs.add(e.index)
             return [Numbers(0, key.table), *(sorted_back(s, key) for s in states[1:])]
@@ -201,25 +204,24 @@ class Orders:
             return lost
         if len({s.of() for s in numbers}) > 1:
             return lost
-        with jax.ensure_compile_time_eval():
-            found = np.asarray(bind(e.eqn, self._tables(e, states))[0])
-        if found.size and (found == found.flat[0]).all():  # the same in any order
-            return Known(found.flat[0])
-        return replace(numbers[0], table=found)
+        given = [
+            s.table if isinstance(s, Numbers) else np.asarray(s.number).item()
+            for s in states
+            if isinstance(s, (Numbers, Known))
+        ]
+        key = e.name, str(e.params), *map(str, (v.aval.dtype for v in e.eqn.invars)), *given  # pyright: ignore[reportAttributeAccessIssue]
+        if key not in self._made:
+            with jax.ensure_compile_time_eval():
+                found = np.asarray(bind(e.eqn, operands(e, states))[0])
+            alike = found.size and (found == found.flat[0]).all()  # the same in any order
+            self._made[key] = Known(found.flat[0]) if alike else Table(found)
+        made = self._made[key]
+        return made if isinstance(made, Known) else replace(numbers[0], table=made)
 
-    @staticmethod
-    def _tables(e: Equation, states: list[State]) -> list[np.ndarray]:
-        """Operands along the one dimension that numbers are of; a number for all of them as often as needed."""
-        size = next((len(s.table) for s in states if isinstance(s, Numbers)), 0)
-        found = []
-        for s, var in zip(states, e.eqn.invars, strict=True):
-            dtype, many = var.aval.dtype, bool(shape_of(var) and size)  # pyright: ignore[reportAttributeAccessIssue]
-            if isinstance(s, Numbers):
-                found.append(s.table.astype(dtype))
-            else:
-                assert isinstance(s, Known)
-                found.append(np.full((size,) * many, s.number, dtype))
-        return found
+    def _counting(self, size: int) -> Table:
+        made = self._made.setdefault(("iota", size), Table(np.arange(size, dtype=np.int32)))
+        assert isinstance(made, Table)
+        return made
 
     def _relaid(self, e: Equation, states: list[State]) -> State:
         state = states[0]
@@ -297,7 +299,7 @@ class Orders:
         if tuple(dn.start_index_map) != tuple(dn.collapsed_slice_dims) or len(dn.start_index_map) != 1:
             return MIXED
         (looked,) = dn.start_index_map
-        each = index.each(self._shape(e, 0)[looked])
+        each = index.table.each(self._shape(e, 0)[looked])
         if each is None or index.dim >= len(spots):
             return MIXED
         if index.back:
@@ -334,7 +336,7 @@ class Orders:
         rows = tuple(dn.scatter_dims_to_operand_dims)
         if rows != tuple(dn.inserted_window_dims) or len(rows) != 1 or index.dim >= len(spots):
             return MIXED
-        each, spot = index.each(self._shape(e, 0)[rows[0]]), spots[index.dim]
+        each, spot = index.table.each(self._shape(e, 0)[rows[0]]), spots[index.dim]
         if each is None or ordered(operand) or not (e.primitive.adds or (e.name == "scatter" and each == 1)):
             return MIXED
         if index.back:

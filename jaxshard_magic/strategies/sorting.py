@@ -8,6 +8,7 @@ their sizes are kept shard by shard.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..program.ir import Equation, Program, Value
@@ -50,6 +51,7 @@ class Sorting:
         found |= {i for i, lookup in orders.lookups.items() if lookup.order in self.orders}
         return frozenset(found | {e.index for e in self.products()})
 
+    @cached_property
     def numbers(self) -> frozenset[int]:
         """The equations that make numbers of rows or places of others, or of such the same number for all of them."""
         found, of = set[int](), self.of.of

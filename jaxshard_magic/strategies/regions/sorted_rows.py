@@ -129,7 +129,7 @@ class SortedRows(Region):
         """Is nothing sent for `e`, which is no product?"""
         orders, by_itself = (
             self.sorting.of,
-            {*self.away.equations, *self.sorting.counted, *self.sorting.numbers()},
+            {*self.away.equations, *self.sorting.counted, *self.sorting.numbers},
         )
         ours = orders.sorts.keys() | orders.backs | orders.lookups.keys() | by_itself
         return e.index in ours or e.outs[0] in self.sorting.sizes
@@ -305,5 +305,5 @@ def sorted_rows(context: Context) -> SortedRows:
         experts = ()
     away = find_away(sorting) if experts else Away()
     reads = {e.index for e in layout.program.equations if not e.doors and not sorting.sizes.isdisjoint(e.ins)}
-    members = sorting.equations() | sorting.numbers() | sorting.counted.keys() | reads | away.equations
+    members = sorting.equations() | sorting.numbers | sorting.counted.keys() | reads | away.equations
     return SortedRows(members, layout, sorting, experts, away)
