@@ -6,12 +6,13 @@ from importlib.util import find_spec
 import jax
 import jax.numpy as jnp
 import pytest
+import zoo
 
 import jaxshard_magic
 from jaxshard_magic import hardware
 from jaxshard_magic.analysis import summary
 from jaxshard_magic.analysis.mesh_info import mesh_info
-from jaxshard_magic.comparing import AMONG, Hardware, How, Requests, Searching, search, space
+from jaxshard_magic.comparing import AMONG, OF_EXPERTS, Hardware, How, Requests, Searching, search, space
 from jaxshard_magic.comparing.nodes import Node
 from jaxshard_magic.comparing.ranking import simplest_first
 from jaxshard_magic.errors import ShardError
@@ -263,6 +264,18 @@ def test_a_strategy_that_this_step_can_t_have_is_told_with_its_reason():
     refused = [c for c in found.candidates if c.outcome == REFUSED]
     assert refused and all("positions" in c.why for c in refused)
     assert found.chosen is not None
+
+
+def test_what_divides_experts_is_searched_for_a_step_that_has_some():
+    call = zoo.STEPS["mixture_of_experts"].make()
+    found = {}
+    for name, fn, args in (("moe", call.fn, call.args), ("mlp", step, shapes())):
+        choice = jaxshard_magic.choose(
+            fn, args, mesh="cpu:8 data=8", meshes=["data=2 expert=4"], plan_only=True
+        )
+        found[name] = {c.strategy: c for c in choice.candidates if "ep" in c.strategy.split("+")}
+    assert set(found["moe"]) == set(OF_EXPERTS) and not found["mlp"]
+    assert found["moe"]["ep+dp"].bound is not None
 
 
 @pytest.mark.parametrize("among", ["dp", "dp,fsdp", AMONG])

@@ -18,16 +18,19 @@ from jaxshard_magic.strategies.hold import Hold
 from jaxshard_magic.strategies.traffic import traffic
 
 F32 = 4
-GROUPED, FLAT, DENSE, MAPPED, LAYERS = FORMS = (
+GROUPED, FLAT, DENSE, MAPPED, LAYERS, SCANNED = FORMS = (
     "dispatched_in_groups",
     "dispatched_together",
     "mixture_of_experts",
     "experts_mapped",
     "layers_of_experts",
+    "experts_scanned",
 )
 ALONE, BESIDE = ("ep", "expert=8"), ("ep+dp", "data=2 expert=4")
 STORED, INSIDE = ("ep+fsdp", "data=2 expert=4"), ("ep+tp", "data=2 expert=2 model=2")
-QUICK = {(GROUPED, BESIDE), (FLAT, ALONE), (DENSE, BESIDE), (MAPPED, INSIDE), (LAYERS, STORED)}
+QUICK = {(GROUPED, BESIDE), (FLAT, ALONE), (DENSE, BESIDE), (MAPPED, INSIDE), (LAYERS, STORED)} | {
+    (SCANNED, BESIDE)
+}
 TABLE = [
     pytest.param(form, on, marks=() if (form, on) in QUICK else pytest.mark.full, id=" ".join((form, *on)))
     for form in FORMS
@@ -86,7 +89,7 @@ def sent(report: Report) -> MOVES:
     takes all rows at once."""
     moves = MOVES()
     for c in report.collectives or ():
-        if c.bytes > F32 and "top_k" not in (c.source or ""):
+        if c.bytes > F32 and not (c.kind == AG and "top_k" in (c.source or "")):
             moves[c.kind, c.axes, c.bytes] += round(c.count)
     return moves
 
@@ -109,6 +112,18 @@ def test_dispatched_tokens_move_by_all_to_all_and_no_weight_does(ran):
     wanted |= {(AR, ("data",), own * MATRIX): 2, (AR, ("data",), own * HIDDEN * F32): 1}
     wanted |= {(AR, both, ROUTER): 1, (AR, both, HEAD): 1}
     assert sent(step.report()) == wanted == told(planned(GROUPED, *BESIDE))
+
+
+@pytest.mark.ci
+def test_a_tpus_compiler_sends_what_is_told_and_in_bfloat16_what_it_multiplies():
+    """A TPU multiplies float32 as bfloat16 at its default precision, and sends dispatched tokens so."""
+    call = zoo.STEPS[GROUPED].make()
+    step = jaxshard_magic.shard(call.fn, "ep+dp", mesh=jaxshard_magic.mesh("v5e:2x4 data=2 expert=4"))
+    plan = step.prepare(*call.args).plan
+    moved = sent(step.report())
+    assert moved[A2A, ("expert",), dispatched(8) // 2] == 3
+    assert told(plan)[A2A, ("expert",), dispatched(8) // 2] == 3
+    assert not any(kind == AG for kind, *_ in moved)
 
 
 def test_in_layers_that_are_computed_again_tokens_move_six_times_each(ran):
@@ -134,12 +149,27 @@ def test_where_all_experts_see_all_tokens_these_are_gathered_and_results_added_u
     assert max(size for kind, _, size in found if kind == AG) == tokens
 
 
+def test_a_device_does_the_trips_of_its_own_experts_in_a_loop_over_them(ran):
+    """Tokens are gathered before the loop, before its backward pass again, and so is the gradient of the result. A trip
+    adds its expert's gradient up over data: as many as a device has experts, for two matrices. On CPU a sum that is
+    scattered shows as an all-reduce."""
+    step, plan, tokens = ran(SCANNED, *BESIDE), planned(SCANNED, *BESIDE), BATCH // 2 * TIME * WIDTH * F32
+    own = EXPERTS // 4
+    found = sent(step.report())
+    assert (found[AG, ("expert",), tokens], found[AR, ("expert",), tokens]) == (3, 1)
+    assert found[AR, ("data",), MATRIX] == 2 * own
+    found[RS, ("expert",), tokens] = found.pop((AR, ("expert",), tokens))
+    assert told(plan) == found
+    flops = BATCH * TIME * EXPERTS * WIDTH * HIDDEN * 2
+    assert max(share.flops for share in plan.shares or ()) * 8 == flops
+
+
 def finding(plan, code: str) -> str:
     return next(f.message for f in plan.findings if f.code == code)
 
 
 def test_a_step_that_dispatches_nothing_is_told_what_dispatch_would_save():
-    for form in (DENSE, MAPPED):
+    for form in (DENSE, MAPPED, SCANNED):
         assert f"All {EXPERTS} experts work on all tokens, of which each chooses {BEST}" in finding(
             planned(form, "ep", "expert=8"), "experts-dense"
         )
@@ -182,6 +212,8 @@ def test_what_cannot_be_divided_says_so():
     odd = refused(DENSE, "ep", "expert=4", experts=6)
     assert "6 experts do not divide by expert=4; expert=3 would divide" in odd
     assert "ep found no experts" in refused("vision_transformer", "ep", "expert=4")
+    in_turn = refused("experts_in_turn", "ep", "expert=4")
+    assert "params.mixture.down is taken apart expert by expert in Python (down[0], ...)" in in_turn
     assert "experts are not divided inside the stages" in refused(GROUPED, "ep+pp", "expert=4 pipe=2")
     assert "ep needs a mesh axis for it (expert)" in refused(GROUPED, "ep", "data=8")
 
@@ -214,3 +246,48 @@ def test_the_cheapest_cut_is_found_through_several_paths():
     assert net.cut() == {"a", "b", "c"}
     net.cost("c", net.OTHER, 9)
     assert net.cut() == set()
+
+
+CELLS = (
+    """import jax, jax.numpy as jnp
+
+def moe(p, x):
+    gates = jax.nn.softmax(x @ p["router"])
+    best, chosen = jax.lax.top_k(gates, 2)
+    one = jax.nn.one_hot(chosen, 8)
+    order = one.swapaxes(-3, -2)
+    before = jnp.cumsum(order.reshape(*one.shape[:-3], -1, 8), axis=-2).reshape(order.shape) - 1
+    place = (before.swapaxes(-3, -2) * one).sum(-1).astype(jnp.int32)
+    taken = one[..., None] * jax.nn.one_hot(place, 6)[..., None, :]
+    dispatch, combine = taken.sum(-3), (taken * best[..., None, None]).sum(-3)
+    rows = jnp.einsum("gsec,gsm->egcm", dispatch, x)
+    hidden = jax.nn.gelu(jnp.einsum("egcm,emh->egch", rows, p["up"]))
+    back = jnp.einsum("egch,ehm->egcm", hidden, p["down"])
+    return jnp.einsum("gsec,egcm->gsm", combine, back)
+
+def loss_of(p, x):
+    return jnp.mean((moe(p, x) - x) ** 2)
+""",
+    """keys = jax.random.split(jax.random.key(0), 4)
+shapes = {"router": (64, 8), "up": (8, 64, 128), "down": (8, 128, 64)}
+p = {name: 0.1 * jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items())}
+x = jax.random.normal(keys[3], (16, 12, 64))
+""",
+    """%%shard ep
+def train_step(p, x):
+    loss, grad = jax.value_and_grad(loss_of)(p, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grad), loss
+""",
+    "p, loss = train_step(p, x)",
+)
+
+
+def test_code_to_take_home_has_both_constraints_at_each_boundary_and_moves_the_same(notebook):
+    for cell in ("%mesh data=2 expert=4;", *CELLS):
+        notebook.run(cell)
+    program = notebook.run("%shard code")
+    tokens, experts = 'P(None, ("data", "expert"))', 'P("expert", "data")'
+    text = " ".join(program.text.split())
+    assert f'hold(jnp.einsum("gsec,gsm->egcm", dispatch, x), {tokens}), {experts}' in text
+    assert f'hold(jnp.einsum("egch,ehm->egcm", hidden, p["down"]), {experts}), {tokens}' in text
+    assert program.same

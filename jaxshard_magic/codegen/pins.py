@@ -1,7 +1,7 @@
 """Where in the user's text the plan holds arrays in place: the expressions that make activations, and their specs."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..program.ir import Equation, Value
@@ -83,14 +83,24 @@ def _makers(values: Iterable[Value], made_by: Mapping[Value, Equation]) -> list[
     return [made_by[v] for v in values if v in made_by and made_by[v].primitive.pinned]
 
 
-def _specs(hold: Hold, value: Value, makers: Iterable[Equation], outer: int | None) -> Iterable[str]:
+def _specs(hold: Hold, value: Value, makers: Sequence[Equation], outer: int | None) -> Iterable[str]:
     layout = hold.layout
     if not layout.batchy(value):
         return
     before = [s for e in makers if e.name == "gather" for s in made_as(layout, e, e.outs[0])[:-1]]
     before = [s for s in before if len(s) == len(layout.program.shapes[value])]
+    before += _made_otherwise(hold, value, makers)
     for spec in (*before, layout.active(value), *_read_otherwise(hold, value)):
         yield spec_text(spec[outer or 0 :])
+
+
+def _made_otherwise(hold: Hold, value: Value, makers: Iterable[Equation]) -> list[Spec]:
+    """Where an activation of experts goes to tokens, or the other way, within an expression: as it is made."""
+    layout = hold.layout
+    if layout.experts is None:
+        return []
+    same = [e.outs[0] for e in makers if layout.dims.of(e.outs[0]) == layout.dims.of(value)]
+    return [spec for v in same if (spec := layout.active(v)) != layout.active(value)]
 
 
 def _read_otherwise(hold: Hold, value: Value) -> list[Spec]:

@@ -14,12 +14,13 @@ from .candidates import (
 )
 from .meshes import meshes_of
 from .search import BUDGET, Searching
-from .space import AMONG, Hardware, chip_for, hardware_for, space
+from .space import AMONG, OF_EXPERTS, Hardware, chip_for, hardware_for, space
 from .trials import REPEAT, How, Trying
 
 __all__ = [
     "AMONG",
     "BUDGET",
+    "OF_EXPERTS",
     "PLACED",
     "REPEAT",
     "USUAL",

@@ -34,7 +34,7 @@ from .nodes import Ladder, Node, considered, out_of_time
 from .path import path
 from .ranking import allowance, simplest_first
 from .sketch import Sketch, sketch
-from .space import Hardware, is_pipeline, saving, space
+from .space import AMONG, OF_EXPERTS, Hardware, is_pipeline, saving, space
 from .trials import How, Trying, described
 
 if TYPE_CHECKING:
@@ -149,9 +149,19 @@ class Searching:
                 return
             if isinstance(node.candidate, Refused):
                 node.outcome, node.why = REFUSED, node.candidate.why
-                continue
-            if self._planned(node, args, kwargs, f", {at + 1} of {len(self._nodes)}"):
+            elif self._planned(node, args, kwargs, f", {at + 1} of {len(self._nodes)}"):
                 self._put(node, node.least)
+            if at + 1 == len(self._nodes):
+                self._with_experts()
+
+    def _with_experts(self) -> None:
+        """What divides experts is searched, too, where nobody said among which strategies and the step has some."""
+        found = any(node.sketch is not None and node.sketch.experts for node in self._nodes)
+        if found and tuple(self._requests.strategies) == AMONG and "ep" not in self._order_of:
+            more = [Node(each) for each in space(replace(self._requests, strategies=OF_EXPERTS))]
+            self._nodes += more
+            self._families += more
+            self._order_of |= {name: len(self._nodes) + k for k, name in enumerate(OF_EXPERTS)}
 
     def _planned(self, node: Node, args: Sequence[Any], kwargs: dict[str, Any], place: str = "") -> bool:
         """Plan a candidate; whether it can be planned, and may fit. `place`: which it is, as it is said."""

@@ -31,7 +31,8 @@ class Sketch:
     update, `sent` more on the links. `least`: of a slice, whose compiler tells what it hides, where that is all that it
     may, and no less than predictions err by; `most`: where they hide nothing. None where the chip's figures do not
     tell. `holds`: bytes of the arrays of the fullest device, `needs` with what lies in between. All None for a strategy
-    whose layout the compiler chooses. `stages`: into how many a pipeline cuts each loss."""
+    whose layout the compiler chooses. `stages`: into how many a pipeline cuts each loss. `experts`: whether the step
+    was seen to have some."""
 
     seconds: float | None = None
     own: float | None = None
@@ -41,6 +42,7 @@ class Sketch:
     stages: int | None = None
     least: float | None = None
     most: float | None = None
+    experts: bool = False
 
 
 def sketch(
@@ -67,7 +69,15 @@ def sketch(
     if target is not None and roof.step is not None and roof.least is not None:
         least = max(roof.least, (1 - ERROR) * roof.step)
     held = memory.arrays, memory.peak
-    return Sketch(roof.step, roof.own, roof.communication, *held, least=least, most=roof.high)
+    return Sketch(
+        roof.step,
+        roof.own,
+        roof.communication,
+        *held,
+        least=least,
+        most=roof.high,
+        experts=planned.facts.mixes_experts,
+    )
 
 
 def _of_stages(

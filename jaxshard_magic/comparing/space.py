@@ -20,6 +20,7 @@ AMONG = (
     *("dp", "fsdp", "tp", "dp+fsdp", "dp+tp", "fsdp+tp", "dp+sp", "fsdp+sp", "fsdp+tp+sp"),
     *("pp", "pp+dp", "pp+fsdp", "pp+fsdp+tp"),
 )
+OF_EXPERTS = ("ep", "ep+dp", "ep+fsdp", "ep+tp", "ep+fsdp+tp")  # searched as well where a step has experts
 STAND_IN = "v5e"  # the chip that is predicted for where simulated devices are of none
 MOST = 256  # strategies on meshes of one search
 STAGES = 32  # of a pipeline at most: few models have more layers than two to a stage

@@ -1,13 +1,15 @@
 """Loops over experts: each trip works with one expert, on all tokens, and adds what it makes to what the others made.
 
 Such a loop is a scan whose trips need nothing of each other: what it carries either goes through unchanged or is only
-added to. It steps over parameters, and something is chosen among as many as it has trips, in what it reads.
+added to. It steps over parameters, and something is chosen among as many as it has trips, in what it reads or where
+what it stacks is used.
 """
 
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
+from .dimensions import Dimensions
 from .experts import along_of, chooses
 from .flow import Flow, by_alias
 from .ir import Equation, Program, Scope, Value
@@ -29,8 +31,9 @@ class ExpertLoop:
         return self.equation.doors[0].scope
 
 
-def find_expert_loops(program: Program, flow: Flow, roles: Roles) -> list[ExpertLoop]:
+def find_expert_loops(dims: Dimensions, flow: Flow, roles: Roles) -> list[ExpertLoop]:
     """The loops over experts of a program, forward and backward."""
+    program = dims.program
     params = {program.inputs[i] for i, role in enumerate(roles.of) if role == PARAMS}
     loops = [loop for e in program.equations if e.name == "scan" and (loop := _apart(e)) is not None]
     if not loops:
@@ -43,7 +46,9 @@ def find_expert_loops(program: Program, flow: Flow, roles: Roles) -> list[Expert
         n, k = scan_counts(e.params)
         xs = {v for v in e.ins[n + k :] if v is not None}
         weights = any(params & flow.back([v], by_alias).keys() for v in xs)
-        chosen = not met[e.params["length"]].isdisjoint(e.ins)
+        choice = met[e.params["length"]]
+        counted = {dims.of(v)[0] for v in loop.stacks}
+        chosen = not choice.isdisjoint(e.ins) or any(counted.intersection(dims.of(v)) for v in choice)
         if (weights and chosen) or xs & stacked:
             found.append(loop)
             stacked.update(e.outs[k:])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .dimensions import Dimensions, Storage
 from .flow import Flow, by_alias
-from .ir import Equation, Value
+from .ir import Equation, Program, Value
 from .primitives.dims import along, reduced
 from .primitives.primitive import Kind
 from .products import Product, products
@@ -22,15 +22,13 @@ from .roles import PARAMS, Roles
 class Experts:
     """`classes`: the dimension classes that count experts. `weights`: the parameters, by input, with a matrix for each.
     `places`: the classes of the places that experts have for the tokens of one group, where these are dispatched;
-    `shared`: of those that they have for the tokens of all examples. `best`: how many experts a token chooses, None
-    where that can't be told.
+    `shared`: of those that they have for the tokens of all examples.
     """
 
     classes: frozenset[int]
     weights: tuple[int, ...]
     places: frozenset[int]
     shared: frozenset[int]
-    best: int | None
 
 
 def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -> Experts:
@@ -59,7 +57,6 @@ def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -
         tuple(weights),
         frozenset(places - shared),
         frozenset(shared),
-        _best(dims, classes),
     )
 
 
@@ -112,16 +109,16 @@ def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
     return found
 
 
-def _best(dims: Dimensions, classes: frozenset[int]) -> int | None:
-    """How many of the experts a token chooses, by what is chosen along as many."""
-    sizes, found = {dims.largest[c] for c in classes}, set[int]()
-    for e in dims.program.equations:
+def best_of(program: Program, number: int) -> int | None:
+    """How many of so many experts a token chooses; None where that can't be told."""
+    found = set[int]()
+    for e in program.equations:
         operand = e.ins[0] if e.name in ("top_k", "approx_top_k", "argmax") else None
         if operand is None:
             continue
-        for d in along_of(e, len(dims.program.shapes[operand])):
-            if dims.program.shapes[operand][d] in sizes:
-                found.add(1 if e.name == "argmax" else dims.program.shapes[e.outs[0]][d])
+        for d in along_of(e, len(program.shapes[operand])):
+            if program.shapes[operand][d] == number:
+                found.add(1 if e.name == "argmax" else program.shapes[e.outs[0]][d])
     return max(found, default=None)
 
 

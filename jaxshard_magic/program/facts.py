@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from .batching.batch import Batch
 from .dimensions import Dimensions, Storage
+from .expert_loops import find_expert_loops
+from .experts import find_experts
 from .flops import Work, counted
 from .flow import Flow
 from .ir import Program
@@ -55,6 +57,12 @@ class Facts:
     def labels(self) -> Mapping[int, str]:
         """Of each equation that has one, by its index."""
         return labels(self.program, self.flow, self.roles, self.phases)
+
+    @cached_property
+    def mixes_experts(self) -> bool:
+        """Whether tokens choose among experts in it."""
+        known = self.dimensions, self.storage, self.flow, self.roles
+        return bool(find_experts(*known).classes or find_expert_loops(self.dimensions, self.flow, self.roles))
 
     @cached_property
     def work(self) -> tuple[Work, ...]:

@@ -6,6 +6,7 @@ device and those of its experts all-to-alls move what a one-hot product dispatch
 section 3.2). Where all experts see all tokens, these are gathered over the expert axes, and results added up.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,9 +14,10 @@ from ..errors import ShardError
 from ..plan import Finding
 from ..program.expert_loops import ExpertLoop, find_expert_loops
 from ..program.experts import Experts as Found
-from ..program.experts import find_experts
+from ..program.experts import best_of, find_experts
 from ..program.flow import by_alias
 from ..program.ir import Value
+from ..program.roles import PARAMS
 from .layout import Axes, Experts, Layout
 from .sides import take_sides
 
@@ -43,7 +45,7 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
 
 def _divide_found(layout: Layout, axes: Axes) -> None:
     found = find_experts(layout.dims, layout.storage, layout.flow, layout.roles)
-    loops = find_expert_loops(layout.program, layout.flow, layout.roles)
+    loops = find_expert_loops(layout.dims, layout.flow, layout.roles)
     ragged = _ragged_weights(layout)
     if not found.classes and not ragged and not loops:
         raise ShardError(_no_experts(layout, axes))
@@ -102,10 +104,15 @@ def _divide_evenly(counts: set[int], n: int, over: str) -> None:
 
 
 def _no_experts(layout: Layout, axes: Axes) -> str:
-    n = layout.count(axes)
+    if (name := _taken_apart(layout)) is not None:
+        return (
+            f"ep: {name} is taken apart expert by expert in Python ({name.rpartition('.')[2]}[0], ...), and what runs "
+            "one after the other can't be divided; go through the experts with lax.scan, lax.map or jax.vmap"
+        )
     return (
         "ep found no experts in this step: no parameter has, beside the two dimensions of a matrix, one that top_k, "
-        f"argmax, a sort or a softmax chooses along; use dp or fsdp, with {'+'.join(axes)}={n} as a data axis"
+        f"argmax, a sort or a softmax chooses along; use dp or fsdp, with {'+'.join(axes)}={layout.count(axes)} as a "
+        "data axis"
     )
 
 
@@ -121,6 +128,20 @@ def _divide_sorted(layout: Layout, axes: Axes) -> None:
         "results come back as a sum; all-to-alls would bring each row once, with room for as many that can't be used."
     )
     layout.findings.append(Finding("experts-sorted", "info", message))
+
+
+def _taken_apart(layout: Layout) -> str | None:
+    """A parameter that the step takes each matrix out of by itself, of as many as something is chosen among."""
+    program = layout.program
+    parts = Counter(e.ins[0] for e in program.equations if e.primitive.part and e.ins[0] is not None)
+    for i in layout.roles.stored:
+        shape = program.shapes[program.inputs[i]]
+        if len(shape) < 3 or layout.roles.of[i] != PARAMS or best_of(program, shape[0]) is None:
+            continue
+        same = layout.flow.forward([program.inputs[i]], lambda _v, _w, e: e is None or e.name == "name")
+        if sum(parts[v] for v in same) == shape[0]:
+            return layout.names[i]
+    return None
 
 
 def _ragged_weights(layout: Layout) -> list[Value]:
@@ -147,11 +168,12 @@ def _say_ragged(layout: Layout, weights: list[Value], axes: Axes) -> None:
 def _say_all_tokens(layout: Layout, found: Found) -> None:
     """Where nothing is dispatched, most of what experts multiply counts for nothing."""
     number = min(layout.dims.largest[c] for c in found.classes)
-    if found.places or found.shared or found.best is None or found.best >= number:
+    best = best_of(layout.program, number)
+    if found.places or found.shared or best is None or best >= number:
         return
     message = (
-        f"All {number} experts work on all tokens, of which each chooses {found.best}: dispatch (one-hot products, as "
-        f"GShard has them) would do {found.best / number:.0%} of their FLOPs, times what it leaves free of places."
+        f"All {number} experts work on all tokens, of which each chooses {best}: dispatch (one-hot products, as "
+        f"GShard has them) would do {best / number:.0%} of their FLOPs, times what it leaves free of places."
     )
     layout.findings.append(Finding("experts-dense", "info", message))
 

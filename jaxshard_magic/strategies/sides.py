@@ -24,13 +24,9 @@ def take_sides(layout: Layout, experts: Experts) -> Experts:
     """`experts` with what works by expert; of `stored` those storage classes that are said to be divided, and others
     that follow them (biases)."""
     layout.experts = experts
-    linked = defaultdict[int, set[int]](set)
-    for link in layout.dims.links.links:
-        if link.equation is not None:
-            linked[link.equation] |= {link.a, link.b}
-    found = experts
+    ways, found = _Ways(layout, experts), experts
     for c in sorted(experts.classes):
-        one = _Sides(layout, experts, c, linked).taken()
+        one = _Sides(layout, experts, c, ways).taken()
         found = replace(
             found,
             stored=found.stored | one.stored,
@@ -40,22 +36,60 @@ def take_sides(layout: Layout, experts: Experts) -> Experts:
     return found
 
 
+class _Ways:
+    """By the classes that count experts: the `values` that have one, the `equations` that touch these and activations,
+    and the pairs of them at the `doors` of bodies; by equation the dimensions that are `linked` in it."""
+
+    def __init__(self, layout: Layout, experts: Experts):
+        program = layout.program
+        self.values, self.equations = (
+            defaultdict[int, list[Value]](list),
+            defaultdict[int, list[Equation]](list),
+        )
+        self.doors = defaultdict[int, list[tuple[Value, Value]]](list)
+        self.linked = defaultdict[int, set[int]](set)
+        classes = [experts.classes.intersection(layout.dims.big(v)) for v in range(len(program.avals))]
+        for v, own in enumerate(classes):
+            for c in own:
+                self.values[c].append(v)
+        for e in program.equations:
+            ends = [v for v in (*e.ins, *e.outs) if v is not None]
+            for a, b in _at_doors(e):
+                for c in classes[a] & classes[b]:
+                    self.doors[c].append((a, b))
+            if e.doors or layout.flow.used.isdisjoint(e.outs) or not any(map(layout.batchy, ends)):
+                continue
+            for c in frozenset[int]().union(*(classes[v] for v in ends)):
+                self.equations[c].append(e)
+        for link in layout.dims.links.links:
+            if link.equation is not None:
+                self.linked[link.equation] |= {link.a, link.b}
+
+
+def _at_doors(e: Equation) -> Iterable[tuple[Value, Value]]:
+    for door in e.doors:
+        pairs = [(a, b) for a, b, _ in (*door.into, *door.out)]
+        for a, b in (*pairs, *door.loop, *door.skip):
+            if a is not None and b is not None:
+                yield a, b
+
+
 class _Sides:
     """The experts that one dimension class counts. A node of the network is what must be on one side: an equation with
     what it makes, the values at both sides of a body's door, the storage class of parameters."""
 
-    def __init__(self, layout: Layout, experts: Experts, c: int, linked: dict[int, set[int]]):
+    def __init__(self, layout: Layout, experts: Experts, c: int, ways: _Ways):
         self._layout, self._program, self._experts, self._c = layout, layout.program, experts, c
-        self._linked = linked
+        self._ways = ways
         self._groups = UnionFind(len(self._program.avals) + len(self._program.equations))
         self._network = Network()
 
     def taken(self) -> Experts:
-        equations = [e for e in self._program.equations if not e.doors and self._touches(e)]
+        equations = self._ways.equations[self._c]
         for e in equations:
             for v in filter(self._counted, e.outs):
                 self._groups.union(v, self._number(e))
-        for a, b in self._at_doors():
+        for a, b in self._ways.doors[self._c]:
             if self._counted(a) and self._counted(b):
                 self._groups.union(a, b)
         self._ends(equations)
@@ -67,17 +101,11 @@ class _Sides:
             self._experts,
             stored=frozenset(n[1] for n in ones if isinstance(n, tuple) and n[0] == "stored"),
             equations=frozenset(e.index for e in equations if self._node(e) in ones),
-            made=frozenset(
-                v
-                for v in range(len(self._program.avals))
-                if self._counted(v) and self._groups.find(v) in ones
-            ),
+            made=frozenset(v for v in self._ways.values[self._c] if self._is_made(v, ones)),
         )
 
-    def _touches(self, e: Equation) -> bool:
-        ends = [v for v in (*e.ins, *e.outs) if v is not None]
-        used = not self._layout.flow.used.isdisjoint(e.outs)
-        return used and any(map(self._has, ends)) and any(map(self._layout.batchy, ends))
+    def _is_made(self, v: Value, ones: set[Node]) -> bool:
+        return self._counted(v) and self._groups.find(v) in ones
 
     def _has(self, v: Value | None) -> bool:
         return v is not None and self._c in self._layout.dims.big(v)
@@ -91,14 +119,6 @@ class _Sides:
 
     def _node(self, e: Equation) -> Node:
         return self._groups.find(self._number(e))
-
-    def _at_doors(self) -> Iterable[tuple[Value, Value]]:
-        for e in self._program.equations:
-            for door in e.doors:
-                pairs = [(a, b) for a, b, _ in (*door.into, *door.out)]
-                for a, b in (*pairs, *door.loop, *door.skip):
-                    if a is not None and b is not None:
-                        yield a, b
 
     def _of_weight(self, v: Value) -> int | None:
         """The storage class that counts the experts of a parameter or its gradient; None for an activation."""
@@ -141,7 +161,7 @@ class _Sides:
             for d, c in enumerate(self._layout.dims.big(v))
             if c == self._c
         }
-        return nodes <= self._linked[e.index] | summed
+        return nodes <= self._ways.linked[e.index] | summed
 
     def _summing(self, e: Equation, *, by_expert: bool) -> int:
         """Bytes that a device sends to add up what `e` makes."""

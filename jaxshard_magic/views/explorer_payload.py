@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxshard_magic.explorer.stepped import Compiled, Refused
 
 VERSION = 1
-STRATEGIES = ("dp", "fsdp", "tp", "sp", "dp+tp", "fsdp+tp", "fsdp+sp", "tp+sp", "fsdp+tp+sp", "spmd")
+STRATEGIES = ("dp", "fsdp", "tp", "sp", "ep", "dp+tp", "fsdp+tp", "fsdp+sp", "tp+sp", "fsdp+tp+sp", "spmd")
 
 
 def packed_explorer(ex: "Explorer") -> bytes:
