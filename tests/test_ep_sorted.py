@@ -106,7 +106,7 @@ def test_a_devices_own_rows_are_first_and_in_the_order_of_its_experts():
 
 def test_what_bringing_rows_costs_is_told_and_rows_that_are_no_sort_are_not_divided():
     message = next(f.message for f in planned(PERMUTED, *ALONE).findings if f.code == "experts-sorted")
-    assert "rows go to all 8 devices of expert" in message
+    assert "the rows of all 8 devices of expert are gathered on each" in message
     codes = {f.code for f in planned("dropless_placed", *ALONE).findings}
     assert "experts-ragged" in codes and "experts-sorted" not in codes
 
