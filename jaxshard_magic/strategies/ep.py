@@ -124,8 +124,8 @@ def _divide_sorted(layout: Layout, axes: Axes) -> None:
     stored = frozenset(layout.storage.of(v)[d] for v, d in weights)
     layout.experts = Experts(axes, frozenset(), stored=stored)
     message = (
-        f"ragged_dot: the rows of all {n} devices of {over} are gathered on each, which multiplies those of its own experts,"
-        " and come back as a sum, so that none is dropped, however many one expert has."
+        f"ragged_dot: the rows of all {n} devices of {over} are gathered on each, which multiplies those of its own "
+        "experts, and come back as a sum, so that none is dropped, however many one expert has."
     )
     layout.findings.append(Finding("experts-sorted", "info", message))
 
