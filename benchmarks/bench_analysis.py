@@ -21,6 +21,7 @@ from theory import steps
 import jaxshard_magic
 from jaxshard_magic.analysis import summary
 from jaxshard_magic.analysis.summary import read_entry
+from jaxshard_magic.analysis.texts import Texts, home_of
 from jaxshard_magic.step import Entry
 
 LIMIT_S, MB = 3.0, 20  # seconds for so many MB of HLO text
@@ -39,7 +40,7 @@ def entry(layers: int, *, scan: bool, devices: str = "cpu:8") -> Entry:
 
 def seconds(made: Entry) -> float:
     start = time.perf_counter()
-    read_entry(made)
+    read_entry(made, Texts(home_of(made)))
     return time.perf_counter() - start
 
 

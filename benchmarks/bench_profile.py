@@ -2,22 +2,24 @@
 
 An unrolled transformer on 8 simulated devices. Printed: the seconds that recording 5 steps and reading them back takes
 over those that ran, which are fewer than 5 where not all would be read; a step under a recording against one without,
-medians of calls in turns; the bytes that the report grows by. Exits with 1 above a limit.
+medians of calls in turns, by the clock and in time of the cores, and how much of that is each event that is recorded;
+the bytes that the report grows by. Exits with 1 above a limit.
 """
 
 import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import jax
+from jax.profiler import ProfileData
 from theory import steps
 
 import jaxshard_magic
@@ -52,22 +54,40 @@ def over_the_steps(step: jaxshard_magic.ShardedStep) -> tuple[float, int]:
     return took - (found.recorded + 1) * (found.step_s.median + found.dispatch), grown
 
 
+class Call(NamedTuple):
+    """Seconds by the clock, and of all cores together."""
+
+    took: float
+    cores: float
+
+
+def medians(calls: Sequence[Call]) -> Call:
+    return Call(*map(statistics.median, zip(*calls, strict=True)))
+
+
 def under_a_recording(step: jaxshard_magic.ShardedStep) -> float:
     """A call under a recording, as a multiple of one without."""
     entry, inputs = step.inputs(None)
 
-    def timed(into: list[float]) -> None:
-        start = time.perf_counter()
+    def timed(into: list[Call]) -> None:
+        start, used = time.perf_counter(), time.process_time()
         jax.block_until_ready(entry.call(*inputs))
-        into.append(time.perf_counter() - start)
+        into.append(Call(time.perf_counter() - start, time.process_time() - used))
 
-    without, under = list[float](), list[float]()
+    without, under, events = list[Call](), list[Call](), 0.0
     for _ in range(ROUNDS):
         for _ in range(EACH):
             timed(without)
         calls: list[Callable[[], Any]] = [partial(timed, each) for each in ([], *[under] * EACH)]
-        record(calls, "bench")
-    return statistics.median(under) / statistics.median(without)
+        planes = ProfileData.from_serialized_xspace(record(calls, "bench")).planes
+        events = sum(1 for plane in planes for line in plane.lines for _ in line.events) / len(calls)
+    one, other = medians(without), medians(under)
+    more = (other.cores - one.cores) / events
+    print(
+        f"{events:,.0f} events a step, for which the cores work {other.cores / one.cores:.2f} of what they do without: "
+        f"{more * 1e9:.0f} ns an event"
+    )
+    return other.took / one.took
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ A key is set once; a barrier's name is used once.
 
 import json
 import threading
+import time
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -20,11 +21,12 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 PART = 2**20  # characters of a value that one message carries; gRPC takes 4 MiB
 LONG_S = 24 * 3600.0
+LOOK_S = 0.5  # from one look for a failure to the next, while something is waited for
 _numbers = count()  # of what was agreed on: each process comes to these in the same order
 
 
 class OtherFailed(RuntimeError):
-    """What the process with this number was to tell it did not."""
+    """What the process with this number was to tell it did not; -1 for any of them."""
 
     def __init__(self, process: int, message: str):
         super().__init__(message)
@@ -148,6 +150,86 @@ class Together:
             _send(name, json.dumps([_failure(error)]))
         elif not tell(f"{name}/{process}", _failure(error)):  # interrupted while it waited
             tell(f"{self._name}/{self._calls + 1}/{process}", _failure(error))
+
+
+class Passage:
+    """Points that processes pass together, one after the other, in threads of their own, while their main threads do
+    other things. One that fails, or comes to another point, lets the others out. All make it together."""
+
+    def __init__(self) -> None:
+        self._name = f"jaxshard/passage/{next(_numbers)}"
+        self._failed = f"{self._name}/failed"
+        self._points = 0
+
+    def fail(self, why: str) -> str:
+        """This process comes to no point any more. What the first one that failed has said of it."""
+        tell(self._failed, why)
+        return told(self._failed) or why
+
+    def why(self, seconds: float) -> str:
+        """What that one has said, waiting so long for it; "" for nothing."""
+        return heard(self._failed, seconds) or ""
+
+    def look(self) -> None:
+        """Raise `OtherFailed` where one has failed."""
+        if why := told(self._failed):
+            raise OtherFailed(-1, why)
+
+    def go_through(self, point: str, seconds: float) -> None:
+        """Wait for all processes. Raises `OtherFailed` where one has failed or is at another point, `Late` where one
+        does not come in time."""
+        self._points += 1
+        state, key = distributed.global_state, f"{self._name}/{self._points}"
+        end = time.monotonic() + seconds
+        if state.process_id:
+            tell(f"{key}/{state.process_id}", point)
+            here = self._hear(f"{key}/all", end) == point
+        else:
+            said = [self._hear(f"{key}/{process}", end) for process in range(1, state.num_processes)]
+            here = set(said) == {point}
+            tell(f"{key}/all", point if here else "apart")
+        if not here:
+            raise OtherFailed(-1, "")
+
+    def _hear(self, key: str, end: float) -> str:
+        while (said := heard(key, LOOK_S)) is None:
+            self.look()
+            if time.monotonic() > end:
+                raise Late(f"not all processes came to {key}")
+        return said
+
+
+class Verdict:
+    """Whether all processes say the same, each in its own time: found once, and the same on all of them. All make it
+    together."""
+
+    def __init__(self) -> None:
+        self._name = f"jaxshard/verdict/{next(_numbers)}"
+
+    def agreed(self, text: str, seconds: float) -> bool:
+        """Say `text`, and wait so long for the others: who has not come by then says otherwise."""
+        self.say(text)
+        found = self.heard(text, seconds)
+        if found is None:
+            tell(f"{self._name}/all", "no")  # unless another one has set it meanwhile
+            return told(f"{self._name}/all") == "yes"
+        return found
+
+    def say(self, text: str) -> None:
+        """What this process says, once."""
+        tell(f"{self._name}/{distributed.global_state.process_id}", text)
+
+    def heard(self, text: str, seconds: float) -> bool | None:
+        """Whether all have said `text`; None where not all have come within so many seconds."""
+        state, verdict, end = distributed.global_state, f"{self._name}/all", time.monotonic() + seconds
+        if state.process_id == 0:
+            others = range(1, state.num_processes)
+            said = [heard(f"{self._name}/{p}", max(0.0, end - time.monotonic())) for p in others]
+            if None not in said:
+                tell(verdict, "yes" if set(said) == {text} else "no")
+            return None if (found := told(verdict)) is None else found == "yes"
+        found = heard(verdict, seconds)
+        return None if found is None else found == "yes"
 
 
 def _failure(error: BaseException) -> str:

@@ -3,9 +3,11 @@
 import os
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 _OWN = stat.S_IRUSR | stat.S_IWUSR
@@ -17,10 +19,17 @@ def put_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
 
     `mode`: what may be done with a new file, less the process's umask; one that is there keeps its own. Raises OSError.
     """
+    with new_file(path, mode) as file:
+        file.write(data)
+
+
+@contextmanager
+def new_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A new file to write, which has its name once it is closed: as `put_whole`."""
     new = path.with_name(f".{uuid4().hex}.new")
     try:
-        with open(new, "xb", opener=partial(os.open, mode=mode)) as file:
-            file.write(data)
+        with open(new, "x+b", opener=partial(os.open, mode=mode)) as file:
+            yield file
         if path.exists():
             shutil.copymode(path, new)
         os.replace(new, path)

@@ -7,7 +7,7 @@ parts, and a value that lies on several of them is gathered before it is read: a
 same arrays in the same order.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 Place = Any  # a jax.Device or a Sharding
+_AT_ONCE = 64 << 20  # bytes that hosts gather
 
 
 def put(xs: Iterable[Any], to: Place | Sequence[Place]) -> list[jax.Array]:
@@ -61,6 +62,46 @@ def whole(x: Any) -> np.ndarray:
     if _far(x):  # what multihost_utils reads can't be interrupted
         [x] = _identity((NamedSharding(x.sharding.mesh, PartitionSpec()),))(x)
     return np.asarray(x)
+
+
+def from_parts(
+    shape: Sequence[int], to: Sharding, read: Callable[[tuple[slice, ...]], np.ndarray]
+) -> jax.Array:
+    """An array made of the parts that `read` gives of an index; each part of this host's devices is asked for once, and
+    is on its devices before the next."""
+    places: dict[tuple[Any, ...], list[Any]] = {}
+    where = to.addressable_devices_indices_map(tuple(shape))
+    for device, index in where.items():
+        places.setdefault(_bounds(index, shape), []).append(device)
+    made: dict[Any, jax.Array] = {}
+    for bounds, devices in places.items():
+        part = read(tuple(slice(*each) for each in bounds))
+        made |= zip(
+            devices, jax.block_until_ready(jax.device_put([part] * len(devices), devices)), strict=True
+        )
+    return jax.make_array_from_single_device_arrays(tuple(shape), to, [made[device] for device in where])
+
+
+def parts(x: Any) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+    """The values of an array a part at a time, each with its place: shard by shard, each once; of an array that lies on
+    several hosts some rows at a time, which each gathers: all come here together."""
+    if not isinstance(x, jax.Array):
+        yield (slice(None),) * np.ndim(x), np.asarray(x)
+    elif _far(x) and x.ndim:
+        rows = max(1, _AT_ONCE * max(1, len(x)) // max(1, x.nbytes))
+        for start in range(0, len(x), rows):
+            yield (slice(start, start + rows), *(slice(None),) * (x.ndim - 1)), whole(x[start : start + rows])
+    else:
+        seen = set()
+        for shard in x.addressable_shards:
+            bounds = _bounds(shard.index, x.shape)
+            if bounds not in seen:
+                yield tuple(slice(*each) for each in bounds), np.asarray(shard.data)
+            seen.add(bounds)
+
+
+def _bounds(index: Any, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(part.indices(n)[:2] for part, n in zip(index, shape, strict=True))
 
 
 def is_key(x: Any) -> bool:

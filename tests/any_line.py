@@ -87,6 +87,7 @@ VALUES = {
     "NAME": NAMES | TEXTS,
     "NAME=SPEC": st.builds("{}={}".format, NAMES, SPECS) | TEXTS,
     "REGEX=SPEC": st.builds("{}={}".format, EXPRESSIONS, SPECS) | TEXTS,
+    "THERE=HERE": words("w=w a.b=c a=b:T *.w=w a=*.* = =w:9 w=w:00") | TEXTS,
     "REGEX": EXPRESSIONS,
     "WHAT": words("full dots offload flops measured") | EXPRESSIONS | NUMBERS,
     "AXES": st.just("data=8; data=4 model=2") | MESHES,
@@ -108,6 +109,10 @@ WORDS = {
     "compare": NUMBERS,
     "profile": words("1 2") | WRONG_NUMBERS | TEXTS,
     "abstract": NAMES,
+    "save": words(f"kept w.safetensors a/w.npz w.index.json state state.w state. {'x' * 300}.npz")
+    | NAMES
+    | TEXTS,
+    "load": words(f"kept w.safetensors a/w.npz kept.txt state state.w .w {'x' * 300}.npz") | NAMES | TEXTS,
 }
 LINES: dict[str, type[LineOptions]] = {
     "schedule": options.ScheduleOptions,

@@ -55,6 +55,7 @@ HEAVIEST = (
     "test_rows.py",
     "test_convolutions.py",
     "test_checkpoints.py",
+    "test_weights.py",
     "test_magic_code.py",
     "test_found_steps.py",
     "test_simulate.py",

@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -357,3 +358,35 @@ def fed(how: str, strategy: str, mesh: str, **options: Any) -> dict[str, Any]:
 def all_fed(cases: list[list[Any]]) -> list[dict[str, Any]]:
     """`fed` of each case: how, strategy, mesh, options."""
     return [fed(how, strategy, mesh, **options) for how, strategy, mesh, options in cases]
+
+
+def weights_of_hosts(folder: str) -> list[str]:
+    """What a file of weights and a checkpoint have that all hosts write together: "same" where each reads its parts
+    back; then what is said of a file that only the first host finds, and of one that none may write over."""
+    step = js.shard(lambda w: jax.tree.map(lambda x: x * 1, w), "fsdp", mesh="data=8")
+    w = step(
+        {"w": np.arange(256.0 * 128, dtype="float32").reshape(256, 128), "b": np.arange(8.0, dtype="float32")}
+    )
+    path = Path(folder, "w.safetensors")
+    step.save(path, w, rename=["fc.weight=w:T"])
+    back = step.restore(path, like=w, rename=["fc.weight=w:T"])
+    mine = all(
+        np.array_equal(a.data, b.data)
+        for name in w
+        for a, b in zip(w[name].addressable_shards, back[name].addressable_shards, strict=True)
+    )
+    step.save(Path(folder, "c"), w)
+    whole = step.restore(Path(folder, "c"), like=w)
+    mine = mine and all(
+        np.array_equal(a.data, b.data)
+        for name in w
+        for a, b in zip(w[name].addressable_shards, whole[name].addressable_shards, strict=True)
+    )
+    told = ["same" if mine else "other"]
+    alone = path if jax.process_index() == 0 else path.with_name("none.safetensors")
+    for do in (lambda: step.restore(alone, like=w, rename=["fc.weight=w:T"]), lambda: step.save(path, w)):
+        try:
+            do()
+        except Exception as error:
+            told.append(f"{type(error).__name__}: {error}")
+    return told

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 import traceback
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +31,21 @@ def free_port() -> int:
 
 def run(function: str, *args: Any, hosts: int = 2, devices: int = 8, seconds: float = 240) -> list[Any]:
     """What `module:function` returned on each host. Fails with their output where one ends otherwise."""
+    with started(function, *args, hosts=hosts, devices=devices) as (processes, logs):
+        _wait(processes, time.monotonic() + seconds)
+        said = [log.read_text() for log in logs]
+    results = [
+        line.removeprefix(MARK) for text in said for line in text.splitlines() if line.startswith(MARK)
+    ]
+    assert len(results) == hosts, "\n".join(said)
+    return [json.loads(result) for result in results]
+
+
+@contextmanager
+def started(
+    function: str, *args: Any, hosts: int = 2, devices: int = 8
+) -> Iterator[tuple[list[subprocess.Popen], list[Path]]]:
+    """The processes that run it, which end with the context, and the files of what they say."""
     where = json.dumps(
         {
             "at": f"127.0.0.1:{free_port()}",
@@ -43,7 +59,7 @@ def run(function: str, *args: Any, hosts: int = 2, devices: int = 8, seconds: fl
     environment = {**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "NPROC": "32"}
     with TemporaryDirectory() as folder:
         logs = [Path(folder, str(process)) for process in range(hosts)]
-        started = [
+        processes = [
             subprocess.Popen(
                 [sys.executable, __file__, where, str(process)],
                 stdout=logs[process].open("w"),
@@ -53,17 +69,11 @@ def run(function: str, *args: Any, hosts: int = 2, devices: int = 8, seconds: fl
             for process in range(hosts)
         ]
         try:
-            _wait(started, time.monotonic() + seconds)
+            yield processes, logs
         finally:
-            for process in started:
+            for process in processes:
                 process.kill()
                 process.wait()
-        said = [log.read_text() for log in logs]
-    results = [
-        line.removeprefix(MARK) for text in said for line in text.splitlines() if line.startswith(MARK)
-    ]
-    assert len(results) == hosts, "\n".join(said)
-    return [json.loads(result) for result in results]
 
 
 def _wait(started: list[subprocess.Popen], end: float) -> None:

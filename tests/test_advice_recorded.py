@@ -1,6 +1,7 @@
 """Advice from a recording: each rule fires where it should and is silent where it should be."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import jax
@@ -13,10 +14,12 @@ from jaxshard_magic.analysis.advice.recorded import SELDOM
 from jaxshard_magic.report import Measured, MeshInfo, Spent
 
 
-def found(m: Measured | None, source: str = "attached") -> dict[str, str]:
+def found(
+    m: Measured | None, source: str = "attached", jobs: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, str]:
     axes = {"data": 8}
     mesh = MeshInfo(axes, "tpu", "TPU v5 lite", source, tuple(range(math.prod(axes.values()))), 1)
-    advice = advise(Case((), mesh, "fsdp", measured=m))
+    advice = advise(Case((), mesh, "fsdp", jobs or {}, measured=m))
     return {a.code: a.message.replace("\u202f", " ") for a in advice}
 
 
@@ -28,6 +31,13 @@ def test_a_device_that_computes_longer_than_the_others_is_named():
     assert "slow-device" not in found(slow, "simulated")  # which share cores
     assert "slow-device" in found(replace(slow, behind=0.02), "simulated")
     assert "slow-device" not in found(measured())  # 6.4%
+
+
+def test_a_device_of_a_pipeline_is_slow_beside_those_of_its_own_stage_and_the_advice_says_so():
+    slow = replace(measured(), behind=0.0094)
+    assert found(slow, jobs={"pp": ("pipe",)})["slow-device"].startswith(
+        "Device 0 computes 9.40 ms longer in a step than the median one of its own stage, 20% of the step"
+    )
 
 
 def test_waiting_for_python_is_told_with_its_line():

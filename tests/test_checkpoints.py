@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from jaxshard_magic.errors import ShardError
 
 TX = optax.adam(1e-2)
 BATCH = np.random.default_rng(0).normal(size=(16, 32)).astype("float32")
+POSITIONS = np.random.default_rng(0).normal(size=(8, 16, 32)).astype("float32")
+WIDE = 1024  # each array has more elements than fsdp leaves whole
 
 
 def state_of(width=64):
@@ -36,12 +39,15 @@ def state_of(width=64):
 
 
 def train(state, batch):
+    """Of rows, or of rows of positions that look at each other."""
     params, opt, key = state
     key, drop = jax.random.split(key)
     mask = jax.random.bernoulli(drop, 0.9, (32,))
 
     def loss(params):
         x = batch * mask
+        if x.ndim == 3:
+            x = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", x, x) / 6) @ x
         for i in (0, 2):
             x = x + jnp.tanh(x @ params[f"l{i}"]) @ params[f"l{i + 1}"]
         return jnp.mean((x - batch) ** 2)
@@ -69,6 +75,7 @@ PLANS = {
     "tp": ("tp", "cpu:4 model=4", {}),
     "fsdp+tp": ("fsdp+tp", "cpu:8 data=4 model=2", {}),
     "pp": ("pp", "cpu:2 stage=2", {"microbatches": 2}),
+    "sp": ("fsdp+sp", "cpu:8 data=4 seq=2", {}),
     "microbatched": ("fsdp", "cpu:4 data=4", {"microbatches": 2}),
 }
 
@@ -78,7 +85,7 @@ def stepped(plan):
     return jaxshard_magic.shard(train, strategy, mesh=mesh, **more)
 
 
-SLOW = {"dp", "fsdp+tp", "microbatched"}
+SLOW = {"dp", "fsdp+tp", "microbatched", "sp"}
 
 
 @pytest.mark.parametrize(
@@ -86,19 +93,21 @@ SLOW = {"dp", "fsdp+tp", "microbatched"}
 )
 def test_a_state_goes_to_another_plan_and_back_to_the_bit_and_trains_on(plan, tmp_path):
     here, there = stepped(plan), stepped("fsdp" if plan != "fsdp" else "tp")
-    state, _ = here(state_of(), BATCH)
+    batch = POSITIONS if plan == "sp" else BATCH
+    state, _ = here(state_of(WIDE), batch)
     assert here.save(tmp_path / "a", state) == 1
-    there.prepare(state_of(), BATCH)
-    moved = there.restore(tmp_path / "a", state_of())
+    there.prepare(state_of(WIDE), batch)
+    moved = there.restore(tmp_path / "a", state_of(WIDE))
     assert same(moved, state)
+    assert not any(x.sharding.is_fully_replicated for x in moved[0].values()), "each device reads its part"
     assert there.save(tmp_path / "b", moved) == 1
-    back = here.restore(tmp_path / "b", state_of())
+    back = here.restore(tmp_path / "b", state_of(WIDE))
     assert same(back, state)
     assert [x.sharding for x in jax.tree.leaves(back[0])] == [x.sharding for x in jax.tree.leaves(state[0])]
     for _ in range(5):
-        state, loss = here(state, BATCH)
-        back, again = here(back, BATCH)
-        moved, far = there(moved, BATCH)
+        state, loss = here(state, batch)
+        back, again = here(back, batch)
+        moved, far = there(moved, batch)
         assert float(again) == float(loss)
         np.testing.assert_allclose(float(far), float(loss), rtol=1e-6)
     assert same(back, state)
@@ -220,6 +229,11 @@ def test_folders_that_cant_be_saved_into_are_told_and_left_alone(tmp_path):
         first.save(1, tree, about(1, tree))
         assert "has a checkpoint 1 already" in refused(first.save, 1, tree, about(1, tree))
         assert "is saving checkpoints into it" in refused(Store(tmp_path / "c").save, 2, tree, about(2, tree))
+        forked = os.dup(first._lock._file)  # as a process has it that a loader forks from this one
+    with Store(tmp_path / "c") as second:
+        second.save(2, tree, about(2, tree))
+    os.close(forked)
+    shutil.rmtree(tmp_path / "c" / "2")
     assert Store(tmp_path / "c").steps() == [1]
     assert "it has 1" in refused(Store(tmp_path / "c").saved, 5)
 

@@ -87,6 +87,15 @@ def test_a_report_that_is_shown_again_keeps_its_number(hosts: Hosts):
     assert again.number == number and again.timing is not None and again.timing.calls >= 3
 
 
+def test_the_loop_of_a_later_cell_has_its_numbers_in_the_report(hosts: Hosts):
+    hosts.cell(f"%%shard fsdp\n{STEP}")
+    said = hosts.cell("for _ in range(7):\n    state, loss = train_step(state, batch)\nprint(float(loss))")
+    hosts.cell("%shard")
+    metrics = hosts.magics.session.history[-1].metrics
+    assert metrics is not None and metrics.steps == 7
+    assert metrics["loss"].last[-1] == pytest.approx(float(said.stdout), rel=1e-5)
+
+
 def test_what_a_comparison_tried_is_in_the_history_and_a_search_shows_the_step_that_went_on(hosts: Hosts):
     hosts.cell(f"%%shard dp,fsdp\n{STEP}")
     tried = [t.report.number for t in hosts.magics.session.comparison.trials if t.report is not None]

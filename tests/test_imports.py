@@ -62,7 +62,7 @@ MAY_IMPORT = {
     ),
     "feeding": ("placing program step", "jax numpy"),
     "live": ("report", "numpy"),
-    "checkpoints": ("coordination placing packages program", "jax numpy"),
+    "checkpoints": ("coordination files placing packages program", "jax numpy"),
     "gradients": ("request program plan", "jax numpy"),
     "schedule": ("report", ""),
     "pipeline": ("schedule request program gradients strategies plan", "jax numpy"),

@@ -1,7 +1,9 @@
 """A step recorded and read back: every second of it has a line, and what sleeps is seen where it sleeps."""
 
+import gc
 import os
 import time
+import weakref
 from pathlib import Path
 
 import jax
@@ -11,6 +13,7 @@ import optax
 import pytest
 
 import jaxshard_magic
+from jaxshard_magic.analysis.texts import texts_of
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Measured, Report
 
@@ -149,6 +152,44 @@ def test_a_report_keeps_what_was_measured_in_json_and_in_little_room():
     assert any(row.predicted for row in report.measured.lines)  # beside what is predicted for the chip
 
 
+@pytest.mark.parametrize(("strategy", "mesh"), [("fsdp", "cpu:2 data=2"), ("pp", "cpu:2 pipe=2")])
+def test_the_text_of_each_program_is_taken_and_read_once(strategy, mesh, monkeypatch):
+    """By the report of its first call, by the recording, and by the reports that have what it measured."""
+    from jaxshard_magic.analysis import texts
+
+    read: list[str] = []
+
+    def reading(text: str):
+        read.append(text)
+        return parsed(text)
+
+    parsed = texts.read
+    monkeypatch.setattr(texts, "read", reading)
+    function, state, batch = transformer_like(scan=False, remat=False)
+    step = ran(jaxshard_magic.shard(function, strategy, mesh=mesh, on="v5e"), state, batch)
+    step.report()
+    first = len(read)
+    step.profile(1)
+    assert step.report().measured is not None
+    assert len(read) == len({*read}) == first > 0
+
+
+def test_texts_of_one_step_are_kept_at_a_time_and_go_with_the_step():
+    first, second = (
+        ran(jaxshard_magic.shard(halved, "dp", mesh="cpu:1 data=1"), jnp.ones(4)) for _ in range(2)
+    )
+    assert first.entry is not None and second.entry is not None
+    texts = texts_of(first.entry)
+    assert texts_of(first.entry) is texts
+    known = weakref.ref(texts_of(second.entry))
+    assert texts_of(second.entry) is known() and texts_of(first.entry) is not texts
+    assert known() is None
+    known = weakref.ref(texts_of(first.entry))
+    del first
+    gc.collect()
+    assert known() is None
+
+
 def test_nothing_is_updated_and_donated_arguments_are_copied():
     function, state, batch = transformer_like(scan=False, remat=False)
     step = jaxshard_magic.shard(function, "fsdp", mesh="cpu:8 data=8", donate=True)
@@ -253,6 +294,28 @@ def test_what_the_profiler_of_a_missing_tpu_complains_of_is_no_output(monkeypatc
     monkeypatch.setattr(recorded, "_in_memory", lambda: Complains)
     assert step.profile(1).read == 1
     assert "TPU" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
+def test_a_missing_tpus_profiler_is_told_to_count_seldom_and_no_other_one_is_told_anything(
+    platform, monkeypatch
+):
+    from jaxshard_magic.step import recorded
+
+    begun: list[dict] = []
+
+    class Session:
+        def __init__(self, options):
+            begun.append(dict(options.advanced_configuration))
+
+        def stop(self):
+            return b""
+
+    monkeypatch.setattr(recorded, "_in_memory", lambda: Session)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    recorded.record([], "a step")
+    told = [{"tpu_cpu_perf_counter_interval_ms": 3_600_000}] if platform == "cpu" else [{}]
+    assert begun == 2 * told  # once to see whether a trace can begin
 
 
 def test_without_the_private_session_the_recording_goes_through_a_folder(monkeypatch):

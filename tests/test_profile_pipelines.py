@@ -15,9 +15,11 @@ from test_profile import adds_up, ran, transformer_like
 import jaxshard_magic
 from jaxshard_magic.analysis import profiled
 from jaxshard_magic.analysis.traced import read
+from jaxshard_magic.hardware import chip
 from jaxshard_magic.report import Report
 from jaxshard_magic.schedule import Action
 from jaxshard_magic.schedule.actions import parse_step, parts
+from jaxshard_magic.wires import axis_bandwidths
 
 SLEEPS = 0.06, 0.061  # seconds of a nap on each stage
 WITHIN = 0.03  # of what was slept
@@ -71,6 +73,44 @@ def test_programs_of_stages_have_names_that_a_trace_tells_them_by():
         names[key] = made.compiled.as_text().partition(",")[0].removeprefix("HloModule jit_")
     assert names["F", 0] == "stage0_forward" and names["B", 2] == "stage2_backward"
     assert names["settle", 0] == "settle" and names["group", 0] == "update"
+
+
+def two_products(ws, x):
+    def loss(ws):
+        h = x @ ws[0]
+        h = h @ ws[1]
+        return jnp.mean(h**2)
+
+    value, grads = jax.value_and_grad(loss)(ws)
+    return [w - 0.01 * g for w, g in zip(ws, grads, strict=True)], value
+
+
+def test_a_line_of_a_pipeline_has_what_its_stage_is_predicted_to_take_as_a_mean_over_all_devices():
+    """By hand, of 4 microbatches on 2 devices of each stage: a product reads and writes arrays of 32 x 64, 64 x 64 and
+    32 x 64 float32 numbers, for which a v5e's memory takes longer than its matrix units. Each stage has one on its way
+    forward; backward the first has that of its weights, the second one of its inputs as well. The gradient of each
+    stage's weights is added up once, and the mean of each microbatch: a device sends as many bytes as it has.
+    """
+    step = jaxshard_magic.shard(
+        two_products, "pp+dp", mesh="cpu:4 pipe=2 data=2", microbatches=4, schedule="1f1b", on="v5e"
+    )
+    found = ran(step, [jnp.eye(64)] * 2, jnp.ones((256, 64))).profile(1)
+    v5e = chip("v5e")
+    product = 4 * (32 * 64 + 64 * 64 + 32 * 64) / v5e.hbm_bandwidth
+    link = axis_bandwidths(v5e, {"pipe": 2, "data": 2})["data"].bandwidth
+    assert link is not None
+    added, mean = 4 * 64 * 64 / link, 4 / link
+    first = two_products.__code__.co_firstlineno + 2
+    ranks = 2  # a device of the other one does nothing of it
+    assert {(row.line, row.phase): row.predicted for row in found.lines if row.predicted} == {
+        (first, "forward"): pytest.approx(4 * product / ranks),
+        (first, "backward"): pytest.approx((4 * product + added) / ranks),
+        (first + 1, "forward"): pytest.approx(4 * product / ranks),
+        (first + 1, "backward"): pytest.approx((4 * 2 * product + added) / ranks),
+        (first + 2, "forward"): pytest.approx(4 * mean / ranks),
+    }
+    (moved,) = found.collectives
+    assert (moved.kind, moved.predicted) == ("all-reduce", pytest.approx((2 * added + 4 * mean) / ranks))
 
 
 naps: list[tuple[int, float, float]] = []  # thousandths asked for, start, end: a busy machine wakes late

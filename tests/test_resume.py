@@ -1,6 +1,5 @@
 """A loop that was ended goes on where it was: the numbers, the state and the data order of one never stopped."""
 
-import time
 from types import SimpleNamespace
 
 import jax
@@ -13,7 +12,7 @@ from cells import one_line
 import jaxshard_magic
 from jaxshard_magic import ShardError
 from jaxshard_magic.report import Report
-from jaxshard_magic.step import keeper as keepers
+from jaxshard_magic.step import interval
 
 CALLS = 14
 TX = optax.adam(1e-2)
@@ -322,8 +321,8 @@ def test_a_folder_with_checkpoints_is_not_written_into_unless_asked(tmp_path):
 
 def test_an_interval_of_time_begins_anew_with_each_save_and_waits_for_the_next_call(tmp_path, monkeypatch):
     now, w, step = 0.0, jnp.ones(64), new_step(step=halved)
-    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
-    monkeypatch.setattr(keepers, "time", clock)
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(interval, "time", clock)
     with step.checkpoint(tmp_path, every="10m", keep=None):
         for _ in range(7):
             now += 250
@@ -336,7 +335,10 @@ def test_an_interval_of_time_begins_anew_with_each_save_and_waits_for_the_next_c
 def test_a_folder_without_checkpoints_begins_the_loop(tmp_path, capsys):
     step = new_step()
     trained(step, folder=tmp_path / "new", resume=True)
-    assert "no checkpoint in" in capsys.readouterr().out and step.calls == CALLS
+    said = capsys.readouterr().out
+    assert "no checkpoint in" in said and "Did you mean" not in said and step.calls == CALLS
+    new_step().checkpoint(tmp_path / "nwe", resume=True)
+    assert "Did you mean 'new'?" in capsys.readouterr().out
 
 
 @pytest.mark.ci

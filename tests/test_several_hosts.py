@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import several_hosts
 from pages import ROOT
+from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.ci
 
@@ -157,3 +158,12 @@ def test_arrays_are_put_on_devices_in_one_place():
         if re.search(r"\b(device_put|device_get)\(", line) and not re.search(r'["`#].*device_(put|get)', line)
     ]
     assert found == []
+
+
+def test_hosts_write_a_file_of_weights_together_and_each_reads_its_parts(tmp_path):
+    first, second = several_hosts.run("hosts_steps:weights_of_hosts", str(tmp_path))
+    assert first[0] == second[0] == "same"
+    assert load_file(tmp_path / "w.safetensors")["fc.weight"].shape == (128, 256)
+    assert first[1] == second[1] and "host 1: there is no " in first[1]
+    assert "w.safetensors is there already" in first[2] and "is there already" in second[2]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c", "w.safetensors"]

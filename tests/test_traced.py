@@ -262,6 +262,36 @@ def test_on_an_accelerator_a_collective_lasts_from_its_start_to_its_end(plane, l
     assert (gather.seconds, gather.waiting) == (pytest.approx(14 * US), None)
 
 
+def test_an_operation_of_a_tpu_is_of_the_program_during_which_it_runs_and_those_of_others_are_left_out():
+    """A plane as a TPU's: operations that name no program, programs with a number behind their names. Between two steps
+    another program runs an instruction of the same name, for longer than the step does."""
+
+    def ran(name: str, start: float, end: float) -> Event:
+        return Event(f"%{name} = f32[8] {name}(%a)", start, end, {"flops": 3})
+
+    def run(base: float) -> list[Event]:
+        return [ran("dot.1", base, base + 9), ran("dot.1", base + 20, base + 70)]
+
+    bases = (100, 200, 300)
+    modules = [(Event("jit_step(7712)", b, b + 9), Event("jit_evaluate(90)", b + 20, b + 70)) for b in bases]
+    plane = {
+        "Steps": [Event(str(n), base, base + 70) for n, base in enumerate(bases)],
+        "XLA Modules": [event for each in reversed(modules) for event in each],
+        "XLA Ops": [event for base in bases for event in run(base)],
+    }
+    calls = {"python": [call(base - 2, base + 15) for base in bases]}
+    xspace = recorded({"/device:TPU:0": plane, "/host:CPU": calls})
+    found = measured(xspace, ACCELERATOR, {0: 0})
+    assert {row.line: row for row in found.lines} == {3: row(3, "forward", compute=9, waiting=None)}
+    assert (found.read, found.step_s.max, found.unknown) == (2, pytest.approx(9 * US), None)
+    every = read(xspace, {"jit_step", "jit_evaluate"})
+    assert [(op.run, op.module) for op in every.ops] == [
+        *((0, "jit_step"), (0, "jit_evaluate")),
+        *((1, "jit_step"), (1, "jit_evaluate")),
+    ]
+    assert len({op.launch for op in every.ops}) == 4  # executions are told apart
+
+
 def test_time_of_several_belongs_to_the_lowest_rank_and_is_shared_by_equals():
     parts = [(0, 10, 1), (2, 4, 0), (3, 6, 0), (12, 13, 3)]
     assert [(d.start, d.end, d.of) for d in dealt(parts)] == [

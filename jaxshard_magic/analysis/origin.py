@@ -113,12 +113,7 @@ class Origins:
 
     def place(self, frames: Sequence[Frame]) -> Origin:
         """The innermost of `frames` that is at home, else the innermost of all."""
-        for home in self.home:
-            inner = [k for k, frame in enumerate(frames) if frame.file == home]
-            if inner:
-                frame, last = frames[inner[-1]], frames[-1]
-                return Origin(frame, last if last.file != home else None)
-        return Origin(frames[-1] if frames else None)
+        return place_of(frames, self.home)
 
     def _label(
         self, computation: Computation, operand: str, own: Sequence[Instruction]
@@ -157,6 +152,16 @@ class Origins:
     def _frames_of(self, instruction: Instruction) -> tuple[Frame, ...]:
         frame = _FRAME.search(instruction.rest, max(0, instruction.rest.rfind("metadata={")))
         return self.frames[int(frame[1])] if frame else ()
+
+
+def place_of(frames: Sequence[Frame], homes: Sequence[str]) -> Origin:
+    """The innermost of `frames` that is in the first of the files `homes` that one is in, else the innermost of all."""
+    for home in homes:
+        inner = [k for k, frame in enumerate(frames) if frame.file == home]
+        if inner:
+            frame, last = frames[inner[-1]], frames[-1]
+            return Origin(frame, last if last.file != home else None)
+    return Origin(frames[-1] if frames else None)
 
 
 def op_name(instruction: Instruction) -> str:

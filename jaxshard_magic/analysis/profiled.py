@@ -1,8 +1,7 @@
-"""What the profiler recorded of a step, and what is predicted of it, as the measured part of its report."""
+"""What the profiler recorded of a step, read and put beside what is predicted of it."""
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -12,22 +11,16 @@ from ..pipeline.executed import Pipeline
 from ..pipeline.jobs import Key as ProgramKey
 from ..pipeline.record import Run
 from ..placing import hosts_of, number_of
-from ..program.flops import REMATTED
 from ..program.garbage import uncollected
-from ..program.ir import Program
-from ..report import Collective, Measured
+from ..report import Measured
 from .collectives import Cause, Move
-from .efficiency import efficiency, seconds_of
-from .frames import called
-from .hlo import read
-from .instructions import RECOMPUTED, Instructions, operations
-from .lanes import Key
-from .origin import Origins, op_name
-from .roofline import Roofline
-from .spent import Rates, spent
+from .instructions import Instructions, operations
+from .predicted import Beside, rates
+from .spent import spent
 from .staged_moves import Said, instructions_of, operations_of
 from .staged_trace import Ran, Text, named, run_of, told_apart
-from .summed import Moves, Sums, longest, summed, takes, typical
+from .summed import Sums, longest, summed, takes, typical
+from .texts import inputs_of, texts_of
 from .traced import read as read_trace
 
 if TYPE_CHECKING:
@@ -35,7 +28,6 @@ if TYPE_CHECKING:
     from ..step.recorded import Recording
 
 WORTH = 100_000  # operations that are recorded: keeping and reading one takes some 40 us. A few fewer than are read
-_Alike = tuple[object, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +40,17 @@ class Profile:
     run: Run | None = None
 
 
-_known: "WeakKeyDictionary[Profile, tuple[Rates, Measured]]" = WeakKeyDictionary()
+_known: "WeakKeyDictionary[Profile, tuple[Beside, Measured]]" = WeakKeyDictionary()
 
 
 def worth_recording(entry: "Entry", n: int) -> int:
     """How many of `n` calls of a program to record, as more of them would not be read; the same on all hosts."""
-    mesh = entry.plan.mesh
+    mesh, texts = entry.plan.mesh, texts_of(entry)
     with uncollected():
         if isinstance(entry.compiled, Pipeline):
-            each = operations_of(entry.compiled) * mesh.size // len(entry.compiled.ranks)
-        elif text := entry.compiled.as_text():
-            each = operations(read(text)) * -(-mesh.size // hosts_of(mesh))
+            each = operations_of(entry.compiled, texts) * mesh.size // len(entry.compiled.ranks)
+        elif (parsed := texts.of(entry.compiled, inputs_of(entry))) is not None:
+            each = operations(parsed.module) * -(-mesh.size // hosts_of(mesh))
         else:
             return n
     return max(1, min(n, WORTH // max(1, each)))
@@ -67,7 +59,6 @@ def worth_recording(entry: "Entry", n: int) -> int:
 def read_recorded(
     recording: "Recording",
     entry: "Entry",
-    home: Sequence[str],
     moves: Sequence[tuple[Move, Cause]],
     said: Mapping[ProgramKey, Said] | None,
     all_of: Callable[[Callable[[], str]], Sequence[str]],
@@ -77,7 +68,6 @@ def read_recorded(
     Args:
         recording: of calls of `entry`.
         entry: the program.
-        home: the files to look for a line in first.
         moves: what moves, with the lines that cause it.
         said: of a pipeline what the text of each of its programs says; else None.
         all_of: makes what this host tells, and gives what each host has told.
@@ -86,21 +76,20 @@ def read_recorded(
     """
     none = ShardError("the step was recorded, and the recording holds none of its operations")
     with uncollected():
-        pipeline, devices = entry.compiled, _ordinals(entry)
-        texts: Mapping[ProgramKey, Text] = {}
+        pipeline, devices, texts = entry.compiled, _ordinals(entry), texts_of(entry)
+        programs: Mapping[ProgramKey, Text] = {}
         if said is not None:
-            texts = {key: Text(*each) for key, each in instructions_of(pipeline, said, home).items()}
-            told = {named(key): each.instructions for key, each in texts.items()}
-            modules = {each.module for each in texts.values()}
-        elif text := entry.compiled.as_text():
-            module = read(text)
-            modules = {module.name}
-            told = {module.name: Instructions(module, Origins(module, home), moves)}
+            programs = {key: Text(*each) for key, each in instructions_of(pipeline, said, texts).items()}
+            told = {named(key): each.instructions for key, each in programs.items()}
+            modules = {each.module for each in programs.values()}
+        elif (parsed := texts.of(entry.compiled, inputs_of(entry))) is not None:
+            modules = {parsed.module.name}
+            told = {parsed.module.name: Instructions(parsed.module, parsed.origins, moves)}
         else:
             raise none
         trace, ran = read_trace(recording.xspace, modules, recording.skip), list[Ran]()
         if said is not None:
-            trace, ran = told_apart(trace, pipeline, texts, devices)
+            trace, ran = told_apart(trace, pipeline, programs, devices)
         own = takes(trace, devices)
         if not own:
             raise none
@@ -129,28 +118,16 @@ def _ordinals(entry: "Entry") -> dict[int, int]:
 def profiled(
     profile: Profile,
     entry: "Entry",
-    home: Sequence[str],
-    told: Sequence[tuple[Move, Cause]],
-    collectives: Sequence[Collective],
-    roof: Roofline | None,
-    attached: bool,
+    moves: Sequence[tuple[Move, Cause]],
+    said: Mapping[ProgramKey, Said] | None,
+    beside: Beside,
 ) -> Measured:
-    """Where the time of the recorded steps went.
-
-    Args:
-        profile: what was read of calls of `entry`.
-        entry: the program.
-        home: the files to look for a line in first.
-        told: what moves, with the lines that cause it.
-        collectives: the same, merged, with what they are predicted to take.
-        roof: what is predicted, where a chip is known.
-        attached: whether that is the chip that the step ran on.
-    """
-    with uncollected():
-        rates = _rates(entry, home, told, collectives, roof, attached)
-        if profile not in _known or _known[profile][0] != rates:
-            _known[profile] = rates, spent(profile.hosts, rates, profile.asked, _ranks(entry))
-        return _known[profile][1]
+    """Where the time of the recorded steps went, with what was predicted; see `predicted.rates`."""
+    if profile not in _known or _known[profile][0] != beside:
+        with uncollected():
+            found = spent(profile.hosts, rates(entry, moves, said, beside), profile.asked, _ranks(entry))
+            _known[profile] = beside, found
+    return _known[profile][1]
 
 
 def _ranks(entry: "Entry") -> dict[int, int] | None:
@@ -159,67 +136,3 @@ def _ranks(entry: "Entry") -> dict[int, int] | None:
         return None
     ranks = enumerate(entry.compiled.ranks.each)
     return {number_of(d): rank for rank, mesh in ranks for d in mesh.devices.flat}
-
-
-def _rates(
-    entry: "Entry",
-    home: Sequence[str],
-    told: Sequence[tuple[Move, Cause]],
-    collectives: Sequence[Collective],
-    roof: Roofline | None,
-    attached: bool,
-) -> Rates:
-    sent, seconds = Counter[Moves](), defaultdict[Moves, float](float)
-    for c in collectives:
-        sent[c.kind, c.axes] += c.wire_bytes
-        if c.seconds is not None:
-            seconds[c.kind, c.axes] += c.seconds
-    wires = {} if roof is None or not attached else roof.wires
-    links = {axis: wire.bandwidth for axis, wire in wires.items() if wire.bandwidth is not None}
-    lines = defaultdict[Key, float](float)
-    for key, each in _collectives_by_line(told, collectives):
-        lines[key] += each
-    if roof is not None:
-        origins = Origins(read(entry.compiled.as_text() or ""), home)
-        for key, each in _products_by_line(entry, origins, roof):
-            lines[key] += each
-    return Rates(dict(sent), dict(seconds), links, dict(lines))
-
-
-def _collectives_by_line(
-    told: Sequence[tuple[Move, Cause]], collectives: Sequence[Collective]
-) -> Iterable[tuple[Key, float]]:
-    """What collectives are predicted to be waited for, by line and phase: those that are done again for the backward
-    pass are told apart, which rows of the report do not."""
-    shares: dict[_Alike, Counter[str | None]] = defaultdict(Counter)
-    for move, cause in told:
-        phase = RECOMPUTED if REMATTED in op_name(move.instruction) else cause.phase
-        shares[_alike(move, cause)][phase] += move.count
-    for c in collectives:
-        if c.waited is not None:
-            phases = shares[_alike(c, c)] or {c.phase: 1}
-            for phase, count in phases.items():
-                yield (c.file, c.line, phase), c.waited * count / sum(phases.values())
-
-
-def _alike(moved: Move | Collective, cause: Cause | Collective) -> _Alike:
-    return (
-        *(moved.kind, moved.axes, moved.group_size, moved.bytes),
-        *(cause.phase, cause.file, cause.line, cause.at),
-    )
-
-
-def _products_by_line(entry: "Entry", origins: Origins, roof: Roofline) -> Iterable[tuple[Key, float]]:
-    """What products are predicted to take, each as long as it multiplies or reads its operands."""
-    plan, chip = entry.plan, roof.chip
-    if plan.shares is None or len(plan.shares) != len(plan.work):
-        return
-    equations = Program((plan.traced or entry.traced).closed).equations
-    for work, share in zip(plan.work, plan.shares, strict=True):
-        peak = seconds_of(chip, share)
-        if peak is None or not share.exact:
-            continue
-        frame = origins.place(called(equations[work.equation].eqn.source_info.traceback)).frame
-        phase = RECOMPUTED if work.recomputed else work.phase
-        key: Key = (None, None, phase) if frame is None else (frame.file, frame.line, phase)
-        yield key, max(peak / efficiency(chip, share), share.bytes / chip.hbm_bandwidth)

@@ -12,12 +12,12 @@ from ..schedule.actions import KINDS
 from .attribution import caused, host_calls, traced
 from .collectives import Cause, Move, merge, moves
 from .frames import Frame, called
-from .hlo import Module, read
 from .instructions import Instructions, operations
 from .origin import Origin, Origins
 from .sources import SourceText
 from .staged_memory import shard_bytes
 from .staged_works import first_alike, runs_of
+from .texts import Parsed, Texts
 
 _BLANK = Leaf("a parameter", "params", (), "", (), 0, 0, "")
 
@@ -31,9 +31,7 @@ class Said:
     calls: tuple[str | None, ...] = ()
 
 
-def said_by(
-    pipeline: Pipeline, leaves: Sequence[Leaf], home: Sequence[str], text: SourceText
-) -> dict[Key, Said]:
+def said_by(pipeline: Pipeline, leaves: Sequence[Leaf], texts: Texts, text: SourceText) -> dict[Key, Said]:
     """What each program of a pipeline says, by its key.
 
     Alike stages share what jax traces of the first of them, whose lines the texts have: here they are told apart by
@@ -43,14 +41,14 @@ def said_by(
     shared: dict[int, list[Key]] = {}
     for key, made in pipeline.programs.items():
         shared.setdefault(id(made), []).append(key)
+    parsed = _parsed(pipeline, texts)
     lines, found = _Lines(pipeline), {}
     for keys in shared.values():
-        hlo = pipeline.programs[keys[0]].compiled.as_text()
-        if not hlo:
+        program = parsed[keys[0]]
+        if program is None:
             found.update(dict.fromkeys(keys, Said(None)))
             continue
-        module = read(hlo)
-        origins = Origins(module, home, _places(pipeline, keys[0]))
+        module, origins = program
         from_text = traced(module, moves(module, pipeline.ranks.each[0].shape), origins)
         for key in keys:
             own = lines.of(key, origins)
@@ -61,32 +59,32 @@ def said_by(
 
 
 def instructions_of(
-    pipeline: Pipeline, said: Mapping[Key, Said], home: Sequence[str]
+    pipeline: Pipeline, said: Mapping[Key, Said], texts: Texts
 ) -> dict[Key, tuple[str, Instructions]]:
     """The name of each program's module, and its instructions, on its own lines; no program without text."""
-    lines, read_once = _Lines(pipeline), dict[str, tuple[Module, Origins]]()
-    found: dict[Key, tuple[str, Instructions]] = {}
-    for key, made in pipeline.programs.items():
-        hlo = made.compiled.as_text()
-        if not hlo:
-            continue
-        if hlo not in read_once:
-            module = read(hlo)
-            read_once[hlo] = module, Origins(module, home, _places(pipeline, key))
-        module, origins = read_once[hlo]
-        own = lines.else_of_call(key, origins)
-        found[key] = module.name, Instructions(module, origins, said[key].moves or (), own)
+    lines, found = _Lines(pipeline), dict[Key, tuple[str, Instructions]]()
+    for key, program in _parsed(pipeline, texts).items():
+        if program is not None:
+            module, origins = program
+            own = lines.else_of_call(key, origins)
+            found[key] = module.name, Instructions(module, origins, said[key].moves or (), own)
     return found
 
 
-def operations_of(pipeline: Pipeline) -> int:
+def operations_of(pipeline: Pipeline, texts: Texts) -> int:
     """How many operations a step runs, each rank's counted on one of its devices; see `instructions.operations`."""
     runs, known = runs_of(pipeline), dict[int, int]()
-    for made in pipeline.programs.values():
+    parsed = _parsed(pipeline, texts)
+    for key, made in pipeline.programs.items():
         if id(made) not in known:
-            text = made.compiled.as_text()
-            known[id(made)] = operations(read(text)) if text else 0
+            program = parsed[key]
+            known[id(made)] = operations(program.module) if program else 0
     return sum(known[id(made)] * runs.get(key, 1) for key, made in pipeline.programs.items())
+
+
+def _parsed(pipeline: Pipeline, texts: Texts) -> dict[Key, Parsed | None]:
+    """The text of each program; those that stages share have the parameters of the first of these."""
+    return {key: texts.of(made.compiled, _places(pipeline, key)) for key, made in pipeline.programs.items()}
 
 
 def _named(pipeline: Pipeline, key: Key, leaves: Sequence[Leaf]) -> Sequence[Leaf]:

@@ -15,6 +15,7 @@ from ..program.garbage import uncollected
 from ..program.phases import BACKWARD
 from ..report import Advice, Collective, Leaf, Measured, Memory, MeshInfo, Report, Source, Spread, Timing
 from ..targets import Built, slices, target_of
+from ..wires import Wire
 from .advice import Case, Loop, advise, by_level
 from .advice.pipeline import PipelineCase, pipeline_advice
 from .attribution import caused, host_calls, traced
@@ -22,7 +23,6 @@ from .buffers import live_bytes, serialized
 from .collectives import Cause, Move, merge, moves
 from .complaints import Complaint, complaints, findings
 from .exhausted import exhausted, with_needed
-from .hlo import read
 from .in_time import InTime, in_time
 from .leaves import leaves
 from .live import Program, renamed, with_live
@@ -30,6 +30,7 @@ from .memory import device_limit, memory, peaks, usable, with_limit, with_measur
 from .mesh_info import in_nodes, info_of
 from .origin import Origins
 from .overlap import Schedule, scheduled
+from .predicted import Beside
 from .profiled import Profile, profiled, read_recorded
 from .roofline import Roofline, in_order, roofline, timing, with_seconds
 from .sources import SourceText, distinct_names, sources
@@ -37,6 +38,7 @@ from .staged import Staged, staged, staged_leaves
 from .staged_costs import weights_seconds
 from .staged_memory import staged_memory
 from .staged_moves import said_by, staged_collectives
+from .texts import Texts, home_of, inputs_of, texts_of
 
 if TYPE_CHECKING:
     from ..step import Entry, ShardedStep
@@ -94,7 +96,7 @@ def summarize(step: "ShardedStep") -> Report:
         times = replace(
             times, on=chip.name, predicted_step_s=best, predicted_low_s=low, predicted_high_s=high
         )
-    spent = _profiled(step, entry, reading, collectives, roof, attached)
+    spent = _profiled(step, entry, reading, collectives, chip, attached)
     loop = _loop(step, times)
     report = Report(
         name=step.name,
@@ -129,7 +131,7 @@ def read_profile(
     """Read recorded calls of a program, together with all hosts of its mesh; see `profiled.read_recorded`."""
     reading = reading_of(entry)
     said = None if reading.staged is None else reading.staged.said
-    return read_recorded(recording, entry, _home(entry), reading.moves, said, all_of)
+    return read_recorded(recording, entry, reading.moves, said, all_of)
 
 
 def _profiled(
@@ -137,13 +139,19 @@ def _profiled(
     entry: "Entry",
     reading: Reading,
     collectives: Sequence[Collective] | None,
-    roof: Roofline | None,
+    chip: Chip | None,
     attached: bool,
 ) -> Measured | None:
     """Where the time of recorded steps went; None where none were recorded."""
     if step.last_profile is None:
         return None
-    return profiled(step.last_profile, entry, _home(entry), reading.moves, collectives or (), roof, attached)
+    rows, wires = tuple(collectives or ()), dict[str, Wire]()
+    if chip is not None:
+        wires = roofline(chip, reading.mesh.axes, None, (), (), target_of(step.mesh)).wires
+        rows = with_seconds(rows, wires)
+    said = None if reading.staged is None else reading.staged.said
+    beside = Beside(rows, chip, wires, attached)
+    return profiled(step.last_profile, entry, reading.moves, said, beside)
 
 
 def _advice(
@@ -238,29 +246,28 @@ def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
 def reading_of(entry: "Entry") -> Reading:
     """What the compiled program of `entry` says, read once."""
     if entry not in _readings:
-        _readings[entry] = read_entry(entry)
+        _readings[entry] = read_entry(entry, texts_of(entry))
     return _readings[entry]
 
 
-def read_entry(entry: "Entry") -> Reading:
-    """Read what the compiled program of `entry` says."""
+def read_entry(entry: "Entry", texts: Texts) -> Reading:
+    """Read what the compiled program of `entry` says, whose `texts` are given."""
     if isinstance(entry.compiled, Pipeline):
-        return _read_stages(entry, entry.compiled)
+        return _read_stages(entry, entry.compiled, texts)
     # XLA takes its time for the analysis but does not hold the interpreter: that goes on beside the reading.
     with uncollected(), ThreadPoolExecutor(1) as beside:
-        return _read_program(entry, beside.submit(entry.compiled.memory_analysis).result)
+        return _read_program(entry, texts, beside.submit(entry.compiled.memory_analysis).result)
 
 
-def _read_program(entry: "Entry", stats_of: Callable[[], Any]) -> Reading:
+def _read_program(entry: "Entry", texts: Texts, stats_of: Callable[[], Any]) -> Reading:
     plan, compiled = entry.plan, entry.compiled
     placed = leaves(plan.leaves, plan.mesh)
-    inputs = [i for i, is_read in zip(entry.order, entry.reads, strict=True) if is_read]
-    text, sources = compiled.as_text(), SourceText()
+    inputs = inputs_of(entry)
+    parsed, sources = texts.of(compiled, inputs), SourceText()
     told, merged, schedule, calls, module, origins = (), None, None, (), None, None
-    if text:
-        module = read(text)
+    if parsed is not None:
+        module, origins = parsed
         found = moves(module, plan.mesh.shape, info_of(plan.mesh).islands)
-        origins = Origins(module, _home(entry), inputs)
         told = caused(module, traced(module, found, origins), placed, sources)
         merged = merge(told)
         if chip_of(plan.mesh.devices.flat[0].device_kind) is not None:  # a CPU does one thing at a time
@@ -281,10 +288,10 @@ def _read_program(entry: "Entry", stats_of: Callable[[], Any]) -> Reading:
     return Reading(info_of(plan.mesh), placed, held, merged, told, schedule, calls, complaints, sources)
 
 
-def _read_stages(entry: "Entry", pipeline: Pipeline) -> Reading:
+def _read_stages(entry: "Entry", pipeline: Pipeline, texts: Texts) -> Reading:
     plan, sources = entry.plan, SourceText()
     placed = staged_leaves(pipeline, plan.leaves)
-    said = said_by(pipeline, placed, _home(entry), sources)
+    said = said_by(pipeline, placed, texts, sources)
     return Reading(
         info_of(plan.mesh),
         placed,
@@ -297,11 +304,6 @@ def _read_stages(entry: "Entry", pipeline: Pipeline) -> Reading:
         sources,
         staged(pipeline, plan.leaves, said),
     )
-
-
-def _home(entry: "Entry | None") -> list[str]:
-    """The file that defines the step, where that is known."""
-    return [entry.home] if entry is not None and entry.home else []
 
 
 def _complaints(entry: "Entry", origins: Origins | None) -> tuple[Finding, ...]:
@@ -335,7 +337,7 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
     for part in (*collectives, *((memory and memory.buffers) or ()), *live, *spent):
         if part.file is not None and part.line is not None:
             lines.setdefault(part.file, set()).add(part.line)
-    home = _home(step.entry)
+    home = home_of(step.entry)
     deeper = (c.at.rpartition(":")[0] for c in collectives if c.at)
     names = distinct_names([*home, *lines, *deeper])
     shown = sources(lines, text, home, names)

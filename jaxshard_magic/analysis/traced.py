@@ -1,14 +1,16 @@
 """What `jax.profiler` recorded -> the operations of a compiled step: device, run, instruction, start and end.
 
 A recording is an XSpace: planes, of each lines, of each events. On CPU the lines are threads, and each operation is an
-event with its device, its module and its instruction; a device of an accelerator has a plane of its own. Most events of
-a CPU's are none of these and are told by their names: reading what an event says of itself is what takes time.
+event with its device, its module and its instruction; a device of an accelerator has a plane of its own. Where its
+operations don't say which program they are of, as on a TPU, a line beside theirs, "XLA Modules", has an event for each
+time that a program ran, and an operation is of the one in which it begins. Most events of a CPU's are no operations and
+are told by their names: reading what an event says of itself is what takes time.
 """
 
 import re
 import warnings
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +23,8 @@ from .intervals import Span, union
 MARK = "jaxshard_magic step"  # what a recording calls each call of the step
 MOST = 120_000  # operations that are read, of as many whole runs as that is
 _DEVICE = re.compile(r"/device:[A-Z]+:(\d+)")
-_OPS, _STREAM = ("XLA Ops", "Async XLA Ops"), "Stream #"
+_OPS, _STREAM, _MODULES = ("XLA Ops", "Async XLA Ops"), "Stream #", "XLA Modules"
+_NUMBERED = re.compile(r"\(\d+\)$")  # behind a module's name
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?::| = |$)")  # of an instruction, alone or with what it is
 _WAITS = "Wait: pending_threads"  # CPU: in a collective, until the other devices have come
 _NONE = frozenset(
@@ -31,8 +34,9 @@ _NONE = frozenset(
 
 class Op(NamedTuple):
     """One operation that ran, in nanoseconds of the recording's clock. `device`: its ordinal; `run`: the position of
-    the step's call; `track`: the thread or the queue that it ran on, where nothing else ran but what is in it;
-    `launch`: the same for all of one execution of a program, None where that is not told."""
+    the step's call; `module`: the program's name, None where that is not told; `track`: the thread or the queue that it
+    ran on, where nothing else ran but what is in it; `launch`: the same for all of one execution of a program, None
+    where that is not told."""
 
     device: int
     run: int
@@ -76,9 +80,7 @@ def read(xspace: bytes, modules: Collection[str], skip: int = 1, most: int = MOS
         return _read(_tracks(ProfileData.from_serialized_xspace(xspace)), modules, skip, most)
 
 
-def _read(
-    tracks: Iterable[tuple[str, int | None, Any]], modules: Collection[str], skip: int, most: int
-) -> Trace:
+def _read(tracks: Iterable["_Line"], modules: Collection[str], skip: int, most: int) -> Trace:
     found = _found(tracks)
     marks = sorted(found.marks)
     calls = marks[skip:]
@@ -92,7 +94,7 @@ def _read(
     borders = [middles[k - 1] if k else float("-inf") for k in range(first, len(marks))]
     ops: list[Op] = []
     waits: dict[str, list[Span]] = {}
-    for key, device, named, waiting in found.tracks:
+    for (key, device, _, launches), named, waiting in found.tracks:
         spans = ((event.start_ns, event.end_ns) for event in waiting)
         if own := [span for span in spans if span[0] >= borders[0]]:
             waits[key] = own
@@ -102,36 +104,70 @@ def _read(
             if run < 0:
                 continue
             stats = _told(event)
-            module = stats.get("hlo_module")
+            module, launch = stats.get("hlo_module"), stats.get("run_id")
+            if module is None and (at := _launch_at(launches, start)) is not None:
+                module, launch = launches[at].module, at if launch is None else launch
             told = stats.get("hlo_op") or (name if device is not None else None)
             if told is None or (module is not None and module not in modules):
                 continue
             where = stats.get("device_ordinal", 0) if device is None else device
-            ops.append(Op(int(where), run, module, str(told), start, event.end_ns, key, stats.get("run_id")))
+            ops.append(Op(int(where), run, module, str(told), start, event.end_ns, key, launch))
     told_waits = {track: union(spans) for track, spans in waits.items()} if found.on_host else None
     return Trace(tuple(ops), tuple(calls), told_waits, len(marks) - skip, found.events)
 
 
-def _tracks(profile: Any) -> Iterator[tuple[str, int | None, Any]]:
-    """The lines that operations are on: a key, the device of an accelerator's, and the line."""
+class _Launch(NamedTuple):
+    """A program that ran on a device."""
+
+    start: float
+    end: float
+    module: str
+
+
+class _Line(NamedTuple):
+    """A line that operations are on: a key, the device of an accelerator's, the line as it was recorded, and which
+    programs that device says it ran, in order."""
+
+    key: str
+    device: int | None
+    recorded: Any
+    launches: Sequence[_Launch]
+
+
+def _tracks(profile: Any) -> Iterator[_Line]:
     for plane in profile.planes:
         device = _DEVICE.match(plane.name)
         lines = list(plane.lines)
+        launches = [] if device is None else _launches(lines)
         if device is not None:
             ops = [line for line in lines if line.name in _OPS]
             lines = ops or [line for line in lines if line.name.startswith(_STREAM)]
         elif not plane.name.startswith("/host:CPU"):
             continue
         for i, line in enumerate(lines):
-            yield f"{plane.name}/{i}", None if device is None else int(device[1]), line
+            yield _Line(f"{plane.name}/{i}", None if device is None else int(device[1]), line, launches)
+
+
+def _launches(lines: Iterable[Any]) -> list[_Launch]:
+    events = (event for line in lines if line.name == _MODULES for event in line.events)
+    return sorted(_Launch(event.start_ns, event.end_ns, _NUMBERED.sub("", event.name)) for event in events)
+
+
+def _launch_at(launches: Sequence[_Launch], time: float) -> int | None:
+    """The position of what ran at that time; None where nothing did."""
+    at = bisect_right(launches, time, key=_start_of) - 1
+    return at if at >= 0 and time < launches[at].end else None
+
+
+def _start_of(launch: _Launch) -> float:
+    return launch.start
 
 
 class _Track(NamedTuple):
     """Of the events of one track those that could be operations, with the instruction that their names are, and those
     that wait for other devices."""
 
-    key: str
-    device: int | None
+    line: _Line
     named: list[tuple[str, Any]]
     waiting: list[Any]
 
@@ -145,17 +181,18 @@ class _Found(NamedTuple):
     on_host: bool
 
 
-def _found(tracks: Iterable[tuple[str, int | None, Any]]) -> _Found:
+def _found(tracks: Iterable[_Line]) -> _Found:
     """Events told by their names, in one pass: most are of no use, and each thing read of one takes time."""
     marks: list[Span] = []
     found: list[_Track] = []
     of: dict[str, str | None] = {}
     events, on_host = 0, False
-    for key, device, line in tracks:
-        on_host = on_host or (device is None and line.name.startswith("tf_XLA"))
+    for line in tracks:
+        device = line.device
+        on_host = on_host or (device is None and line.recorded.name.startswith("tf_XLA"))
         named: list[tuple[str, Any]] = []
         waiting: list[Any] = []
-        for event in line.events:
+        for event in line.recorded.events:
             events += 1
             name = event.name
             if name not in of:
@@ -166,7 +203,7 @@ def _found(tracks: Iterable[tuple[str, int | None, Any]]) -> _Found:
                 marks.append((event.start_ns, event.end_ns))
             elif device is None and name.startswith(_WAITS):
                 waiting.append(event)
-        found.append(_Track(key, device, named, waiting))
+        found.append(_Track(line, named, waiting))
     return _Found(marks, found, events, on_host)
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import platform
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -11,9 +12,11 @@ from uuid import uuid4
 import jax
 
 from ..coordination import gathered, is_there
-from ..errors import ShardError
+from ..errors import ShardError, did_you_mean
+from .agreed import on_first
 
 LOCK = ".jaxshard-saving"
+_UNSEEN = "unseen"
 _LOCKED = 1 << 20  # the byte that Windows locks: no other process can read it, and who it is stands before it
 
 
@@ -55,6 +58,7 @@ class Lock:
     def release(self) -> None:
         """Let others save."""
         if self.held:
+            _unlock(self._file)  # a process that was forked from this one has the file open, too
             os.close(self._file)
             self._file = -1
 
@@ -70,6 +74,19 @@ def _lock(file: int) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unlock(file: int) -> None:
+    """Let go of a file that `_lock` holds; Windows may take its time where it is only closed."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(file, _LOCKED, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def made(folder: Path) -> Path:
@@ -94,22 +111,55 @@ def _ours(name: str) -> bool:
     return name == LOCK or name.partition(".")[0].isdecimal()
 
 
+def nearest_to(path: Path, is_one: Callable[[Path], bool]) -> str:
+    """` Did you mean 'ckpt'?` for what lies beside a path, is such a one and is named most like it; else nothing."""
+    try:
+        names = [each.name for each in path.parent.iterdir() if each != path and is_one(each)]
+    except OSError:  # there is nothing, or nothing to be seen
+        return ""
+    return did_you_mean(path.name, sorted(names))
+
+
 def shared_by_hosts(folder: Path) -> None:
-    """Raise ShardError, on all hosts, where one of them doesn't see what the first writes into the folder."""
+    """Raise ShardError, the same on all hosts, where one of them doesn't see what the first writes into the folder, or
+    can't write into it."""
     if not is_there():
         return
-    sign = folder / f".{uuid4().hex}.sign"
-    if jax.process_index() == 0:
-        sign.touch()
-    name = gathered(sign.name)[0]
-    seen = gathered("x" if (folder / name).exists() else "")
+    sign = folder / on_first(lambda: _signed(folder))
+    seen = gathered(_tried(sign))
     if jax.process_index() == 0:
         sign.unlink(missing_ok=True)
-    if "" in seen:
+    host = next((i for i, line in enumerate(seen) if line), None)
+    if host is None:
+        return
+    if seen[host] == _UNSEEN:
         raise ShardError(
-            f"host {seen.index('')} doesn't see what host 0 writes into {folder}: name a folder on a disk that all "
-            "hosts share"
+            f"host {host} doesn't see what host 0 writes into {folder}: name a folder on a disk that all hosts share"
         )
+    raise ShardError(f"host {host}: {seen[host]}")
+
+
+def _signed(folder: Path) -> str:
+    """The name of a new file there: nobody has looked for it, so that no host remembers that it is not there."""
+    name = f".{uuid4().hex}.sign"
+    try:
+        (folder / name).touch()
+    except OSError as error:
+        raise told_of(folder, "write into", error) from None
+    return name
+
+
+def _tried(sign: Path) -> str:
+    """What keeps this host from saving beside a sign of the first one; "" for nothing."""
+    if not os.path.exists(sign):
+        return _UNSEEN
+    own = sign.with_name(f"{sign.name}.{jax.process_index()}")
+    try:
+        own.touch()
+        own.unlink()
+    except OSError as error:
+        return str(told_of(sign.parent, "write into", error))
+    return ""
 
 
 def told_of(folder: Path, doing: str, error: BaseException) -> ShardError:

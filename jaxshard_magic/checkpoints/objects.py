@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import KeyPath, keystr, tree_flatten_with_path
 
-from ..errors import ShardError
-from ..placing import put
+from ..errors import ShardError, none_of, one_of
+from ..placing import put, whole
 from ..program.peel import nnx_calls
+from .parts import top, under
 from .saved import SavedLeaf
 
 _NUMBERS = (bool, int, float, complex)
@@ -23,11 +24,13 @@ _NUMBERS = (bool, int, float, complex)
 @dataclass(frozen=True)
 class Opened:
     """A state, opened. `paths` and `leaves` are its arrays, shapes and numbers, those of NNX objects in their place;
-    `close` makes the state of new ones: a tree of the same types, objects of NNX changed in place."""
+    `close` makes the state of new ones: a tree of the same types, objects of NNX changed in place. `own`: which leaves
+    are generators of random numbers, keys and NNX's counts of them, which are no weights."""
 
     paths: tuple[KeyPath, ...]
     leaves: tuple[Any, ...]
     close: Callable[[list[Any]], Any]
+    own: tuple[bool, ...]
 
     @property
     def names(self) -> list[str]:
@@ -60,6 +63,35 @@ class Opened:
             found[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=shardings[name])
         return found
 
+    def under(self, part: str) -> dict[str, Any]:
+        """The leaves of a part of the state by what follows its name. Raises ShardError where there is none of it."""
+        found = {name[len(part) + 1 :]: x for name, x in self.by_name.items() if name.startswith(f"{part}.")}
+        if not found:
+            parts = [*under(self.names)]
+            raise ShardError(
+                none_of(f"the state has no {part}", part, parts, f"it has {one_of(top(parts[1:]))}")
+            )
+        return found
+
+    def replaced(self, part: str, arrays: Mapping[str, Any]) -> Any:
+        """The state with other leaves in a part, by the names of `under`."""
+        new = {f"{part}.{name}": x for name, x in arrays.items()}
+        return self.close([new.get(name, x) for name, x in self.by_name.items()])
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """The leaves by their names."""
+        return dict(zip(self.names, self.leaves, strict=True))
+
+    def kept(self, name: str) -> Any:
+        """What is in the state under a name, as `restored` takes it. Raises ShardError for a shape."""
+        x = self.by_name[name]
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise ShardError(
+                f"{name} is a key of random numbers, which files of weights have not: give its array"
+            )
+        return jax.random.key_data(x) if is_key(x) else x
+
     def restored(self, arrays: Mapping[str, jax.Array]) -> Any:
         """The state of the arrays that were read for `targets`."""
         return self.close([_like(x, arrays[n]) for n, x in zip(self.names, self.leaves, strict=True)])
@@ -73,6 +105,7 @@ def opened(state: Any) -> Opened:
     arrays = [i for i, (_, x) in enumerate(found) if not is_node(x) and _is_array(x)]
     roots = [i for i, (_, x) in enumerate(found) if is_node(x)]
     paths, leaves, nodes = [found[i][0] for i in arrays], [found[i][1] for i in arrays], None
+    random: list[bool] = []
     if nnx is not None and roots:
         nodes = nnx.open_nodes([found[i][1] for i in roots], [found[i][0] for i in roots])
         for holder, path in zip(nodes.holders, nodes.paths, strict=True):
@@ -83,6 +116,7 @@ def opened(state: Any) -> Opened:
                 )
         paths += [path for path, _, _ in nnx.described(nodes, [False] * len(roots))]
         leaves += nodes.leaves()
+        random = nnx.random(nodes)
 
     def close(new: list[Any]) -> Any:
         whole = [x for _, x in found]
@@ -92,7 +126,8 @@ def opened(state: Any) -> Opened:
             nnx.fill(nodes, new[len(arrays) :])
         return structure.unflatten(whole)
 
-    made = Opened(tuple(paths), tuple(leaves), close)
+    own = [*map(is_key, leaves[: len(arrays)]), *random]
+    made = Opened(tuple(paths), tuple(leaves), close, tuple(own))
     if not leaves:
         raise ShardError(
             "the state has no arrays in it: give what the step gives back, such as step.save(DIR, state)"
@@ -110,7 +145,9 @@ def is_key(x: Any) -> bool:
 
 def kind(x: Any) -> Any:
     """The dtype that jax has for it."""
-    return x.dtype if is_key(x) else jax.dtypes.canonicalize_dtype(getattr(x, "dtype", np.asarray(x).dtype))
+    if is_key(x):
+        return x.dtype
+    return jax.dtypes.canonicalize_dtype(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype)
 
 
 @cache
@@ -133,12 +170,12 @@ def _is_array(x: Any) -> bool:
 def _like(x: Any, found: jax.Array) -> Any:
     """An array that was read as what stood in its place."""
     if isinstance(x, _NUMBERS) and not isinstance(x, np.generic):
-        return type(x)(np.asarray(found).item())
+        return type(x)(whole(found).item())
     if isinstance(x, np.ndarray):
-        return np.array(found)
+        return np.array(whole(found))
     if is_key(x):
         return jax.random.wrap_key_data(found, impl=impl_of(str(x.dtype)))
     if getattr(x, "weak_type", False) and not found.shape:
-        [weak] = put([np.asarray(found).item()], found.sharding)
+        [weak] = put([whole(found).item()], found.sharding)
         return weak
     return found

@@ -3,7 +3,8 @@
 import ctypes
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,24 @@ import jax
 _AT_ONCE = 64 << 20  # bytes
 
 
-def read(orbax: Any, folder: Path, target: Any) -> list[Any]:
+def read(orbax: Any, folder: Path, target: Any, others: Collection[str] = ()) -> list[Any]:
     """The arrays of a state on disk, in the order of the target's leaves: a tree of `jax.ShapeDtypeStruct` with
-    shardings."""
+    shardings; of a dict without the names of `others`, which are there as well."""
     wanted, structure = jax.tree.flatten(target)
     found: list[Any] = []
     for part in parts_of([math.prod(x.shape) * x.dtype.itemsize for x in wanted]):
         item = structure.unflatten([x if i in part else orbax.PLACEHOLDER for i, x in enumerate(wanted)])
+        if others:
+            item |= dict.fromkeys(others, orbax.PLACEHOLDER)
         args = orbax.args.PyTreeRestore(item, orbax.checkpoint_utils.construct_restore_args(item))
-        with orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as reader:
-            arrays = jax.tree.leaves(reader.restore(folder, args=args))[part.start : part.stop]
+        # Orbax's Checkpointer would have hosts wait for each other at each part, for ever where one can't read it.
+        with closing(orbax.PyTreeCheckpointHandler()) as handler:
+            found_here = handler.restore(folder, args=args)
+        if others:
+            found_here = {name: x for name, x in found_here.items() if name not in others}
+        arrays = jax.tree.leaves(found_here)[part.start : part.stop]
         found += jax.block_until_ready(arrays)
-        del arrays
+        del arrays, found_here
         _give_back()
     return found
 

@@ -3,7 +3,7 @@
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..coordination import from_first
+from ..coordination import LONG_S, OtherFailed, Passage, gathered, is_there
 from ..errors import ShardError, one_of
 from ..packages import install
-from ..placing import put
-from .folder import Lock, first_line, made, shared_by_hosts, told_of
+from ..placing import put, whole
+from .agreed import on_all, on_first
+from .folder import Lock, first_line, made, nearest_to, shared_by_hosts, told_of
 from .plain import from_plain, to_plain
 from .reading import read
 from .saved import Saved
+from .saving import Saving
 
 STATE, META = "state", "meta"
+WHY_S = 10.0  # for a host that failed to say so
 _TORN, _REMOVED = ".orbax-checkpoint-tmp", ".removed"
 
 
@@ -42,6 +45,9 @@ class Store:
         self._manager: Any = None
         self._lock = Lock(self.folder)
         self._under_way: int | None = None
+        self._writing: Saving | None = None
+        self._shared = False
+        self._passage: Passage | None = None  # of the manager, on several hosts
 
     def save(self, step: int, tree: Any, saved: Saved, extra: Mapping[str, Any] | None = None) -> float:
         """Begin to save a pytree of arrays, best a dict of names; `wait` ends it. The save before it is waited for.
@@ -59,10 +65,10 @@ class Store:
         start = time.perf_counter()
         self.wait()
         ocp = _orbax()
-        from_first(lambda: self._opened(step))
-        shared_by_hosts(self.folder)
+        on_first(lambda: self._opened(step))
+        self.check_shared()
         meta = {"saved": saved.to_json(), "extra": to_plain(dict(extra or {}))}
-        state = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), _filled(tree))
+        state = jax.tree.map(_to_write, _filled(tree))
         args = {META: ocp.args.JsonSave(meta)}
         if jax.tree.leaves(state):
             args[STATE] = ocp.args.StandardSave(state)
@@ -70,28 +76,34 @@ class Store:
             self._open_manager().save(step, args=ocp.args.Composite(**args), force=True)
         except Exception as error:
             raise self._failed(step, error) from error
-        self._under_way = step
+        self._under_way, self._writing = step, Saving(self._manager, self._passage)
         return time.perf_counter() - start
 
     def wait(self) -> None:
         """Wait until the save that was begun is on disk, and remove checkpoints beyond `keep`. An interrupt ends the
         waiting, not the save. Raises ShardError where the save failed."""
-        if self._under_way is None:
+        if self._under_way is None or self._writing is None:
             return
         try:
-            self._manager.wait_until_finished()
+            self._writing.wait()
         except Exception as error:
-            step, self._under_way = self._under_way, None
-            raise self._failed(step, error) from error
-        self._under_way = None
+            step, writing = self._under_way, self._writing
+            self._under_way = self._writing = None
+            raise self._failed(step, error, writing) from error
+        self._under_way = self._writing = None
         if self.keep is not None and jax.process_index() == 0:
             for step in self.steps()[: -self.keep]:
                 self._remove(step)
 
-    @property
-    def saving(self) -> int | None:
-        """The number of the checkpoint that was begun and not waited for."""
-        return self._under_way
+    def settles(self, seconds: float) -> bool:
+        """Whether no save is being written, within so many seconds. What it failed by `wait` tells."""
+        return self._writing is None or self._writing.is_over(seconds)
+
+    def check_shared(self) -> None:
+        """Raise ShardError where several hosts don't share the folder, which is there; looked at once."""
+        if not self._shared:
+            shared_by_hosts(self.folder)
+            self._shared = True
 
     def steps(self) -> list[int]:
         """The numbers of the whole checkpoints that are there, in order."""
@@ -103,9 +115,30 @@ class Store:
             raise told_of(self.folder, "read", error) from None
         return sorted(found)
 
+    def agreed(self, step: int | None = None) -> int | None:
+        """The number of a checkpoint that all hosts have: the newest that the first one sees unless given; None where
+        that sees none. Raises ShardError where there is none of this number, or another one on some host."""
+        found = on_first(lambda: str(self.latest() if step is None else step))
+        if not found.isdecimal():
+            return None
+        if is_there():
+            seen = gathered(self._sign(int(found)))
+            if others := [i for i, sign in enumerate(seen) if sign != seen[0]]:
+                raise ShardError(
+                    f"host {others[0]} doesn't see checkpoint {found} of {self.folder} that host 0 sees: name a folder "
+                    "on a disk that all hosts share"
+                )
+        self._meta(int(found))
+        return int(found)
+
     def latest(self) -> int | None:
         """The number of the newest whole checkpoint, None where there is none."""
         return max(self.steps(), default=None)
+
+    @property
+    def nearest(self) -> str:
+        """` Did you mean 'ckpt'?` for the folder of checkpoints beside this one whose name is nearest."""
+        return nearest_to(self.folder, lambda each: each.is_dir() and bool(Store(each).steps()))
 
     def saved(self, step: int) -> Saved:
         """What is told of a checkpoint. Raises ShardError where there is none of this number."""
@@ -119,29 +152,21 @@ class Store:
         """What else was kept with a checkpoint, arrays as numpy's. Raises ShardError as `saved` does."""
         return from_plain(self._meta(step)["extra"])
 
-    def restore(self, step: int, target: Any) -> Any:
+    def restore(self, step: int, target: Any, others: Collection[str] = ()) -> Any:
         """The tree of a checkpoint, each array where the target says.
 
         Args:
             target: a tree as it was saved, of `jax.ShapeDtypeStruct` with shardings; of several meshes, too. Another
                 dtype converts. Each device reads the parts that it will hold.
+            others: names that a dict was saved with and that are not read; the target has not got them.
 
         Compare what is `saved` first: what doesn't fit raises a ShardError here that names no leaf.
         """
-        self._meta(step)
-        orbax = _orbax()
-        try:
-            arrays = read(orbax, self.folder / str(step) / STATE, _filled(target))
-        except Exception as error:
-            raise ShardError(
-                f"checkpoint {step} of {self.folder} can't be read back: {first_line(error)}; it was moved in part, or "
-                f"damaged: the others there are {one_of(map(str, sorted({*self.steps()} - {step})))}"
-            ) from error
-        return _with_empty(target, arrays)
+        return _with_empty(target, on_all(lambda: self._read(step, _filled(target), others)))
 
     def torn(self) -> tuple[str, ...]:
         """The names of saves that were cut off, which are removed where no living process can be writing them."""
-        return tuple(from_first(lambda: "\n".join(self._clear())).split("\n")) if self._has_torn() else ()
+        return tuple(filter(None, on_first(lambda: "\n".join(self._clear())).split("\n")))
 
     def close(self) -> None:
         """Wait for the save that was begun, and let others save here. Raises ShardError where the save failed."""
@@ -175,7 +200,17 @@ class Store:
     def _open_manager(self) -> Any:
         if self._manager is None:
             ocp = _orbax()
-            options = ocp.CheckpointManagerOptions(create=False, enable_async_checkpointing=True)
+            self._passage = passage = Passage() if is_there() else None
+            together = (
+                None
+                if passage is None
+                else lambda key, timeout_ms: passage.go_through(key, timeout_ms / 1000)
+            )
+            options = ocp.CheckpointManagerOptions(
+                create=False,
+                enable_async_checkpointing=True,
+                async_options=ocp.AsyncOptions(timeout_secs=int(LONG_S), barrier_sync_fn=together),
+            )
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         return self._manager
 
@@ -190,15 +225,30 @@ class Store:
             )
         ocp = _orbax()
         try:
-            handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
-            return handler.restore(self.folder / str(step) / META, args=ocp.args.JsonRestore())
+            return ocp.JsonCheckpointHandler().restore(self.folder / str(step) / META)
         except Exception as error:
             raise ShardError(
                 f"checkpoint {step} of {self.folder} can't be read: {first_line(error)}"
             ) from error
 
-    def _has_torn(self) -> bool:
-        return from_first(lambda: "x" if self._torn_names() else "") == "x"
+    def _sign(self, step: int) -> str:
+        """What tells a checkpoint from others of its number; "" where it can't be read."""
+        try:
+            saved = self.saved(step)
+        except ShardError:
+            return ""
+        return f"{saved.hash} {saved.when} {saved.strategy} {saved.mesh}"
+
+    def _read(self, step: int, target: Any, others: Collection[str]) -> list[Any]:
+        self._meta(step)
+        orbax = _orbax()
+        try:
+            return read(orbax, self.folder / str(step) / STATE, target, others)
+        except Exception as error:
+            raise ShardError(
+                f"checkpoint {step} of {self.folder} can't be read back: {first_line(error)}; it was moved in part, or "
+                f"damaged: the others there are {one_of(map(str, sorted({*self.steps()} - {step})))}"
+            ) from error
 
     def _torn_names(self) -> list[str]:
         try:
@@ -233,17 +283,29 @@ class Store:
             (self.folder / str(step)).rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def _failed(self, step: int, error: Exception) -> ShardError:
-        """What a save failed by, in one line; what it left is removed, so that there is room again."""
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            with suppress(Exception):  # it tells the same failure again
-                manager.close()
+    def _failed(self, step: int, error: Exception, writing: Saving | None = None) -> ShardError:
+        """What a save failed by, in one line, of hosts the same on all; what it left is removed, so that there is room
+        again."""
+        own = _own(error)
+        if self._passage is None:
+            line = self._line_of(step, error)
+        elif own is None:
+            line = self._passage.why(WHY_S) or self._line_of(step, error)
+        else:
+            line = self._passage.fail(self._line_of(step, own))
+        self._manager = None
+        if writing is not None:
+            writing.leave()
+            gathered("")  # nobody writes any more
         if jax.process_index() == 0:
             self._clear()
+        return ShardError(line)
+
+    def _line_of(self, step: int, error: BaseException) -> str:
         latest = self.latest()
         left = "there is none before it" if latest is None else f"the last one is {latest}"
-        return ShardError(f"{told_of(self.folder, f'write checkpoint {step} into', error)}; {left}")
+        host = "" if self._passage is None else f"host {jax.process_index()}: "
+        return f"{host}{told_of(self.folder, f'write checkpoint {step} into', error)}; {left}"
 
 
 def _orbax() -> Any:
@@ -259,6 +321,20 @@ def _orbax() -> Any:
 def _not_of_orbax(record: logging.LogRecord) -> bool:
     """Its threads log what they failed by with a traceback each, which `Store` raises in one line."""
     return "orbax" not in Path(record.pathname).parts
+
+
+def _own(error: BaseException | None) -> BaseException | None:
+    """What this host itself failed by, which what it heard from others while it left came after; None for nothing."""
+    while isinstance(error, OtherFailed):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _to_write(x: Any) -> Any:
+    """An array as Orbax takes it: of several hosts what each has of its own is alike, and the first one writes it."""
+    if isinstance(x, jax.Array) and not (jax.process_count() > 1 and x.is_fully_addressable):
+        return x
+    return whole(x) if isinstance(x, jax.Array) else np.array(x)
 
 
 def _is_number(name: str) -> bool:

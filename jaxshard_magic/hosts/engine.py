@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import ShardError
 from ..packages import running
 from ..report import MeshInfo
-from .guard import Guard, HostFailed
+from .guard import Guard, HostFailed, reason
 
 _TIED_S = 0.5  # between two looks at the kernel
 _now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
@@ -192,7 +192,7 @@ def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     shell.set_hook(
         "show_in_pager", page.as_hook(page.display_page), 0
     )  # a pager is of a kernel's own front end
-    OnHosts.meet[:] = [_enter]
+    OnHosts.meet[:], OnHosts.leave[:] = [_enter], [_leave_by]
     shell.run_line_magic("mesh", f"{line};")
     mesh = session.mesh.mesh
     return Meshed(info_of(mesh), tuple(map(_local_index, mesh.devices.flat)))
@@ -213,6 +213,7 @@ def let_go() -> None:
     session = shell.magics_manager.registry["ShardMagics"].session
     shell.kernel.saved_sigint_handler, session.view, session.remember = _before
     OnHosts.meet.clear()
+    OnHosts.leave.clear()
     _before.clear()
     _now.clear()
 
@@ -311,6 +312,11 @@ def _asked(*_: Any, **__: Any) -> str:
     raise ShardError(
         "nobody types on a host: ask in a cell that begins with %%here; the cells that follow have what it binds"
     )
+
+
+def _leave_by(error: BaseException | None) -> None:
+    if (guard := _now.get("cell")) is not None:
+        guard.leave("its loop had ended" if error is None else reason(error))
 
 
 def _enter() -> None:

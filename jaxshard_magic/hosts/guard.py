@@ -32,6 +32,11 @@ class HostFailed(RuntimeError):
     """Another host failed; what this one holds is that of the last step."""
 
 
+def reason(error: BaseException) -> str:
+    """What a host tells the others that raised something."""
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+
+
 class Guard:
     """The steps of one cell on one host of `hosts`: `cell` is its name, the same on all hosts and of no other cell.
     They meet before each of `every` steps, the same number on all; by their number and their pace where it is None."""
@@ -98,11 +103,8 @@ class Guard:
             yield
         except HostFailed:
             raise
-        except KeyboardInterrupt:
-            self.leave(INTERRUPTED)
-            raise
         except BaseException as error:
-            self.leave(f"{type(error).__name__}: {error}")
+            self.leave(reason(error))
             raise
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that comes late would end the engine

@@ -47,13 +47,13 @@ class Checkpointing:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._keeper is None:
             return
         for step in self._steps:
             step.keeper = None  # later calls are none of the loop's
         try:
-            told = self._keeper.end(early=kind is not None)
+            told = self._keeper.end(early=error)
         except KeyboardInterrupt:
             if kind is None:
                 raise

@@ -45,19 +45,18 @@ class Later:
         return None if isinstance(step, cells.Rehearsal) else step
 
     def follow(self, step: "ShardedStep") -> None:
-        """Keep what the calls of `step` give in the cell that runs, but on several hosts, and where somebody takes the
-        rows of all cells."""
-        from ..placing import hosts_of
+        """Keep what the calls of `step` give in the cell that runs, but where somebody takes the rows of all cells. Of
+        several hosts each keeps what it sees."""
         from ..step import Watch
 
-        if step.watch is None and hosts_of(step.mesh) == 1:
+        if step.watch is None:
             self._watch = watch = self._watch or Watch()
             watch.first = partial(self._show, watch, step.path or step.name)
             watch.follow(step)
 
     def _show(self, watch: "Watch", name: str) -> None:
-        """The cell calls the step: a notebook shows how it goes. In a terminal the cell may have a bar of its own by
-        then, which a line would write over."""
+        """The cell calls the step: a notebook shows how it goes, one on several hosts by the line alone. In a terminal
+        the cell may have a bar of its own by then, which a line would write over."""
         if watch is not self._watch or not self._session.progress or not getattr(self._shell, "kernel", None):
             return
         from .progress import Progress, line_for

@@ -1,5 +1,8 @@
 """`%shard save DIR state` and `%shard load DIR state`: the notebook's state on disk, and back under its names."""
 
+from contextlib import nullcontext
+from os.path import expanduser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError, none_of, one_of
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 def saved(text: str, shell: "InteractiveShell", session: "ShardSession") -> tuple[None, None]:
     """Save what a `%shard save` line names. Raises ShardError for a line that it can't be, before there is a step, and
     as `ShardedStep.save` does."""
+    from ..checkpoints.tensors import SUFFIXES
+    from ..step.kept import save
+
     options = parse_command(text, SaveOptions)
     if options.help:
         print(save_help())
@@ -27,15 +33,18 @@ def saved(text: str, shell: "InteractiveShell", session: "ShardSession") -> tupl
         )
     state = _of_names(names, shell)
     step = _step(session, "save")
-    number = step.save(folder, state)
-    say(f"checkpoint {number} saved into {folder}")
+    number = save(step, folder, state, options.rename, options.force, tell=say)
+    said = f"{one_of(names)} saved into {folder}"
+    say(said if folder.endswith(SUFFIXES) else f"checkpoint {number} saved into {folder}")
     return None, None
 
 
 def loaded(text: str, shell: "InteractiveShell", session: "ShardSession") -> tuple[None, None]:
-    """Restore what a `%shard load` line names, or tell what its folder has. Raises ShardError for a line that it can't
-    be, and as `ShardedStep.restore` does."""
+    """Restore what a `%shard load` line names, or tell what its folder or file has. Raises ShardError for a line that
+    it can't be, and as `ShardedStep.restore` does."""
     from ..checkpoints import Store
+    from ..checkpoints import weights as files
+    from ..checkpoints.tensors import is_weights
     from ..checkpoints.told import listing
     from ..step.kept import restore
 
@@ -44,18 +53,24 @@ def loaded(text: str, shell: "InteractiveShell", session: "ShardSession") -> tup
         print(load_help())
         return None, None
     folder, names = _folder_and_names(options.words, "load")
+    path = Path(expanduser(folder))
+    weights = is_weights(path)
     if not names:
-        with Store(folder) as store:
-            for line in listing(store):
+        with nullcontext() if weights else Store(folder) as store:
+            for line in files.listing(path) if store is None else listing(store):
                 say(line)
         return None, None
     like, step = _of_names(names, shell), _step(session, "load")
     if step.entry is None:
         args, kwargs = cells.from_namespace(step.__wrapped__, shell.user_ns, step.path or step.name)
         step.prepare(*args, **kwargs)
-    state = restore(step, folder, like, options.number, options.cast, tell=say)
-    shell.user_ns.update(zip(names, state if len(names) > 1 else (state,), strict=True))
-    say(f"{one_of(names)} restored from checkpoint {step.calls_before + step.calls} of {folder}")
+    called = names[0].rpartition(".")[2] if len(names) == 1 else ""
+    how = options.number, options.cast, options.rename, options.part, called
+    state = restore(step, folder, like, *how, tell=say)
+    for name, value in zip(names, state if len(names) > 1 else (state,), strict=True):
+        _bind(name, value, shell)
+    of = "" if weights else f"checkpoint {step.calls_before + step.calls} of "
+    say(f"{one_of(names)} restored from {of}{folder}")
     return None, None
 
 
@@ -68,14 +83,29 @@ def _folder_and_names(words: tuple[str, ...], command: str) -> tuple[str, list[s
 
 
 def _of_names(names: list[str], shell: "InteractiveShell") -> Any:
-    known = [name for name in shell.user_ns if not name.startswith("_")]
-    for name in names:
-        if name not in shell.user_ns:
-            said = f"the notebook has no {name}"
-            raise ShardError(none_of(said, name, known, "name what the step gives back"))
-    values = tuple(shell.user_ns[name] for name in names)
+    values = tuple(_value(name, shell) for name in names)
     [*_, last] = values
     return values if len(values) > 1 else last
+
+
+def _value(name: str, shell: "InteractiveShell") -> Any:
+    """What a name holds, of `state.params` the arrays of that part by name."""
+    from ..checkpoints.objects import opened
+
+    root, _, part = name.partition(".")
+    if root not in shell.user_ns:
+        known = [each for each in shell.user_ns if not each.startswith("_")]
+        raise ShardError(none_of(f"the notebook has no {root}", root, known, "name what the step gives back"))
+    value = shell.user_ns[root]
+    return opened(value).under(part) if part else value
+
+
+def _bind(name: str, value: Any, shell: "InteractiveShell") -> None:
+    """Put a value under a name; of `state.params` a state with that part of it under the name of the state."""
+    from ..checkpoints.objects import opened
+
+    root, _, part = name.partition(".")
+    shell.user_ns[root] = opened(shell.user_ns[root]).replaced(part, value) if part else value
 
 
 def _step(session: "ShardSession", command: str) -> Any:
@@ -90,11 +120,12 @@ def _step(session: "ShardSession", command: str) -> Any:
 
 def save_help() -> str:
     """What `%shard save --help` prints."""
-    return f"""Save the state of the last %%shard cell's step into a folder of checkpoints.
+    return f"""Save the state of the last %%shard cell's step into a folder of checkpoints, or a file of weights.
 
     %shard save DIR state          what the name holds; NNX objects: %shard save DIR model optimizer
+    %shard save FILE state.params  a part of it, into FILE.safetensors or FILE.npz, by the names of its arrays
 
-Its number is that of the calls behind it.
+A checkpoint's number is that of the calls behind it.
 
 Options:
 {flags_text(SaveOptions)}
@@ -103,10 +134,18 @@ Options:
 
 def load_help() -> str:
     """What `%shard load --help` prints."""
-    return f"""Tell what a folder of checkpoints has, or restore its newest, laid out by the last %%shard cell's plan.
+    return f"""Restore a state, or a part of it, laid out by the last %%shard cell's plan; or tell what there is.
 
-    %shard load DIR                what is there
-    %shard load DIR state          restored under the name, which holds a state of the same kind
+    %shard load DIR                what the folder of checkpoints has
+    %shard load DIR state          its newest, under the name, which holds a state of the same kind
+    %shard load DIR state.params   a part of it; so of a name that holds the part alone
+    %shard load FILE state.params  weights: FILE.safetensors, FILE.npz, an index or a folder of safetensors
+
+--rename says which name of the file, and of all that begin so, is which of yours; the first that fits counts:
+
+    --rename "model=params"        model.norm.weight is params.norm.weight
+    --rename "h.*.fc.weight=h.*.fc.kernel:T"   the number stays; :T swaps two dimensions, as torch has weights
+    --rename "h.*.fc=h.fc"         no * on your side: stacked into one array, by number
 
 Options:
 {flags_text(LoadOptions)}

@@ -126,6 +126,15 @@ def described(nodes: Nodes, donated: Sequence[bool]) -> list[tuple[KeyPath, Any,
     ]
 
 
+def random(nodes: Nodes) -> list[bool]:
+    """Per flat leaf whether it is of a generator of random numbers, a key or the count of its uses."""
+    return [
+        isinstance(holder, nnx.RngState)
+        for holder in nodes.holders
+        for _ in jax.tree.leaves(value_of(holder))
+    ]
+
+
 def partitioning(box: Any) -> Any:
     """The PartitionSpec that a Variable or a Linen box carries, logical names mapped by its rules; None
     without."""

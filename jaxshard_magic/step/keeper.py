@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from ..checkpoints import Saved, Store
+from ..checkpoints.agreed import on_first
 from ..checkpoints.folder import made
+from ..coordination import gathered, is_there
 from ..errors import ShardError
 from ..report.checkpoints import MOST, Checkpoints, Save
 from ..report.parts import mesh_text
+from .ending import Ending
 from .in_data import InData
-from .interval import Interval
+from .interval import Due, Interval
 from .journal import Journal
 from .origins import Origins
 from .outputs import Outputs, flat_outs, outputs_of
@@ -56,10 +59,6 @@ class Keeper:
         say: Callable[[str], None] = print,
     ):
         self.every, self._written_every = Interval.of(every), str(every)
-        if self.every.seconds is not None and jax.process_count() > 1:
-            raise ShardError(
-                f"--every {every}: hosts have clocks of their own, and save at the same step: say it in steps"
-            )
         self._store, self._say = Store(fspath(folder), keep), say
         self.calls = 0  # of the loop, those that were not computed with them
         self.ran = True  # was the last call computed?
@@ -67,9 +66,9 @@ class Keeper:
         self._outputs: dict[Entry, Outputs] = {}
         self._journal, self._origins = Journal(), Origins()
         self._back = self._found(resume)
-        self._in_data = InData(None if self._back is None else self._back.place, say)
+        self._in_data = InData(None if self._back is None else self._back.places, say)
         self._last: _Last | None = None
-        self._saved_at, self._saved_time = 0, time.monotonic()
+        self._saved_at, self._due, self._ending = 0, Due(self.every), Ending()
         self._saves: deque[Save] = deque(maxlen=MOST)
         self._count, self._seconds = 0, 0.0
         self._copy: int | None = None
@@ -105,7 +104,7 @@ class Keeper:
             if not entry.takes(inputs):
                 raise TypeError("not this program's inputs")
             inputs, self._back = self._back.go_on(entry, self._of(entry), inputs), None
-        elif self._due() and entry.takes(inputs):
+        elif self._due.now(self.calls) and entry.takes(inputs):
             self._save_before(entry, inputs)
         outputs = self._of(entry)
         leaves = entry.leaves(inputs)
@@ -136,7 +135,7 @@ class Keeper:
             tree[name] = x
             sources.append([name, self.calls, o])
         took = {i: ref() for i, ref in last.took.items()}
-        if not _gone(took.values()) and all(self._origins.of(x) for x in took.values()):
+        if _on_all(not _gone(took.values()) and all(self._origins.of(x) for x in took.values())):
             # the loop still holds what went into the call: it may have dropped what came out of it
             for i, x in took.items():
                 tree[BEFORE + outputs.names[i]] = x
@@ -144,10 +143,10 @@ class Keeper:
         self._write(last.entry, tree, sources, exact=False)
         return True
 
-    def end(self, *, early: bool = False, limit_s: float = LAST_S) -> str:
+    def end(self, *, early: BaseException | None = None, limit_s: float = LAST_S) -> str:
         """The loop is over: save once more, wait until that is written, `limit_s` seconds at most, and follow no call
-        any more. What came of it as a line. `early`: it was stopped, on several hosts each at a call of its own, so
-        that these save no more. Raises ShardError where the save fails."""
+        any more. What came of it as a line. `early`: what stopped it. Several hosts save no more where they made
+        different numbers of calls. Raises ShardError where the save fails."""
         if self._closed:
             return ""
         self._closed = True
@@ -163,38 +162,39 @@ class Keeper:
         if self._back is not None:
             self._store.close()
             return f"--resume: all {self.calls} steps were done before; the state is that of the checkpoint"
-        if not (early and jax.process_count() > 1):
+        alike = self._ending.is_alike(self.calls, self._store.settles, early)
+        if alike:
             self.save()
-        if not self._written(limit_s):
+        if not self._written(limit_s if early is None else self._ending.limited(limit_s)):
             return f"step {self._saved_at} was not written within {limit_s:g} s to {self._store.folder}"
         latest = self._store.latest()
         if latest is None:
             return f"nothing was saved in {self._store.folder}"
+        if not alike and early is None:
+            return (
+                f"hosts made different numbers of calls, so that their last state was not saved: the newest checkpoint "
+                f"in {self._store.folder} is {latest}"
+            )
         return f"saved at step {latest} in {self._store.folder}"
 
     def __enter__(self) -> "Keeper":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._say(self.end(early=_[0] is not None))
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._say(self.end(early=error))
 
     def _found(self, resume: bool) -> Resumed | None:
         store = self._store
-        if jax.process_index() == 0:
-            made(store.folder)  # what can't be saved into is told before anything runs
+        on_first(lambda: str(_ready(store, resume)))  # what can't be saved into is told before anything runs
+        store.check_shared()
         if not resume:
-            if steps := store.steps():
-                those = f"checkpoint {steps[0]}" if len(steps) == 1 else f"checkpoints up to {steps[-1]}"
-                raise ShardError(
-                    f"--checkpoint {store.folder}: it has {those} of a run before: --resume goes on from there, "
-                    "another folder begins anew"
-                )
             return None
         if torn := store.torn():
             self._say(f"saves that were cut off were removed from {store.folder}: {', '.join(torn)}")
-        latest = store.latest()
+        latest = store.agreed()
         if latest is None:
-            self._say(f"--resume: no checkpoint in {store.folder} yet: the loop starts from its beginning")
+            start = f"no checkpoint in {store.folder} yet: the loop starts from its beginning"
+            self._say(f"--resume: {start}.{near}" if (near := store.nearest) else f"--resume: {start}")
             return None
         return Resumed(store, latest)
 
@@ -214,20 +214,14 @@ class Keeper:
         self._origins.add(self.calls, given)
         if self.calls == back.step:
             self.resumed = self._saved_at = back.step
-            self._journal, self._saved_time = back.journal, time.monotonic()
+            self._journal = back.journal
+            self._due.begin(self.calls)
             if back.left_out:
                 self._say(
                     f"--resume: {', '.join(sorted(back.left_out))}: too large to be kept for every step; the steps "
                     "before gave zeros for it"
                 )
         return outs
-
-    def _due(self) -> bool:
-        if not self.calls or self.calls == self._saved_at:
-            return False
-        if self.every.calls is not None:
-            return self.calls % self.every.calls == 0
-        return time.monotonic() - self._saved_time >= (self.every.seconds or 0)
 
     def _goes_on(self, outputs: Outputs, leaves: Sequence[Any]) -> bool:
         """Does a call take what the one before it gave?"""
@@ -257,19 +251,20 @@ class Keeper:
         tree |= {f"{CARRIED}{k:03}": x for k, x in enumerate(entry.consts[:carried])}
         self._journal.read()
         kinds, arrays = self._journal.data()
-        place = self._in_data.place()
+        places = self._in_data.places()
         saved = Saved(
             self.calls,
             entry.plan.strategy,
             mesh_text(entry.plan.mesh.shape),
             leaves_of(tree),
-            data=None if place is None else place["kind"],
+            data=None if places is None else places[0]["kind"],
         )
-        extra = {"kinds": kinds, "returned": arrays, "sources": sources, "exact": exact, "place": place}
+        extra = {"kinds": kinds, "returned": arrays, "sources": sources, "exact": exact, "places": places}
         entry.clock.breaks()
         self._store.save(self.calls, tree, saved, extra)
         seconds = time.perf_counter() - start
-        self._saved_at, self._saved_time = self.calls, time.monotonic()
+        self._saved_at = self.calls
+        self._due.begin(self.calls)
         self._saves.append(Save(self.calls, seconds, nbytes(list(tree.values()))))
         self._count, self._seconds = self._count + 1, self._seconds + seconds
         outputs = self._of(entry)
@@ -291,6 +286,24 @@ class Keeper:
         if failed:
             raise failed[0]
         return not closing.is_alive()
+
+
+def _ready(store: Store, resume: bool) -> int:
+    """The folder made. Raises ShardError for one that can't be, and where a run before has saved, without `resume`."""
+    made(store.folder)
+    steps = store.steps()
+    if steps and not resume:
+        those = f"checkpoint {steps[0]}" if len(steps) == 1 else f"checkpoints up to {steps[-1]}"
+        raise ShardError(
+            f"--checkpoint {store.folder}: it has {those} of a run before: --resume goes on from there, "
+            "another folder begins anew"
+        )
+    return len(steps)
+
+
+def _on_all(here: bool) -> bool:
+    """Whether it is so on all hosts, as far as there are some: arrays that one has let go of another may still have."""
+    return here if not is_there() else all(gathered("x" if here else ""))
 
 
 def _gone(arrays: Any) -> bool:

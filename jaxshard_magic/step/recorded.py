@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 PROFILED = 5  # steps that are recorded unless so many are asked for
 MOST = 100  # as the profiler keeps all of them in memory until they are read
 HOST_EVENTS = 2  # a level at which each operation of a CPU is an event
+# libtpu, where it is installed, reads counters of every thread of the process again and again while something is
+# recorded, where there is no TPU as well, on a thread that takes up to half a core. Here they are read once an hour.
+COUNTED_SELDOM = {"tpu_cpu_perf_counter_interval_ms": 3_600_000}
 _RUNNING = (
     "a trace is running already, and there can be one at a time: end it (jax.profiler.stop_trace()) first"
 )
@@ -202,7 +205,10 @@ def _session(keeps: bool) -> Any:
     options = ProfileOptions()
     options.python_tracer_level, options.host_tracer_level = 0, HOST_EVENTS
     options.enable_hlo_proto = keeps
-    jax.devices()  # a profiler that begins before the backend sees nothing of its devices
+    if (
+        jax.default_backend() == "cpu"
+    ):  # a profiler that begins before the backend sees nothing of its devices
+        options.advanced_configuration = COUNTED_SELDOM
     begin = _in_memory()
     try:
         if begin is None:

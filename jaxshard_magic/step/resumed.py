@@ -40,7 +40,7 @@ class Resumed:
                 "reads it, and --resume goes on from what --checkpoint saved"
             )
         self.journal = Journal.of(extra["kinds"], extra["returned"])
-        self.place: dict[str, Any] | None = extra["place"]  # in the data of a feed
+        self.places: list[dict[str, Any]] | None = extra["places"]  # in the data of a feed, one a host
         self._exact = bool(extra["exact"])  # the state went into the call after these
         self._sources: dict[int, dict[int, str]] = {}
         for name, call, o in extra["sources"]:

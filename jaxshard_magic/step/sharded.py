@@ -3,7 +3,7 @@
 import functools
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -186,36 +186,61 @@ class ShardedStep(CalledAgain):
         """
         return gathered(state, self.mesh.devices.flat[0] if to is None else to)
 
-    def save(self, path: "str | PathLike[str]", state: Any) -> int:
+    def save(
+        self,
+        path: "str | PathLike[str]",
+        state: Any,
+        *,
+        rename: "Mapping[str, str] | Iterable[str]" = (),
+        force: bool = False,
+    ) -> int:
         """Save a state, what the step gives back, into a folder of checkpoints, and return its number: how many calls
         the state has behind it. Trees, NNX objects and typed keys are saved as they are, each device's part from where
-        it lies.
+        it lies. A path that ends in .safetensors or .npz is a file of weights, written an array at a time.
 
-        Raises `ShardError` for a folder that can't be saved into, and a number that it has already.
+        Args:
+            path: the folder, or the file.
+            state: best the parameters alone, for a file of weights; keys of random numbers are left out of it.
+            rename: what the file calls arrays, as `restore` takes it.
+            force: write over a file of weights.
+
+        Raises `ShardError` for what can't be saved into, and a number that a folder has already.
         """
         from .kept import save
 
-        return save(self, path, state)
+        return save(self, path, state, rename, force)
 
     def restore(
-        self, path: "str | PathLike[str]", like: Any, *, number: int | None = None, cast: bool = False
+        self,
+        path: "str | PathLike[str]",
+        like: Any,
+        *,
+        number: int | None = None,
+        cast: bool = False,
+        rename: "Mapping[str, str] | Iterable[str]" = (),
+        part: str | None = None,
     ) -> Any:
-        """The state of a folder of checkpoints, laid out by this step's plan, whatever it was saved under: each device
-        reads what it will hold. Arrays that the step doesn't take come whole to every device, and a warning names one.
+        """The state of a folder of checkpoints, or of a file of weights, laid out by this step's plan, whatever it was
+        saved under: each device reads what it will hold. Arrays that the step doesn't take come whole to every device,
+        and a warning names one.
 
         Args:
-            path: the folder.
-            like: a state of the same kind, arrays or their shapes. Its types come back; NNX objects are changed in
-                place.
+            path: the folder; a file of safetensors or of `numpy.savez`; an index or a folder of safetensors.
+            like: a state of the same kind, or a part of it, such as its parameters: arrays or their shapes. Its types
+                come back; NNX objects are changed in place.
             number: of the checkpoint; the newest by default.
             cast: convert to the dtypes of `like`.
+            rename: for weights, `{"model.layers.*.up.weight": "layers.*.up:T"}`, from the file's names to yours; the
+                first that has a name counts, and what follows it stays. `:T` swaps two dimensions; a `*` that your side
+                lacks stacks arrays by number.
+            part: which part of the checkpoint `like` is, where several have its names: "ema".
 
         The step has been called, or prepared: `step.prepare(state, batch)`. Raises `ShardError`, before anything is
         read, for a checkpoint of another state; the first leaf that differs is named.
         """
         from .kept import restore
 
-        return restore(self, path, like, number, cast)
+        return restore(self, path, like, number, cast, rename, part)
 
     def report(self) -> "Report":
         """Everything known of the step's last kind of call, as a `Report`. The first time it reads the compiled

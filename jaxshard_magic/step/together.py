@@ -1,6 +1,6 @@
 """What several hosts give one call of a step: the same arrays on all of them, or each its own rows of the batch."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -36,12 +36,15 @@ class OnHosts:
     called before each: a host does not go on where another one has failed."""
 
     meet: ClassVar[list[Callable[[], None]]] = []
+    # Lets the others out of such a meeting, and tells them what was raised here, or that the loop is over.
+    leave: ClassVar[list[Callable[[BaseException | None], None]]] = []
 
     def __init__(self, request: Request, hosts: int):
         self._request, self._hosts = request, hosts
         self._under_way: deque[tuple[Entry, Any, Any, Any]] = deque()
         _ALL.add(self)
         self._apart = request.data == "per-host"
+        self._calls: Counter[Entry] = Counter()
         self._kinds: dict[tuple[tuple[int, int], ...], dict[Hashable, Hashable]] = {}
 
     def of_all(self, peeled: Peeled, say: Callable[[str], None]) -> Peeled:
@@ -134,7 +137,9 @@ class OnHosts:
 
     def _agree(self, entry: Entry, leaves: Sequence[Any]) -> None:
         """Compare what hosts have for the first call of a kind, then ever more seldom: after 1, 2, 4, 8 calls."""
-        if entry.calls & (entry.calls - 1) == 0:
+        calls = self._calls[entry]  # those that a loop skips, too
+        self._calls[entry] += 1
+        if calls & (calls - 1) == 0:
             _values_agree(entry, leaves)
 
 

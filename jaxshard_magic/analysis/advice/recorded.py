@@ -14,16 +14,17 @@ SELDOM = "jax.lax.cond(count % 100 == 0, lambda: jax.debug.callback(tell, value)
 
 
 def slow_device(case: Case) -> Iterator[Advice]:
-    """One device computes clearly longer than the median one, and all collectives wait for it."""
+    """One device computes clearly longer than the median one of those that do the same, and these wait for it."""
     m = case.measured
     if m is None or m.slowest is None or m.behind is None:
         return
     share = m.behind / m.step_s.median
     if share > (SHARED if case.mesh.source == "simulated" else SLOWER):
+        alike = "the median one of its own stage" if case.stage_axes else "the median one"
         message = (
-            f"Device {m.slowest} computes {seconds_text(m.behind)} longer in a step than the median one, "
-            f"{share_text(share)} of the step: the others wait for it. Look at what else runs there, at its "
-            "temperature, and whether it has more of the work."
+            f"Device {m.slowest} computes {seconds_text(m.behind)} longer in a step than {alike}, "
+            f"{share_text(share)} of the step: the others wait for it. "
+            "Look at what else runs there, at its temperature, and whether it has more of the work."
         )
         yield Advice("slow-device", case.timed_level, message, None, share)
 

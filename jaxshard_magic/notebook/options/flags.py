@@ -324,6 +324,15 @@ class ProfileOptions(LineOptions):
 class SaveOptions(LineOptions):
     """A parsed `%shard save` line."""
 
+    rename: tuple[str, ...] = option(
+        "--rename",
+        "THERE=HERE",
+        'names in a file of weights: --rename "fc.weight=fc.kernel:T"',
+        (),
+        assignment,
+    )
+    force: bool = option("--force", "", "write over a file of weights where there is one", False)
+
 
 @dataclass(frozen=True)
 class LoadOptions(LineOptions):
@@ -331,6 +340,14 @@ class LoadOptions(LineOptions):
 
     number: int | None = option("--number", "N", "this checkpoint; the newest by default", reads=count)
     cast: bool = option("--cast", "", "convert to the dtypes that the names have now", False)
+    rename: tuple[str, ...] = option(
+        "--rename",
+        "THERE=HERE",
+        'names in a file of weights: --rename "fc.weight=fc.kernel:T"',
+        (),
+        assignment,
+    )
+    part: str | None = option("--part", "NAME", "the part of the checkpoint, where several fit the name")
 
 
 def flags_text(options: type[LineOptions]) -> str:

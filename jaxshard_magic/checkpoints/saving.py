@@ -1,0 +1,49 @@
+"""A save while it is written: waited for in a thread of its own, so that hosts hear meanwhile of one that fails."""
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+from ..coordination import LOOK_S, Passage
+
+LEAVE_S = 10.0  # for Orbax's threads to end, once they were told to
+
+
+class Saving:
+    """What `manager`, one of Orbax's, writes from now on. `passage`: what hosts go through meanwhile, None on one
+    process."""
+
+    def __init__(self, manager: Any, passage: Passage | None):
+        self._manager, self._passage = manager, passage
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="jaxshard checkpoint", daemon=True)
+        self._thread.start()
+
+    def is_over(self, seconds: float | None) -> bool:
+        """Whether it is over within so many seconds, written or failed."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until it is written. An interrupt ends the waiting, not the save. Raises what it failed by, and
+        OtherFailed where another host's part failed."""
+        while not self.is_over(None if self._passage is None else LOOK_S):
+            if self._passage is not None:
+                self._passage.look()
+        if self._error is not None:
+            raise self._error
+
+    def leave(self) -> None:
+        """Write no more: it has failed here or elsewhere."""
+        if not self.is_over(0) and (cancel := getattr(self._manager, "_checkpointer", None)) is not None:
+            with suppress(Exception):  # it may be over meanwhile
+                cancel.cancel()  # Orbax's threads wait 600 s for files of the first host, which come no more
+        if self.is_over(LEAVE_S):
+            with suppress(Exception):  # what it failed by is told again
+                self._manager.close()
+
+    def _run(self) -> None:
+        try:
+            self._manager.wait_until_finished()
+        except BaseException as error:  # raised by `wait`
+            self._error = error
