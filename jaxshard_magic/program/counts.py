@@ -43,6 +43,34 @@ class Counts:
             value, lead = before, lead + more
         return None if lead else value
 
+    def same(self, a: Value | None, b: Value | None) -> bool:
+        """Are two values made of the same in the same way, as what remat computes again is?"""
+        first, second = (self.root(v) for v in (a, b))
+        if first is None or second is None or first == second:
+            return first == second is not None
+        if (first, second) not in self._same:
+            self._same[first, second] = False
+            self._same[first, second] = self._made_alike(first, second)
+        return self._same[first, second]
+
+    def _made_alike(self, a: Value, b: Value) -> bool:
+        e, f = (self.program.maker.get(v) for v in (a, b))
+        if e is None or f is None or e.doors or f.doors or e.name != f.name or e.eqn.effects:
+            return False
+        if e.outs.index(a) != f.outs.index(b) or str(e.params) != str(f.params):
+            return False
+        return all(self._same_operand(e, f, k) for k in range(len(e.ins)))
+
+    def _same_operand(self, e: Equation, f: Equation, k: int) -> bool:
+        if e.ins[k] is None or f.ins[k] is None:
+            numbers = (self._number(e, k), self._number(f, k))
+            return None not in numbers and bool(numbers[0] == numbers[1])
+        return self.same(e.ins[k], f.ins[k])
+
+    @cached_property
+    def _same(self) -> dict[tuple[Value, Value], bool]:
+        return {}
+
     def keys(self, value: Value | None) -> Value | None:
         """The root of the keys of which `value` tells how often each of its places occurs, keys beyond them left out;
         None where it is no such count."""
@@ -105,10 +133,10 @@ class Counts:
             and test.name == "lt"
             and self._number(test, 1) == 0
             and e.ins[1] is not None
-            and self._inner(test.ins[0]) == self._inner(e.ins[1])
+            and self.inner(test.ins[0]) == self.inner(e.ins[1])
         )
 
-    def _inner(self, value: Value | None) -> Value | None:
+    def inner(self, value: Value | None) -> Value | None:
         """`value` where it is made, whatever calls it was handed into, or comes out of."""
         while value is not None:
             e = self.program.maker.get(value)
@@ -132,7 +160,7 @@ class Counts:
 
     def _filled_with(self, value: Value | None) -> Any:
         """The number that all of an array is."""
-        value = self._inner(value)
+        value = self.inner(value)
         e = None if value is None else self.program.maker.get(value)
         if e is None:
             return self._literals.get(value) if value is not None else None
@@ -156,7 +184,7 @@ class Counts:
         if not e.primitive.scatters or len(self.program.shapes[e.outs[0]]) != 1:
             return None
         ones = self._filled_with(e.ins[0]) == 0 and self._filled_with(e.ins[2]) == 1
-        index = None if e.ins[1] is None else self._inner(e.ins[1])
+        index = None if e.ins[1] is None else self.inner(e.ins[1])
         made = None if index is None else self.program.maker.get(index)
         if not ones or made is None:
             return None
@@ -183,7 +211,7 @@ class Counts:
 
     def _counts_along(self, value: Value | None, place: int) -> bool:
         """Is the number at each place of a dimension the place's, whatever the others?"""
-        e = self._maker(self._inner(value))
+        e = self._maker(self.inner(value))
         while e is not None and e.name == "broadcast_in_dim":
             dims, source = e.params["broadcast_dimensions"], e.ins[0]
             if source is None or place not in dims:
@@ -196,7 +224,7 @@ class Counts:
 
     def _spread(self, value: Value | None, place: int) -> Value | None:
         """What is repeated along one dimension alone to make `value`."""
-        e = self._maker(self._inner(value))
+        e = self._maker(self.inner(value))
         while e is not None and e.name == "broadcast_in_dim":
             source, dims = e.ins[0], e.params["broadcast_dimensions"]
             if source is None:
@@ -208,4 +236,4 @@ class Counts:
             if place not in kept:
                 return source
             place, e = dims.index(place), self._maker(source)
-        return self._inner(value)
+        return self.inner(value)

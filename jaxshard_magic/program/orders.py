@@ -8,7 +8,6 @@ a value whose rows and those of another order meet is `Mixed`, and nothing is sa
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 
 import jax
 import numpy as np
@@ -23,7 +22,10 @@ from .order_states import (
     Numbers,
     Sorted,
     State,
+    Table,
     inside,
+    new_place,
+    operands,
     ordered,
     sorted_back,
     sorted_in,
@@ -40,18 +42,21 @@ class Orders:
     """What `program` sorts, and what becomes of the rows.
 
     `of[v]`: the state of a value, of those that have one. `lookups`: what brings rows into an order and out of it, by
-    the equation's index; `sorts`: what sorts by keys, and with `backs`: what sorts an order back. `products`: those of
-    groups whose rows were sorted by group.
+    the equation's index; `sorts`: what sorts by keys, and the order that it makes, one for all that sort the same;
+    `backs`: what sorts an order back. `products`: those of
+    groups whose rows were sorted by group. `lost`: orders that came to be mixed with something.
     """
 
     def __init__(self, program: Program):
         self.program = program
         self.of: dict[Value, State] = {}
         self.lookups: dict[int, Lookup] = {}
-        self.sorts: set[int] = set()
+        self.sorts: dict[int, int] = {}
         self.backs: set[int] = set()
         self.products: set[int] = set()
+        self.lost: set[int] = set()
         self._even: dict[tuple[Value, int], bool] = {}
+        self._made: dict[tuple, Table | Known] = {}
         if any(_sorts_rows(e) for e in program.equations):
             self._scope(program.top, [None] * len(program.inputs))
 
@@ -66,7 +71,7 @@ class Orders:
     def by_group(self, order: int, sizes: Value | None) -> bool:
         """Were the rows of an order sorted by group, `sizes` being how many rows each group has?"""
         keys = self.program.equations[order].ins[0]
-        return sizes is not None and self.counts.root(keys) == self.counts.keys(sizes) is not None
+        return sizes is not None and self.counts.same(keys, self.counts.keys(sizes))
 
     # Through the program.
 
@@ -77,6 +82,11 @@ class Orders:
                 self._through(e)
             else:
                 self._set(e.outs, self._equation(e))
+            if any(isinstance(self.of.get(v), Mixed) for v in e.outs):
+                states = (self.of.get(v) for v in (*e.ins, *e.outs) if v is not None)
+                self.lost |= {
+                    s.order for s in states if isinstance(s, (Sorted, Numbers)) and s.order is not None
+                }
 
     def _set(self, values: Sequence[Value], states: Sequence[State]) -> None:
         self.of.update((v, s) for v, s in zip(values, states, strict=True) if s is not None)
@@ -104,10 +114,8 @@ class Orders:
         for door in e.doors:  # of branches, and of loops whose trips are not known
             known = [self.of.get(a) if a is not None else None for a, _, _ in door.into]
             self._scope(door.scope, [MIXED if ordered(s) else None for s in known])
-        mixed = any(map(ordered, states)) or any(
-            ordered(self._result(door.scope, i)) for door in e.doors for i in range(len(door.out))
-        )
-        return self._set(e.outs, [MIXED if mixed else None] * len(e.outs))
+        states += [self._result(door.scope, i) for door in e.doors for i in range(len(door.out))]
+        return self._set(e.outs, [MIXED if any(map(ordered, states)) else None] * len(e.outs))
 
     def _result(self, scope: Scope, i: int) -> State:
         v, var = scope.outs[i], scope.jaxpr.outvars[i]
@@ -130,7 +138,7 @@ class Orders:
         states = self._states(e)
         if e.name == "iota":
             dim = e.params["dimension"]
-            return [Numbers(dim, np.arange(e.params["shape"][dim]))]
+            return [Numbers(dim, self._counting(e.params["shape"][dim]))]
         if e.name == "sort":
             return self._sort(e, states)
         if e.primitive.kind is Kind.EACH:
@@ -161,14 +169,17 @@ class Orders:
             return [self._beside(e, [s]) for s in states]
         key = states[0]
         if isinstance(key, Numbers) and key.order is not None:
-            if key.back or key.loop is not None or key.each(len(key.table)) != 1:
+            if key.loop is not None or key.table.each(len(key.table)) != 1:
                 return [MIXED] * len(states)
             self.backs.add(e.index)
-            return [Numbers(0, key.table), *(sorted_back(s, key.order) for s in states[1:])]
+            return [Numbers(0, key.table), *(sorted_back(s, key) for s in states[1:])]
         if e.params["num_keys"] != 1 or any(map(ordered, states)):
             return [MIXED] * len(states)
-        self.sorts.add(e.index)
-        return [sorted_in(s, e.index) for s in states]
+        before = (
+            o for o in self.sorts.values() if self.counts.same(e.ins[0], self.program.equations[o].ins[0])
+        )
+        self.sorts[e.index] = next(before, e.index)
+        return [sorted_in(s, self.sorts[e.index]) for s in states]
 
     def _elementwise(self, e: Equation, states: list[State]) -> State:
         rows = [s for s in states if isinstance(s, Sorted)]
@@ -193,25 +204,24 @@ class Orders:
             return lost
         if len({s.of() for s in numbers}) > 1:
             return lost
-        with jax.ensure_compile_time_eval():
-            found = np.asarray(bind(e.eqn, self._tables(e, states))[0])
-        if found.size and (found == found.flat[0]).all():  # the same in any order
-            return Known(found.flat[0])
-        return replace(numbers[0], table=found)
+        given = [
+            s.table if isinstance(s, Numbers) else np.asarray(s.number).item()
+            for s in states
+            if isinstance(s, (Numbers, Known))
+        ]
+        key = e.name, str(e.params), *map(str, (v.aval.dtype for v in e.eqn.invars)), *given  # pyright: ignore[reportAttributeAccessIssue]
+        if key not in self._made:
+            with jax.ensure_compile_time_eval():
+                found = np.asarray(bind(e.eqn, operands(e, states))[0])
+            alike = found.size and (found == found.flat[0]).all()  # the same in any order
+            self._made[key] = Known(found.flat[0]) if alike else Table(found)
+        made = self._made[key]
+        return made if isinstance(made, Known) else replace(numbers[0], table=made)
 
-    @staticmethod
-    def _tables(e: Equation, states: list[State]) -> list[np.ndarray]:
-        """Operands along the one dimension that numbers are of; a number for all of them as often as needed."""
-        size = next((len(s.table) for s in states if isinstance(s, Numbers)), 0)
-        found = []
-        for s, var in zip(states, e.eqn.invars, strict=True):
-            dtype, many = var.aval.dtype, bool(shape_of(var) and size)  # pyright: ignore[reportAttributeAccessIssue]
-            if isinstance(s, Numbers):
-                found.append(s.table.astype(dtype))
-            else:
-                assert isinstance(s, Known)
-                found.append(np.full((size,) * many, s.number, dtype))
-        return found
+    def _counting(self, size: int) -> Table:
+        made = self._made.setdefault(("iota", size), Table(np.arange(size, dtype=np.int32)))
+        assert isinstance(made, Table)
+        return made
 
     def _relaid(self, e: Equation, states: list[State]) -> State:
         state = states[0]
@@ -219,7 +229,7 @@ class Orders:
             return state
         if not isinstance(state, (Sorted, Numbers)):
             return MIXED if ordered(state) else None
-        d = _new_place(e, state.dim)
+        d = new_place(e, state.dim)
         if d is None or state.loop is not None:
             return MIXED if ordered(state) else None
         return replace(state, dim=d)
@@ -254,14 +264,10 @@ class Orders:
         assert c is not None
         if not any(map(ordered, states)):
             return None
-        sides = [s if isinstance(s, Sorted) else None for s in (left, right)]
-        mine, theirs = sides
-        orders = {(s.order, s.loop) for s in sides if s is not None}
-        if (
-            len(orders) != 1
-            or any(ordered(s) for s in states[2:])
-            or any(ordered(s) and not isinstance(s, Sorted) for s in (left, right))
-        ):
+        mine, theirs = (s if isinstance(s, Sorted) else None for s in (left, right))
+        orders = {(s.order, s.loop) for s in states if isinstance(s, Sorted)}
+        lost = any(ordered(s) for s in states[2:]) or any(ordered(s) != isinstance(s, Sorted) for s in states)
+        if lost or len(orders) != 1:
             return MIXED
         ((order, loop),) = orders
         if loop is not None:
@@ -293,7 +299,7 @@ class Orders:
         if tuple(dn.start_index_map) != tuple(dn.collapsed_slice_dims) or len(dn.start_index_map) != 1:
             return MIXED
         (looked,) = dn.start_index_map
-        each = index.each(self._shape(e, 0)[looked])
+        each = index.table.each(self._shape(e, 0)[looked])
         if each is None or index.dim >= len(spots):
             return MIXED
         if index.back:
@@ -330,7 +336,7 @@ class Orders:
         rows = tuple(dn.scatter_dims_to_operand_dims)
         if rows != tuple(dn.inserted_window_dims) or len(rows) != 1 or index.dim >= len(spots):
             return MIXED
-        each, spot = index.each(self._shape(e, 0)[rows[0]]), spots[index.dim]
+        each, spot = index.table.each(self._shape(e, 0)[rows[0]]), spots[index.dim]
         if each is None or ordered(operand) or not (e.primitive.adds or (e.name == "scatter" and each == 1)):
             return MIXED
         if index.back:
@@ -386,15 +392,3 @@ def _sorts_rows(e: Equation) -> bool:
 
 def _unknown(_e: Equation, states: list[State]) -> State:
     return MIXED if any(map(ordered, states)) else None
-
-
-def _new_place(e: Equation, dim: int) -> int | None:
-    """Where a dimension is in the same numbers under other dimensions; None where it is torn or merged."""
-    if e.name == "broadcast_in_dim":
-        d = e.params["broadcast_dimensions"][dim]
-        return d if shape_of(e.eqn.outvars[0])[d] == shape_of(e.eqn.invars[0])[dim] else None
-    if e.name == "transpose":
-        return e.params["permutation"].index(dim)
-    old, new = shape_of(e.eqn.invars[0]), shape_of(e.eqn.outvars[0])
-    kept = (k for k in range(len(new)) if new[k] == old[dim] and prod(new[:k]) == prod(old[:dim]))
-    return next(kept, None)

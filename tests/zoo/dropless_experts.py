@@ -72,7 +72,8 @@ def dropless_permuted(seed: int = 0) -> Call:
 def added(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     """Rows of tokens, a token BEST times, multiplied by their gates and added up where they came from."""
     flat = x.reshape(-1, WIDTH)
-    gates, chosen = lax.top_k(jax.nn.softmax(flat @ p["route"]), BEST)
+    scores = jax.nn.softmax(flat @ p["route"])
+    gates, chosen = lax.top_k(scores, BEST)
     experts = chosen.reshape(-1)
     order = jnp.argsort(experts, stable=True)
     rows = order // BEST
@@ -136,7 +137,8 @@ def mixed(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     q, k, v = (jnp.einsum("bthd,hde->bthe", heads, p[name]) for name in ("q", "k", "v"))
     x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ p["out"]
     flat = x.reshape(-1, WIDTH)
-    gates, chosen = lax.top_k(jax.nn.softmax(flat @ p["route"]), BEST)
+    scores = jax.nn.softmax(flat @ p["route"])
+    gates, chosen = lax.top_k(scores, BEST)
     experts = chosen.reshape(-1)
     _, order = lax.sort_key_val(experts, jnp.arange(experts.shape[0]))
     sizes = jnp.sum(experts[:, None] == jnp.arange(EXPERTS), axis=0, dtype=jnp.int32)

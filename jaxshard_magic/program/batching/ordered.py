@@ -31,7 +31,7 @@ def follow(site: Site, small: Orders, large: Orders) -> list[Label]:
     states = [small.of.get(v) for v in e.outs]
     if any(type(a) is not type(large.of.get(v)) for a, v in zip(states, f.outs, strict=True)):
         raise Lost
-    if e.index in small.sorts | small.backs:
+    if e.index in small.sorts or e.index in small.backs:
         return [_sorted(site, k, back=e.index in small.backs) for k in range(len(e.outs))]
     if e.index in small.lookups:
         return [_looked_up(site, small.lookups[e.index], large.lookups.get(f.index))]
