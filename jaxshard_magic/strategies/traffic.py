@@ -101,7 +101,10 @@ class _Traffic:
                 body.kept.pop(next(iter(body.kept)))
 
     def _narrowed(self, e: Equation, v: Value) -> bool:
-        """Whether an operand is sent in bfloat16, as which a TPU multiplies float32 at its default precision."""
+        """Whether an operand is sent in bfloat16, as which a TPU multiplies float32 at its default precision; those of
+        ragged products are not (v5e)."""
+        if e.contraction is not None and e.contraction.ragged is not None:
+            return False
         precision = e.params.get("precision")
         given = precision if isinstance(precision, tuple) else (precision,)
         default = e.primitive.product and all(p in (None, lax.Precision.DEFAULT) for p in given)
