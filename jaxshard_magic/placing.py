@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 Place = Any  # a jax.Device or a Sharding
+Span = tuple[tuple[int, int], ...]  # where a part of an array begins and ends, in each dimension
 _AT_ONCE = 64 << 20  # bytes that hosts gather
 
 
@@ -162,6 +163,28 @@ def _from_here(x: Any, to: Sharding) -> jax.Array:
         return _identity((to,))(np.asarray(x).item() if kind.shape == () else x)[0]
     values = np.asarray(x, kind.dtype)
     return jax.make_array_from_callback(values.shape, to, lambda part: values[part])
+
+
+def parts_here(shape: Sequence[int], to: Sharding) -> dict[Span, list[Any]]:
+    """The parts that an array of this shape has on this host's devices, and which of these have each."""
+    found: dict[Span, list[Any]] = {}
+    for device, part in to.addressable_devices_indices_map(tuple(shape)).items():
+        cuts = () if part is None else part
+        span = tuple(cut.indices(n)[:2] for cut, n in zip(cuts, shape, strict=True))
+        found.setdefault(span, []).append(device)
+    return found
+
+
+def put_part(values: np.ndarray, devices: Sequence[Any], to: Sharding) -> list[jax.Array]:
+    """One part of an array that will lie as `to` says, on each of the devices that have it. A device whose memory is
+    the host's takes over values that begin at a multiple of 64 bytes: leave them alone then."""
+    places = [SingleDeviceSharding(device, memory_kind=to.memory_kind) for device in devices]
+    return jax.device_put([values] * len(places), places)
+
+
+def from_placed(shape: Sequence[int], dtype: Any, to: Sharding, parts: Sequence[jax.Array]) -> jax.Array:
+    """The array of its parts on this host's devices, as `put_part` gave them."""
+    return jax.make_array_from_single_device_arrays(tuple(shape), to, list(parts), dtype=dtype)
 
 
 def _processes(to: Sharding) -> list[int]:

@@ -164,6 +164,15 @@ def test_a_device_does_the_trips_of_its_own_experts_in_a_loop_over_them(ran):
     assert max(share.flops for share in plan.shares or ()) * 8 == flops
 
 
+def test_a_loop_over_experts_stays_divided_where_its_body_is_computed_again():
+    """Remat puts the body of the backward pass, with what it adds up, inside a body of its own: no sum of a gradient
+    over the expert axis, and no expert's matrix in one piece."""
+    for options in ({"remat": "dots"}, {"remat": "full", "microbatches": 2}):
+        moves = told(planned(SCANNED, *BESIDE, **options))
+        assert moves[AR, ("data",), MATRIX] == 2 * EXPERTS // 4 * options.get("microbatches", 1)
+        assert not any(size >= MATRIX and axes != ("data",) for _, axes, size in moves)
+
+
 def finding(plan, code: str) -> str:
     return next(f.message for f in plan.findings if f.code == code)
 

@@ -106,7 +106,7 @@ LATE_MODULES = {
 
 LATE = {
     "hosts": ("step program analysis", "ipyparallel jax numpy IPython zmq"),  # what runs on an engine
-    "checkpoints": ("", "orbax"),
+    "checkpoints": ("", "orbax tensorstore"),
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html
     "explorer": ("views", ""),  # Explorer.to_text, to_html, view

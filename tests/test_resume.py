@@ -8,72 +8,11 @@ import numpy as np
 import optax
 import pytest
 from cells import one_line
+from resumed import CALLS, new_state, new_step, numbers, same, train_step, trained
 
-import jaxshard_magic
 from jaxshard_magic import ShardError
 from jaxshard_magic.report import Report
 from jaxshard_magic.step import interval
-
-CALLS = 14
-TX = optax.adam(1e-2)
-
-
-def train_step(state, batch):
-    """With dropout, whose key is part of the state."""
-    params, opt_state, key = state
-    key, sub = jax.random.split(key)
-
-    def loss_fn(params):
-        hidden = jnp.tanh(batch @ params["up"])
-        hidden = hidden * jax.random.bernoulli(sub, 0.9, hidden.shape)
-        return jnp.mean((hidden @ params["down"] - 1) ** 2)
-
-    loss, grads = jax.value_and_grad(loss_fn)(params)
-    updates, opt_state = TX.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state, key), {"loss": loss}
-
-
-class Stop(Exception):
-    """Ends a loop."""
-
-
-def new_state():
-    rng = np.random.default_rng(0)
-    params = {"up": rng.normal(size=(16, 32)).astype("f"), "down": rng.normal(size=(32, 8)).astype("f")}
-    return params, TX.init(params), jax.random.key(1)
-
-
-def new_step(strategy="fsdp", mesh="data=8", step=train_step, **options):
-    return jaxshard_magic.shard(step, strategy, mesh=mesh, **options)
-
-
-def trained(step, calls=CALLS, stop=None, folder=None, **saving):
-    """The state after the loop, its losses, and what it drew of the data."""
-    state, rng, losses, drawn = new_state(), np.random.default_rng(3), [], []
-    keeper = step.checkpoint(folder, **saving) if folder is not None else None
-    for i in range(calls):
-        if i == stop:
-            keeper._store.close()  # as the end of the process does
-            return None
-        batch = rng.normal(size=(16, 16)).astype("f")
-        drawn.append(float(batch[0, 0]))
-        state, metrics = step(state, batch)
-        losses.append(metrics["loss"])
-    if keeper is not None:
-        keeper.end()
-    return numbers(state), [float(x) for x in losses], drawn
-
-
-def numbers(state):
-    keys = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)]
-    leaves = [
-        jax.random.key_data(x) if key else x for x, key in zip(jax.tree.leaves(state), keys, strict=True)
-    ]
-    return [np.asarray(x) for x in leaves]
-
-
-def same(a, b):
-    return all(np.array_equal(x, y) for x, y in zip(a[0], b[0], strict=True)) and a[1:] == b[1:]
 
 
 @pytest.mark.parametrize("donate", [None, pytest.param(True, marks=pytest.mark.ci)], ids=["kept", "donated"])
@@ -89,90 +28,6 @@ def test_a_loop_that_was_ended_twice_gives_the_numbers_of_one_never_ended(tmp_pa
     assert (report.checkpoints.copy > 0) is bool(donate)
     assert report.metrics is None and Report.from_json(report.to_json()) == report
     assert "Resumed at step 8" in report.to_text() and "2 saves took the loop" in report.to_text()
-
-
-class Loader:
-    """Batches by their number; an iterator of it has a state. Remembers which it loaded."""
-
-    def __init__(self, state=True):
-        self.loaded, self.state = [], state
-
-    def __iter__(self):
-        return Place(self) if self.state else map(self.load, range(CALLS))
-
-    def load(self, i):
-        self.loaded.append(i)
-        return np.random.default_rng(i).normal(size=(16, 16)).astype("f")
-
-
-class Place:
-    """Where an iteration over a loader is."""
-
-    def __init__(self, loader):
-        self.loader, self.at = loader, 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.at == CALLS:
-            raise StopIteration
-        self.at += 1
-        return self.loader.load(self.at - 1)
-
-    def get_state(self):
-        return {"at": self.at}
-
-    def set_state(self, state):
-        self.at = state["at"]
-
-
-def fed(folder=None, stop=None, looks=False, feeds=1, state=True, **saving):
-    """The numbers after a loop over a feed, and which batches were loaded. `looks`: the loop drops some batches by
-    what is in them; `feeds`: it has so many, one after the other."""
-    step, at, losses, loader = new_step(), new_state(), [], Loader(state)
-    keeper = step.checkpoint(folder, **saving) if folder is not None else None
-    for _ in range(feeds):
-        for batch in jaxshard_magic.feed(loader):
-            if len(losses) == stop:
-                keeper._store.close()  # as the end of the process does
-                return None
-            if looks and np.asarray(batch)[0, 0] > 0.5:
-                continue
-            at, metrics = step(at, batch)
-            losses.append(metrics["loss"])
-    if keeper is not None:
-        keeper.end()
-    return numbers(at), [float(x) for x in losses], loader.loaded
-
-
-@pytest.mark.parametrize(
-    ("state", "loaded"),
-    [(True, [0, 8, 9, 10, 11, 12, 13]), (False, [*range(CALLS)])],
-    ids=["a loader with a state", "batches counted"],
-)
-def test_a_feed_goes_on_at_its_place_in_the_data(tmp_path, state, loaded):
-    whole = fed(state=state)
-    fed(tmp_path, stop=9, every=4, state=state)
-    again = fed(tmp_path, every=4, state=state, resume=True)
-    assert same(again[:2], whole[:2])
-    assert [i for i in again[2] if i not in (1, 2)] == [i for i in loaded if i not in (1, 2)], (
-        "two are taken ahead"
-    )
-
-
-def test_of_several_feeds_all_data_is_loaded_again(tmp_path):
-    whole = fed(feeds=2)
-    fed(tmp_path, feeds=2, stop=CALLS + 3, every=CALLS + 2)
-    again = fed(tmp_path, feeds=2, every=CALLS + 2, resume=True)
-    assert same(again[:2], whole[:2]) and again[2] == whole[2]
-
-
-def test_a_loop_that_looks_into_its_batches_is_told_that_they_are_not_loaded(tmp_path):
-    fed(tmp_path, looks=True, stop=6, every=4)
-    with pytest.raises(ShardError, match="iterate without a feed") as raised:
-        fed(tmp_path, looks=True, every=4, resume=True)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -364,6 +219,16 @@ def test_a_checkpoint_of_another_state_is_told_before_it_is_read(tmp_path):
         match=r"has no state\.opt\.0\.count\. Did you mean 'state\.1",
     ):
         step({**params, "opt": opt, "key": key}, np.ones((16, 16), "f"))
+
+
+def test_the_state_of_a_loops_checkpoint_is_loaded_by_hand_too(tmp_path):
+    """Its names begin with those of the step's arguments."""
+    whole = trained(new_step(), folder=tmp_path / "one", calls=3)
+    step = new_step("fsdp", "data=4")
+    step.prepare(new_state(), np.ones((16, 16), "f"))
+    back = step.restore(tmp_path / "one", like=new_state())
+    assert all(map(np.array_equal, numbers(back), whole[0]))
+    assert jax.tree.structure(back) == jax.tree.structure(new_state())
 
 
 def test_a_folder_of_other_things_is_told_before_anything_runs(tmp_path):

@@ -1,13 +1,17 @@
 """A training that is killed at moments of chance, saves among them, ends as one that never was."""
 
+import inspect
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from resumed import train_step
 
 TRAINING = """
 import sys
@@ -19,24 +23,14 @@ shell.run_line_magic("load_ext", "jaxshard_magic")
 cell = '''
 import time
 import numpy as np, jax, jax.numpy as jnp, optax
-tx = optax.adam(1e-2)
-def train_step(state, batch):
-    params, opt_state, key = state
-    key, sub = jax.random.split(key)
-    def loss_fn(params):
-        hidden = jnp.tanh(batch @ params["up"])
-        return jnp.mean((hidden * jax.random.bernoulli(sub, 0.9, hidden.shape) @ params["down"] - 1) ** 2)
-    loss, grads = jax.value_and_grad(loss_fn)(params)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state, key), loss
-rng = np.random.default_rng(0)
-params = {"up": rng.normal(size=(64, 128)).astype("f"), "down": rng.normal(size=(128, 8)).astype("f")}
-state, losses, order = (params, tx.init(params), jax.random.key(1)), [], []
+from resumed import TX, new_state
+STEP
+state, rng, losses, order = new_state(), np.random.default_rng(0), [], []
 for i in range(60):
-    batch = rng.normal(size=(16, 64)).astype("f")
+    batch = rng.normal(size=(16, 16)).astype("f")
     order.append(batch[0, 0])
-    state, loss = train_step(state, batch)
-    losses.append(float(loss))
+    state, metrics = train_step(state, batch)
+    losses.append(float(metrics["loss"]))
     if not train_step.skipping:
         print("step", i + 1, flush=True)
         time.sleep(float(SLOW))
@@ -49,13 +43,18 @@ result.raise_error()
 
 
 def training(tmp_path, folder, out, slow):
-    script = tmp_path / "training.py"
-    script.write_text(TRAINING)
-    if folder == "-":
-        (tmp_path / "plain.py").write_text(TRAINING.replace("if not train_step.skipping:", "if True:"))
-        script = tmp_path / "plain.py"
-    command = [sys.executable, str(script), str(folder), str(out), str(slow)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """A process that trains and tells each step; into no `folder` where that is "-"."""
+    text = TRAINING.replace("STEP", inspect.getsource(train_step))
+    command = [sys.executable, "-c", text, str(folder), str(out), str(slow)]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+    )
 
 
 @pytest.mark.ci

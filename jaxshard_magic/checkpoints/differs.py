@@ -1,6 +1,6 @@
 """What a checkpoint has, held against what is wanted of it, before anything is read."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..errors import ShardError, did_you_mean
 from .parts import top, under
@@ -13,12 +13,14 @@ def check_same(
     where: str,
     *,
     cast: bool = False,
+    spare: Collection[str] = (),
     more: bool = False,
     renamed: str = "",
 ) -> None:
     """Raise ShardError, in one line that names the first leaf that differs, where a checkpoint is of another state.
 
     `where`: what the checkpoint is called. `cast`: whether another dtype is converted; never to or from PRNG keys.
+    `spare`: leaves that need not be wanted.
     `more`: whether it may have arrays that are not wanted. `renamed`: what to do where it has another name for one.
 
     >>> check_same([SavedLeaf("w", (8,), "float32")], [SavedLeaf("w", (4,), "float32")], "ckpt/3")
@@ -38,7 +40,7 @@ def check_same(
             if converts:
                 fix = "cast=True, or --cast on the line, converts it"
             raise ShardError(f"{path} is {a} in {where} and {b} here; {fix}")
-    if not more and (left := [path for path in have if path not in want]):
+    if not more and (left := [path for path in have if path not in want and path not in spare]):
         raise ShardError(
             f"{where} has {left[0]}, which is not in the state that it is restored into"
             f"{f', and {len(left) - 1} more' if len(left) > 1 else ''}; give all of the state that was saved"

@@ -16,13 +16,12 @@ class Saving:
     def __init__(self, manager: Any, passage: Passage | None):
         self._manager, self._passage = manager, passage
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="jaxshard checkpoint", daemon=True)
-        self._thread.start()
+        self._over = threading.Event()  # an interrupted `join` takes a thread for ended in Python 3.11
+        threading.Thread(target=self._run, name="jaxshard checkpoint", daemon=True).start()
 
     def is_over(self, seconds: float | None) -> bool:
         """Whether it is over within so many seconds, written or failed."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        return self._over.wait(seconds)
 
     def wait(self) -> None:
         """Wait until it is written. An interrupt ends the waiting, not the save. Raises what it failed by, and
@@ -33,17 +32,17 @@ class Saving:
         if self._error is not None:
             raise self._error
 
-    def leave(self) -> None:
-        """Write no more: it has failed here or elsewhere."""
+    def leave(self) -> bool:
+        """Write no more: it has failed here or elsewhere. Whether Orbax's threads have ended."""
         if not self.is_over(0) and (cancel := getattr(self._manager, "_checkpointer", None)) is not None:
             with suppress(Exception):  # it may be over meanwhile
                 cancel.cancel()  # Orbax's threads wait 600 s for files of the first host, which come no more
-        if self.is_over(LEAVE_S):
-            with suppress(Exception):  # what it failed by is told again
-                self._manager.close()
+        return self.is_over(LEAVE_S)
 
     def _run(self) -> None:
         try:
             self._manager.wait_until_finished()
         except BaseException as error:  # raised by `wait`
             self._error = error
+        finally:
+            self._over.set()

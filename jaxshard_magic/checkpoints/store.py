@@ -2,8 +2,9 @@
 
 import logging
 import shutil
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ..placing import put, whole
 from .agreed import on_all, on_first
 from .folder import Lock, first_line, made, nearest_to, shared_by_hosts, told_of
 from .plain import from_plain, to_plain
-from .reading import read
+from .reading import chunk_of, read
 from .saved import Saved
 from .saving import Saving
 
@@ -42,6 +43,7 @@ class Store:
 
     def __init__(self, folder: "str | Path", keep: int | None = None):
         self.folder, self.keep = Path(folder).expanduser().absolute(), keep
+        self.name = str(folder)  # as it was written
         self._manager: Any = None
         self._lock = Lock(self.folder)
         self._under_way: int | None = None
@@ -71,7 +73,8 @@ class Store:
         state = jax.tree.map(_to_write, _filled(tree))
         args = {META: ocp.args.JsonSave(meta)}
         if jax.tree.leaves(state):
-            args[STATE] = ocp.args.StandardSave(state)
+            pieces = jax.tree.map(lambda x: ocp.SaveArgs(chunk_byte_size=chunk_of(x.shape)), state)
+            args[STATE] = ocp.args.StandardSave(state, save_args=pieces)
         try:
             self._open_manager().save(step, args=ocp.args.Composite(**args), force=True)
         except Exception as error:
@@ -152,32 +155,34 @@ class Store:
         """What else was kept with a checkpoint, arrays as numpy's. Raises ShardError as `saved` does."""
         return from_plain(self._meta(step)["extra"])
 
-    def restore(self, step: int, target: Any, others: Collection[str] = ()) -> Any:
+    def restore(self, step: int, target: Any) -> Any:
         """The tree of a checkpoint, each array where the target says.
 
         Args:
-            target: a tree as it was saved, of `jax.ShapeDtypeStruct` with shardings; of several meshes, too. Another
-                dtype converts. Each device reads the parts that it will hold.
-            others: names that a dict was saved with and that are not read; the target has not got them.
+            target: a tree as it was saved, or some of its arrays by name, of `jax.ShapeDtypeStruct` with shardings; of
+                several meshes, too. Another dtype converts. Each device reads the parts that it will hold.
 
         Compare what is `saved` first: what doesn't fit raises a ShardError here that names no leaf.
         """
-        return _with_empty(target, on_all(lambda: self._read(step, _filled(target), others)))
+        return _with_empty(target, on_all(lambda: self._read(step, _filled(target))))
 
     def torn(self) -> tuple[str, ...]:
         """The names of saves that were cut off, which are removed where no living process can be writing them."""
         return tuple(filter(None, on_first(lambda: "\n".join(self._clear())).split("\n")))
 
     def close(self) -> None:
-        """Wait for the save that was begun, and let others save here. Raises ShardError where the save failed."""
+        """Wait for the save that was begun, and let others save here. An interrupt ends the waiting; what else there is
+        to do is done when the save is written. Raises ShardError where the save failed."""
         try:
             self.wait()
-        finally:
-            manager, self._manager = self._manager, None
-            if manager is not None:
-                with suppress(Exception):  # what failed of the save was told by `wait`
-                    manager.close()
+            self._end()
+        except KeyboardInterrupt:
+            threading.Thread(target=self._close_later, name="a checkpoint is written", daemon=True).start()
+            raise
+        except BaseException:
             self._lock.release()
+            raise
+        self._lock.release()
 
     def __enter__(self) -> "Store":
         return self
@@ -214,6 +219,20 @@ class Store:
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         return self._manager
 
+    def _close_later(self) -> None:
+        with suppress(ShardError):  # nobody waits for it any more
+            self.close()
+
+    def _end(self) -> None:
+        """End the threads of Orbax's, which raise what a save failed by once: in `wait`, which comes before. Raises
+        ShardError for anything else."""
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            try:
+                manager.close()
+            except Exception as error:
+                raise told_of(self.folder, "end saving into", error) from error
+
     def _meta(self, step: int) -> dict[str, Any]:
         if step not in (there := self.steps()):
             have = f"it has {one_of(map(str, there))}" if there else "it has none"
@@ -239,11 +258,10 @@ class Store:
             return ""
         return f"{saved.hash} {saved.when} {saved.strategy} {saved.mesh}"
 
-    def _read(self, step: int, target: Any, others: Collection[str]) -> list[Any]:
+    def _read(self, step: int, target: Any) -> list[Any]:
         self._meta(step)
-        orbax = _orbax()
         try:
-            return read(orbax, self.folder / str(step) / STATE, target, others)
+            return read(self.folder / str(step) / STATE, target)
         except Exception as error:
             raise ShardError(
                 f"checkpoint {step} of {self.folder} can't be read back: {first_line(error)}; it was moved in part, or "
@@ -293,9 +311,14 @@ class Store:
             line = self._passage.why(WHY_S) or self._line_of(step, error)
         else:
             line = self._passage.fail(self._line_of(step, own))
+        ended = writing.leave() if writing is not None else self._passage is None
+        if ended:
+            try:
+                self._end()
+            except ShardError as other:
+                error.add_note(str(other))
         self._manager = None
         if writing is not None:
-            writing.leave()
             gathered("")  # nobody writes any more
         if jax.process_index() == 0:
             self._clear()

@@ -22,5 +22,5 @@ def listing(store: Store) -> list[str]:
     if torn:
         lines.append(f"cut off while they were saved, and removed: {', '.join(torn)}")
     if not lines:
-        raise ShardError(f"{store.folder} has no checkpoints.{store.nearest} %shard save DIR state makes one")
+        raise ShardError(f"{store.name} has no checkpoints.{store.nearest} %shard save DIR state makes one")
     return lines

@@ -58,6 +58,8 @@ class Early:
                     raise cells.Interrupted("; ".join(filter(None, (_told(ended), self._saved)))) from None
             elif stopped and cells.in_the_step(self._shell, error.__traceback__):
                 raise cells.Interrupted(_STOPPED.format(this.path)) from None
+            elif stopped and self._saved:  # between calls that a run before has made
+                raise cells.Interrupted(f"Stopped; {self._saved}") from None
             raise
 
     def ended(self, found: "Report | Comparison", name: str | None, quiet: bool) -> None:

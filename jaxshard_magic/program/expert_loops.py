@@ -62,7 +62,7 @@ def _apart(e: Equation) -> ExpertLoop | None:
     sums, stacks = set[int](), (*(v for v in e.ins[n + k :] if v is not None), *e.outs[k:])
     for i in range(k):
         given, handed_on = scope.ins[n + i], scope.outs[i]
-        if given == handed_on:
+        if _passes(scope, given, handed_on):
             continue
         if not _adds(scope, given, handed_on):
             return None
@@ -70,18 +70,45 @@ def _apart(e: Equation) -> ExpertLoop | None:
     return ExpertLoop(e, frozenset(sums), stacks) if stacks else None
 
 
+def _passes(scope: Scope, given: Value, handed_on: Value | None) -> bool:
+    """Is `handed_on` the value `given`, unchanged by bodies that are run in place?"""
+    if given == handed_on:
+        return True
+    for e in scope.equations:
+        for inside, outside, _ in e.doors[0].out if _in_place(e) else ():
+            if outside == handed_on and inside is not None:
+                ins = [b for a, b, _ in e.doors[0].into if a == given]
+                return any(_passes(e.doors[0].scope, b, inside) for b in ins)
+    return False
+
+
 def _adds(scope: Scope, given: Value, handed_on: Value | None) -> bool:
     """Is `handed_on` the value `given` with something added, and nothing else made of it?"""
     readers = Counter(v for e in scope.equations for v in e.ins if v is not None)
     readers.update(v for v in scope.outs if v is not None)
-    made_by = {v: e for e in scope.equations for v in e.outs}
-    v = given
+    v, added = given, False
     while v != handed_on:
         e = next((e for e in scope.equations if v in e.ins), None)
-        if readers[v] != 1 or e is None or not (e.primitive.elementwise and e.primitive.adds):
+        if readers[v] != 1 or e is None:
             return False
-        v = e.outs[0]
-    return handed_on in made_by and readers[v] == 1
+        if _in_place(e):
+            door = e.doors[0]
+            inside = next(b for a, b, _ in door.into if a == v)
+            ends = [b for a, b, _ in door.out if a is not None and _adds(door.scope, inside, a)]
+            if len(ends) != 1 or ends[0] is None:
+                return False
+            v = ends[0]
+        elif e.primitive.elementwise and e.primitive.adds:
+            v = e.outs[0]
+        else:
+            return False
+        added = True
+    return added and readers[v] == 1
+
+
+def _in_place(e: Equation) -> bool:
+    """Does `e` run one body, once?"""
+    return len(e.doors) == 1 and e.name not in ("scan", "while", "cond")
 
 
 def _met(program: Program, flow: Flow, length: int) -> Set[Value]:

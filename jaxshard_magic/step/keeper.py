@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import numpy as np
 
 from ..checkpoints import Saved, Store
 from ..checkpoints.agreed import on_first
@@ -22,8 +23,8 @@ from .in_data import InData
 from .interval import Due, Interval
 from .journal import Journal
 from .origins import Origins
-from .outputs import Outputs, flat_outs, outputs_of
-from .resumed import BEFORE, CARRIED, Resumed, leaves_of, nbytes
+from .outputs import BEFORE, CARRIED, Outputs, flat_outs, outputs_of
+from .resumed import Resumed, leaves_of, nbytes
 
 if TYPE_CHECKING:
     from ..feeding import Feed
@@ -83,7 +84,7 @@ class Keeper:
     def told(self) -> Checkpoints:
         """What there is to report."""
         return Checkpoints(
-            str(self._store.folder),
+            self._store.name,
             self._written_every,
             tuple(self._saves),
             self._count,
@@ -157,7 +158,7 @@ class Keeper:
             self._store.close()
             return (
                 f"--resume: the loop ended after {self.calls} calls, before step {self._back.step} of the checkpoint "
-                f"in {self._store.folder}: nothing was computed"
+                f"in {self._store.name}: nothing was computed"
             )
         if self._back is not None:
             self._store.close()
@@ -166,16 +167,16 @@ class Keeper:
         if alike:
             self.save()
         if not self._written(limit_s if early is None else self._ending.limited(limit_s)):
-            return f"step {self._saved_at} was not written within {limit_s:g} s to {self._store.folder}"
+            return f"step {self._saved_at} was not written within {limit_s:g} s to {self._store.name}"
         latest = self._store.latest()
         if latest is None:
-            return f"nothing was saved in {self._store.folder}"
+            return f"nothing was saved in {self._store.name}"
         if not alike and early is None:
             return (
                 f"hosts made different numbers of calls, so that their last state was not saved: the newest checkpoint "
-                f"in {self._store.folder} is {latest}"
+                f"in {self._store.name} is {latest}"
             )
-        return f"saved at step {latest} in {self._store.folder}"
+        return f"saved at step {latest} in {self._store.name}"
 
     def __enter__(self) -> "Keeper":
         return self
@@ -190,10 +191,10 @@ class Keeper:
         if not resume:
             return None
         if torn := store.torn():
-            self._say(f"saves that were cut off were removed from {store.folder}: {', '.join(torn)}")
+            self._say(f"saves that were cut off were removed from {store.name}: {', '.join(torn)}")
         latest = store.agreed()
         if latest is None:
-            start = f"no checkpoint in {store.folder} yet: the loop starts from its beginning"
+            start = f"no checkpoint in {store.name} yet: the loop starts from its beginning"
             self._say(f"--resume: {start}.{near}" if (near := store.nearest) else f"--resume: {start}")
             return None
         return Resumed(store, latest)
@@ -230,11 +231,13 @@ class Keeper:
         return origin is not None and origin[0] == self.calls
 
     def _save_before(self, entry: "Entry", inputs: tuple[Any, ...]) -> None:
-        outputs, leaves, sources = self._of(entry), entry.leaves(inputs), []
-        tree = {name: leaves[i] for i, name in outputs.names.items()}
-        if _gone(tree.values()):
+        outputs, leaves, sources, tree = self._of(entry), entry.leaves(inputs), [], {}
+        if _gone(leaves[i] for i in outputs.names):
             return
-        for name, x in tree.items():
+        avals = entry.traced.closed.in_avals[len(entry.consts) :]
+        for i, name in outputs.names.items():
+            x = leaves[i]
+            tree[name] = x if isinstance(x, jax.Array) else np.asarray(x, avals[i].dtype)
             if (origin := self._origins.of(x)) is not None:
                 sources.append([name, *origin])
         last = self._last
@@ -295,7 +298,7 @@ def _ready(store: Store, resume: bool) -> int:
     if steps and not resume:
         those = f"checkpoint {steps[0]}" if len(steps) == 1 else f"checkpoints up to {steps[-1]}"
         raise ShardError(
-            f"--checkpoint {store.folder}: it has {those} of a run before: --resume goes on from there, "
+            f"--checkpoint {store.name}: it has {those} of a run before: --resume goes on from there, "
             "another folder begins anew"
         )
     return len(steps)

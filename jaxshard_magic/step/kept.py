@@ -144,8 +144,7 @@ def _from_folder(
         there = leaves_of(inside, saved.leaves, state.told)
         check_same(there, state.told, f"{inside} of {where}" if inside else where, cast=cast)
         targets = {joined(inside, name): x for name, x in state.targets(shardings(step, state, tell)).items()}
-        others = [leaf.path for leaf in saved.leaves if leaf.path not in targets and math.prod(leaf.shape)]
-        arrays = store.restore(found, targets, others)
+        arrays = store.restore(found, targets)
     step.calls_before = saved.step - step.calls
     return state.restored({name: arrays[joined(inside, name)] for name in state.names})
 
@@ -158,7 +157,7 @@ def newest(store: "Store", number: int | None = None) -> int:
         torn = store.torn()
         cut = f", only saves that were cut off, which are removed: {', '.join(torn)}" if torn else ""
         raise ShardError(
-            f"{store.folder} has no checkpoint{cut}.{store.nearest} step.save(DIR, state) makes one"
+            f"{store.name} has no checkpoint{cut}.{store.nearest} step.save(DIR, state) makes one"
         )
     return found
 

@@ -16,6 +16,10 @@ from .journal import SMALL, Kind, Small
 if TYPE_CHECKING:
     from .entry import Entry
 
+CARRIED = "carried."  # names of what a program keeps from call to call itself
+BEFORE = "before."  # names of state that went into the last call, and may be what the loop goes on with
+OWN = (BEFORE, CARRIED, "return")  # what a checkpoint has beside the state that goes into a call
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -38,9 +42,9 @@ def outputs_of(entry: "Entry") -> Outputs:
     """What the outputs of a program are. State is what the plan takes for the next value of an argument, and what is
     written into one."""
     n, traced = len(entry.consts), entry.traced
-    avals = traced.closed.out_avals
+    avals = given(entry)
     at = {path: i for i, path in enumerate(traced.in_paths)}
-    written = {o: at.get(path, -1) for o, path in enumerate(traced.out_paths)}
+    written = {o: at.get(path, -1) for o, path in enumerate(traced.out_paths[: len(avals)])}
     same = {o: i for o, i in written.items() if i >= n and traced.closed.in_avals[i].shape == avals[o].shape}
     state = {o: i - n for o, i in {**same, **entry.plan.state_pairs}.items() if i >= n}
     names = {i: path_name(traced.in_paths[n + i]) for i in state.values()}
@@ -54,6 +58,12 @@ def outputs_of(entry: "Entry") -> Outputs:
         else:
             large[o] = path_name(traced.out_paths[o])
     return Outputs(state, names, tuple(small), large)
+
+
+def given(entry: "Entry") -> Sequence[Any]:
+    """The shapes of the flat outputs that a call gives: without those that the program keeps for its next call."""
+    avals = entry.traced.closed.out_avals
+    return avals[: len(avals) - (0 if entry.rewritten is None else entry.rewritten.carried)]
 
 
 def flat_outs(entry: "Entry", outs: Any) -> Sequence[Any]:
@@ -79,6 +89,13 @@ def stand_in(entry: "Entry", o: int, i: int, x: Any) -> Any:
     if alike:
         return own_copy(x, sharding) if entry.donated and i not in entry.donated else x
     return placed_as(entry, o, x)
+
+
+def as_input(entry: "Entry", i: int, x: Any, like: Any) -> Any:
+    """An array as the flat input `i`, where the call gave `like`: a number where that is one."""
+    if isinstance(like, (bool, int, float, complex)):
+        return type(like)(np.asarray(x).item())
+    return put([x], entry.shardings[i])[0]
 
 
 def placed_as(entry: "Entry", o: int, x: Any) -> jax.Array:

@@ -13,15 +13,12 @@ from ..checkpoints.objects import impl_of
 from ..errors import ShardError
 from ..placing import put
 from .journal import Journal
-from .outputs import Outputs, as_given, nothing, placed_as, stand_in
+from .outputs import BEFORE, CARRIED, OWN, Outputs, as_given, as_input, nothing, placed_as, stand_in
+from .outputs import given as given_by
 
 if TYPE_CHECKING:
     from ..checkpoints import Store
     from .entry import Entry
-
-CARRIED = "carried."  # names of what a program keeps from call to call itself
-BEFORE = "before."  # names of state that went into the last call, and may be what the loop goes on with
-_OWN = (BEFORE, CARRIED, "return")  # what is there beside the state that goes into a call
 
 
 class Resumed:
@@ -36,7 +33,7 @@ class Resumed:
         self.saved, extra = store.saved(step), store.extra(step)
         if "kinds" not in extra:
             raise ShardError(
-                f"checkpoint {step} of {store.folder} is a state alone, none of a loop: %shard load {store.folder} "
+                f"checkpoint {step} of {store.name} is a state alone, none of a loop: %shard load {store.name} "
                 "reads it, and --resume goes on from what --checkpoint saved"
             )
         self.journal = Journal.of(extra["kinds"], extra["returned"])
@@ -54,17 +51,14 @@ class Resumed:
         """What call number `call` gives, and of it by output what comes from the checkpoint. Raises ShardError where it
         is another call than the one that was saved."""
         if call == 1:
-            self._compare(entry, outputs)
+            self._compare(entry, outputs, numbers=False)
         kind, values = next(self._calls)
         if kind != outputs.small:
-            raise ShardError(
-                f"--resume: call {call} of the step returns other numbers than it did in the run that was saved in "
-                f"{self._store.folder}: the cell has changed; begin anew in another folder"
-            )
+            raise self._changed(call, "numbers")
         given = self._handed_out(call, entry, outputs)
         small = {part.output: value for part, value in zip(kind, values, strict=True)}
         leaves, flat = entry.leaves(inputs), []
-        for o in range(len(entry.traced.closed.out_avals)):
+        for o in range(len(given_by(entry))):
             if o in given:
                 flat.append(given[o])
             elif o in small:
@@ -78,20 +72,19 @@ class Resumed:
         return as_given(entry, flat), given
 
     def go_on(self, entry: "Entry", outputs: Outputs, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs of the first call that is computed, with the state that went into it in the run that was saved."""
+        """The inputs of the first call that is computed, with the state that went into it in the run that was saved.
+        Raises ShardError where this is another state."""
+        if self._exact:
+            self._compare(entry, outputs, numbers=True)
         arrays = self._read(entry, outputs)
         carried = sorted(name for name in arrays if name.startswith(CARRIED))[: len(entry.consts)]
         n = len(carried)
         entry.consts[:n] = put([arrays[name] for name in carried], [x.sharding for x in entry.consts[:n]])
         leaves = entry.leaves(inputs)
         if self._exact:
-            read = {
-                i: arrays[name]
-                for i, name in outputs.names.items()
-                if name in arrays and leaves[i] is not self._given.get(name)
-            }
-            for i, x in zip(read, put(read.values(), [entry.shardings[i] for i in read]), strict=True):
-                leaves[i] = x
+            for i, name in outputs.names.items():
+                if name in arrays and leaves[i] is not self._given.get(name):
+                    leaves[i] = as_input(entry, i, arrays[name], leaves[i])
         self._arrays, self._given = {}, {}
         return entry.arrange(leaves)
 
@@ -99,10 +92,19 @@ class Resumed:
         sources = self._sources.get(call, {})
         if not sources:
             return {}
+        there, avals = {leaf.path: leaf for leaf in self.saved.leaves}, given_by(entry)
+        if any(o >= len(avals) or avals[o].shape != there[name].shape for o, name in sources.items()):
+            raise self._changed(call, "arrays")
         arrays = self._read(entry, outputs, sources)
         given = {o: placed_as(entry, o, arrays[name]) for o, name in sources.items()}
         self._given |= {name: given[o] for o, name in sources.items()}
         return given
+
+    def _changed(self, call: int, what: str) -> ShardError:
+        return ShardError(
+            f"--resume: call {call} of the step returns other {what} than it did in the run that was saved in "
+            f"{self._store.name}: the cell has changed; begin anew in another folder"
+        )
 
     def _read(
         self, entry: "Entry", outputs: Outputs, sources: Mapping[int, str] | None = None
@@ -121,12 +123,15 @@ class Resumed:
             self._arrays = dict(self._store.restore(self.step, target))
         return self._arrays
 
-    def _compare(self, entry: "Entry", outputs: Outputs) -> None:
+    def _compare(self, entry: "Entry", outputs: Outputs, *, numbers: bool) -> None:
+        """Raise ShardError where a program's state is another one. `numbers`: they count, too; Python's own, as the
+        count of steps of a state that is new, are no arrays before the second or third call."""
         avals = entry.traced.closed.out_avals
         wanted = leaves_of({outputs.names[i]: avals[o] for o, i in outputs.state.items()})
         names = {leaf.path for leaf in wanted}
-        there = [x for x in self.saved.leaves if x.path in names or not x.path.startswith(_OWN)]
-        check_same(there, wanted, f"checkpoint {self.step} of {self._store.folder}")
+        there = [x for x in self.saved.leaves if x.path in names or not x.path.startswith(OWN)]
+        spare = [] if numbers else [x.path for x in there if not x.shape]
+        check_same(there, wanted, f"checkpoint {self.step} of {self._store.name}", spare=spare)
 
 
 def leaves_of(tree: Mapping[str, Any]) -> tuple[SavedLeaf, ...]:
