@@ -53,6 +53,7 @@ HEAVIEST = (
     "test_ring.py",
     "test_attention_fused.py",
     "test_ten_steps.py",
+    "test_ep_sorted.py",
     "test_accumulate.py",
     "test_resume_killed.py",
     "test_resume_states.py",

@@ -16,6 +16,7 @@ from rematted import (
     LAYERS,
     LENGTH,
     MODEL,
+    ROWS,
     WIDTH,
     X,
     chain,
@@ -51,6 +52,15 @@ def test_a_policy_wraps_each_trip_of_a_loop():
     assert kept(remat(closed, "everything_saveable").closed) == kept(closed)
     assert remat(closed, "full").note == "full: 1 loop body"
     assert products(remat(closed, "dots").closed) == products(closed)
+
+
+def test_dots_keeps_ragged_products_as_well():
+    def layer(x, w):
+        return jnp.tanh(jax.lax.ragged_dot(x, w, jnp.array([3, ROWS - 3]))), None
+
+    experts = jnp.stack([jnp.stack(weights()), jnp.stack(weights())], 1)
+    closed, _ = flat(lambda ws, x: jax.lax.scan(layer, x, ws)[0].sum(), experts, X)
+    assert kept(remat(closed, "dots").closed) == kept(remat(closed, "full").closed) + LAYERS * ARRAY
 
 
 def test_only_offload_needs_the_hosts_memory():

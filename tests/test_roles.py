@@ -18,6 +18,7 @@ GUESSED = {
     "masked_loss_dataclass",  # every token by itself: the sentences and their positions are alike
     *("mixture_of_experts", "experts_in_turn", "experts_scanned", "experts_mapped"),  # so here
     "dispatched_together",
+    "dropless_placed",
     "matrix_factors",  # no product with a weight
     "padded_graphs",
     "variational_inference",  # the weights are drawn; examples and particles are alike

@@ -45,7 +45,7 @@ def remat_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
     option has no such form."""
     try:
         if step.request.gradients.remat in POLICIES:
-            edits = checkpoint_edits(cells, _policy(step.request.gradients.remat) or None)
+            edits = checkpoint_edits(cells, _policy(step) or None)
         else:
             edits = _by_blocks(step, cells)
     except Exception as error:  # of the user's own functions, with something around them
@@ -56,12 +56,19 @@ def remat_edits(step: "ShardedStep", cells: Cells) -> OptionEdits:
     return OptionEdits(tuple(edits), frozenset({"remat"} if edits else ()))
 
 
-def _policy(how: str) -> str:
-    """A policy of `--remat` as Python, empty for jax's own."""
+def _policy(step: "ShardedStep") -> str:
+    """A policy of `--remat` as Python, empty for jax's own. Jax's for products doesn't know ragged ones."""
+    how, entry = step.request.gradients.remat or "", last_call(step)[0]
     names = {"full": "", "nothing": "", "nothing_saveable": "", "dots": "dots_saveable"}
     names["offload"] = 'offload_dot_with_no_batch_dims("device", "pinned_host")'
-    own = names.get(how, how)
-    return own and f"jax.checkpoint_policies.{own}"
+    own, policies = names.get(how, how), "jax.checkpoint_policies"
+    losses = entry.rewritten.rematted if entry.rewritten is not None else ()
+    equations = (e for loss in losses for e in loss.program.equations)
+    ragged = next((e.name for e in equations if (c := e.contraction) and c.ragged is not None), None)
+    if how == "dots" and ragged is not None:
+        kept = f'lambda primitive, *_, **params: primitive.name == "{ragged}"'
+        return f"{policies}.save_from_both_policies({policies}.{own}, {kept})"
+    return own and f"{policies}.{own}"
 
 
 def _by_blocks(step: "ShardedStep", cells: Cells) -> list[Edit]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -11,6 +12,7 @@ from jax.extend.core import ClosedJaxpr
 from ..errors import ShardError, did_you_mean, one_of
 from ..program.ir import Equation, Program, Scope
 from ..program.primitives import shows
+from ..program.primitives.table import primitive_of
 from ..program.replay import Replay, retraced
 from ..program.sizes import nbytes
 from ..request.gradient_options import REMAT, is_number, remat_expression
@@ -22,10 +24,17 @@ from .segments import Costs, best_cuts, costs, fewest
 _SMALL = 0.1  # of what is kept: straight-line code beside loops that keeps less is left as it is
 _MOST_BLOCKS = 64  # that a policy cuts straight-line code into
 _NOTHING = jax.checkpoint_policies.nothing_saveable
+
+
+def products_saveable(primitive: Any, *_: Any, **_params: Any) -> bool:
+    """Keep every product: jax's `dots_saveable`, which doesn't know ragged ones."""
+    return primitive_of(primitive.name).product
+
+
 POLICIES: dict[str, Policy] = {
     "full": _NOTHING,
     "nothing": _NOTHING,
-    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots": products_saveable,
     "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
     "everything_saveable": jax.checkpoint_policies.everything_saveable,
     "nothing_saveable": _NOTHING,

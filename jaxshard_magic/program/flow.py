@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import cached_property
 
 from .ir import Equation, Program, Scope, Value
+from .orders import Orders
 from .trace import DIFFERENTIATED, GRADIENT, VALUE
 
 Hop = tuple[Value, Equation | None]
@@ -53,6 +54,11 @@ class Flow:
             self.values.update(e.outs)
         if e.primitive.keyed:
             self.random.append(e)
+
+    @cached_property
+    def orders(self) -> Orders:
+        """Which rows were sorted, and what became of them."""
+        return Orders(self.program)
 
     @cached_property
     def after(self) -> list[list[Hop]]:

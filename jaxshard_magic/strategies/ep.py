@@ -27,6 +27,23 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
 
     Raises `ShardError` where no dimension counts experts, or where they do not divide.
     """
+    if [*layout.sorting.weights()]:
+        _divide_sorted(layout, axes)
+    else:
+        _divide_found(layout, axes)
+    for i in layout.roles.stored:
+        value = layout.program.inputs[i]
+        if layout.fixed_by(value):
+            continue
+        d = next((d for d, has in enumerate(layout.in_use(value)) if has == axes), None)
+        if d is None:
+            layout.why[i].append(f"ep: a copy on every device of {'+'.join(axes)}")
+        else:
+            layout.stored[layout.storage.of(value)[d]] = axes
+            layout.why[i].append(f"ep: experts, dim {d} over {'+'.join(axes)}")
+
+
+def _divide_found(layout: Layout, axes: Axes) -> None:
     found = find_experts(layout.dims, layout.storage, layout.flow, layout.roles)
     loops = find_expert_loops(layout.dims, layout.flow, layout.roles)
     ragged = _ragged_weights(layout)
@@ -40,16 +57,6 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
         _divide(layout, found, loops, axes)
         _say_all_tokens(layout, found)
         _say_shared_places(layout, found, axes)
-    for i in layout.roles.stored:
-        value = layout.program.inputs[i]
-        if layout.fixed_by(value):
-            continue
-        d = next((d for d, has in enumerate(layout.in_use(value)) if has == axes), None)
-        if d is None:
-            layout.why[i].append(f"ep: a copy on every device of {'+'.join(axes)}")
-        else:
-            layout.stored[layout.storage.of(value)[d]] = axes
-            layout.why[i].append(f"ep: experts, dim {d} over {'+'.join(axes)}")
 
 
 def _divide(layout: Layout, found: Found, loops: list[ExpertLoop], axes: Axes) -> None:
@@ -84,7 +91,11 @@ def _counting(layout: Layout, value: Value, classes: frozenset[int]) -> Iterable
 
 def _divides(layout: Layout, classes: frozenset[int], axes: Axes) -> None:
     n, over = layout.count(axes), "+".join(axes)
-    sizes = sorted({z for c in classes for z in layout.dims.all_sizes[c] if z > 1})
+    _divide_evenly({z for c in classes for z in layout.dims.all_sizes[c] if z > 1}, n, over)
+
+
+def _divide_evenly(counts: set[int], n: int, over: str) -> None:
+    sizes = sorted(counts)
     odd = [z for z in sizes if z % n]
     if odd:
         fitting = [m for m in range(n - 1, 1, -1) if all(z % m == 0 for z in sizes)]
@@ -103,6 +114,20 @@ def _no_experts(layout: Layout, axes: Axes) -> str:
         f"argmax, a sort or a softmax chooses along; use dp or fsdp, with {'+'.join(axes)}={layout.count(axes)} as a "
         "data axis"
     )
+
+
+def _divide_sorted(layout: Layout, axes: Axes) -> None:
+    """Experts whose rows each shard of the batch sorts by itself: a matrix of `ragged_dot` for each."""
+    weights = [*layout.sorting.weights()]
+    n, over = layout.count(axes), "+".join(axes)
+    _divide_evenly({layout.program.shapes[v][d] for v, d in weights}, n, over)
+    stored = frozenset(layout.storage.of(v)[d] for v, d in weights)
+    layout.experts = Experts(axes, frozenset(), stored=stored)
+    message = (
+        f"ragged_dot: the rows of all {n} devices of {over} are gathered on each, which multiplies those of its own "
+        "experts, and come back as a sum, so that none is dropped, however many one expert has."
+    )
+    layout.findings.append(Finding("experts-sorted", "info", message))
 
 
 def _taken_apart(layout: Layout) -> str | None:

@@ -18,6 +18,7 @@ from ..program.flow import Flow
 from ..program.ir import Equation, Program, Value
 from ..program.roles import Roles
 from ..program.sizes import nbytes
+from .sorting import Sorting, find_sorting
 
 Axes = tuple[str, ...]
 Spec = list[Axes]  # the mesh axes of every dimension
@@ -102,6 +103,11 @@ class Layout:
     def state(self) -> frozenset[Value]:
         """The inputs that the step keeps: parameters and what follows them."""
         return frozenset(self.program.inputs[i] for i in self.roles.stored)
+
+    @cached_property
+    def sorting(self) -> Sorting:
+        """The rows that each shard of the batch sorts by itself."""
+        return find_sorting(self)
 
     def count(self, axes: Axes) -> int:
         """Devices along `axes` together."""

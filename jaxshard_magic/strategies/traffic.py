@@ -103,7 +103,10 @@ class _Traffic:
                 body.kept.pop(next(iter(body.kept)))
 
     def _narrowed(self, e: Equation, v: Value) -> bool:
-        """Whether an operand is sent in bfloat16, as which a TPU multiplies float32 at its default precision."""
+        """Whether an operand is sent in bfloat16, as which a TPU multiplies float32 at its default precision; those of
+        ragged products are not (v5e)."""
+        if e.contraction is not None and e.contraction.ragged is not None:
+            return False
         wide = self._layout.platform == "tpu" and self._program.avals[v].dtype == jnp.float32
         return wide and e.primitive.product and _at_default(e)
 

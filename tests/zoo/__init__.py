@@ -14,6 +14,7 @@ from . import calling_steps as calling_steps
 from . import convolution_steps as convolution_steps
 from . import coupled_steps as coupled_steps
 from . import denoisers as denoisers
+from . import dropless_experts as dropless_experts
 from . import equinox_steps as equinox_steps
 from . import generative_steps as generative_steps
 from . import graphs as graphs

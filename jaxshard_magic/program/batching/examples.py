@@ -53,7 +53,14 @@ class Places:
     at: tuple[int, ...] | None = None
 
 
-Label = Constant | Size | Rows | Sum | Unknown | Places
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """Numbers of rows along `dim`, or of places, in the order that a sort put them in: `program.orders` knows which."""
+
+    dim: int
+
+
+Label = Constant | Size | Rows | Sum | Unknown | Places | Ordered
 CONSTANT = Constant()
 
 
@@ -121,7 +128,7 @@ def fits(label: Label, small: Shape, large: Shape, ratio: Fraction) -> bool:
     """Can a value with these shapes follow the batch like this?"""
     if isinstance(label, Unknown):
         return True
-    if isinstance(label, (Rows, Places)):
+    if isinstance(label, (Rows, Places, Ordered)):
         return varying(small, large, ratio) == label.dim
     return small == large
 

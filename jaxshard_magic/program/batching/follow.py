@@ -12,6 +12,7 @@ from ...errors import ShardError
 from ..flow import Flow
 from ..ir import Equation, Program, Value
 from ..lines import users_line
+from ..orders import Orders
 from ..primitives import called
 from ..sizes import nbytes
 from .examples import CONSTANT, ONE, Label, Rows, Sum, Unknown, fits, times
@@ -72,10 +73,11 @@ def follow(
     """
     ratio = _ratio(small, large, batch)
     _same_form(small, large)
-    first = _followed(Walk(small, large, ratio, frozenset()), batch)
+    orders = Orders(small), Orders(large)
+    first = _followed(Walk(small, large, ratio, frozenset(), orders), batch)
     if trained is None or not first.outputs or not isinstance(first.outputs[0], Unknown):
         return first
-    second = _followed(Walk(small, large, ratio, _norms(small, large, trained)), batch)
+    second = _followed(Walk(small, large, ratio, _norms(small, large, trained), orders), batch)
     return first if isinstance(second.outputs[0], Unknown) else second
 
 

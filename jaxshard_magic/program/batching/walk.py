@@ -13,9 +13,12 @@ from jax.core import Tracer
 
 from ..indices import made_positive
 from ..ir import Door, Equation, Program, Scope, Value
+from ..order_states import Sorted
+from ..orders import Orders
 from ..primitives import scan_counts, shape_of
 from ..primitives.primitive import Kind
-from .examples import CONSTANT, Label, Places, Rows, Size, Sum, Unknown, fits, literal, varying
+from . import ordered
+from .examples import CONSTANT, Label, Ordered, Places, Rows, Size, Sum, Unknown, fits, literal, varying
 from .rules import lost
 from .site import Lost, Site, factor
 
@@ -30,13 +33,14 @@ class Walk:
     `full`: values that may be taken for the whole batch; `norms`: those that were. `begins`: equations at which
     something became unknown. `scales[equation][position]`: what operands are
     multiplied by; `draws`: dimensions in which draws are cut to rows. `zeros`: values known to be zero; `rigid`: inside
-    a body that runs as it is.
+    a body that runs as it is. `orders`: of both programs.
     """
 
     small: Program
     large: Program
     ratio: Fraction
     full: frozenset[Value]
+    orders: tuple[Orders, Orders]
     of: list[Label] = field(init=False)
     begins: set[int] = field(default_factory=set)
     scales: dict[int, dict[int, Fraction]] = field(default_factory=dict)
@@ -58,11 +62,11 @@ class Walk:
         return tuple(self._ended(v, x) for v, x in enumerate(self.of))
 
     def _ended(self, v: Value | None, label: Label) -> Label:
-        return (
-            Unknown(self.small.maker[v].index)
-            if isinstance(label, Places) and v in self.small.maker
-            else label
+        """The label outside of the walk, where row numbers and sorted rows are nobody's."""
+        hidden = isinstance(label, (Places, Ordered)) or (
+            isinstance(label, Rows) and isinstance(self.orders[0].of.get(v), Sorted)  # pyright: ignore[reportArgumentType]
         )
+        return Unknown(self.small.maker[v].index) if hidden and v in self.small.maker else label
 
     def scope(self, small: Scope, large: Scope, ins: Sequence[Label]) -> list[Label]:
         """The labels of what a body gives for operands with the labels `ins`."""
@@ -110,7 +114,14 @@ class Walk:
             return [Unknown()] * len(e.outs)
         if e.primitive.kind is Kind.EACH:
             return labels
-        if e.name == "select_n" and made_positive(self.small, e) and isinstance(labels[1], Places):
+        if self.orders[0].takes_part(e) and (same := ordered.known(site, *self.orders)) is not None:
+            return same
+        if (
+            e.name == "select_n"
+            and not self.orders[0].takes_part(e)
+            and made_positive(self.small, e)
+            and isinstance(labels[1], Places)
+        ):
             return [labels[1]]
         unknown = next((x for x in labels if isinstance(x, Unknown)), None)
         if unknown is not None:
@@ -119,6 +130,8 @@ class Walk:
             if not site.same_params():
                 raise Lost
             return [CONSTANT] * len(e.outs)
+        if self.orders[0].takes_part(e):
+            return ordered.follow(site, *self.orders)
         found = (e.primitive.follow or lost)(site)
         return found if isinstance(found, list) else [found] * len(e.outs)
 
@@ -238,9 +251,9 @@ def _alike(e: Equation, f: Equation) -> bool:
 
 def _inside(label: Label, loop: int) -> Label:
     """The label in one trip of a loop of what the loop steps over."""
-    if not isinstance(label, (Rows, Places)):
+    if not isinstance(label, (Rows, Places, Ordered)):
         return label
-    if label.dim == 0 or isinstance(label, Places):
+    if label.dim == 0 or not isinstance(label, Rows):
         return Unknown(loop)
     return Rows(label.dim - 1, label.scale)
 
@@ -252,6 +265,8 @@ def _outside(label: Label) -> Label:
             return Rows(dim + 1, scale)
         case Places(dim, at):
             return Places(dim + 1, at)
+        case Ordered():
+            return Unknown()
     return label
 
 

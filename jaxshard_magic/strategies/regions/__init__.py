@@ -9,12 +9,14 @@ from .partials import partial_sums
 from .region import Context, Emission, Region
 from .ring import ring_attention
 from .scattered import scattered
+from .sorted_rows import sorted_rows
 from .sum_types import typed_sums
 from .unreduced import unreduced
 
 # From the outside in: of an equation that is a member of several, the first is asked first.
 KINDS: tuple[Callable[[Context], Region], ...] = (
     gathered_ahead,
+    sorted_rows,
     own_experts,
     unreduced,
     partial_sums,

@@ -1,0 +1,239 @@
+"""How often each number occurs among some keys: `bincount`, sums of `one_hot`, `segment_sum` of ones."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .ir import Equation, Program, Value
+from .primitives import called, is_literal
+from .primitives.primitive import Kind
+
+_NUMBERED = ("argmax", "argmin", "top_k")  # what gives numbers that are never negative
+_RELAID = ("reshape", "squeeze", "expand_dims", "transpose")
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What values of `program` count.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> def f(x):
+    ...     keys = jnp.argmax(x, -1)
+    ...     return keys, jnp.bincount(keys, length=4), jnp.bincount(keys + 1, length=4)
+    >>> program = Program(jax.make_jaxpr(f)(jnp.ones((6, 4))))
+    >>> keys, counts, others = program.outputs
+    >>> Counts(program).keys(counts) == Counts(program).root(keys), Counts(program).keys(others)
+    (True, None)
+    """
+
+    program: Program
+
+    def root(self, value: Value | None) -> Value | None:
+        """The value whose numbers `value` has, in another form, or in another body; None for a literal."""
+        lead = 0  # stacks of loops that the value is in
+        while value is not None:
+            e = self.program.maker.get(value)
+            before, more = self._outside(value) if e is None else self._through(e, value)
+            if before is None or (before, more) == (value, 0) or lead + more < 0:
+                break
+            value, lead = before, lead + more
+        return None if lead else value
+
+    def same(self, a: Value | None, b: Value | None) -> bool:
+        """Are two values made of the same in the same way, as what remat computes again is?"""
+        first, second = (self.root(v) for v in (a, b))
+        if first is None or second is None or first == second:
+            return first == second is not None
+        if (first, second) not in self._same:
+            self._same[first, second] = False
+            self._same[first, second] = self._made_alike(first, second)
+        return self._same[first, second]
+
+    def _made_alike(self, a: Value, b: Value) -> bool:
+        e, f = (self.program.maker.get(v) for v in (a, b))
+        if e is None or f is None or e.doors or f.doors or e.name != f.name or e.eqn.effects:
+            return False
+        if e.outs.index(a) != f.outs.index(b) or str(e.params) != str(f.params):
+            return False
+        return all(self._same_operand(e, f, k) for k in range(len(e.ins)))
+
+    def _same_operand(self, e: Equation, f: Equation, k: int) -> bool:
+        if e.ins[k] is None or f.ins[k] is None:
+            numbers = (self._number(e, k), self._number(f, k))
+            return None not in numbers and bool(numbers[0] == numbers[1])
+        return self.same(e.ins[k], f.ins[k])
+
+    @cached_property
+    def _same(self) -> dict[tuple[Value, Value], bool]:
+        return {}
+
+    def keys(self, value: Value | None) -> Value | None:
+        """The root of the keys of which `value` tells how often each of its places occurs, keys beyond them left out;
+        None where it is no such count."""
+        e = self._maker(value)
+        if e is not None and e.name == "convert_element_type":  # of a sum of floats, exact up to 2**24
+            e = self._maker(e.ins[0])
+        if e is None:
+            return None
+        root = self.root(self._added(e) if e.primitive.adds else self._summed(e))
+        made = None if root is None else self.program.maker.get(root)
+        return root if made is not None and made.name in _NUMBERED else None
+
+    def _maker(self, value: Value | None) -> Equation | None:
+        root = self.root(value)
+        return None if root is None else self.program.maker.get(root)
+
+    @cached_property
+    def _entering(self) -> dict[Value, tuple[Value | None, int]]:
+        """What enters bodies, by what it is inside, and its loop dimensions there; not what a loop changes."""
+        doors = [door for e in self.program.equations for door in e.doors]
+        changed = {inside for door in doors for _, inside in door.loop}
+        return {b: (a, lead) for door in doors for a, b, lead in door.into if b not in changed}
+
+    def _outside(self, value: Value) -> tuple[Value | None, int]:
+        return self._entering.get(value, (None, 0))
+
+    def entering(self, value: Value) -> Value | None:
+        """What enters a body as `value`, whole; None for what a loop changes or steps over."""
+        outside, lead = self._outside(value)
+        return None if lead else outside
+
+    def _through(self, e: Equation, value: Value) -> tuple[Value | None, int]:
+        """The operand, or the result of its body, whose numbers the result `value` of `e` has."""
+        if e.name == "scan" or called(e.eqn) is not None:
+            found = ((a, -lead) for a, b, lead in e.doors[0].out if b == value)
+            carried = {out for out, _ in e.doors[0].loop}
+            inside, lead = next(found)
+            return (None, 0) if e.name == "scan" and (inside in carried and not lead) else (inside, lead)
+        if e.primitive.kind is Kind.EACH:
+            return e.ins[e.outs.index(value)], 0
+        if e.name in _RELAID or (e.primitive.elementwise and e.primitive.alias and self._whole(e)):
+            return e.ins[0], 0
+        if e.name == "max":  # with 0: keys are not negative
+            zero = next((k for k in (0, 1) if self._number(e, k) == 0), None)
+            return (None, 0) if zero is None else (e.ins[1 - zero], 0)
+        if e.name == "select_n" and self._negative(e):
+            return e.ins[1], 0
+        return None, 0
+
+    def _whole(self, e: Equation) -> bool:
+        """Are its numbers whole ones, before and after?"""
+        dtypes = (self.program.avals[v].dtype for v in (*e.ins, *e.outs) if v is not None)
+        return all(jnp.issubdtype(d, jnp.integer) for d in dtypes)
+
+    def _negative(self, e: Equation) -> bool:
+        """Does `e` choose its second operand unless that is negative?"""
+        test = self._maker(e.ins[0])
+        return (
+            test is not None
+            and test.name == "lt"
+            and self._number(test, 1) == 0
+            and e.ins[1] is not None
+            and self.inner(test.ins[0]) == self.inner(e.ins[1])
+        )
+
+    def inner(self, value: Value | None) -> Value | None:
+        """`value` where it is made, whatever calls it was handed into, or comes out of."""
+        while value is not None:
+            e = self.program.maker.get(value)
+            if e is None:
+                before = self.entering(value)
+            elif called(e.eqn) is not None:
+                before = next(a for a, b, _ in e.doors[0].out if b == value)
+            else:
+                break
+            if before is None:
+                break
+            value = before
+        return value
+
+    def _number(self, e: Equation, k: int) -> Any:
+        """Operand `k` of `e` where it is a number written into the program."""
+        var = e.eqn.invars[k]
+        if is_literal(var):
+            return var.val if np.ndim(var.val) == 0 else None  # pyright: ignore[reportAttributeAccessIssue]
+        return self._filled_with(e.ins[k])
+
+    def _filled_with(self, value: Value | None) -> Any:
+        """The number that all of an array is."""
+        value = self.inner(value)
+        e = None if value is None else self.program.maker.get(value)
+        if e is None:
+            return self._literals.get(value) if value is not None else None
+        if e.name in ("broadcast_in_dim", "convert_element_type"):
+            return self._number(e, 0)
+        return None
+
+    @cached_property
+    def _literals(self) -> dict[Value, Any]:
+        """Numbers written into calls, by what they are inside."""
+        found = {}
+        for e in self.program.equations:
+            if called(e.eqn) is not None:
+                for var, inside in zip(e.eqn.invars, e.doors[0].scope.ins, strict=True):
+                    if is_literal(var) and np.ndim(var.val) == 0:  # pyright: ignore[reportAttributeAccessIssue]
+                        found[inside] = var.val  # pyright: ignore[reportAttributeAccessIssue]
+        return found
+
+    def _added(self, e: Equation) -> Value | None:
+        """The keys at which ones are added to zeros."""
+        if not e.primitive.scatters or len(self.program.shapes[e.outs[0]]) != 1:
+            return None
+        ones = self._filled_with(e.ins[0]) == 0 and self._filled_with(e.ins[2]) == 1
+        index = None if e.ins[1] is None else self.inner(e.ins[1])
+        made = None if index is None else self.program.maker.get(index)
+        if not ones or made is None:
+            return None
+        return made.ins[0] if made.name == "broadcast_in_dim" else index
+
+    def _summed(self, e: Equation) -> Value | None:
+        """The keys that are compared with each number, where only the numbers are not summed over."""
+        if len(self.program.shapes[e.outs[0]]) != 1:
+            return None
+        place, found = 0, e
+        while found.name == "reduce_sum":
+            rank = len(self.program.shapes[found.ins[0]]) if found.ins[0] is not None else 0
+            place = [d for d in range(rank) if d not in found.params["axes"]][place]
+            value = found.ins[0]
+            while (before := self._maker(value)) is not None and before.name == "convert_element_type":
+                value = before.ins[0]  # of truth values
+            if before is None:
+                return None
+            found = before
+        if found.name != "eq" or found is e:
+            return None
+        numbers = [k for k in (0, 1) if self._counts_along(found.ins[k], place)]
+        return self._spread(found.ins[1 - numbers[0]], place) if len(numbers) == 1 else None
+
+    def _counts_along(self, value: Value | None, place: int) -> bool:
+        """Is the number at each place of a dimension the place's, whatever the others?"""
+        e = self._maker(self.inner(value))
+        while e is not None and e.name == "broadcast_in_dim":
+            dims, source = e.params["broadcast_dimensions"], e.ins[0]
+            if source is None or place not in dims:
+                return False
+            old = self.program.shapes[source][dims.index(place)]
+            if old != self.program.shapes[e.outs[0]][place]:
+                return False
+            place, e = dims.index(place), self._maker(source)
+        return e is not None and e.name == "iota" and e.params["dimension"] == place
+
+    def _spread(self, value: Value | None, place: int) -> Value | None:
+        """What is repeated along one dimension alone to make `value`."""
+        e = self._maker(self.inner(value))
+        while e is not None and e.name == "broadcast_in_dim":
+            source, dims = e.ins[0], e.params["broadcast_dimensions"]
+            if source is None:
+                return None
+            old, new = self.program.shapes[source], self.program.shapes[e.outs[0]]
+            kept = {d for s, d in zip(old, dims, strict=True) if s == new[d]}
+            if any(d not in kept and new[d] != 1 for d in range(len(new)) if d != place):
+                return None
+            if place not in kept:
+                return source
+            place, e = dims.index(place), self._maker(source)
+        return self.inner(value)

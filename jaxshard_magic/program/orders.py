@@ -1,0 +1,394 @@
+"""Rows in another order: which values have their rows as a sort put them, and what leads there and back.
+
+Tokens are sorted by their expert, multiplied group by group and put back. What is made on the way depends on the order
+row by row alone, so that any other batch sorted by itself gives the same rows. `Orders` follows that through a program:
+a value whose rows and those of another order meet is `Mixed`, and nothing is said of it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import jax
+import numpy as np
+
+from .counts import Counts
+from .ir import Door, Equation, Program, Scope, Value
+from .order_states import (
+    MIXED,
+    Known,
+    Lookup,
+    Mixed,
+    Numbers,
+    Sorted,
+    State,
+    Table,
+    inside,
+    new_place,
+    operands,
+    ordered,
+    sorted_back,
+    sorted_in,
+    stacked,
+)
+from .primitives import bind, called, is_literal, scan_counts, shape_of
+from .primitives.dims import along, reduced
+from .primitives.primitive import Kind
+
+_WHOLE = "iub"  # kinds of numpy's types of whole numbers and truth values
+
+
+class Orders:
+    """What `program` sorts, and what becomes of the rows.
+
+    `of[v]`: the state of a value, of those that have one. `lookups`: what brings rows into an order and out of it, by
+    the equation's index; `sorts`: what sorts by keys, and the order that it makes, one for all that sort the same;
+    `backs`: what sorts an order back. `products`: those of
+    groups whose rows were sorted by group. `lost`: orders that came to be mixed with something.
+    """
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.of: dict[Value, State] = {}
+        self.lookups: dict[int, Lookup] = {}
+        self.sorts: dict[int, int] = {}
+        self.backs: set[int] = set()
+        self.products: set[int] = set()
+        self.lost: set[int] = set()
+        self._even: dict[tuple[Value, int], bool] = {}
+        self._made: dict[tuple, Table | Known] = {}
+        if any(_sorts_rows(e) for e in program.equations):
+            self._scope(program.top, [None] * len(program.inputs))
+
+    @cached_property
+    def counts(self) -> Counts:
+        return Counts(self.program)
+
+    def takes_part(self, e: Equation) -> bool:
+        """Has an operand or a result to do with an order?"""
+        return any(ordered(self.of.get(v)) for v in (*e.ins, *e.outs) if v is not None)
+
+    def by_group(self, order: int, sizes: Value | None) -> bool:
+        """Were the rows of an order sorted by group, `sizes` being how many rows each group has?"""
+        keys = self.program.equations[order].ins[0]
+        return sizes is not None and self.counts.same(keys, self.counts.keys(sizes))
+
+    # Through the program.
+
+    def _scope(self, scope: Scope, ins: Sequence[State]) -> None:
+        self._set(scope.ins, ins)
+        for e in scope.equations:
+            if e.doors:
+                self._through(e)
+            else:
+                self._set(e.outs, self._equation(e))
+            if any(isinstance(self.of.get(v), Mixed) for v in e.outs):
+                states = (self.of.get(v) for v in (*e.ins, *e.outs) if v is not None)
+                self.lost |= {
+                    s.order for s in states if isinstance(s, (Sorted, Numbers)) and s.order is not None
+                }
+
+    def _set(self, values: Sequence[Value], states: Sequence[State]) -> None:
+        self.of.update((v, s) for v, s in zip(values, states, strict=True) if s is not None)
+
+    def _states(self, e: Equation) -> list[State]:
+        return [self._operand(e, k) for k in range(len(e.ins))]
+
+    def _operand(self, e: Equation, k: int) -> State:
+        v, var = e.ins[k], e.eqn.invars[k]
+        if is_literal(var):
+            return Known(var.val) if np.ndim(var.val) == 0 else None  # pyright: ignore[reportAttributeAccessIssue]
+        return None if v is None else self.of.get(v)
+
+    def _shape(self, e: Equation, k: int) -> tuple[int, ...]:
+        return shape_of(e.eqn.invars[k])
+
+    def _through(self, e: Equation) -> None:
+        states = self._states(e)
+        if e.name == "scan":
+            return self._scan(e, e.doors[0], states)
+        if called(e.eqn) is not None:
+            door = e.doors[0]
+            self._scope(door.scope, states)
+            return self._set(e.outs, [self._result(door.scope, i) for i in range(len(e.outs))])
+        for door in e.doors:  # of branches, and of loops whose trips are not known
+            known = [self.of.get(a) if a is not None else None for a, _, _ in door.into]
+            self._scope(door.scope, [MIXED if ordered(s) else None for s in known])
+        states += [self._result(door.scope, i) for door in e.doors for i in range(len(door.out))]
+        return self._set(e.outs, [MIXED if any(map(ordered, states)) else None] * len(e.outs))
+
+    def _result(self, scope: Scope, i: int) -> State:
+        v, var = scope.outs[i], scope.jaxpr.outvars[i]
+        if v is None:
+            return Known(var.val) if np.ndim(var.val) == 0 else None
+        return self.of.get(v)
+
+    def _scan(self, e: Equation, door: Door, states: list[State]) -> None:
+        """What a loop hands from trip to trip is in no order; what it stacks may be, trip by trip."""
+        n, k = scan_counts(e.params)
+        carried = [MIXED if ordered(s) else None for s in states[n : n + k]]
+        self._scope(door.scope, [*states[:n], *carried, *map(inside, states[n + k :])])
+        ends = [self._result(door.scope, i) for i in range(len(e.outs))]
+        carried = [MIXED if ordered(s) else None for s in ends[:k]]
+        self._set(e.outs, [*carried, *(stacked(s, e.index) for s in ends[k:])])
+
+    # One equation.
+
+    def _equation(self, e: Equation) -> list[State]:
+        states = self._states(e)
+        if e.name == "iota":
+            dim = e.params["dimension"]
+            return [Numbers(dim, self._counting(e.params["shape"][dim]))]
+        if e.name == "sort":
+            return self._sort(e, states)
+        if e.primitive.kind is Kind.EACH:
+            return states
+        if all(s is None for s in states):
+            return [None] * len(e.outs)
+        found = self._rule(e)(e, states)
+        return [found] * len(e.outs)
+
+    def _rule(self, e: Equation) -> Callable[[Equation, list[State]], State]:
+        kind = e.primitive.kind
+        if kind is Kind.ELEMENTWISE:
+            return self._elementwise
+        if kind is Kind.SHAPE:
+            return self._relaid
+        if e.name == "gather":
+            return self._gather
+        if e.primitive.scatters:
+            return self._scatter
+        if e.primitive.product:
+            return self._product
+        if kind is Kind.REDUCTION:
+            return self._reduction
+        return self._beside if kind in (Kind.CUT, Kind.RUNNING, Kind.ORDER) else _unknown
+
+    def _sort(self, e: Equation, states: list[State]) -> list[State]:
+        if not _sorts_rows(e):
+            return [self._beside(e, [s]) for s in states]
+        key = states[0]
+        if isinstance(key, Numbers) and key.order is not None:
+            if key.loop is not None or key.table.each(len(key.table)) != 1:
+                return [MIXED] * len(states)
+            self.backs.add(e.index)
+            return [Numbers(0, key.table), *(sorted_back(s, key) for s in states[1:])]
+        if e.params["num_keys"] != 1 or any(map(ordered, states)):
+            return [MIXED] * len(states)
+        before = (
+            o for o in self.sorts.values() if self.counts.same(e.ins[0], self.program.equations[o].ins[0])
+        )
+        self.sorts[e.index] = next(before, e.index)
+        return [sorted_in(s, self.sorts[e.index]) for s in states]
+
+    def _elementwise(self, e: Equation, states: list[State]) -> State:
+        rows = [s for s in states if isinstance(s, Sorted)]
+        if any(isinstance(s, Mixed) for s in states):
+            return MIXED
+        if not rows:
+            return self._numbers(e, states)
+        first = rows[0]
+        if any(s != first for s in rows) or any(
+            isinstance(s, Numbers) and s.order is not None for s in states
+        ):
+            return MIXED
+        rest = [k for k, s in enumerate(states) if not isinstance(s, Sorted)]
+        return first if all(self._even_operand(e, k, first.dim) for k in rest) else MIXED
+
+    def _numbers(self, e: Equation, states: list[State]) -> State:
+        """The same function of each number; of what nothing is known there are none."""
+        numbers = [s for s in states if isinstance(s, Numbers)]
+        lost = MIXED if any(map(ordered, states)) else None
+        kinds = {np.dtype(getattr(v.aval, "dtype", object)).kind for v in (*e.eqn.invars, *e.eqn.outvars)}
+        if not kinds <= {*_WHOLE} or not all(isinstance(s, (Numbers, Known)) for s in states):
+            return lost
+        if len({s.of() for s in numbers}) > 1:
+            return lost
+        given = [
+            s.table if isinstance(s, Numbers) else np.asarray(s.number).item()
+            for s in states
+            if isinstance(s, (Numbers, Known))
+        ]
+        key = e.name, str(e.params), *map(str, (v.aval.dtype for v in e.eqn.invars)), *given  # pyright: ignore[reportAttributeAccessIssue]
+        if key not in self._made:
+            with jax.ensure_compile_time_eval():
+                found = np.asarray(bind(e.eqn, operands(e, states))[0])
+            alike = found.size and (found == found.flat[0]).all()  # the same in any order
+            self._made[key] = Known(found.flat[0]) if alike else Table(found)
+        made = self._made[key]
+        return made if isinstance(made, Known) else replace(numbers[0], table=made)
+
+    def _counting(self, size: int) -> Table:
+        made = self._made.setdefault(("iota", size), Table(np.arange(size, dtype=np.int32)))
+        assert isinstance(made, Table)
+        return made
+
+    def _relaid(self, e: Equation, states: list[State]) -> State:
+        state = states[0]
+        if isinstance(state, Known):
+            return state
+        if not isinstance(state, (Sorted, Numbers)):
+            return MIXED if ordered(state) else None
+        d = new_place(e, state.dim)
+        if d is None or state.loop is not None:
+            return MIXED if ordered(state) else None
+        return replace(state, dim=d)
+
+    def _beside(self, e: Equation, states: list[State]) -> State:
+        """Works along other dimensions than the one that is in an order."""
+        first = next((s for s in states if ordered(s)), None)
+        if first is None:
+            return None
+        if not isinstance(first, Sorted) or first.loop is not None:
+            return MIXED
+        d, out = first.dim, shape_of(e.eqn.outvars[0])
+        named = e.primitive.along and d in along(e.params, len(out))
+        rest = [k for k, s in enumerate(states) if s != first]
+        same = all(len(v.aval.shape) in (0, len(out)) for v in e.eqn.invars)  # pyright: ignore[reportAttributeAccessIssue]
+        kept = d < len(out) and out[d] == self._shape(e, states.index(first))[d] and same and not named
+        return first if kept and all(self._even_operand(e, k, d) for k in rest) else MIXED
+
+    def _reduction(self, e: Equation, states: list[State]) -> State:
+        first = next((s for s in states if ordered(s)), None)
+        if first is None:
+            return None
+        if any(s != first for s in states) or not isinstance(first, Sorted) or first.loop is not None:
+            return MIXED
+        gone = reduced(e.params)
+        if first.dim in gone:
+            return None if e.primitive.reduces else MIXED  # a sum is the same in any order
+        return replace(first, dim=first.dim - sum(d < first.dim for d in gone))
+
+    def _product(self, e: Equation, states: list[State]) -> State:
+        c, (left, right) = e.contraction, states[:2]
+        assert c is not None
+        if not any(map(ordered, states)):
+            return None
+        mine, theirs = (s if isinstance(s, Sorted) else None for s in (left, right))
+        orders = {(s.order, s.loop) for s in states if isinstance(s, Sorted)}
+        lost = any(ordered(s) for s in states[2:]) or any(ordered(s) != isinstance(s, Sorted) for s in states)
+        if lost or len(orders) != 1:
+            return MIXED
+        ((order, loop),) = orders
+        if loop is not None:
+            return MIXED
+        if c.ragged is not None:
+            if mine is None or mine.dim != c.ragged or not self.by_group(order, e.ins[2]):
+                return MIXED
+            self.products.add(e.index)
+        if mine is not None and theirs is not None:
+            pairs = [out for a, b, out in c.batch if (a, b) == (mine.dim, theirs.dim)]
+            if pairs:
+                return Sorted(order, pairs[0])
+            return None if (mine.dim, theirs.dim) in c.contracted else MIXED
+        one, free = (mine, c.left) if mine is not None else (theirs, c.right)
+        out = next((o for d, o in free if one is not None and d == one.dim), None)
+        return MIXED if out is None else Sorted(order, out)
+
+    def _gather(self, e: Equation, states: list[State]) -> State:
+        dn, (operand, index) = e.params["dimension_numbers"], states[:2]
+        if not any(map(ordered, states)):
+            return None
+        spots = [d for d in range(len(shape_of(e.eqn.outvars[0]))) if d not in dn.offset_dims]
+        if isinstance(index, Sorted) and not ordered(operand) and index.loop is None:  # a table, row by row
+            return Sorted(index.order, spots[index.dim]) if index.dim < len(spots) else MIXED
+        if not ordered(index) and isinstance(operand, Sorted) and operand.loop is None:
+            return self._slices(e, operand)
+        if not isinstance(index, Numbers) or index.order is None or index.loop is not None:
+            return MIXED
+        if tuple(dn.start_index_map) != tuple(dn.collapsed_slice_dims) or len(dn.start_index_map) != 1:
+            return MIXED
+        (looked,) = dn.start_index_map
+        each = index.table.each(self._shape(e, 0)[looked])
+        if each is None or index.dim >= len(spots):
+            return MIXED
+        if index.back:
+            if each != 1 or operand != Sorted(index.order, looked):
+                return MIXED
+            self.lookups[e.index] = Lookup(index.order, False, 1)
+            return None
+        if isinstance(operand, Numbers) and operand.of() == (looked, index.order, True, None) and each == 1:
+            return Numbers(spots[index.dim], operand.table)  # where each row went, looked up by which it is
+        if isinstance(operand, (Sorted, Numbers, Mixed)):
+            return MIXED
+        self.lookups[e.index] = Lookup(index.order, True, each)
+        return Sorted(index.order, spots[index.dim])
+
+    def _slices(self, e: Equation, operand: Sorted) -> State:
+        """Slices that hold all of the rows."""
+        dn, d = e.params["dimension_numbers"], operand.dim
+        gone = (*dn.collapsed_slice_dims, *dn.operand_batching_dims)
+        if d in gone or e.params["slice_sizes"][d] != self._shape(e, 0)[d]:
+            return MIXED
+        kept = [k for k in range(len(self._shape(e, 0))) if k not in gone]
+        return replace(operand, dim=dn.offset_dims[kept.index(d)])
+
+    def _scatter(self, e: Equation, states: list[State]) -> State:
+        dn, (operand, index, updates) = e.params["dimension_numbers"], states[:3]
+        if not any(map(ordered, states)):
+            return None
+        spots = [d for d in range(len(self._shape(e, 2))) if d not in dn.update_window_dims]
+        if isinstance(index, Sorted):  # sums, in any order
+            own = index.dim < len(spots) and updates == Sorted(index.order, spots[index.dim])
+            return None if e.primitive.adds and own and not ordered(operand) and index.loop is None else MIXED
+        if not isinstance(index, Numbers) or index.order is None or index.loop is not None:
+            return MIXED
+        rows = tuple(dn.scatter_dims_to_operand_dims)
+        if rows != tuple(dn.inserted_window_dims) or len(rows) != 1 or index.dim >= len(spots):
+            return MIXED
+        each, spot = index.table.each(self._shape(e, 0)[rows[0]]), spots[index.dim]
+        if each is None or ordered(operand) or not (e.primitive.adds or (e.name == "scatter" and each == 1)):
+            return MIXED
+        if index.back:
+            if each != 1 or ordered(updates) or not self._even_operand(e, 0, rows[0]):
+                return MIXED
+            self.lookups[e.index] = Lookup(index.order, True, 1)
+            return Sorted(index.order, rows[0])
+        if (
+            isinstance(updates, Numbers) and updates.order is None and e.name == "scatter"
+        ):  # where each row went
+            own = updates.dim == spot and updates.loop is None
+            return Numbers(rows[0], updates.table, index.order, back=True) if own else MIXED
+        if updates != Sorted(index.order, spot):
+            return MIXED
+        self.lookups[e.index] = Lookup(index.order, False, each)
+        return None
+
+    # What is the same along a dimension.
+
+    def _even_operand(self, e: Equation, k: int, dim: int) -> bool:
+        return not self._shape(e, k) or (e.ins[k] is not None and self.even(e.ins[k], dim))  # pyright: ignore[reportArgumentType]
+
+    def even(self, v: Value, dim: int) -> bool:
+        """Is a value the same at all places along a dimension, as what is repeated along it is?"""
+        if (v, dim) not in self._even:
+            self._even[v, dim] = False
+            self._even[v, dim] = self._is_even(v, dim)
+        return self._even[v, dim]
+
+    def _is_even(self, v: Value, dim: int) -> bool:
+        state, e = self.of.get(v), self.program.maker.get(v)
+        if isinstance(state, Known) or (isinstance(state, Numbers) and state.dim != dim):
+            return True
+        if e is None:
+            outside = self.counts.entering(v)
+            return outside is not None and self.even(outside, dim)
+        if e.name == "broadcast_in_dim":
+            dims = e.params["broadcast_dimensions"]
+            if dim not in dims or e.ins[0] is None:
+                return True
+            d = dims.index(dim)
+            if self.program.shapes[e.ins[0]][d] != self.program.shapes[v][dim]:
+                return True
+            return self.even(e.ins[0], d)
+        if e.name == "transpose" and e.ins[0] is not None:
+            return self.even(e.ins[0], e.params["permutation"][dim])
+        return e.primitive.elementwise and all(self._even_operand(e, k, dim) for k in range(len(e.ins)))
+
+
+def _sorts_rows(e: Equation) -> bool:
+    return e.name == "sort" and all(len(shape_of(v)) == 1 for v in e.eqn.invars)
+
+
+def _unknown(_e: Equation, states: list[State]) -> State:
+    return MIXED if any(map(ordered, states)) else None

@@ -1,0 +1,116 @@
+"""Rows sorted by expert: each shard of the batch sorts its own; divided experts get all rows and do their own."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import zoo
+from jax.sharding import PartitionSpec as P
+from test_ep import AG, AR, RS, planned, sent, told
+from test_ep import ran as ran
+from zoo.dropless_experts import BEST, EXPERTS, HIDDEN, LENGTH, WIDTH
+from zoo.parts import BATCH
+
+import jaxshard_magic
+from jaxshard_magic.errors import ShardError
+from jaxshard_magic.strategies.regions.sorted_rows import own_first
+
+PERMUTED, SCANNED, LANGUAGE = "dropless_permuted", "dropless_scanned", "dropless_language_model"
+ALONE, BESIDE = ("ep", "expert=8"), ("ep+dp", "data=2 expert=4")
+STORED, INSIDE = ("ep+fsdp", "data=2 expert=4"), ("ep+tp", "data=2 expert=2 model=2")
+QUICK = {(PERMUTED, BESIDE), (SCANNED, STORED), (PERMUTED, INSIDE)}
+TABLE = [
+    pytest.param(form, on, marks=() if (form, on) in QUICK else pytest.mark.full, id=" ".join((form, *on)))
+    for form in (PERMUTED, SCANNED, LANGUAGE)
+    for on in (ALONE, BESIDE, STORED, INSIDE)
+]
+F32 = 4
+TOKENS, ROWS = BATCH * LENGTH, BATCH * LENGTH * BEST
+MATRIX, ROUTER, HEAD = WIDTH * HIDDEN * F32, WIDTH * EXPERTS * F32, WIDTH * WIDTH * F32
+
+
+@pytest.mark.parametrize(("form", "on"), TABLE)
+def test_divided_experts_of_sorted_rows_give_the_plain_numbers_of_five_steps(ran, form, on):
+    ran(form, *on)
+
+
+def test_rows_go_to_the_experts_and_back_and_no_weight_does(ran):
+    """Forward the rows of the devices that share experts, and the sum of what these made; backward the gradient of
+    that. That of the rows is not asked for: tokens are data. Gradients of an expert are added up over data alone."""
+    step, both, own = ran(PERMUTED, *BESIDE), ("data", "expert"), EXPERTS // 4
+    rows, sizes = ROWS // 2 * WIDTH * F32, EXPERTS * F32
+    wanted = Counter(
+        {(AG, ("expert",), rows): 2, (RS, ("expert",), rows): 1, (AR, ("data",), own * MATRIX): 3}
+    )
+    wanted |= {(AR, both, ROUTER): 1, (AR, both, HEAD): 1}
+    wanted |= {(AG, ("expert",), 4 * sizes): 1}  # how many rows each device has of each expert
+    wanted |= {
+        (AR, both, sizes): 2
+    }  # how many each expert has of all, and its mean gate, for the balance of the loss
+    assert sent(step.report()) == wanted == told(planned(PERMUTED, *BESIDE))
+
+
+def test_in_layers_that_are_computed_again_rows_go_six_times_each_way(ran):
+    """To the experts forward, again, and with gradients, and back from them as often: the gradient of the rows is the
+    sum of what two products make of it, which goes back once. fsdp gathers each expert's weights over data, forward and
+    again."""
+    found, layers, rows = sent(ran(SCANNED, *STORED).report()), 2, ROWS // 2 * WIDTH * F32
+    assert found[AG, ("expert",), rows] == found[RS, ("expert",), rows] == 3 * layers
+    assert found[AG, ("data",), EXPERTS // 4 * MATRIX] == 2 * 3 * layers
+    plan = told(planned(SCANNED, *STORED))
+    assert plan[AG, ("expert",), rows] == plan[RS, ("expert",), rows] == 3 * layers
+
+
+def test_under_dp_no_row_goes_to_another_device_to_be_sorted(ran):
+    found = sent(ran(SCANNED, "dp", "data=8").report())
+    layers, over = 2, ("data",)
+    wanted = {(AR, over, EXPERTS * MATRIX): 3 * layers, (AR, over, ROUTER): layers, (AR, over, HEAD): 1}
+    assert found == wanted == told(planned(SCANNED, "dp", "data=8"))
+
+
+def test_rows_that_are_set_back_go_no_further_than_others(ran):
+    """The derivative of `.at[order].set` asks which row was set last at each place: all were, in any order."""
+    found = sent(ran(LANGUAGE, *BESIDE).report())
+    rows = ROWS // 2 * WIDTH * F32
+    assert {m[1:] for m in found if m[0] == AG} == {(("expert",), rows), (("expert",), 4 * EXPERTS * F32)}
+
+
+def test_where_one_expert_gets_all_rows_none_is_dropped():
+    step = zoo.STEPS[PERMUTED]
+    (params, batch) = step.make().args
+    params["experts"]["route"] = jnp.zeros_like(params["experts"]["route"])
+    call = step.make()
+    sharded = jaxshard_magic.shard(call.fn, "ep", mesh=jaxshard_magic.mesh("cpu:8 expert=8"))
+    want = call.fn(params, batch)
+    for a, b in zip(jax.tree.leaves(sharded(params, batch)), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+
+
+def test_a_devices_own_rows_are_first_and_in_the_order_of_its_experts():
+    """Four experts on two devices, which have 3 and 4 rows: 1, 0, 2, 0 and 2, 1, 0, 1 of each expert. Rows are numbered
+    through: of experts 0 and 1 (the first device's) 0, then 3, 4 of expert 0 and 5 of 1; of the others 1, 2 and 6."""
+    counts = jnp.array([[1, 0, 2, 0], [2, 1, 0, 0]])
+    mesh = jaxshard_magic.mesh("cpu:8 expert=2 data=4")
+
+    def on_device(mine):
+        own, order = own_first(mine[0], ("expert",), jax.lax.axis_index("expert"), 6)
+        return own[None], order[None]
+
+    found = jax.shard_map(on_device, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False)
+    own, order = map(np.asarray, jax.jit(found)(counts))
+    assert own.tolist() == [[3, 1], [2, 0]]
+    assert order[0][:4].tolist() == [0, 3, 4, 5] and order[1][:2].tolist() == [1, 2]
+
+
+def test_what_bringing_rows_costs_is_told_and_rows_that_are_no_sort_are_not_divided():
+    message = next(f.message for f in planned(PERMUTED, *ALONE).findings if f.code == "experts-sorted")
+    assert "the rows of all 8 devices of expert are gathered on each" in message
+    codes = {f.code for f in planned("dropless_placed", *ALONE).findings}
+    assert "experts-ragged" in codes and "experts-sorted" not in codes
+
+
+def test_experts_of_ragged_products_that_do_not_divide_are_refused():
+    with pytest.raises(ShardError, match="8 experts do not divide by expert=16"):
+        planned(PERMUTED, "ep", "cpu:16 expert=16")
