@@ -113,4 +113,4 @@ def test_what_bringing_rows_costs_is_told_and_rows_that_are_no_sort_are_not_divi
 
 def test_experts_of_ragged_products_that_do_not_divide_are_refused():
     with pytest.raises(ShardError, match="8 experts do not divide by expert=16"):
-        planned(PERMUTED, "ep", "cpu:16 expert=16")
+        planned(PERMUTED, "ep", "v5e:4x4 expert=16")

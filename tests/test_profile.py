@@ -152,7 +152,9 @@ def test_a_report_keeps_what_was_measured_in_json_and_in_little_room():
     assert any(row.predicted for row in report.measured.lines)  # beside what is predicted for the chip
 
 
-@pytest.mark.parametrize(("strategy", "mesh"), [("fsdp", "cpu:2 data=2"), ("pp", "cpu:2 pipe=2")])
+@pytest.mark.parametrize(
+    ("strategy", "mesh"), [("fsdp", "cpu:2 data=2"), pytest.param("pp", "cpu:2 pipe=2", marks=pytest.mark.ci)]
+)
 def test_the_text_of_each_program_is_taken_and_read_once(strategy, mesh, monkeypatch):
     """By the report of its first call, by the recording, and by the reports that have what it measured."""
     from jaxshard_magic.analysis import texts
@@ -259,6 +261,7 @@ def test_no_steps_are_no_recording():
         step.profile(0)
 
 
+@pytest.mark.ci
 def test_of_a_step_of_very_many_operations_no_more_is_recorded_than_is_read(monkeypatch):
     from jaxshard_magic.analysis import profiled
     from jaxshard_magic.views.words import spent_about

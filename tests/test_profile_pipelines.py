@@ -29,8 +29,13 @@ WITHIN = 0.03  # of what was slept
     ("strategy", "mesh", "options", "scan", "remat"),
     [
         ("pp+fsdp", "cpu:4 pipe=2 data=2", {"microbatches": 4}, True, True),
-        ("pp+dp", "cpu:4 pipe=2 data=2", {"schedule": "zb-h1"}, False, False),
-        ("pp", "cpu:3 pipe=3", {"schedule": "gpipe", "remat": "full", "microbatches": 2}, False, False),
+        pytest.param(
+            *("pp+dp", "cpu:4 pipe=2 data=2", {"schedule": "zb-h1"}, False, False), marks=pytest.mark.ci
+        ),
+        pytest.param(
+            *("pp", "cpu:3 pipe=3", {"schedule": "gpipe", "remat": "full", "microbatches": 2}, False, False),
+            marks=pytest.mark.ci,
+        ),
     ],
 )
 def test_all_time_of_a_pipeline_has_a_line_and_its_timeline_is_what_was_recorded(
@@ -163,6 +168,7 @@ def napping_step(seconds):
     return step
 
 
+@pytest.mark.ci
 def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_rest():
     """1f1b of two stages and four microbatches. A forward pass sleeps once; a backward one for both gradients, which on
     the first stage is that of its weight alone. In naps, by hand:
@@ -206,7 +212,7 @@ def test_stages_that_sleep_are_measured_as_long_as_they_sleep_and_idle_for_the_r
     assert all(event.end - event.start >= takes[event.action[:2]] for event in p.events)
 
 
-@pytest.mark.parametrize("numbered", [True, False])
+@pytest.mark.parametrize("numbered", [True, pytest.param(False, marks=pytest.mark.ci)])
 def test_stages_that_share_a_program_on_one_rank_are_told_apart(numbered, monkeypatch):
     """Of three chunks on two ranks stages 2 and 4 run one program, and 1 and 3; each sleeps for a time of its own.
     Whether a trace numbers executions or not."""
