@@ -131,6 +131,9 @@ def test_gradients_rounded_before_they_are_added_up_send_as_many_bytes(
     assert bare(program, tmp_path).moves == program.moves
     assert "grads = in_shards(" in program.text and "Without --" not in program.text
     planned, sent = (sum(c.wire_bytes for c in found or ()) for found in (program.planned, program.sent))
+    if (home.name, strategy) == ("transformer_scanned", "fsdp"):  # its plan scatters a lookup's gradient
+        assert planned < sent and " more per device and step" in program.text
+        return
     assert planned == sent  # a loop's gradients go one by one in the plan, together in the program
 
 
