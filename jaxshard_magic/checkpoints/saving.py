@@ -1,7 +1,6 @@
 """A save while it is written: waited for in a thread of its own, so that hosts hear meanwhile of one that fails."""
 
 import threading
-from contextlib import suppress
 from typing import Any
 
 from ..coordination import LOOK_S, Passage
@@ -35,8 +34,7 @@ class Saving:
     def leave(self) -> bool:
         """Write no more: it has failed here or elsewhere. Whether Orbax's threads have ended."""
         if not self.is_over(0) and (cancel := getattr(self._manager, "_checkpointer", None)) is not None:
-            with suppress(Exception):  # it may be over meanwhile
-                cancel.cancel()  # Orbax's threads wait 600 s for files of the first host, which come no more
+            cancel.cancel()  # Orbax's threads wait 600 s for files of the first host, which come no more
         return self.is_over(LEAVE_S)
 
     def _run(self) -> None:
