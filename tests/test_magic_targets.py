@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import jax
 import pytest
 
-from jaxshard_magic import api
+from jaxshard_magic import ShardError, api
 
 needs_libtpu = pytest.mark.skipif(
     find_spec("libtpu") is None, reason="no TPU compiler: libtpu is not installed"
@@ -167,9 +167,9 @@ def test_in_python_a_step_on_a_slice_compiles_and_refuses_to_be_called():
     shape = jax.ShapeDtypeStruct((8, 4), "float32")
     step.prepare(shape)
     assert step.report().mesh.source == "topology"
-    with pytest.raises(api.ShardError, match=r"v5e:2x2 is not attached, so double can't run on it: .prepare"):
+    with pytest.raises(ShardError, match=r"v5e:2x2 is not attached, so double can't run on it: .prepare"):
         step(jax.numpy.ones((8, 4)))
-    with pytest.raises(api.ShardError, match="the mesh names the chip, v5e:2x2"):
+    with pytest.raises(ShardError, match="the mesh names the chip, v5e:2x2"):
         api.shard(double, "dp", mesh="v5e:2x2 data=4", on="v5p")
 
 
