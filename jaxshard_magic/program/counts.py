@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -120,6 +121,17 @@ class Counts:
             return e.ins[1], 0
         return None, 0
 
+    def relaid_from(self, e: Equation) -> Value | None:
+        """The operand of which the result of `e` has each number as often: under other dimensions, or where it is not
+        negative; None of other equations."""
+        if e.name == "broadcast_in_dim":
+            before = e.ins[0]
+            same = before is not None and prod(self.program.shapes[before]) == prod(
+                self.program.shapes[e.outs[0]]
+            )
+            return before if same else None
+        return None if e.doors or e.primitive.kind is Kind.EACH else self._through(e, e.outs[0])[0]
+
     def _whole(self, e: Equation) -> bool:
         """Are its numbers whole ones, before and after?"""
         dtypes = (self.program.avals[v].dtype for v in (*e.ins, *e.outs) if v is not None)
@@ -156,9 +168,9 @@ class Counts:
         var = e.eqn.invars[k]
         if is_literal(var):
             return var.val if np.ndim(var.val) == 0 else None  # pyright: ignore[reportAttributeAccessIssue]
-        return self._filled_with(e.ins[k])
+        return self.filled_with(e.ins[k])
 
-    def _filled_with(self, value: Value | None) -> Any:
+    def filled_with(self, value: Value | None) -> Any:
         """The number that all of an array is."""
         value = self.inner(value)
         e = None if value is None else self.program.maker.get(value)
@@ -183,7 +195,7 @@ class Counts:
         """The keys at which ones are added to zeros."""
         if not e.primitive.scatters or len(self.program.shapes[e.outs[0]]) != 1:
             return None
-        ones = self._filled_with(e.ins[0]) == 0 and self._filled_with(e.ins[2]) == 1
+        ones = self.filled_with(e.ins[0]) == 0 and self.filled_with(e.ins[2]) == 1
         index = None if e.ins[1] is None else self.inner(e.ins[1])
         made = None if index is None else self.program.maker.get(index)
         if not ones or made is None:

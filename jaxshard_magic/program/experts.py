@@ -104,7 +104,7 @@ def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
                 outs.setdefault(size, []).extend(e.outs)
                 by_size.setdefault(size, set()).add(c)
     for size, start in outs.items():
-        met = {c for c in _met(dims, flow, start) & among if dims.largest[c] == size}
+        met = _met(dims, flow, start, size) & among
         found |= met | (by_size[size] if met else set())
     return found
 
@@ -127,7 +127,10 @@ def along_of(e: Equation, rank: int) -> tuple[int, ...]:
     return reduced(e.params) if e.primitive.kind is Kind.REDUCTION else along(e.params, rank)
 
 
-def _met(dims: Dimensions, flow: Flow, start: Iterable[Value]) -> set[int]:
-    """The classes of what is made of certain values without another product."""
+def _met(dims: Dimensions, flow: Flow, start: Iterable[Value], size: int) -> set[int]:
+    """The classes of the dimensions of a size that what is made of certain values without another product has."""
     made = flow.forward(start, lambda _v, _w, e: e is None or not e.primitive.product)
-    return {c for v in made for c in dims.of(v)}
+    shapes = dims.program.shapes
+    return {
+        c for v in made if size in shapes[v] for c, z in zip(dims.of(v), shapes[v], strict=True) if z == size
+    }

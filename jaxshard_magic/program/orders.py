@@ -68,6 +68,11 @@ class Orders:
         """Has an operand or a result to do with an order?"""
         return any(ordered(self.of.get(v)) for v in (*e.ins, *e.outs) if v is not None)
 
+    def sorted_by(self, v: Value) -> int | None:
+        """The order of the rows of a value; None where these are in none, or in one for each trip of a loop."""
+        state = self.of.get(v)
+        return state.order if isinstance(state, Sorted) and state.loop is None else None
+
     def by_group(self, order: int, sizes: Value | None) -> bool:
         """Were the rows of an order sorted by group, `sizes` being how many rows each group has?"""
         keys = self.program.equations[order].ins[0]

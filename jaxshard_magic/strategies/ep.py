@@ -167,7 +167,7 @@ def _say_ragged(layout: Layout, weights: list[Value], axes: Axes) -> None:
 
 def _say_all_tokens(layout: Layout, found: Found) -> None:
     """Where nothing is dispatched, most of what experts multiply counts for nothing."""
-    number = min(layout.dims.largest[c] for c in found.classes)
+    number = min(z for c in found.classes for z in layout.dims.all_sizes[c] if z > 1)
     best = best_of(layout.program, number)
     if found.places or found.shared or best is None or best >= number:
         return

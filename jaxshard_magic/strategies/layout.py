@@ -19,6 +19,7 @@ from ..program.ir import Equation, Program, Value
 from ..program.roles import Roles
 from ..program.sizes import nbytes
 from .sorting import Sorting, find_sorting
+from .tables import with_tables
 
 Axes = tuple[str, ...]
 Spec = list[Axes]  # the mesh axes of every dimension
@@ -107,7 +108,7 @@ class Layout:
     @cached_property
     def sorting(self) -> Sorting:
         """The rows that each shard of the batch sorts by itself."""
-        return find_sorting(self)
+        return with_tables(self, find_sorting(self))
 
     def count(self, axes: Axes) -> int:
         """Devices along `axes` together."""

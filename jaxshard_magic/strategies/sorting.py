@@ -28,13 +28,15 @@ class Sorting:
 
     `of`: all that the step sorts; `orders`: those, by the equation that sorts. `sizes`: the values that are sizes of
     their groups, in any form, inside of loops and out of them. `counted`: the equations that count these, with the
-    dimension of each operand that rows run along.
+    dimension of each operand that rows run along. `tables`: the equations that look up a parameter's row for the group
+    of each sorted row, or add up its gradient, with its dimension that counts groups.
     """
 
     of: Orders
     orders: frozenset[int] = frozenset()
     sizes: frozenset[Value] = frozenset()
     counted: Mapping[int, Dims] = field(default_factory=dict)
+    tables: Mapping[int, int] = field(default_factory=dict)
 
     def order(self, v: Value | None) -> Sorted | None:
         """How the rows of a value are sorted; None where they are not, or not by each shard."""
@@ -70,11 +72,20 @@ class Sorting:
         return (e for e in equations if self.order(e.ins[0]) is not None)
 
     def weights(self) -> Iterable[tuple[Value, int]]:
-        """The matrices that rows are multiplied with, one for each group, with the dimension that counts these."""
+        """The matrices that rows are multiplied with, and the vectors that are looked up for them, one for each group,
+        with the dimension that counts these."""
         for e in self.products():
             v = e.ins[1]
             if v is not None and self.order(v) is None:
                 yield v, group_dim(e, 1)
+        for i, d in self.tables.items():
+            e = self.of.program.equations[i]
+            if e.name == "gather" and e.ins[0] is not None:
+                yield e.ins[0], d
+
+    def order_of(self, e: Equation) -> int | None:
+        """The order of the rows of a product of groups."""
+        return None if e.ins[0] is None else self.of.sorted_by(e.ins[0])
 
     def row_state(self, v: Value | None) -> Sorted | Numbers:
         """How the rows of an equation's operand that has to do with an order lie."""

@@ -19,6 +19,7 @@ from ...plan import Sent
 from ...program.ir import Equation, Value
 from ...program.order_states import Known
 from ...program.primitives import bind
+from ...program.primitives.dims import reduced
 from ...program.sizes import nbytes
 from ..away import Away, find_away
 from ..layout import Axes, Layout, Spec, partition_spec
@@ -57,6 +58,8 @@ class SortedRows(Region):
             return [self._looked_up(e, values)]
         if e.index in orders.products:
             return self._multiplied(e, values, hold)
+        if e.index in self.sorting.tables:
+            return self._of_groups(e, values, hold)
         if e.index in self.sorting.counted:
             return [self._counted(e, values)]
         if e.index in self.away.equations:
@@ -71,10 +74,12 @@ class SortedRows(Region):
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
         orders, avals = self.sorting.of, self.layout.program.avals
-        if e.index in orders.products:
+        if e.index in orders.products or e.index in self.sorting.tables:
             yield from self._sent_to_experts(e, operands) if self.experts else rest
-        elif e.index in self.away.back:
-            yield self._sent_back(e)
+        elif e.index in self.away.equations:
+            yield from self._reduced(e)
+            if e.index in self.away.back:
+                yield self._sent_back(e)
         elif not self._is_local(e):
             yield from rest
             n = self.layout.count(self._batch)
@@ -103,10 +108,20 @@ class SortedRows(Region):
         if self.sorting.order(out) is None:
             yield from gradient_sum(self.layout, out, self._others, e.trips) if self._others else ()
             return
-        assert c is not None and e.ins[0] is not None and e.ins[1] is not None
+        if c is None:
+            return
         left, right = (self.layout.tensor_axes(v) for v in e.ins[:2] if v is not None)
         if over := tuple(a for i, j in c.contracted for a in left[i] if a in right[j]):
             size = self._bytes(out) * self.layout.count(self.experts)
+            yield Sent("all-reduce", over, self.layout.count(over), size, e.trips)
+
+    def _reduced(self, e: Equation) -> Iterable[Sent]:
+        """What is summed of rows that are away over what tensor parallelism divides."""
+        if not e.primitive.reduces or e.ins[0] is None:
+            return
+        lies = self.layout.tensor_axes(e.ins[0])
+        if over := tuple(a for d in reduced(e.params) for a in lies[d]):
+            size = self._bytes(e.outs[0]) * self.layout.count(self.experts)
             yield Sent("all-reduce", over, self.layout.count(over), size, e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
@@ -252,8 +267,45 @@ class SortedRows(Region):
     def _row_by_row(self, e: Equation, values: list) -> list:
         """What is made of rows that are away, each device's by itself."""
         in_axes = [0 if v in self.away.values else None for v in e.ins]
-        made = jax.vmap(lambda *xs: bind(e.eqn, list(xs))[0], in_axes)(*values)
-        return [self._back(e, made)]
+        made = jax.vmap(lambda *xs: tuple(bind(e.eqn, list(xs))), in_axes)(*values)
+        if len(made) == 1:
+            return [self._back(e, made[0])]
+        return [self.layout.pin(x, self.lies(v) or ()) for x, v in zip(made, e.outs, strict=True)]
+
+    def _of_groups(self, e: Equation, values: list, hold: Emission) -> list:
+        """What each row looks up for its group in the part of a table that its experts' device has, zero for those of
+        others; or the sum, in such a part, of the gradients of that."""
+        sums, d, (table, index), out = (
+            e.primitive.scatters,
+            self.sorting.tables[e.index],
+            e.ins[:2],
+            e.outs[0],
+        )
+        rows = e.ins[2] if sums else out
+        place, spot, apart = self._row_dim(index), self._row_dim(rows), sums and rows in self.away.values
+        assert rows is not None and place is not None and spot is not None
+        rank = len(self.layout.program.shapes[rows])
+        operands = [jnp.asarray(x) for x in hold.before(e, values)]
+        operands[1] = self._brought(operands[1], index, place)
+        specs = [self._along(table, d, self.experts), self._along(index, place, self._others)]
+        if sums:
+            operands[2] = operands[2] if apart else self._brought(operands[2], rows, spot)
+            specs.append([*([self.experts] * apart), *self._along(rows, spot, self._others)])
+        lead, along = (self._others, (d, self.experts)) if sums else (self.experts, (spot, self._others))
+
+        def on_shard(device, table, index, *updates):
+            index = index - device[0].astype(index.dtype) * table.shape[d]
+            own, last = (index >= 0) & (index < table.shape[d]), table.shape[d] - 1
+            own = own.reshape([own.size if k == spot else 1 for k in range(rank)])
+            updates = [jnp.where(own, x[0] if apart else x, 0) for x in updates]
+            made = bind(e.eqn, [table, index.clip(0, last), *updates])[0]
+            return ((made if sums else jnp.where(own, made, 0))[None],)
+
+        lies = [lead, *self._along(out, *along)]
+        whole = self._on_shards(on_shard, [[self.experts], *specs], [lies])(
+            self._numbers(self.experts), *operands
+        )[0]
+        return hold.after(e, [whole.sum(0, dtype=whole.dtype)]) if sums else [self._back(e, whole)]
 
     def _back(self, e: Equation, made: Any) -> Any:
         """Rows as they are wanted: away, or on the devices of their tokens, which add up what all experts' made."""
@@ -306,4 +358,5 @@ def sorted_rows(context: Context) -> SortedRows:
     away = find_away(sorting) if experts else Away()
     reads = {e.index for e in layout.program.equations if not e.doors and not sorting.sizes.isdisjoint(e.ins)}
     members = sorting.equations() | sorting.numbers | sorting.counted.keys() | reads | away.equations
+    members |= sorting.tables.keys() if experts else frozenset()
     return SortedRows(members, layout, sorting, experts, away)
