@@ -53,9 +53,10 @@ def _divide_found(layout: Layout, axes: Axes) -> None:
     if found.classes or loops:
         stepped = {layout.dims.of(v)[0] for loop in loops for v in loop.stacks}
         found = replace(found, classes=found.classes | stepped)
-        _divides(layout, found.classes, axes)
+        numbers = _numbers(layout, found, loops)
+        _divide_evenly(numbers, layout.count(axes), "+".join(axes))
         _divide(layout, found, loops, axes)
-        _say_all_tokens(layout, found)
+        _say_all_tokens(layout, found, min(numbers))
         _say_shared_places(layout, found, axes)
 
 
@@ -89,9 +90,14 @@ def _counting(layout: Layout, value: Value, classes: frozenset[int]) -> Iterable
     return (sc for sc, c in pairs if c in classes)
 
 
-def _divides(layout: Layout, classes: frozenset[int], axes: Axes) -> None:
-    n, over = layout.count(axes), "+".join(axes)
-    _divide_evenly({z for c in classes for z in layout.dims.all_sizes[c] if z > 1}, n, over)
+def _numbers(layout: Layout, found: Found, loops: list[ExpertLoop]) -> set[int]:
+    """How many experts there are: as many as there are matrices of them. A router may know groups of them, too."""
+    shapes = layout.program.shapes
+    matrices = [layout.program.inputs[i] for i in found.weights]
+    counted = {
+        z for v in matrices for z, c in zip(shapes[v], layout.dims.of(v), strict=True) if c in found.classes
+    }
+    return counted | {shapes[v][0] for loop in loops for v in loop.stacks}
 
 
 def _divide_evenly(counts: set[int], n: int, over: str) -> None:
@@ -165,9 +171,8 @@ def _say_ragged(layout: Layout, weights: list[Value], axes: Axes) -> None:
         layout.findings.append(Finding("experts-ragged", "warning", message))
 
 
-def _say_all_tokens(layout: Layout, found: Found) -> None:
+def _say_all_tokens(layout: Layout, found: Found, number: int) -> None:
     """Where nothing is dispatched, most of what experts multiply counts for nothing."""
-    number = min(z for c in found.classes for z in layout.dims.all_sizes[c] if z > 1)
     best = best_of(layout.program, number)
     if found.places or found.shared or best is None or best >= number:
         return

@@ -61,6 +61,7 @@ class Hold(Emitter):
         self.cap = self._bytes_kept()  # bytes of gathered weights that straight-line code keeps
         self._weights: dict[Value, str | None] = {}
         self.relaid = _relaid(layout)
+        self._moved = _moved(layout)
 
     def __call__(self, *args: Any) -> list:
         self._bodies = [_Body(is_loop=False)]
@@ -88,6 +89,8 @@ class Hold(Emitter):
 
     def equation(self, e: Equation, values: list) -> list:
         outs = self._emit(e, values, self.regions_of(e))
+        if e.doors and not self._moved.isdisjoint(e.outs):
+            outs = [self._pin_end(v, x) if v in self._moved else x for v, x in zip(e.outs, outs, strict=True)]
         if e.outs and e.outs[0] in self.relaid:
             self._laid[id(outs[0])] = _Laid(e, values[0], outs[0])
         return outs
@@ -172,7 +175,7 @@ class Hold(Emitter):
             if not self.program.shapes[v]:
                 continue
             if layout.batchy(v):
-                if e.primitive.pinned or v in layout.exchanges.makes:
+                if e.primitive.pinned or v in layout.exchanges.makes or v in self._moved:
                     for spec in made_as(layout, e, v):
                         outs[k] = self.layout.pin(outs[k], spec)
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:
@@ -238,6 +241,20 @@ class Hold(Emitter):
         if between != use:  # gather over data first, then move the tensor shard
             x = self.layout.pin(x, between)
         return self.layout.pin(x, use)
+
+
+def _moved(layout: Layout) -> frozenset[Value]:
+    """Activations, where they are made, that some equation reads as they do not lie: held as they lie where they are
+    made, as else the compiler (Shardy, where it applies constraints) has all later readers read what that one does."""
+    program, counts = layout.program, layout.flow.orders.counts
+    loops = {} if layout.experts is None else layout.experts.loops
+    found = set[Value | None]()
+    for e in program.equations if layout.experts is not None or layout.exchanges.reads else ():
+        for v in e.ins if not e.doors or e.index in loops else ():
+            if v is not None and layout.batchy(v):
+                read = layout.lying(v, True) if e.doors else layout.at(e, v)
+                found |= {counts.inner(v)} if read != layout.active(v) else set()
+    return frozenset(v for v in found if v is not None)
 
 
 def _relaid(layout: Layout) -> dict[Value, Value]:

@@ -270,7 +270,7 @@ class SortedRows(Region):
         made = jax.vmap(lambda *xs: tuple(bind(e.eqn, list(xs))), in_axes)(*values)
         if len(made) == 1:
             return [self._back(e, made[0])]
-        return [self.layout.pin(x, self.lies(v) or ()) for x, v in zip(made, e.outs, strict=True)]
+        return [self.layout.pin(x, self.lies(v) or []) for x, v in zip(made, e.outs, strict=True)]
 
     def _of_groups(self, e: Equation, values: list, hold: Emission) -> list:
         """What each row looks up for its group in the part of a table that its experts' device has, zero for those of
