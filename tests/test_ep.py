@@ -146,6 +146,8 @@ def test_where_all_experts_see_all_tokens_these_are_gathered_and_results_added_u
     assert (plan[AG, over, tokens], plan[RS, over, tokens], plan[A2A, over, counts]) == (2, 1, 2)
     found = sent(step.report())
     assert (found[AG, over, tokens], found[AR, over, tokens], found[A2A, over, counts]) == (2, 1, 2)
+    both = ("data", "expert")  # the router reads tokens as they lie, also for its gradient
+    assert found[AR, both, ROUTER] == plan[AR, both, ROUTER] == 1
     assert max(size for kind, _, size in found if kind == AG) == tokens
 
 
@@ -217,12 +219,30 @@ def refused(form: str, strategy: str, axes: str, experts: int = EXPERTS) -> str:
     return str(error.value)
 
 
+def looked_up() -> str:
+    def train_step(params, x):
+        def loss_fn(p):
+            chosen = jnp.argmax(x @ p["router"], -1)
+            return jnp.mean(jnp.einsum("bd,bdh->bh", x, p["table"][chosen]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    params = {"router": jnp.ones((8, 4)), "table": jnp.ones((4, 8, 16))}
+    with pytest.raises(ShardError) as error:
+        jaxshard_magic.shard(train_step, "ep", mesh=jaxshard_magic.mesh("expert=4")).planned(
+            params, jnp.ones((16, 8))
+        )
+    return str(error.value)
+
+
 def test_what_cannot_be_divided_says_so():
     odd = refused(DENSE, "ep", "expert=4", experts=6)
     assert "6 experts do not divide by expert=4; expert=3 would divide" in odd
     assert "ep found no experts" in refused("vision_transformer", "ep", "expert=4")
     in_turn = refused("experts_in_turn", "ep", "expert=4")
     assert "params.mixture.down is taken apart expert by expert in Python (down[0], ...)" in in_turn
+    assert "params.table is looked up for each token (table[chosen])" in looked_up()
     assert "experts are not divided inside the stages" in refused(GROUPED, "ep+pp", "expert=4 pipe=2")
     assert "ep needs a mesh axis for it (expert)" in refused(GROUPED, "ep", "data=8")
 

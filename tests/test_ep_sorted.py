@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import zoo
+from jax import lax
 from jax.sharding import PartitionSpec as P
-from test_ep import AG, AR, RS, planned, sent, told
+from test_ep import AG, AR, RS, leaves, planned, sent, told
 from test_ep import ran as ran
-from zoo.dropless_experts import BEST, EXPERTS, HIDDEN, LENGTH, WIDTH
-from zoo.parts import BATCH
+from zoo.dropless_experts import BEST, EXPERTS, HIDDEN, LENGTH, WIDTH, expert_params, regression
+from zoo.parts import BATCH, Draw, descend
 
 import jaxshard_magic
 from jaxshard_magic.errors import ShardError
@@ -114,3 +115,83 @@ def test_what_bringing_rows_costs_is_told_and_rows_that_are_no_sort_are_not_divi
 def test_experts_of_ragged_products_that_do_not_divide_are_refused():
     with pytest.raises(ShardError, match="8 experts do not divide by expert=16"):
         planned(PERMUTED, "ep", "v5e:4x4 expert=16")
+
+
+def biased(made, params, batch):
+    """Experts with biases and one product for two, as gpt-oss has them. `made`: of their hidden rows, the sizes of
+    their groups and which expert each is of."""
+
+    def loss_fn(p):
+        mixture, flat = p["mixture"], batch["x"].reshape(-1, WIDTH)
+        gates, chosen = lax.top_k(jax.nn.softmax(flat @ mixture["route"]), BEST)
+        experts = chosen.reshape(-1)
+        order = jnp.argsort(experts)
+        sizes, of = jnp.bincount(experts, length=EXPERTS), experts[order]
+        both = lax.ragged_dot(flat[order // BEST], mixture["both"], sizes) + mixture["bias"][of]
+        gate, up = jnp.split(both, 2, axis=-1)
+        rows = made(mixture, jax.nn.silu(gate) * up, sizes, of)
+        back = rows[jnp.argsort(order)].reshape(-1, BEST, WIDTH)
+        y = batch["x"] + jnp.einsum("bkd,bk->bd", back, gates).reshape(batch["x"].shape)
+        return jnp.mean((y @ p["head"] - batch["y"]) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    return descend(params, grads), loss
+
+
+def with_bias(p, rows, sizes, of):
+    return lax.ragged_dot(rows, p["down"], sizes) + p["last"][of]
+
+
+def with_what_is_not_linear(p, rows, sizes, of):
+    rest = jax.nn.sigmoid(lax.ragged_dot(rows, p["down"], sizes))
+    return with_bias(p, rows, sizes, of) + lax.stop_gradient(rest)
+
+
+def biased_call(made):
+    def train_step(params, batch):
+        return biased(made, params, batch)
+
+    d = Draw(0)
+    mixture = expert_params(d)
+    mixture |= {"both": jnp.concatenate([mixture.pop("gate"), mixture.pop("up")], -1)}
+    mixture |= {"bias": d.normal(EXPERTS, 2 * HIDDEN, scale=0.1), "last": d.normal(EXPERTS, WIDTH, scale=0.1)}
+    return jax.jit(train_step), ({"mixture": mixture, "head": d.weight(WIDTH, WIDTH)}, regression(d))
+
+
+def shard_biased(made, on, device=""):
+    step, args = biased_call(made)
+    strategy, axes = on
+    return jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(f"{device}{axes}")), args
+
+
+def test_each_row_gets_its_bias_where_its_expert_is():
+    """Rows go there and back as without biases, the cut in two between products included, and besides them which expert
+    each is of. The gradient of a bias is added up over data alone, as its expert's matrix is."""
+    step, args = shard_biased(with_bias, BESIDE)
+    plan, both, own, rows = step.planned(*args).plan, ("data", "expert"), EXPERTS // 4, ROWS // 2
+    wanted = Counter({(AG, ("expert",), rows * WIDTH * F32): 2, (RS, ("expert",), rows * WIDTH * F32): 1})
+    wanted |= {(AG, ("expert",), rows * F32): 1, (AG, ("expert",), 4 * EXPERTS * F32): 1}
+    wanted |= {(AR, ("data",), own * 2 * MATRIX): 1, (AR, ("data",), own * MATRIX): 1}
+    wanted |= {(AR, ("data",), own * 2 * HIDDEN * F32): 1, (AR, ("data",), own * WIDTH * F32): 1}
+    wanted |= {(AR, both, ROUTER): 1, (AR, both, HEAD): 1}
+    assert told(plan) == wanted
+    found = leaves(plan)
+    assert found["bias"] == found["last"] == ("expert", None)
+
+
+def test_what_is_not_zero_where_its_expert_is_not_goes_back_before_it_is_added():
+    """The sum of a product and of what is not linear in another: two sums over the devices, each of a product."""
+    step, args = shard_biased(with_what_is_not_linear, BESIDE)
+    assert told(step.planned(*args).plan)[RS, ("expert",), ROWS // 2 * WIDTH * F32] == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("made", (with_bias, with_what_is_not_linear))
+@pytest.mark.parametrize("on", (ALONE, BESIDE, STORED, INSIDE), ids=" ".join)
+def test_biased_experts_give_the_plain_numbers_and_send_what_is_told(made, on):
+    step, args = shard_biased(made, on, "cpu:8 ")
+    plain, _ = biased_call(made)
+    for got, want in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(plain(*args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
+    if on != INSIDE:  # halves of a divided dimension are the compiler's to move
+        assert sent(step.report()) == told(step.planned(*args).plan)

@@ -115,6 +115,12 @@ def _no_experts(layout: Layout, axes: Axes) -> str:
             f"ep: {name} is taken apart expert by expert in Python ({name.rpartition('.')[2]}[0], ...), and what runs "
             "one after the other can't be divided; go through the experts with lax.scan, lax.map or jax.vmap"
         )
+    if (name := _looked_up(layout)) is not None:
+        return (
+            f"ep: {name} is looked up for each token ({name.rpartition('.')[2]}[chosen]), which makes each a matrix of "
+            "its own; sort the tokens by expert for jax.lax.ragged_dot, or have all experts work on all tokens "
+            "(jax.vmap, lax.scan) and take what is chosen of the results"
+        )
     return (
         "ep found no experts in this step: no parameter has, beside the two dimensions of a matrix, one that top_k, "
         f"argmax, a sort or a softmax chooses along; use dp or fsdp, with {'+'.join(axes)}={layout.count(axes)} as a "
@@ -147,6 +153,25 @@ def _taken_apart(layout: Layout) -> str | None:
         same = layout.flow.forward([program.inputs[i]], lambda _v, _w, e: e is None or e.name == "name")
         if sum(parts[v] for v in same) == shape[0]:
             return layout.names[i]
+    return None
+
+
+def _looked_up(layout: Layout) -> str | None:
+    """A parameter of which tokens look up the matrices that they choose."""
+    program, roles = layout.program, layout.roles
+    gathers = (e for e in program.equations if e.name == "gather" and layout.batchy(e.ins[1]))
+    looked = [(v, e) for e in gathers if (v := e.ins[0]) is not None]
+    for i in roles.stored:
+        value = program.inputs[i]
+        same = (
+            layout.flow.forward([value], by_alias)
+            if roles.of[i] == PARAMS and len(program.shapes[value]) > 2
+            else ()
+        )
+        for v, e in ((v, e) for v, e in looked if v in same):
+            sizes = (program.shapes[v][d] for d in e.params["dimension_numbers"].start_index_map)
+            if any(best_of(program, size) is not None for size in sizes):
+                return layout.names[i]
     return None
 
 
