@@ -158,10 +158,10 @@ def biased_call(made):
     return jax.jit(train_step), ({"mixture": mixture, "head": d.weight(WIDTH, WIDTH)}, regression(d))
 
 
-def shard_biased(made, on, device=""):
+def shard_biased(made, on, device="", **options):
     step, args = biased_call(made)
     strategy, axes = on
-    return jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(f"{device}{axes}")), args
+    return jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(f"{device}{axes}"), **options), args
 
 
 def test_each_row_gets_its_bias_where_its_expert_is():
@@ -185,13 +185,24 @@ def test_what_is_not_zero_where_its_expert_is_not_goes_back_before_it_is_added()
     assert told(step.planned(*args).plan)[RS, ("expert",), ROWS // 2 * WIDTH * F32] == 2
 
 
+def has_plain_numbers(step, made, args):
+    plain, _ = biased_call(made)
+    for got, want in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(plain(*args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.full
+def test_biases_of_microbatches_are_added_up_where_their_experts_are():
+    step, args = shard_biased(with_bias, BESIDE, "cpu:8 ", microbatches=2, reduce="once")
+    has_plain_numbers(step, with_bias, args)
+    assert not any(kind == AG and size > ROWS // 4 * WIDTH * F32 for kind, _, size in sent(step.report()))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("made", (with_bias, with_what_is_not_linear))
 @pytest.mark.parametrize("on", (ALONE, BESIDE, STORED, INSIDE), ids=" ".join)
 def test_biased_experts_give_the_plain_numbers_and_send_what_is_told(made, on):
     step, args = shard_biased(made, on, "cpu:8 ")
-    plain, _ = biased_call(made)
-    for got, want in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(plain(*args)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5)
+    has_plain_numbers(step, made, args)
     if on != INSIDE:  # halves of a divided dimension are the compiler's to move
         assert sent(step.report()) == told(step.planned(*args).plan)

@@ -65,7 +65,7 @@ def summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
     batchy = [layout.batchy(v) for v in e.ins]
     if e.doors or not any(batchy) or any(layout.batchy(v) for v in e.outs):
         return None
-    if layout.experts is not None and e.index in layout.experts.equations:
+    if layout.experts is not None and e.index in layout.experts.equations | layout.sorting.tables.keys():
         return None  # devices have other experts along some of the batch axes, and nothing to add up there
     dims = tuple(_batch_dim(layout, v) if b else None for v, b in zip(e.ins, batchy, strict=True))
     if any(b and d is None for b, d in zip(batchy, dims, strict=True)):
