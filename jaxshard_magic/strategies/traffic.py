@@ -19,7 +19,7 @@ from ..program.ir import Door, Equation, Scope, Value
 from ..program.sizes import nbytes
 from .hold import Hold
 from .layout import Axes, Spec, partition_spec, without
-from .reductions import activation_sum, gradient_sum
+from .reductions import activation_sum, gradient_sum, one_by_one, summed_over
 from .regions import Region
 from .stepwise import gathers_sent
 
@@ -123,12 +123,15 @@ class _Traffic:
         )
 
     def _summed(self, e: Equation) -> Iterator[Sent]:
-        over, out = self._contracted(e), e.outs[0]
-        if over and self._layout.batchy(out):
-            yield activation_sum(self._layout, out, over, e.trips)
+        by_dim, out = summed_over(self._layout, e), e.outs[0]
+        over = _unique(a for axes in by_dim for a in axes)
+        if self._layout.batchy(out):
+            for axes in one_by_one(self._layout, over, by_dim):
+                yield activation_sum(self._layout, out, axes, e.trips)
         elif over:  # a lookup's gradient is added up whole; of a TPU's it is not certain
             whole = e.primitive.scatters and self._layout.platform != "tpu"
-            yield from gradient_sum(self._layout, out, over, e.trips, whole=whole, rows=self._rows(e, over))
+            rows = self._rows(e, over)
+            yield from gradient_sum(self._layout, out, over, e.trips, whole=whole, rows=rows, by_dim=by_dim)
 
     def _rows(self, e: Equation, over: Axes) -> int:
         """How many products each device adds up for an element of what `e` makes; 0 where it is no product."""
@@ -136,31 +139,6 @@ class _Traffic:
             return 0
         shape = self._program.shapes[e.ins[0]]
         return math.prod(shape[i] for i, _ in c.contracted) // self._layout.count(over)
-
-    def _contracted(self, e: Equation) -> Axes:
-        """The mesh axes that `e` leaves a sum over: they divide what it contracts, reduces or looks up."""
-        layout = self._layout
-        if (c := e.contraction) is not None:
-            left, right = (layout.at(e, v) for v in e.ins[:2])
-            return _unique(a for i, j in c.contracted for a in left[i] if a in right[j])
-        if e.primitive.reduces:
-            spec = layout.at(e, e.ins[0])
-            return _unique(a for d in e.params["axes"] for a in spec[d])
-        if (
-            e.primitive.scatters
-            and e.primitive.adds
-            and not layout.batchy(e.ins[0])
-            and layout.batchy(e.ins[2])
-        ):
-            window = e.params["dimension_numbers"].update_window_dims
-            return _unique(
-                a for d, axes in enumerate(self._layout.used(e.ins[2])) if d not in window for a in axes
-            )
-        if e.name == "gather" and layout.batchy(e.outs[0]):
-            spec = self._layout.used(e.ins[0])
-            along = e.params["dimension_numbers"].start_index_map
-            return _unique(a for d in along for a in spec[d] if d < len(spec))
-        return ()
 
     def _resharded(self, e: Equation) -> Iterator[Sent]:
         """Activations whose positions `e` needs whole, or which change their division where attention begins or
