@@ -56,10 +56,13 @@ def _moved(lies: Spec, wanted: Spec) -> tuple[Axes, Axes]:
 
 
 def multiplied_narrow(layout: Layout, e: Equation, v: Value) -> bool:
-    """Whether `e` is a product that takes its operand `v`, of float32, in bfloat16; ragged ones do not (v5e)."""
+    """Whether `e` is a product that takes its operand `v`, of float32, in bfloat16: one of matrices. What contracts
+    nothing, or has a vector for an operand, is multiplied and added up in float32, and so are ragged ones (v5e)."""
     if layout.platform != "tpu" or layout.program.avals[v].dtype != jnp.float32 or not e.primitive.product:
         return False
-    return _at_default(e) and (e.contraction is None or e.contraction.ragged is None)
+    if (c := e.contraction) is None or c.windowed:
+        return _at_default(e)
+    return _at_default(e) and c.ragged is None and bool(c.contracted and c.left and c.right)
 
 
 def read_narrow(layout: Layout, v: Value, spec: Spec) -> bool:
