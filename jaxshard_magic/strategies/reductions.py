@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from ..plan import Sent
 from ..program.ir import Equation, Value
-from .layout import Axes, Layout, without
+from .layout import Axes, Layout, Spec, without
 from .stepwise import scatters_sent, sent_in_pieces
 
 
@@ -28,15 +28,29 @@ def summed_over(layout: Layout, e: Equation) -> list[Axes]:
     return []
 
 
-def activation_sum(layout: Layout, value: Value, over: Axes, trips: int) -> Sent:
-    """Adding up an activation over the mesh axes `over`: scattered where these divide its positions."""
+def activation_sum(
+    layout: Layout,
+    value: Value,
+    over: Axes,
+    trips: int,
+    *,
+    by_hand: bool = False,
+    by_dim: Sequence[Axes] = (),
+    made: Spec | None = None,
+) -> Iterator[Sent]:
+    """Adding up an activation over the mesh axes `over`: scattered where these divide it then, `by_hand` or by the
+    compiler. `by_dim`: as of `gradient_sum`; `made`: how it lies where it is made, None for as it is wanted."""
     spec = layout.active(value)
     lying = {a for axes in spec for a in axes}
     into = tuple(a for a in over if a in lying)
-    size = layout.bytes_of(value, without(spec, into))
+    size = layout.bytes_of(value, without(spec if made is None else made, into))
     if layout.simulated and layout.program.avals[value].dtype == jnp.bfloat16:
         size *= 2  # the CPU adds them up in float32
-    return Sent("reduce-scatter" if into else "all-reduce", over, layout.count(over), size, trips)
+    if into and (by_hand or not layout.simulated):  # XLA for the CPU adds up all by itself, then slices
+        yield Sent("reduce-scatter", over, layout.count(over), size, trips)
+        return
+    for axes in one_by_one(layout, over, by_dim):
+        yield Sent("all-reduce", axes, layout.count(axes), size, trips)
 
 
 def gradient_sum(
