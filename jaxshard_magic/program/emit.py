@@ -3,7 +3,7 @@
 Under a trace this re-emits the step: same numbers, with what a subclass of `Emitter` adds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -47,7 +47,12 @@ class Emitter:
 
     def run(self, scope: Scope, args: Any) -> list:
         env = scope.env(args)
-        for e in scope.equations:
+        self.through(scope.equations, env)
+        return scope.results(env)
+
+    def through(self, equations: Iterable[Equation], env: dict) -> None:
+        """Run equations on the arrays of `env`, by value, and put what they make there."""
+        for e in equations:
             operands = zip(e.ins, e.eqn.invars, strict=True)
             values = [var.val if v is None else env[v] for v, var in operands]  # pyright: ignore[reportAttributeAccessIssue]
             info, caller = e.eqn.source_info, self._caller
@@ -61,7 +66,6 @@ class Emitter:
                     env.update(zip(e.outs, self.equation(e, values), strict=True))
                 finally:
                     self._caller = caller
-        return scope.results(env)
 
     def equation(self, e: Equation, values: list) -> list:
         """The results of one equation."""
