@@ -87,8 +87,9 @@ class DividedExperts:
 class RingOf:
     """Attention as a ring, forward and backward. `turns`: the keys of how many devices each meets, with its own;
     `count`: how often in a step. `bytes`: of keys and values that a device holds, and sends in a turn; `gradients`: of
-    their gradients, which follow them in the backward pass, None without one. `zigzag`: the positions of a device are
-    two parts, from the beginning and from the end. `file` and `line`: of the attention, as Python knows them."""
+    their gradients, which follow them in the backward pass, as often, None without one. `zigzag`: the positions of a
+    device are two parts, from the beginning and from the end. `file` and `line`: of the attention, as Python knows
+    them."""
 
     positions: int
     turns: int

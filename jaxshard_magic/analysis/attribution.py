@@ -36,7 +36,9 @@ def caused(
 
     def cause(move: Move, origin: Origin) -> Cause:
         job = job_of(op_name(move.instruction))
-        what = _what(module, move, origin, leaves) if job is None else f"{job}: {_array(module, move, origin)}"
+        what = (
+            _what(module, move, origin, leaves) if job is None else f"{job}: {_array(module, move, origin)}"
+        )
         if origin.frame is None:
             return Cause(phase=origin.phase, what=what, job=job)
         frame, deeper = origin.frame, origin.deeper

@@ -19,7 +19,16 @@ from ..places import place
 _OURS = str(Path(__file__).resolve().parents[1])
 _DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
 
-__all__ = ["Calls", "is_ours", "is_users", "lines_kept", "user_context", "users_frame", "users_line", "users_place"]
+__all__ = [
+    "Calls",
+    "is_ours",
+    "is_users",
+    "lines_kept",
+    "user_context",
+    "users_frame",
+    "users_line",
+    "users_place",
+]
 
 
 @contextmanager

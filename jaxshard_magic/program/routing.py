@@ -178,9 +178,7 @@ def _mask(
             continue
         shape = dims.program.shapes[v]
         rest = [d for d in range(len(shape)) if d not in gone and d not in (*expert, *place)]
-        return Mask(
-            e.index, k, expert[0], prod(shape[d] for d in place), prod(shape[d] for d in rest)
-        )
+        return Mask(e.index, k, expert[0], prod(shape[d] for d in place), prod(shape[d] for d in rest))
     return None
 
 

@@ -52,7 +52,7 @@ class Experts:
 class Ring:
     """Attention as a ring, as often as `count` in a step. Keys and values of each device's own positions go to the next
     device along the axes `turns` - 1 times forward, `bytes` of them at each, and as often in the backward pass; there
-    `gradients` bytes of their gradients follow, and go home at last: `turns` times; None without a backward pass.
+    `gradients` bytes of their gradients follow, the last time home; None without a backward pass.
 
     `zigzag`: of 2n parts of the positions, device d has the parts d and 2n-1-d while it runs. `file` and `line`: of
     the attention.
