@@ -8,7 +8,9 @@ a mask of (tokens, experts, places) brings tokens there: a row that the mask lea
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
+from operator import add
 from typing import Any
 
 import jax.numpy as jnp
@@ -218,7 +220,7 @@ def summed(route: Route, counts: Iterable[Any], masked: Any) -> tuple[Any, Any, 
         counts: what `chosen` gave of each of its choices, stacked by its loops.
         masked: what `kept` gave, stacked so; None without a mask.
     """
-    total = sum(counts)
+    total = reduce(add, counts)
     trips = tuple(n for _, n in route.loops)
     over = tuple(i for i, (each, _) in enumerate(route.loops) if not each)
 

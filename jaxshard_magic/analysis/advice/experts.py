@@ -60,10 +60,10 @@ def uneven(case: Case) -> Iterator[Advice]:
         if idle < IDLE:
             continue
         busiest, size = rows.index(max(rows)), experts.number // n
-        own = f"{busiest * size} to {(busiest + 1) * size - 1}" if size > 1 else str(busiest)
+        own = f"experts {busiest * size} to {(busiest + 1) * size - 1}" if size > 1 else f"expert {busiest}"
         message = (
-            f"Experts are chosen unevenly on the first batch{_where(load)}: a device with expert{'s' * (size > 1)} {own} "
-            f"multiplies {max(rows) * n / sum(rows):.2f} times the mean of {sum(rows) / n:,.0f} rows, so that devices "
+            f"Experts are chosen unevenly on the first batch{_where(load)}: a device with {own} multiplies "
+            f"{max(rows) * n / sum(rows):.2f} times the mean of {sum(rows) / n:,.0f} rows, so that devices "
             f"are idle {share(idle)} of the time that experts take. A loss that evens out what the router chooses "
             "shortens that."
         )
