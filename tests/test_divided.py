@@ -13,7 +13,6 @@ from jaxshard_magic.report.divided import parts_of
 from jaxshard_magic.views.divided.figures import along, layout_figures, load_text, turn_figures
 from jaxshard_magic.views.payload import payload
 
-
 NOTHING, FULL = "\u00b7", "\u2588"
 
 
