@@ -99,7 +99,9 @@ def _divide_evenly(counts: set[int], n: int, over: str) -> None:
     odd = [z for z in sizes if z % n]
     if odd:
         fitting = [m for m in range(n - 1, 1, -1) if all(z % m == 0 for z in sizes)]
+        near = [m for m in (odd[0] // n * n, odd[0] // n * n + n) if m]
         hint = f"{over}={fitting[0]} would divide" if fitting else "use dp or fsdp"
+        hint += f"; with {over}={n}, {' or '.join(map(str, near))} experts would"
         raise ShardError(f"ep: {odd[0]} experts do not divide by {over}={n}; {hint}")
 
 
