@@ -81,7 +81,8 @@ End = Sum | Joined | Chosen
 @dataclass(eq=False)
 class Group:
     """The chains of all experts from certain weights on, in one body. `apart`: why they can't be put side by side, ""
-    where another group says it. `sure`: whether what they make is known to be chosen among."""
+    where another group says it. `sure`: whether what they make is known to be chosen among. `same`: values that are
+    equal, though each expert has one of its own."""
 
     number: int
     weight: Value
@@ -91,6 +92,7 @@ class Group:
     ends: list[End] = field(default_factory=list)
     apart: str | None = None
     sure: bool = False
+    same: set[tuple[Value | None, ...]] = field(default_factory=set)
 
 
 NEXT = "each reads what the one before it made"
@@ -323,7 +325,7 @@ class Chains:
             if all(np.array_equal(numbers[0], x, equal_nan=x.dtype.kind == "f") for x in numbers):
                 return None
             return self._read(group, column, values)
-        if len(set(values)) == 1:
+        if len(set(values)) == 1 or values in group.same:
             return None
         if values in group.families:
             return group.families[values]
@@ -336,7 +338,15 @@ class Chains:
             made = tuple(self._made[v] for v in values if v is not None)
             places = {e.outs.index(v) for e, v in zip(made, values, strict=True) if v is not None}
             if len(places) == 1 and self._unify(group, made, depth + 1) is None:
-                return group.families[values]
+                together = group.together[made[0].index]
+                if any(together.operands):
+                    return group.families[values]
+                for e in made:  # all make the same of the same
+                    del group.together[e.index]
+                for family in together.outs:
+                    del group.families[family.values]
+                group.same.add(values)
+                return None
         return self._read(group, column, values)
 
     def _read(self, group: Group, column: list[Read], values: tuple[Value | None, ...]) -> Family:
