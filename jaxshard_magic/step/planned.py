@@ -17,7 +17,6 @@ from ..plan import Plan
 from ..program.facts import Facts
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
-from ..program.in_turn.found import may_be_in_turn
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
 from ..program.within import within
@@ -93,12 +92,11 @@ def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
     metadata, rewritten = [noted for _, noted, _ in peeled.inputs], None
-    facts = understand(call.traced, request, metadata)
-    if "ep" in request.axes and may_be_in_turn(facts.program):
+    if "ep" in request.axes:
         call = experts_side_by_side(peeled, request, call)
-        facts = understand(call.traced, request, metadata)
-        if call.apart and not facts.mixes_experts:
-            raise ShardError(apart(call.apart))
+    facts = understand(call.traced, request, metadata)
+    if call.apart.first is not None and not facts.mixes_experts:
+        raise ShardError(apart(call.apart.first))
     if call.captured is not None:
         shards, options = request.shards, request.gradients
         wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)
