@@ -48,7 +48,9 @@ class _Search:
     def __init__(self, program: Program, trail: Trail):
         self._program, self._trail = program, trail
         self._softmaxes = Softmaxes(trail)
-        self._exponentials = any(e.name == "exp" and len(shape_of(e.eqn.outvars[0])) > 1 for e in program.equations)
+        self._exponentials = any(
+            e.name == "exp" and len(shape_of(e.eqn.outvars[0])) > 1 for e in program.equations
+        )
         self._dims: Dimensions | None = None
 
     def ending_in(self, e: Equation) -> Attention | Unrecognised | None:

@@ -20,7 +20,11 @@ def in_the_way(trail: Trail, dims: Dimensions, v: Value) -> Equation | None:
         return None
     *between, scores = way
     for e in between:
-        if e.name == "div" and e.ins[1] is not None and (other := _none_of_a_sum(trail, e.ins[1])) is not None:
+        if (
+            e.name == "div"
+            and e.ins[1] is not None
+            and (other := _none_of_a_sum(trail, e.ins[1])) is not None
+        ):
             return other
         if e.doors or not (e.primitive.elementwise or e.primitive.alias):
             return e
