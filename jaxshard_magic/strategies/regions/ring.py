@@ -124,7 +124,8 @@ class RingAttention(Region):
                     yield Sent("all-gather", gone, layout.count(gone), self._whole(v, lies, gone), e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
-        """Scores of a block and their exponentials, of a gradient theirs as well; sums; keys on their way."""
+        """Scores of a block and their exponentials, of a gradient theirs as well; what scores were before a change;
+        sums; keys on their way."""
         ring, specs, back = self.ring(e), self.specs(e), _is_gradient(e)
         query, key, value = e.ins[:3]
         assert query is not None and key is not None and value is not None
@@ -133,7 +134,8 @@ class RingAttention(Region):
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
         moving = sum(self._bytes(v, spec) for v, spec in zip((key, value), specs[1:3], strict=True))
         sums = sum(summed) + 2 * sum(summed[1:]) if back else summed[0]
-        return (4 if back else 2) * scores + sums + 2 * moving
+        changed = e.params["form"].change is not None
+        return (4 if back else 2) * scores + changed * (2 if back else 1) * scores + sums + 2 * moving
 
     def _bytes(self, v: Value | None, spec: Spec) -> int:
         return 0 if v is None else self.layout.bytes_of(v, spec)
