@@ -183,8 +183,8 @@ def _say_all_tokens(layout: Layout, found: Found) -> None:
 def _say_shared_places(layout: Layout, found: Found, axes: Axes) -> None:
     if found.shared:
         message = (
-            "Experts have places for the tokens of all examples together, so that devices add up what they dispatch "
-            f"over {'+'.join((*layout.batch_axes,))}. Places for each example, or group, move by all-to-all over "
-            f"{'+'.join(axes)} alone."
+            "Experts have places for the tokens of all examples together, so that every device takes all tokens, and "
+            f"what experts make of them is added up over {'+'.join((*layout.batch_axes,))}. With places for each "
+            f"example, or group, those that are dispatched move alone, by all-to-all over {'+'.join(axes)}."
         )
         layout.findings.append(Finding("experts-ungrouped", "info", message))

@@ -20,6 +20,7 @@ from ..program.lines import user_context
 from ..program.primitives import bind
 from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
+from .changes import changes
 from .layout import Axes, Layout, Spec, without
 from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
@@ -165,13 +166,16 @@ class Hold(Emitter):
         return jax.named_scope(COMBINE if v in experts.made else DISPATCH)
 
     def _brought(self, x: Any, lies: Spec, wanted: Spec) -> Any:
-        """An activation from where it lies to where it is wanted: pinned at both, else the compiler may gather it; once
-        in a body, however many read it there."""
+        """An activation from where it lies to where it is wanted: pinned at both, and in between, else the compiler may
+        gather it; once in a body, however many read it there."""
         if lies == wanted:
             return x
         brought, at = self._bodies[-1].brought, (id(x), tuple(wanted))
         if at not in brought:
-            brought[at] = x, self.layout.pin(self.layout.pin(x, lies), wanted)
+            there = x
+            for spec in changes(lies, wanted):
+                there = self.layout.pin(there, spec)
+            brought[at] = x, there
         return brought[at][1]
 
     def after(self, e: Equation, outs: list) -> list:
@@ -184,12 +188,18 @@ class Hold(Emitter):
             if not self.program.shapes[v]:
                 continue
             if layout.batchy(v):
-                if e.primitive.pinned or v in layout.exchanges.makes:
+                if e.primitive.pinned or v in layout.exchanges.makes or self._undivided(v):
                     for spec in made_as(layout, e, v):
                         outs[k] = self.layout.pin(outs[k], spec)
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:
                 outs[k] = self._pin_gradient(e, v, outs[k])
         return outs
+
+    def _undivided(self, v: Value) -> bool:
+        """Does an activation lie on several devices alike, for all places that experts have? The compiler would divide
+        its tokens, and gather them again."""
+        experts = self.layout.experts
+        return experts is not None and bool(experts.shared) and v in experts.made
 
     def _pin_gradient(self, e: Equation, v: Value, x: Any) -> Any:
         """A sum over examples: partial sums go straight to where the parameter rests."""

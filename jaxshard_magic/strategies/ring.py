@@ -59,7 +59,7 @@ class Ring:
 def ring_of(form: Form, axes: Axes, devices: int, positions: int, masks: Sequence[Sequence[int]]) -> Ring:
     """The ring for an attention, whose mask has arrays of these shapes: as many turns as its distances need, and
     zig-zag where keys to one side of a query are not seen."""
-    low, high = (None, None) if form.added is not None else (form.span.low, form.span.high)
+    low, high = form.span.low, form.span.high
     each, turns = positions // devices, devices
     if low is not None and low >= 0 and high is not None:
         turns = min(devices, 1 + -(-high // each))
@@ -89,8 +89,8 @@ def forward(form: Form, ring: Ring, query: Any, key: Any, value: Any, *masks: An
             for i, first in enumerate(at):
 
                 def work(state, i=i, j=j, first=first, start=start):
-                    visible = _seen(form, ring, masks, i, first, start)
-                    return blocks.forward(form, state, queries[i], k[j], v[j], visible)
+                    block = _block(form, ring, masks, i, first, start)
+                    return blocks.forward(form, state, queries[i], k[j], v[j], block)
 
                 states[i] = _where_seen(form, ring, first, start, work, states[i])
         return states
@@ -141,9 +141,9 @@ def gradient(
             for i, first in enumerate(at):
 
                 def work(state, i=i, j=j, first=first, start=start):
-                    visible = _seen(form, ring, masks, i, first, start)
+                    block = _block(form, ring, masks, i, first, start)
                     q, back, of_each = rows[i]
-                    found = blocks.backward(form, q, k[j], v[j], back, of_each, visible)
+                    found = blocks.backward(form, q, k[j], v[j], back, of_each, block)
                     return tuple(x + more for x, more in zip(state, found, strict=True))
 
                 state = (of_queries[i], *sums[j])
@@ -175,8 +175,8 @@ def gradient(
     return [axis.back(x, -2) for x in settled(form, operands, found, blind)]
 
 
-def _seen(form: Form, ring: Ring, masks: Sequence[Any], part: int, first: Any, start: Any) -> Any:
-    """Which keys of the part from position `start` on the queries of the device's part `part` see, from `first` on."""
+def _block(form: Form, ring: Ring, masks: Sequence[Any], part: int, first: Any, start: Any) -> blocks.Block:
+    """The queries of the device's part `part`, from position `first` on, with the keys of the part from `start` on."""
     rows, size = form.batch + form.groups, ring.size
     found = []
     for own, x in zip(ring.grids, masks, strict=True):  # of a grid a device has its own queries
@@ -185,12 +185,12 @@ def _seen(form: Form, ring: Ring, masks: Sequence[Any], part: int, first: Any, s
         if x.shape[rows + 1] > 1:
             x = lax.dynamic_slice_in_dim(x, start, size, rows + 1)
         found.append(x)
-    return blocks.seen(form, found, first, start, (size, size))
+    return blocks.block(form, found, first, start, (size, size))
 
 
 def _where_seen(form: Form, ring: Ring, first: Any, start: Any, work: Any, state: Any) -> Any:
-    """`work(state)`, or `state` where no query of a part sees a key of another and none counts that it doesn't."""
-    if form.added is not None or (form.span.low is None and form.span.high is None):
+    """`work(state)`, or `state` where no query of a part sees a key of another."""
+    if form.span.low is None and form.span.high is None:
         return work(state)
     return lax.cond(near(form.span, ring, first, start), work, lambda x: x, state)
 

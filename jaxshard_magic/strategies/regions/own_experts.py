@@ -18,6 +18,7 @@ from ...program.expert_loops import ExpertLoop
 from ...program.ir import Equation, Value
 from ...program.labels import COMBINE, DISPATCH
 from ...program.primitives import scan_counts
+from ..changes import changes_sent
 from ..layout import Axes, Layout, Spec
 from ..reductions import activation_sum
 from .region import Context, Emission, Region
@@ -66,14 +67,12 @@ class OwnExperts(Region):
         layout, loop, parts = self.layout, self.loops[e.index], self.layout.count(self.axes)
         for v in dict.fromkeys(e.ins[i] for i in self._read(loop)):
             if self._moves(v):
-                size = layout.bytes_of(v, layout.lying(v, True))
-                kind = "all-gather" if size > layout.bytes_of(v, layout.active(v)) else "all-to-all"
-                yield Sent(kind, self.axes, parts, size, e.trips)
+                yield from changes_sent(layout, v, layout.active(v), layout.lying(v, True), e.trips)
         for move in rest:
             yield replace(move, count=move.count // parts)
         for v in (e.outs[i] for i in sorted(loop.sums)):
             if layout.batchy(v):
-                yield activation_sum(layout, v, self.axes, e.trips)
+                yield from activation_sum(layout, v, self.axes, e.trips)
 
     def _read(self, loop: ExpertLoop) -> list[int]:
         """The operands that trips read: all but what they add to."""
