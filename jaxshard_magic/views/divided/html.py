@@ -47,4 +47,10 @@ def _row(one: Row, height: int, hue: int) -> str:
     ]
     back = svg.rect(0, 0, 1000, height, 'fill="currentColor" fill-opacity=".07"')
     drawing = svg.stretched(height, "", [back, *marks])
-    return row([cell(text(one.name)), cell(drawing, more=' width="40%"'), cell(text(one.text), "wrap")])
+    return row(
+        [
+            cell(text(one.name)),
+            cell(drawing, more=' width="40%"'),
+            cell(text(one.text), "wrap", more=' width="42%"'),
+        ]
+    )
