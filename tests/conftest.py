@@ -60,6 +60,7 @@ HEAVIEST = (
     "test_attention_fused.py",
     "test_ten_steps.py",
     "test_ep_sorted.py",
+    "test_ep_in_turn.py",
     "test_accumulate.py",
     "test_resume_killed.py",
     "test_resume_states.py",
