@@ -115,19 +115,17 @@ def one_layer(attend):
 @pytest.mark.ci
 @pytest.mark.parametrize("attend", [by_distance, two_masks])
 def test_what_is_made_of_scores_besides_has_the_plain_numbers(attend):
-    """Of the first positions of some examples queries see nothing, so that under two masks no key is left out."""
+    """Of the first positions of some examples queries see nothing, so that under two masks no key is left out, and
+    nothing is dealt out anew."""
 
     step = one_layer(attend)
     keys = jax.random.split(jax.random.key(0))
     w = jax.random.normal(keys[0], (3, 32, 32)) * 0.3
     seen = jnp.arange(TIME) >= jnp.arange(EXAMPLES)[:, None]
-    ring = ran(
-        step,
-        w,
-        {"x": jax.random.normal(keys[1], (EXAMPLES, TIME, 32)), "seen": seen},
-        "dp+sp",
-        "cpu:8 data=2 seq=4",
-    )
+    batch = {"x": jax.random.normal(keys[1], (EXAMPLES, TIME, 32)), "seen": seen}
+    ring = ran(step, w, batch, "dp+sp", "cpu:8 data=2 seq=4")
+    sizes = {move.bytes for move in moves(ring, w, batch) if move.kind == CP}
+    assert (len(sizes) > 1) == (attend is by_distance)
     told = [advice.message for advice in ring.report().advice]
     assert "1 attention as a ring over positions" in " ".join(told)
 
