@@ -1,6 +1,7 @@
 """Attention as a ring: the plain numbers, what goes round, what a device holds, and that all work alike."""
 
 from collections import Counter
+from importlib.util import find_spec
 from itertools import product
 
 import jax
@@ -141,6 +142,33 @@ def test_keys_and_values_go_round_and_their_gradients_behind_them():
     wanted = {part: 6 * (n - 1) * count, part // 2: 22 * count, number // 2: 10 * count}
     found, told = permuted(ring, params, x)
     assert found == told == Counter(wanted)
+    report = ring.report()
+    jobs = Counter[str | None]()
+    for c in report.collectives or ():
+        jobs[c.job] += c.count if c.kind == CP else 0
+    assert (jobs["turn"], jobs["zig-zag"], jobs[None]) == (6 * (n - 1) * count, 32 * count, 0)
+    (positions,) = report.positions
+    (turning,) = positions.rings
+    assert (positions.number, positions.axes, positions.attention) == (TIME, ("seq",), "ring")
+    assert (turning.turns, turning.count, turning.zigzag) == (n, count, True)
+    assert (turning.bytes, turning.gradients) == (2 * part, 2 * part)
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize("count", [1, 2])
+def test_on_a_tpu_what_is_multiplied_goes_round_in_bfloat16(count):
+    """Keys and values at every turn; of what zig-zag deals out queries, keys, values and the result's gradient, and the
+    gradients of keys and values, which products alone read. The result, which a loop keeps, and the gradient of the
+    queries, which is scaled, stay float32, and so do sums. A loop of one trip is none: what it deals out forward it has
+    backward."""
+    n = 8
+    step, params, x = layers(causal, n=count, wrap=jax.checkpoint if count > 1 else lambda f: f)
+    part, number = x.nbytes // n, EXAMPLES * 4 * TIME * F32 // n
+    again = 6 if count > 1 else 0
+    wanted = {part: 2 * (n - 1), part // 2: 4 * (n - 1) + 4, part // 4: 6 + again + 2 + 4, number // 2: 10}
+    found, told = permuted(sharded(step, axes="v5e:2x4 seq=8"), params, x)
+    assert found == told == Counter({size: times * count for size, times in wanted.items()})
 
 
 @pytest.mark.ci
@@ -175,8 +203,10 @@ def test_a_window_goes_no_further_than_it_sees():
     at = jnp.arange(TIME)
     seen = (at[:, None] >= at) & (at[:, None] - at < 16)
     step, params, x = layers(lambda t: seen, n=1)
-    found, told = permuted(ran(step, params, x), params, x)
+    ring = ran(step, params, x)
+    found, told = permuted(ring, params, x)
     assert found == told == Counter({x.nbytes // 8: 6 * 2})
+    assert ring.report().positions[0].rings[0].turns == 3
 
 
 @pytest.mark.parametrize("devices", [2, 3, 8])

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ..errors import ShardError
 from ..gradients.captures import needs
 from ..gradients.rewrite import Rewritten, rewrite
 from ..plan import Plan
@@ -23,7 +24,7 @@ from ..request import Request
 from ..strategies import plan, understand
 from .attention import Way, hint, with_attention
 from .donation import to_donate
-from .tracing import TracedCall, Traces, capture, trace_call
+from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, trace_call
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,11 @@ def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
     metadata, rewritten = [noted for _, noted, _ in peeled.inputs], None
+    if "ep" in request.axes:
+        call = experts_side_by_side(peeled, request, call)
     facts = understand(call.traced, request, metadata)
+    if call.apart.first is not None and not facts.mixes_experts:
+        raise ShardError(apart(call.apart.first))
     if call.captured is not None:
         shards, options = request.shards, request.gradients
         wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -20,6 +21,7 @@ from ..program.attention import form as blocks
 from ..program.attention.attention import Span
 from ..program.attention.form import Form, State
 from ..program.attention.fused import settled
+from ..program.labels import DEAL, TURN
 
 Axes = tuple[str, ...]
 
@@ -224,7 +226,9 @@ class _Axis:
     def sent(self, arrays: tuple, by: int = 1) -> tuple:
         """Arrays of the device `by` places before."""
         n = self.ring.devices
-        return tuple(lax.ppermute(x, self.ring.axes, [(d, (d + by) % n) for d in range(n)]) for x in arrays)
+        way = [(d, (d + by) % n) for d in range(n)]
+        with jax.named_scope(TURN):
+            return tuple(lax.ppermute(x, self.ring.axes, way) for x in arrays)
 
     def after(self, x: Any, *others: Any) -> Any:
         """`x`, once others are there, where the ring is `ordered`: XLA leaves out barriers, but not such a sum."""
@@ -245,16 +249,20 @@ class _Axis:
         even numbers and go to one device each, the second have odd ones."""
         if not self.ring.zigzag:
             return x
-        parts = zip(self.cut(x, dim), self._ways(), strict=True)
-        return jnp.concatenate([lax.ppermute(p, self.ring.axes, way) for p, way in parts], axis=dim)
+        return self._sent_by(self._ways(), x, dim)
 
     def back(self, x: Any, dim: int) -> Any:
         """What `dealt` took apart, in order again."""
         if not self.ring.zigzag:
             return x
         ways = [[(b, a) for a, b in way] for way in self._ways()]
+        return self._sent_by(ways, x, dim)
+
+    def _sent_by(self, ways: list[list[tuple[int, int]]], x: Any, dim: int) -> Any:
+        """Each part of `x` by its own of `ways`."""
         parts = zip(self.cut(x, dim), ways, strict=True)
-        return jnp.concatenate([lax.ppermute(p, self.ring.axes, way) for p, way in parts], axis=dim)
+        with jax.named_scope(DEAL):
+            return jnp.concatenate([lax.ppermute(p, self.ring.axes, way) for p, way in parts], axis=dim)
 
     def _ways(self) -> list[list[tuple[int, int]]]:
         n = self.ring.devices
