@@ -44,7 +44,7 @@ def plain(make, *how):
 
 @pytest.fixture(scope="module")
 def on_four():
-    """`on_four(*layers)`: a scanned step on four stages, compiled, and its arguments; tests share it and may call it."""
+    """`on_four(*layers)`: a scanned step on four stages, compiled, and its arguments. Tests share it, called or not."""
 
     @cache
     def compiled(*layers):
