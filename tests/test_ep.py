@@ -287,7 +287,10 @@ def test_weights_of_ragged_products_stay_whole_and_are_named():
     step = jaxshard_magic.shard(train_step, "ep", mesh=jaxshard_magic.mesh("expert=4"))
     same(step(params, x), jax.jit(train_step)(params, x))
     entry = step.planned(params, x)
-    assert "its weights, params.up, are whole" in finding(entry.plan, "experts-ragged")
+    message = finding(entry.plan, "experts-ragged")
+    assert (
+        "its weights, params.up, are whole" in message and "ragged_dot_general at test_ep.py, line" in message
+    )
 
 
 def test_the_cheapest_cut_is_found_through_several_paths():

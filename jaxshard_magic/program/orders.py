@@ -44,7 +44,7 @@ class Orders:
     `of[v]`: the state of a value, of those that have one. `lookups`: what brings rows into an order and out of it, by
     the equation's index; `sorts`: what sorts by keys, and the order that it makes, one for all that sort the same;
     `backs`: what sorts an order back. `products`: those of
-    groups whose rows were sorted by group. `lost`: orders that came to be mixed with something.
+    groups whose rows were sorted by group. `lost`: orders whose rows were mixed with others, by what first.
     """
 
     def __init__(self, program: Program):
@@ -54,7 +54,7 @@ class Orders:
         self.sorts: dict[int, int] = {}
         self.backs: set[int] = set()
         self.products: set[int] = set()
-        self.lost: set[int] = set()
+        self.lost: dict[int, int] = {}
         self._even: dict[tuple[Value, int], bool] = {}
         self._made: dict[tuple, Table | Known] = {}
         if any(_sorts_rows(e) for e in program.equations):
@@ -89,9 +89,8 @@ class Orders:
                 self._set(e.outs, self._equation(e))
             if any(isinstance(self.of.get(v), Mixed) for v in e.outs):
                 states = (self.of.get(v) for v in (*e.ins, *e.outs) if v is not None)
-                self.lost |= {
-                    s.order for s in states if isinstance(s, (Sorted, Numbers)) and s.order is not None
-                }
+                lost = (s.order for s in states if isinstance(s, (Sorted, Numbers)) and s.order is not None)
+                self.lost = dict.fromkeys(lost, e.index) | self.lost
 
     def _set(self, values: Sequence[Value], states: Sequence[State]) -> None:
         self.of.update((v, s) for v, s in zip(values, states, strict=True) if s is not None)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ..errors import ShardError
 from ..plan import Finding
+from ..program.batching.follow import told
 from ..program.expert_loops import ExpertLoop, find_expert_loops
 from ..program.experts import Experts as Found
 from ..program.experts import best_of, find_experts
@@ -215,9 +216,20 @@ def _say_ragged(layout: Layout, weights: list[Value], axes: Axes) -> None:
         more = f" and {len(named) - 1} more" if len(named) > 1 else ""
         message = (
             f"ragged_dot is not divided over experts: its weights, {layout.names[named[0]]}{more}, are whole on every "
-            f"device of {'+'.join(axes)} where they are used."
+            f"device of {'+'.join(axes)} where they are used. {_not_sorted(layout)}"
         )
         layout.findings.append(Finding("experts-ragged", "warning", message))
+
+
+def _not_sorted(layout: Layout) -> str:
+    """Why no device can sort rows by itself."""
+    orders = layout.flow.orders
+    if not orders.sorts:
+        return "Rows would have to be sorted by their expert (jnp.argsort), and looked up in that order."
+    mixed = min(orders.lost.values(), default=None)
+    if mixed is None:
+        return "The sizes of its groups would have to be counted (jnp.bincount) from what rows are sorted by."
+    return f"{told(layout.program, mixed)} makes of sorted rows what depends on the places of others'."
 
 
 def _say_all_tokens(layout: Layout, found: Found, number: int) -> None:

@@ -106,7 +106,7 @@ def find_sorting(layout: "Layout") -> Sorting:
     kept, sizes, counted = set[int](), set[Value](), dict[int, Dims]()
     if layout.count(layout.batch_axes) > 1:
         rows = _rows_of_orders(orders)
-        for order in sorted({*orders.sorts.values()} - orders.lost):
+        for order in sorted({*orders.sorts.values()} - orders.lost.keys()):
             found = _sizes(layout, orders, order)
             if found is not None and all(_divided(layout, v, d) for v, d in rows[order]):
                 kept.add(order)
