@@ -221,6 +221,16 @@ def test_matrices_and_biases_of_experts_are_divided_by_expert_and_the_router_is_
     )  # tensor parallelism leaves experts that are chosen among alone
 
 
+def test_tensor_parallelism_divides_experts_and_adds_up_a_tokens_result_once():
+    """And not what each of its experts makes of it, in all of their places, as along hidden dimensions."""
+    plan = planned(GROUPED, "dp+tp", "data=2 model=4")
+    assert leaves(plan)["up"] == leaves(plan)["down"] == ("model", None, None)
+    assert "products side by side, dim 0" in next(x.why for x in plan.leaves if x.path.endswith("up"))
+    tokens = BATCH // 2 * TIME * WIDTH * F32
+    sums = {size: n for (_, axes, size), n in told(plan).items() if axes == ("model",)}
+    assert max(sums) == tokens and sums[tokens] == 1 + 1  # backward the gradient of what the head read
+
+
 def refused(form: str, strategy: str, axes: str, experts: int = EXPERTS) -> str:
     call = zoo.STEPS[form].make()
     params = jax.tree.map(
