@@ -35,8 +35,14 @@ MAPS = Path("/proc/self/maps")
 MAPPINGS = 5_000  # of memory: about a thousand programs that JAX keeps, and a gigabyte
 _tests = itertools.count(1)
 
-# Tens of seconds each: with two processes nothing long may begin last.
+# Tens of seconds each: with two processes nothing long may begin last. First what records: once a process has loaded
+# libtpu, for a slice, a recording takes 1 to 2 seconds to end.
 HEAVIEST = (
+    "test_profile_pipelines.py",
+    "test_profile.py",
+    "test_watch.py",
+    "test_magic_profile.py",
+    "test_profile_zoo.py",
     "test_zoo.py",
     "test_zoo_pipelines.py",
     "test_strategies.py",
@@ -69,8 +75,6 @@ HEAVIEST = (
     "test_simulate.py",
     "test_targets.py",
     "test_targets_cache.py",
-    "test_profile.py",
-    "test_profile_pipelines.py",
     "test_widget_compare.py",
     "test_widget_pipeline.py",
     "test_widgets.py",

@@ -99,6 +99,7 @@ def dispatched(devices: int, model: int = 1) -> int:
     return BATCH * TIME * BEST * CAPACITY * WIDTH * F32 // devices
 
 
+MATRIX_OF = "params.mixture"
 AR, AG, A2A, RS = "all-reduce", "all-gather", "all-to-all", "reduce-scatter"
 MATRIX, ROUTER, HEAD = WIDTH * HIDDEN * F32, WIDTH * EXPERTS * F32, WIDTH * OUT * F32
 
@@ -111,7 +112,12 @@ def test_dispatched_tokens_move_by_all_to_all_and_no_weight_does(ran):
     wanted = Counter({(A2A, ("expert",), dispatched(8)): 3})
     wanted |= {(AR, ("data",), own * MATRIX): 2, (AR, ("data",), own * HIDDEN * F32): 1}
     wanted |= {(AR, both, ROUTER): 1, (AR, both, HEAD): 1}
-    assert sent(step.report()) == wanted == told(planned(GROUPED, *BESIDE))
+    report = step.report()
+    assert sent(report) == wanted == told(planned(GROUPED, *BESIDE))
+    jobs = Counter({(c.job, c.phase): c.count for c in report.collectives or () if c.kind == A2A})
+    assert jobs == {("dispatch", "forward"): 1, ("combine", "forward"): 1, ("dispatch", "backward"): 1}
+    assert [load.chosen for experts in report.experts for load in experts.layers] == [None]  # nobody asked
+    assert not any(MATRIX_OF in (c.what or "") for c in report.collectives or () if c.kind == A2A)
 
 
 @pytest.mark.ci
@@ -271,7 +277,10 @@ def refused(form: str, strategy: str, axes: str, experts: int = EXPERTS) -> str:
 
 def test_what_cannot_be_divided_says_so():
     odd = refused(DENSE, "ep", "expert=4", experts=6)
-    assert "6 experts do not divide by expert=4; expert=3 would divide" in odd
+    assert (
+        "6 experts do not divide by expert=4; expert=3 would divide; with expert=4, 4 or 8 experts would"
+        in odd
+    )
     assert "ep found no experts" in refused("vision_transformer", "ep", "expert=4")
     in_turn = refused("experts_in_turn", "ep", "expert=4")
     assert "params.mixture.down is taken apart expert by expert in Python (down[0], ...)" in in_turn

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ..errors import ShardError
 from ..gradients.captures import needs
 from ..gradients.rewrite import Rewritten, rewrite
 from ..plan import Plan
@@ -21,9 +22,9 @@ from ..program.trace import Traced
 from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
-from .attention import Way, with_attention
+from .attention import Way, hint, with_attention
 from .donation import to_donate
-from .tracing import TracedCall, Traces, capture, trace_call
+from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, trace_call
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def planned(
     with own_mesh(request.mesh):
         way = with_attention(request, partial(_way, peeled, say=say, traces=traces))
     call, facts, rewritten, decided = way.call, way.facts, way.rewritten, way.plan
+    if request.attention is None and (saving := hint(decided)) is not None:
+        decided = replace(decided, findings=(*decided.findings, saving))
     decided = replace(decided, findings=(*decided.findings, *call.findings))
     if rewritten is not None:
         decided = replace(decided, findings=(*decided.findings, *rewritten.findings))
@@ -91,7 +94,11 @@ def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
     metadata, rewritten = [noted for _, noted, _ in peeled.inputs], None
+    if "ep" in request.axes:
+        call = experts_side_by_side(peeled, request, call)
     facts = understand(call.traced, request, metadata)
+    if call.apart.first is not None and not facts.mixes_experts:
+        raise ShardError(apart(call.apart.first))
     if call.captured is not None:
         shards, options = request.shards, request.gradients
         wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)

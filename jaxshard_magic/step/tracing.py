@@ -14,6 +14,9 @@ from ..gradients.rewrite import has_gradients, with_plain_gradients
 from ..plan import Finding
 from ..program.capture import capturing
 from ..program.hooks import users_own
+from ..program.in_turn.found import may_be_in_turn
+from ..program.in_turn.side_by_side import ALIKE, Apart, experts_together
+from ..program.ir import Program
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
 from ..program.placements import kept_to
@@ -36,6 +39,7 @@ class TracedCall:
         mapped: how it is spread over devices; None where it is written for whole arrays.
         home: what takes the step's own placements on other devices out of a trace; None where they stay.
         left_out: the lines of these.
+        apart: the loops over experts that can't be put side by side.
     """
 
     traced: Traced
@@ -44,6 +48,7 @@ class TracedCall:
     mapped: Mapped | None = None
     home: Callable[[Traced], tuple[Traced, tuple[str, ...]]] | None = None
     left_out: tuple[str, ...] = ()
+    apart: Apart = ALIKE
 
     def at_home(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
         """The call on the devices of `mesh`; `whole` and errors as `kept_to` has them."""
@@ -55,15 +60,16 @@ class TracedCall:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is to be said of placements that are left out."""
+        """What is to be said of placements that are left out, and of experts that can't be divided."""
+        found = tuple(Finding("experts-apart", "warning", f"{apart(why)}.") for why in self.apart.lines)
         if not self.left_out:
-            return ()
+            return found
         lines = ", ".join(self.left_out)
         message = (
             f"The step says where arrays lie, on other devices than this strategy's ({lines}): that is left out, and "
             "the strategy places them."
         )
-        return (Finding("placements", "info", message),)
+        return (Finding("placements", "info", message), *found)
 
 
 class Traces(dict[Hashable, TracedCall]):
@@ -128,6 +134,44 @@ def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> T
     else:
         traced, result = _traced(peeled, avals, mapped)
     return TracedCall(traced if mapped is None else mapped.traced(traced, result), result, captured, mapped)
+
+
+def experts_side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
+    """A `call` with the experts side by side that it goes through one by one, traced anew where its gradients are taken
+    already; itself where it has none."""
+    if not may_be_in_turn(Program(call.traced.closed)):
+        return call
+    known, key = call.traced.known, ("experts side by side", request.mesh)
+    if key not in known:
+        known[key] = _side_by_side(peeled, request, call)
+    found: TracedCall = known[key]
+    return found if _captures(request) else replace(found, captured=None)
+
+
+def _side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
+    captured, result, home = call.captured, call.result, call.home
+    assert home is not None
+    if captured is None:
+        captured, result = _traced(peeled, specs(peeled.leaves), None, capturing)
+        captured, _ = home(captured)
+    together, apart = experts_together(captured)
+    if together is None:
+        return replace(call, apart=apart)
+
+    def with_experts(traced: Traced) -> tuple[Traced, tuple[str, ...]]:
+        traced, left_out = home(traced)
+        return experts_together(traced)[0] or traced, left_out
+
+    plain = with_plain_gradients(together)
+    return replace(call, traced=plain, result=result, captured=together, home=with_experts, apart=apart)
+
+
+def apart(why: str) -> str:
+    """What is told of a loop whose experts stay one after the other."""
+    return (
+        f"ep: {why}; have all of them do the same with matrices of their own and what all of them read, or stay with "
+        "dp or fsdp"
+    )
 
 
 def capture(peeled: Peeled, call: TracedCall, needs: Needs) -> Captures:

@@ -15,7 +15,7 @@ from jax._src.source_info_util import current_name_stack  # jax has no public fo
 
 from ..program.emit import Emitter
 from ..program.ir import Equation, Scope, Value
-from ..program.labels import PIN, weight_label
+from ..program.labels import COMBINE, DISPATCH, PIN, weight_label
 from ..program.lines import user_context
 from ..program.primitives import bind
 from ..program.primitives.table import primitive_of
@@ -64,10 +64,14 @@ class Hold(Emitter):
         self.relaid = _relaid(layout)
 
     def __call__(self, *args: Any) -> list:
+        self.begin()
+        return super().__call__(*args)
+
+    def begin(self) -> None:
+        """Forget what was gathered in a run before."""
         self._bodies = [_Body(is_loop=False)]
         self._unpinned: set[Value] = set()  # gradients that are pinned after the layout change that follows
         self._laid: dict[int, _Laid] = {}
-        return super().__call__(*args)
 
     def region(self, kind: type[Kind]) -> Kind:
         """The one of `regions` that is of a kind."""
@@ -143,7 +147,8 @@ class Hold(Emitter):
         for k, v in enumerate(e.ins):
             relaid = layout.experts is not None and layout.batchy(v)
             if v is not None and (relaid or (e.index, v) in layout.exchanges.reads):
-                values[k] = self._brought(values[k], layout.active(v), layout.at(e, v))
+                with self._on_its_way(v):
+                    values[k] = self._brought(values[k], layout.active(v), layout.at(e, v))
         if not layout.storage.batchy_equation(e) or e.primitive.scatters:
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
@@ -152,6 +157,13 @@ class Hold(Emitter):
                 with self._of_weight(v):
                     values[k] = self._fetch(e, values, k, v)
         return values
+
+    def _on_its_way(self, v: Value) -> AbstractContextManager[Any]:
+        """The scope of what goes to experts, or comes back from them."""
+        experts = self.layout.experts
+        if experts is None or v in self.layout.exchanges.lies:
+            return nullcontext()
+        return jax.named_scope(COMBINE if v in experts.made else DISPATCH)
 
     def _brought(self, x: Any, lies: Spec, wanted: Spec) -> Any:
         """An activation from where it lies to where it is wanted: pinned at both, and in between, else the compiler may

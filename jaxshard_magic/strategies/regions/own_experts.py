@@ -16,6 +16,7 @@ from jax import lax
 from ...plan import Sent
 from ...program.expert_loops import ExpertLoop
 from ...program.ir import Equation, Value
+from ...program.labels import COMBINE, DISPATCH
 from ...program.primitives import scan_counts
 from ..changes import changes_sent
 from ..layout import Axes, Layout, Spec
@@ -86,7 +87,8 @@ class OwnExperts(Region):
         """An operand as the loop reads it: tokens as experts see them, and what it steps over by expert."""
         if not self._moves(v):
             return x
-        return self.layout.pin(self.layout.pin(x, self.layout.active(v)), self.layout.lying(v, True))
+        with jax.named_scope(DISPATCH):
+            return self.layout.pin(self.layout.pin(x, self.layout.active(v)), self.layout.lying(v, True))
 
     def _pin(self, x: Any, inside: Value, lead: int = 0) -> Any:
         """Parts of a body's value, each on the devices of its experts."""
@@ -97,7 +99,8 @@ class OwnExperts(Region):
     def _added(self, v: Value, start: Any, x: Any) -> Any:
         layout, total = self.layout, x.sum(0).astype(x.dtype)
         if layout.batchy(v):
-            total = layout.pin(layout.pin(total, layout.lying(v, True)), layout.active(v))
+            with jax.named_scope(COMBINE):
+                total = layout.pin(layout.pin(total, layout.lying(v, True)), layout.active(v))
         else:
             total = layout.pin(total, layout.at_rest(v))
         return start + total

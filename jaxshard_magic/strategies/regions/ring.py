@@ -51,6 +51,17 @@ class RingAttention(Region):
         positions = self.layout.program.shapes[query][-2]
         return ring_of(e.params["form"], axes, self.layout.count(axes), positions, masks)
 
+    def turn(self, e: Equation) -> int:
+        """Bytes of the keys and values of a device of a member, all of which it sends in a turn."""
+        sizes = [self._moved(v, spec) for v, spec in zip(e.ins[:3], self.specs(e), strict=False)]
+        return sum(size // self._narrowed(e, v) for size, v in zip(sizes[1:], e.ins[1:3], strict=True))
+
+    def turn_of_gradients(self, e: Equation) -> int | None:
+        """Bytes of their gradients that a device sends in a turn; None of a member that is no gradient."""
+        if not _is_gradient(e):
+            return None
+        return sum(self._summed(v, spec) for v, spec in zip(e.ins[1:3], self.specs(e)[1:3], strict=True))
+
     def specs(self, e: Equation) -> list[Spec]:
         """How the operands and the results of a member lie: positions divided, but for those of masks that have no
         dimension of queries besides; examples and heads as elsewhere."""
@@ -113,7 +124,8 @@ class RingAttention(Region):
                     yield Sent("all-gather", gone, layout.count(gone), self._whole(v, lies, gone), e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
-        """Scores of a block and their exponentials, of a gradient theirs as well; sums; keys on their way."""
+        """Scores of a block and their exponentials, of a gradient theirs as well; what scores were before a change;
+        sums; keys on their way."""
         ring, specs, back = self.ring(e), self.specs(e), _is_gradient(e)
         query, key, value = e.ins[:3]
         assert query is not None and key is not None and value is not None
@@ -122,7 +134,8 @@ class RingAttention(Region):
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
         moving = sum(self._bytes(v, spec) for v, spec in zip((key, value), specs[1:3], strict=True))
         sums = sum(summed) + 2 * sum(summed[1:]) if back else summed[0]
-        return (4 if back else 2) * scores + sums + 2 * moving
+        changed = e.params["form"].change is not None
+        return (4 if back else 2) * scores + changed * (2 if back else 1) * scores + sums + 2 * moving
 
     def _bytes(self, v: Value | None, spec: Spec) -> int:
         return 0 if v is None else self.layout.bytes_of(v, spec)
