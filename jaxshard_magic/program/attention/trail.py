@@ -137,10 +137,12 @@ class Trail:
         return self._constants[v]
 
     def _evaluated(self, v: Value) -> np.ndarray | None:
+        if _numbers(self.program.shapes[v]) > _LARGEST:
+            return None
         if v in self._known:
             return np.asarray(self._known[v])
         e = self.maker(v)
-        if e is None or e.primitive.keyed or e.eqn.effects or _numbers(self.program.shapes[v]) > _LARGEST:
+        if e is None or e.primitive.keyed or e.eqn.effects:
             return None
         operands: list[Any] = []
         for k, w in enumerate(e.ins):
