@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from test_ep import AG, AR, RS, sent, told
 
 import jaxshard_magic
@@ -139,7 +140,7 @@ def test_experts_one_by_one_are_divided_and_no_matrix_of_theirs_is_moved(form):
     assert not any(kind != AR and size in (MATRIX, EXPERTS // 4 * MATRIX) for kind, _, size in moves)
     assert moves[AG, ("expert",), TOKENS] >= 1 and (moves[RS, ("expert",), TOKENS] == 1 or form is stacked)
     assert any(f.code == "experts-together" for f in entry.plan.findings)
-    run = jax.jit(jax.extend.core.jaxpr_as_fun(entry.traced.closed))
+    run = jax.jit(jaxpr_as_fun(entry.traced.closed))
     close(run(*entry.traced.consts, *jax.tree.leaves((p, x))), of_form(form)(p, x))
 
 
@@ -234,7 +235,8 @@ def test_experts_with_arrays_of_their_own_are_named_with_what_stacks_them():
     def form(p, x):
         best, chosen = routed(p, x)
         made = (jnp.tanh(x @ own["up"]) @ own["down"] for own in p["experts"])
-        return sum(y * jnp.where(chosen == e, best, 0).sum(-1, keepdims=True) for e, y in enumerate(made))
+        shares = (jnp.where(chosen == e, best, 0).sum(-1, keepdims=True) for e in range(EXPERTS))
+        return sum((y * share for y, share in zip(made, shares, strict=True)), start=0 * x)
 
     apart = [{name: weights()[name][e] for name in ("up", "down")} for e in range(EXPERTS)]
     said = refused(form, {"router": weights()["router"], "experts": apart})
