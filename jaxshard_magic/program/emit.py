@@ -3,7 +3,7 @@
 Under a trace this re-emits the step: same numbers, with what a subclass of `Emitter` adds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,12 +48,16 @@ class Emitter:
 
     def run(self, scope: Scope, args: Any) -> list:
         env = scope.env(args)
-        for e in scope.equations:
+        self.through(scope.equations, env)
+        return scope.results(env)
+
+    def through(self, equations: Iterable[Equation], env: dict) -> None:
+        """Run equations on the arrays of `env`, by value, and put what they make there."""
+        for e in equations:
             operands = zip(e.ins, e.eqn.invars, strict=True)
             values = [var.val if v is None else env[v] for v, var in operands]  # pyright: ignore[reportAttributeAccessIssue]
             with self.context_of(e):
                 env.update(zip(e.outs, self.equation(e, values), strict=True))
-        return scope.results(env)
 
     @contextmanager
     def context_of(self, e: Equation) -> Iterator[None]:

@@ -15,6 +15,8 @@ from ...program.attention.form import wide
 from ...program.ir import Equation, Value
 from ...program.primitives import shape_of
 from ...program.sizes import array_bytes
+from ...program.unionfind import UnionFind
+from ..changes import read_narrow
 from ..layout import Axes, Layout, Spec, partition_spec
 from ..ring import Ring, forward, gradient, ring_of
 from .region import Context, Emission, Region
@@ -49,6 +51,17 @@ class RingAttention(Region):
         positions = self.layout.program.shapes[query][-2]
         return ring_of(e.params["form"], axes, self.layout.count(axes), positions, masks)
 
+    def turn(self, e: Equation) -> int:
+        """Bytes of the keys and values of a device of a member, all of which it sends in a turn."""
+        sizes = [self._moved(v, spec) for v, spec in zip(e.ins[:3], self.specs(e), strict=False)]
+        return sum(size // self._narrowed(e, v) for size, v in zip(sizes[1:], e.ins[1:3], strict=True))
+
+    def turn_of_gradients(self, e: Equation) -> int | None:
+        """Bytes of their gradients that a device sends in a turn; None of a member that is no gradient."""
+        if not _is_gradient(e):
+            return None
+        return sum(self._summed(v, spec) for v, spec in zip(e.ins[1:3], self.specs(e)[1:3], strict=True))
+
     def specs(self, e: Equation) -> list[Spec]:
         """How the operands and the results of a member lie: positions divided, but for those of masks that have no
         dimension of queries besides; examples and heads as elsewhere."""
@@ -74,7 +87,13 @@ class RingAttention(Region):
         form, axes, n = e.params["form"], ring.axes, ring.devices
         turns, back = ring.turns - 1, _is_gradient(e)
         sizes = [self._moved(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
-        sizes[:3] = [size // self._narrowed(e, v) for size, v in zip(sizes[:3], e.ins[:3], strict=True)]
+        arrays = 4 if back else 3  # queries, keys, values, and the result's gradient
+        for k in range(arrays):
+            sizes[k] //= self._narrowed(e, e.ins[k])
+        results = [
+            size // (2 if read_narrow(layout, v, layout.active(v)) else 1)
+            for size, v in zip(sizes[len(e.ins) :], e.outs, strict=True)
+        ]
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
 
         def permute(size: int, count: int) -> Sent:
@@ -86,7 +105,7 @@ class RingAttention(Region):
                 yield permute(summed[k], turns)
         if ring.zigzag:
             own = [size for k, size in enumerate(sizes[: _first_mask(e)]) if (e.index, k) not in self.there]
-            for size in (*own, *sizes[len(e.ins) :]):
+            for size in (*own, *results):
                 yield permute(size // 2, 2)
         if form.uniform:
             made = e.outs[2] if back else e.ins[2]
@@ -105,7 +124,8 @@ class RingAttention(Region):
                     yield Sent("all-gather", gone, layout.count(gone), self._whole(v, lies, gone), e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
-        """Scores of a block and their exponentials, of a gradient theirs as well; sums; keys on their way."""
+        """Scores of a block and their exponentials, of a gradient theirs as well; what scores were before a change;
+        sums; keys on their way."""
         ring, specs, back = self.ring(e), self.specs(e), _is_gradient(e)
         query, key, value = e.ins[:3]
         assert query is not None and key is not None and value is not None
@@ -114,7 +134,8 @@ class RingAttention(Region):
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
         moving = sum(self._bytes(v, spec) for v, spec in zip((key, value), specs[1:3], strict=True))
         sums = sum(summed) + 2 * sum(summed[1:]) if back else summed[0]
-        return (4 if back else 2) * scores + sums + 2 * moving
+        changed = e.params["form"].change is not None
+        return (4 if back else 2) * scores + changed * (2 if back else 1) * scores + sums + 2 * moving
 
     def _bytes(self, v: Value | None, spec: Spec) -> int:
         return 0 if v is None else self.layout.bytes_of(v, spec)
@@ -127,7 +148,7 @@ class RingAttention(Region):
         return self._bytes(v, spec) * (2 if widened else 1)
 
     def _narrowed(self, e: Equation, v: Value | None) -> int:
-        """By what queries, keys and values are shorter on their way: a TPU multiplies float32 as bfloat16, unless more
+        """By what is shorter on its way that attention multiplies: a TPU does so with float32 as bfloat16, unless more
         precision is asked for, and sends it so."""
         if v is None or self.layout.platform != "tpu" or self.layout.program.avals[v].dtype != jnp.float32:
             return 1
@@ -157,6 +178,7 @@ def _there(layout: Layout, members: Iterable[Equation]) -> frozenset[tuple[int, 
     """What several members of one body read, but for the first of them: XLA brings it once. Operands of masks are
     brought before they get their dimensions."""
     maker, known, found = layout.program.maker, set[tuple[int, bool, Value]](), set[tuple[int, int]]()
+    joined = _joined(layout)
     for e in members:
         for k, v in enumerate(e.ins):
             if v is None:
@@ -169,11 +191,35 @@ def _there(layout: Layout, members: Iterable[Equation]) -> frozenset[tuple[int, 
                 and made.ins[0] is not None
             ):
                 v = made.ins[0]
-            key = id(e.outer), mask, v
+            key = id(_body(layout, e)), mask, joined.find(v)
             if key in known:
                 found.add((e.index, k))
             known.add(key)
     return frozenset(found)
+
+
+def _body(layout: Layout, e: Equation) -> Equation | None:
+    """The equation in whose body `e` is compiled: a loop of one trip is none, but for XLA's for the CPU, where sums
+    that keep the order of the ring keep it apart."""
+    outer = e.outer
+    while outer is not None and _one_trip(layout, outer):
+        outer = outer.outer
+    return outer
+
+
+def _joined(layout: Layout) -> UnionFind:
+    """Values that are one across the ends of such loops."""
+    joined = UnionFind(len(layout.program.avals))
+    for e in layout.program.equations:
+        for door in e.doors if _one_trip(layout, e) else ():
+            for a, b, _ in (*door.into, *door.out):
+                if a is not None and b is not None:
+                    joined.union(a, b)
+    return joined
+
+
+def _one_trip(layout: Layout, e: Equation) -> bool:
+    return not layout.simulated and e.name == "scan" and e.params["length"] == 1
 
 
 def _divided(layout: Layout, e: Equation) -> bool:
