@@ -97,8 +97,9 @@ def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces
     if "ep" in request.axes:
         call = experts_side_by_side(peeled, request, call)
     facts = understand(call.traced, request, metadata)
-    if call.apart.first is not None and not facts.mixes_experts:
-        raise ShardError(apart(call.apart.first))
+    in_the_way = (*call.loops.apart, *call.loops.unsure)
+    if in_the_way and not facts.mixes_experts:
+        raise ShardError(apart(in_the_way[0]))
     if call.captured is not None:
         shards, options = request.shards, request.gradients
         wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)

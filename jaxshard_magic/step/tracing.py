@@ -15,7 +15,7 @@ from ..plan import Finding
 from ..program.capture import capturing
 from ..program.hooks import users_own
 from ..program.in_turn.found import may_be_in_turn
-from ..program.in_turn.side_by_side import ALIKE, Apart, experts_together
+from ..program.in_turn.side_by_side import NONE, Loops, experts_together
 from ..program.ir import Program
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
@@ -24,6 +24,8 @@ from ..program.trace import Traced, Vjp, trace
 from ..program.untraceable import explained
 from ..request import GradientOptions, Request
 from ..strategies import spread
+
+SIDE_BY_SIDE = "experts-together"  # the code of what is said of loops over experts that run so
 
 _config: Any = jax.config
 
@@ -39,7 +41,7 @@ class TracedCall:
         mapped: how it is spread over devices; None where it is written for whole arrays.
         home: what takes the step's own placements on other devices out of a trace; None where they stay.
         left_out: the lines of these.
-        apart: the loops over experts that can't be put side by side.
+        loops: those over experts.
     """
 
     traced: Traced
@@ -48,7 +50,7 @@ class TracedCall:
     mapped: Mapped | None = None
     home: Callable[[Traced], tuple[Traced, tuple[str, ...]]] | None = None
     left_out: tuple[str, ...] = ()
-    apart: Apart = ALIKE
+    loops: Loops = NONE
 
     def at_home(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
         """The call on the devices of `mesh`; `whole` and errors as `kept_to` has them."""
@@ -60,8 +62,14 @@ class TracedCall:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is to be said of placements that are left out, and of experts that can't be divided."""
-        found = tuple(Finding("experts-apart", "warning", f"{apart(why)}.") for why in self.apart.lines)
+        """What is to be said of placements that are left out, and of loops over experts."""
+        found = tuple(Finding("experts-apart", "warning", f"{apart(why)}.") for why in self.loops.apart)
+        if self.loops.together:
+            message = (
+                f"Experts that the step goes through one by one ({_some(self.loops.together)}) are worked on side by "
+                "side, on each device its own: the numbers are the loop's, but for the order in which a sum is rounded."
+            )
+            found = (Finding(SIDE_BY_SIDE, "info", message), *found)
         if not self.left_out:
             return found
         lines = ", ".join(self.left_out)
@@ -154,16 +162,21 @@ def _side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedC
     if captured is None:
         captured, result = _traced(peeled, specs(peeled.leaves), None, capturing)
         captured, _ = home(captured)
-    together, apart = experts_together(captured)
+    together, loops = experts_together(captured)
     if together is None:
-        return replace(call, apart=apart)
+        return replace(call, loops=loops)
 
     def with_experts(traced: Traced) -> tuple[Traced, tuple[str, ...]]:
         traced, left_out = home(traced)
         return experts_together(traced)[0] or traced, left_out
 
     plain = with_plain_gradients(together)
-    return replace(call, traced=plain, result=result, captured=together, home=with_experts, apart=apart)
+    return replace(call, traced=plain, result=result, captured=together, home=with_experts, loops=loops)
+
+
+def _some(lines: Sequence[str]) -> str:
+    more = len(lines) - 3
+    return ", ".join(lines[:3]) + (f" and {more} more" if more > 0 else "")
 
 
 def apart(why: str) -> str:

@@ -33,16 +33,18 @@ Unit = Equation | Together | Family | End | One
 class Found:
     """`orders`: how a body runs with the chains of its experts side by side, by its scope. `apart`: a line for each
     group that can't be put so; `unsure`: those of groups of which it isn't known that something chooses among them.
-    `counted`: loops that take experts by the number of the trip, by their equations' index.
+    `counted`: loops that take experts by the number of the trip, by their equations' index. `together`: the lines of
+    all that runs side by side.
     """
 
     orders: Mapping[Scope, list[Unit]]
     apart: tuple[str, ...]
     unsure: tuple[str, ...]
     counted: Mapping[int, Counted] = field(default_factory=dict)
+    together: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.orders or self.counted)
+        return bool(self.together)
 
 
 def may_be_in_turn(program: Program) -> bool:
@@ -69,7 +71,7 @@ def find_in_turn(program: Program, weights: Iterable[Value]) -> Found:
         dict[Scope, list[Unit]](),
         list[tuple[bool, str]](),
     )
-    own = met.flow.forward(weights, by_alias)
+    own, together = met.flow.forward(weights, by_alias), list[str]()
     for scope in program.scopes():
         taken = parts.of(scope)
         if own.isdisjoint(part.source for part in taken.values()):
@@ -85,16 +87,22 @@ def find_in_turn(program: Program, weights: Iterable[Value]) -> Found:
             whole = [g for g in whole if g.apart is None]
         if whole and order is not None:
             orders[scope] = order
+            together += [_line(group.first) for group in whole]
         apart += [(not group.sure, _why(group)) for group in groups if group.apart]
     lines = tuple(why for _, why in sorted(apart, key=lambda found: found[0]))
     sure = sum(not unsure for unsure, _ in apart)
-    return Found(orders, lines[:sure], lines[sure:], find_counted(program, own, met.numbers, parts))
+    counted = find_counted(program, own, met.numbers, parts)
+    together += [_line(program.equations[i]) for i in counted]
+    return Found(orders, lines[:sure], lines[sure:], counted, tuple(together))
+
+
+def _line(e: Equation) -> str:
+    return users_line(e.eqn) or "in a library"
 
 
 def _why(group: Group) -> str:
-    line = users_line(group.first.eqn)
-    where = f" ({line})" if line else ""
-    return f"the {group.number} experts that a Python loop goes through{where} can't be put side by side: {group.apart}"
+    where = f"the {group.number} experts that a Python loop goes through ({_line(group.first)})"
+    return f"{where} can't be put side by side: {group.apart}"
 
 
 def _numbers(program: Program) -> Mapping[int, list[Value]]:

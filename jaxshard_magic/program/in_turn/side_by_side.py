@@ -21,23 +21,20 @@ from .parts import Part
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Loops over experts that can't be put side by side, a line each. `unsure`: of which it isn't known that something
-    chooses among what they go through."""
+class Loops:
+    """The loops over experts of a step. `together`: the lines of those that are put side by side. `apart`: what is in
+    the way of others, in a line each; `unsure`: of those of which it isn't known that something chooses among them."""
 
-    lines: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
 
-    @property
-    def first(self) -> str | None:
-        return next(iter((*self.lines, *self.unsure)), None)
+
+NONE = Loops()
 
 
-ALIKE = Apart()
-
-
-def experts_together(captured: Traced) -> tuple[Traced | None, Apart]:
-    """A captured step with its experts side by side, None where none is, and those that can't be put so. Numbers differ
+def experts_together(captured: Traced) -> tuple[Traced | None, Loops]:
+    """A captured step with its experts side by side, None where none is, and its loops over experts. Numbers differ
     from the step's by the order in which sums over experts are rounded."""
     program = Program(captured.closed)
     found = [find_in_turn(program, program.inputs)]
@@ -49,11 +46,14 @@ def experts_together(captured: Traced) -> tuple[Traced | None, Apart]:
         found.append(inside)
         if inside:
             losses[e.index] = retraced(_SideBySide(loss, inside))
-    lines, unsure = (line for f in found for line in f.apart), (line for f in found for line in f.unsure)
-    apart = Apart(tuple(lines), tuple(unsure))
-    if not found[0] and not losses:
-        return None, apart
-    return replace(captured, closed=retraced(_SideBySide(program, found[0], losses))), apart
+    loops = Loops(
+        tuple(dict.fromkeys(line for f in found for line in f.together)),
+        tuple(line for f in found for line in f.apart),
+        tuple(line for f in found for line in f.unsure),
+    )
+    if not loops.together:
+        return None, loops
+    return replace(captured, closed=retraced(_SideBySide(program, found[0], losses))), loops
 
 
 class _SideBySide(Replay):
