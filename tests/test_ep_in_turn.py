@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from IPython.core.error import UsageError
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from test_ep import AG, AR, RS, sent, told
@@ -256,3 +257,37 @@ def test_functions_with_other_derivatives_are_not_alike():
     jaxpr = jax.make_jaxpr(lambda x: one(x) + one(x + 1) + other(x))(1.0)
     first, second, third = (e for e in jaxpr.eqns if e.primitive.name == "custom_jvp_call")
     assert Alike().equations(first, second) and not Alike().equations(first, third)
+
+
+CELLS = (
+    """import jax, jax.numpy as jnp
+
+def moe(p, x):
+    best, chosen = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
+    out = jnp.zeros_like(x)
+    for e in range(8):
+        share = jnp.where(chosen == e, best, 0).sum(-1, keepdims=True)
+        out = out + share * (jax.nn.gelu(x @ p["up"][e]) @ p["down"][e])
+    return out
+
+shapes = {"router": (32, 8), "up": (8, 32, 64), "down": (8, 64, 32)}
+p = {name: 0.1 * jax.random.normal(jax.random.key(i), shape) for i, (name, shape) in enumerate(shapes.items())}
+x = jax.random.normal(jax.random.key(3), (16, 12, 32))
+""",
+    """%%shard ep
+def train_step(p, x):
+    loss, grad = jax.value_and_grad(lambda p: jnp.mean((moe(p, x) - x) ** 2))(p)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grad), loss
+""",
+    "p, loss = train_step(p, x)",
+)
+
+
+@pytest.mark.ci
+def test_code_to_take_home_asks_for_vmap_in_the_loops_place(notebook):
+    for cell in ("%mesh expert=4;", *CELLS):
+        notebook.run(cell)
+    with pytest.raises(
+        UsageError, match=r"goes through its experts one by one.* write the loop as jax\.vmap"
+    ):
+        notebook.run("%shard code")
