@@ -101,12 +101,17 @@ class _Fusing(Replay):
     def equation(self, e: Equation, values: list) -> list:
         if e.index in self._fused:
             outs = [self._attention(self._fused[e.index], e)]
-        elif e.outs and self._live.isdisjoint(e.outs) and not e.eqn.effects:
+        elif e.outs and self._dead(e) and not e.eqn.effects:
             return [None] * len(e.outs)
         else:
             outs = super().equation(e, values)
         self._note(e.outs, outs)
         return outs
+
+    def _dead(self, e: Equation) -> bool:
+        """Is nothing used that it makes, nor what is made in its place?"""
+        inside = e.inside() if e.name in _IN_PLACE else ()
+        return self._live.isdisjoint(e.outs) and all(self._live.isdisjoint(i.outs) for i in inside)
 
     def _note(self, values: Any, arrays: Any) -> None:
         pairs = zip(values, arrays, strict=True)
