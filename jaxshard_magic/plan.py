@@ -9,6 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 if TYPE_CHECKING:
     from .program.flops import Work
+    from .program.routing import Route
     from .program.trace import Traced
 
 WHOLE = "a copy on every device"  # why a leaf lies where it does, where nothing divides it
@@ -72,6 +73,44 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class DividedExperts:
+    """`number` experts divided over `axes`. `work`: what an expert multiplies: the rows in its "places", the rows that
+    were "sorted" to it, or "all" tokens. `routes`: the layers that choose among them."""
+
+    number: int
+    axes: tuple[str, ...]
+    work: str
+    routes: "tuple[Route, ...]" = ()
+
+
+@dataclass(frozen=True)
+class RingOf:
+    """Attention as a ring, forward and backward. `turns`: the keys of how many devices each meets, with its own;
+    `count`: how often in a step. `bytes`: of keys and values that a device holds, and sends in a turn; `gradients`: of
+    their gradients, which follow them in the backward pass, as often, None without one. `zigzag`: the positions of a
+    device are two parts, from the beginning and from the end. `file` and `line`: of the attention, as Python knows
+    them."""
+
+    positions: int
+    turns: int
+    count: int
+    bytes: int
+    gradients: int | None
+    zigzag: bool
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class DividedPositions:
+    """`number` positions divided over `axes`; `rings`: the attentions over them that are rings."""
+
+    number: int
+    axes: tuple[str, ...]
+    rings: tuple[RingOf, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """`run(*arrays) -> list of arrays` is the step with its constraints, same numbers as the traced one: `traced` where
     that is not the step as it was given, but rewritten.
@@ -83,7 +122,7 @@ class Plan:
     multiplies, `shares` what one device does of it, None where the compiler decides. `unseen` names primitives that
     may do more. `attention`: how attention gets at positions that other devices hold ("gather", "heads", "ring"), None
     where none are divided. `largest_weight`: bytes of the largest weight that an operation reads, None where it is not
-    known.
+    known. `experts` and `positions`: those that are divided, of each number of them.
     """
 
     mesh: Mesh
@@ -105,6 +144,8 @@ class Plan:
     traced: "Traced | None" = None
     largest_weight: int | None = None
     attention: str | None = None
+    experts: tuple[DividedExperts, ...] = ()
+    positions: tuple[DividedPositions, ...] = ()
 
     @property
     def shards(self) -> int:

@@ -15,6 +15,7 @@ from sample_collectives import (
     source,
     untimed,
 )
+from sample_divided import AXES, with_divided
 from sample_leaves import gpt_leaves, leaf, mesh, of_role
 from sample_memory import LOGITS, with_measured
 from sample_metrics import metrics
@@ -475,6 +476,20 @@ def trained() -> Report:
     return replace(attached(), metrics=metrics(astray=350, own={"<b>norm</b>": 1.5}))
 
 
+def divided() -> Report:
+    """Experts and positions over axes of their own, with the rows of each layer's experts and a causal ring."""
+    leaves = tuple(
+        leaf(f"blocks.{name}", shape, spec, AXES, why=why)
+        for name, shape, spec, why in (
+            ("router", (4, 512, 32), (), "ep: a copy on every device of expert"),
+            ("up", (4, 32, 512, 2048), (None, "expert"), "ep: experts, dim 1 over expert"),
+            ("down", (4, 32, 2048, 512), (None, "expert"), "ep: experts, dim 1 over expert"),
+        )
+    )
+    made = replace(attached(), strategy="ep+sp", mesh=mesh(AXES), leaves=leaves)
+    return with_divided(replace(made, memory=memory(leaves, 32, 700 * MIB, 16128 * MIB)))
+
+
 _MADE = (attached, hinted, looped, simulated, over_hosts, too_big, wrong, noisy, dry, unknown, bare)
 _MADE += (
     one_device,
@@ -491,5 +506,6 @@ _MADE += (
     staged,
     profiled,
     trained,
+    divided,
 )
 SAMPLES = {made.__name__: made for made in _MADE}

@@ -206,19 +206,29 @@ def compiled_for(mesh, dtype=jnp.bfloat16, *, hidden=HIDDEN, rows=8):
     return step, sent(step.report().collectives or ()) / theory
 
 
+def padded() -> float:
+    """What is sent beyond theory, as a share of it, where 64 chips of a plane add up 8,192 rows of 2,048 numbers in
+    bfloat16. An array that a core has no memory for at once the compiler adds up in passes, here three, and pads the
+    128 rows of a chip to three times 48, whole tiles of 16. Seven permutes then bring each chip its own rows. What one
+    pass is enough for (8 MiB) it does not pad."""
+    size, rows = 2 * WIDTH * HIDDEN, HIDDEN // 64
+    scattered, permuted = (3 * 48 / rows - 1) * size * 63 / 64, 7 * 3 * 48 * WIDTH * 2
+    return (scattered + permuted) / (3 * size * 511 / 512)
+
+
 @on_tpus
 @pytest.mark.parametrize(
-    "mesh",
+    ("mesh", "more"),
     [
-        pytest.param("v5p:4x4x4 data=64", marks=pytest.mark.ci),
-        pytest.param("v4:4x4x4 data=64", marks=pytest.mark.full),
-        pytest.param("tpu7x:4x4x4 data=128", marks=pytest.mark.ci),
-        pytest.param("v5p:8x8x8 data=512", marks=pytest.mark.full),
+        pytest.param("v5p:4x4x4 data=64", 0, marks=pytest.mark.ci),
+        pytest.param("v4:4x4x4 data=64", 0, marks=pytest.mark.full),
+        pytest.param("tpu7x:4x4x4 data=128", 0, marks=pytest.mark.ci),
+        pytest.param("v5p:8x8x8 data=512", padded(), marks=pytest.mark.full),
     ],
 )
-def test_on_a_cube_fsdp_sends_what_theory_says_and_the_plan_knows_it(mesh):
+def test_on_a_cube_fsdp_sends_what_theory_says_and_the_plan_knows_it(mesh, more):
     step, ratio = compiled_for(mesh)
-    assert 0.99 < ratio <= 1.02
+    assert 0.99 + more < ratio <= (1.001 if more else 1.02) + more
     predicted = sent(map(collective, traffic(planned(step))))
     assert predicted == pytest.approx(sent(step.report().collectives or ()), rel=0.1)
     assert step.report().timing.communication_s is not None

@@ -260,7 +260,7 @@ def test_a_function_that_outlives_its_cell_trains_on(watched, trained):
 
 
 def test_the_next_cell_knows_the_loops_of_a_function_that_outlived_its_own(watched):
-    lengths = watched.shell.magics_manager.registry["ShardMagics"]._lengths
+    lengths = watched.shell.magics_manager.registry["ShardMagics"].cell_magic.lengths
     watched.shell.user_ns["total"] = lambda: totals.append(lengths.total())
     totals: list[int | None] = []
     loop = LOOP.replace("\n", "\n    ") + "\n        total()"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cells import LOOP, STEP
 
-from jaxshard_magic.notebook import magics, progress, shard_cell
+from jaxshard_magic.notebook import cell_magic, progress, shard_cell
 from jaxshard_magic.notebook.progress import Progress, frontend, line, training
 from jaxshard_magic.notebook.progress.training import Training, duration_text
 
@@ -84,7 +84,7 @@ OTHER = STEP.replace("loss_fn", "lambda p, b: jnp.sum(p['w'])").replace("0.1 * g
 )
 def test_the_last_compile_is_that_of_the_same_step_asked_for_alike(given, monkeypatch, cell, known):
     told = []
-    monkeypatch.setattr(magics, "compile_of", lambda this: told.append(shard_cell.compile_of(this)))
+    monkeypatch.setattr(cell_magic, "compile_of", lambda this: told.append(shard_cell.compile_of(this)))
     given.run("%%shard dp;" + STEP)
     last = given.shell.magics_manager.registry["ShardMagics"].session.step.entry.compile_s
     given.run("%%shard " + cell)

@@ -108,6 +108,16 @@ def test_keys_and_values_go_round_and_their_gradients_behind_them():
     wanted = {part: 6 * (n - 1) * count, part // 2: 22 * count, number // 2: 10 * count}
     found, told = permuted(ring, params, x)
     assert found == told == Counter(wanted)
+    report = ring.report()
+    jobs = Counter[str | None]()
+    for c in report.collectives or ():
+        jobs[c.job] += c.count if c.kind == CP else 0
+    assert (jobs["turn"], jobs["zig-zag"], jobs[None]) == (6 * (n - 1) * count, 32 * count, 0)
+    (positions,) = report.positions
+    (turning,) = positions.rings
+    assert (positions.number, positions.axes, positions.attention) == (TIME, ("seq",), "ring")
+    assert (turning.turns, turning.count, turning.zigzag) == (n, count, True)
+    assert (turning.bytes, turning.gradients) == (2 * part, 2 * part)
 
 
 @pytest.mark.ci
@@ -142,8 +152,10 @@ def test_a_window_goes_no_further_than_it_sees():
     at = jnp.arange(TIME)
     seen = (at[:, None] >= at) & (at[:, None] - at < 16)
     step, params, x = layers(lambda t: seen, n=1)
-    found, told = permuted(ran(step, params, x), params, x)
+    ring = ran(step, params, x)
+    found, told = permuted(ring, params, x)
     assert found == told == Counter({x.nbytes // 8: 6 * 2})
+    assert ring.report().positions[0].rings[0].turns == 3
 
 
 @pytest.mark.parametrize("devices", [2, 3, 8])

@@ -6,6 +6,7 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
+from theory import steps
 from theory.steps import STEPS
 
 import jaxshard_magic
@@ -32,13 +33,49 @@ def sent(plan: Hold) -> Counter:
     return moves
 
 
-@pytest.mark.parametrize("strategy, axes", [("dp+sp", "data=4 seq=2"), ("fsdp+tp+sp", "data=4 model=2")])
-def test_with_divided_positions_a_plan_sends_no_more_than_the_compiled_step(strategy, axes):
+@pytest.mark.parametrize(
+    "how", ["gather", *(pytest.param(x, marks=pytest.mark.full) for x in ("heads", "ring"))]
+)
+def test_with_divided_positions_a_gradient_is_added_up_along_examples_then_along_positions(how):
+    """Which XLA for the CPU does in two all-reduces. Of keys and values two gathers a layer, and their gradients
+    scattered; or as many bytes in eight all-to-alls; or, in a ring of two, a turn of both forward, and backward one of
+    them and two of their gradients."""
     call = STEPS["transformer"]()
-    args, mesh = (call.state, call.batch), f"cpu:8 {axes}"
-    moves = traffic(planned(call.step, args, strategy, mesh))
+    mesh = jaxshard_magic.mesh("cpu:8 data=4 seq=2")
+    step = jaxshard_magic.shard(call.step, "dp+sp", mesh=mesh, attention=how)
+    run = step.prepare(call.state, call.batch).plan.run
+    assert isinstance(run, Hold)
+    keys = steps.EXAMPLES // 4 * steps.TIME * steps.WIDTH * F32
+    moves = {
+        "gather": {("all-gather", keys): 2, ("reduce-scatter", keys): 2},
+        "heads": {("all-to-all", keys // 2): 8},
+        "ring": {("collective-permute", keys // 2): 6},
+    }
+    wanted = Counter({(kind, ("seq",), size): n * steps.LAYERS for (kind, size), n in moves[how].items()})
+    for weight in jax.tree.leaves(call.state["params"]):
+        for axis in ("data", "seq"):
+            wanted["all-reduce", (axis,), weight.nbytes] += 1
+    compiled = Counter[tuple[str, tuple[str, ...] | None, int]]()
+    for c in step.report().collectives or ():
+        if c.bytes > F32:
+            compiled[c.kind, c.axes, c.bytes] += round(c.count)
+    assert sent(run) == wanted == compiled
+
+
+def test_sums_over_examples_wait_for_the_last_microbatch_and_those_over_positions_do_not():
+    call = STEPS["transformer"]()
+    options = {"microbatches": 2, "reduce": "once"}
+    told = sent(planned(call.step, (call.state, call.batch), "dp+sp", "cpu:8 data=4 seq=2", **options))
+    head = call.state["params"]["head"].nbytes  # as large as the table of embeddings
+    assert (told["all-reduce", ("data",), head], told["all-reduce", ("seq",), head]) == (2, 2 * 2)
+
+
+def test_with_positions_on_the_model_axis_a_plan_sends_no_more_than_the_compiled_step():
+    call = STEPS["transformer"]()
+    args, mesh = (call.state, call.batch), "cpu:8 data=4 model=2"
+    moves = traffic(planned(call.step, args, "fsdp+tp+sp", mesh))
     told = sum(wire_bytes(m.kind, m.group_size, m.bytes * m.count) for m in moves)
-    step = jaxshard_magic.shard(call.step, strategy, mesh=jaxshard_magic.mesh(mesh))
+    step = jaxshard_magic.shard(call.step, "fsdp+tp+sp", mesh=jaxshard_magic.mesh(mesh))
     step.prepare(*args)
     measured = sum(c.wire_bytes for c in step.report().collectives or ())
     assert 0.7 * measured <= told <= 1.01 * measured

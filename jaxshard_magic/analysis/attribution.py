@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from ..places import place
+from ..program.labels import job_of
 from ..report import Leaf
 from .collectives import Cause, Move
 from .hlo import Module
@@ -34,12 +35,15 @@ def caused(
     """
 
     def cause(move: Move, origin: Origin) -> Cause:
-        what = _what(module, move, origin, leaves)
+        job = job_of(op_name(move.instruction))
+        what = (
+            _what(module, move, origin, leaves) if job is None else f"{job}: {_array(module, move, origin)}"
+        )
         if origin.frame is None:
-            return Cause(phase=origin.phase, what=what)
+            return Cause(phase=origin.phase, what=what, job=job)
         frame, deeper = origin.frame, origin.deeper
         at = None if deeper is None else f"{deeper.file}:{deeper.line}"
-        return Cause(origin.phase, frame.file, frame.line, text.line(frame), at, what)
+        return Cause(origin.phase, frame.file, frame.line, text.line(frame), at, what, job)
 
     return tuple((move, cause(move, origin)) for move, origin in moves)
 
@@ -74,6 +78,11 @@ def _what(module: Module, move: Move, origin: Origin, leaves: Sequence[Leaf]) ->
     if origin.leaf is not None and origin.leaf < len(leaves):
         path = leaves[origin.leaf].path
         return f"gradient of {path}" if origin.gradient else path
+    return _array(module, move, origin)
+
+
+def _array(module: Module, move: Move, origin: Origin) -> str:
+    """`activation f32[8,64]`: what moves, where it is no leaf."""
     operand = module.computations[move.computation].instructions[move.operand]
     shape = next((f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in operand.shapes), "")
     if operand.shapes and not operand.shapes[0].dims:

@@ -65,6 +65,7 @@ class Cause(NamedTuple):
     source: str | None = None
     at: str | None = None
     what: str | None = None
+    job: str | None = None
 
 
 def collectives(hlo_text: str, mesh_axes: Mapping[str, int]) -> tuple[Collective, ...]:

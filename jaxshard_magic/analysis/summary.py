@@ -22,6 +22,9 @@ from .attribution import caused, host_calls, traced
 from .buffers import live_bytes, serialized
 from .collectives import Cause, Move, merge, moves
 from .complaints import Complaint, complaints, findings
+from .divided import experts_of, positions_of
+from .divided import placed as placed_lines
+from .divided import with_names as divided_names
 from .exhausted import exhausted, with_needed
 from .in_time import InTime, in_time
 from .leaves import leaves
@@ -121,6 +124,8 @@ def summarize(step: "ShardedStep") -> Report:
         metrics=loop.metrics,
         number=step.number,
         checkpoints=None if step.kept is None else step.kept.told,
+        experts=experts_of(entry),
+        positions=positions_of(entry),
     )
     return _named(report, step, reading.text)
 
@@ -188,6 +193,7 @@ def _advice(
         largest_weight=plan.largest_weight,
         measured=spent,
         loop=loop,
+        experts=experts_of(entry),
     )
     for finding in (*plan.findings, *reading.complaints):
         yield Advice(finding.code, finding.level, finding.message, finding.fix)
@@ -334,7 +340,7 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
     memory, collectives = report.memory, report.collectives or ()
     live = [memory.live] if memory and memory.live else []
     spent = report.measured.lines if report.measured else ()
-    for part in (*collectives, *((memory and memory.buffers) or ()), *live, *spent):
+    for part in (*collectives, *((memory and memory.buffers) or ()), *live, *spent, *placed_lines(report)):
         if part.file is not None and part.line is not None:
             lines.setdefault(part.file, set()).add(part.line)
     home = home_of(step.entry)
@@ -345,7 +351,7 @@ def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
         file, typed = step.cell
         shown = tuple(_as_typed(s, typed) if s.name == names.get(file) else s for s in shown)
     return replace(
-        report,
+        divided_names(report, names.__getitem__),
         collectives=None if report.collectives is None else tuple(map(rename, collectives)),
         memory=memory and renamed(memory, names.__getitem__),
         measured=report.measured and _with_names(report.measured, names),

@@ -5,20 +5,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..hardware import Chip
-from ..report.choice import Question
+from ..report.choice import REFUSED, Question
 from ..units import byte_text, limit_text, seconds_text
+from .candidates import Candidate
+from .space import is_pipeline
 
 if TYPE_CHECKING:
     from .nodes import Node
     from .sketch import Sketch
 
 
-def path(
-    families: "Sequence[Node]", chip: Chip, limit: int | None, cut: int | str | None
-) -> tuple[Question, ...]:
-    """`families`: strategies on meshes as they were planned; `cut`: into how many stages the step was cut, why it can't
-    be, None where that was not looked at."""
-    return (_fits(families, limit), _links(families, chip), _chain(cut))
+def path(families: "Sequence[Node]", chip: Chip, limit: int | None) -> tuple[Question, ...]:
+    """`families`: strategies on meshes as they were planned; `limit`: bytes of a device, None where unknown."""
+    return (_fits(families, limit), _links(families, chip), _chain(_cut(families)))
 
 
 def _fits(families: "Sequence[Node]", limit: int | None) -> Question:
@@ -42,6 +41,15 @@ def _links(families: "Sequence[Node]", chip: Chip) -> Question:
     own, sent = seconds_text(known.own), seconds_text(known.sent)
     because = f"{sent} to send under {leads}, beside {own} of products and update"
     return Question(asks, known.sent <= known.own, because, yes=leads)
+
+
+def _cut(families: "Sequence[Node]") -> int | str | None:
+    """Into how many stages the most promising pipeline cuts the step, or why none does; None without one."""
+    piped = [n for n in families if is_pipeline(n.candidate)]
+    cut = [(n.least, n.sketch.stages) for n in piped if n.sketch is not None and n.sketch.stages]
+    if cut:
+        return min(cut)[1]
+    return next((n.why for n in piped if n.outcome == REFUSED and isinstance(n.candidate, Candidate)), None)
 
 
 def _chain(cut: int | str | None) -> Question:

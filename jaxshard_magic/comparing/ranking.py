@@ -1,9 +1,11 @@
-"""The order of candidates of which a prediction tells the time: the simplest before others that are hardly faster."""
+"""The order of candidates: the fastest first as they were compared, and where a prediction tells the time the simplest
+before others that are hardly faster."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ..analysis.roofline import ERROR
+from ..report.comparison import Comparison
 from .candidates import Candidate, Refused
 from .nodes import Node
 
@@ -55,3 +57,14 @@ def allowance(node: Node, chosen: Node, place: Mapping[str, int]) -> float:
         return 1 + ERROR
     before = place[node.candidate.strategy] < place[chosen.candidate.strategy]
     return ALIKE if mine == theirs and before else 1.0
+
+
+def as_compared(nodes: Sequence[Node], comparison: Comparison) -> tuple[list[Node], Callable[[Node], float]]:
+    """Those of `nodes` that the comparison has as usable, the fastest first, and the seconds that it tells of each."""
+    usable = {trial.line: trial for trial in comparison.usable}
+
+    def seconds(node: Node) -> float:
+        taken = comparison.seconds(usable[node.candidate.line])
+        return math.inf if taken is None else taken
+
+    return sorted((n for n in nodes if n.candidate.line in usable), key=seconds), seconds

@@ -30,11 +30,12 @@ from ..report.choice import (
 from ..report.comparison import Comparison
 from ..targets import target_of
 from .candidates import Candidate, Refused, Requests, candidate_of
-from .nodes import Ladder, Node, considered, out_of_time
+from .nodes import Ladder, Node
 from .path import path
-from .ranking import allowance, simplest_first
+from .ranking import allowance, as_compared, simplest_first
 from .sketch import Sketch, sketch
-from .space import AMONG, OF_EXPERTS, Hardware, attending, is_pipeline, saving, space
+from .space import AMONG, OF_EXPERTS, Hardware, attending, saving, space
+from .told import considered, notes, out_of_time
 from .trials import How, Trying, described
 
 if TYPE_CHECKING:
@@ -376,24 +377,14 @@ class Searching:
             name=self._trying.how.name,
             comparison=comparison,
             candidates=tuple(map(considered, first)),
-            path=path(self._families, self._chip, self._limit, self._cut()),
+            path=path(self._families, self._chip, self._limit),
             source=(comparison.source or "predicted") if self._compile else "planned",
             on=self._chip.name if self._known else None,
             error=None if comparison.source == "measured" else ERROR,
             limit=self._limit,
             budget=self._budget,
             seconds=seconds,
-            notes=self._notes(),
-        )
-
-    def _cut(self) -> int | str | None:
-        """Into how many stages the most promising pipeline cuts the step, or why none does; None without one."""
-        piped = [n for n in self._families if is_pipeline(n.candidate)]
-        cut = [(n.least, n.sketch.stages) for n in piped if n.sketch is not None and n.sketch.stages]
-        if cut:
-            return min(cut)[1]
-        return next(
-            (n.why for n in piped if n.outcome == REFUSED and isinstance(n.candidate, Candidate)), None
+            notes=notes(self._interrupted, None if self._known else self._chip),
         )
 
     def _ranked(self, comparison: Comparison) -> list[Node]:
@@ -401,23 +392,5 @@ class Searching:
         told from it before it."""
         if not self._compile:
             return self._first(self._fitting(), self._seconds)
-        usable = {t.line: t for t in comparison.usable}
-        fit = [n for n in self._fitting() if n.candidate.line in usable]
-
-        def seconds(node: Node) -> float:
-            taken = comparison.seconds(usable[node.candidate.line])
-            return math.inf if taken is None else taken
-
-        ranked = sorted(fit, key=seconds)
-        return ranked if comparison.source == "measured" else self._first(ranked, seconds)
-
-    def _notes(self) -> tuple[str, ...]:
-        notes = []
-        if self._interrupted:
-            notes.append("Interrupted: what had compiled is chosen from.")
-        if not self._known:
-            notes.append(
-                f"No figures of this hardware are known: candidates were tried in the order that a {self._chip.name} "
-                "gives them, and none was ruled out by what it takes at least."
-            )
-        return tuple(notes)
+        fit, seconds = as_compared(self._fitting(), comparison)
+        return fit if comparison.source == "measured" else self._first(fit, seconds)

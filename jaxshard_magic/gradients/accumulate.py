@@ -144,7 +144,9 @@ class Accumulated:
         norms = [self.small.avals[v] for v in self.followed.norms]
         avals = [jax.ShapeDtypeStruct((self.cut.each,), jnp.int32), *norms, *self.small.closed.in_avals]
         one = retraced(_One(self.followed, [*self.outputs.given, *self.outputs.state]), avals)
-        return passes(one, {1 + len(norms) + k: x for k, x in known.items()})
+        first = 1 + len(norms)  # sums of the whole batch before it may have gradients as well
+        moving = {*range(1, first), *(first + k for k in self._call.differentiated)}
+        return passes(one, {first + k: x for k, x in known.items()}, moving)
 
 
 class _One(Drawing):

@@ -1,6 +1,6 @@
 """A loss whose attentions are one primitive each, with a derivative of its own, in the place of what is written out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from ..program.attention.attention import Attention, Leaf, Operand, Unrecognised
+from ..program.attention.evaluate import evaluated, leaves, placed
 from ..program.attention.find import find
-from ..program.attention.form import form_of
+from ..program.attention.form import form_of, wide
 from ..program.attention.fused import attention, attention_p
-from ..program.attention.masks import leaves, placed
 from ..program.flow import Flow, results
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.replay import Replay, replayed, retraced
@@ -30,10 +30,14 @@ class Fused:
     others: tuple[Unrecognised, ...]
 
 
-def fused(loss: ClosedJaxpr, known: Mapping[int, Any] | None = None) -> Fused:
-    """`loss`: flat arrays -> arrays; not differentiated yet. `known`: those of its inputs that are constants."""
+def fused(
+    loss: ClosedJaxpr, known: Mapping[int, Any] | None = None, moving: Collection[int] | None = None
+) -> Fused:
+    """`loss`: flat arrays -> arrays; not differentiated yet. `known`: those of its inputs that are constants; `moving`:
+    those that it is differentiated by, None for all others."""
     program = Program(loss)
-    found = find(program, {program.inputs[k]: x for k, x in (known or {}).items()})
+    by = None if moving is None else {program.inputs[k] for k in moving}
+    found = find(program, {program.inputs[k]: x for k, x in (known or {}).items()}, by)
     attentions = tuple(f for f in found if isinstance(f, Attention))
     closed = retraced(_Fusing(program, attentions)) if attentions else loss
     return Fused(closed, attentions, tuple(f for f in found if isinstance(f, Unrecognised)))
@@ -122,7 +126,10 @@ class _Fusing(Replay):
         out = self.program.avals[e.outs[0]]
         form = form_of(a, out.dtype)
         query, key, value = (self._operand(operand) for operand in (a.query, a.key, a.value))
-        masks = [self._mask(leaf, a) for condition in a.conditions for leaf in leaves(condition.test)]
+        masks = [self._mask(leaf, a) for leaf in form.leaves]
+        for test, divides in a.factors:
+            by = evaluated(test, lambda leaf: self._mask(leaf, a), dtype=wide(query.dtype))
+            query = (query / by if divides else query * by).astype(query.dtype)
         if a.repeats is not None:
             query = _apart(query, *a.repeats, a.batch)
             masks = [_apart(mask, *a.repeats, a.batch) for mask in masks]
@@ -145,9 +152,10 @@ class _Fusing(Replay):
 
 
 def _read(a: Attention) -> set[Value]:
-    found = {a.query.value, a.key.value, a.value.value}
-    sources = (leaf.source for condition in a.conditions for leaf in leaves(condition.test))
-    return found | {v for v in sources if not isinstance(v, np.ndarray)}
+    tests = [*(test for test, _ in a.factors), *(condition.test for condition in a.left_out[1])]
+    tests += [] if a.change is None else [a.change]
+    sources = (leaf.source for test in tests for leaf in leaves(test))
+    return {a.query.value, a.key.value, a.value.value, *(v for v in sources if not isinstance(v, np.ndarray))}
 
 
 def _apart(x: Any, at: int, times: int, batch: int) -> Any:

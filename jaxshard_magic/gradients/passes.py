@@ -1,7 +1,7 @@
 """The passes over a loss before it is differentiated, in their order: precision, attention, remat, and what wide values
 need."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +24,17 @@ class Passes:
     notes: list[str] = field(default_factory=list)
     rematted: list[Rematted] = field(default_factory=list)
 
-    def __call__(self, loss: ClosedJaxpr, known: Mapping[int, Any] | None = None) -> ClosedJaxpr:
-        """`loss`: flat arrays -> value, aux; not differentiated yet. `known`: its inputs that are constants."""
+    def __call__(
+        self, loss: ClosedJaxpr, known: Mapping[int, Any] | None = None, moving: Collection[int] | None = None
+    ) -> ClosedJaxpr:
+        """`loss`: flat arrays -> value, aux; not differentiated yet. `known`: its inputs that are constants; `moving`:
+        those that it is differentiated by, None for all others."""
         if self.options.precision is not None:
             cast = precision(loss, self.options.precision)
             loss = cast.closed
             self._note(cast.note)
         if self.ring:
-            found = fused(loss, known)
+            found = fused(loss, known, moving)
             loss = found.closed
             for note in told(found):
                 self._note(note)

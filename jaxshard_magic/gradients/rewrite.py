@@ -296,7 +296,7 @@ class _Rewriting(Taking):
 
 def _whole(call: Gradient, passes: Passes) -> TakenBy:
     """Takes a gradient of the whole batch, through the passes alone."""
-    loss = Program(passes(call.loss, call.known))
+    loss = Program(passes(call.loss, call.known, call.differentiated))
     return lambda operands, scale: taken_scaled(call, Replay(loss), operands, 1.0, scale)
 
 

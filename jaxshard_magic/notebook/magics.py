@@ -1,9 +1,7 @@
 """`%mesh`, `%%shard` and `%shard`: parse the line, call the API, return the mesh or the Report."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +10,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from ..errors import ShardError
 from . import cells, compare_cell, completions, mesh_line
-from .auto_cell import Choosing
-from .checkpointing import Checkpointing
+from .cell_magic import CellMagic
 from .displays import say
 from .doctor_line import examined
 from .early import Early
@@ -34,18 +31,13 @@ from .options import (
     ScheduleOptions,
     chooses,
     compares,
-    compiled_only,
     keeps_apart,
     only,
     parse,
     parse_command,
-    with_strategies,
-    with_strategy,
 )
-from .progress import Progress
 from .scattered import Scattered
 from .session import ShardSession
-from .shard_cell import ShardCell, compared, compile_of, exercised, feeds_of, sharded, tried
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -60,8 +52,6 @@ if TYPE_CHECKING:
     from ..report.comparison import Comparison
     from ..schedule import Comparison as Schedules
     from ..schedule import Schedule
-    from ..step import ShardedStep, Watch
-    from .training_view import TrainingView
 
 
 @magics_class
@@ -73,7 +63,6 @@ class ShardMagics(Magics):
     def __init__(self, shell: "InteractiveShell"):
         super().__init__(shell)
         self.session = ShardSession(parent=shell)
-        self._lengths = cells.Lengths()
         self._meshes = Meshes(shell, self.session)
         self.keeping = Keeping(shell)
         self.session.reserve = self.keeping.reserve
@@ -84,7 +73,7 @@ class ShardMagics(Magics):
             shell, self.session, self._keep, lambda shown: self.early.ended(shown, None, quiet=False)
         )
         self.later = Later(shell, self.session)
-        self._outliving: dict[str, cells.Binding] = {}  # of functions of cells that later ones may call
+        self.cell_magic = CellMagic(shell, self.session, self._meshes, self.early, self.later, self._keep)
         self.matcher: Callable[[Any], Any] | None = None  # what completes our lines
         self._commands = {  # with lines of their own
             "schedule": (ScheduleOptions, self._scheduled),
@@ -162,11 +151,11 @@ class ShardMagics(Magics):
                 self._keeps_apart(options)
                 report = self._last(options)
             elif chooses(options):
-                report, quiet = self._choose(options, line, cell)
+                report, quiet = self.cell_magic.choose(options, line, cell)
             elif compares(options):
-                report, quiet = self._compare(options, line, cell)
+                report, quiet = self.cell_magic.compare(options, line, cell)
             else:
-                report, quiet = self._run(options, line, cell)
+                report, quiet = self.cell_magic.train(options, line, cell)
         except ShardError as error:
             raise UsageError(completions.one_line(error)) from None
         except BaseException as error:
@@ -271,155 +260,6 @@ class ShardMagics(Magics):
             )
         for line in abstract_names(self.shell.user_ns, names):
             say(line)
-
-    def _cell(self, options: Options, line: str, source: str, mesh: "Callable[[Options], Mesh]") -> ShardCell:
-        """The cell parsed and its step found; `mesh` gives that of the line."""
-        from ..targets import target_of
-
-        code = cells.parse(self.shell, source, f"%%shard {line.strip()}")
-        place = cells.find_step(code.tree, self.shell.user_ns, options.step)
-        step = None if place.here else self.shell.user_ns.get(place.root)
-        keeps_apart(options.output, cells.variables(code.tree), "this cell")
-        keeps_apart(options.output, cells.used_by_call(step, place.path), "the step")
-        devices = mesh(options)
-        if (target := target_of(devices)) is not None:
-            options = compiled_only(options, target.name)
-        return ShardCell(self.shell, self.session, options, code, place, devices)
-
-    def _run(self, options: Options, line: str, source: str) -> "tuple[Report | None, bool]":
-        from ..request import parse_strategy
-        from ..step import Watch
-        from ..step.recorded import writable
-        from ..views.show import make_ready
-
-        options = with_strategy(options)
-        if options.trace is not None:
-            writable(options.trace)
-        keeping = Checkpointing(options, self.early.saved)
-        parse_strategy(options.strategy)
-        make_ready(self.session.view)
-        this = self._cell(options, line, source, self._meshes.wanted)
-        known, report = True, None
-        with Progress(this.draw, of=this.path, took=compile_of(this)) as progress:
-            watch = None if this.options.dry_run else Watch(self._lengths.total)
-            view = self._growing(watch, this)
-            binding = cells.Binding(
-                self.shell.user_ns, this.place, keeping.of(partial(self._sharded, this, progress, watch))
-            )
-            with view or nullcontext(), self.early.kept(this, lambda: binding.sharded):
-                with binding:
-                    with this.room(), self._followed(progress, watch, view) as lengths, keeping:
-                        cells.run(self.shell, this.code, binding, lengths, feeds_of(options))
-                    known = exercised(this, binding)
-                with binding:  # a dry run ended the first one
-                    if binding.bound:
-                        self.session.begin(binding.sharded)
-                    if known:
-                        compared(binding.sharded, progress, self.session.options_limit)
-                        report = self.session.report()
-                    if not this.attached and report is not None and tried(binding.sharded, report, progress):
-                        report = self.session.report()
-        if report is not None:
-            self._keep(report, this.code.text)
-        if this.place.inside and not this.options.dry_run:
-            self._outliving[this.place.full] = binding
-            binding.outlive(partial(self._sharded_later, this))
-        return report, this.code.quiet
-
-    def _compare(self, options: Options, line: str, source: str) -> "tuple[Comparison, bool]":
-        options, words = with_strategies(options)
-        this = self._cell(options, line, source, self._meshes.devices)
-        comparison, stopped = compare_cell.compared(this, words)
-        comparison = self.session.compared(comparison)
-        self._keep_trials(comparison, this.code)
-        if stopped:
-            self.early.ended(comparison, options.output, this.code.quiet)
-            raise cells.Interrupted(stopped)
-        return comparison, this.code.quiet
-
-    def _choose(self, options: Options, line: str, source: str) -> "tuple[Choice, bool]":
-        from ..step import Watch
-
-        this = self._cell(options, line, source, self._meshes.devices)
-        goes_on = not (this.options.dry_run or this.options.plan_only)
-        watch = Watch(self._lengths.total) if goes_on else None
-        with Progress(this.draw, of=this.path) as progress:
-            choosing = Choosing(this, lead=partial(self._led, progress, watch), say=progress, goes_on=goes_on)
-            choosing.ready()
-            view = self._growing(watch, this)
-            binding = cells.Binding(self.shell.user_ns, this.place, choosing.standing_in)
-            with view or nullcontext(), self.early.kept(this, lambda: choosing.step):
-                try:
-                    with binding, this.room(), self._followed(progress, watch, view) as lengths:
-                        cells.run(self.shell, this.code, binding, lengths)
-                finally:  # the step stays where the user stopped it
-                    choosing.settle(binding)
-                choice = choosing.settled(binding)
-        if choosing.step is None:
-            choice = self.session.chose(choice)
-            self._keep_trials(choice.comparison, this.code)
-        else:
-            self.session.begin(choosing.step)
-            report = self.session.report()
-            self.session.went_on = (choice, report)
-            self._keep(report, this.code.text)
-        return choice, this.code.quiet
-
-    def _keep_trials(self, found: "Comparison", cell: cells.Cell) -> None:
-        for trial in found.trials:
-            if trial.report is not None:
-                self._keep(trial.report, cell.text)
-
-    @contextmanager
-    def _followed(
-        self, progress: Progress, watch: "Watch | None", view: "TrainingView | None"
-    ) -> Iterator[cells.Lengths | None]:
-        """Meanwhile the line tells how far the loop has come that calls the watched step, or the view does."""
-        from .progress.training import Training
-
-        if watch is None:
-            yield None
-            return
-        training = Training(watch.finished, self._lengths.total, watch.sample, lambda: watch.resumed)
-        with self._lengths.counting(lambda: watch.calls), progress.following(training, view):
-            try:
-                yield self._lengths
-            except BaseException:
-                self.early.came(watch.calls, watch.finished()[1], self._lengths.total())
-                raise
-            finally:
-                watch.leave()
-
-    def _growing(self, watch: "Watch | None", this: ShardCell) -> "TrainingView | None":
-        """What shows a training under its cell; None where nothing is followed."""
-        from .training_view import TrainingView
-
-        return None if watch is None else TrainingView(watch.run, self.session.view, this.grows)
-
-    def _sharded(
-        self, this: ShardCell, progress: Progress, watch: "Watch | None", function: Any
-    ) -> "ShardedStep | cells.Rehearsal":
-        """The user's function as the step of this cell's line; one that is sharded already is taken anew."""
-        step = sharded(this.options, this.mesh, this.path, function)
-        this.prepare(step)
-        self._led(progress, watch, step)
-        return cells.Rehearsal(step) if this.options.dry_run else step
-
-    def _sharded_later(self, this: ShardCell, function: Any) -> "ShardedStep":
-        """A step that a function of the cell binds when a later cell calls it."""
-        step = sharded(this.options, this.mesh, this.path, function)
-        this.prepare(step)
-        self.session.begin(step)
-        self.later.follow(step)
-        return step
-
-    def _led(self, progress: Progress, watch: "Watch | None", step: Any) -> None:
-        """Have the line tell of a step, and its report of the batch of the last one."""
-        step.progress = progress
-        if isinstance(self.session.step, type(step)) and self.session.step.name == step.name:
-            step.before = self.session.step.ran
-        if watch is not None:
-            watch.follow(step)
 
 
 def _silenced(line: str) -> tuple[str, bool]:

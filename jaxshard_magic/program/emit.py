@@ -3,7 +3,8 @@
 Under a trace this re-emits the step: same numbers, with what a subclass of `Emitter` adds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -47,21 +48,31 @@ class Emitter:
 
     def run(self, scope: Scope, args: Any) -> list:
         env = scope.env(args)
-        for e in scope.equations:
+        self.through(scope.equations, env)
+        return scope.results(env)
+
+    def through(self, equations: Iterable[Equation], env: dict) -> None:
+        """Run equations on the arrays of `env`, by value, and put what they make there."""
+        for e in equations:
             operands = zip(e.ins, e.eqn.invars, strict=True)
             values = [var.val if v is None else env[v] for v, var in operands]  # pyright: ignore[reportAttributeAccessIssue]
-            info, caller = e.eqn.source_info, self._caller
-            names = current_name_stack() + info.name_stack
-            if e.index in self._scopes:
-                names = names + self._scopes[e.index]
-            lines = self._calls.join(caller, info.traceback)
-            with user_context(lines, name_stack=names), e.eqn.ctx.manager:
-                self._caller = lines
-                try:
-                    env.update(zip(e.outs, self.equation(e, values), strict=True))
-                finally:
-                    self._caller = caller
-        return scope.results(env)
+            with self.context_of(e):
+                env.update(zip(e.outs, self.equation(e, values), strict=True))
+
+    @contextmanager
+    def context_of(self, e: Equation) -> Iterator[None]:
+        """What runs meanwhile has the line, the names and the context of `e`."""
+        info, caller = e.eqn.source_info, self._caller
+        names = current_name_stack() + info.name_stack
+        if e.index in self._scopes:
+            names = names + self._scopes[e.index]
+        lines = self._calls.join(caller, info.traceback)
+        with user_context(lines, name_stack=names), e.eqn.ctx.manager:
+            self._caller = lines
+            try:
+                yield
+            finally:
+                self._caller = caller
 
     def equation(self, e: Equation, values: list) -> list:
         """The results of one equation."""

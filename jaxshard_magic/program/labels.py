@@ -13,6 +13,9 @@ from .roles import PARAMS, Roles
 
 UPDATE, GRADIENT, WEIGHT = "shard.update", "shard.gradient", "shard.weight"
 PIN = "shard.pin"  # an array that is only held in place where a body begins or ends
+DISPATCH, COMBINE = "shard.dispatch", "shard.combine"  # rows of tokens to their experts, and back
+TURN, DEAL = "shard.turn", "shard.deal"  # of a ring: keys on their way, positions dealt out zig-zag and back
+JOBS = {DISPATCH: "dispatch", COMBINE: "combine", TURN: "turn", DEAL: "zig-zag"}
 _LABEL = re.compile(rf"({re.escape(GRADIENT)}|{re.escape(WEIGHT)})\.(\d+)")
 
 
@@ -28,6 +31,17 @@ def label_of(op_name: str) -> tuple[str, int] | None:
     if not labels or (":" in op_name and len(set(labels)) > 1):
         return None
     return labels[0]
+
+
+def job_of(op_name: str) -> str | None:
+    """What an array on its way is moved for, one of `JOBS`; None for others, and for several operations of which each
+    has another.
+
+    >>> job_of("jit(step)/jvp(egcm,emh->egch)/shard.dispatch/sharding_constraint")
+    'dispatch'
+    """
+    found = {job for label, job in JOBS.items() if label in op_name}
+    return found.pop() if len(found) == 1 else None
 
 
 def weight_label(program: Program, flow: Flow, value: Value) -> str | None:

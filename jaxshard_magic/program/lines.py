@@ -19,7 +19,16 @@ from ..places import place
 _OURS = str(Path(__file__).resolve().parents[1])
 _DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
 
-__all__ = ["Calls", "is_ours", "is_users", "lines_kept", "user_context", "users_frame", "users_line"]
+__all__ = [
+    "Calls",
+    "is_ours",
+    "is_users",
+    "lines_kept",
+    "user_context",
+    "users_frame",
+    "users_line",
+    "users_place",
+]
 
 
 @contextmanager
@@ -77,9 +86,15 @@ def is_users(file: str) -> bool:
 
 def users_line(eqn: JaxprEqn) -> str | None:
     """The innermost line of the user's own that an equation comes from; None where none is known."""
+    found = users_place(eqn)
+    return None if found is None else place(*found)
+
+
+def users_place(eqn: JaxprEqn) -> tuple[str, int] | None:
+    """The same as the file, as Python knows it, and the number of the line."""
     traceback = eqn.source_info.traceback
     frame = next((f for f in (traceback.frames if traceback else ()) if is_users(f.file_name)), None)
-    return None if frame is None else place(frame.file_name, frame.line_num)
+    return None if frame is None else (frame.file_name, frame.line_num)
 
 
 def users_frame(frame: FrameType | None) -> tuple[bool, tuple[str, int] | None]:

@@ -77,7 +77,11 @@ def _elementwise(e: _Site, slot: int, place: Place) -> Slots | None:
     ranks = {len(shape) for shape in e.shapes if shape}
     size = e.shapes[slot][place.dim]
     at = {k: shape[place.dim] for k, shape in enumerate(e.shapes) if len(ranks) == 1 and shape}
-    return dict.fromkeys((k for k in at if at[k] == size), place) if {*at.values()} in ({size}, {1, size}) else None
+    return (
+        dict.fromkeys((k for k in at if at[k] == size), place)
+        if {*at.values()} in ({size}, {1, size})
+        else None
+    )
 
 
 def _each(e: _Site, slot: int, place: Place) -> Slots:

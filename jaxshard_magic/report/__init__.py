@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from jaxshard_magic.report.checkpoints import Checkpoints as Checkpoints
 from jaxshard_magic.report.checkpoints import Save as Save
+from jaxshard_magic.report.divided import Experts as Experts
+from jaxshard_magic.report.divided import Load as Load
+from jaxshard_magic.report.divided import Positions as Positions
+from jaxshard_magic.report.divided import Ring as Ring
 from jaxshard_magic.report.measured import Busy as Busy
 from jaxshard_magic.report.measured import Lane as Lane
 from jaxshard_magic.report.measured import Measured as Measured
@@ -64,6 +68,7 @@ class Report(Sendable, Written):
     `check`: the comparison with the plain step. `sources`: the user's code that lines are of. `alternatives`: the step
     with other options. `ended`: how a cell ended before its end. `metrics`: the numbers of a run, over time. `number`:
     its notebook's and the history's for it. `checkpoints`: what saving the loop's state cost it.
+    `experts`, `positions`: those that are divided over devices, of each number of them.
 
     >>> import jaxshard_magic
     >>> import jax.numpy as jnp
@@ -90,6 +95,8 @@ class Report(Sendable, Written):
     number: int | None = None
     measured: Measured | None = None
     checkpoints: Checkpoints | None = None
+    experts: tuple[Experts, ...] = ()
+    positions: tuple[Positions, ...] = ()
     schema: int = SCHEMA
 
     _what, _schema = "report", SCHEMA

@@ -150,7 +150,9 @@ class Collective:
     is None where the replica groups match no set of mesh axes, nor parts of one axis whose devices are `apart` places
     along it from each to the next. `phase` is forward,
     backward or update. `line` of `file`, one of the report's `sources`, is the user's line that caused it, `source` its
-    text, `at` the user's code that this line called, `model.py:31`, where that is deeper. `what` names what moves.
+    text, `at` the user's code that this line called, `model.py:31`, where that is deeper. `what` names what moves,
+    `job` what that is for: "dispatch" of rows to their experts, "combine", back from them; of attention as a ring the
+    "turn" of keys and values, "zig-zag" where positions are dealt out and put back.
     `exact` is False where the program decides while it runs how often: then `count` is at least so. `network_bytes`:
     what one of the mesh's islands sends to others per step, where it has several, all `count` of them together.
     `exposed`: seconds that the device is predicted to wait for them, which nothing that it computes hides, by the order
@@ -174,6 +176,7 @@ class Collective:
     apart: int = 1
     network_bytes: int | None = None
     exposed: float | None = None
+    job: str | None = None
 
     @property
     def waited(self) -> float | None:

@@ -26,6 +26,7 @@ from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.lines import lines_kept
 from ..program.peel import Peeled, Result, specs
+from ..program.routing import Route
 from ..program.strict import strict_call
 from ..program.trace import Traced, path_name
 from ..program.within import within
@@ -34,6 +35,7 @@ from ..targets import LIMIT_S, target_of
 from .clock import Clock
 from .donation import Ours
 from .elsewhere import canonical, elsewhere, reads
+from .load import Counted
 from .planned import own_mesh, planned
 from .sign import sign_of
 from .tracing import Traces
@@ -69,6 +71,7 @@ class Entry:
         default_factory=dict
     )  # the dimension of flat inputs that hosts have in parts
     peaks: tuple[int | None, ...] = ()  # bytes that the devices had held at most before it first ran
+    load: Mapping[Route, Counted] | None = None  # the rows of experts, where they were counted
     calls: int = 0
     clock: Clock = field(default_factory=lambda: Clock(first=2))
     _sign_of: Callable[[Any], Any] | None = None

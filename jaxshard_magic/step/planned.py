@@ -10,12 +10,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ..errors import ShardError
 from ..gradients.captures import needs
 from ..gradients.rewrite import Rewritten, rewrite
 from ..plan import Plan
 from ..program.facts import Facts
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
+from ..program.in_turn.found import may_be_in_turn
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
 from ..program.within import within
@@ -23,7 +25,7 @@ from ..request import Request
 from ..strategies import plan, understand
 from .attention import Way, with_attention
 from .donation import to_donate
-from .tracing import TracedCall, Traces, capture, trace_call
+from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, trace_call
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,11 @@ def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces
     say(f"planning {request.strategy}")
     metadata, rewritten = [noted for _, noted, _ in peeled.inputs], None
     facts = understand(call.traced, request, metadata)
+    if "ep" in request.axes and may_be_in_turn(facts.program):
+        call = experts_side_by_side(peeled, request, call)
+        facts = understand(call.traced, request, metadata)
+        if call.apart and not facts.mixes_experts:
+            raise ShardError(apart(call.apart))
     if call.captured is not None:
         shards, options = request.shards, request.gradients
         wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)

@@ -21,6 +21,7 @@ from .donation import Ours
 from .entry import Entry
 from .gathered import gathered
 from .given import Waits, tell, waiting
+from .load import counted
 from .ran import Ran, ran
 from .recorded import PROFILED, profiled
 
@@ -59,6 +60,7 @@ class ShardedStep(CalledAgain):
         self.reference: Callable[[Peeled], Any] | None = None  # of a check; else the plain step
         self.keeper: Keeper | None = None  # saves what they give, and knows which of them were made before
         self.kept: Keeper | None = None  # was its keeper last
+        self.counts_rows = False  # of experts, before the first call of each kind
         self.traced_inside = False  # was it called while another function was traced, as plain JAX?
         self.waits: Waits | None = None  # for the batches of a feed
         self.fed: weakref.ref[Any] | None = None  # that feed
@@ -328,6 +330,8 @@ class ShardedStep(CalledAgain):
         plain = None if self.skipping else self._plain(peeled)
         placed = entry.place(entry.with_rows(peeled.leaves), self._ours)
         inputs = entry.arrange(placed)
+        if self.counts_rows and entry.load is None and not self.skipping:
+            entry.load = counted(entry, placed, self.say)
         if entry.calls == 0:
             from ..analysis.memory import peaks
 

@@ -14,6 +14,7 @@ from ..gradients.rewrite import has_gradients, with_plain_gradients
 from ..plan import Finding
 from ..program.capture import capturing
 from ..program.hooks import users_own
+from ..program.in_turn.side_by_side import experts_together
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
 from ..program.placements import kept_to
@@ -36,6 +37,7 @@ class TracedCall:
         mapped: how it is spread over devices; None where it is written for whole arrays.
         home: what takes the step's own placements on other devices out of a trace; None where they stay.
         left_out: the lines of these.
+        apart: a line for each loop over experts that can't be put side by side.
     """
 
     traced: Traced
@@ -44,6 +46,7 @@ class TracedCall:
     mapped: Mapped | None = None
     home: Callable[[Traced], tuple[Traced, tuple[str, ...]]] | None = None
     left_out: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
 
     def at_home(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
         """The call on the devices of `mesh`; `whole` and errors as `kept_to` has them."""
@@ -53,17 +56,33 @@ class TracedCall:
             captured, left_out = home(captured)
         return replace(self, traced=traced, captured=captured, home=home, left_out=left_out)
 
+    def with_experts_together(self) -> "TracedCall":
+        """The call, whose gradients are captured, with the experts side by side that it goes through one by one."""
+        assert self.captured is not None
+        together, apart = experts_together(self.captured)
+        if together is None:
+            return replace(self, apart=apart)
+        before = self.home
+
+        def home(traced: Traced) -> tuple[Traced, tuple[str, ...]]:
+            traced, left_out = (traced, ()) if before is None else before(traced)
+            return experts_together(traced)[0] or traced, left_out
+
+        plain = with_plain_gradients(together, self.mapped)
+        return replace(self, traced=plain, captured=together, home=home, apart=apart)
+
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is to be said of placements that are left out."""
+        """What is to be said of placements that are left out, and of experts that can't be divided."""
+        found = tuple(Finding("experts-apart", "warning", f"{apart([why])}.") for why in self.apart)
         if not self.left_out:
-            return ()
+            return found
         lines = ", ".join(self.left_out)
         message = (
             f"The step says where arrays lie, on other devices than this strategy's ({lines}): that is left out, and "
             "the strategy places them."
         )
-        return (Finding("placements", "info", message),)
+        return (Finding("placements", "info", message), *found)
 
 
 class Traces(dict[Hashable, TracedCall]):
@@ -128,6 +147,26 @@ def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> T
     else:
         traced, result = _traced(peeled, avals, mapped)
     return TracedCall(traced if mapped is None else mapped.traced(traced, result), result, captured, mapped)
+
+
+def experts_side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
+    """A `call`, or the same traced anew, with the experts side by side that it goes through one by one."""
+    known, key = call.traced.known, ("experts side by side", request.mesh)
+    if key not in known:
+        whole = call
+        if call.captured is None:
+            whole = trace_call(peeled, request, captures=True).at_home(request.mesh, whole=True)
+        known[key] = whole.with_experts_together()
+    found: TracedCall = known[key]
+    return found if _captures(request) else replace(found, captured=None)
+
+
+def apart(lines: Sequence[str]) -> str:
+    """What is told of loops whose experts stay one after the other."""
+    return (
+        f"ep: {lines[0]}, and what runs one after the other can't be divided; have all of them do the same, each with "
+        "its own matrices, or go through them with lax.scan, lax.map or jax.vmap"
+    )
 
 
 def capture(peeled: Peeled, call: TracedCall, needs: Needs) -> Captures:

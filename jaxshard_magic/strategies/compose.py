@@ -16,6 +16,7 @@ from ..program.weights import largest_weight
 from ..request import Request
 from ..specs import Placement
 from .attention import attend
+from .divided import divided_experts, divided_positions
 from .dp import data_parallel
 from .ep import expert_parallel
 from .examples import about_the_batch, examples_divide
@@ -73,6 +74,11 @@ def plan(facts: Facts, request: Request) -> Plan:
     in_specs = [_input_spec(layout, i, facts.placed) for i in range(len(roles.of))]
     gradients = request.gradients
     by_itself = request.compiler_decides
+    run: Emitter = (
+        Emitter(program, facts.labels)
+        if by_itself
+        else Hold(layout, facts.labels, gradients.reduce, gradients.sum_dtype)
+    )
     return Plan(
         traced=traced,
         mesh=mesh,
@@ -80,9 +86,7 @@ def plan(facts: Facts, request: Request) -> Plan:
         in_specs=tuple(in_specs),
         out_specs=tuple(_output_spec(layout, o, in_specs) for o in range(len(program.outputs))),
         leaves=tuple(_leaf(traced, layout, i, in_specs[i], facts.placed) for i in range(len(in_specs))),
-        run=Emitter(program, facts.labels)
-        if by_itself
-        else Hold(layout, facts.labels, gradients.reduce, gradients.sum_dtype),
+        run=run,
         state_pairs=roles.state,
         loss=find_loss(traced, flow, roles.state),
         batch_axes=request.batch_axes,
@@ -99,6 +103,8 @@ def plan(facts: Facts, request: Request) -> Plan:
         unseen=unseen(program),
         largest_weight=None if by_itself else largest_weight(flow, roles),
         attention=how,
+        experts=divided_experts(layout, facts.phases),
+        positions=divided_positions(layout, run),
     )
 
 

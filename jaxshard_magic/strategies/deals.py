@@ -10,6 +10,7 @@ import numpy as np
 
 from ..plan import Sent
 from ..program.ir import Value
+from ..program.labels import DEAL
 from ..program.permuted import Place
 from .layout import Axes, Layout, partition_spec, without
 from .ring import Ring, dealt, parts_in_order, put_back
@@ -31,7 +32,9 @@ def moved(layout: Layout, v: Value, x: Any, place: Place, *, by_parts: bool, bac
         return _rearranged(whole, place, n, back)
     spec = layout.active(v)
     if not by_parts:
-        return layout.pin(_rearranged(layout.pin(x, without(spec, axes)), place, n, back), spec)
+        with jax.named_scope(DEAL):
+            whole = layout.pin(x, without(spec, axes))
+            return layout.pin(_rearranged(whole, place, n, back), spec)
     ring, move, on = (
         Ring(axes, n, place.count, n, zigzag=True),
         put_back if back else dealt,

@@ -99,7 +99,9 @@ def _divide_evenly(counts: set[int], n: int, over: str) -> None:
     odd = [z for z in sizes if z % n]
     if odd:
         fitting = [m for m in range(n - 1, 1, -1) if all(z % m == 0 for z in sizes)]
+        near = [m for m in (odd[0] // n * n, odd[0] // n * n + n) if m]
         hint = f"{over}={fitting[0]} would divide" if fitting else "use dp or fsdp"
+        hint += f"; with {over}={n}, {' or '.join(map(str, near))} experts would"
         raise ShardError(f"ep: {odd[0]} experts do not divide by {over}={n}; {hint}")
 
 
@@ -181,8 +183,8 @@ def _say_all_tokens(layout: Layout, found: Found) -> None:
 def _say_shared_places(layout: Layout, found: Found, axes: Axes) -> None:
     if found.shared:
         message = (
-            "Experts have places for the tokens of all examples together, so that devices add up what they dispatch "
-            f"over {'+'.join((*layout.batch_axes,))}. Places for each example, or group, move by all-to-all over "
-            f"{'+'.join(axes)} alone."
+            "Experts have places for the tokens of all examples together, so that every device takes all tokens, and "
+            f"what experts make of them is added up over {'+'.join((*layout.batch_axes,))}. With places for each "
+            f"example, or group, those that are dispatched move alone, by all-to-all over {'+'.join(axes)}."
         )
         layout.findings.append(Finding("experts-ungrouped", "info", message))

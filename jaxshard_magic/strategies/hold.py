@@ -15,11 +15,12 @@ from jax._src.source_info_util import current_name_stack  # jax has no public fo
 
 from ..program.emit import Emitter
 from ..program.ir import Equation, Scope, Value
-from ..program.labels import PIN, weight_label
+from ..program.labels import COMBINE, DISPATCH, PIN, weight_label
 from ..program.lines import user_context
 from ..program.primitives import bind
 from ..program.primitives.table import primitive_of
 from ..program.sizes import nbytes
+from .changes import changes
 from .layout import Axes, Layout, Spec, without
 from .regions import KINDS, Context, Region
 from .sp import made_as, read_whole
@@ -63,13 +64,17 @@ class Hold(Emitter):
         self.relaid = _relaid(layout)
 
     def __call__(self, *args: Any) -> list:
-        self._bodies = [_Body(is_loop=False)]
-        self._unpinned: set[Value] = set()  # gradients that are pinned after the layout change that follows
-        self._laid: dict[int, _Laid] = {}
+        self.begin()
         outs = super().__call__(*args)
         for region in self.regions:
             outs = region.leave(outs)
         return outs
+
+    def begin(self) -> None:
+        """Forget what was gathered in a run before."""
+        self._bodies = [_Body(is_loop=False)]
+        self._unpinned: set[Value] = set()  # gradients that are pinned after the layout change that follows
+        self._laid: dict[int, _Laid] = {}
 
     def region(self, kind: type[Kind]) -> Kind:
         """The one of `regions` that is of a kind."""
@@ -145,7 +150,8 @@ class Hold(Emitter):
         for k, v in enumerate(e.ins):
             relaid = layout.experts is not None and layout.batchy(v)
             if v is not None and (relaid or (e.index, v) in layout.exchanges.reads):
-                values[k] = self._brought(values[k], layout.active(v), layout.at(e, v))
+                with self._on_its_way(v):
+                    values[k] = self._brought(values[k], layout.active(v), layout.at(e, v))
         if not layout.storage.batchy_equation(e) or e.primitive.scatters:
             return values
         reads = ((k, v) for k, v in enumerate(e.ins) if v is not None and self.program.shapes[v])
@@ -155,14 +161,24 @@ class Hold(Emitter):
                     values[k] = self._fetch(e, values, k, v)
         return values
 
+    def _on_its_way(self, v: Value) -> AbstractContextManager[Any]:
+        """The scope of what goes to experts, or comes back from them."""
+        experts = self.layout.experts
+        if experts is None or v in self.layout.exchanges.lies:
+            return nullcontext()
+        return jax.named_scope(COMBINE if v in experts.made else DISPATCH)
+
     def _brought(self, x: Any, lies: Spec, wanted: Spec) -> Any:
-        """An activation from where it lies to where it is wanted: pinned at both, else the compiler may gather it; once
-        in a body, however many read it there."""
+        """An activation from where it lies to where it is wanted: pinned at both, and in between, else the compiler may
+        gather it; once in a body, however many read it there."""
         if lies == wanted:
             return x
         brought, at = self._bodies[-1].brought, (id(x), tuple(wanted))
         if at not in brought:
-            brought[at] = x, self.layout.pin(self.layout.pin(x, lies), wanted)
+            there = x
+            for spec in changes(lies, wanted):
+                there = self.layout.pin(there, spec)
+            brought[at] = x, there
         return brought[at][1]
 
     def after(self, e: Equation, outs: list) -> list:
@@ -175,12 +191,18 @@ class Hold(Emitter):
             if not self.program.shapes[v]:
                 continue
             if layout.batchy(v):
-                if e.primitive.pinned or v in layout.exchanges.makes:
+                if e.primitive.pinned or v in layout.exchanges.makes or self._undivided(v):
                     for spec in made_as(layout, e, v):
                         outs[k] = self.layout.pin(outs[k], spec)
             elif any(layout.at_rest(v)) or outs[k].dtype != self.program.avals[v].dtype:
                 outs[k] = self._pin_gradient(e, v, outs[k])
         return outs
+
+    def _undivided(self, v: Value) -> bool:
+        """Does an activation lie on several devices alike, for all places that experts have? The compiler would divide
+        its tokens, and gather them again."""
+        experts = self.layout.experts
+        return experts is not None and bool(experts.shared) and v in experts.made
 
     def _pin_gradient(self, e: Equation, v: Value, x: Any) -> Any:
         """A sum over examples: partial sums go straight to where the parameter rests."""

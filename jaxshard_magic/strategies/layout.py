@@ -142,15 +142,15 @@ class Layout:
         return [active] if lying == active else [lying, active]
 
     def lying(self, value: Value, by_expert: bool) -> Spec:
-        """An activation, `by_expert`: experts divided, and examples, or the places that experts have, over what these
-        leave of the batch axes; else examples over all of them."""
+        """An activation, `by_expert`: experts divided, and examples, or the places that experts have for the tokens of
+        all of them, over what these leave of the batch axes; else examples over all of them."""
         spec, shape = [], self.program.shapes[value]
         over, rows, given = self.batch_axes, self.batch.classes, dict[int, Axes]()
         if self.experts is not None:
             given = dict.fromkeys(self.experts.classes, self.experts.axes if by_expert else ())
             if by_expert:
                 over = tuple(a for a in over if a not in self.experts.axes)
-                rows = rows if rows.intersection(self.dims.of(value)) else self.experts.shared
+                rows = self.experts.shared or rows  # any token may have any of the places
         tensor = self.tensor_axes(value)
         left = tuple(a for a in self.sequence_axes if not any(a in axes for axes in tensor))
         for d, (c, n) in enumerate(zip(self.dims.of(value), self.program.nodes(value), strict=True)):

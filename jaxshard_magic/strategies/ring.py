@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -20,6 +21,7 @@ from ..program.attention import form as blocks
 from ..program.attention.attention import Span
 from ..program.attention.form import Form, State
 from ..program.attention.fused import settled
+from ..program.labels import DEAL, TURN
 
 Axes = tuple[str, ...]
 
@@ -58,7 +60,7 @@ class Ring:
 def ring_of(form: Form, axes: Axes, devices: int, positions: int, masks: Sequence[Sequence[int]]) -> Ring:
     """The ring for an attention, whose mask has arrays of these shapes: as many turns as its distances need, and
     zig-zag where keys to one side of a query are not seen."""
-    low, high = (None, None) if form.added is not None else (form.span.low, form.span.high)
+    low, high = form.span.low, form.span.high
     each, turns = positions // devices, devices
     if low is not None and low >= 0 and high is not None:
         turns = min(devices, 1 + -(-high // each))
@@ -88,8 +90,8 @@ def forward(form: Form, ring: Ring, query: Any, key: Any, value: Any, *masks: An
             for i, first in enumerate(at):
 
                 def work(state, i=i, j=j, first=first, start=start):
-                    visible = _seen(form, ring, masks, i, first, start)
-                    return blocks.forward(form, state, queries[i], k[j], v[j], visible)
+                    block = _block(form, ring, masks, i, first, start)
+                    return blocks.forward(form, state, queries[i], k[j], v[j], block)
 
                 states[i] = _where_seen(form, ring, first, start, work, states[i])
         return states
@@ -140,9 +142,9 @@ def gradient(
             for i, first in enumerate(at):
 
                 def work(state, i=i, j=j, first=first, start=start):
-                    visible = _seen(form, ring, masks, i, first, start)
+                    block = _block(form, ring, masks, i, first, start)
                     q, back, of_each = rows[i]
-                    found = blocks.backward(form, q, k[j], v[j], back, of_each, visible)
+                    found = blocks.backward(form, q, k[j], v[j], back, of_each, block)
                     return tuple(x + more for x, more in zip(state, found, strict=True))
 
                 state = (of_queries[i], *sums[j])
@@ -174,8 +176,8 @@ def gradient(
     return [axis.back(x, -2) for x in settled(form, operands, found, blind)]
 
 
-def _seen(form: Form, ring: Ring, masks: Sequence[Any], part: int, first: Any, start: Any) -> Any:
-    """Which keys of the part from position `start` on the queries of the device's part `part` see, from `first` on."""
+def _block(form: Form, ring: Ring, masks: Sequence[Any], part: int, first: Any, start: Any) -> blocks.Block:
+    """The queries of the device's part `part`, from position `first` on, with the keys of the part from `start` on."""
     rows, size = form.batch + form.groups, ring.size
     found = []
     for own, x in zip(ring.grids, masks, strict=True):  # of a grid a device has its own queries
@@ -184,12 +186,12 @@ def _seen(form: Form, ring: Ring, masks: Sequence[Any], part: int, first: Any, s
         if x.shape[rows + 1] > 1:
             x = lax.dynamic_slice_in_dim(x, start, size, rows + 1)
         found.append(x)
-    return blocks.seen(form, found, first, start, (size, size))
+    return blocks.block(form, found, first, start, (size, size))
 
 
 def _where_seen(form: Form, ring: Ring, first: Any, start: Any, work: Any, state: Any) -> Any:
-    """`work(state)`, or `state` where no query of a part sees a key of another and none counts that it doesn't."""
-    if form.added is not None or (form.span.low is None and form.span.high is None):
+    """`work(state)`, or `state` where no query of a part sees a key of another."""
+    if form.span.low is None and form.span.high is None:
         return work(state)
     return lax.cond(near(form.span, ring, first, start), work, lambda x: x, state)
 
@@ -245,7 +247,9 @@ class _Axis:
     def sent(self, arrays: tuple, by: int = 1) -> tuple:
         """Arrays of the device `by` places before."""
         n = self.ring.devices
-        return tuple(lax.ppermute(x, self.ring.axes, [(d, (d + by) % n) for d in range(n)]) for x in arrays)
+        way = [(d, (d + by) % n) for d in range(n)]
+        with jax.named_scope(TURN):
+            return tuple(lax.ppermute(x, self.ring.axes, way) for x in arrays)
 
     def after(self, x: Any, *others: Any) -> Any:
         """`x`, once others are there, where the ring is `ordered`: XLA leaves out barriers, but not such a sum."""
@@ -266,16 +270,20 @@ class _Axis:
         even numbers and go to one device each, the second have odd ones."""
         if not self.ring.zigzag or self.ring.dealt:
             return x
-        parts = zip(self.cut(x, dim), self._ways(), strict=True)
-        return jnp.concatenate([lax.ppermute(p, self.ring.axes, way) for p, way in parts], axis=dim)
+        return self._sent_by(self._ways(), x, dim)
 
     def back(self, x: Any, dim: int) -> Any:
         """What `dealt` took apart, in order again."""
         if not self.ring.zigzag or self.ring.dealt:
             return x
         ways = [[(b, a) for a, b in way] for way in self._ways()]
+        return self._sent_by(ways, x, dim)
+
+    def _sent_by(self, ways: list[list[tuple[int, int]]], x: Any, dim: int) -> Any:
+        """Each part of `x` by its own of `ways`."""
         parts = zip(self.cut(x, dim), ways, strict=True)
-        return jnp.concatenate([lax.ppermute(p, self.ring.axes, way) for p, way in parts], axis=dim)
+        with jax.named_scope(DEAL):
+            return jnp.concatenate([lax.ppermute(p, self.ring.axes, way) for p, way in parts], axis=dim)
 
     def _ways(self) -> list[list[tuple[int, int]]]:
         n = self.ring.devices

@@ -16,6 +16,7 @@ from ..program.ir import Equation, Value
 from ..program.primitives.dims import broadcast, reduced
 from ..program.primitives.primitive import Kind
 from ..program.unionfind import UnionFind
+from .changes import bytes_sent
 from .cut import Network, Node
 from .layout import Axes, Experts, Layout, Spec, without
 
@@ -37,8 +38,9 @@ def take_sides(layout: Layout, experts: Experts) -> Experts:
 
 
 class _Ways:
-    """By the classes that count experts: the `values` that have one, the `equations` that touch these and activations,
-    and the pairs of them at the `doors` of bodies; by equation the dimensions that are `linked` in it."""
+    """By the classes that count experts: the `values` that have one, or places for the tokens of all examples, the
+    `equations` that touch these and activations, and the pairs of them at the `doors` of bodies; by equation the
+    dimensions that are `linked` in it."""
 
     def __init__(self, layout: Layout, experts: Experts):
         program = layout.program
@@ -48,10 +50,11 @@ class _Ways:
         )
         self.doors = defaultdict[int, list[tuple[Value, Value]]](list)
         self.linked = defaultdict[int, set[int]](set)
-        classes = [experts.classes.intersection(layout.dims.big(v)) for v in range(len(program.avals))]
+        classes = [self._of(layout, experts, v) for v in range(len(program.avals))]
         for v, own in enumerate(classes):
             for c in own:
                 self.values[c].append(v)
+        self.has = {c: frozenset(values) for c, values in self.values.items()}
         for e in program.equations:
             ends = [v for v in (*e.ins, *e.outs) if v is not None]
             for a, b in _at_doors(e):
@@ -64,6 +67,13 @@ class _Ways:
         for link in layout.dims.links.links:
             if link.equation is not None:
                 self.linked[link.equation] |= {link.a, link.b}
+
+    @staticmethod
+    def _of(layout: Layout, experts: Experts, v: Value) -> frozenset[int]:
+        big = layout.dims.big(v)
+        return experts.classes.intersection(big) or (
+            frozenset() if experts.shared.isdisjoint(big) else experts.classes
+        )
 
 
 def _at_doors(e: Equation) -> Iterable[tuple[Value, Value]]:
@@ -108,10 +118,10 @@ class _Sides:
         return self._counted(v) and self._groups.find(v) in ones
 
     def _has(self, v: Value | None) -> bool:
-        return v is not None and self._c in self._layout.dims.big(v)
+        return v in self._ways.has[self._c]
 
     def _counted(self, v: Value | None) -> bool:
-        """Is it an activation with a part for each expert?"""
+        """Is it an activation with a part for each expert, or for each place that all have?"""
         return self._layout.batchy(v) and self._has(v)
 
     def _number(self, e: Equation) -> int:
@@ -122,7 +132,7 @@ class _Sides:
 
     def _of_weight(self, v: Value) -> int | None:
         """The storage class that counts the experts of a parameter or its gradient; None for an activation."""
-        if self._layout.batchy(v) or not self._has(v):
+        if self._layout.batchy(v) or self._c not in self._layout.dims.big(v):
             return None
         return self._layout.storage.of(v)[self._layout.dims.big(v).index(self._c)]
 
@@ -180,7 +190,7 @@ class _Sides:
                 self._layout.lying(v, by_expert) if self._layout.batchy(v) else self._at_weight(v, by_expert)
             )
 
-        (first, second), found = (*e.ins, None)[:2], list[str]()
+        (first, second), found = (*e.ins, None, None)[:2], list[str]()
         if (c := e.contraction) is not None and first is not None and second is not None:
             left, right = lying(first), lying(second)
             found = [a for i, j in c.contracted for a in left[i] if a in right[j]]
@@ -217,8 +227,8 @@ class _Sides:
             trips = max((e.trips for e in read_by), default=1)
             tokens, experts = self._layout.lying(v, False), self._layout.lying(v, True)
             made = self._groups.find(v) if self._has(v) else net.OTHER
-            net.cost(("to", v), made, trips * moved(self._layout, v, tokens, experts))
-            net.cost(made, ("from", v), trips * moved(self._layout, v, experts, tokens) * self._has(v))
+            net.cost(("to", v), made, trips * bytes_sent(self._layout, v, tokens, experts))
+            net.cost(made, ("from", v), trips * bytes_sent(self._layout, v, experts, tokens) * self._has(v))
             for e in read_by:
                 net.cost(self._node(e), ("to", v), math.inf)
                 net.cost(("from", v), self._node(e), math.inf)
@@ -232,16 +242,3 @@ class _Sides:
                     net.cost(net.ONE, self._groups.find(v), math.inf)
                 else:
                     net.cost(net.ONE, ("to", v), math.inf)
-
-
-def moved(layout: Layout, v: Value, lies: Spec, wanted: Spec) -> int:
-    """Bytes that a device sends to bring an activation from where it lies to where it is wanted."""
-    if lies == wanted:
-        return 0
-    own, then = layout.bytes_of(v, lies), layout.bytes_of(v, wanted)
-    if then > own:
-        return then - own
-    gone = [a for axes in lies for a in axes if a not in {b for has in wanted for b in has}]
-    kept = {a for has, want in zip(lies, wanted, strict=True) for a in has if a in want}
-    n = layout.count(tuple({a for axes in lies for a in axes} - kept - {*gone}))
-    return own * (n - 1) // n

@@ -61,6 +61,11 @@ class Part:
         return words.axes_text(self.axes) if self.axes else groups
 
     @property
+    def jobs(self) -> str:
+        """`dispatch, combine`: what those that are for something are for."""
+        return ", ".join(dict.fromkeys(c.job for c in self.collectives if c.job))
+
+    @property
     def count_text(self) -> str:
         return self._least(count_text(self.count))
 

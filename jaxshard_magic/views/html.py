@@ -11,6 +11,7 @@ from jaxshard_magic.report import Advice, Leaf, MeshInfo, Report
 from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import leaf_rows, marks, option_table, svg, words
+from jaxshard_magic.views.divided.html import divided_section, turns
 from jaxshard_magic.views.format import (
     UNKNOWN,
     byte_text,
@@ -51,6 +52,7 @@ def fragment(report: Report, also: str = "") -> str:
         memory_section(report),
         _communication(report),
         measured_section(report),
+        divided_section(report),
         _layout(report),
         pipeline_section(report.pipeline),
         metrics_section(report.metrics),
@@ -194,7 +196,8 @@ def _communication(report: Report) -> str:
     most = max(map(weigh, kinds)) or 1
     rows = []
     for part in kinds[:COLLECTIVE_ROWS]:
-        cells = [text(part.kind), _over(part, report.mesh), part.count_text, part.each_text, part.sent_text]
+        named = text(part.kind) + (f" <small>{text(part.jobs)}</small>" if part.jobs else "")
+        cells = [named, _over(part, report.mesh), part.count_text, part.each_text, part.sent_text]
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most)], 56 if timed else 80, 10)
         share = share_text(part.sent / total if total else 0)
         cells += [part.leaving_text] if between else []
@@ -206,6 +209,7 @@ def _communication(report: Report) -> str:
         table(head, rows),
         small(left),
         small("<br>".join(f"{axis(a, report.mesh)}: {text(way)}" for a, way in words.ways(report))),
+        turns(report),
         _lines(report),
     )
 
@@ -275,7 +279,8 @@ def _source(line: comm.Line) -> str:
 def _times(part: comm.Part, mesh: MeshInfo) -> str:
     """`AG data ×96`."""
     times = "" if part.count_text == "1" else f" ×{part.count_text}"
-    return f"{text(comm.SHORT.get(part.kind, part.kind))} {_over(part, mesh)}{times}"
+    jobs = f" ({text(part.jobs)})" if part.jobs else ""
+    return f"{text(comm.SHORT.get(part.kind, part.kind))} {_over(part, mesh)}{times}{jobs}"
 
 
 def _layout(report: Report) -> str:

@@ -6,6 +6,7 @@ from jaxshard_magic.places import in_short
 from jaxshard_magic.report import DeviceMemory, Memory, Report
 from jaxshard_magic.views import device_memory, svg, words
 from jaxshard_magic.views.device_stages import Stages, stages
+from jaxshard_magic.views.divided.html import held
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, runs
 from jaxshard_magic.views.tags import cell, code, joined, row, section, small, table, text
 from jaxshard_magic.views.terminal import shorten
@@ -34,6 +35,7 @@ def memory_section(report: Report) -> str:
         _scale(memory),
         f"<table><thead>{top}</thead><tbody>\n{joined(_rows(memory, groups, roles, told))}</tbody></table>",
         small(f"{count_text(left)} more devices hold less") if left else "",
+        held(report),
         _buffers(memory),
     )
 

@@ -15,6 +15,7 @@ from jaxshard_magic.report.parts import cut_of, finite
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import device_memory, leaf_rows, marks, option_table, words
 from jaxshard_magic.views.device_stages import Stages, stages
+from jaxshard_magic.views.divided.figures import Area, Figure, held_lines, layout_figures, turn_figures
 from jaxshard_magic.views.format import (
     byte_text,
     device_text,
@@ -31,6 +32,7 @@ from jaxshard_magic.views.terminal import shorten
 from jaxshard_magic.views.timeline.payload import pipeline_payload
 from jaxshard_magic.views.training.data import short_text
 from jaxshard_magic.views.training.payload import training_payload
+from jaxshard_magic.views.words import Span
 
 VERSION = 1
 ROLES = ("params", "optimizer", "batch", "rng", "other")
@@ -77,11 +79,34 @@ def payload(report: Report) -> dict[str, Any]:
         "noise": _named(report.check.noise if report.check else (), report.leaves),
         "rows": _rows(report.leaves),
         "memory": memory,
+        "figures_of": {
+            "layout": _drawn(layout_figures(report), index),
+            "communication": _drawn(turn_figures(report), index),
+        },
         "communication": _communication(report, index),
         "measured": measured_payload(report),
         "pipeline": None if report.pipeline is None else pipeline_payload(report.pipeline),
         "training": None if report.metrics is None else training_payload(report.metrics),
     }
+
+
+def _drawn(figures: Sequence[Figure], index: Mapping[str, int]) -> list[Any]:
+    """Figures as [lead, axis, height, rows of (name, areas, text)]."""
+    return [
+        [
+            printable(f.lead),
+            index[f.axis],
+            f.height,
+            [[printable(row.name), [_area(a) for a in row.areas], printable(row.text)] for row in f.rows],
+        ]
+        for f in figures
+    ]
+
+
+def _area(area: Area) -> list[float]:
+    """In thousandths, opacity in hundredths."""
+    sides = (area.x, area.y, area.width, area.height)
+    return [*(round(1000 * side) for side in sides), area.opacity]
 
 
 def devices(report: Report) -> Sequence[int]:
@@ -301,7 +326,9 @@ def _memory(report: Report) -> dict[str, Any] | None:
         "limit": most,
         "limit_text": None if most is None else limit_text(most),
         "source": "measured" if memory.source == "measured" else "computed",
-        "lead": span_pairs(words.memory_lead(memory, told.named)),
+        "lead": span_pairs(
+            [*words.memory_lead(memory, told.named), *(Span(f" {line}") for line in held_lines(report))]
+        ),
         "scale_note": words.scale_note(memory),
         "roles": device_memory.roles(memory),
         "devices": {
@@ -391,6 +418,7 @@ def _collective(
         "share": c.wire_bytes / total if total else 0,
         "phase": c.phase if c.phase in PHASES else None,
         "what": None if c.what is None else printable(c.what),
+        "job": c.job and printable(c.job),
         "source": source_of(c.file, c.line, c.source, sources),
         "line": c.line,
         "short": None if c.line is None else printable(in_short(c.file, c.line)),

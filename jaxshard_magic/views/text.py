@@ -9,6 +9,7 @@ from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import device_memory, leaf_rows, option_table, words
 from jaxshard_magic.views.device_stages import stages
+from jaxshard_magic.views.divided import text as divided_text
 from jaxshard_magic.views.format import (
     SPACE,
     UNKNOWN,
@@ -72,6 +73,7 @@ def render(report: Report, width: int | None = None, leaves: str | int = 8) -> s
         _communication(report, columns),
         _lines(report, columns),
         spent_text.lines(report, columns),
+        divided_text.lines(report, columns),
         _leaves(report, columns, largest),
         timeline_text.lines(report.pipeline, columns) if report.pipeline else [],
         training_text.lines(report.metrics, columns),
@@ -311,8 +313,12 @@ def _lines(report: Report, width: int) -> list[str]:
 
 
 def _short(parts: Sequence[comm.Part], width: int) -> str:
-    """`AG data  RS data`, as many as `width` has room for, and how many there are besides."""
+    """`AG data  A2A expert (dispatch)`, as many as `width` has room for, and how many there are besides; what they are
+    for only where there is room for all."""
     told = [f"{shorten(printable(comm.SHORT.get(p.kind, p.kind)), 8)} {printable(p.over)}" for p in parts]
+    whole = "  ".join(f"{t} ({p.jobs})" if p.jobs else t for t, p in zip(told, parts, strict=True))
+    if cells(whole) <= width:
+        return whole
     for n in range(len(told), 1, -1):
         said = "  ".join([*told[:n], *([f"+{len(told) - n}"] if n < len(told) else [])])
         if cells(said) <= width:

@@ -1,13 +1,14 @@
 // What moves between devices in one step: over which axes, and which line of the user's code causes it.
 
 import { h } from "../shared/dom.js";
+import { figures } from "../shared/figures.js";
 import { lineNamed } from "../shared/lines.js";
 import { spans } from "../shared/text.js";
 import { overAxes } from "./axes.js";
 import { collectives } from "./collectives.js";
 import { SourceView } from "./source.js";
 
-export function view({ communication }, mesh, selection) {
+export function view({ communication, figures_of: drawn }, mesh, selection) {
   const { rows, sources, lead } = communication;
   const line = (text) => {
     const named = lineNamed(communication, text);
@@ -19,5 +20,6 @@ export function view({ communication }, mesh, selection) {
     h("p", { class: "jsm-lead" }, spans(lead, mesh, { line })),
     rows.length > 0 && overAxes(communication, mesh), // else the lead says that nothing moves
     rows.length > 0 && (sources.length ? new SourceView(communication, mesh, selection).element : collectives(communication, mesh)),
+    figures(drawn.communication),
   );
 }

@@ -149,11 +149,12 @@ export class SourceView {
     };
   }
 
-  /** `AG data ×96`. */
-  #kind({ kind, axes, size, count: times, exact }) {
+  /** `A2A expert ×96 dispatch`. */
+  #kind({ rows, kind, axes, size, count: times, exact }) {
     const often = times > 1 || !exact ? [" \u00d7", least(count(times), exact)] : null;
     const title = exact ? kind : `${kind}. ${AT_LEAST}`;
-    return h("span", { title }, h("b", {}, SHORT[kind] ?? kind), " ", over(axes, size, this.#mesh), often);
+    const jobs = new Set(rows.flatMap(({ job }) => job ?? []));
+    return h("span", { title }, h("b", {}, SHORT[kind] ?? kind), " ", over(axes, size, this.#mesh), often, jobs.size > 0 && ` ${[...jobs].join(", ")}`);
   }
 
   #spoken({ key, name, part, text }) {

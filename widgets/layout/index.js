@@ -1,6 +1,7 @@
 // Sharding layouts: the leaves on the left, the chosen one on the right.
 
 import { h, replace } from "../shared/dom.js";
+import { figures } from "../shared/figures.js";
 import { count, counted } from "../shared/format.js";
 import { detail } from "./detail.js";
 import { searcher } from "./search.js";
@@ -57,8 +58,13 @@ export function view(data, mesh, selection) {
   const tools = h("div", { class: "jsm-tools" }, filter, h("div", { class: "jsm-orders", role: "group", "aria-label": "Order" }, orders), shown);
   return h(
     "div",
-    { class: "jsm-layout" },
-    h("div", { class: "jsm-leaves" }, tools, none, leaves.element),
-    detail(data, mesh, selection),
+    {},
+    h(
+      "div",
+      { class: "jsm-layout" },
+      h("div", { class: "jsm-leaves" }, tools, none, leaves.element),
+      detail(data, mesh, selection),
+    ),
+    figures(data.figures_of.layout),
   );
 }

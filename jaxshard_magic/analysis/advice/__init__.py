@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ...report import Advice
 from .case import Case as Case
+from .experts import dropped, empty_places, uneven
 from .fit import does_not_fit, replicated_state
 from .layout import idle, not_cut, whole
 from .loop import Loop as Loop
@@ -17,6 +18,7 @@ RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     *(does_not_fit, replicated_state, not_cut, idle, whole),
     *(communication, large_gather, slow_links, wide_axis, small_batch, float32),
     *(slow_device, waits_for_python),
+    *(dropped, uneven, empty_places),
     *(unknown_loops, host_calls, not_donated, batch_grew),
     *(astray, recompiles, input_bound, slower),
 )

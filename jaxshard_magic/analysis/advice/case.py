@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...plan import Share
 from ...program.trace import is_closed_over
-from ...report import Collective, Leaf, Measured, Memory, MeshInfo, Spec
+from ...report import Collective, Experts, Leaf, Measured, Memory, MeshInfo, Spec
 from ...report.held import extents
 from ...request.gradient_options import GradientOptions
 from ...targets import Target
@@ -27,7 +27,8 @@ class Case:
     compiled for where that is not attached, `larger` the slices of it that are offered and have more devices; `tried`
     the bytes that a device needs, as compiled, with a fix that was tried. `inside` are the options of its gradients,
     None where it takes none. `largest_weight`: bytes of the largest weight that an operation reads, None where that is
-    not known. `measured`: where the time of recorded steps went. `loop` is what called it.
+    not known. `measured`: where the time of recorded steps went. `loop` is what called it. `experts`: those
+    that are divided.
     """
 
     leaves: Sequence[Leaf]
@@ -52,6 +53,7 @@ class Case:
     largest_weight: int | None = None
     measured: Measured | None = None
     loop: Loop = field(default_factory=Loop)
+    experts: Sequence[Experts] = ()
 
     @property
     def batch(self) -> list[Leaf]:

@@ -41,22 +41,29 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """An operand of a mask: `source`, a value of the program or a constant, whose dimensions are those of the mask that
-    `dims` names, None for one of size 1."""
+    """An operand of a mask or of what else is made of scores: `source`, a value of the program or a constant, whose
+    dimensions are those of the scores that `dims` names, None for one of size 1. `truth`: whether it has truth values.
+    """
 
     source: Value | np.ndarray
     dims: tuple[int | None, ...]
+    truth: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Apply:
-    """An elementwise equation of a mask, on operands that are broadcast against each other."""
+    """An elementwise equation, on operands that are broadcast against each other."""
 
     eqn: JaxprEqn
     operands: tuple["Test", ...]
 
 
-Test = Leaf | Apply  # what tells something of each query and key
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The product of queries and keys, times the scale, where something is made of it."""
+
+
+Test = Leaf | Apply | Scores  # what tells something of each query and key
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +84,7 @@ class Operand:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """`softmax(mask(scale * query . key)) . value`, written out in a program.
+    """`softmax(mask(change(scale * query . key))) . value`, written out in a program.
 
     `equation`, `scores`: by index, the products with the values and with the keys. What lies between, and is read by
     nothing else, is no longer needed where something else makes the result of `equation`.
@@ -87,8 +94,12 @@ class Attention:
     `key` and `value` are those before, and `repeats` is (dimension of the batch, how often).
 
     Key positions are seen at distances in `span` where all `conditions` are met too, whose tests have the dimensions
-    (batch..., groups..., query, key). `fill` takes the place of other scores, or is `added` to them: a query that sees
-    nothing has the mean of all values where it is finite, nan where it is -inf.
+    (batch..., groups..., query, key). A query that sees nothing has the mean of all values where `fill`, which takes
+    the place of other scores, is finite, and nan where it is -inf. `change`: what else is made of scores, such as a cap
+    or a bias; None for nothing. Where it is more than who is seen that counts, as of a query that may see nothing under
+    two masks that are added, `exact` is true, and `change` has the masks in it as written: no key can be left out.
+
+    `factors`: what queries are multiplied by, or divided by where true; with one key.
 
     `order`: the place among (batch..., groups..., position, width) of each dimension of the result, None for one of
     size 1. `dtype`: that in which softmax is taken. `precision`: of both products.
@@ -109,12 +120,19 @@ class Attention:
     dtype: Any
     precision: tuple[Any, Any]
     repeats: tuple[int, int] | None = None
-    added: bool = False
+    change: Test | None = None
+    exact: bool = False
+    factors: tuple[tuple[Test, bool], ...] = ()
 
     @property
     def mask(self) -> str:
         """ "full", "causal" or "window", with "+ inputs" where it depends on others."""
         return self.span.kind + " + inputs" * bool(self.conditions)
+
+    @property
+    def left_out(self) -> tuple[Span, tuple[Condition, ...]]:
+        """The distances and the conditions that keys are left out by."""
+        return (Span(), ()) if self.exact else (self.span, self.conditions)
 
 
 @dataclass(frozen=True)

@@ -4,24 +4,25 @@ Arrays have the dimensions (batch..., groups..., position, width), keys and valu
 exponentials and all sums are float32 (float64 for operands of it); the operands of products stay as they are given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .attention import Attention, Condition, Leaf, Span
-from .masks import leaves, met
+from .attention import Attention, Condition, Leaf, Span, Test
+from .evaluate import evaluated, leaves, met
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
     """`batch`, `groups`: how many dimensions these are. `uniform`: whether a query that sees nothing has the mean of
-    all values; else it has nan. `added`: what scores of keys that are not seen have added to them, None where they are
-    left out. `dtype`: of the result. The other fields as of an `Attention`; the arrays of a mask are
-    those of `leaves`, with the dimensions (batch..., groups..., query, key)."""
+    all values; else it has nan. `span`, `conditions`: by which keys are left out. `dtype`: of the result. The other
+    fields as of an `Attention`; the arrays of masks and of what else is made of scores are those of `leaves`, with the
+    dimensions (batch..., groups..., query, key)."""
 
     batch: int
     groups: int
@@ -29,14 +30,16 @@ class Form:
     span: Span
     conditions: tuple[Condition, ...]
     uniform: bool
-    added: float | None
+    change: Test | None
     precision: tuple[Any, Any]
     dtype: Any
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
-        """The operands of the mask, in the order of their arrays."""
-        return tuple(leaf for condition in self.conditions for leaf in leaves(condition.test))
+        """The operands of masks and of the change, in the order of their arrays."""
+        tests = [condition.test for condition in self.conditions]
+        tests += [] if self.change is None else [self.change]
+        return tuple(leaf for test in tests for leaf in leaves(test))
 
     @cached_property
     def names(self) -> tuple[str, str]:
@@ -54,15 +57,16 @@ class Form:
 
 def form_of(attention: Attention, dtype: Any) -> Form:
     """The form of an attention whose result has this type, with groups for keys that were repeated."""
-    blind = bool(attention.conditions) or not attention.span.has_zero
+    span, conditions = attention.left_out
+    blind = bool(conditions) or not span.has_zero
     return Form(
         attention.batch,
         attention.groups + (attention.repeats is not None),
         attention.scale,
-        attention.span,
-        attention.conditions,
-        blind and bool(np.isfinite(attention.fill)) and not attention.added,
-        attention.fill if blind and attention.added else None,
+        span,
+        conditions,
+        blind and bool(np.isfinite(attention.fill)),
+        attention.change,
         attention.precision,
         dtype,
     )
@@ -77,8 +81,17 @@ Rows = tuple[Any, Any, Any]  # numbers of each query
 State = Rows  # the largest score of each query so far, the sum of exponentials, that with values
 
 
-def seen(form: Form, masks: Sequence[Any], queries: Any, keys: Any, sizes: tuple[int, int]) -> Any:
-    """Which of the keys from position `keys` on each query from `queries` on sees; None for all of them.
+@dataclass(frozen=True)
+class Block:
+    """A block of queries with one of keys: which of these each of those sees (`visible`), None for all, and the arrays
+    of the form's leaves, by their ids."""
+
+    visible: Any
+    arrays: Mapping[int, Any]
+
+
+def block(form: Form, masks: Sequence[Any], queries: Any, keys: Any, sizes: tuple[int, int]) -> Block:
+    """The block of the queries from position `queries` on with the keys from `keys` on.
 
     `masks`: the arrays of the form's leaves, for these positions. `sizes`: how many queries and keys.
     """
@@ -86,12 +99,12 @@ def seen(form: Form, masks: Sequence[Any], queries: Any, keys: Any, sizes: tuple
     found = met(form.conditions, lambda leaf: arrays[id(leaf)]) if form.conditions else None
     low, high = form.span.low, form.span.high
     if low is None and high is None:
-        return found
+        return Block(found, arrays)
     distance = (queries + jnp.arange(sizes[0]))[:, None] - (keys + jnp.arange(sizes[1]))
     for within in (None if low is None else distance >= low, None if high is None else distance <= high):
         if within is not None:
             found = within if found is None else found & within
-    return found
+    return Block(found, arrays)
 
 
 def start(form: Form, query: Any, value: Any) -> State:
@@ -102,10 +115,10 @@ def start(form: Form, query: Any, value: Any) -> State:
     return jnp.full(rows, -jnp.inf, dtype), jnp.zeros(rows, dtype), sums
 
 
-def forward(form: Form, state: State, query: Any, key: Any, value: Any, visible: Any) -> State:
+def forward(form: Form, state: State, query: Any, key: Any, value: Any, at: Block) -> State:
     """The state with one more block of keys."""
     largest, total, sums = state
-    scores = _scores(form, query, key, visible)
+    scores = _masked(at, _changed(form, at, _scores(form, query, key)))
     most = jnp.maximum(largest, scores.max(-1))
     finite = jnp.where(most == -jnp.inf, 0, most)
     weights, before = jnp.exp(scores - finite[..., None]), jnp.exp(largest - finite)
@@ -129,7 +142,7 @@ def along_queries(form: Form, x: Any) -> Any:
 
 
 def backward(
-    form: Form, query: Any, key: Any, value: Any, given: Any, rows: Rows, visible: Any
+    form: Form, query: Any, key: Any, value: Any, given: Any, rows: Rows, at: Block
 ) -> tuple[Any, Any, Any]:
     """The gradients of one block's queries, keys and values, in the type of sums.
 
@@ -138,9 +151,13 @@ def backward(
         rows: of each query what `result` gave beside that, and the sum over the width of the result times its gradient.
     """
     largest, total, delta = (x[..., None] for x in rows)
-    weights = jnp.exp(_scores(form, query, key, visible) - largest) / total
+    scores, changed = jax.vjp(partial(_changed, form, at), _scores(form, query, key))
+    weights = jnp.exp(_masked(at, scores) - largest) / total
     change = form.product("*te", ".se", "*ts", given, value, scores=False)
-    of_scores = (weights * (change - delta) * form.scale).astype(query.dtype)
+    (of_scores,) = changed(weights * (change - delta))
+    if form.change is not None and at.visible is not None:
+        of_scores = jnp.where(at.visible, of_scores, 0)
+    of_scores = (of_scores * form.scale).astype(query.dtype)
     return (
         form.product("*ts", ".sd", "*td", of_scores, key, scores=True),
         form.product("*ts", "*td", ".sd", of_scores, query, scores=True),
@@ -154,8 +171,16 @@ def blind_sum(form: Form, given: Any, total: Any) -> Any:
     return gone.sum(tuple(range(form.batch, gone.ndim - 1)))
 
 
-def _scores(form: Form, query: Any, key: Any, visible: Any) -> Any:
-    scores = form.product("*td", ".sd", "*ts", query, key, scores=True) * form.scale
-    if visible is None:
+def _scores(form: Form, query: Any, key: Any) -> Any:
+    return form.product("*td", ".sd", "*ts", query, key, scores=True) * form.scale
+
+
+def _changed(form: Form, at: Block, scores: Any) -> Any:
+    if form.change is None:
         return scores
-    return jnp.where(visible, scores, -jnp.inf if form.added is None else scores + form.added)
+    found = evaluated(form.change, lambda leaf: at.arrays[id(leaf)], scores, scores.dtype)
+    return jnp.broadcast_to(found, scores.shape)
+
+
+def _masked(at: Block, scores: Any) -> Any:
+    return scores if at.visible is None else jnp.where(at.visible, scores, -jnp.inf)

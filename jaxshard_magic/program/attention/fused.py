@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from .form import Form, backward, blind_sum, forward, result, seen, start, wide
+from .form import Form, backward, blind_sum, block, forward, result, start, wide
 
 attention_p = Primitive("attention")
 attention_p.multiple_results = True
@@ -51,8 +51,8 @@ attention.defvjp(_kept, _back)
 
 def whole(query: Any, key: Any, value: Any, *masks: Any, form: Form) -> list:
     """`attention` over all keys at once."""
-    visible = seen(form, masks, 0, 0, (query.shape[-2], key.shape[-2]))
-    state = forward(form, start(form, query, value), query, key, value, visible)
+    at = block(form, masks, 0, 0, (query.shape[-2], key.shape[-2]))
+    state = forward(form, start(form, query, value), query, key, value, at)
     return [*result(form, state, value.astype(wide(value.dtype)).mean(-2))]
 
 
@@ -68,8 +68,8 @@ def whole_gradient(
     form: Form,
 ) -> list:
     """`attention_gradient` over all keys at once."""
-    visible = seen(form, masks, 0, 0, (query.shape[-2], key.shape[-2]))
-    found = backward(form, query, key, value, given, (largest, total, delta), visible)
+    at = block(form, masks, 0, 0, (query.shape[-2], key.shape[-2]))
+    found = backward(form, query, key, value, given, (largest, total, delta), at)
     return settled(form, (query, key, value), found, blind_sum(form, given, total) if form.uniform else None)
 
 

@@ -1,48 +1,15 @@
 """Two products with a softmax between them put together as an `Attention`: which dimension of theirs is which."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..dimensions import Dimensions
-from ..ir import Equation, Program, Value
+from ..ir import Equation, Program
 from ..primitives.dims import reshape_groups
-from .attention import Attention, Operand, Span
-from .masks import masked
-from .trail import Labels, Trail
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """The exponentials of a softmax, the scores that it is taken of, and the label that it is taken along."""
-
-    exp: Equation
-    scores: Value
-    labels: Labels
-    along: int
-
-
-@dataclass(frozen=True)
-class Mask:
-    """`truth`: where keys are seen, or where they aren't (`seen`). Elsewhere scores become `fill`, or it is `added` to
-    them. `equation` does it."""
-
-    equation: Equation
-    truth: Value
-    labels: Labels
-    seen: bool
-    fill: float
-    added: bool = False
-
-
-@dataclass
-class Chain:
-    """What lies between scores and their softmax. `blocked`: the first of it that is no mask and no scale."""
-
-    value: Value
-    labels: Labels
-    scale: float = 1.0
-    masks: list[Mask] = field(default_factory=list)
-    blocked: Equation | None = None
+from .attention import Attention, Operand
+from .chain import Chain
+from .scored import scored
+from .softmax import Softmax
+from .trail import Label, Labels, Trail
 
 
 @dataclass(frozen=True)
@@ -58,7 +25,7 @@ class Roles:
     side: int
     scores: Equation
     key: int
-    labels: Labels
+    labels: tuple[int | None, ...]
     batch: tuple[int, ...]
     groups: tuple[int, ...]
     query_at: int
@@ -70,12 +37,6 @@ class Roles:
         return {x: i for i, x in enumerate((*self.batch, *self.groups, self.query_at, self.key_at))}
 
 
-def is_product(e: Equation) -> bool:
-    """Is it a product of two arrays whose dimensions are multiplied, summed over or left as they are, and no more?"""
-    c = e.contraction
-    return c is not None and len(e.ins) == 2 and not c.windowed and c.grouped is None and c.ragged is None
-
-
 def roles_of(
     program: Program,
     dims: Dimensions,
@@ -83,16 +44,19 @@ def roles_of(
     side: int,
     softmax: Softmax,
     scores: Equation,
-    chain: Chain,
+    named: Labels,
 ) -> Roles | None:
-    """The roles of dimensions in an attention among positions of one sequence; None where the two products are none."""
+    """The roles of dimensions in an attention among positions of one sequence; None where the two products are none.
+    `named`: the labels of the product with the keys."""
     weigh, meet, shapes = out.contraction, scores.contraction, program.shapes
     assert weigh is not None and meet is not None
     probabilities = out.ins[side]
     if probabilities is None or [pair[side] for pair in weigh.contracted] != [softmax.along]:
         return None
     sizes = dict(enumerate(shapes[probabilities]))
-    labels = tuple(x if x is not None and sizes[x] > 1 else None for x in chain.labels)
+    if any(not isinstance(x, int) for x, z in zip(named, shapes[scores.outs[0]], strict=True) if z > 1):
+        return None
+    labels = tuple(x if isinstance(x, int) and sizes[x] > 1 else None for x in named)
     free = [{x: d for d, o in pairs if (x := labels[o]) is not None} for pairs in (meet.left, meet.right)]
     key = next((k for k in (0, 1) if list(free[k]) == [softmax.along]), None)
     if key is None:
@@ -121,18 +85,9 @@ def made(trail: Trail, roles: Roles, softmax: Softmax, chain: Chain) -> Attentio
     operands = _operands(program, roles)
     if operands is None:
         return None
-    span, conditions, fill = Span(), [], float("-inf")
-    for mask in chain.masks:
-        labels = tuple(places.get(x) if x is not None else None for x in mask.labels)
-        found = masked(trail, mask.truth, labels, len(places), mask.seen)
-        if found is None:
-            return mask.equation
-        span, fill = span & found.span, mask.fill
-        conditions += found.conditions
-    blind, added = bool(conditions) or not span.has_zero, any(mask.added for mask in chain.masks)
-    alike = len({mask.fill for mask in chain.masks}) < 2 and not (added and len(chain.masks) > 1)
-    if blind and not alike:  # who sees nothing has a mean of some of the values
-        return chain.masks[0].equation
+    found = scored(trail, places, softmax, chain)
+    if isinstance(found, Equation):
+        return found
     weigh = out.contraction
     assert weigh is not None
     width = len(places) - 1
@@ -151,14 +106,16 @@ def made(trail: Trail, roles: Roles, softmax: Softmax, chain: Chain) -> Attentio
         value=operands[2],
         batch=len(roles.batch),
         groups=len(roles.groups),
-        scale=chain.scale,
-        span=span,
-        conditions=tuple(conditions),
-        fill=fill,
+        scale=found.scale,
+        span=found.span,
+        conditions=found.conditions,
+        fill=found.fill,
         order=tuple(order),
         dtype=program.avals[softmax.exp.outs[0]].dtype,
         precision=(scores.params.get("precision"), out.params.get("precision")),
-        added=added,
+        change=found.change,
+        exact=found.exact,
+        factors=found.factors,
     )
     return _without_repeats(trail, attention)
 
@@ -215,8 +172,8 @@ def _repeated(trail: Trail, operand: Operand) -> tuple[Operand, int, int] | None
     if merge is None or merge.name != "reshape" or merge.ins[0] is None:
         return None
     wide, shape = program.shapes[merge.ins[0]], program.shapes[v]
-    inside: list[int | None] = [None] * len(wide)
-    at = None
+    inside: list[Label | None] = [None] * len(wide)
+    at: Label | None = None
     for old, new in reshape_groups(wide, shape):
         big = [d for d in new if shape[d] > 1]
         parts = [d for d in old if wide[d] > 1]
@@ -227,7 +184,7 @@ def _repeated(trail: Trail, operand: Operand) -> tuple[Operand, int, int] | None
                 inside[a] = labels[b]
         else:
             return None
-    if at is None or at >= len(operand.dims) - 2:
+    if not isinstance(at, int) or at >= len(operand.dims) - 2:
         return None
     v, times = merge.ins[0], wide[minor]
     marked: Labels = tuple(-1 if d == minor else x for d, x in enumerate(inside))
@@ -239,5 +196,5 @@ def _repeated(trail: Trail, operand: Operand) -> tuple[Operand, int, int] | None
     return None
 
 
-def _dims(labels: Sequence[int | None], rank: int) -> tuple[int, ...]:
+def _dims(labels: Labels, rank: int) -> tuple[int, ...]:
     return tuple(labels.index(i) for i in range(rank))

@@ -4,7 +4,7 @@ What a mask is made of is followed back to where it no longer has a dimension of
 (`arange`), whose comparisons are distances, and to inputs such as lengths, padding and segment numbers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ir import Value
-from ..primitives import bind
 from ..primitives.primitive import Kind
 from .attention import Apply, Condition, Leaf, Span, Test
+from .evaluate import evaluated, is_known, is_truth, leaves, met, placed, ways
 from .trail import Labels, Trail, number
 
+UNSEEN = -1e4  # scores from here down are none: their exponentials are 0 beside another
 _ROWS = 256  # of a mask of more positions than `_WHOLE`, how many queries are looked at
 _WHOLE = 2048
+_DEEP = 32  # equations that are opened one behind the other
 
 
 @dataclass(frozen=True)
@@ -30,75 +32,82 @@ class Masked:
     conditions: tuple[Condition, ...]
 
 
-def masked(trail: Trail, mask: Value, labels: Labels, rank: int, seen: bool) -> Masked | None:
-    """What a mask says.
+def test_of(trail: Trail, v: Value, labels: Labels, rank: int, *, deep: bool = False) -> Test | None:
+    """What a value tells of each query and key.
 
     Args:
         trail: of the program that makes it.
-        mask: the truth values, or what is true where it is not 0.
+        v: of any type.
         labels: the place of each of its dimensions among (batch..., groups..., query, key), `rank` in all.
         rank: how many these are.
-        seen: whether it is true where keys are seen, or where they aren't.
+        deep: back to truth values, also where a value has no longer a dimension of queries and one of keys.
 
-    None for a mask that has dimensions besides.
+    None for a value that has dimensions besides.
     """
-    test = _Reading(trail, rank).test(mask, labels)
-    if test is None:
-        return None
-    span, conditions = Span(), []
-    for condition in _all_of(Condition(test, seen)):
+    return _Reading(trail, rank, deep).test(v, labels)
+
+
+def masked(conditions: Sequence[Condition], rank: int) -> Masked:
+    """What a mask of such conditions says, of scores of so many dimensions."""
+    span, others = Span(), []
+    for condition in (part for whole in conditions for part in _all_of(whole)):
         distances = _distances(condition, rank)
         if distances is None:
-            conditions.append(condition)
+            others.append(condition)
         else:
             span &= distances
-    return Masked(span, tuple(conditions))
+    return Masked(span, tuple(others))
 
 
-def leaves(test: Test) -> Iterator[Leaf]:
-    """The operands of a test, in order."""
-    if isinstance(test, Leaf):
-        yield test
-    else:
-        for operand in test.operands:
-            yield from leaves(operand)
+def hides(test: Test, times: float) -> tuple[list[Condition], float] | None:
+    """Of numbers, so many `times` of which are added to scores: the conditions that keys are seen under, where it is 0,
+    and what is added elsewhere, which is very small; None for other numbers."""
+    found = ways(test)
+    if found is None:
+        return None
+    truths, numbers = found
+    seen = [way for way, x in numbers.items() if x == 0]
+    lows = [x * times for x in numbers.values() if x != 0]
+    if not seen or not lows or not all(x <= UNSEEN for x in lows):
+        return None
+    if len(seen) > 1:
+        return [Condition(test, False)], max(lows)
+    return [Condition(truth, holds) for truth, holds in zip(truths, seen[0], strict=True)], max(lows)
 
 
-def evaluated(test: Test, array: Callable[[Leaf], Any]) -> Any:
-    """The numbers of a test, whose leaves are such arrays that broadcast against each other."""
-    if isinstance(test, Leaf):
-        return array(test)
-    operands = jnp.broadcast_arrays(*(evaluated(operand, array) for operand in test.operands))
-    return bind(test.eqn, operands)[0]
+def keeps(test: Test) -> list[Condition] | None:
+    """Of numbers that exponentials are multiplied by: the conditions under which they are 1, where they are 0 or 1."""
+    found = ways(test)
+    if found is None or not set(found[1].values()) <= {0.0, 1.0}:
+        return None
+    ones = [way for way, x in found[1].items() if x == 1]
+    if len(ones) != 1:
+        return [Condition(test)]
+    return [Condition(truth, holds) for truth, holds in zip(found[0], ones[0], strict=True)]
 
 
-def met(conditions: Sequence[Condition], array: Callable[[Leaf], Any]) -> Any:
-    """Where all conditions are met; True without any."""
-    found: Any = True
-    for condition in conditions:
-        truth = evaluated(condition.test, array).astype(bool)
-        found = found & (truth if condition.holds else ~truth)
-    return found
-
-
-def placed(x: Any, dims: Sequence[int | None], rank: int) -> Any:
-    """An array with its dimensions at the places `dims` of `rank`, those of None (size 1) left out, others of size 1.
-
-    >>> placed(np.ones((3, 1, 2)), (2, None, 0), 4).shape
-    (2, 1, 3, 1)
-    """
-    sizes = dict(zip(dims, x.shape, strict=True))
-    at = sorted((d, k) for k, d in enumerate(dims) if d is not None)
-    order = [*(k for _, k in at), *(k for k, d in enumerate(dims) if d is None)]
-    return x.transpose(order).reshape([sizes.get(d, 1) for d in range(rank)])
+def bounds(test: Test, rank: int) -> tuple[float, float] | None:
+    """The least and the greatest number that `test` makes of scores of 0, as a few queries tell; None where it depends
+    on inputs."""
+    found = list(leaves(test))
+    if not all(map(is_known, found)):
+        return None
+    arrays = {id(leaf): placed(leaf.source, leaf.dims, rank) for leaf in found}
+    queries = max((x.shape[-2] for x in arrays.values()), default=1)
+    rows = np.unique([0, queries // 2, queries - 1])
+    cut = {k: x[..., rows, :] if x.shape[-2] > 1 else x for k, x in arrays.items()}
+    with jax.ensure_compile_time_eval():
+        numbers = np.asarray(evaluated(test, lambda leaf: cut[id(leaf)], jnp.zeros(()), jnp.float32))
+    return float(numbers.min()), float(numbers.max())
 
 
 @dataclass(frozen=True)
 class _Reading:
     trail: Trail
     rank: int
+    deep: bool
 
-    def test(self, v: Value, labels: Labels) -> Test | None:
+    def test(self, v: Value, labels: Labels, depth: int = 0) -> Test | None:
         trail, shapes = self.trail, self.trail.program.shapes
         while (e := trail.maker(v)) is not None and e.primitive.kind is Kind.SHAPE:
             if e.ins[0] is None:
@@ -108,22 +117,24 @@ class _Reading:
             v, labels = e.ins[0], back
         v = trail.up(v)
         has = {x for x, z in zip(labels, shapes[v], strict=True) if z > 1}
-        if None in has:
+        dims = tuple(x if isinstance(x, int) else None for x in labels)
+        if not all(isinstance(x, int) for x in has):
             return None
-        both = {self.rank - 2, self.rank - 1} <= has
-        if both and e is not None:
+        truth = trail.program.avals[v].dtype == bool
+        opened = {self.rank - 2, self.rank - 1} <= has or (self.deep and not truth and depth < _DEEP)
+        if opened and e is not None:
             if e.name == "iota":
                 d = e.params["dimension"]
-                return Leaf(np.arange(shapes[v][d], dtype=e.params["dtype"]), (labels[d],))
+                return Leaf(np.arange(shapes[v][d], dtype=e.params["dtype"]), (dims[d],))
             if e.primitive.elementwise and not e.eqn.effects:
                 operands = [
-                    _number(var) if w is None else self.test(w, labels if shapes[w] else ())
+                    _number(var) if w is None else self.test(w, labels if shapes[w] else (), depth + 1)
                     for w, var in zip(e.ins, e.eqn.invars, strict=True)
                 ]
                 if None not in operands:
                     return Apply(e.eqn, tuple(operands))  # pyright: ignore[reportArgumentType]
         known = trail.constant(v)
-        return Leaf(v if known is None else known, labels)
+        return Leaf(v if known is None else known, dims, truth)
 
 
 def _number(literal: Any) -> Leaf:
@@ -138,9 +149,11 @@ def _all_of(condition: Condition) -> Iterator[Condition]:
         if known is None or known.ndim or bool(known) != holds:
             yield condition
         return
+    if not isinstance(test, Apply):
+        return
     name, operands = test.eqn.primitive.name, test.operands
-    truths = _is_truth(test)
-    if name == "convert_element_type" and _is_truth(operands[0]):
+    truths = is_truth(test)
+    if name == "convert_element_type" and is_truth(operands[0]):
         yield from _all_of(Condition(operands[0], holds))
     elif name == "not" and truths:
         yield from _all_of(Condition(operands[0], not holds))
@@ -164,25 +177,15 @@ def _all_of(condition: Condition) -> Iterator[Condition]:
 
 def _truths(test: Test) -> list[Test]:
     """The truth values whose product, as numbers, a test is; empty for another."""
-    if isinstance(test, Leaf):
+    if not isinstance(test, Apply):
         return []
     name = test.eqn.primitive.name
     if name == "convert_element_type":
-        return [test.operands[0]] if _is_truth(test.operands[0]) else _truths(test.operands[0])
+        return [test.operands[0]] if is_truth(test.operands[0]) else _truths(test.operands[0])
     if name == "mul":
         parts = [_truths(operand) for operand in test.operands]
         return [t for part in parts for t in part] if all(parts) else []
     return []
-
-
-def _is_known(leaf: Leaf) -> bool:
-    return isinstance(leaf.source, np.ndarray)
-
-
-def _is_truth(test: Test) -> bool:
-    if isinstance(test, Apply):
-        return str(getattr(test.eqn.outvars[0].aval, "dtype", "")) == "bool"
-    return isinstance(test.source, np.ndarray) and test.source.dtype == bool
 
 
 def _is_zero(test: Test) -> bool:
@@ -195,7 +198,7 @@ def _distances(condition: Condition, rank: int) -> Span | None:
     Of many positions a few queries are looked at, where positions are all that is compared.
     """
     found = list(leaves(condition.test))
-    if not all(map(_is_known, found)):
+    if not all(map(is_known, found)):
         return None
     arrays = {id(leaf): placed(leaf.source, leaf.dims, rank) for leaf in found}
     sizes = np.broadcast_shapes(*(x.shape for x in arrays.values()))

@@ -1,26 +1,53 @@
 """From a value of a program back to what it was made from, with its dimensions named on the way."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from ..flow import Flow
 from ..ir import Equation, Program, Value
 from ..lines import users_line
 from ..primitives import bind, scan_counts
+from ..primitives.dims import reshape_groups
 from ..primitives.primitive import Kind
 
-Labels = tuple[int | None, ...]  # the name of each dimension; None: of size 1, or of no name
+
+@dataclass(frozen=True)
+class Part:
+    """Number `at` of the parts of these `sizes` that a dimension named `of` is cut into."""
+
+    of: "Label"
+    sizes: tuple[int, ...]
+    at: int
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Dimensions of these `names` and `sizes` as one."""
+
+    names: tuple["Label | None", ...]
+    sizes: tuple[int, ...]
+
+
+Label = int | Part | Merged
+Labels = tuple[Label | None, ...]  # the name of each dimension; None: of size 1, or of no name
 _CALLED = ("jit", "pjit", "closed_call", "core_call")  # run in the place where they are called
 _LARGEST = 1 << 26  # numbers of a constant that is evaluated
 
 
 class Trail:
-    """Walks back through a program. `known`: inputs that are constants, by their value."""
+    """Walks back through a program. `known`: inputs that are constants, by their value; `moving`: inputs that it is
+    differentiated by."""
 
-    def __init__(self, program: Program, known: Mapping[Value, Any] | None = None):
-        self.program = program
+    def __init__(
+        self, program: Program, known: Mapping[Value, Any] | None = None, moving: Collection[Value] = ()
+    ):
+        self.program, self._by = program, moving
         self._same: dict[Value, Value] = {}
         self._known = dict(known or {})
         self._constants: dict[Value, np.ndarray | None] = {}
@@ -52,16 +79,16 @@ class Trail:
         e = self.program.maker.get(self.up(v))
         return None if e is None or e.doors else e
 
-    def moved(self, e: Equation, labels: Labels) -> Labels | None:
+    def moved(self, e: Equation, labels: Labels, *, cut: bool = False) -> Labels | None:
         """The labels of an operand of which `e` makes another form, from those of its result: no number is left out or
-        computed. None for what is no such equation, or cuts and merges dimensions."""
+        computed. None for what is no such equation; `cut`: dimensions may be cut and merged."""
         if not e.ins or e.ins[0] is None:
             return None
         shape = self.program.shapes[e.ins[0]]
         if e.primitive.kind is Kind.ELEMENTWISE and e.primitive.alias:
             return None if e.name == "stop_gradient" else labels
         if e.name == "transpose":
-            found: list[int | None] = [None] * len(shape)
+            found: list[Label | None] = [None] * len(shape)
             for d, a in enumerate(e.params["permutation"]):
                 found[a] = labels[d]
             return tuple(found)
@@ -72,15 +99,15 @@ class Trail:
         if e.name in ("reshape", "squeeze", "expand_dims"):
             out = self.program.shapes[e.outs[0]]
             if [z for z in shape if z > 1] != [z for z in out if z > 1]:
-                return None
+                return _reshaped(shape, out, labels) if cut and e.name == "reshape" else None
             big = iter([x for x, z in zip(labels, out, strict=True) if z > 1])
             return tuple(next(big) if z > 1 else None for z in shape)
         return None
 
-    def plain(self, v: Value, labels: Labels) -> tuple[Value, Labels]:
-        """What `v` is another form of, as far back as nothing is computed or repeated."""
+    def plain(self, v: Value, labels: Labels, *, cut: bool = False) -> tuple[Value, Labels]:
+        """What `v` is another form of, as far back as nothing is computed or repeated; `cut` as of `moved`."""
         shapes = self.program.shapes
-        while (e := self.maker(v)) is not None and (back := self.moved(e, labels)) is not None:
+        while (e := self.maker(v)) is not None and (back := self.moved(e, labels, cut=cut)) is not None:
             (source,) = e.ins
             if source is None or _numbers(shapes[source]) != _numbers(shapes[e.outs[0]]):
                 break
@@ -125,11 +152,72 @@ class Trail:
             outs = bind(e.eqn, operands)
         return np.asarray(outs[e.outs.index(v)])
 
+    @cached_property
+    def moving(self) -> Collection[Value]:
+        """The values that a gradient has to go through."""
+
+        def goes_on(made: Value, _of: Value, e: Equation | None) -> bool:
+            stops = e is not None and e.name == "stop_gradient"
+            return not stops and jnp.issubdtype(self.program.avals[made].dtype, jnp.inexact)
+
+        return Flow(self.program).forward(self._by, goes_on)
+
     def line(self, e: Equation | None) -> str | None:
         """The user's line that an equation comes from, or the call whose body it is in."""
         while e is not None and (line := users_line(e.eqn)) is None:
             e = e.outer
         return None if e is None else line
+
+
+def has(label: Label | None, name: int) -> bool:
+    """Whether a dimension is the one of this name, or has to do with it."""
+    if isinstance(label, Part):
+        return has(label.of, name)
+    if isinstance(label, Merged):
+        return any(has(x, name) for x in label.names)
+    return label == name
+
+
+def renamed(label: Label | None, names: Mapping[int, int]) -> Label | None:
+    """A label with other names."""
+    if isinstance(label, Part):
+        of = renamed(label.of, names)
+        return None if of is None else Part(of, label.sizes, label.at)
+    if isinstance(label, Merged):
+        return Merged(tuple(renamed(x, names) for x in label.names), label.sizes)
+    return None if label is None else names.get(label)
+
+
+def _reshaped(shape: Sequence[int], out: Sequence[int], labels: Labels) -> Labels | None:
+    """The labels of what has `shape`, and is reshaped to `out`, from those of the result."""
+    found: list[Label | None] = [None] * len(shape)
+    for old, new in reshape_groups(shape, out):
+        parts, whole = [d for d in old if shape[d] > 1], [d for d in new if out[d] > 1]
+        sizes, names = tuple(shape[d] for d in parts), tuple(labels[d] for d in whole)
+        if sizes == tuple(out[d] for d in whole):
+            apart: Sequence[Label | None] = names
+        elif len(whole) == 1:
+            apart = _apart(names[0], sizes)
+        elif len(parts) == 1:
+            apart = [_together(names, tuple(out[d] for d in whole))]
+        else:
+            return None
+        for d, x in zip(parts, apart, strict=True):
+            found[d] = x
+    return tuple(found)
+
+
+def _apart(label: Label | None, sizes: tuple[int, ...]) -> Sequence[Label | None]:
+    if isinstance(label, Merged) and label.sizes == sizes:
+        return label.names
+    return [None if label is None else Part(label, sizes, k) for k in range(len(sizes))]
+
+
+def _together(labels: tuple[Label | None, ...], sizes: tuple[int, ...]) -> Label | None:
+    first = labels[0]
+    if isinstance(first, Part) and labels == tuple(Part(first.of, sizes, k) for k in range(len(sizes))):
+        return first.of
+    return None if all(x is None for x in labels) else Merged(labels, sizes)
 
 
 def number(literal: Any) -> np.ndarray:

@@ -188,6 +188,22 @@ def same_places(links: "Links", e: "Equation") -> None:
                 links.cut.append((links.program.node(operand, d), links.program.node(out, d)))
 
 
+def stack(links: "Links", e: "Equation") -> None:
+    """The dimensions of every operand, with a new one between them."""
+    axis = e.params["axis"]
+    for operand in e.ins:
+        for d in range(len(links.shape(operand))):
+            links.link(e, operand, d, e.outs[0], d + (d >= axis))
+
+
+def unstack(links: "Links", e: "Equation") -> None:
+    """The dimensions of the operand but one."""
+    axis, shape = e.params["axis"], links.shape(e.ins[0])
+    for out, d in itertools.product(e.outs, range(len(shape))):
+        if d != axis:
+            links.link(e, e.ins[0], d, out, d - (d > axis))
+
+
 def reshape(links: "Links", e: "Equation") -> None:
     """Minimal groups of equal product: one to one, or one dimension cut into parts, or parts merged into one."""
     (a, out), shapes = (e.ins[0], e.outs[0]), (links.shape(e.ins[0]), links.shape(e.outs[0]))

@@ -1,11 +1,13 @@
 """What differs between versions of jax in how equations hold their bodies and counts, in one place."""
 
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax._src.core import NamedAxisEffect  # jax has no public name for it
+from jax._src.core import NamedAxisEffect, Trace  # jax has no public names for these
+from jax._src.linear_util import DebugInfo, EqualStore, Store, WrappedFun
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 BODIES = {  # of primitives that run one body exactly once: the parameter that holds it
@@ -81,6 +83,20 @@ def shows(eqn: JaxprEqn) -> bool:
     """Would it be seen if an equation ran twice? A print or a callback would; that a collective needs its axis is an
     effect to jax, too."""
     return any(not isinstance(effect, NamedAxisEffect) for effect in eqn.effects)
+
+
+def noted_by_jax(x: Any) -> bool:
+    """Is it what jax itself notes while it traces a function, none of what the function does?"""
+    return isinstance(x, (Store, EqualStore, DebugInfo, Trace)) or type(x) is object
+
+
+def made_of(function: FunctionType) -> tuple[Any, ...]:
+    """What a function is made of: its code, defaults and what it closes over; of one whose results jax remembers, that
+    one alone."""
+    closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    if function.__qualname__ == "_memoize.<locals>.memoized" and "fn" in closed:
+        return (closed["fn"],)
+    return function.__code__, function.__defaults__, function.__kwdefaults__, (*closed.values(),)
 
 
 def bind(eqn: JaxprEqn, values: list) -> list:

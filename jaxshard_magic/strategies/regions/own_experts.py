@@ -16,7 +16,9 @@ from jax import lax
 from ...plan import Sent
 from ...program.expert_loops import ExpertLoop
 from ...program.ir import Equation, Value
+from ...program.labels import COMBINE, DISPATCH
 from ...program.primitives import scan_counts
+from ..changes import changes_sent
 from ..layout import Axes, Layout, Spec
 from ..reductions import activation_sum
 from .region import Context, Emission, Region
@@ -65,14 +67,12 @@ class OwnExperts(Region):
         layout, loop, parts = self.layout, self.loops[e.index], self.layout.count(self.axes)
         for v in dict.fromkeys(e.ins[i] for i in self._read(loop)):
             if self._moves(v):
-                size = layout.bytes_of(v, layout.lying(v, True))
-                kind = "all-gather" if size > layout.bytes_of(v, layout.active(v)) else "all-to-all"
-                yield Sent(kind, self.axes, parts, size, e.trips)
+                yield from changes_sent(layout, v, layout.active(v), layout.lying(v, True), e.trips)
         for move in rest:
             yield replace(move, count=move.count // parts)
         for v in (e.outs[i] for i in sorted(loop.sums)):
             if layout.batchy(v):
-                yield activation_sum(layout, v, self.axes, e.trips)
+                yield from activation_sum(layout, v, self.axes, e.trips)
 
     def _read(self, loop: ExpertLoop) -> list[int]:
         """The operands that trips read: all but what they add to."""
@@ -87,7 +87,8 @@ class OwnExperts(Region):
         """An operand as the loop reads it: tokens as experts see them, and what it steps over by expert."""
         if not self._moves(v):
             return x
-        return self.layout.pin(self.layout.pin(x, self.layout.active(v)), self.layout.lying(v, True))
+        with jax.named_scope(DISPATCH):
+            return self.layout.pin(self.layout.pin(x, self.layout.active(v)), self.layout.lying(v, True))
 
     def _pin(self, x: Any, inside: Value, lead: int = 0) -> Any:
         """Parts of a body's value, each on the devices of its experts."""
@@ -98,7 +99,8 @@ class OwnExperts(Region):
     def _added(self, v: Value, start: Any, x: Any) -> Any:
         layout, total = self.layout, x.sum(0).astype(x.dtype)
         if layout.batchy(v):
-            total = layout.pin(layout.pin(total, layout.lying(v, True)), layout.active(v))
+            with jax.named_scope(COMBINE):
+                total = layout.pin(layout.pin(total, layout.lying(v, True)), layout.active(v))
         else:
             total = layout.pin(total, layout.at_rest(v))
         return start + total

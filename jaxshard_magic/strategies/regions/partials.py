@@ -79,7 +79,7 @@ class PartialSums(Region):
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
         yield from operands
         if e.index in self.axes:
-            yield activation_sum(self.layout, e.outs[0], self.axes[e.index], e.trips)
+            yield from activation_sum(self.layout, e.outs[0], self.axes[e.index], e.trips, by_hand=True)
 
     def _joined(self, e: Equation, values: list) -> Partial:
         """The sum so far; `values` are the operands of `e`, a product's as they are used."""

@@ -49,6 +49,17 @@ class RingAttention(Region):
         found = ring(self.layout, e)
         return (in_dealt_order(found) or found) if e.index in self.dealt else found
 
+    def turn(self, e: Equation) -> int:
+        """Bytes of the keys and values of a device of a member, all of which it sends in a turn."""
+        sizes = [self._moved(v, spec) for v, spec in zip(e.ins[:3], self.specs(e), strict=False)]
+        return sum(size // self._narrowed(e, v) for size, v in zip(sizes[1:], e.ins[1:3], strict=True))
+
+    def turn_of_gradients(self, e: Equation) -> int | None:
+        """Bytes of their gradients that a device sends in a turn; None of a member that is no gradient."""
+        if not is_gradient(e):
+            return None
+        return sum(self._summed(v, spec) for v, spec in zip(e.ins[1:3], self.specs(e)[1:3], strict=True))
+
     def specs(self, e: Equation) -> list[Spec]:
         """How the operands and the results of a member lie: positions divided, but for those of masks that have no
         dimension of queries besides; examples and heads as elsewhere."""

@@ -17,6 +17,7 @@ from jax import lax
 
 from ...plan import Sent
 from ...program.ir import Equation, Value
+from ...program.labels import COMBINE, DISPATCH
 from ...program.order_states import Known
 from ...program.primitives import bind
 from ...program.sizes import nbytes
@@ -267,7 +268,9 @@ class SortedRows(Region):
         def on_shard(part):
             x, dtype = part[0], part.dtype
             x = x.astype(jnp.float32) if self._sums_wider(dtype) else x
-            return (lax.psum_scatter(x, self.experts, scatter_dimension=dim, tiled=True).astype(dtype),)
+            with jax.named_scope(COMBINE):
+                total = lax.psum_scatter(x, self.experts, scatter_dimension=dim, tiled=True)
+            return (total.astype(dtype),)
 
         return self._on_shards(on_shard, [lies], [self._along(out, dim)])(made)[0]
 
@@ -275,7 +278,8 @@ class SortedRows(Region):
         """The rows of all devices that share the experts."""
 
         def on_shard(own):
-            return (lax.all_gather(own, self.experts, axis=dim, tiled=True),)
+            with jax.named_scope(DISPATCH):
+                return (lax.all_gather(own, self.experts, axis=dim, tiled=True),)
 
         return self._on_shards(on_shard, [self._along(v, dim)], [self._along(v, dim, self._others)])(x)[0]
 

@@ -13,8 +13,8 @@ from ...program.ir import Equation, Value
 from ...program.labels import GRADIENT
 from ...program.phases import BACKWARD
 from ...program.primitives import bind, scan_counts
-from ..layout import Layout, Spec
-from ..reductions import gradient_sum
+from ..layout import Layout, Spec, without
+from ..reductions import gradient_sum, summed_over
 from .deferred import BatchDims, Deferred, joint, summands
 from .parts import Parts
 from .region import Context, Emission, Region
@@ -55,10 +55,20 @@ class Unreduced(Region):
         return self._loop(e, values, rest, hold) if e.doors else self._passed_on(e, values)
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
-        yield from operands if e.index in self.makers else rest
+        if e.index in self.makers:
+            yield from operands
+            yield from self._sums_at_once(e)
+        else:
+            yield from rest
         for i, v in enumerate(e.outs):
             if (e.index, i) in self.loop_sums:
                 yield from gradient_sum(self.layout, v, self.layout.batch_axes, e.trips, by_hand=True)
+
+    def _sums_at_once(self, e: Equation) -> Iterable[Sent]:
+        """What a part is itself the sum of: over the devices that share the positions of the examples."""
+        by_dim = without(summed_over(self.layout, e), self.layout.batch_axes)
+        over = tuple(a for axes in by_dim for a in axes)
+        return gradient_sum(self.layout, e.outs[0], over, e.trips, whole=True, by_dim=by_dim)
 
     def lies(self, value: Value) -> Spec | None:
         return self.parts.lies(value) if value in self.values else None

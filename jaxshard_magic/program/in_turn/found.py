@@ -1,0 +1,209 @@
+"""The experts that a program goes through in Python loops: which groups of chains count, and in which order they run."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from ..experts import along_of, chooses
+from ..flow import Flow, by_alias
+from ..ir import Equation, Program, Scope, Value
+from ..lines import users_line
+from ..primitives import shows
+from .alike import Alike
+from .chains import Chains, Family, Group, Joined, Sum, Together
+from .parts import Parts
+
+
+@dataclass(frozen=True, eq=False)
+class One:
+    """What one expert has of a family, taken by itself."""
+
+    value: Value
+    family: Family
+    expert: int
+
+
+Unit = Equation | Together | Family | Sum | Joined | One
+
+
+@dataclass(frozen=True)
+class Found:
+    """`orders`: how a body runs with the chains of its experts side by side, by its scope. `apart`: a line for each
+    group that can't be put so."""
+
+    orders: Mapping[Scope, list[Unit]]
+    apart: tuple[str, ...]
+
+
+def may_be_in_turn(program: Program) -> bool:
+    """Whether all of the matrices of some array are taken one by one, of as many as something is chosen among."""
+    numbers, parts = _numbers(program), Parts(program.shapes)
+    for scope in program.scopes() if numbers else ():
+        starts = defaultdict[tuple[Value, int, int], set[int]](set)
+        for part in parts.of(scope).values():
+            starts[part.source, part.dim, part.size].add(part.start)
+        for (source, dim, size), found in starts.items():
+            shape = program.shapes[source]
+            if len(shape) > 2 and len(found) in numbers and len(found) * size == shape[dim]:
+                return True
+    return False
+
+
+def find_in_turn(program: Program, weights: Iterable[Value]) -> Found:
+    """The experts of a program whose matrices are parts of `weights`; cost: linear in the equations."""
+    met = _Met(program)
+    if not met.numbers:
+        return Found({}, ())
+    parts, alike, orders, apart = Parts(program.shapes), Alike(), dict[Scope, list[Unit]](), list[str]()
+    own = met.flow.forward(weights, by_alias)
+    for scope in program.scopes():
+        taken = parts.of(scope)
+        if own.isdisjoint(part.source for part in taken.values()):
+            continue
+        chains = Chains(program, scope, taken, own, alike)
+        groups = chains.found(met.numbers, met.chosen)
+        whole = [g for g in groups if g.apart is None]
+        order = None
+        while whole and order is None:
+            order, late = _Order(program, scope, chains, whole).order()
+            for group in late:
+                group.apart = "what one of them makes is read by the next"
+            whole = [g for g in whole if g.apart is None]
+        if whole and order is not None:
+            orders[scope] = order
+        apart += [_why(group) for group in groups if group.apart is not None]
+    return Found(orders, tuple(apart))
+
+
+def _why(group: Group) -> str:
+    line = users_line(group.first.eqn)
+    where = f" ({line})" if line else ""
+    return f"the {group.number} experts that a Python loop goes through{where} are not alike: {group.apart}"
+
+
+def _numbers(program: Program) -> Mapping[int, list[Value]]:
+    """Among how many something is chosen, with the results of all such choices."""
+    found = defaultdict[int, list[Value]](list)
+    for e in program.equations:
+        operand = e.ins[0] if chooses(e) else None
+        for d in () if operand is None else along_of(e, len(program.shapes[operand])):
+            found[program.shapes[operand][d]].extend(e.outs)  # pyright: ignore[reportArgumentType]
+    return {n: values for n, values in found.items() if n > 1}
+
+
+class _Met:
+    """What is made of choices, without a product, by the number that is chosen among."""
+
+    def __init__(self, program: Program):
+        self._program, self.flow = program, Flow(program)
+        self._starts, self._values = _numbers(program), dict[int, Set[Value]]()
+
+    @property
+    def numbers(self) -> Set[int]:
+        return self._starts.keys()
+
+    def _of(self, number: int) -> Set[Value]:
+        if number not in self._values:
+            start = self._starts[number]
+            self._values[number] = self.flow.forward(start, _no_product)
+        return self._values[number]
+
+    def chosen(self, group: Group) -> bool:
+        """Is what the experts of a group make told apart, or weighed, by a choice among as many?"""
+        values, shapes = self._of(group.number), self._program.shapes
+        for family in group.families.values():
+            part = family.part
+            if part and not family.weights and part.source in values:
+                return True
+        for together in group.together.values():
+            for e in together.equations[:1]:
+                numbers = any(f is not None and f.reads and f.values[0] is None for f in together.operands)
+                if numbers and any(v in values for v in e.ins if v is not None):
+                    return True
+        joined = [end.equation.outs[0] for end in group.ends if isinstance(end, Joined)]
+        return any(
+            w in values and group.number in shapes[w]
+            for v in self.flow.forward(joined, _no_product)
+            for _, e in self.flow.after[v]
+            if e is not None and (e.primitive.product or e.name == "mul")
+            for w in e.ins
+            if w is not None and w != v
+        )
+
+
+def _no_product(_v: Value, _w: Value, e: Equation | None) -> bool:
+    return e is None or not e.primitive.product
+
+
+class _Order:
+    """A body's units, each after those that it reads of, and in the order of the step where that leaves a choice."""
+
+    def __init__(self, program: Program, scope: Scope, chains: Chains, groups: list[Group]):
+        self._scope, self._canonical, self._groups = scope, chains.canonical, groups
+        self._maker: dict[Value, Unit] = {v: e for e in scope.equations for v in e.outs}
+        self._of = dict[Family, Unit]()  # what makes a family
+        self._group = dict[Unit, Group]()
+        ones = dict[Value, One]()
+        for group in groups:
+            for together in {id(t): t for t in group.together.values()}.values():
+                self._group[together] = group
+                for family in together.outs:
+                    self._of[family] = together
+                    ones |= {v: One(v, family, i) for i, v in enumerate(family.values) if v is not None}
+            for family in group.families.values():
+                self._of.setdefault(family, family)
+                self._group[family] = group
+        self._maker |= ones
+        for group in groups:
+            for end in group.ends:
+                self._maker[(end.root if isinstance(end, Sum) else end.equation).outs[0]] = end
+                self._group[end] = group
+        for one in ones.values():
+            self._group[one] = next(g for g in groups if one.family in g.families.values())
+
+    def order(self) -> tuple[list[Unit] | None, list[Group]]:
+        """The units that the body needs; None, and the groups that are in their own way, where there is no order."""
+        seen, done, found = set[Unit](), set[Unit](), list[Unit]()
+        roots = [v for v in self._scope.outs if v is not None]
+        effects = [e for e in self._scope.equations if shows(e.eqn)]
+        for root in [*effects, *(u for v in roots for u in self._made(v))]:
+            todo = [(root, iter(self._reads(root)))] if root not in seen else []
+            seen.add(root)
+            while todo:
+                unit, rest = todo[-1]
+                following = next((u for u in rest if u not in done), None)
+                if following is None:
+                    done.add(unit)
+                    found.append(unit)
+                    todo.pop()
+                elif following in seen:
+                    path = [u for u, _ in todo]
+                    late = {self._group[u] for u in path[path.index(following) :] if u in self._group}
+                    return None, list(late)
+                else:
+                    seen.add(following)
+                    todo.append((following, iter(self._reads(following))))
+        return found, []
+
+    def _made(self, v: Value | None) -> list[Unit]:
+        maker = None if v is None else self._maker.get(v) or self._maker.get(self._canonical(v))
+        return [] if maker is None else [maker]
+
+    def _reads(self, unit: Unit) -> list[Unit]:
+        """What is to run before."""
+        if isinstance(unit, One):
+            return [self._of[unit.family]]
+        if isinstance(unit, Joined):
+            return [self._of[unit.family]]
+        if isinstance(unit, Sum):
+            others = [u for e, k in unit.others for u in self._made(e.ins[k])]
+            return [*others, *(self._of[f] for f in unit.families)]
+        if isinstance(unit, Together):
+            first = unit.equations[0]
+            columns = zip(unit.operands, first.ins, strict=True)
+            return [u for f, v in columns for u in ([self._of[f]] if f is not None else self._made(v))]
+        if isinstance(unit, Family):
+            if unit.part is not None:
+                return self._made(unit.part.source)
+            return [u for e, k in unit.reads for u in self._made(e.ins[k])]
+        return [u for v in unit.ins for u in self._made(v)]

@@ -1,0 +1,232 @@
+"""How many rows of tokens each expert gets: where a step computes that, and how it is counted.
+
+A layer chooses experts by a `top_k` or an `argmax` along them; several choices among the same products with the router
+(the best, then the best of the rest) are one layer's. Where experts have places for what they are sent, a product with
+a mask of (tokens, experts, places) brings tokens there: a row that the mask leaves out is dropped.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from operator import add
+from typing import Any
+
+import jax.numpy as jnp
+
+from .dimensions import Dimensions, Storage
+from .experts import along_of
+from .flow import Flow, by_alias
+from .ir import Equation, Value
+from .lines import users_place
+from .phases import FORWARD
+from .primitives import scan_counts
+from .products import Product, products
+
+CHOICES = {"top_k": 1, "approx_top_k": 1, "argmax": 0}  # and which result has the numbers of what was chosen
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The result `out` of an equation, by index: numbers of experts. `groups`: its dimensions that count groups of
+    tokens, each of which has places of its own."""
+
+    equation: int
+    out: int
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The operand `operand` of a product, by index, that says which token has which place of which expert. `expert`:
+    its dimension that counts experts; `places`: how many each has in a group, of which there are `groups`."""
+
+    equation: int
+    operand: int
+    expert: int
+    places: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """A layer that chooses among `number` experts, `best` of them for each token; `tokens` choose in one run of it.
+
+    `loops`: of the scans that it is in, from outside, whether each trip is a layer of its own, and the trips. `file`
+    and `line`: of the first choice, as Python knows them.
+    """
+
+    number: int
+    best: int
+    tokens: int
+    choices: tuple[Choice, ...]
+    mask: Mask | None
+    loops: tuple[tuple[bool, int], ...] = ()
+    file: str | None = None
+    line: int | None = None
+
+    @property
+    def layers(self) -> int:
+        """How many layers it is."""
+        return prod(trips for each, trips in self.loops if each)
+
+    @property
+    def runs(self) -> int:
+        """How often each of them runs in a step: once for every microbatch."""
+        return prod(trips for each, trips in self.loops if not each)
+
+
+def find_routes(
+    dims: Dimensions,
+    storage: Storage,
+    flow: Flow,
+    phases: Mapping[int, str],
+    params: Collection[int],
+    classes: Collection[int],
+    places: Collection[int],
+    among: Collection[Value] = (),
+) -> tuple[Route, ...]:
+    """The layers of a step that choose experts, in their order, but for those in branches and loops without an end.
+
+    Args:
+        dims, storage, flow, phases: the step's.
+        params: the parameters, by input.
+        classes: those of its dimensions that count experts.
+        places: those that count the places of an expert.
+        among: values that are made of choices besides, such as the sizes of groups of sorted rows.
+    """
+    program, given = dims.program, set(params)
+    behind = flow.back(among, lambda _v, _w, e: e is None or not e.primitive.product).keys()
+    found = products(dims, storage)
+    weighted = {p.equation.index for p in found if p.weights}
+    layers = defaultdict[Any, list[Equation]](list)
+    for e in program.equations:
+        operand = e.ins[0] if e.name in CHOICES and phases.get(e.index) == FORWARD else None
+        if operand is None or _loops(flow, given, e) is None:
+            continue
+        counted = {dims.of(operand)[d] for d in along_of(e, len(program.shapes[operand]))}
+        if counted & set(classes) or not behind.isdisjoint(e.outs):
+            layers[_router(flow, weighted, operand) or e.index].append(e)
+    masks = [m for p in found if not p.weights and (m := _mask(dims, p, phases, classes, places)) is not None]
+    return tuple(_route(dims, flow, given, layer, masks) for layer in layers.values())
+
+
+def _router(flow: Flow, weighted: Collection[int], logits: Value) -> frozenset[int]:
+    """The products with a weight, by index, that logits are made of, not looking behind these."""
+
+    def through(v: Value, _w: Value, e: Equation | None) -> bool:
+        return e is None or e.index not in weighted
+
+    makers = flow.program.maker
+    met = flow.back([logits], through)
+    return frozenset(makers[v].index for v in met if v in makers and makers[v].index in weighted)
+
+
+def _route(
+    dims: Dimensions, flow: Flow, params: set[int], layer: Sequence[Equation], masks: Sequence[Mask]
+) -> Route:
+    program, first = dims.program, layer[0]
+    made = flow.forward(
+        (e.outs[CHOICES[e.name]] for e in layer), lambda _v, _w, e: e is None or not e.primitive.product
+    )
+    mask = next((m for m in masks if program.equations[m.equation].ins[m.operand] in made), None)
+    groups = frozenset[int]() if mask is None else _groups(dims, program.equations[mask.equation], mask)
+    choices, best, tokens = [], 0, 0
+    for e in layer:
+        out = CHOICES[e.name]
+        v, of = e.outs[out], dims.of(e.outs[out])
+        choices.append(Choice(e.index, out, tuple(d for d, c in enumerate(of) if c in groups)))
+        gone = along_of(e, len(program.shapes[e.ins[0]]))[0]  # pyright: ignore[reportArgumentType, reportCallIssue]
+        each = 1 if e.name == "argmax" else program.shapes[v][gone]
+        best, tokens = best + each, prod(program.shapes[v]) // each
+    operand = first.ins[0]
+    assert operand is not None
+    number = program.shapes[operand][along_of(first, len(program.shapes[operand]))[0]]
+    loops = _loops(flow, params, first) or ()
+    return Route(number, best, tokens, tuple(choices), mask, loops, *(users_place(first.eqn) or (None, None)))
+
+
+def _groups(dims: Dimensions, e: Equation, mask: Mask) -> frozenset[int]:
+    """The classes of a mask's dimensions that count groups: all but those of tokens, experts and places."""
+    v, c = e.ins[mask.operand], e.contraction
+    assert v is not None and c is not None
+    gone = {pair[mask.operand] for pair in c.contracted}
+    tokens = {dims.of(v)[d] for d in gone}
+    batch = {triple[mask.operand] for triple in c.batch}
+    return frozenset(dims.of(v)[d] for d in batch) - tokens
+
+
+def _mask(
+    dims: Dimensions,
+    p: Product,
+    phases: Mapping[int, str],
+    classes: Collection[int],
+    places: Collection[int],
+) -> Mask | None:
+    """The mask of a product that brings tokens to the places of experts; None for others."""
+    e, c = p.equation, p.equation.contraction
+    if c is None or c.ragged is not None or phases.get(e.index) != FORWARD:
+        return None
+    for k, tensor in enumerate((p.left, p.right)):
+        expert = [d for d, x in enumerate(tensor) if x in classes]
+        place = [d for d, x in enumerate(tensor) if x in places]
+        gone = {pair[k] for pair in c.contracted}
+        other = set((p.right, p.left)[k])
+        if len(expert) != 1 or not place or gone & {*expert, *place} or other & {*classes, *places}:
+            continue
+        v = e.ins[k]
+        if v is None:
+            continue
+        shape = dims.program.shapes[v]
+        rest = [d for d in range(len(shape)) if d not in gone and d not in (*expert, *place)]
+        return Mask(e.index, k, expert[0], prod(shape[d] for d in place), prod(shape[d] for d in rest))
+    return None
+
+
+def _loops(flow: Flow, params: set[int], e: Equation) -> tuple[tuple[bool, int], ...] | None:
+    """The scans that an equation is in, as `Route.loops` has them: one that steps over parameters goes through layers.
+    None in a branch, or in a loop without an end."""
+    found, at = list[tuple[bool, int]](), e.outer
+    while at is not None:
+        if at.name in ("cond", "while"):
+            return None
+        if at.name == "scan":
+            stepped = at.ins[sum(scan_counts(at.params)) :]
+            found.append((not params.isdisjoint(flow.inputs_behind(stepped, by_alias)), at.params["length"]))
+        at = at.outer
+    return tuple(reversed(found))
+
+
+def chosen(route: Route, choice: Choice, numbers: Any) -> Any:
+    """How many tokens of each group chose each expert: (groups, experts)."""
+    rest = tuple(d for d in range(numbers.ndim) if d not in choice.groups)
+    each = numbers[..., None] == jnp.arange(route.number, dtype=numbers.dtype)
+    return each.sum(rest, dtype=jnp.int32).reshape(-1, route.number)
+
+
+def kept(mask: Mask, places: Any) -> Any:
+    """How many places of each expert have a token: (experts,)."""
+    rest = tuple(d for d in range(places.ndim) if d != mask.expert)
+    return (places != 0).sum(rest, dtype=jnp.int32)
+
+
+def summed(route: Route, counts: Iterable[Any], masked: Any) -> tuple[Any, Any, Any]:
+    """By layer and expert the tokens that chose it, the most of them in one group, and those that have a place: each
+    (layers, experts); the last None without `masked`.
+
+    Args:
+        route: the layer.
+        counts: what `chosen` gave of each of its choices, stacked by its loops.
+        masked: what `kept` gave, stacked so; None without a mask.
+    """
+    total = reduce(add, counts)
+    trips = tuple(n for _, n in route.loops)
+    over = tuple(i for i, (each, _) in enumerate(route.loops) if not each)
+
+    def by_layer(x: Any, how: Any) -> Any:
+        return how(x.reshape(*trips, route.number), over).reshape(-1, route.number)
+
+    most = by_layer(total.max(-2), jnp.max)
+    places = None if masked is None else by_layer(masked, jnp.sum)
+    return by_layer(total.sum(-2), jnp.sum), most, places

@@ -1,0 +1,81 @@
+"""What a plan divides besides arrays: experts with the layers that choose among them, positions with their rings."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..plan import DividedExperts, DividedPositions, RingOf
+from ..program.emit import Emitter
+from ..program.lines import users_place
+from ..program.roles import PARAMS
+from ..program.routing import find_routes
+from .hold import Hold
+from .layout import Layout
+from .regions.ring import RingAttention
+
+
+def divided_experts(layout: Layout, phases: Mapping[int, str]) -> tuple[DividedExperts, ...]:
+    """The experts that are divided, of each number of them; empty where none are."""
+    experts, program = layout.experts, layout.program
+    if experts is None:
+        return ()
+    weights = [*layout.sorting.weights()]
+    among = [e.ins[2] for e in layout.sorting.products()]
+    among += [v for loop in experts.loops.values() for v in loop.stacks if layout.batchy(v)]
+    routes = find_routes(
+        layout.dims,
+        layout.storage,
+        layout.flow,
+        phases,
+        [i for i, role in enumerate(layout.roles.of) if role == PARAMS],
+        experts.classes,
+        experts.places | experts.shared,
+        [v for v in among if v is not None],
+    )
+    numbers = {program.shapes[v][d] for v, d in weights}
+    numbers |= {z for c in experts.classes for z in layout.dims.all_sizes[c] if z > 1}
+    work = "sorted" if weights else "places" if experts.places | experts.shared else "all"
+    return tuple(
+        DividedExperts(n, experts.axes, work, tuple(r for r in routes if r.number == n))
+        for n in sorted(numbers)
+    )
+
+
+def divided_positions(layout: Layout, run: Emitter) -> tuple[DividedPositions, ...]:
+    """The positions that are divided, of each number of them; empty where none are."""
+    if not layout.sequence or not isinstance(run, Hold):
+        return ()
+    n = layout.count(layout.sequence_axes)
+    sizes = {z for c in layout.sequence for z in layout.dims.all_sizes[c] if z > 1 and z % n == 0}
+    rings = _rings(run.region(RingAttention))
+    given = {
+        layout.program.shapes[v][d]
+        for v in (layout.program.inputs[i] for i in layout.roles.data)
+        for d, axes in enumerate(layout.active(v) if layout.batchy(v) else ())
+        if axes == layout.sequence_axes
+    }
+    numbers = sizes & (given | {ring.positions for ring in rings}) or sizes
+    return tuple(
+        DividedPositions(z, layout.sequence_axes, tuple(r for r in rings if r.positions == z))
+        for z in sorted(numbers, reverse=True)
+    )
+
+
+def _rings(region: RingAttention) -> list[RingOf]:
+    """The attentions of a step that are rings, alike ones of one line together."""
+    program, found = region.layout.program, dict[tuple, RingOf]()
+    members = [program.equations[i] for i in sorted(region.members)]
+    gradients = {}
+    for e in members:
+        at = users_place(e.eqn)
+        ring, kept, summed = region.ring(e), region.turn(e), region.turn_of_gradients(e)
+        if summed is not None:
+            gradients[at] = summed
+            continue
+        file, line = at or (None, None)
+        one = RingOf(ring.positions, ring.turns, e.trips, kept, None, ring.zigzag, file, line)
+        key = (at, ring.turns, kept)
+        found[key] = replace(one, count=one.count + found[key].count) if key in found else one
+    return [
+        replace(ring, gradients=gradients.get((ring.file, ring.line) if ring.file else None))
+        for ring in found.values()
+    ]

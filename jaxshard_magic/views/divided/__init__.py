@@ -1,0 +1,1 @@
+"""Experts, positions and the turns of a ring, drawn and in words."""

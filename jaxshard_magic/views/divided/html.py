@@ -1,0 +1,50 @@
+"""Experts, positions and turns as HTML without script."""
+
+from collections.abc import Sequence
+
+from jaxshard_magic.report import MeshInfo, Report
+from jaxshard_magic.views import svg
+from jaxshard_magic.views.divided.figures import Figure, Row, held_lines, layout_figures, turn_figures
+from jaxshard_magic.views.tags import cell, row, section, small, text
+
+
+def divided_section(report: Report) -> str:
+    """The section of a report on its experts and positions, empty where none are divided."""
+    figures = layout_figures(report)
+    titles = ["Experts"] * bool(report.experts) + ["positions" if report.experts else "Positions"] * bool(
+        report.positions
+    )
+    return section(" and ".join(titles), *(_figure(f, report.mesh) for f in figures)) if figures else ""
+
+
+def turns(report: Report) -> str:
+    """The turns of each ring, to stand with what is sent."""
+    return "\n".join(_figure(figure, report.mesh) for figure in turn_figures(report))
+
+
+def held(report: Report) -> str:
+    """What a ring has in flight, to stand with memory."""
+    return small("<br>".join(map(text, held_lines(report))))
+
+
+def _figure(figure: Figure, mesh: MeshInfo) -> str:
+    hue = svg.axis_index(figure.axis, mesh)
+    body = "\n".join(_row(one, figure.height, hue) for one in figure.rows)
+    drawn = f'<table width="100%"><tbody>\n{body}</tbody></table>' if body else ""
+    return f"{small(text(figure.lead))}\n{drawn}"
+
+
+def _row(one: Row, height: int, hue: int) -> str:
+    marks: Sequence[str] = [
+        svg.rect(
+            1000 * a.x,
+            height * a.y,
+            1000 * a.width,
+            height * a.height,
+            f'{svg.fill(hue)} fill-opacity="{a.opacity}"',
+        )
+        for a in one.areas
+    ]
+    back = svg.rect(0, 0, 1000, height, 'fill="currentColor" fill-opacity=".07"')
+    drawing = svg.stretched(height, "", [back, *marks])
+    return row([cell(text(one.name)), cell(drawing, more=' width="40%"'), cell(text(one.text), "wrap")])

@@ -1,0 +1,66 @@
+"""The rows that each expert of a step gets, counted on the first call's inputs, against NumPy."""
+
+import numpy as np
+import pytest
+import zoo
+from zoo.mixtures import BEST, CAPACITY, EXPERTS, TIME
+from zoo.parts import BATCH
+
+import jaxshard_magic
+
+
+def load_of(form, strategy, axes, **options):
+    """The layers' loads after a call of a form of the zoo, and its call."""
+    call = zoo.STEPS[form].make()
+    step = jaxshard_magic.shard(call.fn, strategy, mesh=jaxshard_magic.mesh(f"cpu:8 {axes}"), **options)
+    step.counts_rows = True
+    step(*call.args)
+    (experts,) = step.report().experts
+    assert (experts.number, experts.axes) == (EXPERTS, ("expert",))
+    return experts, call
+
+
+def chosen_of(router, tokens):
+    """How many of each group's tokens choose each expert, in NumPy: (groups, experts)."""
+    gates = tokens @ router
+    best = np.argsort(-gates, axis=-1)[..., :BEST]
+    return np.stack([np.bincount(group.ravel(), minlength=EXPERTS) for group in best])
+
+
+@pytest.mark.parametrize("microbatches", [None, pytest.param(2, marks=pytest.mark.full)])
+def test_rows_that_a_step_dispatches_and_drops_are_those_that_numpy_counts(microbatches):
+    """Each example is a group. The batch's rows, whether at once or in microbatches."""
+    experts, call = load_of("dispatched_in_groups", "ep+dp", "data=2 expert=4", microbatches=microbatches)
+    params, batch = call.args
+    counts = chosen_of(np.asarray(params["mixture"]["router"]), np.asarray(batch["x"]))
+    room = CAPACITY * BEST * TIME // EXPERTS
+    (load,) = experts.layers
+    assert experts.work == "places"
+    assert (load.tokens, load.best, load.places, load.groups) == (BATCH * TIME, BEST, BATCH * room, BATCH)
+    assert load.chosen == tuple(counts.sum(0))
+    assert load.kept == tuple(np.minimum(counts, room).sum(0))
+    assert load.most == counts.max() and load.dropped == np.maximum(counts - room, 0).sum() > 0
+
+
+@pytest.mark.ci
+def test_rows_that_are_sorted_to_experts_are_counted_for_each_layer_of_a_loop():
+    experts, _ = load_of("dropless_scanned", "ep+fsdp", "data=2 expert=4")
+    assert experts.work == "sorted" and len(experts.layers) == 2
+    for load in experts.layers:
+        assert load.chosen is not None and sum(load.chosen) == load.tokens * BEST == BATCH * TIME * BEST
+        assert load.places is load.kept is load.dropped is None
+    assert experts.layers[0].chosen != experts.layers[1].chosen
+
+
+def test_a_cell_counts_rows_before_its_first_step(notebook, as_asked):
+    """Its state is the one that the first step takes, though each call gives another; so in a step that drops none."""
+    notebook.run("%mesh cpu:8 expert=8;")
+    notebook.run("import zoo; call = zoo.STEPS['experts_mapped'].make(); given = params, batch = call.args")
+    notebook.run(
+        "%%shard ep -o report\ntrain_step = call.fn\nfor _ in range(2):\n    params, loss = train_step(params, batch)"
+    )
+    params, batch = notebook["given"]
+    counts = chosen_of(np.asarray(params["mixture"]["router"]), np.asarray(batch["x"]))
+    (experts,) = notebook["report"].experts
+    (load,) = experts.layers
+    assert (experts.work, load.chosen, load.places) == ("all", tuple(counts.sum(0)), None)
