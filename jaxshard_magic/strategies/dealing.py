@@ -67,16 +67,23 @@ def find_dealing(layout: Layout, kept: Collection[Value] = ()) -> Dealing:
 
 def _by_parts(layout: Layout, dealing: Dealing, members: Collection[Equation]) -> Iterator[Value]:
     """Values that go from device to device. XLA for the CPU takes that for a ring's turn, if it can run beside it:
-    there only what all rings are made of goes so."""
-    read = {layout.program.equations[i].ins[k] for i, ks in dealing.deals.items() for k in ks}
-    for v in read | {layout.program.outputs[o] for o in dealing.outputs}:
+    there only what all rings wait for goes so."""
+    program, readers = layout.program, defaultdict[Value | None, list[Equation]](list)
+    for i, ks in dealing.deals.items():
+        for k in ks:
+            readers[program.equations[i].ins[k]].append(program.equations[i])
+    for v in {*readers, *(program.outputs[o] for o in dealing.outputs)}:
         if v is None or not has_parts(layout, v, dealing.places[v]):
             continue
         if layout.simulated:
             after = layout.flow.forward([v])
-            if not all(e.ins[0] in after for e in members):
+            if any(map(_in_a_loop, readers[v])) or any(e.ins[0] not in after for e in members):
                 continue
         yield v
+
+
+def _in_a_loop(e: Equation) -> bool:
+    return e.outer is not None and (e.outer.name in ("scan", "while", "cond") or _in_a_loop(e.outer))
 
 
 def _dealt_at_each(layout: Layout, members: Collection[Equation]) -> Iterator[int]:
