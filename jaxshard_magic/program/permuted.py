@@ -50,7 +50,12 @@ def together(e: Equation, places: Slots) -> bool:
 
 def in_order(e: Equation, slot: int) -> bool:
     """Whether an operand is read in its own order, whatever the order of the others: masks of attention."""
-    return e.primitive.kind is Kind.ATTENTION and _first_mask(e) <= slot < len(e.ins)
+    return e.primitive.kind is Kind.ATTENTION and first_mask(e) <= slot < len(e.ins)
+
+
+def first_mask(e: Equation) -> int:
+    """How many operands an attention has before those of its mask."""
+    return 7 if e.name == "attention_gradient" else 3
 
 
 class _Site:
@@ -65,11 +70,7 @@ class _Site:
         )
         self.shapes = [shape_of(x) for x in (*e.eqn.invars, *e.eqn.outvars)]
         self.out = len(e.ins)
-        self.masks = _first_mask(e) if e.primitive.kind is Kind.ATTENTION else self.out
-
-
-def _first_mask(e: Equation) -> int:
-    return 7 if e.name == "attention_gradient" else 3
+        self.masks = first_mask(e) if e.primitive.kind is Kind.ATTENTION else self.out
 
 
 def _elementwise(e: _Site, slot: int, place: Place) -> Slots | None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from ..plan import Sent
 from ..program.ir import Equation, Value
-from ..program.permuted import Place, follow, in_order, together
+from ..program.permuted import Place, first_mask, follow, in_order, together
 from ..program.unionfind import UnionFind
 from .deals import has_parts, sent
 from .layout import Layout
-from .rings import first_mask, in_dealt_order, ring, rings, there
+from .rings import in_dealt_order, ring, rings, there
 
 
 @dataclass(frozen=True, eq=False)

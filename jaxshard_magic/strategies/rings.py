@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..program.ir import Equation, Value
+from ..program.permuted import first_mask
 from ..program.primitives import shape_of
 from .layout import Layout
 from .ring import Ring, ring_of
@@ -51,11 +52,6 @@ def there(layout: Layout, members: Iterable[Equation]) -> frozenset[tuple[int, i
                 found.add((e.index, k))
             known.add(key)
     return frozenset(found)
-
-
-def first_mask(e: Equation) -> int:
-    """How many operands an attention has before those of its mask."""
-    return 7 if is_gradient(e) else 3
 
 
 def is_gradient(e: Equation) -> bool:

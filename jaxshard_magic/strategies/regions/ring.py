@@ -13,11 +13,12 @@ from jax import lax
 from ...plan import Sent
 from ...program.attention.form import wide
 from ...program.ir import Equation, Value
+from ...program.permuted import first_mask
 from ...program.primitives import shape_of
 from ...program.sizes import array_bytes
 from ..layout import Axes, Layout, Spec, partition_spec
 from ..ring import Ring, forward, gradient
-from ..rings import first_mask, in_dealt_order, is_gradient, ring, rings, there
+from ..rings import in_dealt_order, is_gradient, ring, rings, there
 from .region import Context, Emission, Region
 
 
