@@ -6,8 +6,8 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,17 @@ if TYPE_CHECKING:
 MAPS = Path("/proc/self/maps")
 MAPPINGS = 5_000  # of memory: about a thousand programs that JAX keeps, and a gigabyte
 _tests = itertools.count(1)
+_browsers: list[Any] = []  # the one that is open
+_opened = ExitStack()
 
-# Tens of seconds each: with two processes nothing long may begin last.
+# Tens of seconds each: with two processes nothing long may begin last. First what records: once a process has loaded
+# libtpu, for a slice, a recording takes 1 to 2 seconds to end.
 HEAVIEST = (
+    "test_profile_pipelines.py",
+    "test_profile.py",
+    "test_watch.py",
+    "test_magic_profile.py",
+    "test_profile_zoo.py",
     "test_zoo.py",
     "test_zoo_pipelines.py",
     "test_strategies.py",
@@ -54,7 +62,14 @@ HEAVIEST = (
     "test_attention_fused.py",
     "test_ten_steps.py",
     "test_ep_sorted.py",
+    "test_ep_in_turn.py",
     "test_accumulate.py",
+    "test_pipeline_marker.py",
+    "test_pipeline_programs.py",
+    "test_padding_microbatches.py",
+    "test_pmap_options.py",
+    "test_pipeline_losses.py",
+    "test_pipeline_execution.py",
     "test_resume_killed.py",
     "test_resume_states.py",
     "test_resume.py",
@@ -63,14 +78,11 @@ HEAVIEST = (
     "test_checkpoints.py",
     "test_resume_feeds.py",
     "test_checkpoint_reading.py",
-    "test_weights.py",
     "test_magic_code.py",
     "test_found_steps.py",
     "test_simulate.py",
     "test_targets.py",
     "test_targets_cache.py",
-    "test_profile.py",
-    "test_profile_pipelines.py",
     "test_widget_compare.py",
     "test_widget_pipeline.py",
     "test_widgets.py",
@@ -219,10 +231,36 @@ def trained(given: Notebook) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    """A headless browser of this module's: playwright's event loop would trouble tests of other modules."""
-    with chromium() as opened:
-        yield opened
+def browser() -> "Browser":
+    """A headless browser, which modules share that follow each other; each opens pages of its own."""
+    if not _browsers:
+        _browsers.append(_opened.enter_context(chromium()))
+    return _browsers[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """A browser ends before a module that begins without one: its event loop would trouble the tests there."""
+    try:
+        return (yield)
+    finally:
+        goes_on = nextitem is not None and (item.path == nextitem.path or "browser" in _fixtures(nextitem))
+        if not goes_on:
+            _close_browser()
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
+
+
+def _close_browser() -> None:
+    _browsers.clear()
+    _opened.close()
+
+
+def pytest_sessionfinish() -> None:
+    """After an interrupt, too."""
+    _close_browser()
 
 
 @pytest.fixture(scope="module")

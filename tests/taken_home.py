@@ -2,9 +2,6 @@
 
 import ast
 import inspect
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 import numpy as np
 import zoo
 from conftest import Notebook
-from settings import FLAGS
+from forked import printed
 from zoo import equinox_steps, linen_steps, nnx_transformers, parts, plain_steps, transformers
 
 from jaxshard_magic.analysis.collectives import collectives
@@ -104,18 +101,9 @@ class Run:
 
 def bare(program: Code, folder: Path) -> Run:
     """Run a program in a process that has not the package."""
-    script, saved, dumped = folder / "program.py", folder / "numbers.npz", folder / "hlo"
-    script.write_text(program.text + SAVED)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA", "PYTHON"))}
+    saved, dumped = folder / "numbers.npz", folder / "hlo"
     dump = [f"--xla_dump_to={dumped}", "--xla_dump_hlo_as_text", "--xla_dump_hlo_module_re=jit_program"]
-    done = subprocess.run(
-        [sys.executable, str(script), str(saved)],
-        env=kept | {"XLA_FLAGS": " ".join([*FLAGS, *dump]), "JAX_COMPILATION_CACHE_DIR": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    printed(program.text + SAVED, saved, flags=dump)
     (text,) = dumped.glob("*jit_program*after_optimizations.txt")
     return Run(dict(np.load(saved)), counted(collectives(text.read_text(), program.mesh)))
 

@@ -249,7 +249,9 @@ def test_rows_of_every_shard_are_in_every_microbatch_and_join_undoes_split():
     np.testing.assert_array_equal(join(split(x, 1, 3, 2), 1, 2), x)
 
 
-@pytest.mark.parametrize("options", [{"microbatches": 4}, {"remat": "full"}, {"pad": True}])
+@pytest.mark.parametrize(
+    "options", [{"microbatches": 4}, pytest.param({"remat": "full"}, marks=pytest.mark.full), {"pad": True}]
+)
 def test_a_step_with_options_keeps_no_argument_and_no_model_alive(options):
     step, init = step_of(mean)
     sharded, params = jaxshard_magic.shard(step, "dp", mesh="data=2", **options), weights()

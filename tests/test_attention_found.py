@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attentions import FORMS, by_hand, causal, einsum, window
+from attentions import FORMS, WRITTEN, by_hand, causal, einsum, mixed, scores_of, window
 
 from jaxshard_magic.program.attention.attention import Attention, Span, Unrecognised
 from jaxshard_magic.program.attention.find import find
@@ -36,8 +36,7 @@ def one(attend, **options) -> Attention:
     return attention
 
 
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("batch", [2, 1])
+@pytest.mark.parametrize(("name", "batch"), [*((name, 2) for name in FORMS), ("by_hand", 1), ("of_jax", 1)])
 def test_a_form_is_found_with_its_scale(name, batch):
     attention = one(FORMS[name], batch=batch)
     assert attention.mask == "full"
@@ -61,6 +60,27 @@ def test_padding_is_a_condition_beside_the_distances(name):
     attention = one(attend, lengths=jnp.array([9, 16]))
     assert attention.span == Span(0, None) and len(attention.conditions) == 1
     assert attention.exact == (name == "added")
+
+
+@pytest.mark.parametrize("attend", WRITTEN)
+def test_a_causal_mask_is_found_in_other_words(attend):
+    attention = one(attend, seen=jnp.ones((2, T), jnp.int32))
+    assert attention.span == Span(0, None) and not attention.conditions
+    assert attention.exact == WRITTEN[attend]
+
+
+def test_what_is_added_to_scores_is_a_mask_by_its_numbers():
+    def attend(q, k, v, seen, times):
+        bias = jnp.where(causal(T), 0, -1e9) + jnp.where(seen[:, None, None], 0, times)
+        return mixed(jax.nn.softmax(scores_of(q, k) + bias), v)
+
+    seen = jnp.ones((2, T), bool)
+    hidden = one(lambda q, k, v, seen: attend(q, k, v, seen, -1e9), seen=seen)
+    assert hidden.span == Span(0, None) and len(hidden.conditions) == 1 and hidden.exact
+    away = one(lambda q, k, v, seen: attend(q, k, v, seen, -jnp.inf), seen=seen)
+    assert len(away.conditions) == 1 and away.exact  # what a query has that sees nothing is told by the other
+    less = one(lambda q, k, v, seen: attend(q, k, v, seen, -2.0), seen=seen)
+    assert less.span == Span(0, None) and not less.conditions and less.change is not None
 
 
 def test_segments_and_masks_that_are_passed_are_conditions():
@@ -152,9 +172,38 @@ def biased(q, k, v, bias):
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) + bias), v)
 
 
+def talking(q, k, v, w):
+    return mixed(jax.nn.softmax(jnp.einsum("bhqk,hg->bgqk", scores_of(q, k), w)), v)
+
+
+def one_more_key(q, k, v, sink):
+    more = jnp.broadcast_to(sink[:, None, None], (2, 4, T, 1))
+    return mixed(jax.nn.softmax(jnp.concatenate([scores_of(q, k), more], -1))[..., :-1], v)
+
+
+def one_more_exponential(q, k, v):
+    most = scores_of(q, k).max(-1, keepdims=True)
+    e = jnp.exp(scores_of(q, k) - most)
+    return mixed(e / (e.sum(-1, keepdims=True) + jnp.exp(-most)), v)
+
+
+def memory_before(q, k, v, memory):
+    k, v = (jnp.concatenate([memory, x], 1) for x in (k, v))
+    return mixed(jax.nn.softmax(scores_of(q, k)), v)
+
+
+def softmax_in_remat(q, k, v):
+    return mixed(jax.checkpoint(jax.nn.softmax)(scores_of(q, k)), v)
+
+
 @pytest.mark.parametrize(
     ("attend", "operation", "text", "more"),
     [
+        (talking, "dot_general", "bhqk,hg->bgqk", {"w": jnp.ones((4, 4))}),
+        (one_more_key, "concatenate", "jnp.concatenate([scores", {"sink": jnp.ones(4)}),
+        (one_more_exponential, "add", "jnp.exp(-most)", {}),
+        (memory_before, "concatenate", "[memory, x]", {"memory": jnp.ones((2, 3, 4, H))}),
+        (softmax_in_remat, "checkpoint", "jax.checkpoint(jax.nn", {}),
         (dropped, "select_n", "jnp.where(keep", {"key": jax.random.key(0)}),
         (biased, "add", "+ bias", {"bias": jnp.ones((4, T, T))}),
     ],

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attentions import FORMS, by_hand, causal, einsum, window
+from attentions import FORMS, WRITTEN, by_hand, causal, einsum, window
 from jax.extend.core import jaxpr_as_fun
 
 from jaxshard_magic.gradients.fused import fused, keeping_attention
@@ -77,6 +77,27 @@ def test_a_fused_loss_has_the_values_and_gradients_of_the_one_written(name, mask
         return FORMS[name](q, k, v, MASKS[mask](lengths, ids))
 
     close(loss_of(attend), arguments(), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        pytest.param(
+            f,
+            marks=()
+            if f.__name__ in ("two_masks", "exponentials_masked", "by_distance")
+            else pytest.mark.full,
+        )
+        for f in WRITTEN
+    ],
+)
+def test_what_is_made_of_scores_by_other_words_has_its_values_and_gradients(attend):
+    """Of the first positions of an example some queries see nothing."""
+
+    def padded(q, k, v, lengths, ids):
+        return attend(q, k, v, jnp.arange(T) >= lengths[:, None])
+
+    close(loss_of(padded), arguments(), 1e-5)
 
 
 def test_one_example_and_one_head():

@@ -5,15 +5,13 @@ What it is once it is built: test_book_built.py.
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forked import printed
 from pages import BOOK, DOCS, ROOT, anchors, cells, links
 
 from jaxshard_magic.notebook import options
@@ -29,11 +27,18 @@ AFTER_START = [page for page in BOOK if cells(page) and page not in (START, *ALO
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *BOOK]
 WRITTEN += [ROOT / "jaxshard_magic/README.md", ROOT / "benchmarks/README.md"]
 NEEDS_LIBTPU = "will_it_fit.md"
-RUN = """
-import json, sys
+RUN = f"""
+import json, os, sys
+folder, root = sys.argv[1], {str(ROOT)!r}
+sys.path.insert(0, root)
+os.environ.pop("NPROC", None)
+os.environ.update(PYTHONPATH=root, IPYTHONDIR=folder, JAXSHARD_HISTORY=folder + "/history.sqlite3", JAX_PLATFORMS="cpu")
+os.chdir(folder)
+import jax
+jax.config.update("jax_platforms", "cpu")
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
-for cell in json.load(sys.stdin):
+for cell in json.loads(sys.argv[2]):
     shell.run_cell(cell, store_history=True).raise_error()
 """
 
@@ -44,15 +49,7 @@ def name(page: Path) -> str:
 
 def run(blocks: list[str], folder: Path) -> None:
     """Run the blocks as cells of a fresh shell, in a folder that has a history of its own."""
-    ours = {
-        "PYTHONPATH": str(ROOT),
-        "IPYTHONDIR": str(folder),
-        "JAXSHARD_HISTORY": str(folder / "history.sqlite3"),
-    }
-    env = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_NUM_CPU_DEVICES")} | ours
-    command, given = [sys.executable, "-c", RUN], json.dumps(blocks)
-    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=folder, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(RUN, folder, json.dumps(blocks))
 
 
 # What it shows runs

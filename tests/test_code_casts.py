@@ -1,9 +1,6 @@
 """`%shard code` under `--precision`: casts at the cells' own lines, so that products run in the types of the plan."""
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from importlib.util import find_spec
 
@@ -11,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from forked import printed
 from taken_home import FIVE, Home, bare, code, plain
 
 from jaxshard_magic.analysis.hlo import read
@@ -128,7 +126,7 @@ def squeezed(program) -> str:
 
 
 @pytest.mark.ci
-def test_what_a_loop_carries_enters_it_in_the_type_that_it_is_carried_in(notebook, tmp_path):
+def test_what_a_loop_carries_enters_it_in_the_type_that_it_is_carried_in(notebook):
     program = written(
         notebook,
         """
@@ -140,9 +138,7 @@ def test_what_a_loop_carries_enters_it_in_the_type_that_it_is_carried_in(noteboo
         """,
     )
     assert "lax.scan(layer,x.astype(jnp.bfloat16),None,length=3)" in squeezed(program)
-    assert float(run_alone(program, tmp_path)) == pytest.approx(
-        float(notebook.shell.user_ns["loss"]), rel=0.02
-    )
+    assert float(run_alone(program)) == pytest.approx(float(notebook.shell.user_ns["loss"]), rel=0.02)
 
 
 def test_softmax_and_norms_read_float32(notebook):
@@ -161,7 +157,7 @@ def test_softmax_and_norms_read_float32(notebook):
 
 
 @pytest.mark.ci
-def test_containers_that_a_step_fills_stay_the_very_ones(notebook, tmp_path):
+def test_containers_that_a_step_fills_stay_the_very_ones(notebook):
     program = written(
         notebook,
         """
@@ -178,13 +174,11 @@ def test_containers_that_a_step_fills_stay_the_very_ones(notebook, tmp_path):
         """,
     )
     assert "Without --precision" not in program.text
-    assert float(run_alone(program, tmp_path)) == pytest.approx(
-        float(notebook.shell.user_ns["loss"]), rel=0.02
-    )
+    assert float(run_alone(program)) == pytest.approx(float(notebook.shell.user_ns["loss"]), rel=0.02)
 
 
 @pytest.mark.ci
-def test_a_step_that_bears_no_other_types_is_written_without_and_says_why(notebook, tmp_path):
+def test_a_step_that_bears_no_other_types_is_written_without_and_says_why(notebook):
     program = written(
         notebook,
         """
@@ -197,7 +191,7 @@ def test_a_step_that_bears_no_other_types_is_written_without_and_says_why(notebo
     assert "Without --precision bf16: " in program.text
     assert "left out: AssertionError: h is to be float32" in program.text
     assert "bfloat16" not in program.text.split('"""')[2]
-    run_alone(program, tmp_path)
+    run_alone(program)
 
 
 def test_a_step_without_products_has_nothing_to_cast_and_nothing_left_out(notebook):
@@ -224,13 +218,6 @@ def test_types_that_no_cast_at_the_lines_gives_are_left_out_and_said(notebook, h
     assert f"Without --precision {how}: " in program.text
 
 
-def run_alone(program, folder):
+def run_alone(program):
     """The loss that a program gives in a process of its own."""
-    script = folder / "program.py"
-    script.write_text(program.text + "\nprint('loss', float(loss))\n")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA", "PYTHON"))}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=kept, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.rpartition("loss ")[2]
+    return printed(program.text + "\nprint('loss', float(loss))\n").rpartition("loss ")[2]

@@ -1,10 +1,7 @@
 """`%shard code` under `--donate`: results take the memory of the old state, and nothing of the caller's is lost."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from forked import printed
 from taken_home import FIVE, bare, code
 
 pytestmark = pytest.mark.usefixtures("as_asked")
@@ -47,14 +44,8 @@ def test_a_step_takes_over_what_it_gave_back_and_copies_what_the_caller_made(not
     assert bare(program, tmp_path).moves == program.moves
     held, again = AGAIN[home.name]
     state = "" if home.changes else ", ".join(STATE[home.name])
-    script = tmp_path / "twice.py"
-    script.write_text(program.text + TWICE.format(state=state, held=held, again=again))
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA", "PYTHON"))}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=kept, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    _, count, _, of = done.stdout.strip().splitlines()[-1].rsplit(" ", 3)
+    said = printed(program.text + TWICE.format(state=state, held=held, again=again))
+    _, count, _, of = said.strip().splitlines()[-1].rsplit(" ", 3)
     assert int(count) == int(of)
 
 

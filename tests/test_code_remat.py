@@ -1,11 +1,11 @@
 """`--remat` by a number or a name in programs of `%shard code`: where it stands, and what it does again and keeps."""
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
+from forked import printed
 
 pytestmark = pytest.mark.usefixtures("as_asked")
 ROWS, WIDTH, LAYERS = 512, 64, 8
@@ -44,9 +44,9 @@ def products(jaxpr):
     return found
 
 step = train_step.__wrapped__
-temp = jax.jit(step).lower(*ARGUMENTS).compile().memory_analysis().temp_size_in_bytes
-changed = sum(float(abs(x).sum()) for x in jax.tree.leaves(CHANGED))
-print(json.dumps([float(loss), changed, products(jax.make_jaxpr(step)(*ARGUMENTS).jaxpr), temp]))
+temp = jax.jit(step).lower(w, x).compile().memory_analysis().temp_size_in_bytes
+changed = float(abs(w).sum())
+print(json.dumps([float(loss), changed, products(jax.make_jaxpr(step)(w, x).jaxpr), temp]))
 """
 
 
@@ -62,41 +62,34 @@ class Ran:
     temp: int
 
 
-def written(notebook, line: str, model: str, given: str = GIVEN, step: str = STEP, arguments: str = "w, x"):
+def written(notebook, line: str, model: str, step: str = STEP):
     """The program of a step under `line` on two devices."""
-    result = f"{arguments.partition(',')[0]}, loss"
     notebook.run("%mesh data=2;")
     notebook.run(MODEL + model)
-    notebook.run(given)
-    notebook.run(f"%%shard {line};\n{step}\n{result} = train_step({arguments})\n")
+    notebook.run(GIVEN)
+    notebook.run(f"%%shard {line};\n{step}\nw, loss = train_step(w, x)\n")
     return notebook.run("%shard code")
 
 
-def run(program, tmp_path, arguments: str = "w, x", changed: str = "w") -> Ran:
-    file = tmp_path / "program.py"
-    more = MEASURED.replace("ARGUMENTS", f"({arguments})").replace("CHANGED", changed)
-    file.write_text(program.text + more)
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return Ran(*json.loads(done.stdout.splitlines()[-1]))
+@cache
+def run(text: str) -> Ran:
+    """What a program gives; many tests have the same one without remat."""
+    return Ran(*json.loads(printed(text + MEASURED).splitlines()[-1]))
 
 
-def compared(notebook, tmp_path, how: str, model: str, **other) -> tuple[str, Ran, Ran]:
+def compared(notebook, how: str, model: str) -> tuple[str, Ran, Ran]:
     """The text of the program with remat, what it gave, and what that without gave, once their numbers are the same."""
-    runs = {}
-    for line in ("dp", f"dp --remat {how}"):
-        program = written(notebook, line, model, **other)
-        runs[line] = program.text, run(program, tmp_path, other.get("arguments", "w, x"))
-    (_, without), (text, found) = runs.values()
+    plain, text = (written(notebook, line, model).text for line in ("dp", f"dp --remat {how}"))
+    without, found = run(plain), run(text)
     assert found.loss == pytest.approx(without.loss, rel=1e-5)
     assert found.changed == pytest.approx(without.changed, rel=1e-5)
     return text, found, without
 
 
 @pytest.mark.ci
-def test_a_loop_that_the_plan_cuts_into_its_trips_has_each_checkpointed(notebook, tmp_path):
+def test_a_loop_that_the_plan_cuts_into_its_trips_has_each_checkpointed(notebook):
     """A trip keeps its input and a cosine; checkpointed, its input."""
-    text, found, without = compared(notebook, tmp_path, str(LAYERS), LAYER + LOOPED)
+    text, found, without = compared(notebook, str(LAYERS), LAYER + LOOPED)
     assert "lax.scan(jax.checkpoint(lambda x, w: (layer(x, w), None)), x, w)" in text
     assert "Without --" not in text
     assert found.products == without.products + LAYERS
@@ -104,9 +97,9 @@ def test_a_loop_that_the_plan_cuts_into_its_trips_has_each_checkpointed(notebook
 
 
 @pytest.mark.ci
-def test_a_loop_that_the_plan_cuts_into_segments_is_scanned_in_segments(notebook, tmp_path):
+def test_a_loop_that_the_plan_cuts_into_segments_is_scanned_in_segments(notebook):
     """Two arrays of each of 8 trips are kept; in 4 segments those of 2 trips, and 4 inputs."""
-    text, found, without = compared(notebook, tmp_path, "4", LAYER + LOOPED)
+    text, found, without = compared(notebook, "4", LAYER + LOOPED)
     assert "scan_in_segments(4)(lambda x, w: (layer(x, w), None), x, w)" in text
     assert "Without --" not in text
     assert found.products == without.products + LAYERS
@@ -137,50 +130,50 @@ def rows(names, quick: int):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("form", rows(FORMS, 1))
-def test_every_form_of_a_scan_is_cut_into_segments(notebook, tmp_path, form):
+def test_every_form_of_a_scan_is_cut_into_segments(notebook, form):
     layer2 = LAYER + "def layer2(x, w):\n    x = layer(x, w)\n    return x, x * 2\n"
     text, found, without = compared(
-        notebook, tmp_path, "2", f"{layer2}def loss_of(w, x):\n    return ({FORMS[form]}).sum()\n"
+        notebook, "2", f"{layer2}def loss_of(w, x):\n    return ({FORMS[form]}).sum()\n"
     )
     assert "scan_in_segments(2)(" in text and "Without --" not in text
     assert found.products == without.products + LAYERS
 
 
 @pytest.mark.ci
-def test_of_two_loops_that_which_keeps_more_is_cut(notebook, tmp_path):
+def test_of_two_loops_that_which_keeps_more_is_cut(notebook):
     model = LAYER + (
         "def loss_of(w, x):\n"
         "    few, _ = lax.scan(lambda x, w: (layer(x, w), None), x[:64], w)\n"
         "    many, _ = lax.scan(lambda x, w: (layer(x, w), None), x, w)\n"
         "    return few.sum() + many.sum()\n"
     )
-    text, found, without = compared(notebook, tmp_path, "2", model)
+    text, found, without = compared(notebook, "2", model)
     assert "few, _ = lax.scan(lambda" in text and "many, _ = scan_in_segments(2)(lambda" in text
     assert found.products == without.products + LAYERS
 
 
 @pytest.mark.ci
-def test_a_loop_that_stands_at_one_line_for_two_of_which_one_is_cut_is_left_as_it_is(notebook, tmp_path):
+def test_a_loop_that_stands_at_one_line_for_two_of_which_one_is_cut_is_left_as_it_is(notebook):
     model = LAYER + (
         "def layers(x, w):\n    return lax.scan(lambda x, w: (layer(x, w), None), x, w)[0].sum()\n"
         "def loss_of(w, x):\n    return layers(x[:64], w) + layers(x, w)\n"
     )
-    text, found, without = compared(notebook, tmp_path, "2", model)
+    text, found, without = compared(notebook, "2", model)
     assert "Without --remat 2: " in text and "scan_in_segments" not in text
     assert found.products == without.products
 
 
 @pytest.mark.ci
-def test_one_segment_is_the_whole_loss(notebook, tmp_path):
+def test_one_segment_is_the_whole_loss(notebook):
     """A layer's sine is computed again from its matmul: that of each."""
-    text, found, without = compared(notebook, tmp_path, "1", LAYER + CHAIN)
+    text, found, without = compared(notebook, "1", LAYER + CHAIN)
     assert "jax.value_and_grad(jax.checkpoint(loss_of))(w, x)" in text and "Without --" not in text
     assert found.products == without.products + LAYERS
 
 
 @pytest.mark.ci
-def test_segments_of_straight_line_code_are_told_to_be_left_out(notebook, tmp_path):
-    text, found, without = compared(notebook, tmp_path, "3", LAYER + CHAIN)
+def test_segments_of_straight_line_code_are_told_to_be_left_out(notebook):
+    text, found, without = compared(notebook, "3", LAYER + CHAIN)
     assert "Without --remat 3: " in text and "checkpoint(" not in text
     assert found == without
 
@@ -253,22 +246,22 @@ CALLS = {  # a model; how it is named; what the program has then
 
 @pytest.mark.ci
 @pytest.mark.parametrize("case", rows(CALLS, 2))
-def test_a_call_that_the_expression_means_is_checkpointed_where_it_stands(notebook, tmp_path, case):
+def test_a_call_that_the_expression_means_is_checkpointed_where_it_stands(notebook, case):
     """Each of the layers has one matmul to do again."""
     model, how, line = CALLS[case]
-    text, found, without = compared(notebook, tmp_path, how, model)
+    text, found, without = compared(notebook, how, model)
     assert line in text.replace('"', "'") and "Without --" not in text
     assert found.products == without.products + LAYERS
 
 
 @pytest.mark.ci
-def test_a_call_inside_of_a_loop_and_a_function_that_is_scanned_over(notebook, tmp_path):
-    text, found, without = compared(notebook, tmp_path, "layer", LAYER + LOOPED)
+def test_a_call_inside_of_a_loop_and_a_function_that_is_scanned_over(notebook):
+    text, found, without = compared(notebook, "layer", LAYER + LOOPED)
     assert "lambda x, w: (jax.checkpoint(layer)(x, w), None)" in text
     assert found.products == without.products + LAYERS
     trip = "def trip(x, w):\n    return jnp.sin(x @ w), None\n"
     model = trip + "def loss_of(w, x):\n    return lax.scan(trip, x, w)[0].sum()\n"
-    text, found, without = compared(notebook, tmp_path, "trip", model)
+    text, found, without = compared(notebook, "trip", model)
     assert "lax.scan(jax.checkpoint(trip), x, w)" in text and "Without --" not in text
     assert found.products == without.products + LAYERS
 
@@ -295,9 +288,9 @@ LEFT_OUT = {  # a model; how it is named
 
 @pytest.mark.ci
 @pytest.mark.parametrize("case", rows(LEFT_OUT, 1))
-def test_what_no_call_of_the_text_is_alone_is_told_to_be_left_out(notebook, tmp_path, case):
+def test_what_no_call_of_the_text_is_alone_is_told_to_be_left_out(notebook, case):
     model, how = LEFT_OUT[case]
-    text, found, without = compared(notebook, tmp_path, how, model)
+    text, found, without = compared(notebook, how, model)
     assert f"Without --remat {how}: " in text and "checkpoint" not in text.partition('"""')[2].replace(
         "checkpoint_name", ""
     ).replace("ad_checkpoint", "")
@@ -333,23 +326,21 @@ VALUES = {  # a model; what the program has then
 
 @pytest.mark.ci
 @pytest.mark.parametrize("case", rows(VALUES, 1))
-def test_statements_that_make_and_use_a_named_value_are_a_function_that_is_done_again(
-    notebook, tmp_path, case
-):
+def test_statements_that_make_and_use_a_named_value_are_a_function_that_is_done_again(notebook, case):
     model, after = VALUES[case]
-    text, found, without = compared(notebook, tmp_path, "hidden", model)
+    text, found, without = compared(notebook, "hidden", model)
     assert after.replace("'", '"') in text.replace("'", '"') and "Without --" not in text
     assert found.products == without.products + LAYERS
 
 
 @pytest.mark.ci
-def test_statements_with_more_matmuls_than_that_of_the_value_are_left_as_they_are(notebook, tmp_path):
+def test_statements_with_more_matmuls_than_that_of_the_value_are_left_as_they_are(notebook):
     """The statement that makes the value has another matmul, whose result is needed as well."""
     model = (
         "def bent(h):\n    return jnp.sin(h) * h\n"
         "def layer(x, w):\n    return bent(checkpoint_name(bent(x @ w) @ w, 'hidden'))\n" + CHAIN
     )
-    text, found, without = compared(notebook, tmp_path, "hidden", model)
+    text, found, without = compared(notebook, "hidden", model)
     assert "Without --remat hidden: " in text and found == without
 
 
@@ -403,8 +394,4 @@ def test_objects_of_nnx_are_done_again_by_its_own_remat(notebook, how, line):
     wanted = float(notebook.shell.user_ns["loss"])
     text = notebook.run("%shard code").text
     assert line in text and "Without --" not in text
-    done = subprocess.run(
-        [sys.executable, "-c", text + "print(float(loss))"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout) == pytest.approx(wanted, rel=1e-5)
+    assert float(printed(text + "print(float(loss))")) == pytest.approx(wanted, rel=1e-5)

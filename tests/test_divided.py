@@ -61,6 +61,16 @@ def test_bars_are_rows_beside_the_mean_and_what_is_dropped_stands_on_top():
     assert not turn_figures(report)
 
 
+def test_of_many_layers_the_most_uneven_are_drawn_in_their_order():
+    layers = tuple(Load(8, 1, chosen=(8 - k % 5, k % 5)) for k in range(20))
+    report = replace(
+        divided(), experts=(Experts(2, ("expert",), "sorted", layers),), mesh=mesh({"expert": 2})
+    )
+    _, bars = layout_figures(replace(report, positions=()))
+    assert [row.name for row in bars.rows] == [f"layer {k}" for k in (0, 1, 5, 6, 10, 11, 15, 16)]
+    assert "The 8 most uneven of 20 layers" in bars.lead
+
+
 def test_rows_that_were_not_counted_are_told_so_and_are_no_zeros():
     unknown = Experts(NUMBER, ("expert",), "places", (Load(4096, 2, 256, 16),))
     report = Report.from_json(replace(divided(), experts=(unknown,)).to_json())

@@ -156,7 +156,7 @@ def test_the_doctor_looks_at_two_hosts_and_ends_where_one_is_frozen_or_dead(tmp_
 def test_a_program_on_each_host_is_examined_from_within_also_where_one_does_not_come(tmp_path: Path):
     program = textwrap.dedent(
         """
-        import dataclasses, json, sys
+        import dataclasses, functools, json, sys
         import jax
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", 2)
@@ -164,9 +164,10 @@ def test_a_program_on_each_host_is_examined_from_within_also_where_one_does_not_
         address = f"127.0.0.1:{port}"
         jax.distributed.initialize(address, 2, int(me), coordinator_bind_address=address)
         import jaxshard_magic
-        from jaxshard_magic.doctor import reach, processes
+        from jaxshard_magic.doctor import connectivity, processes
         said = [jaxshard_magic.doctor()]
         if me == "0":
+            connectivity.connectivity = functools.partial(connectivity.connectivity, limit_s=2.0)
             processes.SERVICE_S = 1.0
             said.append(jaxshard_magic.doctor("data=2"))
         print(json.dumps([[dataclasses.asdict(f) for f in each.findings if f.area == "hosts"] for each in said]))

@@ -18,13 +18,14 @@ from jaxshard_magic.strategies.hold import Hold
 from jaxshard_magic.strategies.traffic import traffic
 
 F32 = 4
-GROUPED, FLAT, DENSE, MAPPED, LAYERS, SCANNED = FORMS = (
+GROUPED, FLAT, DENSE, MAPPED, LAYERS, SCANNED, IN_TURN = FORMS = (
     "dispatched_in_groups",
     "dispatched_together",
     "mixture_of_experts",
     "experts_mapped",
     "layers_of_experts",
     "experts_scanned",
+    "experts_in_turn",
 )
 ALONE, BESIDE = ("ep", "expert=8"), ("ep+dp", "data=2 expert=4")
 STORED, INSIDE = ("ep+fsdp", "data=2 expert=4"), ("ep+tp", "data=2 expert=2 model=2")
@@ -245,8 +246,6 @@ def test_what_cannot_be_divided_says_so():
         in odd
     )
     assert "ep found no experts" in refused("vision_transformer", "ep", "expert=4")
-    in_turn = refused("experts_in_turn", "ep", "expert=4")
-    assert "params.mixture.down is taken apart expert by expert in Python (down[0], ...)" in in_turn
     assert "experts are not divided inside the stages" in refused(GROUPED, "ep+pp", "expert=4 pipe=2")
     assert "ep needs a mesh axis for it (expert)" in refused(GROUPED, "ep", "data=8")
 

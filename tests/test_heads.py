@@ -80,7 +80,7 @@ def test_an_attention_sends_four_all_to_alls_forward_and_four_backward_and_gathe
 @pytest.mark.parametrize(
     ("form", "times"),
     [
-        ({}, 8),
+        pytest.param({}, 8, marks=pytest.mark.full),
         ({"scan": True}, 8),
         pytest.param({"scan": True, "remat": True}, 12, marks=pytest.mark.full),
     ],

@@ -1,25 +1,17 @@
 """`%shard code` in a shell: what it takes from which cells, what it says of what it lacks, and its errors."""
 
 import re
-import subprocess
-import sys
 import textwrap
 from importlib.util import find_spec
 
 import pytest
 from coded_cells import ARGUMENTS, CALL, MODEL, STEP, begun
+from forked import printed
 
 
 @pytest.fixture
 def prepared(notebook):
     return begun(notebook)
-
-
-def in_a_process(text: str, more: str = "") -> str:
-    """What a program prints that runs in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", text + more], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 def test_the_program_has_what_its_cell_needs_and_nothing_else(prepared):
@@ -36,7 +28,7 @@ def test_a_step_that_trained_before_begins_with_its_first_state(prepared):
     prepared.run(f"%%shard fsdp;\n{STEP}\n{CALL}")
     text = prepared.run("%shard code").text
     assert text.count("train_step(w, x)") == 2  # its definition and one call
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(16.0**2)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(16.0**2)
 
 
 @pytest.mark.ci
@@ -45,14 +37,14 @@ def test_what_only_an_earlier_training_loop_gives_is_trained_in_the_program(prep
     prepared.run("for _ in range(2):\n    w, first = train_step(w, x)")
     prepared.run("%%shard fsdp;\nw, loss = train_step(w, x)\ngain = first - loss")
     text = prepared.run("%shard code").text
-    assert float(in_a_process(text, "\nprint(gain)")) == pytest.approx(float(prepared["gain"]), rel=1e-4)
+    assert float(printed(text + "\nprint(gain)")) == pytest.approx(float(prepared["gain"]), rel=1e-4)
 
 
 def test_a_cell_that_only_defines_its_step_gets_a_call(prepared):
     prepared.run(f"%%shard fsdp;\n{STEP}")
     text = prepared.run("%shard code").text
     assert text.endswith("results = train_step(w, x)\n")
-    assert float(in_a_process(text, "\nprint(results[1])")) == pytest.approx(256.0)
+    assert float(printed(text + "\nprint(results[1])")) == pytest.approx(256.0)
 
 
 def test_the_users_own_names_stay_theirs(prepared):
@@ -68,7 +60,7 @@ def test_the_users_own_names_stay_theirs(prepared):
         "train_step = sharding_sharded(train_step)" in text
         and "\nmesh, hold, where, P, sharded = 1.0" in text
     )
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(256.0)
 
 
 def test_an_imported_step_stands_in_its_own_module(prepared, tmp_path, monkeypatch):
@@ -80,7 +72,7 @@ def test_an_imported_step_stands_in_its_own_module(prepared, tmp_path, monkeypat
     assert "from their_step import train_step" in text
     assert text.index("train_step = sharded(train_step)") < text.index("w, loss = train_step(w, x)")
     path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    assert float(in_a_process(path + text, "\nprint(loss)")) == pytest.approx(256.0)
+    assert float(printed(path + text + "\nprint(loss)")) == pytest.approx(256.0)
 
 
 def test_a_step_without_a_text_is_imported_and_the_program_says_so(prepared):
@@ -178,7 +170,7 @@ def test_a_pipeline_is_left_out_and_the_numbers_stay(notebook):
     notebook.run(f"%%shard pp --stages 2 --microbatches 2 --mesh pipe=2;\n{step}\n{CALL}")
     text = notebook.run("%shard code").text
     assert "Without the pipeline: plain JAX runs no schedule of stages" in text
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(notebook["loss"]), rel=1e-5)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(float(notebook["loss"]), rel=1e-5)
 
 
 def test_arguments_and_a_step_that_functions_made_through_global_are_made_in_the_program(notebook):
@@ -192,7 +184,7 @@ def test_arguments_and_a_step_that_functions_made_through_global_are_made_in_the
     notebook.run(f"%%shard fsdp;\n{CALL}")
     text = notebook.run("%shard code").text
     assert "No cell gives" not in text and "print(w.sum())" not in text
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(256.0)
 
 
 def test_a_padded_batch_has_no_plain_form(prepared):
@@ -226,7 +218,7 @@ def test_modules_that_the_cells_call_by_our_names_stay_theirs(prepared):
     text = prepared.run("%shard code").text
     assert "import inspect as sharding_inspect" in text and "sharding_inspect.signature(step)" in text
     assert "import jax.numpy as np" in text and "import numpy" not in text
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(256.0)
 
 
 def test_a_timed_line_is_in_the_program_without_its_magic(prepared):
@@ -242,7 +234,7 @@ def test_a_step_called_by_a_function_of_its_cell_gets_no_call_of_its_own(noteboo
     notebook.run(f"%%shard dp --mesh data=8;\n{STEP}\n{main}\nw, loss = main()")
     text = notebook.run("%shard code").text
     assert text.endswith("w, loss = main()\n")
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(256.0)
 
 
 def test_attributes_that_a_class_is_given_later_are_kept(prepared):
@@ -259,7 +251,7 @@ def test_attributes_that_a_class_is_given_later_are_kept(prepared):
 
 def test_what_a_cell_displays_a_program_prints(prepared):
     prepared.run(f"%%shard dp;\n{STEP}\n{CALL}\ndisplay('the loss', float(loss))")
-    assert in_a_process(prepared.run("%shard code").text) == "the loss 256.0\n"
+    assert printed(prepared.run("%shard code").text) == "the loss 256.0\n"
 
 
 @pytest.mark.ci
@@ -274,7 +266,7 @@ def test_what_else_was_drawn_from_a_generator_is_drawn_again(prepared, made, dra
     prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
     text = prepared.run("%shard code").text
     assert f"other = {draw}(size=3)" in text
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(prepared["loss"]), rel=1e-5)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(float(prepared["loss"]), rel=1e-5)
 
 
 def test_a_leaf_named_value_lies_where_the_plan_has_it(prepared):
@@ -284,7 +276,7 @@ def test_a_leaf_named_value_lies_where_the_plan_has_it(prepared):
         f"    value, grad = jax.value_and_grad(loss)(w)\n    return jax.tree.map(jnp.subtract, w, grad), value\n{CALL}"
     )
     text = prepared.run("%shard code").text
-    out = in_a_process(text, "\nprint([w[k].addressable_shards[0].data.shape for k in ('key', 'value')])")
+    out = printed(text + "\nprint([w[k].addressable_shards[0].data.shape for k in ('key', 'value')])")
     assert out == str([prepared["w"][k].addressable_shards[0].data.shape for k in ("key", "value")]) + "\n"
     assert "(256, 256)" not in out
 
@@ -306,7 +298,7 @@ def test_what_is_drawn_without_a_generator_of_its_own_is_drawn_in_order(prepared
     prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
     text = prepared.run("%shard code").text
     assert "seed_all(3)" in text and "unread = np.random.rand(3)" in text
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(prepared["loss"]), rel=1e-5)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(float(prepared["loss"]), rel=1e-5)
 
 
 @pytest.mark.ci
@@ -318,7 +310,7 @@ def test_texts_in_quotes_stay_as_they_are_in_microbatches(prepared):
     )
     text = prepared.run("%shard code").text
     assert "in_microbatches(microbatch, 2, x)" in text
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(3 * 256.0)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(3 * 256.0)
 
 
 def test_arguments_that_are_no_arrays_and_new_numbers_are_the_steps(prepared):
@@ -332,7 +324,7 @@ def test_arguments_that_are_no_arrays_and_new_numbers_are_the_steps(prepared):
         "w, loss = train_step(w, x, 0.1, how='fast')"
     )
     text = prepared.run("%shard code").text
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(256.0)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(256.0)
 
 
 def test_a_step_with_star_arguments_is_refused_in_one_line(prepared):
@@ -367,4 +359,4 @@ def test_a_way_that_the_cells_do_not_bear_is_left_out_with_what_they_raised(note
     notebook.run(f"%%shard fsdp --mesh data=8;\n{step}\n{CALL}")
     text = notebook.run("%shard code").text
     assert "is left out: they raise under it\n    TypeError: " in text and "again(" not in text
-    assert float(in_a_process(text, "\nprint(loss)")) == pytest.approx(float(notebook["loss"]), rel=1e-5)
+    assert float(printed(text + "\nprint(loss)")) == pytest.approx(float(notebook["loss"]), rel=1e-5)

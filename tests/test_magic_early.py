@@ -10,7 +10,7 @@ from IPython.utils.capture import capture_output
 from jaxshard_magic.pipeline import jobs
 from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report import Report
-from jaxshard_magic.step import ShardedStep, entry
+from jaxshard_magic.step import ShardedStep, building
 
 STOPS = """
 for i in range(30):
@@ -136,10 +136,10 @@ SEVERAL = "Stopped before any of 2 strategies had compiled."
 @pytest.mark.parametrize(
     ("line", "module", "said"),
     [
-        ("fsdp", entry, ALONE),
+        ("fsdp", building, ALONE),
         ("pp --mesh pipe=2", jobs, ALONE),
-        ("auto --among dp,fsdp", entry, ALONE),
-        ("dp,fsdp", entry, SEVERAL),
+        ("auto --among dp,fsdp", building, ALONE),
+        ("dp,fsdp", building, SEVERAL),
     ],
 )
 def test_it_is_stopped_while_a_compiler_is_still_at_work(given, monkeypatch, line, module, said):
@@ -172,7 +172,7 @@ def test_a_comparison_that_is_stopped_is_kept_and_ends_its_cell(given, monkeypat
         return compile_lowered(lowered)
 
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(entry, "compile_lowered", compiling)
+    monkeypatch.setattr(building, "compile_lowered", compiling)
     error, seen = ended(given, "%%shard dp,fsdp,tp -o kept" + STEP + LOOP)
     released.set()
     assert str(error) == "Stopped: 1 of 3 strategies compiled, 0 ran."

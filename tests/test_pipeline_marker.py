@@ -280,7 +280,7 @@ def parameters(sharded):
         # Two weights a layer; with the embedding in the first stage, and the head in the last.
         (marked({1, 3}), 3, {}, [1 + 2, 4, 10 + 1]),
         (marked({1, 3, 4}), 2, {"schedule": "interleaved", "chunks": 2}, [1 + 2, 4, 2, 8 + 1]),
-        (marked({1, 4, 7}), 2, {}, [1 + 8, 8 + 1]),
+        pytest.param(marked({1, 4, 7}), 2, {}, [1 + 8, 8 + 1], marks=pytest.mark.full),
         (marked({1}), 4, {"cut": "^block$"}, [1 + 4, 4, 4, 4 + 1]),
         (marked_scan(), 4, {}, [1 + 2, 2, 2, 2 + 1]),  # two stacks
     ],

@@ -128,7 +128,7 @@ TABLE = """
     unrolled    interleaved  8       -
     unrolled    looped-bfs   2       tp
     unrolled    looped-bfs   5       -
-    unrolled    zb-h1        3       dp     *
+    unrolled    zb-h1        3       dp
     unrolled    zb-h2        2       fsdp
     unrolled    zero-bubble  8       -
     unrolled    zb-v         6       -

@@ -98,7 +98,7 @@ def of_pipeline(made, mesh="pipe=2", strategy="pp", **options):
     return piped
 
 
-@pytest.mark.parametrize("name", thinned(WHOLE, ("batch norm", "its own size", "one graph"), CI))
+@pytest.mark.parametrize("name", thinned(WHOLE, ("its own size", "one graph"), CI))
 def test_a_batch_that_cannot_be_taken_apart_is_one_microbatch(name):
     make, why = WHOLE[name]
     piped = of_pipeline(make())

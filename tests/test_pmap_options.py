@@ -54,8 +54,8 @@ def plain():
 @pytest.mark.parametrize(
     "options",
     [
-        {"microbatches": 4},
-        {"remat": "2"},
+        pytest.param({"microbatches": 4}, marks=pytest.mark.full),
+        pytest.param({"remat": "2"}, marks=pytest.mark.full),
         {"microbatches": 2, "remat": "full"},
     ],
     ids=str,
@@ -79,7 +79,7 @@ def narrow_loss(params, batch, dtype):
     "options",
     [
         {"precision": "bf16", "microbatches": 2},
-        {"precision": "bf16", "remat": "full"},
+        pytest.param({"precision": "bf16", "remat": "full"}, marks=pytest.mark.full),
         {"precision": "fp16", "microbatches": 2, "remat": "full"},
     ],
     ids=str,

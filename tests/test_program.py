@@ -179,6 +179,14 @@ def test_a_leading_size_that_no_axis_divides_blocks_the_link():
     assert out != three
 
 
+def test_arrays_that_are_stacked_keep_their_dimensions():
+    def turned(x):
+        return jnp.stack(jnp.unstack(x, axis=1), axis=0)
+
+    [(rows, _, width)], [(_, out, last)] = classes(turned, jnp.ones((8, 2, 4)))
+    assert (rows, width) == (out, last)
+
+
 def test_a_scan_joins_what_is_carried_and_drops_the_loop_dimension():
     ((layer, width, _), (_, x)), [(_, y)] = classes(
         lambda w, x: lax.scan(lambda c, k: (c @ k, None), x, w)[0], jnp.ones((3, 4, 4)), jnp.ones((8, 4))

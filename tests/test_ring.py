@@ -1,12 +1,13 @@
 """Attention as a ring: the plain numbers, what goes round, what a device holds, and that all work alike."""
 
 from collections import Counter
+from importlib.util import find_spec
 from itertools import product
 
 import jax
 import jax.numpy as jnp
 import pytest
-from attentions import causal, einsum
+from attentions import by_distance, causal, einsum, two_masks
 from masked import EXAMPLES, FORMS, HEADS, MASKS, TIME, attention_step
 from positions import same
 from theory.expected import F32
@@ -14,8 +15,10 @@ from theory.expected import F32
 import jaxshard_magic
 from jaxshard_magic.program.attention.attention import Span
 from jaxshard_magic.program.attention.form import Form
+from jaxshard_magic.strategies.dealing import Dealing
 from jaxshard_magic.strategies.footprint import footprint
 from jaxshard_magic.strategies.hold import Hold
+from jaxshard_magic.strategies.regions import region
 from jaxshard_magic.strategies.ring import near, ring_of, starts
 from jaxshard_magic.strategies.traffic import traffic
 
@@ -97,6 +100,39 @@ def layers(seen, *, n=2, wrap=lambda f: f, window=None):
     return step, params, jax.random.normal(keys[4], (EXAMPLES, TIME, width))
 
 
+def one_layer(attend):
+    """A step of attention between projections, from one array of weights."""
+
+    def step(w, batch):
+        def loss(w):
+            shape = (*batch["x"].shape[:2], 4, 8)
+            q, k, v = ((batch["x"] @ m).reshape(shape) for m in w)
+            return jnp.mean(attend(q, k, v, batch["seen"]) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(w)
+        return w - 0.1 * grads, value
+
+    return step
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("attend", [by_distance, two_masks])
+def test_what_is_made_of_scores_besides_has_the_plain_numbers(attend):
+    """Of the first positions of some examples queries see nothing, so that under two masks no key is left out, and
+    nothing is dealt out anew."""
+
+    step = one_layer(attend)
+    keys = jax.random.split(jax.random.key(0))
+    w = jax.random.normal(keys[0], (3, 32, 32)) * 0.3
+    seen = jnp.arange(TIME) >= jnp.arange(EXAMPLES)[:, None]
+    batch = {"x": jax.random.normal(keys[1], (EXAMPLES, TIME, 32)), "seen": seen}
+    ring = ran(step, w, batch, "dp+sp", "cpu:8 data=2 seq=4")
+    sizes = {move.bytes for move in moves(ring, w, batch) if move.kind == CP}
+    assert (len(sizes) > 1) == (attend is by_distance)
+    told = [advice.message for advice in ring.report().advice]
+    assert "1 attention as a ring over positions" in " ".join(told)
+
+
 def test_keys_and_values_go_round_and_their_gradients_behind_them():
     """Per layer 2(n-1) times forward and 4(n-1) times backward; zig-zag deals out halves of what comes into the step,
     once. Rematerialised it is the same: the result is kept."""
@@ -116,6 +152,24 @@ def test_keys_and_values_go_round_and_their_gradients_behind_them():
     assert (positions.number, positions.axes, positions.attention) == (TIME, ("seq",), "ring")
     assert (turning.turns, turning.count, turning.zigzag) == (n, count, True)
     assert (turning.bytes, turning.gradients) == (2 * part, 2 * part)
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize("count", [1, 2])
+def test_on_a_tpu_what_is_multiplied_goes_round_in_bfloat16(count, monkeypatch):
+    """Keys and values at every turn; of what zig-zag deals out queries, keys, values and the result's gradient, and the
+    gradients of keys and values, which products alone read. The result, which a loop keeps, and the gradient of the
+    queries, which is scaled, stay float32, and so do sums. A loop of one trip is none: what it deals out forward it has
+    backward."""
+    monkeypatch.setattr(region, "find_dealing", lambda *_: Dealing())  # each attention by itself
+    n = 8
+    step, params, x = layers(causal, n=count, wrap=jax.checkpoint if count > 1 else lambda f: f)
+    part, number = x.nbytes // n, EXAMPLES * 4 * TIME * F32 // n
+    again = 6 if count > 1 else 0
+    wanted = {part: 2 * (n - 1), part // 2: 4 * (n - 1) + 4, part // 4: 6 + again + 2 + 4, number // 2: 10}
+    found, told = permuted(sharded(step, axes="v5e:2x4 seq=8"), params, x)
+    assert found == told == Counter({size: times * count for size, times in wanted.items()})
 
 
 @pytest.mark.ci
@@ -217,12 +271,31 @@ def test_attention_of_long_sequences_takes_a_fifth_of_the_memory_of_gathered_key
 
 
 def test_what_no_ring_takes_is_gathered_and_said(monkeypatch):
-    def capped(q, k, v, mask):
-        scores = 30 * jnp.tanh(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 30)
+    def summed(q, k, v, mask):
+        scores = jnp.cumsum(jnp.einsum("bqhd,bkhd->bhqk", q, k), -1)
         return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)), v)
 
-    monkeypatch.setitem(FORMS, "capped", capped)
-    step, params, batch = attention_step("capped")
+    monkeypatch.setitem(FORMS, "summed", summed)
+    step, params, batch = attention_step("summed")
     rewritten = sharded(step).planned(params, batch).rewritten
     findings = [] if rewritten is None else [finding.message for finding in rewritten.findings]
-    assert any("`tanh`" in message and "test_ring.py, line" in message for message in findings)
+    assert any("`cumsum`" in message and "test_ring.py, line" in message for message in findings)
+
+
+def test_gathered_keys_are_said_to_be_more_than_divided_heads_send():
+    """Of one layer 4 x (n - 1)/n arrays are gathered and scattered; by heads 8 x (n - 1)/n of a part go over, and
+    nothing else that differs."""
+    time, w = 8192, jax.ShapeDtypeStruct((3, 32, 32), jnp.float32)
+    array = EXAMPLES * time * 32 * F32
+
+    def said(time):
+        x = jax.ShapeDtypeStruct((EXAMPLES, time, 32), jnp.float32)
+        seen = jax.ShapeDtypeStruct((EXAMPLES, time), bool)
+        plain = jaxshard_magic.shard(one_layer(by_distance), "sp", mesh=jaxshard_magic.mesh("cpu:4 seq=4"))
+        findings = plain.planned(w, {"x": x, "seen": seen}).plan.findings
+        return [f for f in findings if f.code == "attention-gathers"]
+
+    (hint,) = said(time)
+    assert hint.fix == "%%shard sp --attention heads"
+    assert f"{(4 * array - 8 * array / 4) * 3 / 4 / 2**20:.2f}\u202fMiB less" in hint.message
+    assert not said(time // 64)

@@ -62,6 +62,21 @@ def test_with_divided_positions_a_gradient_is_added_up_along_examples_then_along
     assert sent(run) == wanted == compiled
 
 
+@pytest.mark.ci
+def test_a_tpu_gathers_keys_and_values_in_bfloat16_for_each_pass():
+    call = STEPS["transformer, scanned"]()
+    step = jaxshard_magic.shard(call.step, "dp+sp", mesh=jaxshard_magic.mesh("v5e:2x4 data=4 seq=2"))
+    run = step.prepare(call.state, call.batch).plan.run
+    assert isinstance(run, Hold)
+    keys = steps.EXAMPLES // 4 * steps.TIME * steps.WIDTH * F32
+    compiled = Counter[int]()
+    for c in step.report().collectives or ():
+        if c.kind == "all-gather":
+            compiled[c.bytes] += round(c.count)
+    planned = {size: n for (kind, _, size), n in sent(run).items() if kind == "all-gather"}
+    assert compiled == planned == {keys // 2: 2 * 2 * steps.LAYERS}
+
+
 def test_sums_over_examples_wait_for_the_last_microbatch_and_those_over_positions_do_not():
     call = STEPS["transformer"]()
     options = {"microbatches": 2, "reduce": "once"}

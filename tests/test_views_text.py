@@ -18,7 +18,6 @@ from sample_reports import (
     files,
     gpt_leaves,
     large,
-    leaf,
     memory,
     mesh,
     noisy,
@@ -30,11 +29,9 @@ from sample_reports import (
     wrong,
 )
 
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Checkpoints, Collective, DeviceMemory, Memory, Report, Spread, Timing
-from jaxshard_magic.views import device_memory, leaf_rows, marks, words
+from jaxshard_magic.views import device_memory, marks, words
 from jaxshard_magic.views.format import SPACE
-from jaxshard_magic.views.meshgrid import mesh_html, mesh_text
 from jaxshard_magic.views.terminal import writable
 from jaxshard_magic.views.text import cells
 
@@ -346,94 +343,6 @@ def test_the_limit_stands_at_its_place_in_the_bar():
     assert drawn.count("\u2592") == round(len(drawn) / 2)
 
 
-def test_repeated_layers_fold_into_one_row():
-    axes = {"data": 2}
-    leaves = [leaf(f"blocks.{i}.w", (4, 4), ("data",), axes) for i in range(12)]
-    leaves += [leaf(f"blocks.{i}.b", (4,), (), axes, why="tiny") for i in (0, 1, 5)]
-    leaves += [leaf("head.0.w", (4, 4), (), axes), leaf("head.1.w", (4, 4), (), axes)]
-    rows = {r.path: (r.members, r.bytes_per_device) for r in leaf_rows.fold(leaves)}
-    assert rows == {
-        "blocks.0-11.w": (12, 384),
-        "blocks.0-1,5.b": (3, 48),
-        "head.0.w": (1, 64),
-        "head.1.w": (1, 64),
-    }
-
-
-def test_leaves_of_two_numbers_fold_only_when_the_product_is_full():
-    axes = {"data": 2}
-    full = [leaf(f"b.{i}.experts[{j}].w", (4,), (), axes) for i in range(3) for j in (0, 1)]
-    assert [r.path for r in leaf_rows.fold(full)] == ["b.0-2.experts[0-1].w"]
-    assert len(leaf_rows.fold(full[:-1])) == 5
-
-
-@pytest.mark.parametrize("layer", ["blocks.{}", "['params']['Block_{}']"])
-@pytest.mark.parametrize(("many", "each"), [(11, 1), (2, 2)])
-def test_the_norms_of_repeated_layers_fold_as_their_attention_does(layer: str, many: int, each: int):
-    names = ("norm_1.scale", "norm_2.scale", "attn.q.kernel")
-    leaves = [leaf(f"{layer.format(i)}.{n}", (8,), (), {"data": 2}) for i in range(many) for n in names]
-    paths = [row.path for row in leaf_rows.fold(leaves)]
-    assert [sum(path.endswith(name) for path in paths) for name in names] == [each] * 3
-
-
-def test_optimizer_leaves_follow_the_parameter_whose_path_they_end_in():
-    leaves = gpt_leaves()
-    found = leaf_rows.followers(leaves)
-    by_param = {x.path: [f.path for f in found.get(id(x), [])] for x in leaves if x.role == "params"}
-    assert by_param["wte.embedding"] == ["opt.mu.wte.embedding", "opt.nu.wte.embedding"]
-    assert all(len(follow) == 2 for follow in by_param.values())
-
-
-def test_what_a_leaf_and_its_moments_lost_is_told_together():
-    # 50257 * 768 * 4 bytes over data=4; half of it could have gone: 18.4 MiB, three times 55.2 MiB
-    row = next(r for r in leaf_rows.fold(gpt_leaves()) if r.path == "wte.embedding")
-    said = leaf_rows.not_cut(row).replace(SPACE, " ")
-    assert said == "not cut over model, +18.4 MiB, +55.2 MiB with 2 optimizer leaves"
-
-
-def test_every_leaf_not_cut_as_wanted_is_listed_or_counted():
-    axes = {"data": 2}
-    leaves = [leaf(f"{chr(97 + i)}.w", (64,), ("data",), axes) for i in range(20)]
-    leaves += [leaf(f"{chr(97 + i)}.odd", (3 + 2 * i,), (), axes, wanted=("data",)) for i in range(15)]
-    found = leaf_rows.listing(replace(bare(), leaves=tuple(leaves)))
-    assert sum(bool(r.leaf.wanted) for r in found.rows) == leaf_rows.WANTED_ROWS
-    assert found.below[0].startswith("3 more leaves are not cut as wanted")
-
-
-def test_leaves_without_a_row_that_are_whole_everywhere_are_counted():
-    report = attached()
-    whole = [x for x in report.leaves if not x.spec and x.role != "optimizer"] + [report.leaves[-3]]
-    size = sum(x.bytes_per_device for x in whole)
-    below = leaf_rows.listing(report).below[0].replace(SPACE, " ")
-    assert below == f"{len(whole)} more leaves are whole on every device, {size / 1024:.0f} KiB together"
-
-
-def test_all_leaves_are_listed_one_by_one_when_asked():
-    lines = attached().to_text(100, leaves="all").split("\n")
-    for x in attached().leaves:
-        assert any(line.split()[:1] == [x.path] for line in lines)
-
-
-def test_any_number_of_leaves_may_be_asked_for():
-    text = simulated().to_text(80, leaves=0)
-    assert "Leaves, 1 of 45" in text
-    assert 'to_text(leaves="all") lists every leaf' in text
-    with pytest.raises(ShardError, match="leaves is 'many'; it is a number, or 'all' for every leaf"):
-        simulated().to_text(80, leaves="many")
-
-
-def test_a_long_path_keeps_its_two_ends_and_a_type_is_never_cut():
-    axes = {"data": 2}
-    deep = leaf("layer." * 20 + "kernel", (8,) * 9, ("data",), axes)
-    path, kind = replace(bare(), leaves=(deep,)).to_text(60).split("\n")[-2:]
-    assert re.fullmatch(r"  layer\.\S*\u2026\S*layer\.kernel  256 MiB", path)
-    assert kind == "    f32[8@data,8,8,8,8,8,8,8,8]"
-
-
-def test_a_report_without_leaves_has_no_such_part():
-    assert "Leaves" not in replace(attached(), leaves=()).to_text(80)
-
-
 def test_nothing_that_moves_is_said_and_what_is_not_known_is_left_out():
     assert "nothing moves between devices" in one_device().to_text(80)
     assert "Communication" not in unknown().to_text(80)
@@ -442,75 +351,3 @@ def test_nothing_that_moves_is_said_and_what_is_not_known_is_left_out():
 def test_alike_devices_of_a_dry_run_have_one_bar():
     alike = memory(gpt_leaves(), 8, 100, None)
     assert len(device_memory.groups(alike)) == 1
-
-
-MESHES = [{"data": 1}, {"data": 8}, {"data": 512}, {"data": 4, "model": 2}, {"data": 64, "model": 8}]
-MESHES += [
-    {"a": 2, "b": 4, "c": 3},
-    {"a": 8, "b": 8, "c": 8},
-    {"a": 4, "b": 2, "c": 4, "d": 2},
-    {"x": 2, "y": 256},
-]
-
-
-@pytest.mark.parametrize("axes", MESHES, ids=str)
-def test_a_mesh_fits_the_terminal(axes: dict[str, int]):
-    lines = mesh_text(mesh(axes), 80).split("\n")
-    assert max(map(cells, lines)) <= 80
-    assert len(lines) <= 40
-
-
-def test_a_mesh_of_two_axes_is_a_grid_with_its_coordinates():
-    assert mesh_text(mesh({"data": 4, "model": 2}, "simulated")).split("\n") == [
-        "data=4 model=2   8 simulated CPU devices",
-        "",
-        "            model",
-        "            0  1",
-        "  data  0 \u2502 0  1",
-        "        1 \u2502 2  3",
-        "        2 \u2502 4  5",
-        "        3 \u2502 6  7",
-    ]
-
-
-def test_a_mesh_shows_the_devices_in_its_own_order():
-    order = (0, 1, 3, 2)
-    lines = mesh_text(mesh({"x": 2, "y": 2}, devices=order)).split("\n")
-    assert [line.split("\u2502")[1].split() for line in lines[-2:]] == [["0", "1"], ["3", "2"]]
-
-
-def test_how_what_is_sent_goes_along_an_axis_is_told_where_something_is():
-    report = attached()
-    assert report.timing is not None
-    along = {"data": "ICI ring, both directions, 90.0 GB/s; 2 hops from end to end", "model": "ICI line"}
-    told = replace(report, timing=replace(report.timing, ways=along))
-    assert f"\n  data: {along['data']}\n  model: ICI line\n" in told.to_text(100)
-    assert "2 hops from end to end" in told.to_html()
-    alone = [c for c in report.collectives or () if c.axes == ("data",)]
-    assert "model: ICI" not in replace(told, collectives=tuple(alone)).to_text(100), (
-        "nothing goes along model"
-    )
-
-
-def test_a_mesh_over_hosts_tells_which_devices_each_has():
-    over = mesh({"data": 2, "model": 4}, "simulated", hosts=(0, 0, 1, 1) * 2)
-    text = mesh_text(over)
-    assert "8 simulated CPU devices on 2 hosts" in text
-    assert text.endswith("\n\n  host 0: 0\u20131, 4\u20135\n  host 1: 2\u20133, 6\u20137")
-    marked = mesh_html(over)
-    assert marked.count("border-left:3px") == 2, "a line in each row, between the second and the third device"
-    assert "border-top:3px" not in marked and "host 1: 2" in marked
-    many = mesh({"data": 40}, hosts=tuple(range(40)))
-    assert mesh_text(many).endswith("  host 6: 6\n  and 33 more hosts")
-
-
-def test_a_mesh_of_three_axes_has_a_grid_for_each_index_of_the_first():
-    text = mesh_text(mesh({"data": 2, "fsdp": 2, "model": 2}))
-    assert "data 0" in text
-    assert "data 1" in text
-    assert text.count("fsdp  0") == 2
-
-
-def test_a_large_mesh_is_cut_in_the_middle_and_says_what_it_leaves_out():
-    assert mesh_text(mesh({"data": 512})).split("\n")[-1].split()[-2:] == ["\u2026", "511"]
-    assert mesh_text(mesh({"a": 8, "b": 8, "c": 8})).endswith("and 6 more grids like these")

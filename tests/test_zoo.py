@@ -59,7 +59,7 @@ class Plain:
         return found
 
 
-@pytest.fixture(scope="module", params=[*thinned(zoo.OFTEN, zoo.OFTEN[::6], CI), *thinned(zoo.SELDOM, ())])
+@pytest.fixture(scope="module", params=[*thinned(zoo.OFTEN, zoo.OFTEN[::8], CI), *thinned(zoo.SELDOM, ())])
 def plain(request: pytest.FixtureRequest) -> Plain:
     """One step after another."""
     return Plain(zoo.STEPS[request.param])

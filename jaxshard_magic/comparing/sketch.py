@@ -76,7 +76,7 @@ def sketch(
         *held,
         least=least,
         most=roof.high,
-        experts=planned.facts.mixes_experts,
+        experts=planned.facts.may_mix_experts,
     )
 
 

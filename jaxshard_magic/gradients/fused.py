@@ -1,6 +1,6 @@
 """A loss whose attentions are one primitive each, with a derivative of its own, in the place of what is written out."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,7 @@ class _Fusing(Replay):
         self._fused = {a.equation: a for a in attentions}
         operands = {v for a in attentions for v in _read(a)}
         self._live = self._alive(operands)
+        self._around = {e.index for v in operands for e in _around(program, v)}
         self._wanted, self._made = operands, dict[Value, Any]()
 
     def _alive(self, operands: set[Value]) -> set[Value]:
@@ -105,17 +106,12 @@ class _Fusing(Replay):
     def equation(self, e: Equation, values: list) -> list:
         if e.index in self._fused:
             outs = [self._attention(self._fused[e.index], e)]
-        elif e.outs and self._dead(e) and not e.eqn.effects:
+        elif e.outs and self._live.isdisjoint(e.outs) and not e.eqn.effects and e.index not in self._around:
             return [None] * len(e.outs)
         else:
             outs = super().equation(e, values)
         self._note(e.outs, outs)
         return outs
-
-    def _dead(self, e: Equation) -> bool:
-        """Is nothing used that it makes, nor what is made in its place?"""
-        inside = e.inside() if e.name in _IN_PLACE else ()
-        return self._live.isdisjoint(e.outs) and all(self._live.isdisjoint(i.outs) for i in inside)
 
     def _note(self, values: Any, arrays: Any) -> None:
         pairs = zip(values, arrays, strict=True)
@@ -149,6 +145,13 @@ class _Fusing(Replay):
     def _mask(self, leaf: Leaf, a: Attention) -> Any:
         x = leaf.source if isinstance(leaf.source, np.ndarray) else self._made[leaf.source]
         return placed(jnp.asarray(x), leaf.dims, a.batch + a.groups + 2)
+
+
+def _around(program: Program, v: Value) -> Iterator[Equation]:
+    """The equations in whose bodies `v` is made."""
+    e = program.maker.get(v)
+    while e is not None and (e := e.outer) is not None:
+        yield e
 
 
 def _read(a: Attention) -> set[Value]:

@@ -190,13 +190,14 @@ class CellMagic:
         """A step that a function of the cell binds when a later cell calls it."""
         step = sharded(this.options, this.mesh, this.path, function)
         this.prepare(step)
+        step.counts_rows = self._session.count_rows
         self._session.begin(step)
         self._later.follow(step)
         return step
 
     def _led(self, progress: Progress, watch: "Watch | None", step: Any) -> None:
         """Have the line tell of a step, and its report of the batch of the last one."""
-        step.progress = progress
+        step.progress, step.counts_rows = progress, self._session.count_rows
         if isinstance(self._session.step, type(step)) and self._session.step.name == step.name:
             step.before = self._session.step.ran
         if watch is not None:

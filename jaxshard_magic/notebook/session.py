@@ -27,6 +27,11 @@ class ShardSession(Configurable):
     options_limit = Float(
         60.0, min=0.0, help="Seconds of compiling that showing what each option of a line changes may take."
     ).tag(config=True)
+    count_rows = Bool(
+        True,
+        help="Count the rows of each expert before the first step, where experts are divided: a compile of the forward"
+        " pass more.",
+    ).tag(config=True)
     hosts_limit = Float(
         120.0,
         min=1.0,

@@ -113,10 +113,10 @@ def capturing(inner: Vjp) -> Vjp:
 
 
 def _is_known(x: Any) -> bool:
-    """Is it an array of truth values or whole numbers, such as a mask, that the step was written with?"""
+    """Is it an array of numbers or truth values, such as a mask, that the step was written with?"""
     dtype = getattr(x, "dtype", None)
-    discrete = dtype is not None and (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer))
-    return discrete and not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
+    plain = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.number))
+    return plain and not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
 
 
 def _is_one(x: Any) -> bool:

@@ -11,6 +11,7 @@ from .expert_loops import find_expert_loops
 from .experts import find_experts
 from .flops import Work, counted
 from .flow import Flow
+from .in_turn.found import may_be_in_turn
 from .ir import Program
 from .labels import labels
 from .phases import phases
@@ -63,6 +64,11 @@ class Facts:
         """Whether tokens choose among experts in it."""
         known = self.dimensions, self.storage, self.flow, self.roles
         return bool(find_experts(*known).classes or find_expert_loops(self.dimensions, self.flow, self.roles))
+
+    @cached_property
+    def may_mix_experts(self) -> bool:
+        """Whether tokens choose among experts in it, or may where it goes through these one by one."""
+        return self.mixes_experts or may_be_in_turn(self.program)
 
     @cached_property
     def work(self) -> tuple[Work, ...]:

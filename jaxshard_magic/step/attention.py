@@ -1,14 +1,15 @@
 """`--attention auto`: of the forms of attention over divided positions that fit the one that sends least, by plans."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import ShardError
 from ..gradients.rewrite import Rewritten
 from ..placing import hosts_of
-from ..plan import Finding, Plan
+from ..plan import Finding, Plan, Sent
 from ..program.facts import Facts
 from ..request import Request
+from ..strategies.attention import divides_heads
 from ..strategies.footprint import footprint
 from ..strategies.hold import Hold
 from ..strategies.traffic import traffic
@@ -16,6 +17,7 @@ from ..targets import target_of
 from .tracing import TracedCall
 
 FORMS = ("gather", "heads", "ring")  # from the simplest on
+LEAST = 2**20  # bytes a step: what saves less is not worth a hint
 LONG = 2048  # positions on a device: from here on scores of all of them with each other outweigh what a ring sends more
 
 
@@ -70,6 +72,29 @@ def with_attention(request: Request, way_of: Callable[[Request], Way], forms: Se
     return replace(best, plan=replace(best.plan, findings=(*best.plan.findings, why)))
 
 
+def hint(plan: Plan) -> Finding | None:
+    """What dividing heads would save, by the plan, where attention gathers keys and values; None where that is little,
+    or where some heads don't divide."""
+    from ..units import byte_text
+
+    if plan.attention != "gather" or not isinstance(plan.run, Hold):
+        return None
+    moves, axes = list(traffic(plan.run)), set(plan.run.layout.sequence_axes)
+    if _bytes(move for move in moves if not axes.isdisjoint(move.axes)) < LEAST:
+        return None
+    layout = divides_heads(plan.run.layout)
+    if layout is None:
+        return None
+    now, then = _bytes(moves), _bytes(traffic(Hold(layout)))
+    if now - then < LEAST:
+        return None
+    message = (
+        f"Attention gathers keys and values of all positions: a device sends {byte_text(now)} in a step, by the plan. "
+        f"With its heads divided instead it would send {byte_text(then)}, {byte_text(now - then)} less."
+    )
+    return Finding("attention-gathers", "info", message, f"%%shard {plan.strategy} --attention heads")
+
+
 def chosen(weighed: Mapping[str, Weighed], room: int | None) -> str:
     """The form that sends least of those that fit into `room`, the simplest of equals; where none fits, and where a
     device has `LONG` positions, the one that holds least. `room`: bytes of a device, None where that is not known.
@@ -110,12 +135,16 @@ def _room(request: Request) -> int | None:
     return None if several else room_for(request.mesh, request.chip)
 
 
-def _weighed(plan: Plan) -> Weighed:
+def _bytes(moves: Iterable[Sent]) -> int:
+    """What a device sends of them."""
     from ..analysis.collectives import wire_bytes
 
+    return sum(wire_bytes(move.kind, move.group_size, move.bytes * move.count) for move in moves)
+
+
+def _weighed(plan: Plan) -> Weighed:
     assert isinstance(plan.run, Hold)
-    moves = traffic(plan.run)
-    sent = sum(wire_bytes(move.kind, move.group_size, move.bytes * move.count) for move in moves)
+    sent = _bytes(traffic(plan.run))
     layout = plan.run.layout
     longest = max((layout.dims.largest[c] for c in layout.sequence), default=0)
     return Weighed(sent, footprint(plan.run).peak, longest // layout.count(layout.sequence_axes))

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -12,33 +11,20 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
-from jax.stages import Compiled
 
-from ..compiler_log import captured
-from ..errors import ShardError, one_of
 from ..gradients.rewrite import Rewritten
 from ..placing import from_rows, hosts_of, is_part, own_copy, put
 from ..plan import Plan
 from ..program import settings
 from ..program.batching.padding import padded
-from ..program.compiling import compile_lowered, compilers
-from ..program.garbage import uncollected
-from ..program.hooks import retracing
-from ..program.lines import lines_kept
-from ..program.peel import Peeled, Result, specs
+from ..program.peel import Peeled, Result
 from ..program.routing import Route
-from ..program.strict import strict_call
 from ..program.trace import Traced, path_name
 from ..program.within import within
-from ..request import GradientOptions, Request
-from ..targets import LIMIT_S, target_of
 from .clock import Clock
 from .donation import Ours
-from .elsewhere import canonical, elsewhere, reads
 from .load import Counted
-from .planned import own_mesh, planned
 from .sign import sign_of
-from .tracing import Traces
 
 
 @dataclass(eq=False)
@@ -248,166 +234,3 @@ def kind(x: Any) -> tuple[Any, ...]:
     if not isinstance(x, jax.Array) and not hasattr(x, "weak_type"):
         x = jax.typeof(x)
     return x.shape, x.dtype, getattr(x, "weak_type", False)
-
-
-@within(settings.own_moves)
-@within(retracing)
-def build_entry(
-    peeled: Peeled,
-    request: Request,
-    *,
-    say: Callable[[str], None],
-    compile_limit: float = LIMIT_S,
-    beside: Callable[[], AbstractContextManager[None]] = nullcontext,
-    traces: Traces | None = None,
-) -> Entry:
-    """Trace, plan and compile one kind of call; for devices that aren't attached, by their own compiler within
-    `compile_limit` seconds. `beside()` is a context for while a compiler works, which needs nothing of Python's.
-
-    Raises `ShardError` for a step that jax can't trace and for what can't be planned; an exception of the user's own
-    code passes through.
-    """
-    mesh, step = request.mesh, planned(peeled, request, say=say, traces=traces)
-    traced, result, rewritten, plan = step.traced, step.result, step.rewritten, step.plan
-    avals, donated = step.avals, step.donated
-    if rewritten is not None and rewritten.needs_host_memory:
-        _has_host_memory(request)
-    target = target_of(mesh)
-    devices = target.name if target else f"{mesh.size} device{'s' * (mesh.size > 1)}"
-    say(f"compiling for {devices}")
-    _has_sums(request.gradients, plan)
-    start = time.perf_counter()
-    n = len(traced.consts)
-    shardings = [NamedSharding(mesh, spec) for spec in plan.in_specs]
-    outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
-    constants = specs(traced.consts)
-    carried = rewritten.carried if rewritten is not None else 0
-    same_inputs = rewritten is None or not (carried or rewritten.added)  # as the user's trees have them
-    whole = (
-        peeled.all_traced
-        and result.plain
-        and same_inputs
-        and not donated
-        and _hold_anything(peeled.tree, result.tree)
-    )
-    lowered = _lower_whole if whole else _lower_flat
-    with own_mesh(mesh), lines_kept(), nullcontext() if target is None else canonical():
-        with uncollected():
-            lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
-        if target is None:
-            with beside(), captured() as log, compilers(1) as pool:
-                compiled = pool.submit(compile_lowered, lowering).result()
-            complaints, read = log.messages, _kept(compiled)
-            kept = [a for i, a in enumerate(avals) if i not in donated]
-            weak = (bool(a.weak_type) for a in (*constants, *kept, *(avals[i] for i in donated)))
-            call = strict_call(compiled, tuple(weak))
-        else:
-            with beside():
-                compiled = elsewhere(lowering, target, mesh, compile_limit)
-            complaints, read, call = compiled.log, reads(lowering), None
-    consts = put(traced.consts, shardings[:n]) if target is None else []
-    if carried and call is not None:
-        call = _carrying(call, consts, carried)
-    return Entry(
-        traced,
-        plan,
-        compiled,
-        result,
-        peeled.tree,
-        call,
-        whole,
-        consts,
-        shardings[n:],
-        donated,
-        step.trace_s,
-        time.perf_counter() - start,
-        read,
-        file_of(peeled),
-        complaints,
-        peeled.as_shapes(),
-        rewritten,
-    )
-
-
-def _has_sums(options: GradientOptions, plan: Plan) -> None:
-    """Refuse a type to add gradients up in where the plan has devices add up none."""
-    if options.reduce_dtype is not None and plan.shards < 2:
-        raise ShardError(
-            f"--reduce-dtype {options.reduce_dtype}: {plan.strategy} on this mesh divides no batch, so that no "
-            "gradients are added up over devices; leave it out"
-        )
-
-
-def _has_host_memory(request: Request) -> None:
-    """Refuse to offload where the devices have no host memory of their own."""
-    device = request.mesh.devices.flat[0]
-    kinds = (
-        [memory.kind for memory in device.addressable_memories()] if target_of(request.mesh) is None else []
-    )
-    if kinds and "pinned_host" not in kinds:
-        raise ShardError(
-            f"--remat {request.gradients.remat} keeps arrays in memory of the kind pinned_host; {device.device_kind} "
-            f"has {one_of(kinds)}; --remat dots keeps them on the device"
-        )
-
-
-def _carrying(call: Callable[..., Any], consts: list, carried: int) -> Callable[..., list]:
-    """A program whose first constants come back as its last results, and are those of the next call."""
-
-    def carrying(given: Any, *rest: Any) -> list:
-        outs = call(given, *rest)
-        consts[:carried] = outs[-carried:]
-        return outs[:-carried]
-
-    return carrying
-
-
-def file_of(peeled: Peeled) -> str | None:
-    """The file that defines the step, as Python knows it; None where it has none."""
-    return getattr(getattr(peeled.step.inner, "__code__", None), "co_filename", None)
-
-
-def _hold_anything(*trees: Any) -> bool:
-    """May the user's own pytrees hold shardings in the place of arrays? Some look at what they are given."""
-    try:
-        for tree in trees:
-            tree.unflatten([object()] * tree.num_leaves)
-    except (TypeError, ValueError, AttributeError, AssertionError):
-        return False
-    return True
-
-
-def _lower_whole(peeled, result, plan, donated, constants, avals, shardings, outs) -> Any:
-    """Lowered for the user's own trees, which the compiled program then opens in C++."""
-
-    def program(consts, args, kwargs):
-        return result.tree.unflatten(plan.run(*consts, *jax.tree.leaves((args, kwargs))))
-
-    program.__name__ = program.__qualname__ = peeled.step.name
-    n = len(constants)
-    jitted = jax.jit(
-        program,
-        in_shardings=(shardings[:n], *peeled.tree.unflatten(shardings[n:])),
-        out_shardings=result.tree.unflatten(outs),
-    )
-    return jitted.lower(constants, *peeled.tree.unflatten(avals))
-
-
-def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs) -> Any:
-    n = len(constants)
-    kept = [i for i in range(len(avals)) if i not in donated]
-    back = [(*kept, *donated).index(i) for i in range(len(avals))]
-
-    def program(consts, kept, given):
-        flat = (*kept, *given)
-        return list(plan.run(*consts, *(flat[i] for i in back)))
-
-    program.__name__ = program.__qualname__ = peeled.step.name
-    places = tuple(shardings[n + i] for i in kept), tuple(shardings[n + i] for i in donated)
-    jitted = jax.jit(program, in_shardings=(shardings[:n], *places), out_shardings=outs, donate_argnums=2)
-    return jitted.lower(constants, tuple(avals[i] for i in kept), tuple(avals[i] for i in donated))
-
-
-def _kept(compiled: Compiled) -> tuple[bool, ...]:
-    """Whether the program reads each of its arguments: jax gives those it dropped no sharding."""
-    return tuple(s is not None for s in compiled.in_tree.flatten_up_to(compiled.input_shardings))

@@ -68,4 +68,4 @@ def counted(
     if room and takes and takes.temp_size_in_bytes > room.temp_size_in_bytes:
         return {}
     found = jax.device_get(program(*inputs))
-    return {route: Counted(*each) for route, each in zip(routes, found, strict=True)}
+    return {route: Counted(*each) for route, each in zip(routes, found, strict=True) if each is not None}

@@ -36,9 +36,10 @@ from ..request import Request
 from ..strategies import plan, understand
 from ..targets import LIMIT_S, Built, Target, target_of
 from .attention import Way, with_attention
+from .building import file_of
 from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
-from .entry import Entry, file_of, kind
+from .entry import Entry, kind
 from .microbatches import microbatched
 from .planned import own_mesh, traced
 from .tracing import Traces, captured_at

@@ -17,13 +17,12 @@ from ..plan import Plan
 from ..program.facts import Facts
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
-from ..program.in_turn.found import may_be_in_turn
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
 from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
-from .attention import Way, with_attention
+from .attention import Way, hint, with_attention
 from .donation import to_donate
 from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, trace_call
 
@@ -67,6 +66,8 @@ def planned(
     with own_mesh(request.mesh):
         way = with_attention(request, partial(_way, peeled, say=say, traces=traces))
     call, facts, rewritten, decided = way.call, way.facts, way.rewritten, way.plan
+    if request.attention is None and (saving := hint(decided)) is not None:
+        decided = replace(decided, findings=(*decided.findings, saving))
     decided = replace(decided, findings=(*decided.findings, *call.findings))
     if rewritten is not None:
         decided = replace(decided, findings=(*decided.findings, *rewritten.findings))
@@ -93,12 +94,12 @@ def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
     metadata, rewritten = [noted for _, noted, _ in peeled.inputs], None
-    facts = understand(call.traced, request, metadata)
-    if "ep" in request.axes and may_be_in_turn(facts.program):
+    if "ep" in request.axes:
         call = experts_side_by_side(peeled, request, call)
-        facts = understand(call.traced, request, metadata)
-        if call.apart and not facts.mixes_experts:
-            raise ShardError(apart(call.apart))
+    facts = understand(call.traced, request, metadata)
+    in_the_way = (*call.loops.apart, *call.loops.unsure)
+    if in_the_way and not facts.mixes_experts:
+        raise ShardError(apart(in_the_way[0]))
     if call.captured is not None:
         shards, options = request.shards, request.gradients
         wanted = needs(call.captured, facts, options, shards, per_device=request.per_device)

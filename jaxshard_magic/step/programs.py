@@ -15,7 +15,8 @@ from ..program.peel import Peeled, peel
 from ..program.unwrap import NUMBERS, Step
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S
-from .entry import Entry, build_entry
+from .building import build_entry
+from .entry import Entry
 from .loops import Loops
 from .planned import Planned, planned
 from .recompiled import Recompiled, recompiled

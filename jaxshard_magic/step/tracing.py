@@ -14,7 +14,9 @@ from ..gradients.rewrite import has_gradients, with_plain_gradients
 from ..plan import Finding
 from ..program.capture import capturing
 from ..program.hooks import users_own
-from ..program.in_turn.side_by_side import experts_together
+from ..program.in_turn.found import may_be_in_turn
+from ..program.in_turn.side_by_side import NONE, Loops, experts_together
+from ..program.ir import Program
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
 from ..program.placements import kept_to
@@ -22,6 +24,8 @@ from ..program.trace import Traced, Vjp, trace
 from ..program.untraceable import explained
 from ..request import GradientOptions, Request
 from ..strategies import spread
+
+SIDE_BY_SIDE = "experts-together"  # the code of what is said of loops over experts that run so
 
 _config: Any = jax.config
 
@@ -37,7 +41,7 @@ class TracedCall:
         mapped: how it is spread over devices; None where it is written for whole arrays.
         home: what takes the step's own placements on other devices out of a trace; None where they stay.
         left_out: the lines of these.
-        apart: a line for each loop over experts that can't be put side by side.
+        loops: those over experts.
     """
 
     traced: Traced
@@ -46,7 +50,7 @@ class TracedCall:
     mapped: Mapped | None = None
     home: Callable[[Traced], tuple[Traced, tuple[str, ...]]] | None = None
     left_out: tuple[str, ...] = ()
-    apart: tuple[str, ...] = ()
+    loops: Loops = NONE
 
     def at_home(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
         """The call on the devices of `mesh`; `whole` and errors as `kept_to` has them."""
@@ -56,25 +60,16 @@ class TracedCall:
             captured, left_out = home(captured)
         return replace(self, traced=traced, captured=captured, home=home, left_out=left_out)
 
-    def with_experts_together(self) -> "TracedCall":
-        """The call, whose gradients are captured, with the experts side by side that it goes through one by one."""
-        assert self.captured is not None
-        together, apart = experts_together(self.captured)
-        if together is None:
-            return replace(self, apart=apart)
-        before = self.home
-
-        def home(traced: Traced) -> tuple[Traced, tuple[str, ...]]:
-            traced, left_out = (traced, ()) if before is None else before(traced)
-            return experts_together(traced)[0] or traced, left_out
-
-        plain = with_plain_gradients(together, self.mapped)
-        return replace(self, traced=plain, captured=together, home=home, apart=apart)
-
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is to be said of placements that are left out, and of experts that can't be divided."""
-        found = tuple(Finding("experts-apart", "warning", f"{apart([why])}.") for why in self.apart)
+        """What is to be said of placements that are left out, and of loops over experts."""
+        found = tuple(Finding("experts-apart", "warning", f"{apart(why)}.") for why in self.loops.apart)
+        if self.loops.together:
+            message = (
+                f"Experts that the step goes through one by one ({_some(self.loops.together)}) are worked on side by "
+                "side, on each device its own: the numbers are the loop's, but for the order in which a sum is rounded."
+            )
+            found = (Finding(SIDE_BY_SIDE, "info", message), *found)
         if not self.left_out:
             return found
         lines = ", ".join(self.left_out)
@@ -150,22 +145,45 @@ def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> T
 
 
 def experts_side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
-    """A `call`, or the same traced anew, with the experts side by side that it goes through one by one."""
+    """A `call` with the experts side by side that it goes through one by one, traced anew where its gradients are taken
+    already; itself where it has none."""
+    if not may_be_in_turn(Program(call.traced.closed)):
+        return call
     known, key = call.traced.known, ("experts side by side", request.mesh)
     if key not in known:
-        whole = call
-        if call.captured is None:
-            whole = trace_call(peeled, request, captures=True).at_home(request.mesh, whole=True)
-        known[key] = whole.with_experts_together()
+        known[key] = _side_by_side(peeled, request, call)
     found: TracedCall = known[key]
     return found if _captures(request) else replace(found, captured=None)
 
 
-def apart(lines: Sequence[str]) -> str:
-    """What is told of loops whose experts stay one after the other."""
+def _side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
+    captured, result, home = call.captured, call.result, call.home
+    assert home is not None
+    if captured is None:
+        captured, result = _traced(peeled, specs(peeled.leaves), None, capturing)
+        captured, _ = home(captured)
+    together, loops = experts_together(captured)
+    if together is None:
+        return replace(call, loops=loops)
+
+    def with_experts(traced: Traced) -> tuple[Traced, tuple[str, ...]]:
+        traced, left_out = home(traced)
+        return experts_together(traced)[0] or traced, left_out
+
+    plain = with_plain_gradients(together)
+    return replace(call, traced=plain, result=result, captured=together, home=with_experts, loops=loops)
+
+
+def _some(lines: Sequence[str]) -> str:
+    more = len(lines) - 3
+    return ", ".join(lines[:3]) + (f" and {more} more" if more > 0 else "")
+
+
+def apart(why: str) -> str:
+    """What is told of a loop whose experts stay one after the other."""
     return (
-        f"ep: {lines[0]}, and what runs one after the other can't be divided; have all of them do the same, each with "
-        "its own matrices, or go through them with lax.scan, lax.map or jax.vmap"
+        f"ep: {why}; have all of them do the same with matrices of their own and what all of them read, or stay with "
+        "dp or fsdp"
     )
 
 

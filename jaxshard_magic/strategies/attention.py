@@ -1,6 +1,7 @@
 """How attention gets at positions that other devices hold: keys and values gathered, or heads divided instead."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..errors import ShardError
 from ..plan import Finding
@@ -28,6 +29,15 @@ def attend(layout: Layout, attention: str | None) -> str:
         )
         return "heads"
     return "ring" if attention == "ring" else "gather"
+
+
+def divides_heads(layout: Layout) -> Layout | None:
+    """The same layout with the heads of every attention divided in the place of positions; None where some don't
+    divide, or there are none."""
+    found = find_attentions(layout)
+    if not found or not all(each.heads for each in found):
+        return None
+    return replace(layout, exchanges=by_heads(layout, found))
 
 
 def _all_divide(layout: Layout, found: Sequence[Attended]) -> None:

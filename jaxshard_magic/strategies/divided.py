@@ -31,6 +31,7 @@ def divided_experts(layout: Layout, phases: Mapping[int, str]) -> tuple[DividedE
         experts.places | experts.shared,
         [v for v in among if v is not None],
     )
+    routes = tuple(r for r in routes if experts.inside.isdisjoint(c.equation for c in r.choices))
     numbers = {program.shapes[v][d] for v, d in weights}
     numbers |= {z for c in experts.classes for z in layout.dims.all_sizes[c] if z > 1}
     work = "sorted" if weights else "places" if experts.places | experts.shared else "all"

@@ -6,7 +6,8 @@ device and those of its experts all-to-alls move what a one-hot product dispatch
 section 3.2). Where all experts see all tokens, these are gathered over the expert axes, and results added up.
 """
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -108,14 +109,35 @@ def _divide_evenly(counts: set[int], n: int, over: str) -> None:
 def _no_experts(layout: Layout, axes: Axes) -> str:
     if (name := _taken_apart(layout)) is not None:
         return (
-            f"ep: {name} is taken apart expert by expert in Python ({name.rpartition('.')[2]}[0], ...), and what runs "
-            "one after the other can't be divided; go through the experts with lax.scan, lax.map or jax.vmap"
+            f"ep: {name} is taken apart expert by expert in Python ({name.rpartition('.')[2]}[0], ...), and what is "
+            "made of its parts is not put together again by a sum, masks or jnp.stack; go through the experts with "
+            "lax.scan, lax.map or jax.vmap"
+        )
+    if (names := _one_array_each(layout)) is not None:
+        return (
+            f"ep: {names[0]} to {names[-1]} are {len(names)} arrays, one for each expert, and ep divides arrays by "
+            "their dimensions; stack them, jax.tree.map(lambda *each: jnp.stack(each), *experts), and take w[0], w[1], "
+            "... of that in the step (in Flax: nn.vmap, nnx.vmap)"
         )
     return (
         "ep found no experts in this step: no parameter has, beside the two dimensions of a matrix, one that top_k, "
         f"argmax, a sort or a softmax chooses along; use dp or fsdp, with {'+'.join(axes)}={layout.count(axes)} as a "
         "data axis"
     )
+
+
+def _one_array_each(layout: Layout) -> list[str] | None:
+    """The names of matrices of one shape that differ by a number, of as many as something is chosen among."""
+    found = defaultdict[tuple[str, tuple[int, ...]], dict[int, str]](dict)
+    for i in layout.roles.stored:
+        name, shape = layout.names[i], layout.program.shapes[layout.program.inputs[i]]
+        if len(shape) == 2 and layout.roles.of[i] == PARAMS:
+            for at in re.finditer(r"\d+", name):
+                found[f"{name[: at.start()]}#{name[at.end() :]}", shape][int(at[0])] = name
+    experts = [
+        one for one in found.values() if [*one] == [*range(len(one))] and best_of(layout.program, len(one))
+    ]
+    return [*experts[-1].values()] if experts else None
 
 
 def _divide_sorted(layout: Layout, axes: Axes) -> None:

@@ -17,7 +17,8 @@ Key = tuple[int, int]  # a choice or a mask: its equation, and which result or o
 
 
 class Loads(Hold):
-    """`Loads(layout, routes)(*arrays)` gives, of each of `routes`, what `program.routing.summed` tells."""
+    """`Loads(layout, routes)(*arrays)` gives, of each of `routes`, what `program.routing.summed` tells; None of one
+    whose choices the plan makes in another form."""
 
     def __init__(self, layout: Layout, routes: Sequence[Route]):
         super().__init__(layout)
@@ -38,9 +39,10 @@ class Loads(Hold):
         self.through([e for e in top.equations if e.index in run], top.env(args))
         return [self._of(route) for route in self.routes]
 
-    def _of(self, route: Route) -> tuple[Any, Any, Any]:
-        counts = [self._found[c.equation, c.out] for c in route.choices]
-        mask = route.mask
+    def _of(self, route: Route) -> tuple[Any, Any, Any] | None:
+        counts, mask = [self._found.get((c.equation, c.out)) for c in route.choices], route.mask
+        if any(x is None for x in counts):
+            return None
         return summed(route, counts, None if mask is None else self._found.get((mask.equation, mask.operand)))
 
     def equation(self, e: Equation, values: list) -> list:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from ..program.ir import Equation, Value
 from ..program.permuted import first_mask
 from ..program.primitives import shape_of
+from ..program.unionfind import UnionFind
 from .layout import Layout
 from .ring import Ring, ring_of
 
@@ -35,6 +36,7 @@ def there(layout: Layout, members: Iterable[Equation]) -> frozenset[tuple[int, i
     """What several members of one body read, but for the first of them: XLA brings it once. Operands of masks are
     brought before they get their dimensions."""
     maker, known, found = layout.program.maker, set[tuple[int, bool, Value]](), set[tuple[int, int]]()
+    joined = _joined(layout)
     for e in members:
         for k, v in enumerate(e.ins):
             if v is None:
@@ -47,11 +49,35 @@ def there(layout: Layout, members: Iterable[Equation]) -> frozenset[tuple[int, i
                 and made.ins[0] is not None
             ):
                 v = made.ins[0]
-            key = id(e.outer), mask, v
+            key = id(_body(layout, e)), mask, joined.find(v)
             if key in known:
                 found.add((e.index, k))
             known.add(key)
     return frozenset(found)
+
+
+def _body(layout: Layout, e: Equation) -> Equation | None:
+    """The equation in whose body `e` is compiled: a loop of one trip is none, but for XLA's for the CPU, where sums
+    that keep the order of the ring keep it apart."""
+    outer = e.outer
+    while outer is not None and _one_trip(layout, outer):
+        outer = outer.outer
+    return outer
+
+
+def _joined(layout: Layout) -> UnionFind:
+    """Values that are one across the ends of such loops."""
+    joined = UnionFind(len(layout.program.avals))
+    for e in layout.program.equations:
+        for door in e.doors if _one_trip(layout, e) else ():
+            for a, b, _ in (*door.into, *door.out):
+                if a is not None and b is not None:
+                    joined.union(a, b)
+    return joined
+
+
+def _one_trip(layout: Layout, e: Equation) -> bool:
+    return not layout.simulated and e.name == "scan" and e.params["length"] == 1
 
 
 def is_gradient(e: Equation) -> bool:

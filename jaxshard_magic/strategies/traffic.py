@@ -9,9 +9,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..plan import Sent
 from ..program.ir import Door, Equation, Scope, Value
+from ..program.phases import phases
 from ..program.sizes import nbytes
 from .changes import changes_sent, multiplied_narrow
 from .hold import Hold
@@ -41,8 +43,12 @@ class _Traffic:
         self._hold, self._layout = hold, hold.layout
         self._program = hold.program
         self._used = self._layout.flow.used
-        self._gathered: set[tuple[Value, Axes]] = set()
+        self._gathered: set[tuple[Value, Axes, str | None]] = set()
         self._partners = self._linked() if self._layout.sequence else {}
+
+    @cached_property
+    def _phases(self) -> dict[int, str]:
+        return phases(self._program, self._layout.flow)
 
     def all(self) -> Iterator[Sent]:
         yield from self._inside(self._program.top, _Body(False), {})
@@ -153,9 +159,12 @@ class _Traffic:
                 for a in axes
                 if a in layout.sequence_axes and n in into and a not in into[n]
             )
-            if gone and (v, gone) not in self._gathered:
-                self._gathered.add((v, gone))
-                size = self._layout.bytes_of(v, without(spec, gone))
+            narrow = multiplied_narrow(layout, e, v)
+            # what a TPU takes in bfloat16 it gathers for the backward pass anew
+            at = v, gone, self._phases.get(e.index) if narrow else None
+            if gone and at not in self._gathered:
+                self._gathered.add(at)
+                size = self._layout.bytes_of(v, without(spec, gone)) // (2 if narrow else 1)
                 if e.primitive.reduces:  # what is left of it is gathered
                     size = min(size, self._layout.bytes_of(e.outs[0], layout.at(e, e.outs[0])))
                 yield self._sent("all-gather", gone, size, e.trips)

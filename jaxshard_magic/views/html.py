@@ -209,8 +209,8 @@ def _communication(report: Report) -> str:
         table(head, rows),
         small(left),
         small("<br>".join(f"{axis(a, report.mesh)}: {text(way)}" for a, way in words.ways(report))),
-        turns(report),
         _lines(report),
+        turns(report),
     )
 
 

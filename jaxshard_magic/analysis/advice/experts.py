@@ -20,10 +20,10 @@ def dropped(case: Case) -> Iterator[Advice]:
         if load is None or not load.places or load.most is None:
             continue
         each, lost = load.places // load.groups, _dropped_share(load)
-        others = f", the worst of {len(layers)} layers that drop some," if len(layers) > 1 else ""
+        others = f"the worst of {len(layers)} layers that drop some" if len(layers) > 1 else ""
         message = (
             f"{load.dropped:,} of {sum(load.chosen or ()):,} rows ({share(lost)}) found no place with their expert on "
-            f"the first batch, and are dropped{others}{_where(load)}: an expert has {each:,} places{_a_group(load)}; "
+            f"the first batch, and are dropped{_where(load, others)}: an expert has {each:,} places{_a_group(load)}; "
             f"{load.most:,} would have kept all, for {load.most / each:.2f} times the products of the experts."
         )
         yield Advice("experts-dropped", "warning" if lost >= DROPPED else "info", message)
@@ -89,5 +89,7 @@ def _a_group(load: Load) -> str:
     return f" in each of {load.groups:,} groups" if load.groups > 1 else ""
 
 
-def _where(load: Load) -> str:
-    return "" if load.line is None else f" ({place(load.file, load.line)})"
+def _where(load: Load, more: str = "") -> str:
+    at = "" if load.line is None else place(load.file, load.line)
+    said = "; ".join(filter(None, (at, more)))
+    return f" ({said})" if said else ""

@@ -15,6 +15,7 @@ from ..primitives import shape_of
 from .attention import Attention, Found, Unrecognised
 from .chain import chain_of, is_product
 from .making import made, roles_of
+from .other import in_the_way
 from .softmax import Softmax, Softmaxes, Total, with_names
 from .trail import Label, Labels, Trail
 
@@ -47,6 +48,9 @@ class _Search:
     def __init__(self, program: Program, trail: Trail):
         self._program, self._trail = program, trail
         self._softmaxes = Softmaxes(trail)
+        self._exponentials = any(
+            e.name == "exp" and len(shape_of(e.eqn.outvars[0])) > 1 for e in program.equations
+        )
         self._dims: Dimensions | None = None
 
     def ending_in(self, e: Equation) -> Attention | Unrecognised | None:
@@ -58,8 +62,19 @@ class _Search:
             if v is None or e.ins[1 - side] is None:
                 continue
             softmax = self._softmaxes.behind(v, tuple(range(len(self._program.shapes[v]))))
-            if softmax is not None:
-                return self._attention(e, side, softmax)
+            found = None if softmax is None else self._attention(e, side, softmax)
+            if found is not None:
+                return found
+        return self._other(e)
+
+    def _other(self, e: Equation) -> Unrecognised | None:
+        """A product of values with something else than a softmax, as far as there is one behind it."""
+        for v in e.ins:
+            if v is None or not self._exponentials or len(self._program.shapes[v]) < 2:
+                continue
+            found = in_the_way(self._trail, self.dims, v)
+            if found is not None:
+                return self._named(e, found)
         return None
 
     def _divided_later(self, e: Equation) -> Attention | Unrecognised | None:
@@ -111,9 +126,11 @@ class _Search:
         if roles is None:
             return None
         found = softmax.blocked or chain.blocked or made(self._trail, roles, softmax, chain)
-        if isinstance(found, Equation):
-            return Unrecognised(out.index, found.name, self._trail.line(found))
-        return found
+        return self._named(out, found) if isinstance(found, Equation) else found
+
+    def _named(self, out: Equation, e: Equation) -> Unrecognised:
+        name = "checkpoint" if e.primitive.remat else e.name
+        return Unrecognised(out.index, name, self._trail.line(e))
 
     @property
     def dims(self) -> Dimensions:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..ir import Equation, Value
+from ..primitives.jaxprs import is_float
 from .attention import Apply, Condition, Leaf, Scores, Span, Test
 from .chain import Chain, Link, factor, fill_of
 from .evaluate import leaves
@@ -204,7 +205,11 @@ class _Reading:
 
 
 def _terms(test: Test) -> list[Test]:
-    """Those of a sum."""
+    """Those of a sum, in whatever float type it is."""
     if isinstance(test, Apply) and test.eqn.primitive.name == "add":
         return [term for operand in test.operands for term in _terms(operand)]
+    if isinstance(test, Apply) and test.eqn.primitive.name == "convert_element_type":
+        terms = _terms(test.operands[0])
+        if is_float(getattr(test.eqn.invars[0].aval, "dtype", None)) and len(terms) > 1:
+            return terms
     return [test]

@@ -137,10 +137,12 @@ class Trail:
         return self._constants[v]
 
     def _evaluated(self, v: Value) -> np.ndarray | None:
+        if _numbers(self.program.shapes[v]) > _LARGEST:
+            return None
         if v in self._known:
             return np.asarray(self._known[v])
         e = self.maker(v)
-        if e is None or e.primitive.keyed or e.eqn.effects or _numbers(self.program.shapes[v]) > _LARGEST:
+        if e is None or e.primitive.keyed or e.eqn.effects:
             return None
         operands: list[Any] = []
         for k, w in enumerate(e.ins):
@@ -156,11 +158,15 @@ class Trail:
     def moving(self) -> Collection[Value]:
         """The values that a gradient has to go through."""
 
-        def goes_on(made: Value, _of: Value, e: Equation | None) -> bool:
-            stops = e is not None and e.name == "stop_gradient"
-            return not stops and jnp.issubdtype(self.program.avals[made].dtype, jnp.inexact)
+        avals = self.program.avals
 
-        return Flow(self.program).forward(self._by, goes_on)
+        def is_smooth(v: Value) -> bool:
+            return jnp.issubdtype(avals[v].dtype, jnp.inexact)
+
+        def goes_on(made: Value, _of: Value, e: Equation | None) -> bool:
+            return is_smooth(made) and (e is None or e.name != "stop_gradient")
+
+        return Flow(self.program).forward(filter(is_smooth, self._by), goes_on)
 
     def line(self, e: Equation | None) -> str | None:
         """The user's line that an equation comes from, or the call whose body it is in."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from ..primitives import WrappedFun, is_literal, made_of, noted_by_jax
+from ..primitives import WrappedFun, is_literal, made_of, noted_by_jax, shape_of
 
 _DEPTH = 12  # of objects in objects; deeper they are taken for different ones
 
@@ -23,8 +23,7 @@ class Alike:
         return (
             a.primitive is b.primitive
             and len(a.invars) == len(b.invars)
-            and [v.aval.shape for v in a.invars if hasattr(v.aval, "shape")]
-            == [v.aval.shape for v in b.invars if hasattr(v.aval, "shape")]
+            and [*map(shape_of, a.invars)] == [*map(shape_of, b.invars)]
             and [str(v.aval) for v in a.outvars] == [str(v.aval) for v in b.outvars]
             and not a.effects
             and not b.effects
@@ -55,7 +54,9 @@ class Alike:
         if isinstance(a, MethodType):
             return a.__func__ is b.__func__ and self._same(a.__self__, b.__self__, depth + 1)
         if isinstance(a, functools.partial):
-            return self._same((a.func, a.args, [*a.keywords.items()]), (b.func, b.args, [*b.keywords.items()]), depth)
+            return self._same(
+                (a.func, a.args, [*a.keywords.items()]), (b.func, b.args, [*b.keywords.items()]), depth
+            )
         try:
             if isinstance(a, CellType):
                 return self._same(a.cell_contents, b.cell_contents, depth)

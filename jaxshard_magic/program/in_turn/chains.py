@@ -1,17 +1,19 @@
 """Equal chains of equations of one body, that differ only by the expert they are of, found and put side by side.
 
-A chain begins where a Python loop takes one expert's matrix out of a weight, `w[e]`, and goes on as long as all experts'
-equations do the same with what they made and what all of them read. What else differs between them (a column of the
-gates, the number that a mask compares with) is looked for backwards. It ends where the results are added up, or put
-side by side by the step itself.
+A chain begins where a Python loop takes one expert's matrix out of a weight, `w[e]`, and goes on as long as the
+equations of all experts do the same with what they made and what all of them read. What else differs between them (a
+column of the gates, the number that a mask compares with) is looked for backwards. It ends where the results are added
+up, chosen from by masks, or put side by side by the step itself.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
+from ..flow import made_of
 from ..ir import Equation, Program, Scope, Value
 from ..lines import users_line
 from ..primitives import is_literal
@@ -62,16 +64,38 @@ class Joined:
 
 
 @dataclass(eq=False)
+class Chosen:
+    """Of `family`, number by number, what the last expert has whose `mask` is `where`, and else what is read as
+    `other`. `last`: the last of the selections that made it."""
+
+    family: Family
+    mask: Family
+    where: bool
+    other: Read
+    last: Equation
+
+
+End = Sum | Joined | Chosen
+
+
+@dataclass(eq=False)
 class Group:
-    """The chains of all experts from certain weights on, in one body. `apart`: why they can't be put side by side."""
+    """The chains of all experts from certain weights on, in one body. `apart`: why they can't be put side by side, ""
+    where another group says it. `sure`: whether what they make is known to be chosen among. `same`: values that are
+    equal, though each expert has one of its own."""
 
     number: int
     weight: Value
     first: Equation
     families: dict[tuple, Family] = field(default_factory=dict)
     together: dict[int, Together] = field(default_factory=dict)  # by the index of each of their equations
-    ends: list[Sum | Joined] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
     apart: str | None = None
+    sure: bool = False
+    same: set[tuple[Value | None, ...]] = field(default_factory=set)
+
+
+NEXT = "each reads what the one before it made"
 
 
 class _Apart(Exception):
@@ -103,7 +127,7 @@ class Chains:
         return self._canonical.get(v, v)
 
     def found(self, numbers: Set[int], chosen: Callable[[Group], bool]) -> list[Group]:
-        """The groups of one of so many experts each that `chosen` holds for."""
+        """The groups of one of so many experts each that `chosen` holds for, and those that can't be put so."""
         groups = []
         for source, dim, size in {(p.source, p.dim, p.size): None for p in self._of_part}:
             if source not in self._weights or len(shape := self._program.shapes[source]) < 3:
@@ -117,10 +141,23 @@ class Chains:
             values = tuple(self._of_part[part] for part in parts)
             if not any(v in self._grouped for v in values):
                 group = self._group(number, values)
-                if chosen(group):
+                group.sure = chosen(group)
+                if group.sure or group.apart is not None:
                     groups.append(group)
-                    self._grouped |= {v: group for family in group.families.values() for v in family.values if v is not None}
+                    families = group.families.values()
+                    self._grouped |= {v: group for f in families for v in f.values if v is not None}
+        for one in [group for group in groups if group.apart is not None]:
+            self._join(one, groups)
         return groups
+
+    def _join(self, one: Group, groups: list[Group]) -> None:
+        """Where experts of a group stay apart, so do those of groups that go on with what each of them made."""
+        first = next(iter(one.families.values()))
+        behind = made_of(self._scope, [v for v in first.values[1:2] if v is not None])
+        for group in groups:
+            for family in group.families.values() if group.apart is None else ():
+                if family.reads and family.values[1] in behind and family.values[0] not in behind:
+                    group.apart = ""
 
     def _group(self, number: int, values: tuple[Value, ...]) -> Group:
         part = self._parts[values[0]]
@@ -129,7 +166,10 @@ class Chains:
         try:
             for family in todo:  # which grows
                 before = len(group.families)
-                self._forward(group, family)
+                try:
+                    self._forward(group, family)
+                except _Apart as why:
+                    raise (_Apart(NEXT) if self._in_turn(family) else why) from None
                 todo += [f for f in [*group.families.values()][before:] if f.weights and f not in todo]
         except _Apart as why:
             group.apart = str(why)
@@ -149,6 +189,8 @@ class Chains:
             column = [r[k] for r in readers]
             equations = tuple(e for e, _ in column)
             if self._joins(group, family, equations):
+                continue
+            if self._selects(group, family, equations):
                 continue
             if equations[0].name in ("add", "add_any") and self._sums(group, family, equations):
                 continue
@@ -203,6 +245,46 @@ class Chains:
         known.families.append(family)
         return True
 
+    def _selects(self, group: Group, family: Family, equations: tuple[Equation, ...]) -> bool:
+        """Whether `equations` select, each, what an expert has or what the one before gave; noted if so."""
+        first = equations[0]
+        if first.name == "select_n" and len(first.ins) == 3:
+            no, yes = 1, 2
+        elif first.name in ("jit", "pjit") and first.params["name"] == "_where" and len(first.ins) == 3:
+            no, yes = 2, 1
+        else:
+            return False
+        pairs = [*pairwise(equations)]
+        before = next((k for k in (no, yes) if all(b.ins[k] == a.outs[0] for a, b in pairs)), None)
+        own = yes if before == no else no
+        if before is None or tuple(self._value(e, own) for e in equations) != family.values:
+            return False
+        shapes, out = self._program.shapes, first.outs[0]
+        alone = all(len(self._readers[a.outs[0]]) == 1 and a.outs[0] not in self._given for a, _ in pairs)
+        if not alone or not all(self._alike.equations(first.eqn, e.eqn) for e in equations):
+            raise _Apart(self._differ(equations))
+        mask = self._resolve(group, [(e, 0) for e in equations], 0)
+        inexact = np.issubdtype(self._program.avals[out].dtype, np.inexact)
+        if mask is None or not inexact or any(v is None or shapes[v] != shapes[out] for v in family.values):
+            raise _Apart(f"{_told(first)} takes them one by one")
+        group.ends.append(Chosen(family, mask, before == no, (first, before), equations[-1]))
+        return True
+
+    def _in_turn(self, family: Family) -> bool:
+        """Is what the second expert has made of what the first one has?"""
+        first, second = family.values[:2]
+        if first is None or second is None or first not in self._made:
+            return False
+        from_here = self._made[first].index
+        todo = [second]
+        for v in todo:  # which grows
+            e = self._made.get(v)
+            if v == first:
+                return True
+            if e is not None and e.index > from_here:
+                todo += [w for w in {*e.ins} - {*todo} if w is not None]
+        return False
+
     def _path(self, e: Equation) -> list[Equation]:
         """The additions that `e` is the first of, each of which only the next one reads."""
         path = [e]
@@ -243,7 +325,7 @@ class Chains:
             if all(np.array_equal(numbers[0], x, equal_nan=x.dtype.kind == "f") for x in numbers):
                 return None
             return self._read(group, column, values)
-        if len(set(values)) == 1:
+        if len(set(values)) == 1 or values in group.same:
             return None
         if values in group.families:
             return group.families[values]
@@ -254,10 +336,17 @@ class Chains:
             return self._family(group, values, weights=whole and part.source in self._weights, part=part)
         if depth < _FAR and all(v in self._made for v in values):
             made = tuple(self._made[v] for v in values if v is not None)
-            places = {e.outs.index(v) for e, v in zip(made, values, strict=True)}
-            if len(places) == 1:
-                if self._unify(group, made, depth + 1) is None:
+            places = {e.outs.index(v) for e, v in zip(made, values, strict=True) if v is not None}
+            if len(places) == 1 and self._unify(group, made, depth + 1) is None:
+                together = group.together[made[0].index]
+                if any(together.operands):
                     return group.families[values]
+                for e in made:  # all make the same of the same
+                    del group.together[e.index]
+                for family in together.outs:
+                    del group.families[family.values]
+                group.same.add(values)
+                return None
         return self._read(group, column, values)
 
     def _read(self, group: Group, column: list[Read], values: tuple[Value | None, ...]) -> Family:
@@ -272,7 +361,8 @@ class Chains:
         if first is None:
             return None
         wanted = [
-            Part(first.source, first.dim, first.start + e * first.size, first.size) for e in range(len(values))
+            Part(first.source, first.dim, first.start + e * first.size, first.size)
+            for e in range(len(values))
         ]
         return first if [v is not None and self._parts.get(v) for v in values] == wanted else None
 
@@ -284,7 +374,7 @@ class Chains:
             None,
         )
         if i is None:
-            return f"{_told(first)} reads what others of them made"
+            return f"{_told(first)} takes them one by one"
         return f"expert {i} has {_told(equations[i])} where expert 0 has {_told(first)}"
 
 

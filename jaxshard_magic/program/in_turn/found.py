@@ -1,16 +1,18 @@
-"""The experts that a program goes through in Python loops: which groups of chains count, and in which order they run."""
+"""The experts that a program goes through one by one: which groups of chains count, and in which order they run."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..experts import along_of, chooses
 from ..flow import Flow, by_alias
 from ..ir import Equation, Program, Scope, Value
 from ..lines import users_line
 from ..primitives import shows
+from ..primitives.primitive import Kind
 from .alike import Alike
-from .chains import Chains, Family, Group, Joined, Sum, Together
+from .chains import NEXT, Chains, Chosen, End, Family, Group, Joined, Sum, Together
+from .counted import Counted, find_counted
 from .parts import Parts
 
 
@@ -23,29 +25,38 @@ class One:
     expert: int
 
 
-Unit = Equation | Together | Family | Sum | Joined | One
+_TAKES = ("slice", "dynamic_slice", "gather", "split", "unstack")
+Unit = Equation | Together | Family | End | One
 
 
 @dataclass(frozen=True)
 class Found:
     """`orders`: how a body runs with the chains of its experts side by side, by its scope. `apart`: a line for each
-    group that can't be put so."""
+    group that can't be put so; `unsure`: those of groups of which it isn't known that something chooses among them.
+    `counted`: loops that take experts by the number of the trip, by their equations' index. `together`: the lines of
+    all that runs side by side.
+    """
 
     orders: Mapping[Scope, list[Unit]]
     apart: tuple[str, ...]
+    unsure: tuple[str, ...]
+    counted: Mapping[int, Counted] = field(default_factory=dict)
+    together: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.together)
 
 
 def may_be_in_turn(program: Program) -> bool:
-    """Whether all of the matrices of some array are taken one by one, of as many as something is chosen among."""
-    numbers, parts = _numbers(program), Parts(program.shapes)
-    for scope in program.scopes() if numbers else ():
-        starts = defaultdict[tuple[Value, int, int], set[int]](set)
-        for part in parts.of(scope).values():
-            starts[part.source, part.dim, part.size].add(part.start)
-        for (source, dim, size), found in starts.items():
-            shape = program.shapes[source]
-            if len(shape) > 2 and len(found) in numbers and len(found) * size == shape[dim]:
-                return True
+    """Whether matrices are taken one by one of some array, of as many as something is chosen among."""
+    numbers, taken = _numbers(program), Counter[tuple[int, ...]]()
+    for e in program.equations if numbers else ():
+        source = e.ins[0] if e.name in _TAKES else None
+        if source is None or len(shape := program.shapes[source]) < 3 or numbers.keys().isdisjoint(shape):
+            continue
+        taken[shape] += max(len(e.outs), e.trips)
+        if taken[shape] >= min(numbers.keys() & {*shape}):
+            return True
     return False
 
 
@@ -53,9 +64,14 @@ def find_in_turn(program: Program, weights: Iterable[Value]) -> Found:
     """The experts of a program whose matrices are parts of `weights`; cost: linear in the equations."""
     met = _Met(program)
     if not met.numbers:
-        return Found({}, ())
-    parts, alike, orders, apart = Parts(program.shapes), Alike(), dict[Scope, list[Unit]](), list[str]()
-    own = met.flow.forward(weights, by_alias)
+        return Found({}, (), ())
+    parts, alike, orders, apart = (
+        Parts(program.shapes),
+        Alike(),
+        dict[Scope, list[Unit]](),
+        list[tuple[bool, str]](),
+    )
+    own, together = met.flow.forward(weights, by_alias), list[str]()
     for scope in program.scopes():
         taken = parts.of(scope)
         if own.isdisjoint(part.source for part in taken.values()):
@@ -67,18 +83,26 @@ def find_in_turn(program: Program, weights: Iterable[Value]) -> Found:
         while whole and order is None:
             order, late = _Order(program, scope, chains, whole).order()
             for group in late:
-                group.apart = "what one of them makes is read by the next"
+                group.apart = NEXT
             whole = [g for g in whole if g.apart is None]
         if whole and order is not None:
             orders[scope] = order
-        apart += [_why(group) for group in groups if group.apart is not None]
-    return Found(orders, tuple(apart))
+            together += [_line(group.first) for group in whole]
+        apart += [(not group.sure, _why(group)) for group in groups if group.apart]
+    lines = tuple(why for _, why in sorted(apart, key=lambda found: found[0]))
+    sure = sum(not unsure for unsure, _ in apart)
+    counted = find_counted(program, own, met.numbers, parts)
+    together += [_line(program.equations[i]) for i in counted]
+    return Found(orders, lines[:sure], lines[sure:], counted, tuple(together))
+
+
+def _line(e: Equation) -> str:
+    return users_line(e.eqn) or "in a library"
 
 
 def _why(group: Group) -> str:
-    line = users_line(group.first.eqn)
-    where = f" ({line})" if line else ""
-    return f"the {group.number} experts that a Python loop goes through{where} are not alike: {group.apart}"
+    where = f"the {group.number} experts that a Python loop goes through ({_line(group.first)})"
+    return f"{where} can't be put side by side: {group.apart}"
 
 
 def _numbers(program: Program) -> Mapping[int, list[Value]]:
@@ -86,9 +110,16 @@ def _numbers(program: Program) -> Mapping[int, list[Value]]:
     found = defaultdict[int, list[Value]](list)
     for e in program.equations:
         operand = e.ins[0] if chooses(e) else None
-        for d in () if operand is None else along_of(e, len(program.shapes[operand])):
-            found[program.shapes[operand][d]].extend(e.outs)  # pyright: ignore[reportArgumentType]
+        if operand is not None:
+            shape = program.shapes[operand]
+            for d in along_of(e, len(shape)):
+                found[shape[d]].extend(e.outs)
     return {n: values for n, values in found.items() if n > 1}
+
+
+def made_by(end: End) -> Equation:
+    """The equation whose result it is."""
+    return end.root if isinstance(end, Sum) else end.last if isinstance(end, Chosen) else end.equation
 
 
 class _Met:
@@ -110,7 +141,7 @@ class _Met:
 
     def chosen(self, group: Group) -> bool:
         """Is what the experts of a group make told apart, or weighed, by a choice among as many?"""
-        values, shapes = self._of(group.number), self._program.shapes
+        values = self._of(group.number)
         for family in group.families.values():
             part = family.part
             if part and not family.weights and part.source in values:
@@ -121,14 +152,16 @@ class _Met:
                 if numbers and any(v in values for v in e.ins if v is not None):
                     return True
         joined = [end.equation.outs[0] for end in group.ends if isinstance(end, Joined)]
-        return any(
-            w in values and group.number in shapes[w]
-            for v in self.flow.forward(joined, _no_product)
-            for _, e in self.flow.after[v]
-            if e is not None and (e.primitive.product or e.name == "mul")
-            for w in e.ins
-            if w is not None and w != v
-        )
+        readers = ((v, e) for v in self.flow.forward(joined, _no_product) for _, e in self.flow.after[v])
+        return any(self._weighs(e, v, group.number, values) for v, e in readers if e is not None)
+
+    def _weighs(self, e: Equation, v: Value, number: int, values: Set[Value]) -> bool:
+        """Does `e` read `v` with what was made of a choice among so many?"""
+        looks_up, shapes = e.primitive.kind is Kind.LOOKUP, self._program.shapes
+        if not (e.primitive.product or looks_up or e.name == "mul"):
+            return False
+        others = [w for w in e.ins if w is not None and w != v]
+        return any(w in values and (looks_up or number in shapes[w]) for w in others)
 
 
 def _no_product(_v: Value, _w: Value, e: Equation | None) -> bool:
@@ -156,7 +189,7 @@ class _Order:
         self._maker |= ones
         for group in groups:
             for end in group.ends:
-                self._maker[(end.root if isinstance(end, Sum) else end.equation).outs[0]] = end
+                self._maker[made_by(end).outs[0]] = end
                 self._group[end] = group
         for one in ones.values():
             self._group[one] = next(g for g in groups if one.family in g.families.values())
@@ -195,6 +228,9 @@ class _Order:
             return [self._of[unit.family]]
         if isinstance(unit, Joined):
             return [self._of[unit.family]]
+        if isinstance(unit, Chosen):
+            e, k = unit.other
+            return [self._of[unit.family], self._of[unit.mask], *self._made(e.ins[k])]
         if isinstance(unit, Sum):
             others = [u for e, k in unit.others for u in self._made(e.ins[k])]
             return [*others, *(self._of[f] for f in unit.families)]

@@ -1,7 +1,7 @@
 """A step whose experts a Python loop goes through, with one equation for all of them in the place of each one's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,30 +11,49 @@ from jax.extend.core import ClosedJaxpr
 
 from ..capture import Gradient, gradient_p, gradients_of
 from ..emit import Emitter
-from ..ir import Equation, Program, Scope, Value
+from ..ir import Door, Equation, Program, Scope, Value
+from ..primitives import scan_counts
 from ..replay import Replay, retraced
 from ..trace import Traced, hoisted
-from .chains import Family, Joined, Sum, Together
-from .found import Found, One, Unit, find_in_turn
+from .chains import Chosen, Family, Joined, Sum, Together
+from .found import Found, One, Unit, find_in_turn, made_by
+from .parts import Part
 
 
-def experts_together(captured: Traced) -> tuple[Traced | None, tuple[str, ...]]:
-    """A captured step with its experts side by side, and a line for each loop whose experts can't be; None where none
-    is. Numbers differ from the step's by the order in which sums over experts are rounded."""
+@dataclass(frozen=True)
+class Loops:
+    """The loops over experts of a step. `together`: the lines of those that are put side by side. `apart`: what is in
+    the way of others, in a line each; `unsure`: of those of which it isn't known that something chooses among them."""
+
+    together: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
+
+
+NONE = Loops()
+
+
+def experts_together(captured: Traced) -> tuple[Traced | None, Loops]:
+    """A captured step with its experts side by side, None where none is, and its loops over experts. Numbers differ
+    from the step's by the order in which sums over experts are rounded."""
     program = Program(captured.closed)
-    found = find_in_turn(program, program.inputs)
-    losses, apart = dict[int, ClosedJaxpr](), [*found.apart]
+    found = [find_in_turn(program, program.inputs)]
+    losses = dict[int, ClosedJaxpr]()
     for e in gradients_of(program):
         call: Gradient = e.params["gradient"]
         loss = Program(call.loss)
         inside = find_in_turn(loss, [loss.inputs[i] for i in call.differentiated])
-        apart += inside.apart
-        if inside.orders:
+        found.append(inside)
+        if inside:
             losses[e.index] = retraced(_SideBySide(loss, inside))
-    if not found.orders and not losses:
-        return None, tuple(apart)
-    closed = retraced(_SideBySide(program, found, losses))
-    return replace(captured, closed=closed), tuple(apart)
+    loops = Loops(
+        tuple(dict.fromkeys(line for f in found for line in f.together)),
+        tuple(line for f in found for line in f.apart),
+        tuple(line for f in found for line in f.unsure),
+    )
+    if not loops.together:
+        return None, loops
+    return replace(captured, closed=retraced(_SideBySide(program, found[0], losses))), loops
 
 
 class _SideBySide(Replay):
@@ -43,6 +62,7 @@ class _SideBySide(Replay):
     def __init__(self, program: Program, found: Found, losses: Mapping[int, ClosedJaxpr] | None = None):
         super().__init__(program)
         self._found, self._losses = found, losses or {}
+        self._parts = dict[Value, Any]()  # of the trip that runs
 
     def run(self, scope: Scope, args: Any) -> list:
         order = self._found.orders.get(scope)
@@ -50,7 +70,46 @@ class _SideBySide(Replay):
             return super().run(scope, args)
         return scope.results(_Run(self, scope, args).through(order))
 
+    def _scan(self, e: Equation, values: list, door: Door) -> list:
+        counted = self._found.counted.get(e.index)
+        if counted is None:
+            return super()._scan(e, values, door)
+        (n, k), trips, at = scan_counts(e.params), e.params["length"], counted.carried
+        shapes, given = self.program.shapes, dict(zip(door.scope.ins, values, strict=True))
+        numbers = (
+            None if at is None else jnp.arange(trips, dtype=self.program.avals[door.scope.ins[n + at]].dtype)
+        )
+        parts = [parts_of(given[part.source], part, trips, shapes[v]) for v, part in counted.parts.items()]
+
+        def trip(carry: Any, x: Any) -> tuple:
+            number, own, xs = x
+            start = list(carry)
+            if at is not None:
+                start.insert(at, number)
+            before = self._parts
+            self._parts = before | dict(zip(counted.parts, own, strict=True))
+            try:
+                outs = self.body(door.scope, [*values[:n], *start, *xs])
+            finally:
+                self._parts = before
+            following = outs[:k]
+            if at is not None:
+                del following[at]
+            return tuple(following), tuple(outs[k:])
+
+        start = [jnp.asarray(x) for x in values[n : n + k]]
+        if at is not None:
+            del start[at]
+        kept = {key: e.params[key] for key in ("length", "reverse", "unroll")}
+        carry, ys = lax.scan(trip, tuple(start), (numbers, parts, values[n + k :]), **kept)
+        carry = list(carry)
+        if at is not None:
+            carry.insert(at, jnp.asarray(trips, self.program.avals[e.outs[at]].dtype))
+        return [*carry, *ys]
+
     def equation(self, e: Equation, values: list) -> list:
+        if len(e.outs) == 1 and e.outs[0] in self._parts:
+            return [self._parts[e.outs[0]]]
         loss = self._losses.get(e.index)
         if loss is None:
             return super().equation(e, values)
@@ -79,10 +138,8 @@ class _Run:
         """Whose line and names a unit has."""
         if isinstance(unit, Together):
             return unit.equations[0]
-        if isinstance(unit, Sum):
-            return unit.root
-        if isinstance(unit, Joined):
-            return unit.equation
+        if isinstance(unit, (Sum, Joined, Chosen)):
+            return made_by(unit)
         if isinstance(unit, One):
             return self._makers[unit.value]
         if isinstance(unit, Family):
@@ -96,13 +153,15 @@ class _Run:
             self._sum(unit)
         elif isinstance(unit, Joined):
             e, stack = unit.equation, self._stacks[unit.family]
-            dim = e.params.get("axis", e.params.get("dimension"))
+            dim = e.params["axis" if e.name == "stack" else "dimension"]
             out = jnp.moveaxis(stack, 0, dim)
             self.env[e.outs[0]] = out.reshape(e.eqn.outvars[0].aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
+        elif isinstance(unit, Chosen):
+            self._chosen(unit)
         elif isinstance(unit, One):
             self.env[unit.value] = lax.index_in_dim(self._stacks[unit.family], unit.expert, keepdims=False)
         elif isinstance(unit, Family):
-            self._stacks[unit] = self._parts(unit) if unit.part is not None else self._put(unit)
+            self._stacks[unit] = self._taken(unit) if unit.part is not None else self._put(unit)
         else:
             values = [self._read(unit, k) for k in range(len(unit.ins))]
             self.env.update(zip(unit.outs, self._emitter.equation(unit, values), strict=True))
@@ -136,14 +195,22 @@ class _Run:
             total = self._read(e, k) + total
         self.env[unit.root.outs[0]] = total
 
-    def _parts(self, unit: Family) -> Any:
-        part, n = unit.part, len(unit.values)
-        assert part is not None and unit.values[0] is not None
-        x, shape = self.env[part.source], self._emitter.program.shapes[unit.values[0]]
-        if n * part.size != x.shape[part.dim]:
-            x = lax.slice_in_dim(x, part.start, part.start + n * part.size, axis=part.dim)
-        x = x.reshape(*x.shape[: part.dim], n, part.size, *x.shape[part.dim + 1 :])
-        return jnp.moveaxis(x, part.dim, 0).reshape(n, *shape)
+    def _chosen(self, unit: Chosen) -> None:
+        """No two experts count for one number: those before the last with a mask that holds do not."""
+        out, made = unit.last.outs[0], self._stacks[unit.family]
+        aval: Any = self._emitter.program.avals[out]
+        mask = self._stacks[unit.mask]
+        mask = mask if unit.where else ~mask
+        mask = mask.reshape(len(mask), *(1,) * (made.ndim - mask.ndim), *mask.shape[1:])
+        later = lax.cumsum(mask.astype(jnp.int32), axis=0, reverse=True) - mask.astype(jnp.int32)
+        own = mask & (later == 0)
+        total = jnp.sum(jnp.where(own, made, jnp.zeros((), made.dtype)), axis=0, dtype=aval.dtype)
+        self.env[out] = jnp.where(mask.any(0), total, jnp.asarray(self._read(*unit.other), aval.dtype))
+
+    def _taken(self, unit: Family) -> Any:
+        assert unit.part is not None and unit.values[0] is not None
+        shape = self._emitter.program.shapes[unit.values[0]]
+        return parts_of(self.env[unit.part.source], unit.part, len(unit.values), shape)
 
     def _put(self, unit: Family) -> Any:
         e, k = unit.reads[0]
@@ -152,3 +219,11 @@ class _Run:
         if jnp.issubdtype(aval.dtype, jnp.integer) and values == list(range(len(values))):
             return lax.iota(aval.dtype, len(values))
         return jnp.stack([jnp.asarray(x, None if isinstance(x, jax.Array) else aval.dtype) for x in values])
+
+
+def parts_of(x: Any, part: Part, number: int, shape: tuple[int, ...]) -> Any:
+    """So many parts of `x`, from `part` on, one after the other, each in this shape: `(number, *shape)`."""
+    if number * part.size != x.shape[part.dim]:
+        x = lax.slice_in_dim(x, part.start, part.start + number * part.size, axis=part.dim)
+    x = x.reshape(*x.shape[: part.dim], number, part.size, *x.shape[part.dim + 1 :])
+    return jnp.moveaxis(x, part.dim, 0).reshape(number, *shape)

@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from jax._src.core import NamedAxisEffect, Trace  # jax has no public names for these
-from jax._src.linear_util import DebugInfo, EqualStore, Store, WrappedFun
+from jax._src.linear_util import DebugInfo, EqualStore, Store
+from jax._src.linear_util import WrappedFun as WrappedFun
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 BODIES = {  # of primitives that run one body exactly once: the parameter that holds it

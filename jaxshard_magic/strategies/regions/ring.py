@@ -16,6 +16,7 @@ from ...program.ir import Equation, Value
 from ...program.permuted import first_mask
 from ...program.primitives import shape_of
 from ...program.sizes import array_bytes
+from ..changes import read_narrow
 from ..layout import Axes, Layout, Spec, partition_spec
 from ..ring import Ring, forward, gradient
 from ..rings import in_dealt_order, is_gradient, ring, rings, there
@@ -86,7 +87,13 @@ class RingAttention(Region):
         form, axes, n = e.params["form"], ring.axes, ring.devices
         turns, back = ring.turns - 1, is_gradient(e)
         sizes = [self._moved(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
-        sizes[:3] = [size // self._narrowed(e, v) for size, v in zip(sizes[:3], e.ins[:3], strict=True)]
+        arrays = 4 if back else 3  # queries, keys, values, and the result's gradient
+        for k in range(arrays):
+            sizes[k] //= self._narrowed(e, e.ins[k])
+        results = [
+            size // (2 if read_narrow(layout, v, layout.active(v)) else 1)
+            for size, v in zip(sizes[len(e.ins) :], e.outs, strict=True)
+        ]
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
 
         def permute(size: int, count: int) -> Sent:
@@ -98,7 +105,7 @@ class RingAttention(Region):
                 yield permute(summed[k], turns)
         if ring.zigzag and not ring.dealt:
             own = [size for k, size in enumerate(sizes[: first_mask(e)]) if (e.index, k) not in self.there]
-            for size in (*own, *sizes[len(e.ins) :]):
+            for size in (*own, *results):
                 yield permute(size // 2, 2)
         if form.uniform:
             made = e.outs[2] if back else e.ins[2]
@@ -117,7 +124,8 @@ class RingAttention(Region):
                     yield Sent("all-gather", gone, layout.count(gone), self._whole(v, lies, gone), e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
-        """Scores of a block and their exponentials, of a gradient theirs as well; sums; keys on their way."""
+        """Scores of a block and their exponentials, of a gradient theirs as well; what scores were before a change;
+        sums; keys on their way."""
         ring, specs, back = self.ring(e), self.specs(e), is_gradient(e)
         query, key, value = e.ins[:3]
         assert query is not None and key is not None and value is not None
@@ -126,7 +134,8 @@ class RingAttention(Region):
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
         moving = sum(self._bytes(v, spec) for v, spec in zip((key, value), specs[1:3], strict=True))
         sums = sum(summed) + 2 * sum(summed[1:]) if back else summed[0]
-        return (4 if back else 2) * scores + sums + 2 * moving
+        changed = e.params["form"].change is not None
+        return (4 if back else 2) * scores + changed * (2 if back else 1) * scores + sums + 2 * moving
 
     def _bytes(self, v: Value | None, spec: Spec) -> int:
         return 0 if v is None else self.layout.bytes_of(v, spec)
@@ -139,7 +148,7 @@ class RingAttention(Region):
         return self._bytes(v, spec) * (2 if widened else 1)
 
     def _narrowed(self, e: Equation, v: Value | None) -> int:
-        """By what queries, keys and values are shorter on their way: a TPU multiplies float32 as bfloat16, unless more
+        """By what is shorter on its way that attention multiplies: a TPU does so with float32 as bfloat16, unless more
         precision is asked for, and sends it so."""
         if v is None or self.layout.platform != "tpu" or self.layout.program.avals[v].dtype != jnp.float32:
             return 1

@@ -121,19 +121,30 @@ def _loads(report: Report, experts: Experts) -> Iterator[Figure]:
         lead += f" at {in_words(first.file, first.line)}" if first.line is not None else ""
         if first.places is not None:
             lead += f"; an expert has {count_text(first.places)} places"
-            lead += (
-                f", {count_text(first.places // first.groups)} in each of {count_text(first.groups)} groups"
-            )
+            if first.groups > 1:
+                each = count_text(first.places // first.groups)
+                lead += f", {each} in each of {count_text(first.groups)} groups"
         if first.chosen is None:
             yield Figure(
                 f"{lead}. The rows of each were not counted: a cell's first call does that.", experts.axes[0]
             )
             continue
         lead += ". Rows of each expert on the first batch, beside the mean; shades tell devices apart."
+        if len(layers) > ROWS:
+            lead += f" The {ROWS} most uneven of {count_text(len(layers))} layers are drawn."
+            layers = sorted(
+                sorted(layers, key=lambda layer: -_uneven(layer[1]))[:ROWS], key=lambda layer: layer[0]
+            )
         scale = max(max(load.chosen or (0,)) for _, load in layers) or 1
         name = "layer {}" if len(experts.layers) > 1 else "rows"
-        rows = (_load(name.format(i), load, devices, scale) for i, load in layers[:ROWS])
-        yield Figure(f"{lead}{_more(len(layers), 'layer')}", experts.axes[0], tuple(rows), TALL)
+        rows = (_load(name.format(i), load, devices, scale) for i, load in layers)
+        yield Figure(lead, experts.axes[0], tuple(rows), TALL)
+
+
+def _uneven(load: Load) -> float:
+    """What the busiest expert has, of all that was chosen."""
+    chosen = load.chosen or (0,)
+    return max(chosen) / (sum(chosen) or 1)
 
 
 def _load(name: str, load: Load, devices: int, scale: int) -> Row:
@@ -180,10 +191,11 @@ def _positions(report: Report, one: Positions) -> Figure:
     if ring is not None:
         lead += "a causal ring deals them out zig-zag, so that all devices see as many keys."
     else:
+        how = one.attention if one.rings or one.attention != "ring" else "gather"
         lead += {
             "gather": "keys and values of all are gathered",
             "heads": "attention has its heads divided instead",
-        }.get(one.attention, "keys and values go round in a ring")
+        }.get(how, "keys and values go round in a ring")
         lead += "."
     return Figure(lead + _more(len(places), "place"), one.axes[0], tuple(rows))
 

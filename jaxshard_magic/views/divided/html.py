@@ -1,7 +1,5 @@
 """Experts, positions and turns as HTML without script."""
 
-from collections.abc import Sequence
-
 from jaxshard_magic.report import MeshInfo, Report
 from jaxshard_magic.views import svg
 from jaxshard_magic.views.divided.figures import Figure, Row, held_lines, layout_figures, turn_figures
@@ -35,16 +33,19 @@ def _figure(figure: Figure, mesh: MeshInfo) -> str:
 
 
 def _row(one: Row, height: int, hue: int) -> str:
-    marks: Sequence[str] = [
-        svg.rect(
-            1000 * a.x,
-            height * a.y,
-            1000 * a.width,
-            height * a.height,
-            f'{svg.fill(hue)} fill-opacity="{a.opacity}"',
-        )
-        for a in one.areas
-    ]
-    back = svg.rect(0, 0, 1000, height, 'fill="currentColor" fill-opacity=".07"')
-    drawing = svg.stretched(height, "", [back, *marks])
-    return row([cell(text(one.name)), cell(drawing, more=' width="40%"'), cell(text(one.text), "wrap")])
+    drawn = drawing(one, height, hue)
+    return row(
+        [cell(text(one.name)), cell(drawn, more=' width="40%"'), cell(text(one.text), "wrap", more=_WIDE)]
+    )
+
+
+_WIDE = ' width="42%"'
+
+
+def drawing(one: Row, height: int, hue: int) -> str:
+    """A row's drawing as an `<svg>` that takes the width of its place."""
+    marks = [svg.rect(0, 0, 1000, height, 'fill="currentColor" fill-opacity=".07"')]
+    for a in one.areas:
+        place = (1000 * a.x, height * a.y, 1000 * a.width, height * a.height)
+        marks.append(svg.rect(*place, f'{svg.fill(hue)} fill-opacity="{a.opacity}"'))
+    return svg.stretched(height, "", marks)

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import communication as comm
 from jaxshard_magic.views import svg, words
+from jaxshard_magic.views.divided.figures import turn_figures
 from jaxshard_magic.views.format import UNKNOWN, count_text, share_text
+from jaxshard_magic.views.pictures import divided
 from jaxshard_magic.views.pictures.sheet import ROOM, Sheet, fitting
 from jaxshard_magic.views.terminal import clip
 from jaxshard_magic.views.words import Span
@@ -44,6 +46,7 @@ def communication(report: Report, theme: str) -> str:
             _figures(sheet, report, line.part, timed)
     left = len(sending) - LINES
     sheet.small(f"{count_text(left)} more lines send less" if left > 0 else "")
+    divided.add(sheet, turn_figures(report), report.mesh)
     return sheet.svg("communication", theme)
 
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 from jaxshard_magic.report import Leaf, MeshInfo, Report
 from jaxshard_magic.report.sent import Picture
 from jaxshard_magic.views import leaf_rows, svg, words
+from jaxshard_magic.views.divided.figures import Figure, layout_figures
 from jaxshard_magic.views.explorer import devices_text
 from jaxshard_magic.views.format import byte_text, count_text, place_parts, type_parts
+from jaxshard_magic.views.pictures import divided
 from jaxshard_magic.views.pictures.sheet import ROOM, Sheet, fitting
 from jaxshard_magic.views.terminal import clip, shorten
 from jaxshard_magic.views.words import Span
@@ -21,9 +23,8 @@ PATH, TYPE, ROW = 62, 440, 36  # px: where names and types begin, and the height
 
 def layout(report: Report, theme: str) -> str:
     """The layout of a report's arrays, the largest first, repeated layers in one row."""
-    return _drawn(
-        report.leaves, report.mesh, words.title_text(report), words.devices_text(report.mesh), theme
-    )
+    figures, there = layout_figures(report), words.devices_text(report.mesh)
+    return _drawn(report.leaves, report.mesh, words.title_text(report), there, theme, figures)
 
 
 def of_explorer(ex: "Explorer") -> Mapping[str, Picture]:
@@ -32,7 +33,14 @@ def of_explorer(ex: "Explorer") -> Mapping[str, Picture]:
     return {"layout": lambda theme: _drawn(leaves, mesh, strategy, there, theme)}
 
 
-def _drawn(leaves: Sequence[Leaf], mesh: MeshInfo, strategy: str, devices: str, theme: str) -> str:
+def _drawn(
+    leaves: Sequence[Leaf],
+    mesh: MeshInfo,
+    strategy: str,
+    devices: str,
+    theme: str,
+    figures: Sequence[Figure] = (),
+) -> str:
     lead = [Span(f"{strategy} ", "strong"), Span("on "), *_axes(mesh), Span(f", {devices}")]
     sheet, rows = Sheet(mesh), leaf_rows.fold(leaves)
     sheet.sentence(lead)
@@ -60,6 +68,7 @@ def _drawn(leaves: Sequence[Leaf], mesh: MeshInfo, strategy: str, devices: str, 
         f"and {count_text(left)} more, none larger" if left else "",
         f"Shaded: what {first} holds; a second sheet: a copy elsewhere.",
     )
+    divided.add(sheet, figures, mesh)
     return sheet.svg(f"layout of {words.leaves_text(len(leaves))}", theme)
 
 
