@@ -85,12 +85,12 @@ def told(plan) -> MOVES:
     return moves
 
 
-def sent(report: Report) -> MOVES:
+def sent(report: Report, microbatches: int = 1) -> MOVES:
     """What the compiled program sends, but for single numbers and the gates of all tokens, which are gathered because
     XLA's `top_k` for the CPU takes all rows at once."""
-    moves = MOVES()
+    moves, gates = MOVES(), BATCH * TIME * EXPERTS * F32 // microbatches
     for c in report.collectives or ():
-        if c.bytes > F32 and not (c.kind == AG and c.bytes == BATCH * TIME * EXPERTS * F32):
+        if c.bytes > F32 and not (c.kind == AG and c.bytes == gates):
             moves[c.kind, c.axes, c.bytes] += round(c.count)
     return moves
 
@@ -195,6 +195,33 @@ def test_a_loop_over_experts_stays_divided_where_its_body_is_computed_again():
         assert not any(size >= MATRIX and axes != ("data",) for _, axes, size in moves)
 
 
+WAITING = {"microbatches": 2, "reduce": "once"}
+
+
+def test_gradients_of_experts_wait_for_the_last_microbatch_over_the_devices_that_share_them():
+    """And where what is left of each is stored over these, they are scattered once."""
+    own = EXPERTS // 4 * MATRIX
+    moves = told(planned(GROUPED, *BESIDE, **WAITING))
+    assert (moves[AR, ("data",), own], moves[AR, ("data", "expert"), ROUTER]) == (2, 1)
+    moves = told(planned(LAYERS, *STORED, **WAITING))
+    assert {size: n for (kind, _, size), n in moves.items() if kind == RS} == {
+        2 * own: 2
+    }  # two layers in one
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("form", "on"), [(GROUPED, BESIDE), (LAYERS, STORED)])
+def test_gradients_of_experts_that_wait_are_the_plain_ones(form, on):
+    step, (strategy, axes) = zoo.STEPS[form], on
+    call = step.make()
+    sharded = jaxshard_magic.shard(call.fn, strategy, mesh=jaxshard_magic.mesh(f"cpu:8 {axes}"), **WAITING)
+    ours, plain = step.make(), step.make()
+    both = (zoo.numbers_of_calls(step, c, fn, calls=3) for c, fn in ((ours, sharded), (plain, plain.fn)))
+    for got, want in zip(*both, strict=True):
+        assert all(difference.rounding for difference in zoo.differences(step, got, want))
+    assert sent(sharded.report(), WAITING["microbatches"]) == told(planned(form, *on, **WAITING))
+
+
 def finding(plan, code: str) -> str:
     return next(f.message for f in plan.findings if f.code == code)
 
@@ -226,6 +253,16 @@ def test_matrices_and_biases_of_experts_are_divided_by_expert_and_the_router_is_
         None,
         None,
     )  # tensor parallelism leaves experts that are chosen among alone
+
+
+def test_tensor_parallelism_divides_experts_and_adds_up_a_tokens_result_once():
+    """And not what each of its experts makes of it, in all of their places, as along hidden dimensions."""
+    plan = planned(GROUPED, "dp+tp", "data=2 model=4")
+    assert leaves(plan)["up"] == leaves(plan)["down"] == ("model", None, None)
+    assert "products side by side, dim 0" in next(x.why for x in plan.leaves if x.path.endswith("up"))
+    tokens = BATCH // 2 * TIME * WIDTH * F32
+    sums = {size: n for (_, axes, size), n in told(plan).items() if axes == ("model",)}
+    assert max(sums) == tokens and sums[tokens] == 1 + 1  # backward the gradient of what the head read
 
 
 def refused(form: str, strategy: str, axes: str, experts: int = EXPERTS) -> str:

@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from IPython.core.error import UsageError
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from test_ep import AG, AR, RS, sent, told
 
 import jaxshard_magic
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.program.in_turn.alike import Alike
 
-EXPERTS, BEST, ROWS, TIME, WIDTH, HIDDEN, HEADS, WORDS = 8, 2, 16, 12, 32, 64, 8, 64
+EXPERTS, BEST, ROWS, TIME, WIDTH, HIDDEN, HEADS, WORDS = 8, 2, 16, 10, 32, 64, 8, 64
 F32 = 4
 MATRIX, TOKENS = WIDTH * HIDDEN * F32, ROWS // 2 * TIME * WIDTH * F32  # tokens: of half the batch
 Params = dict[str, Any]
@@ -137,9 +139,11 @@ def test_experts_one_by_one_are_divided_and_no_matrix_of_theirs_is_moved(form):
     assert specs["params.up"] == specs["params.down"] == ("expert", None, None)
     moves = told(entry.plan)
     assert not any(kind != AR and size in (MATRIX, EXPERTS // 4 * MATRIX) for kind, _, size in moves)
-    assert moves[AG, ("expert",), TOKENS] >= 1 and (moves[RS, ("expert",), TOKENS] == 1 or form is stacked)
+    assert moves[AG, ("expert",), TOKENS] in (1, 2, 3)
+    added_up = moves[RS, ("expert",), TOKENS] + moves[AR, ("expert",), TOKENS]
+    assert added_up == (form is not stacked)  # that is dealt out anew, and each token picks of it
     assert any(f.code == "experts-together" for f in entry.plan.findings)
-    run = jax.jit(jax.extend.core.jaxpr_as_fun(entry.traced.closed))
+    run = jax.jit(jaxpr_as_fun(entry.traced.closed))
     close(run(*entry.traced.consts, *jax.tree.leaves((p, x))), of_form(form)(p, x))
 
 
@@ -234,7 +238,8 @@ def test_experts_with_arrays_of_their_own_are_named_with_what_stacks_them():
     def form(p, x):
         best, chosen = routed(p, x)
         made = (jnp.tanh(x @ own["up"]) @ own["down"] for own in p["experts"])
-        return sum(y * jnp.where(chosen == e, best, 0).sum(-1, keepdims=True) for e, y in enumerate(made))
+        shares = (jnp.where(chosen == e, best, 0).sum(-1, keepdims=True) for e in range(EXPERTS))
+        return jnp.stack([y * share for y, share in zip(made, shares, strict=True)]).sum(0)
 
     apart = [{name: weights()[name][e] for name in ("up", "down")} for e in range(EXPERTS)]
     said = refused(form, {"router": weights()["router"], "experts": apart})
@@ -252,3 +257,37 @@ def test_functions_with_other_derivatives_are_not_alike():
     jaxpr = jax.make_jaxpr(lambda x: one(x) + one(x + 1) + other(x))(1.0)
     first, second, third = (e for e in jaxpr.eqns if e.primitive.name == "custom_jvp_call")
     assert Alike().equations(first, second) and not Alike().equations(first, third)
+
+
+CELLS = (
+    """import jax, jax.numpy as jnp
+
+def moe(p, x):
+    best, chosen = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
+    out = jnp.zeros_like(x)
+    for e in range(8):
+        share = jnp.where(chosen == e, best, 0).sum(-1, keepdims=True)
+        out = out + share * (jax.nn.gelu(x @ p["up"][e]) @ p["down"][e])
+    return out
+
+shapes = {"router": (32, 8), "up": (8, 32, 64), "down": (8, 64, 32)}
+p = {name: 0.1 * jax.random.normal(jax.random.key(i), shape) for i, (name, shape) in enumerate(shapes.items())}
+x = jax.random.normal(jax.random.key(3), (16, 12, 32))
+""",
+    """%%shard ep
+def train_step(p, x):
+    loss, grad = jax.value_and_grad(lambda p: jnp.mean((moe(p, x) - x) ** 2))(p)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grad), loss
+""",
+    "p, loss = train_step(p, x)",
+)
+
+
+@pytest.mark.ci
+def test_code_to_take_home_asks_for_vmap_in_the_loops_place(notebook):
+    for cell in ("%mesh expert=4;", *CELLS):
+        notebook.run(cell)
+    with pytest.raises(
+        UsageError, match=r"goes through its experts one by one.* write the loop as jax\.vmap"
+    ):
+        notebook.run("%shard code")

@@ -160,7 +160,10 @@ def _side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedC
     captured, result, home = call.captured, call.result, call.home
     assert home is not None
     if captured is None:
-        captured, result = _traced(peeled, specs(peeled.leaves), None, capturing)
+        try:
+            captured, result = _traced(peeled, specs(peeled.leaves), None, capturing)
+        except ShardError:  # it takes them where they can't be captured
+            return call
         captured, _ = home(captured)
     together, loops = experts_together(captured)
     if together is None:

@@ -173,6 +173,12 @@ class Layout:
         found = [self.tensor.get(c, ()) for c in self.dims.of(value)]
         return [a if a and shape[d] % self.count(a) == 0 else () for d, a in enumerate(found)]
 
+    def adding(self, value: Value) -> Axes:
+        """The batch axes along which devices add up what they make of a weight's gradient: those that do not divide it
+        in use, as the expert axes divide experts."""
+        inside = {a for axes in self.in_use(value) for a in axes}
+        return tuple(a for a in self.batch_axes if a not in inside)
+
     def used(self, value: Value | None) -> Spec:
         """A value where it is worked with: an activation, or a weight where one meets it."""
         if value is None:

@@ -2,7 +2,9 @@
 
 Megatron's layout (Shoeybi et al. 2019, section 3) falls out of two aims: cover many matmul FLOPs, and sum few bytes
 for them. A hidden dimension is an output of one weight (column) and contracted by the next (row); heads link
-the attention's input and output projections; the vocabulary links embedding and head.
+the attention's input and output projections; the vocabulary links embedding and head. Experts, which products have side
+by side, are divided before their hidden dimension: what is summed then is a token's result, and not what each of its
+experts makes of it.
 """
 
 import itertools
@@ -142,8 +144,10 @@ def _reason(layout: Layout, i: int, axes: Axes, use: Product | None) -> str:
     d = next(d for d, a in enumerate(spec) if set(a) & set(axes))
     if use is None:
         return f"tp: follows the weight it belongs to, dim {d} over {'+'.join(axes)}"
-    row = layout.dims.of(layout.program.inputs[i])[d] in use.contracted
-    return f"tp: {'row' if row else 'column'} parallel, dim {d} over {'+'.join(axes)}"
+    c = layout.dims.of(layout.program.inputs[i])[d]
+    row, beside = c in use.contracted, all(c in tensor for tensor in use.tensors)
+    kind = "row parallel" if row else "products side by side" if beside else "column parallel"
+    return f"tp: {kind}, dim {d} over {'+'.join(axes)}"
 
 
 def _say_uncovered(layout: Layout, i: int, axes: Axes) -> None:

@@ -7,13 +7,14 @@ up, chosen from by masks, or put side by side by the step itself.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import jax.numpy as jnp
 import numpy as np
 
-from ..flow import made_of
+from ..flow import closure, made_of
 from ..ir import Equation, Program, Scope, Value
 from ..lines import users_line
 from ..primitives import is_literal
@@ -120,7 +121,7 @@ class Chains:
                 if v is not None:
                     self._readers[self.canonical(v)].append((e, k))
         self._given = {self.canonical(v) for v in scope.outs if v is not None}
-        self._grouped: dict[Value, Group] = {}
+        self._grouped = set[Value | None]()
 
     def canonical(self, v: Value) -> Value:
         """The first value of the body that is the same part of the same array."""
@@ -145,7 +146,7 @@ class Chains:
                 if group.sure or group.apart is not None:
                     groups.append(group)
                     families = group.families.values()
-                    self._grouped |= {v: group for f in families for v in f.values if v is not None}
+                    self._grouped.update(v for f in families if f.weights and f.part for v in f.values)
         for one in [group for group in groups if group.apart is not None]:
             self._join(one, groups)
         return groups
@@ -264,8 +265,10 @@ class Chains:
         if not alone or not all(self._alike.equations(first.eqn, e.eqn) for e in equations):
             raise _Apart(self._differ(equations))
         mask = self._resolve(group, [(e, 0) for e in equations], 0)
-        inexact = np.issubdtype(self._program.avals[out].dtype, np.inexact)
-        if mask is None or not inexact or any(v is None or shapes[v] != shapes[out] for v in family.values):
+        avals = self._program.avals
+        types = avals[out].dtype, avals[first.ins[0]].dtype if first.ins[0] is not None else None
+        known = jnp.issubdtype(types[0], jnp.inexact) and types[1] == jnp.bool_
+        if mask is None or not known or any(v is None or shapes[v] != shapes[out] for v in family.values):
             raise _Apart(f"{_told(first)} takes them one by one")
         group.ends.append(Chosen(family, mask, before == no, (first, before), equations[-1]))
         return True
@@ -276,14 +279,12 @@ class Chains:
         if first is None or second is None or first not in self._made:
             return False
         from_here = self._made[first].index
-        todo = [second]
-        for v in todo:  # which grows
+
+        def behind(v: Value) -> Iterator[Value]:
             e = self._made.get(v)
-            if v == first:
-                return True
-            if e is not None and e.index > from_here:
-                todo += [w for w in {*e.ins} - {*todo} if w is not None]
-        return False
+            return (w for w in (e.ins if e and e.index > from_here else ()) if w is not None)
+
+        return first in closure([second], behind)
 
     def _path(self, e: Equation) -> list[Equation]:
         """The additions that `e` is the first of, each of which only the next one reads."""
@@ -375,6 +376,8 @@ class Chains:
         )
         if i is None:
             return f"{_told(first)} takes them one by one"
+        if i == 0:
+            return f"{_told(first)} has an effect of its own"
         return f"expert {i} has {_told(equations[i])} where expert 0 has {_told(first)}"
 
 

@@ -72,8 +72,10 @@ def find_in_turn(program: Program, weights: Iterable[Value]) -> Found:
         list[tuple[bool, str]](),
     )
     own, together = met.flow.forward(weights, by_alias), list[str]()
+    kept = {e.index for rule in program.equations if rule.primitive.custom for e in (rule, *rule.inside())}
+    closed = {door.scope for e in program.equations if e.index in kept for door in e.doors}
     for scope in program.scopes():
-        taken = parts.of(scope)
+        taken = {} if scope in closed else parts.of(scope)
         if own.isdisjoint(part.source for part in taken.values()):
             continue
         chains = Chains(program, scope, taken, own, alike)
@@ -92,6 +94,7 @@ def find_in_turn(program: Program, weights: Iterable[Value]) -> Found:
     lines = tuple(why for _, why in sorted(apart, key=lambda found: found[0]))
     sure = sum(not unsure for unsure, _ in apart)
     counted = find_counted(program, own, met.numbers, parts)
+    counted = {i: loop for i, loop in counted.items() if i not in kept}
     together += [_line(program.equations[i]) for i in counted]
     return Found(orders, lines[:sure], lines[sure:], counted, tuple(together))
 

@@ -216,7 +216,8 @@ class _Run:
         e, k = unit.reads[0]
         aval: Any = e.eqn.invars[k].aval
         values = [self._read(*read) for read in unit.reads]
-        if jnp.issubdtype(aval.dtype, jnp.integer) and values == list(range(len(values))):
+        literal = not any(v is not None for v in unit.values)
+        if literal and jnp.issubdtype(aval.dtype, jnp.integer) and values == list(range(len(values))):
             return lax.iota(aval.dtype, len(values))
         return jnp.stack([jnp.asarray(x, None if isinstance(x, jax.Array) else aval.dtype) for x in values])
 

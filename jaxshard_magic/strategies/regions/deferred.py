@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ...program.flow import closure
 from ...program.ir import Door, Equation, Program, Value
 from ...program.primitives import called, scan_counts
-from ..layout import Layout
+from ..layout import Axes, Layout
 
 BatchDims = tuple[int | None, ...]
 
@@ -65,9 +65,9 @@ def summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
     batchy = [layout.batchy(v) for v in e.ins]
     if e.doors or not any(batchy) or any(layout.batchy(v) for v in e.outs):
         return None
-    if layout.experts is not None and e.index in layout.experts.equations:
-        return None  # devices have other experts along some of the batch axes, and nothing to add up there
-    dims = tuple(_batch_dim(layout, v) if b else None for v, b in zip(e.ins, batchy, strict=True))
+    if not (axes := _added_along(layout, e)):
+        return None
+    dims = tuple(_batch_dim(layout, e, v, axes) if b else None for v, b in zip(e.ins, batchy, strict=True))
     if any(b and d is None for b, d in zip(batchy, dims, strict=True)):
         return None
     if (c := e.contraction) is not None:
@@ -80,13 +80,26 @@ def summed_batch(layout: Layout, e: Equation) -> BatchDims | None:
     return dims if sums else None
 
 
-def _batch_dim(layout: Layout, value: Value | None) -> int | None:
-    """The one dimension of `value` that is the batch and divides over the batch axes."""
+def _by_expert(layout: Layout, e: Equation) -> bool:
+    return layout.experts is not None and e.index in layout.experts.equations
+
+
+def _added_along(layout: Layout, e: Equation) -> Axes:
+    """The batch axes along which devices add up what `e` makes; none where it works by expert and makes something of
+    all of them, or the other way round: along some of these axes devices have other experts, not other examples."""
+    axes = layout.adding(e.outs[0])
+    return axes if _by_expert(layout, e) == (axes != layout.batch_axes) else ()
+
+
+def _batch_dim(layout: Layout, e: Equation, value: Value | None, axes: Axes) -> int | None:
+    """The one dimension of `value` that is the batch, or where `e` works by expert the places that stand for it, and
+    divides over `axes`."""
     if value is None:
         return None
-    examples = layout.batch.classes - layout.sequence
+    shared = layout.experts.shared if layout.experts is not None and _by_expert(layout, e) else frozenset()
+    examples = shared or layout.batch.classes - layout.sequence
     batch_dims = [d for d, c in enumerate(layout.dims.of(value)) if c in examples]
-    size, n = layout.program.shapes[value], layout.count(layout.batch_axes)
+    size, n = layout.program.shapes[value], layout.count(axes)
     return batch_dims[0] if len(batch_dims) == 1 and size[batch_dims[0]] % n == 0 else None
 
 
@@ -115,9 +128,14 @@ def _linear_ways(layout: Layout, makers: Mapping[int, BatchDims]) -> dict[Value,
                         after[a].append(b)
         elif e.index not in makers and _linear(layout, e):
             for k in summands(e):
-                if (v := e.ins[k]) is not None:
+                if (v := e.ins[k]) is not None and _in_as_many(layout, e, v):
                     after[v].extend(e.outs)
     return after
+
+
+def _in_as_many(layout: Layout, e: Equation, v: Value) -> bool:
+    """Are parts of `v` parts of what `e` makes of it?"""
+    return all(layout.adding(v) == layout.adding(out) for out in e.outs)
 
 
 def _agreed(

@@ -37,7 +37,7 @@ class Scattered(Region):
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
         yield from operands
-        yield from gradient_sum(self.layout, e.outs[0], self.layout.batch_axes, e.trips, by_hand=True)
+        yield from gradient_sum(self.layout, e.outs[0], self.layout.adding(e.outs[0]), e.trips, by_hand=True)
 
 
 def scattered(context: Context) -> Scattered:
@@ -56,6 +56,6 @@ def _by_hand(layout: Layout, e: Equation, out: Value) -> bool:
     over = [
         axes
         for has in layout.at_rest(out)
-        if (axes := tuple(axis for axis in has if axis in layout.batch_axes))
+        if (axes := tuple(axis for axis in has if axis in layout.adding(out)))
     ]
     return bool(over) and (e.primitive.scatters or any(in_steps(layout, axes) for axes in over))

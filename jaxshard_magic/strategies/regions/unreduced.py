@@ -51,7 +51,7 @@ class Unreduced(Region):
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         if e.index in self.makers:
-            return [self.parts.made(e, values, self.makers[e.index], kept=self.values)]
+            return [self.parts.made(e, hold.before(e, values), self.makers[e.index], kept=self.values)]
         return self._loop(e, values, rest, hold) if e.doors else self._passed_on(e, values)
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
@@ -62,11 +62,11 @@ class Unreduced(Region):
             yield from rest
         for i, v in enumerate(e.outs):
             if (e.index, i) in self.loop_sums:
-                yield from gradient_sum(self.layout, v, self.layout.batch_axes, e.trips, by_hand=True)
+                yield from gradient_sum(self.layout, v, self.layout.adding(v), e.trips, by_hand=True)
 
     def _sums_at_once(self, e: Equation) -> Iterable[Sent]:
         """What a part is itself the sum of: over the devices that share the positions of the examples."""
-        by_dim = without(summed_over(self.layout, e), self.layout.batch_axes)
+        by_dim = without(summed_over(self.layout, e), self.layout.adding(e.outs[0]))
         over = tuple(a for axes in by_dim for a in axes)
         return gradient_sum(self.layout, e.outs[0], over, e.trips, whole=True, by_dim=by_dim)
 
@@ -78,7 +78,7 @@ class Unreduced(Region):
         n, k = scan_counts(e.params)
         for i, v in enumerate(e.doors[0].scope.ins[n : n + k], n):
             if v in self.values and e.ins[i] not in self.values:
-                values[i] = self.parts.spread(values[i], v)
+                values[i] = self.parts.spread(values[i], v, v)
         outs = rest(values)
         for i, v in enumerate(e.outs):
             if i >= k and v in self.values:  # what a loop stacked has its trips first
@@ -95,7 +95,7 @@ class Unreduced(Region):
         parted = {k for k in summands(e) if e.ins[k] in self.values}
         if joint(e):
             for k in set(summands(e)) - parted:
-                values[k] = self.parts.spread(values[k], e.ins[k])
+                values[k] = self.parts.spread(values[k], e.ins[k], e.outs[0])
             parted = set(summands(e))
         in_axes = [0 if k in parted else None for k in range(len(values))]
         outs = jax.vmap(lambda *xs: bind(e.eqn, list(xs)), in_axes)(*values)
