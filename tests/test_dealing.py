@@ -120,6 +120,7 @@ def test_dealt_positions_give_the_plain_numbers(kinds, strategy, axes, options):
     assert dealt(checked(*args, strategy=strategy, axes=axes, **options), *args[1:])
 
 
+@pytest.mark.ci
 def test_activations_that_come_in_or_leave_are_dealt_out_and_put_back():
     def step(params, x):
         def loss(params):
