@@ -59,6 +59,7 @@ HEAVIEST = (
     "test_ep.py",
     "test_sp_positions.py",
     "test_ring.py",
+    "test_dealing.py",
     "test_attention_fused.py",
     "test_ten_steps.py",
     "test_ep_sorted.py",

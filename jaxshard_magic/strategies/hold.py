@@ -5,7 +5,7 @@ re-emitted, after its gradients were taken, with weights gathered where activati
 they are made, and gradients pinned to where their parameters lie; loop bodies and remat likewise.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -66,7 +66,10 @@ class Hold(Emitter):
 
     def __call__(self, *args: Any) -> list:
         self.begin()
-        return super().__call__(*args)
+        outs = super().__call__(*args)
+        for region in self.regions:
+            outs = region.leave(outs)
+        return outs
 
     def begin(self) -> None:
         """Forget what was gathered in a run before."""
@@ -250,6 +253,13 @@ class Hold(Emitter):
         body.keep(source, self._to_use(x, v), nbytes(self.program.avals[v]), self.cap)
         return body.kept[id(source)].gathered
 
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once in a body for a key."""
+        made = self._bodies[-1].made
+        if key not in made:
+            made[key] = make()
+        return made[key]
+
     def gather(self, x: Any, weight: Value) -> Any:
         """A weight at rest, brought to where it is used, under its own name."""
         with self._of_weight(weight):
@@ -309,6 +319,7 @@ class _Body:
         self.kept: dict[int, _Kept] = {}
         self.fetched: set[frozenset[int]] = set()
         self.last_activation: Any = None
+        self.made: dict[Hashable, Any] = {}
         self.brought: dict[tuple[int, tuple[Axes, ...]], tuple[Any, Any]] = {}  # with what the id is of
 
     def keep(self, source: Any, gathered: Any, size: int, cap: int) -> None:

@@ -29,8 +29,8 @@ Axes = tuple[str, ...]
 @dataclass(frozen=True)
 class Ring:
     """`axes`: the mesh axes of its `devices`. `positions`: how many there are in all. `turns`: the keys of how many
-    devices each meets. `zigzag`: its positions are two parts that are not neighbours. `grids`: which arrays of the mask
-    have a dimension of queries and one of keys.
+    devices each meets. `zigzag`: its positions are two parts that are not neighbours; `dealt`: and come and go as such.
+    `grids`: which arrays of the mask have a dimension of queries and one of keys.
 
     `ordered`: what it sends is to go in the order of the program, which XLA for the CPU does not see to: it runs what
     stands beside a loop meanwhile, and takes one collective of a `shard_map` for another. `early`: the operands of a
@@ -42,6 +42,7 @@ class Ring:
     turns: int
     zigzag: bool
     grids: tuple[bool, ...] = ()
+    dealt: bool = False
     ordered: bool = False
     early: tuple[int, ...] = ()
 
@@ -216,6 +217,26 @@ def starts(ring: Ring, device: Any) -> list:
     return [jnp.where(even, a, b) * ring.size for a, b in ((device, far), (far, device))]
 
 
+def dealt(ring: Ring, x: Any, dim: int) -> Any:
+    """On one device: its positions of an array, as the ring wants them, in the place of those that it has."""
+    return _Axis(ring).dealt(x, dim)
+
+
+def put_back(ring: Ring, x: Any, dim: int) -> Any:
+    """What `dealt` dealt out, in order again."""
+    return _Axis(ring).back(x, dim)
+
+
+def parts_in_order(devices: int) -> list[int]:
+    """The parts of a zig-zag, of which device after device has two.
+
+    >>> parts_in_order(3)
+    [0, 5, 4, 1, 2, 3]
+    """
+    pairs = ((d, 2 * devices - 1 - d) for d in range(devices))
+    return [part for pair in pairs for part in sorted(pair, key=lambda part: part % 2)]
+
+
 class _Axis:
     """The ring as one of its devices sees it, which is number `me`."""
 
@@ -247,13 +268,13 @@ class _Axis:
     def dealt(self, x: Any, dim: int) -> Any:
         """Positions as they are divided in their order, in that of the ring: of each device's two parts, the first have
         even numbers and go to one device each, the second have odd ones."""
-        if not self.ring.zigzag:
+        if not self.ring.zigzag or self.ring.dealt:
             return x
         return self._sent_by(self._ways(), x, dim)
 
     def back(self, x: Any, dim: int) -> Any:
         """What `dealt` took apart, in order again."""
-        if not self.ring.zigzag:
+        if not self.ring.zigzag or self.ring.dealt:
             return x
         ways = [[(b, a) for a, b in way] for way in self._ways()]
         return self._sent_by(ways, x, dim)

@@ -7,11 +7,14 @@ them, in place of the all-reduce. Both follow from one rule of `Layout.active`: 
 leave of the axes.
 """
 
+import math
 from collections import Counter
 
 from ..errors import ShardError, one_of
 from ..plan import Finding
 from ..program.ir import Equation, Value
+from ..program.lines import users_line
+from ..program.primitives import shape_of
 from ..program.primitives.primitive import Kind
 from ..program.products import products
 from ..program.trace import is_closed_over
@@ -185,6 +188,21 @@ def _longest(layout: Layout, seen: int) -> tuple[int, int, int]:
     return min(found, key=lambda x: (abs(x[2] - seen), x), default=(min(layout.roles.data), 0, seen))
 
 
+def _sorted_tokens(layout: Layout) -> Equation | None:
+    """A product of rows that are sorted, of which each position of all examples has some."""
+    program = layout.program
+    tokens = {
+        math.prod(program.shapes[program.inputs[i]][:2])
+        for i in layout.batch.dims
+        if len(program.shapes[program.inputs[i]]) > 1
+    }
+    for e in (program.equations[i] for i in sorted(layout.flow.orders.products)):
+        rows = shape_of(e.eqn.invars[0])[0]
+        if any(rows % n == 0 for n in tokens):
+            return e
+    return None
+
+
 def _no_positions(layout: Layout, axes: Axes) -> str:
     inputs, shapes = layout.program.inputs, layout.program.shapes
     data = sorted(layout.batch.dims) or [i for i in sorted(layout.roles.data) if shapes[inputs[i]]]
@@ -194,6 +212,12 @@ def _no_positions(layout: Layout, axes: Axes) -> str:
     cut = (name for name, shape in longer if not is_closed_over(name) and shape[1] % layout.count(axes) == 0)
     example = next(cut, None)
     say = f"say which it is, --spec \"{example}=P(None, '{axes[0]}')\", or " if example else ""
+    if (sorting := _sorted_tokens(layout)) is not None:
+        line = users_line(sorting.eqn)
+        return (
+            f"sp found no dimension of positions in {shown}{more}: tokens are sorted by their expert"
+            f"{f' at {line}' if line else ''}, all examples and positions as one dimension; use dp, fsdp or ep"
+        )
     return (
         f"sp found no dimension of positions in {shown}{more}: besides the examples none goes through most products "
         f"with weights; {say}use dp, fsdp or tp"

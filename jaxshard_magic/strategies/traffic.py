@@ -52,6 +52,8 @@ class _Traffic:
 
     def all(self) -> Iterator[Sent]:
         yield from self._inside(self._program.top, _Body(False), {})
+        for region in self._hold.regions:
+            yield from region.sent_leaving()
 
     def _inside(self, scope: Scope, body: _Body, same: dict[Value, Value]) -> Iterator[Sent]:
         """`same`: what a value inside is outside of the bodies that are run in place."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from .ahead import gathered_ahead
+from .dealt import dealt_once
 from .grouped import grouped
 from .own_experts import own_experts
 from .partials import partial_sums
@@ -15,6 +16,7 @@ from .unreduced import unreduced
 
 # From the outside in: of an equation that is a member of several, the first is asked first.
 KINDS: tuple[Callable[[Context], Region], ...] = (
+    dealt_once,
     gathered_ahead,
     sorted_rows,
     own_experts,

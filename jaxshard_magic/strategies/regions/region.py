@@ -1,6 +1,6 @@
 """A region: equations that are emitted in another way than one by one, and what that way sends and holds."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ...plan import Sent
 from ...program.ir import Equation, Scope, Value
 from ...program.phases import phases
+from ..dealing import Dealing, find_dealing
 from ..layout import Layout, Spec
 from .deferred import Deferred, find_deferred
 
@@ -48,6 +49,13 @@ class Context:
         return phases(self.layout.program, self.layout.flow)
 
     @cached_property
+    def dealing(self) -> Dealing:
+        """Which positions are dealt out once for all rings; none where other programs read what this one makes."""
+        if self.handed_on or self.waiting:
+            return Dealing()
+        return find_dealing(self.layout, self.deferred.values)
+
+    @cached_property
     def deferred(self) -> Deferred:
         """The sums over the examples that wait: for the end of a loop unless each trip reduces its own, and for whoever
         takes the outputs that are `waiting`."""
@@ -71,6 +79,10 @@ class Emission(Protocol):
 
     def after(self, e: Equation, outs: list) -> list:
         """The results of `e` where they belong: activations and gradients pinned."""
+        ...
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once in a body for a key."""
         ...
 
     def gather(self, x: Any, weight: Value) -> Any:
@@ -115,6 +127,14 @@ class Region:
         """How an array that stands for `value` lies at the ends of loops' and branches' bodies, where not as the layout
         says; None for a value that is not the region's."""
         return None
+
+    def leave(self, outs: list) -> list:
+        """The step's results, of which `outs` is what its equations made."""
+        return outs
+
+    def sent_leaving(self) -> Iterable[Sent]:
+        """The collectives of `leave`."""
+        return ()
 
     @property
     def gathered(self) -> Collection[Value]:

@@ -13,29 +13,32 @@ from jax import lax
 from ...plan import Sent
 from ...program.attention.form import wide
 from ...program.ir import Equation, Value
+from ...program.permuted import first_mask
 from ...program.primitives import shape_of
 from ...program.sizes import array_bytes
-from ...program.unionfind import UnionFind
 from ..changes import read_narrow
 from ..layout import Axes, Layout, Spec, partition_spec
-from ..ring import Ring, forward, gradient, ring_of
+from ..ring import Ring, forward, gradient
+from ..rings import in_dealt_order, is_gradient, ring, rings, there
 from .region import Context, Emission, Region
 
 
 @dataclass(frozen=True, eq=False)
 class RingAttention(Region):
     """The attentions, and gradients of attentions, whose positions are divided. `there`: operands, by equation and
-    place, that a member before has brought to where this one needs them."""
+    place, that a member before has brought to where this one needs them. `dealt`: those, by index, that find their
+    positions dealt out."""
 
     layout: Layout
     there: frozenset[tuple[int, int]]
+    dealt: frozenset[int] = frozenset()
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
         specs = [partition_spec(spec) for spec in self.specs(e)]
         early = tuple(k for k in range(3) if (e.index, k) not in self.there)
         ring = replace(self.ring(e), ordered=self.layout.simulated, early=early)
         around = jax.shard_map(
-            partial(gradient if _is_gradient(e) else forward, e.params["form"], ring),
+            partial(gradient if is_gradient(e) else forward, e.params["form"], ring),
             mesh=self.layout.mesh,
             in_specs=tuple(specs[: len(values)]),
             out_specs=specs[len(values) :],
@@ -45,11 +48,8 @@ class RingAttention(Region):
 
     def ring(self, e: Equation) -> Ring:
         """The ring of a member."""
-        axes, query = self.layout.sequence_axes, e.ins[0]
-        assert query is not None
-        masks = [shape_of(var) for var in e.eqn.invars[_first_mask(e) :]]
-        positions = self.layout.program.shapes[query][-2]
-        return ring_of(e.params["form"], axes, self.layout.count(axes), positions, masks)
+        found = ring(self.layout, e)
+        return (in_dealt_order(found) or found) if e.index in self.dealt else found
 
     def turn(self, e: Equation) -> int:
         """Bytes of the keys and values of a device of a member, all of which it sends in a turn."""
@@ -58,15 +58,15 @@ class RingAttention(Region):
 
     def turn_of_gradients(self, e: Equation) -> int | None:
         """Bytes of their gradients that a device sends in a turn; None of a member that is no gradient."""
-        if not _is_gradient(e):
+        if not is_gradient(e):
             return None
         return sum(self._summed(v, spec) for v, spec in zip(e.ins[1:3], self.specs(e)[1:3], strict=True))
 
     def specs(self, e: Equation) -> list[Spec]:
         """How the operands and the results of a member lie: positions divided, but for those of masks that have no
         dimension of queries besides; examples and heads as elsewhere."""
-        form, layout, ring, at = e.params["form"], self.layout, self.ring(e), _first_mask(e)
-        lead, back = _lead(layout, e), _is_gradient(e)
+        form, layout, ring, at = e.params["form"], self.layout, self.ring(e), first_mask(e)
+        lead, back = _lead(layout, e), is_gradient(e)
         rows: Spec = [*lead, layout.sequence_axes]
         columns: Spec = [*lead[: form.batch], layout.sequence_axes]
         operands = [[*rows, ()], [*columns, ()], [*columns, ()]]
@@ -85,7 +85,7 @@ class RingAttention(Region):
         yield from operands
         ring, specs, layout = self.ring(e), self.specs(e), self.layout
         form, axes, n = e.params["form"], ring.axes, ring.devices
-        turns, back = ring.turns - 1, _is_gradient(e)
+        turns, back = ring.turns - 1, is_gradient(e)
         sizes = [self._moved(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
         arrays = 4 if back else 3  # queries, keys, values, and the result's gradient
         for k in range(arrays):
@@ -103,8 +103,8 @@ class RingAttention(Region):
             yield permute(sizes[k], turns)
             if back:
                 yield permute(summed[k], turns)
-        if ring.zigzag:
-            own = [size for k, size in enumerate(sizes[: _first_mask(e)]) if (e.index, k) not in self.there]
+        if ring.zigzag and not ring.dealt:
+            own = [size for k, size in enumerate(sizes[: first_mask(e)]) if (e.index, k) not in self.there]
             for size in (*own, *results):
                 yield permute(size // 2, 2)
         if form.uniform:
@@ -115,8 +115,8 @@ class RingAttention(Region):
             count = prod(shape[: form.batch]) // prod(map(layout.count, lead)) * shape[-1]
             width = array_bytes((count,), wide(layout.program.avals[made].dtype))
             yield Sent("all-reduce", axes, n, width, e.trips)
-        for k, v in enumerate(e.ins[_first_mask(e) :]):
-            there = (e.index, _first_mask(e) + k) in self.there
+        for k, v in enumerate(e.ins[first_mask(e) :]):
+            there = (e.index, first_mask(e) + k) in self.there
             if v is not None and layout.batchy(v) and not ring.grids[k] and not there:
                 lies = layout.active(v)
                 gone = tuple(a for has in lies for a in has if a in axes)
@@ -126,7 +126,7 @@ class RingAttention(Region):
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
         """Scores of a block and their exponentials, of a gradient theirs as well; what scores were before a change;
         sums; keys on their way."""
-        ring, specs, back = self.ring(e), self.specs(e), _is_gradient(e)
+        ring, specs, back = self.ring(e), self.specs(e), is_gradient(e)
         query, key, value = e.ins[:3]
         assert query is not None and key is not None and value is not None
         rows = prod(self.layout.program.shapes[query][:-2]) // prod(map(self.layout.count, specs[0][:-2]))
@@ -168,70 +168,10 @@ class RingAttention(Region):
 
 
 def ring_attention(context: Context) -> RingAttention:
-    """The attentions whose queries and keys are both divided over the axes of positions, and over nothing else."""
-    layout = context.layout
-    members = [e for e in layout.program.equations if _divided(layout, e)]
-    return RingAttention({e.index for e in members}, layout, _there(layout, members))
-
-
-def _there(layout: Layout, members: Iterable[Equation]) -> frozenset[tuple[int, int]]:
-    """What several members of one body read, but for the first of them: XLA brings it once. Operands of masks are
-    brought before they get their dimensions."""
-    maker, known, found = layout.program.maker, set[tuple[int, bool, Value]](), set[tuple[int, int]]()
-    joined = _joined(layout)
-    for e in members:
-        for k, v in enumerate(e.ins):
-            if v is None:
-                continue
-            mask = k >= _first_mask(e)
-            while (
-                mask
-                and (made := maker.get(v)) is not None
-                and made.primitive.alias
-                and made.ins[0] is not None
-            ):
-                v = made.ins[0]
-            key = id(_body(layout, e)), mask, joined.find(v)
-            if key in known:
-                found.add((e.index, k))
-            known.add(key)
-    return frozenset(found)
-
-
-def _body(layout: Layout, e: Equation) -> Equation | None:
-    """The equation in whose body `e` is compiled: a loop of one trip is none, but for XLA's for the CPU, where sums
-    that keep the order of the ring keep it apart."""
-    outer = e.outer
-    while outer is not None and _one_trip(layout, outer):
-        outer = outer.outer
-    return outer
-
-
-def _joined(layout: Layout) -> UnionFind:
-    """Values that are one across the ends of such loops."""
-    joined = UnionFind(len(layout.program.avals))
-    for e in layout.program.equations:
-        for door in e.doors if _one_trip(layout, e) else ():
-            for a, b, _ in (*door.into, *door.out):
-                if a is not None and b is not None:
-                    joined.union(a, b)
-    return joined
-
-
-def _one_trip(layout: Layout, e: Equation) -> bool:
-    return not layout.simulated and e.name == "scan" and e.params["length"] == 1
-
-
-def _divided(layout: Layout, e: Equation) -> bool:
-    if e.name not in ("attention", "attention_gradient") or not layout.sequence:
-        return False
-    query, key = e.ins[:2]
-    assert query is not None and key is not None
-    if not (layout.batchy(query) and layout.batchy(key)):
-        return False
-    axes = layout.sequence_axes
-    same = layout.program.shapes[query][-2] == layout.program.shapes[key][-2]
-    return same and layout.active(query)[-2] == axes == layout.active(key)[-2]
+    """The rings of a step."""
+    layout, members = context.layout, rings(context.layout)
+    dealt = context.dealing.attentions
+    return RingAttention({e.index for e in members}, layout, there(layout, members), dealt)
 
 
 def _lead(layout: Layout, e: Equation) -> Spec:
@@ -244,11 +184,3 @@ def _lead(layout: Layout, e: Equation) -> Spec:
 
 def _each(precision: Any) -> tuple:
     return precision if isinstance(precision, tuple) else (precision,)
-
-
-def _first_mask(e: Equation) -> int:
-    return 7 if _is_gradient(e) else 3
-
-
-def _is_gradient(e: Equation) -> bool:
-    return e.name == "attention_gradient"
