@@ -66,9 +66,13 @@ class Hold(Emitter):
 
     def __call__(self, *args: Any) -> list:
         self.begin()
-        outs = super().__call__(*args)
-        for region in self.regions:
-            outs = region.leave(outs)
+        return super().__call__(*args)
+
+    def run(self, scope: Scope, args: Any) -> list:
+        outs = super().run(scope, args)
+        if scope is self.program.top:
+            for region in self.regions:
+                outs = region.leave(outs)
         return outs
 
     def begin(self) -> None:
