@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..placing import whole as values
 from ..program import settings
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
@@ -67,5 +68,5 @@ def counted(
     room, takes = entry.compiled.memory_analysis(), program.memory_analysis()
     if room and takes and takes.temp_size_in_bytes > room.temp_size_in_bytes:
         return {}
-    found = jax.device_get(program(*inputs))
+    found = jax.tree.map(values, program(*inputs))
     return {route: Counted(*each) for route, each in zip(routes, found, strict=True) if each is not None}

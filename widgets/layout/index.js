@@ -65,6 +65,6 @@ export function view(data, mesh, selection) {
       h("div", { class: "jsm-leaves" }, tools, none, leaves.element),
       detail(data, mesh, selection),
     ),
-    figures(data.figures_of.layout),
+    figures(data.figures_of?.layout),
   );
 }

@@ -3,8 +3,9 @@
 import { hue } from "./axes.js";
 import { h, s } from "./dom.js";
 
-/** The figures of `list`, each `[lead, axis, height, rows]`, below each other. */
-export const figures = (list) =>
+/** The figures of `list`, each `[lead, axis, height, rows]`, below each other; a report saved before there were any has
+ *  no list. */
+export const figures = (list = []) =>
   list.map(([lead, axis, height, rows]) =>
     h(
       "div",
