@@ -1,12 +1,12 @@
 """What arrays are looked up by: the numbers of their own rows, or whole numbers among the inputs."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
-from .flow import closure
 from .ir import Equation, Program, Value
 from .primitives import called, is_literal
 from .primitives.primitive import Kind
@@ -53,14 +53,33 @@ class Indices:
             return self._reshaped(e, column)
         return self.counted(e.ins[0], column) if e.primitive.alias and e.primitive.elementwise else None
 
-    def inputs(self, value: Value | None) -> set[Value]:
+    def inputs(self, value: Value | None) -> Set[Value]:
         """The inputs of the program whose numbers, or some of them, an index has: not those that it was sorted or
-        drawn by. None where it counts rows as well, so that it stays within them (`row * length + place`)."""
-        makers = self.program.maker
-        seen = closure([] if value is None else [value], self._made_of)
-        if any(v in makers and makers[v].primitive.kind is Kind.SOURCE for v in seen):
-            return set()
-        return {v for v in self.program.inputs if v in seen}
+        drawn by. None where it counts rows as well, so that it stays within them (`row * length + place`). Each value
+        is gone through once, whatever is asked for."""
+        known, waiting = self._known, [] if value is None else [value]
+        while waiting:
+            v = waiting[-1]
+            sources = self._made_of(v)
+            if unknown := [] if v in known else [a for a in sources if a not in known]:
+                waiting += unknown
+                continue
+            waiting.pop()
+            e = self.program.maker.get(v)
+            found = [known[a] for a in sources]
+            counts = None in found or (e is not None and e.primitive.kind is Kind.SOURCE)
+            own = {v} & self._inputs
+            known[v] = None if counts else own.union(*(each for each in found if each is not None))
+        return (None if value is None else known[value]) or frozenset()
+
+    @cached_property
+    def _known(self) -> dict[Value, Set[Value] | None]:
+        """The inputs that a value is made of, as far as somebody asked; None where rows are counted as well."""
+        return {}
+
+    @cached_property
+    def _inputs(self) -> frozenset[Value]:
+        return frozenset(self.program.inputs)
 
     def _made_of(self, value: Value) -> list[Value]:
         e = self.program.maker.get(value)
