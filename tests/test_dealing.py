@@ -94,6 +94,7 @@ def dealt(ring, *args):
     return bool(run.region(DealtOnce).dealing.attentions)
 
 
+@pytest.mark.ci
 def test_of_a_decoder_only_whole_numbers_are_dealt_out():
     """Tokens, and positions that are the same for all; learned positions and their gradient are on every device. What
     each position lost is put back at the end."""

@@ -162,7 +162,7 @@ def layer(seed: int) -> Params:
     return {**weights(seed), **heads, "o": normal(seed + 7, WIDTH, WIDTH)}
 
 
-ON = [("ep+fsdp", "data=2 expert=4")] + [
+ON = [pytest.param("ep+fsdp", "data=2 expert=4", marks=pytest.mark.ci)] + [
     pytest.param(*on, marks=pytest.mark.full)
     for on in (("ep", "expert=8"), ("ep+dp", "data=2 expert=4"), ("ep+tp", "data=2 expert=2 model=2"))
 ]

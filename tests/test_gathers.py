@@ -60,7 +60,7 @@ def trained(name, strategy, mesh, **options):
     ("name", "strategy", "mesh"),
     [
         ("mlp", "fsdp", "cpu:8 data=8"),
-        ("transformer, scanned", "fsdp", "cpu:8 data=8"),
+        pytest.param("transformer, scanned", "fsdp", "cpu:8 data=8", marks=pytest.mark.ci),
         ("transformer", "fsdp+tp", "cpu:8 data=4 model=2"),
         pytest.param("transformer", "fsdp", "cpu:8 data=8", marks=pytest.mark.ci),
         pytest.param("transformer, scanned", "dp+fsdp", "cpu:8 data=2 fsdp=4", marks=pytest.mark.ci),

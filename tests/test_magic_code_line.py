@@ -10,15 +10,8 @@ def prepared(notebook):
     return begun(notebook)
 
 
-def test_a_file_and_a_name_for_it(prepared, tmp_path, capsys):
-    prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
-    prepared.run(f"%shard code --file {tmp_path / 'train.py'} -o kept;")
-    assert (tmp_path / "train.py").read_text() == prepared["kept"].text
-    assert "written to" in capsys.readouterr().out
-
-
-def test_no_file_of_the_user_s_is_written_over_and_what_can_t_be_written_is_one_line(
-    prepared, tmp_path, monkeypatch
+def test_a_file_is_named_and_none_of_the_user_s_is_written_over_and_what_can_t_be_written_is_one_line(
+    prepared, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -42,8 +35,11 @@ def test_no_file_of_the_user_s_is_written_over_and_what_can_t_be_written_is_one_
         error = prepared.fails(f"%shard code --file {file}")
         assert type(error) is UsageError and said in str(error) and "\n" not in str(error)
     assert (tmp_path / "train.py").read_text() == (tmp_path / "home" / "train.py").read_text() == "mine"
-    text = prepared.run("%shard code --file link.py --force").text
-    assert (tmp_path / "train.py").read_text() == text and (tmp_path / "link.py").is_symlink()
+    prepared.run("%shard code --file link.py --force -o kept;")
+    assert (tmp_path / "train.py").read_text() == prepared["kept"].text and (
+        tmp_path / "link.py"
+    ).is_symlink()
+    assert "written to" in capsys.readouterr().out
 
 
 def test_its_help_and_its_errors_are_one_line(notebook, capsys):

@@ -26,11 +26,9 @@ STEPS = {
     "in a function and in a condition": steps.in_a_function_and_in_a_condition,
     "one without examples": steps.one_without_examples,
 }
-QUICK = [
-    ("adversarial, stacked", "pp+fsdp", "pipe=2 data=2", "zb-h1"),
-    ("sharpness aware", "pp", "pipe=4", "gpipe"),
-]
+QUICK = [("adversarial, stacked", "pp+fsdp", "pipe=2 data=2", "zb-h1")]
 OFTEN = [
+    ("sharpness aware", "pp", "pipe=4", "gpipe"),
     ("adversarial", "pp", "pipe=2", "1f1b"),
     ("actor and critic", "pp+tp", "pipe=2 model=2", "zb-v"),
     ("actor and critic, stacked", "pp", "pipe=4 data=2", "1f1b"),

@@ -44,7 +44,6 @@ QUICK = [
     *(("gated mlp", *on) for on in PAIRS),
     ("cnn", "tp", "model=4"),
     ("cnn", "dp+fsdp", "data=2 fsdp=4"),
-    ("transformer, scanned", "fsdp+tp", "data=2 fsdp=2 model=2"),
 ]
 TRAINED = thinned([(name, *on) for name in NAMES for on in ON], QUICK)
 

@@ -8,7 +8,6 @@ from zoo_table import Cell, outcome, plain_numbers
 QUICK = (
     ("nnx_returns_loss", "pp-2", "numpy"),
     ("linen_train_state", "pp+fsdp", "numpy"),
-    ("transformer_scanned", "pp-4", "jnp"),
 )
 LOOP, VMAPPED = "takes gradients in a loop of its own", "inside jax.vmap"
 REFUSED = {  # step -> what its line says
@@ -21,6 +20,7 @@ REFUSED = {  # step -> what its line says
 }
 ROWS = [
     *QUICK,
+    ("transformer_scanned", "pp-4", "jnp"),
     ("equinox_dcgan", "pp+fsdp", "numpy"),
     *((name, "pp-2", "numpy") for name in zoo.STEPS if name != "nnx_returns_loss"),
 ]

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ..errors import ShardError
 from . import engine
 from .cluster import Cluster, launch_errors, line_of
@@ -134,6 +136,7 @@ def _connected(spec: HostsSpec, limit_s: float) -> Cluster:
         with suppress(*launch_errors()):
             if own is not None:
                 own.stop_cluster_sync()
+        _end(folder)
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, ShardError) or not isinstance(error, Exception):
             raise
@@ -143,6 +146,15 @@ def _connected(spec: HostsSpec, limit_s: float) -> Cluster:
     cluster = Cluster(spec, client, own, folder, sorted(client.ids)[: spec.count])
     cluster.learn()
     return cluster
+
+
+def _end(folder: Path) -> None:
+    """End what is left of the processes on this machine that were started for the cluster of this folder: those that
+    were asked to may be busy."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.environ().get("IPP_PROFILE_DIR") == str(folder):
+                process.kill()
 
 
 def _late(spec: HostsSpec, came: int, error: Exception, limit_s: float) -> ShardError:
