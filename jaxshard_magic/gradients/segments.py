@@ -161,9 +161,10 @@ def _sizes(program: Program, scope: Scope) -> dict[Value, int]:
     free = {*scope.ins, *scope.const_values}
     largest = {v: nbytes(program.avals[v]) for v in free}
     for e in scope.equations:
-        if e.primitive.alias and e.ins[0] in free and size[e.outs[0]] <= largest[e.ins[0]]:
-            free.add(e.outs[0])
-            largest[e.outs[0]] = size[e.outs[0]]
+        if e.primitive.alias and e.ins[0] in free:
+            forms = [v for v in e.outs if size[v] <= largest[e.ins[0]]]
+            free.update(forms)
+            largest.update((v, size[v]) for v in forms)
     return size | dict.fromkeys(free, 0)
 
 

@@ -134,8 +134,8 @@ _add("concatenate", Kind.CUT, follow=indexing.concatenate, linear=ALL, cuts=True
 _add("concatenate", Kind.CUT, pinned=True, kept=True)
 _add("pad", Kind.CUT, follow=indexing.pad, linear=TWO, cuts=True, pinned=True, **_CUT)
 _add("tile", Kind.CUT, follow=indexing.tile, linear=FIRST, **_CUT)
-_add("stack", Kind.CUT, follow=indexing.stack, linear=ALL, dims=dims.stack)
-_add("unstack", Kind.CUT, follow=indexing.unstack, linear=FIRST, dims=dims.unstack)
+_add("stack", Kind.CUT, follow=indexing.stack, linear=ALL, dims=dims.stack, pinned=True, kept=True, **_CUT)
+_add("unstack", Kind.CUT, follow=indexing.unstack, linear=FIRST, dims=dims.unstack, alias=True, **_CUT)
 
 # At places that another operand names.
 _add(
