@@ -11,7 +11,7 @@ import optax
 import pipelined_steps as steps
 import pytest
 from flax import nnx
-from thinned import thinned
+from thinned import FULL, thinned
 
 import jaxshard_magic
 from jaxshard_magic import cut
@@ -60,8 +60,12 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_it_is_the_identity_under(way):
+SELDOM = {"vmap of grad", "remat that keeps products", "second derivative"}
+
+
+@pytest.mark.parametrize("name", thinned(WAYS, WAYS.keys() - SELDOM))
+def test_it_is_the_identity_under(name):
+    way = WAYS[name]
     got, want = (way(partial(loss, mark=mark)) for mark in (cut, lambda x: x))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -279,9 +283,11 @@ def parameters(sharded):
     [
         # Two weights a layer; with the embedding in the first stage, and the head in the last.
         (marked({1, 3}), 3, {}, [1 + 2, 4, 10 + 1]),
-        (marked({1, 3, 4}), 2, {"schedule": "interleaved", "chunks": 2}, [1 + 2, 4, 2, 8 + 1]),
-        pytest.param(marked({1, 4, 7}), 2, {}, [1 + 8, 8 + 1], marks=pytest.mark.full),
-        (marked({1}), 4, {"cut": "^block$"}, [1 + 4, 4, 4, 4 + 1]),
+        pytest.param(
+            marked({1, 3, 4}), 2, {"schedule": "interleaved", "chunks": 2}, [1 + 2, 4, 2, 8 + 1], marks=FULL
+        ),
+        pytest.param(marked({1, 4, 7}), 2, {}, [1 + 8, 8 + 1], marks=FULL),
+        pytest.param(marked({1}), 4, {"cut": "^block$"}, [1 + 4, 4, 4, 4 + 1], marks=FULL),
         (marked_scan(), 4, {}, [1 + 2, 2, 2, 2 + 1]),  # two stacks
     ],
     ids=["as many", "chunks", "more", "--cut", "scan"],
