@@ -240,6 +240,48 @@ def test_a_step_that_dispatches_nothing_is_told_what_dispatch_would_save():
     assert "tokens of all examples" in finding(planned(FLAT, "ep", "expert=8"), "experts-ungrouped")
 
 
+def test_tokens_cut_out_of_a_longer_row_are_no_places_of_experts():
+    """Those before each target of a language model: its plan is that of tokens and targets by themselves."""
+
+    def of(pairs):
+        def step(params, batch):
+            def loss(p):
+                tokens, targets = pairs(batch)
+                h = p["embed"][tokens]
+                gates = jax.nn.softmax(h @ p["router"])
+                best, chosen = jax.lax.top_k(gates, BEST)
+                shares = (jax.nn.one_hot(chosen, EXPERTS) * best[..., None]).sum(-2)
+                made = jnp.einsum("...d,edf->...ef", h, p["up"])
+                h = h + jnp.einsum("...ef,efd,...e->...d", made, p["down"], shares)
+                scores = jax.nn.log_softmax(h @ p["head"])
+                return -jnp.take_along_axis(scores, targets[..., None], -1).mean()
+
+            grads = jax.grad(loss)(params)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+        shapes = {
+            "embed": (48, WIDTH),
+            "router": (WIDTH, EXPERTS),
+            "up": (EXPERTS, WIDTH, HIDDEN),
+            "down": (EXPERTS, HIDDEN, WIDTH),
+            "head": (WIDTH, 48),
+        }
+        params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+        longer = 1 if pairs is shifted else 0
+        batch = jax.ShapeDtypeStruct((BATCH, TIME + longer), jnp.int32)
+        sharded = jaxshard_magic.shard(step, BESIDE[0], mesh=jaxshard_magic.mesh(f"cpu:8 {BESIDE[1]}"))
+        return sharded.planned(params, batch).plan
+
+    def shifted(batch):
+        return batch[:, :-1], batch[:, 1:]
+
+    def alone(batch):
+        return batch, batch
+
+    assert told(of(shifted)) == told(of(alone))
+    assert "experts work on all tokens" in finding(of(shifted), "experts-dense")
+
+
 def leaves(plan) -> dict[str, tuple]:
     return {leaf.path.removeprefix("params.mixture."): tuple(leaf.spec) for leaf in plan.leaves}
 

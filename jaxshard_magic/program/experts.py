@@ -48,8 +48,9 @@ def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -
     classes = frozenset(chosen) if stacks else frozenset()
     weights = sorted({i for _, _, inputs, _ in stacks for i in inputs})
     bound = {c for i in params for c in dims.of(inputs[i])}
-    given = {c for i in roles.data for c in dims.of(inputs[i])}
-    places = {c for p, k, *_ in stacks for c in _rows(p, k)} - bound - given
+    given = {c for i in roles.data for c in dims.big(inputs[i]) if c is not None}
+    tokens = frozenset().union(*(dims.reach(c, lambda a: a not in bound) for c in given))
+    places = {c for p, k, *_ in stacks for c in _rows(p, k)} - bound - tokens
     alone = [_rows(p, k) for p, k, *_ in stacks if (storage.batch & given).isdisjoint(p.tensors[1 - k])]
     shared = places & set().union(*alone)
     return Experts(
