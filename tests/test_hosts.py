@@ -296,12 +296,17 @@ def test_hosts_that_come_late_are_waited_for_and_then_counted(monkeypatch: pytes
         config.LocalEngineSetLauncher.engine_cmd = [sys.executable, "-c", slow.format(seconds=seconds)]
         monkeypatch.setattr(starting, "options", lambda *given: plain(*given) | {"config": config})
 
+    def engines() -> list[int]:
+        ours = psutil.Process().children(recursive=True)
+        return [p.pid for p in ours if any("IPP_PROFILE_DIR" in argument for argument in p.cmdline())]
+
     spec = HostsSpec.parse("hosts", "2")
     delayed(6)
     start = time.monotonic()
     found = starting.start(spec, 4)
     try:
         assert len(found.joined) == 2 and time.monotonic() - start > 6
+        assert len(engines()) == 2
     finally:
         found.kill()
     delayed(600)
@@ -311,8 +316,7 @@ def test_hosts_that_come_late_are_waited_for_and_then_counted(monkeypatch: pytes
     ):
         starting.start(spec, 4, limit_s=8.0)
     assert time.monotonic() - start < 30
-    engines = [p for p in psutil.Process().children(recursive=True) if "runpy" in " ".join(p.cmdline())]
-    assert gone([p.pid for p in engines]), "the one that sleeps, too"
+    assert gone(engines()), "the one that sleeps, too"
 
 
 def test_nothing_is_left_of_a_kernel_that_is_killed(tmp_path: Path):
