@@ -1,6 +1,7 @@
 """Experts that a step goes through one by one, in Python or by the number of the trip: side by side under `ep`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -145,6 +146,31 @@ def test_experts_one_by_one_are_divided_and_no_matrix_of_theirs_is_moved(form):
     assert any(f.code == "experts-together" for f in entry.plan.findings)
     run = jax.jit(jaxpr_as_fun(entry.traced.closed))
     close(run(*entry.traced.consts, *jax.tree.leaves((p, x))), of_form(form)(p, x))
+
+
+def test_an_expert_is_the_one_that_an_index_of_its_type_wraps_round_to():
+    """Of bytes 0 - 1 is 255: the least of that and 7, and 1 more, is out of range, and the first trip takes the last
+    expert, as the last trip does: the matrices are not taken one after the other, as they are with signs."""
+
+    def looped(p, x, dtype, scanned):
+        best, chosen = routed(p, x)
+
+        def add(out, e):
+            one = jnp.minimum(e - 1, EXPERTS - 1) + 1
+            share = jnp.where(chosen == e, best, 0).sum(-1, keepdims=True)
+            return out + share * (jax.nn.silu(x @ p["up"][one]) @ p["down"][one]), None
+
+        out, numbers = jnp.zeros_like(x), jnp.arange(EXPERTS, dtype=dtype)
+        if scanned:
+            return lax.scan(add, out, numbers)[0]
+        for e in range(EXPERTS):
+            out, _ = add(out, dtype(e))
+        return out
+
+    for scanned in (False, True):
+        signed, bytewise = (partial(looped, dtype=dtype, scanned=scanned) for dtype in (jnp.int8, jnp.uint8))
+        assert any(f.code == "experts-together" for f in entry_of(signed).plan.findings)
+        assert ("ep found no experts" if scanned else "taken apart expert by expert") in refused(bytewise)
 
 
 def decoder(p: Params, tokens: jax.Array) -> jax.Array:

@@ -228,6 +228,19 @@ def test_what_depends_on_where_a_row_was_sorted_to_is_unknown(form):
     assert isinstance(case(lambda p, x: (form(p, x) ** 2).mean(), P, X).labels[0], Unknown)
 
 
+@pytest.mark.parametrize("dtype", (jnp.int32, jnp.uint8))
+def test_numbers_of_rows_that_go_round_in_their_type_are_no_order(dtype):
+    """400 rows are sorted; as bytes the last 144 of them have the numbers of the first."""
+
+    def form(p, x):
+        key = routed(p, x)[1].reshape(-1)
+        order = lax.sort_key_val(key, jnp.arange(key.size, dtype=dtype))[1]
+        return x.repeat(BEST, axis=0)[order]
+
+    orders = Orders(Program(jax.make_jaxpr(form)(P, normal(9, 200, 5))))
+    assert orders.sorts and bool(orders.lost) == (dtype == jnp.uint8)
+
+
 def test_sorted_rows_among_the_outputs_are_unknown_and_their_sum_is_not():
     made = case(lambda p, x: ((rows := ordered(p, x)[2]).sum(), rows), P, X)
     assert made.labels[0] == Sum() and isinstance(made.labels[1], Unknown)

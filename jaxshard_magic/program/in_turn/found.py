@@ -66,7 +66,7 @@ def find_in_turn(program: Program, weights: Iterable[Value]) -> Found:
     if not met.numbers:
         return Found({}, (), ())
     parts, alike, orders, apart = (
-        Parts(program.shapes),
+        Parts(program),
         Alike(),
         dict[Scope, list[Unit]](),
         list[tuple[bool, str]](),
