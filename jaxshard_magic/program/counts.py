@@ -12,7 +12,6 @@ from .ir import Equation, Program, Value
 from .primitives import called, is_literal
 from .primitives.primitive import Kind
 
-_NUMBERED = ("argmax", "argmin", "top_k")  # what gives numbers that are never negative
 _RELAID = ("reshape", "squeeze", "expand_dims", "transpose")
 
 
@@ -82,7 +81,12 @@ class Counts:
             return None
         root = self.root(self._added(e) if e.primitive.adds else self._summed(e))
         made = None if root is None else self.program.maker.get(root)
-        return root if made is not None and made.name in _NUMBERED else None
+        return root if made is not None and self._gives_places(made, root) else None
+
+    @staticmethod
+    def _gives_places(e: Equation, value: Value | None) -> bool:
+        """Has a result numbers that are never negative?"""
+        return e.primitive.places is not None and e.outs[e.primitive.places] == value
 
     def _maker(self, value: Value | None) -> Equation | None:
         root = self.root(value)

@@ -8,7 +8,7 @@ section 3.2). Where all experts see all tokens, these are gathered over the expe
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
 from ..errors import ShardError
@@ -16,9 +16,10 @@ from ..plan import Finding
 from ..program.batching.follow import told
 from ..program.expert_loops import ExpertLoop, find_expert_loops
 from ..program.experts import Experts as Found
-from ..program.experts import best_of, find_experts
+from ..program.experts import find_experts
 from ..program.flow import by_alias
 from ..program.ir import Value
+from ..program.rankings import best_of
 from ..program.roles import PARAMS
 from .layout import Axes, Experts, Layout
 from .sides import take_sides
@@ -54,11 +55,11 @@ def _divide_found(layout: Layout, axes: Axes) -> None:
     _say_ragged(layout, ragged, axes)
     if found.classes or loops:
         stepped = {layout.dims.of(v)[0] for loop in loops for v in loop.stacks}
-        found = replace(found, classes=found.classes | stepped)
-        numbers = _numbers(layout, found, loops)
-        _divide_evenly(numbers, layout.count(axes), "+".join(axes))
+        trips = {loop.equation.params["length"] for loop in loops}
+        found = replace(found, classes=found.classes | stepped, numbers=found.numbers | trips)
+        _divide_evenly(found.numbers, layout.count(axes), "+".join(axes))
         _divide(layout, found, loops, axes)
-        _say_all_tokens(layout, found, min(numbers))
+        _say_all_tokens(layout, found)
         _say_shared_places(layout, found, axes)
 
 
@@ -75,6 +76,7 @@ def _divide(layout: Layout, found: Found, loops: list[ExpertLoop], axes: Axes) -
     experts = Experts(
         axes,
         found.classes,
+        found.numbers,
         found.places,
         found.shared,
         stored,
@@ -92,17 +94,7 @@ def _counting(layout: Layout, value: Value, classes: frozenset[int]) -> Iterable
     return (sc for sc, c in pairs if c in classes)
 
 
-def _numbers(layout: Layout, found: Found, loops: list[ExpertLoop]) -> set[int]:
-    """How many experts there are: as many as there are matrices of them. A router may know groups of them, too."""
-    shapes = layout.program.shapes
-    matrices = [layout.program.inputs[i] for i in found.weights]
-    counted = {
-        z for v in matrices for z, c in zip(shapes[v], layout.dims.of(v), strict=True) if c in found.classes
-    }
-    return counted | {shapes[v][0] for loop in loops for v in loop.stacks}
-
-
-def _divide_evenly(counts: set[int], n: int, over: str) -> None:
+def _divide_evenly(counts: Set[int], n: int, over: str) -> None:
     sizes = sorted(counts)
     odd = [z for z in sizes if z % n]
     if odd:
@@ -157,9 +149,10 @@ def _divide_sorted(layout: Layout, axes: Axes) -> None:
     """Experts whose rows each shard of the batch sorts by itself: a matrix of `ragged_dot` for each."""
     weights = [*layout.sorting.weights()]
     n, over = layout.count(axes), "+".join(axes)
-    _divide_evenly({layout.program.shapes[v][d] for v, d in weights}, n, over)
+    numbers = frozenset(layout.program.shapes[v][d] for v, d in weights)
+    _divide_evenly(numbers, n, over)
     stored = frozenset(layout.storage.of(v)[d] for v, d in weights)
-    layout.experts = Experts(axes, frozenset(), stored=stored)
+    layout.experts = Experts(axes, frozenset(), numbers, stored=stored)
     message = (
         f"ragged_dot: the rows of all {n} devices of {over} are gathered on each, which multiplies those of its own "
         "experts, and come back as a sum, so that none is dropped, however many one expert has."
@@ -232,16 +225,17 @@ def _not_sorted(layout: Layout) -> str:
     return f"{told(layout.program, mixed)} makes of sorted rows what depends on the places of others'."
 
 
-def _say_all_tokens(layout: Layout, found: Found, number: int) -> None:
+def _say_all_tokens(layout: Layout, found: Found) -> None:
     """Where nothing is dispatched, most of what experts multiply counts for nothing."""
-    best = best_of(layout.program, number)
-    if found.places or found.shared or best is None or best >= number:
-        return
-    message = (
-        f"All {number} experts work on all tokens, of which each chooses {best}: dispatch (one-hot products, as "
-        f"GShard has them) would do {best / number:.0%} of their FLOPs, times what it leaves free of places."
-    )
-    layout.findings.append(Finding("experts-dense", "info", message))
+    for number in sorted(found.numbers if not found.places | found.shared else ()):
+        best = best_of(layout.program, number)
+        if best is None or best >= number:
+            continue
+        message = (
+            f"All {number} experts work on all tokens, of which each chooses {best}: dispatch (one-hot products, as "
+            f"GShard has them) would do {best / number:.0%} of their FLOPs, times what it leaves free of places."
+        )
+        layout.findings.append(Finding("experts-dense", "info", message))
 
 
 def _say_shared_places(layout: Layout, found: Found, axes: Axes) -> None:
