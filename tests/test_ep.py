@@ -414,7 +414,8 @@ def test_weights_of_ragged_products_stay_whole_and_are_named():
     entry = step.planned(params, x)
     message = finding(entry.plan, "experts-ragged")
     assert (
-        "its weights, params.up, are whole" in message and "ragged_dot_general at test_ep.py, line" in message
+        "its weights, params.up, are whole" in message
+        and "sizes of the groups of ragged_dot_general at test_ep.py, line" in message
     )
 
 
