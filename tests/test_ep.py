@@ -346,6 +346,12 @@ def test_matrices_and_biases_of_experts_are_divided_by_expert_and_the_router_is_
     )  # tensor parallelism leaves experts that are chosen among alone
 
 
+def test_experts_that_the_user_placed_otherwise_are_not_told_as_divided():
+    some, every = {"mixture.up": "P()"}, {"mixture.(up|down|bias)": "P()"}
+    assert [e.number for e in planned(GROUPED, "ep", "expert=4", rules=some).experts] == [EXPERTS]
+    assert not planned(GROUPED, "ep", "expert=4", rules=every).experts
+
+
 def test_tensor_parallelism_divides_experts_and_adds_up_a_tokens_result_once():
     """And not what each of its experts makes of it, in all of their places, as along hidden dimensions."""
     plan = planned(GROUPED, "dp+tp", "data=2 model=4")

@@ -14,9 +14,10 @@ from .regions.ring import RingAttention
 
 
 def divided_experts(layout: Layout, phases: Mapping[int, str]) -> tuple[DividedExperts, ...]:
-    """The experts that are divided, of each number of them; empty where none are."""
+    """The experts that are divided, of each number of them; empty where none are, or the user placed all of their
+    matrices otherwise."""
     experts = layout.experts
-    if experts is None:
+    if experts is None or all(layout.stored.get(c) != experts.axes for c in experts.stored):
         return ()
     among = [e.ins[2] for e in layout.sorting.products()]
     among += [v for loop in experts.loops.values() for v in loop.stacks if layout.batchy(v)]
