@@ -260,17 +260,24 @@ def test_experts_that_cannot_be_put_side_by_side_are_named_with_their_line():
     assert "can't be put side by side: each reads what the one before it made" in refused(after_another)
 
 
-def test_experts_with_arrays_of_their_own_are_named_with_what_stacks_them():
+@pytest.mark.parametrize("named", (False, True))
+def test_experts_with_arrays_of_their_own_are_named_with_what_stacks_them(named):
+    """In a list, or by names, of which `mlp_10` stands before `mlp_2`."""
+    number = 12 if named else EXPERTS
+
     def form(p, x):
         best, chosen = routed(p, x)
-        made = (jnp.tanh(x @ own["up"]) @ own["down"] for own in p["experts"])
-        shares = (jnp.where(chosen == e, best, 0).sum(-1, keepdims=True) for e in range(EXPERTS))
+        each = [p["experts"][f"mlp_{e}" if named else e] for e in range(number)]
+        made = (jnp.tanh(x @ own["up"]) @ own["down"] for own in each)
+        shares = (jnp.where(chosen == e, best, 0).sum(-1, keepdims=True) for e in range(number))
         return jnp.stack([y * share for y, share in zip(made, shares, strict=True)]).sum(0)
 
-    apart = [{name: weights()[name][e] for name in ("up", "down")} for e in range(EXPERTS)]
-    said = refused(form, {"router": weights()["router"], "experts": apart})
-    assert "params.experts.0.up to params.experts.7.up are 8 arrays, one for each expert" in said
-    assert "jnp.stack" in said
+    apart = [{name: weights()[name][0] for name in ("up", "down")} for _ in range(number)]
+    experts = {f"mlp_{e}": own for e, own in enumerate(apart)} if named else apart
+    said = refused(form, {"router": normal(0, WIDTH, number), "experts": experts})
+    first, last = ("mlp_0", "mlp_11") if named else ("0", "7")
+    told = f"params.experts.{first}.up to params.experts.{last}.up are {number} arrays, one for each expert"
+    assert told in said and "jnp.stack" in said
 
 
 def test_functions_with_other_derivatives_are_not_alike():
@@ -283,6 +290,15 @@ def test_functions_with_other_derivatives_are_not_alike():
     jaxpr = jax.make_jaxpr(lambda x: one(x) + one(x + 1) + other(x))(1.0)
     first, second, third = (e for e in jaxpr.eqns if e.primitive.name == "custom_jvp_call")
     assert Alike().equations(first, second) and not Alike().equations(first, third)
+
+
+def test_comparisons_of_other_types_are_not_alike():
+    """Put side by side they would be of one: 2**31 and more are no int32."""
+    jaxpr = jax.make_jaxpr(lambda x, y: (x > x[0], y > y[0], x > x[1]))(
+        *(jnp.ones(3, d) for d in ("i4", "u4"))
+    )
+    first, other, second = (e for e in jaxpr.eqns if e.primitive.name == "gt")
+    assert Alike().equations(first, second) and not Alike().equations(first, other)
 
 
 CELLS = (

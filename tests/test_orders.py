@@ -30,6 +30,7 @@ COUNTED = {
     "compared": (BOTH, lambda k: (k[:, None] == jnp.arange(E)).sum(0)),
     "compared the other way": (FIRST, lambda k: jnp.sum(jnp.arange(E)[:, None] == k[None], 1)),
     "segment_sum": (FIRST, lambda k: jax.ops.segment_sum(jnp.ones_like(k), k, E)),
+    "as bytes": (BOTH, lambda k: jnp.bincount(k.astype(jnp.uint8), length=E)),
     "added at": (FIRST, lambda k: jnp.zeros(E, int).at[k].add(1)),
 }
 OTHERS = {
@@ -56,6 +57,18 @@ def test_how_often_each_key_occurs_is_seen(how):
 def test_what_is_no_count_of_all_keys_is_not_taken_for_one(how):
     program = Program(jax.make_jaxpr(lambda x: (k := FIRST(x), OTHERS[how](k)))(jnp.ones((6, E))))
     assert Counts(program).keys(program.outputs[1]) is None
+
+
+def test_keys_that_do_not_fit_into_another_type_are_not_those_that_are_counted():
+    def rounded(x):
+        keys = jnp.argmax(x, -1)
+        return keys, jnp.bincount(keys.astype(jnp.uint8), length=300)
+
+    for number, fits in ((300, False), (256, True)):
+        program = Program(jax.make_jaxpr(rounded)(jnp.ones((6, number))))
+        root, counted = program.outputs
+        found = Counts(program)
+        assert (found.keys(counted) == found.root(root)) == fits
 
 
 def test_keys_that_might_be_negative_are_not_counted():

@@ -141,9 +141,9 @@ def _one_array_each(layout: Layout) -> list[str] | None:
             for at in re.finditer(r"\d+", name):
                 found[f"{name[: at.start()]}#{name[at.end() :]}", shape][int(at[0])] = name
     experts = [
-        one for one in found.values() if [*one] == [*range(len(one))] and best_of(layout.program, len(one))
+        one for one in found.values() if {*one} == {*range(len(one))} and best_of(layout.program, len(one))
     ]
-    return [*experts[-1].values()] if experts else None
+    return [experts[-1][number] for number in sorted(experts[-1])] if experts else None
 
 
 def _divide_sorted(layout: Layout, axes: Axes) -> None:
