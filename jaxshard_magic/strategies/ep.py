@@ -231,15 +231,18 @@ def _not_sorted(layout: Layout, e: Equation) -> str:
     if order is not None and e.index not in orders.products and not orders.by_group(order, e.ins[2]):
         return (
             f"The sizes of the groups of {told(layout.program, e.index)} would have to be counted (jnp.bincount) from "
-            "what its rows are sorted by."
+            "what its rows are sorted by, and that be what top_k or argmax gave."
         )
     lost = None if order is None else orders.lost.get(order)
     mixed = _first_mixed(
         layout, [rows] if order is None else [] if lost is None else layout.program.equations[lost].outs
     )
-    if mixed is not None:
-        return f"{told(layout.program, mixed)} makes of sorted rows what depends on the places of others'."
-    return "Rows, or the sizes of their groups, are not made example by example, so that a device has none of its own."
+    if mixed is None:
+        return "Rows, or the sizes of their groups, are not made example by example, so that no device has its own."
+    by = layout.program.equations[mixed]
+    if by is not e and by.contraction is not None and by.contraction.ragged is not None:
+        return _not_sorted(layout, by)
+    return f"{told(layout.program, mixed)} makes of sorted rows what depends on the places of others'."
 
 
 def _first_mixed(layout: Layout, values: Iterable[Value]) -> int | None:
