@@ -96,9 +96,9 @@ def test_rows_of_microbatches_that_are_computed_again_are_known_for_the_same():
 def test_rows_that_are_computed_again_have_the_numbers_of_those_that_are_kept():
     step, mesh = zoo.STEPS[PERMUTED], jaxshard_magic.mesh("cpu:8 expert=8")
     calls = []
-    for options in (AGAIN, {"microbatches": 2}):
+    for remat in ("full", None):
         call = step.make()
-        sharded = jaxshard_magic.shard(call.fn, "ep", mesh=mesh, **options)
+        sharded = jaxshard_magic.shard(call.fn, "ep", mesh=mesh, remat=remat, microbatches=2)
         calls.append(zoo.numbers_of_calls(step, call, sharded, calls=3))
     for again, kept in zip(*calls, strict=True):
         assert all(difference.rounding for difference in zoo.differences(step, again, kept))
@@ -169,8 +169,32 @@ def two_layers(second):
     d = Draw(0)
     params, mesh = {name: expert_params(d) for name in ("first", "second")}, jaxshard_magic.mesh("expert=4")
     plan = jaxshard_magic.shard(step, "ep", mesh=mesh).planned(params, regression(d)).plan
-    (said,) = [f.message for f in plan.findings if f.code == "experts-ragged"]
+    (said,) = [f.message for f in plan.findings if f.code in ("experts-ragged", "experts-beside")]
     return {leaf.path.removeprefix("params."): leaf.spec[0] for leaf in plan.leaves if leaf.spec}, said
+
+
+def of_all_tokens(p, x):
+    best, chosen = lax.top_k(jax.nn.softmax(x @ p["route"]), BEST)
+    shares = (jax.nn.one_hot(chosen, EXPERTS) * best[..., None]).sum(-2)
+    hidden = jnp.tanh(jnp.einsum("btd,edf->btef", x, p["up"]))
+    return x + jnp.einsum("btef,efd,bte->btd", hidden, p["down"], shares)
+
+
+def looped(p, x):
+    def add(out, one):
+        up, down, share = one
+        return out + share[..., None] * (jnp.tanh(x @ up) @ down), None
+
+    best, chosen = lax.top_k(jax.nn.softmax(x @ p["route"]), BEST)
+    shares = (jax.nn.one_hot(chosen, EXPERTS) * best[..., None]).sum(-2)
+    return lax.scan(add, x, (p["up"], p["down"], jnp.moveaxis(shares, -1, 0)))[0]
+
+
+@pytest.mark.parametrize("second", (of_all_tokens, looped))
+def test_experts_of_another_form_beside_sorted_ones_are_said_to_be_whole(second):
+    specs, said = two_layers(second)
+    assert (specs["first.up"], specs["second.up"]) == ("expert", None)
+    assert "params.second.down and 1 more are whole on every device of expert" in said
 
 
 def test_a_layer_whose_rows_are_not_sorted_is_named_beside_one_that_is_divided():

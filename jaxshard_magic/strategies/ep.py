@@ -111,8 +111,8 @@ def _no_experts(layout: Layout, axes: Axes) -> str:
     if (name := _taken_apart(layout)) is not None:
         return (
             f"ep: {name} is taken apart expert by expert in Python ({name.rpartition('.')[2]}[0], ...), and what is "
-            "made of its parts is not put together again by a sum, masks or jnp.stack; go through the experts with "
-            "lax.scan, lax.map or jax.vmap"
+            "made of its parts is not put together again by a sum, masks or jnp.stack, each with its own part of what "
+            "was chosen (gates[..., 0], chosen == 0); go through the experts with lax.scan, lax.map or jax.vmap"
         )
     if (names := _one_array_each(layout)) is not None:
         return (
@@ -167,6 +167,24 @@ def _divide_sorted(layout: Layout, axes: Axes) -> None:
         "experts, and come back as a sum, so that none is dropped, however many one expert has."
     )
     layout.findings.append(Finding("experts-sorted", "info", message))
+    _say_beside(layout, axes)
+
+
+def _say_beside(layout: Layout, axes: Axes) -> None:
+    """Experts in another form than those whose rows are sorted stay whole."""
+    loops = find_expert_loops(layout.dims, layout.flow, layout.roles)
+    behind = layout.flow.inputs_behind([v for loop in loops for v in loop.stacks], by_alias)
+    behind |= {*find_experts(layout.dims, layout.storage, layout.flow, layout.roles).weights}
+    whole = [
+        i for i in layout.roles.stored if i in behind and not any(layout.in_use(layout.program.inputs[i]))
+    ]
+    if whole:
+        more = f" and {len(whole) - 1} more" if len(whole) > 1 else ""
+        message = (
+            f"Beside experts of ragged_dot ep divides no others: {layout.names[whole[0]]}{more} are whole on every "
+            f"device of {'+'.join(axes)}. Written alike, all of them would be divided."
+        )
+        layout.findings.append(Finding("experts-beside", "warning", message))
 
 
 def _taken_apart(layout: Layout) -> str | None:
