@@ -13,6 +13,7 @@ from .primitives import called, is_literal
 from .primitives.primitive import Kind
 
 _NUMBERED = ("argmax", "argmin", "top_k")  # what gives numbers that are never negative
+_SOME = ("slice", "dynamic_slice", "broadcast_in_dim")  # whose numbers are some of the operand's
 _RELAID = ("reshape", "squeeze", "expand_dims", "transpose")
 
 
@@ -81,8 +82,29 @@ class Counts:
         if e is None:
             return None
         root = self.root(self._added(e) if e.primitive.adds else self._summed(e))
-        made = None if root is None else self.program.maker.get(root)
-        return root if made is not None and made.name in _NUMBERED else None
+        return root if self.choosing(root) is not None or self._kept_above_zero(root) else None
+
+    def _kept_above_zero(self, value: Value | None) -> bool:
+        """Is it clipped to numbers that are not negative?"""
+        e = self._maker(value)
+        while e is not None and e.name in _SOME:
+            e = self._maker(e.ins[0])
+        if e is None or e.name != "min":
+            return False
+        for k in (0, 1):
+            inner, most = self.inner(e.ins[k]), self._number(e, 1 - k)
+            below = None if inner is None else self.program.maker.get(inner)
+            if below is not None and below.name == "max" and most is not None and most >= 0:
+                return 0 in (self._number(below, 0), self._number(below, 1))
+        return False
+
+    def choosing(self, value: Value | None) -> Equation | None:
+        """What chose all numbers that a value has: they are places along what it chooses along, none below 0. None
+        where that isn't known."""
+        e = self._maker(value)
+        while e is not None and e.name in _SOME:
+            e = self._maker(e.ins[0])
+        return e if e is not None and e.name in _NUMBERED else None
 
     def _maker(self, value: Value | None) -> Equation | None:
         root = self.root(value)
@@ -162,6 +184,15 @@ class Counts:
                 break
             value = before
         return value
+
+    def unwrapped(self, value: Value | None) -> Value | None:
+        """The same, before numbers below 0 were counted from the end."""
+        while (found := self.inner(value)) is not None:
+            e = self.program.maker.get(found)
+            if e is None or e.name != "select_n" or not self._negative(e):
+                break
+            value = e.ins[1]
+        return found
 
     def _number(self, e: Equation, k: int) -> Any:
         """Operand `k` of `e` where it is a number written into the program."""

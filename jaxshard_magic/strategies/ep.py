@@ -129,8 +129,9 @@ def _no_experts(layout: Layout, axes: Axes) -> str:
     if (name := _looked_up(layout)) is not None:
         return (
             f"ep: {name} is looked up for each token ({name.rpartition('.')[2]}[chosen]), which makes each a matrix of "
-            "its own; sort the tokens by expert for jax.lax.ragged_dot, or have all experts work on all tokens "
-            "(jax.vmap, lax.scan) and take what is chosen of the results"
+            "its own, that not only products read; multiply with it (jnp.einsum, @), sort the tokens by expert for "
+            "jax.lax.ragged_dot, or have all experts work on all tokens (jax.vmap, lax.scan) and take what is chosen "
+            "of the results"
         )
     return (
         "ep found no experts in this step: no parameter has, beside the two dimensions of a matrix, one that top_k, "
