@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,9 +11,8 @@ import numpy as np
 from .ir import Equation, Program, Value
 from .primitives import called, is_literal
 from .primitives.primitive import Kind
+from .rankings import rankings
 
-_NUMBERED = ("argmax", "argmin", "top_k")  # what gives numbers that are never negative
-_SOME = ("slice", "dynamic_slice", "broadcast_in_dim")  # whose numbers are some of the operand's
 _RELAID = ("reshape", "squeeze", "expand_dims", "transpose")
 
 
@@ -84,11 +83,16 @@ class Counts:
         root = self.root(self._added(e) if e.primitive.adds else self._summed(e))
         return root if self.choosing(root) is not None or self._kept_above_zero(root) else None
 
+    def choosing(self, value: Value | None) -> Equation | None:
+        """What gave all numbers that a value has as places along a dimension: none of them is negative. None where that
+        isn't known."""
+        value, e = self._source(value)
+        given = None if e is None else e.primitive.places
+        return e if e is not None and given is not None and e.outs[given] == value else None
+
     def _kept_above_zero(self, value: Value | None) -> bool:
         """Is it clipped to numbers that are not negative?"""
-        e = self._maker(value)
-        while e is not None and e.name in _SOME:
-            e = self._maker(e.ins[0])
+        _, e = self._source(value)
         if e is None or e.name != "min":
             return False
         for k in (0, 1):
@@ -98,13 +102,13 @@ class Counts:
                 return 0 in (self._number(below, 0), self._number(below, 1))
         return False
 
-    def choosing(self, value: Value | None) -> Equation | None:
-        """What chose all numbers that a value has: they are places along what it chooses along, none below 0. None
-        where that isn't known."""
+    def _source(self, value: Value | None) -> tuple[Value | None, Equation | None]:
+        """What has all numbers of a value, which is a part of it, or repeats it, and what makes that."""
         e = self._maker(value)
-        while e is not None and e.name in _SOME:
-            e = self._maker(e.ins[0])
-        return e if e is not None and e.name in _NUMBERED else None
+        while e is not None and (e.primitive.part or e.name == "broadcast_in_dim"):
+            value = e.ins[0]
+            e = self._maker(value)
+        return self.root(value), e
 
     def _maker(self, value: Value | None) -> Equation | None:
         root = self.root(value)
@@ -155,9 +159,22 @@ class Counts:
         return None if e.doors or e.primitive.kind is Kind.EACH else self._through(e, e.outs[0])[0]
 
     def _whole(self, e: Equation) -> bool:
-        """Are its numbers whole ones, before and after?"""
-        dtypes = (self.program.avals[v].dtype for v in (*e.ins, *e.outs) if v is not None)
-        return all(jnp.issubdtype(d, jnp.integer) for d in dtypes)
+        """Are its numbers whole ones, before and after, and the same?"""
+        dtypes = [self.program.avals[v].dtype for v in (*e.ins, *e.outs) if v is not None]
+        if not all(jnp.issubdtype(d, jnp.integer) for d in dtypes):
+            return False
+        before, after = (jnp.iinfo(dtypes[k]).max for k in (0, -1))
+        return after >= before or after >= self._largest(e.ins[0])
+
+    def _largest(self, value: Value | None) -> float:
+        """The largest number that keys can have, as far as that is known."""
+        made = self._places(value)
+        return inf if made is None else self._last_places[made.index]
+
+    @cached_property
+    def _last_places(self) -> dict[int, int]:
+        """Of equations that give places along a dimension, by index, the last one."""
+        return {r.equation.index: r.number - 1 for r in rankings(self.program) if r.chosen is not None}
 
     def _negative(self, e: Equation) -> bool:
         """Does `e` choose its second operand unless that is negative?"""
