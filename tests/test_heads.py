@@ -136,11 +136,11 @@ def test_microbatches_exchange_a_part_at_each_trip(options):
 
 
 @pytest.mark.full
-def test_narrow_products_exchange_narrow_arrays():
+def test_of_narrow_products_a_cpu_exchanges_wide_arrays():
     step, params, batch = attention_step("softmax", dtype=jnp.bfloat16)
     sharded = jaxshard_magic.shard(step, "sp", mesh="cpu:4 seq=4", attention="heads")
     same(sharded(params, batch), jax.jit(step)(params, batch), 0.1)
-    assert told(sharded, params, batch) == {(A2A, ARRAY // 8): 8}
+    assert moved(sharded) == told(sharded, params, batch) == {(A2A, ARRAY // 4): 8}
 
 
 @pytest.mark.ci

@@ -52,11 +52,10 @@ def sent(layout: Layout, v: Value, place: Place, trips: int, *, by_parts: bool) 
     if not layout.batchy(v):
         return
     if by_parts:
-        widened = layout.simulated and layout.program.avals[v].dtype == jnp.bfloat16
-        size = layout.bytes_of(v, layout.active(v)) * (2 if widened else 1)
-        yield Sent("collective-permute", axes, layout.count(axes), size // 2, 2 * trips)
+        size = layout.moving(v, layout.active(v)) // 2
+        yield Sent("collective-permute", axes, layout.count(axes), size, 2 * trips)
     elif gone := _divided_over(layout, v, place):
-        size = layout.bytes_of(v, without(layout.active(v), gone))
+        size = layout.moving(v, without(layout.active(v), gone))
         yield Sent("all-gather", gone, layout.count(gone), size, trips)
 
 

@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ...plan import Sent
 from ...program.attention.form import wide
@@ -16,8 +14,8 @@ from ...program.ir import Equation, Value
 from ...program.permuted import first_mask
 from ...program.primitives import shape_of
 from ...program.sizes import array_bytes
-from ..changes import read_narrow
-from ..layout import Axes, Layout, Spec, partition_spec
+from ..changes import at_default, read_narrow
+from ..layout import Layout, Spec, partition_spec, without
 from ..ring import Ring, forward, gradient
 from ..rings import in_dealt_order, is_gradient, ring, rings, there
 from .region import Context, Emission, Region
@@ -121,7 +119,8 @@ class RingAttention(Region):
                 lies = layout.active(v)
                 gone = tuple(a for has in lies for a in has if a in axes)
                 if gone:
-                    yield Sent("all-gather", gone, layout.count(gone), self._whole(v, lies, gone), e.trips)
+                    size = layout.moving(v, without(lies, gone))
+                    yield Sent("all-gather", gone, layout.count(gone), size, e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
         """Scores of a block and their exponentials, of a gradient theirs as well; what scores were before a change;
@@ -132,28 +131,20 @@ class RingAttention(Region):
         rows = prod(self.layout.program.shapes[query][:-2]) // prod(map(self.layout.count, specs[0][:-2]))
         scores = array_bytes((rows, ring.size, ring.size), wide(self.layout.program.avals[query].dtype))
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
-        moving = sum(self._bytes(v, spec) for v, spec in zip((key, value), specs[1:3], strict=True))
+        moving = sum(self.layout.bytes_of(v, spec) for v, spec in zip((key, value), specs[1:3], strict=True))
         sums = sum(summed) + 2 * sum(summed[1:]) if back else summed[0]
         changed = e.params["form"].change is not None
         return (4 if back else 2) * scores + changed * (2 if back else 1) * scores + sums + 2 * moving
 
-    def _bytes(self, v: Value | None, spec: Spec) -> int:
-        return 0 if v is None else self.layout.bytes_of(v, spec)
-
     def _moved(self, v: Value | None, spec: Spec) -> int:
-        """Bytes of a value on its way: the CPU sends bfloat16 as float32."""
-        widened = (
-            v is not None and self.layout.simulated and self.layout.program.avals[v].dtype == jnp.bfloat16
-        )
-        return self._bytes(v, spec) * (2 if widened else 1)
+        return 0 if v is None else self.layout.moving(v, spec)
 
     def _narrowed(self, e: Equation, v: Value | None) -> int:
         """By what is shorter on its way that attention multiplies: a TPU does so with float32 as bfloat16, unless more
         precision is asked for, and sends it so."""
         if v is None or self.layout.platform != "tpu" or self.layout.program.avals[v].dtype != jnp.float32:
             return 1
-        asked = {p for given in e.params["form"].precision for p in _each(given)}
-        return 2 if asked <= {None, lax.Precision.DEFAULT} else 1
+        return 2 if at_default(*e.params["form"].precision) else 1
 
     def _summed(self, v: Value | None, spec: Spec) -> int:
         """Bytes of a sum of arrays that lie as `v`."""
@@ -162,9 +153,6 @@ class RingAttention(Region):
         shape = self.layout.program.shapes[v]
         dtype = wide(self.layout.program.avals[v].dtype)
         return array_bytes(shape, dtype) // prod(map(self.layout.count, spec))
-
-    def _whole(self, v: Value, lies: Spec, gone: Axes) -> int:
-        return self.layout.bytes_of(v, [tuple(a for a in has if a not in gone) for has in lies])
 
 
 def ring_attention(context: Context) -> RingAttention:
@@ -180,7 +168,3 @@ def _lead(layout: Layout, e: Equation) -> Spec:
     assert query is not None
     spec = layout.active(query)[: form.batch + form.groups]
     return [tuple(a for a in axes if a not in layout.sequence_axes) for axes in spec]
-
-
-def _each(precision: Any) -> tuple:
-    return precision if isinstance(precision, tuple) else (precision,)
