@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.lines import users_line
-from .heads import Attended, by_heads, find_attentions
+from .heads import Attended, Attentions
 from .layout import Layout
 
 
@@ -20,9 +20,9 @@ def attend(layout: Layout, attention: str | None) -> str:
     Raises `ShardError` where heads are asked for and do not divide.
     """
     if attention == "heads":
-        found = find_attentions(layout)
-        _all_divide(layout, found)
-        layout.exchanges = by_heads(layout, found)
+        attentions = Attentions(layout)
+        _all_divide(layout, attentions.found)
+        layout.exchanges = attentions.by_heads()
         over = "+".join(layout.sequence_axes)
         layout.findings.append(
             Finding("inside", "info", f"attention with its heads over {over} in the place of positions")
@@ -34,10 +34,10 @@ def attend(layout: Layout, attention: str | None) -> str:
 def divides_heads(layout: Layout) -> Layout | None:
     """The same layout with the heads of every attention divided in the place of positions; None where some don't
     divide, or there are none."""
-    found = find_attentions(layout)
-    if not found or not all(each.heads for each in found):
+    attentions = Attentions(layout)
+    if not attentions.found or not all(each.heads for each in attentions.found):
         return None
-    return replace(layout, exchanges=by_heads(layout, found))
+    return replace(layout, exchanges=attentions.by_heads())
 
 
 def _all_divide(layout: Layout, found: Sequence[Attended]) -> None:
