@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from ..plan import Sent
 from ..program.ir import Equation, Value
-from ..program.permuted import Place, first_mask, follow, in_order, together
+from ..program.permuted import Place, follow, in_order, together
 from ..program.unionfind import UnionFind
 from .deals import has_parts, sent
 from .layout import Layout
-from .rings import in_dealt_order, ring, rings, there
+from .rings import dealt_by_itself, in_dealt_order, ring, rings, there
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,8 @@ def find_dealing(layout: Layout, kept: Collection[Value] = ()) -> Dealing:
     """How a step's positions are dealt out once for all its rings, where that can be and sends less than each does by
     itself. `kept`: values that are no arrays of their shape, and so stay as they are."""
     found = rings(layout)
-    before = sum(_dealt_at_each(layout, found))
+    brought = there(layout, found)
+    before = sum(size * e.trips for e in found for size in dealt_by_itself(layout, e, brought))
     able = [e for e in found if in_dealt_order(ring(layout, e)) is not None]
     if not before or not able:
         return Dealing()
@@ -84,17 +85,6 @@ def _by_parts(layout: Layout, dealing: Dealing, members: Collection[Equation]) -
 
 def _in_a_loop(e: Equation) -> bool:
     return e.outer is not None and (e.outer.name in ("scan", "while", "cond") or _in_a_loop(e.outer))
-
-
-def _dealt_at_each(layout: Layout, members: Collection[Equation]) -> Iterator[int]:
-    """The bytes that a device sends to deal out what each ring reads, and to put back what it makes."""
-    brought = there(layout, members)
-    for e in members:
-        if ring(layout, e).zigzag:
-            read = (v for k, v in enumerate(e.ins[: first_mask(e)]) if (e.index, k) not in brought)
-            for v in (*read, *e.outs):
-                if v is not None:
-                    yield layout.bytes_of(v, layout.active(v)) * e.trips
 
 
 def _places(layout: Layout, rings: Collection[Equation]) -> dict[Value, Place]:
