@@ -135,14 +135,17 @@ def test_of_narrow_products_a_cpu_exchanges_wide_arrays():
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("attention", "kind", "each"),
-    [("heads", A2A, 8), ("ring", "collective-permute", (2 + 4) * 3)],
+    ("attention", "axes", "kind", "each"),
+    [
+        ("heads", "pipe=2 seq=4", A2A, 8),
+        ("heads", "pipe=4 seq=2", A2A, 8),
+        ("ring", "pipe=2 seq=4", "collective-permute", (2 + 4) * 3),
+    ],
 )
-def test_attention_in_the_stages_of_a_pipeline_takes_the_same_form(attention, kind, each):
+def test_attention_in_the_stages_of_a_pipeline_takes_the_same_form(attention, axes, kind, each):
+    """Of four stages two have no attention."""
     call = steps.transformer()
-    step = jaxshard_magic.shard(
-        call.step, "pp+sp", mesh="cpu:8 pipe=2 seq=4", attention=attention, microbatches=4
-    )
+    step = jaxshard_magic.shard(call.step, "pp+sp", mesh=f"cpu:8 {axes}", attention=attention, microbatches=4)
     same(step(call.state, call.batch), jax.jit(call.step)(call.state, call.batch))
     moves = [c for c in step.report().collectives or () if c.axes == ("seq",) and c.kind in (kind, AG, RS)]
     assert {c.kind for c in moves} == {kind}
