@@ -147,19 +147,24 @@ def test_attention_in_the_stages_of_a_pipeline_takes_the_same_form(attention, ax
     call = steps.transformer()
     step = jaxshard_magic.shard(call.step, "pp+sp", mesh=f"cpu:8 {axes}", attention=attention, microbatches=4)
     same(step(call.state, call.batch), jax.jit(call.step)(call.state, call.batch))
+    assert [positions.attention for positions in step.report().positions] == [attention]
     moves = [c for c in step.report().collectives or () if c.axes == ("seq",) and c.kind in (kind, AG, RS)]
     assert {c.kind for c in moves} == {kind}
     assert sum(c.count for c in moves) == each * 4 * steps.LAYERS
 
 
 def test_over_the_axis_of_tensor_parallelism_heads_are_divided_as_they_are():
+    """Whatever is asked for; of a ring it is said."""
     call = steps.transformer()
-    plain, heads = (
+    plans = [
         jaxshard_magic.shard(call.step, "sp+tp", mesh="cpu:4 model=4", attention=form)
-        for form in (None, "heads")
-    )
-    moves = traffic(plain.planned(call.state, call.batch).plan.run)
-    assert moves == traffic(heads.planned(call.state, call.batch).plan.run)
+        .planned(call.state, call.batch)
+        .plan
+        for form in (None, "heads", "ring")
+    ]
+    assert {plan.attention for plan in plans} == {"heads"}
+    assert len({traffic(plan.run) for plan in plans}) == 1
+    assert [[f.code for f in plan.findings] for plan in plans] == [[], ["inside"], ["no-ring"]]
 
 
 @pytest.mark.parametrize("axis", ["sp", "cp"])

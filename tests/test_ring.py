@@ -267,9 +267,41 @@ def test_what_no_ring_takes_is_gathered_and_said(monkeypatch):
 
     monkeypatch.setitem(FORMS, "summed", summed)
     step, params, batch = attention_step("summed")
-    rewritten = sharded(step).planned(params, batch).rewritten
-    findings = [] if rewritten is None else [finding.message for finding in rewritten.findings]
+    planned = sharded(step).planned(params, batch)
+    assert planned.plan.attention == "gather"
+    findings = (
+        [] if planned.rewritten is None else [finding.message for finding in planned.rewritten.findings]
+    )
     assert any("`cumsum`" in message and "test_ring.py, line" in message for message in findings)
+    auto = jaxshard_magic.shard(step, "sp", mesh=jaxshard_magic.mesh("cpu:8 seq=8"), attention="auto")
+    why = next(f for f in auto.planned(params, batch).plan.findings if f.code == "attention-chosen")
+    assert "Not ring: no attention" in why.message
+
+
+def test_rings_of_one_line_are_told_apart():
+    """By their masks, which make zig-zag of one, and by their positions."""
+
+    def step(w, x, y):
+        def attended(w, h, mask):
+            q, k, v = ((h @ m).reshape(*h.shape[:2], 4, 8) for m in w)
+            return jnp.mean(einsum(q, k, v, mask) ** 2)
+
+        def loss(w):
+            return sum(attended(w, *each) for each in ((x, None), (x, causal(TIME)), (y, None)))
+
+        value, grads = jax.value_and_grad(loss)(w)
+        return w - 0.1 * grads, value
+
+    w = jax.ShapeDtypeStruct((3, 32, 32), jnp.float32)
+    x, y = (jax.ShapeDtypeStruct((EXAMPLES, time, 32), jnp.float32) for time in (TIME, TIME // 2))
+    both = sharded(step).planned(w, x, y).plan.positions
+    found = {(r.positions, r.zigzag, r.count, r.bytes, r.gradients) for one in both for r in one.rings}
+    sent = 2 * EXAMPLES * TIME * 32 * F32 // 8
+    assert found == {
+        (TIME, False, 1, sent, sent),
+        (TIME, True, 1, sent, sent),
+        (TIME // 2, False, 1, sent // 2, sent // 2),
+    }
 
 
 def test_gathered_keys_are_said_to_be_more_than_divided_heads_send():
