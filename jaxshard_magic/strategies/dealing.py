@@ -126,9 +126,14 @@ def _places(layout: Layout, rings: Collection[Equation]) -> dict[Value, Place]:
 
 def _pairs(e: Equation) -> Iterator[tuple[Value, Value, int]]:
     """What is one value on both sides of a door, or in two trips: outer, inner, and whether a loop steps over it."""
+    yield from _entering(e)
+    yield from _tied(e)
+
+
+def _entering(e: Equation) -> Iterator[tuple[Value, Value, int]]:
+    """The pairs of `_pairs` of what goes into a body."""
     for door in e.doors:
         yield from ((a, b, lead) for a, b, lead in door.into if a is not None)
-    yield from _tied(e)
 
 
 def _tied(e: Equation) -> Iterator[tuple[Value, Value, int]]:
@@ -215,22 +220,19 @@ class _Forms:
 
     def _tie(self) -> None:
         """Of one form are: what loops hand on, what bodies give, what several bodies get of one operand."""
+        self.entries: dict[Value, list[Value]] = defaultdict(list)
         for e in self.bodies:
             for a, b, lead in _tied(e):
                 if self._same(a, b, lead):
                     self.sets.union(a, b)
             entered: dict[Value, Value] = {}
-            for a, b, lead in (pair for door in e.doors for pair in door.into):
-                if a is not None and self._same(a, b, lead):
+            for a, b, lead in _entering(e):
+                if self._same(a, b, lead):
                     self.sets.union(b, entered.setdefault(a, b))
+                    self.entries[b].append(a)
         self.members: dict[int, list[Value]] = defaultdict(list)
         for v in self.places:
             self.members[self.sets.find(v)].append(v)
-        self.entries: dict[Value, list[Value]] = defaultdict(list)
-        for e in self.bodies:
-            for a, b, lead in (pair for door in e.doors for pair in door.into):
-                if a is not None and self._same(a, b, lead):
-                    self.entries[b].append(a)
 
     def _needed_in_order(self) -> None:
         """What comes in order, and what is made for those who need it so."""
@@ -297,14 +299,9 @@ class _Forms:
     def _handed_in(self) -> None:
         """What a body does not change comes into it as it is."""
         for e in self.bodies:
-            for a, b, lead in (pair for door in e.doors for pair in door.into):
+            for a, b, lead in _entering(e):
                 root = self.sets.find(b)
-                if (
-                    a is not None
-                    and self._same(a, b, lead)
-                    and self._is_dealt(a)
-                    and root not in self.ordered
-                ):
+                if self._same(a, b, lead) and self._is_dealt(a) and root not in self.ordered:
                     self.dealt.add(root)
 
     def _is_dealt(self, v: Value | None) -> bool:
@@ -350,8 +347,8 @@ class _Forms:
             if not self._same(a, b, lead) and (self._is_dealt(a) or self._is_dealt(b)):
                 raise _Refused
         forms: dict[Value, bool] = {}
-        for a, b, lead in (pair for door in e.doors for pair in door.into):
-            if a is None or (a not in self.places and b not in self.places):
+        for a, b, lead in _entering(e):
+            if a not in self.places and b not in self.places:
                 continue
             form = self._is_dealt(b)
             if (form and not self._same(a, b, lead)) or forms.setdefault(a, form) != form:
