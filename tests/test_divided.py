@@ -47,6 +47,12 @@ def test_experts_positions_and_turns_are_told_and_drawn_in_every_view():
     assert "A2A expert (dispatch)" in said and "(turn, zig-zag)" in said
 
 
+def test_the_keys_of_two_devices_go_round_in_one_turn():
+    one = replace(POSITIONS, rings=(replace(RING, turns=2),))
+    (figure,) = turn_figures(replace(divided(), positions=(one,)))
+    assert "at its one turn forward a device sends keys" in figure.lead and len(figure.rows) == 2
+
+
 def test_bars_are_rows_beside_the_mean_and_what_is_dropped_stands_on_top():
     load = Load(8, 1, 3, 1, (5, 1, 2, 0), (3, 1, 2, 0), 5)
     assert load_text(load) == (

@@ -20,6 +20,11 @@ WORK = {
     "sorted": "An expert multiplies the rows that chose it",
     "all": "Every expert multiplies all tokens, whoever chose it",
 }
+HOW = {
+    "gather": "keys and values of all are gathered",
+    "heads": "attention has its heads divided instead",
+    "ring": "keys and values go round in a ring",
+}
 
 
 @dataclass(frozen=True)
@@ -191,12 +196,7 @@ def _positions(report: Report, one: Positions) -> Figure:
     if ring is not None:
         lead += "a causal ring deals them out zig-zag, so that all devices see as many keys."
     else:
-        how = one.attention if one.rings or one.attention != "ring" else "gather"
-        lead += {
-            "gather": "keys and values of all are gathered",
-            "heads": "attention has its heads divided instead",
-        }.get(how, "keys and values go round in a ring")
-        lead += "."
+        lead += HOW[one.attention] + "."
     return Figure(lead + _more(len(places), "place"), one.axes[0], tuple(rows))
 
 
@@ -206,9 +206,10 @@ def _turns(report: Report, one: Positions, ring: Ring) -> Figure:
     where = f" at {in_words(ring.file, ring.line)}" if ring.line is not None else ""
     often = f", {count_text(ring.count)} times a step" if ring.count > 1 else ""
     sent = ring.turns - 1
+    turns = f"each of {count_text(sent)} turns" if sent > 1 else "its one turn"
     lead = (
-        f"Attention{where} as a ring over {'+'.join(one.axes)}{often}. {_way(first)}: at each of {count_text(sent)} "
-        f"turns forward a device sends keys and values to the next, {byte_text(ring.bytes)}"
+        f"Attention{where} as a ring over {'+'.join(one.axes)}{often}. {_way(first)}: at {turns} forward a device "
+        f"sends keys and values to the next, {byte_text(ring.bytes)}"
     )
     if ring.gradients is not None:
         back = byte_text(ring.gradients)
