@@ -6,7 +6,6 @@ Devices are told by their position in the mesh, axes by their index, so that the
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from math import prod
 from typing import Any
 
 from jaxshard_magic.places import in_short
@@ -56,7 +55,7 @@ def payload(report: Report) -> dict[str, Any]:
         "title": _title(report),
         "mesh": {
             "axes": [[printable(axis), report.mesh.axes.get(axis, 1)] for axis in index],
-            "devices": list(devices(report)),
+            "devices": list(report.mesh.numbers),
             "hosts": list(report.mesh.hosts),
             "text": printable(words.devices_text(report.mesh)),
         },
@@ -107,11 +106,6 @@ def _area(area: Area) -> list[float]:
     """In thousandths, opacity in hundredths."""
     sides = (area.x, area.y, area.width, area.height)
     return [*(round(1000 * side) for side in sides), area.opacity]
-
-
-def devices(report: Report) -> Sequence[int]:
-    """Device ids in the mesh's order."""
-    return report.mesh.devices or range(prod(report.mesh.axes.values()))
 
 
 def tab_ids(report: Report) -> list[str]:
@@ -312,7 +306,7 @@ def _rows(leaves: Sequence[Leaf]) -> list[list[Any]]:
 
 
 def _memory(report: Report) -> dict[str, Any] | None:
-    position = {device: i for i, device in enumerate(devices(report))}
+    position = {device: i for i, device in enumerate(report.mesh.numbers)}
     memory = report.memory
     rows = [d for d in memory.per_device if d.device in position] if memory else []
     if memory is None or not rows:

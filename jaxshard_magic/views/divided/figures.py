@@ -9,6 +9,7 @@ from math import prod
 from jaxshard_magic.places import in_words
 from jaxshard_magic.report import Experts, Load, Positions, Report, Ring
 from jaxshard_magic.report.divided import Part, parts_of
+from jaxshard_magic.report.parts import part_at
 from jaxshard_magic.views.format import byte_text, count_text, runs, share_text
 
 ROWS = 8  # of a figure
@@ -75,17 +76,10 @@ def held_lines(report: Report) -> list[str]:
 
 def along(report: Report, axes: Sequence[str]) -> list[list[int]]:
     """The devices at each place along certain axes of the mesh, in order."""
-    sizes = report.mesh.axes
-    devices = report.mesh.devices or range(prod(sizes.values()))
-    places: list[list[int]] = [[] for _ in range(prod(sizes[a] for a in axes))]
-    for at, device in enumerate(devices):
-        index, left = {}, at
-        for axis in reversed(sizes):
-            left, index[axis] = divmod(left, sizes[axis])
-        place = 0
-        for axis in axes:
-            place = place * sizes[axis] + index[axis]
-        places[place].append(device)
+    mesh = report.mesh
+    places: list[list[int]] = [[] for _ in range(prod(mesh.axes[a] for a in axes))]
+    for i, device in enumerate(mesh.numbers):
+        places[part_at(mesh.place(i), axes, mesh.axes)].append(device)
     return places
 
 
