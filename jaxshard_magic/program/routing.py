@@ -8,6 +8,7 @@ a mask of (tokens, experts, places) brings tokens there: a row that the mask lea
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import reduce
 from math import prod
 from operator import add
@@ -30,23 +31,26 @@ CHOICES = {"top_k": 1, "approx_top_k": 1, "argmax": 0}  # and which result has t
 @dataclass(frozen=True)
 class Choice:
     """The result `out` of an equation, by index: numbers of experts. `groups`: its dimensions that count groups of
-    tokens, each of which has places of its own."""
+    tokens, each of which has places of its own; `rows`: those that count examples, or tokens of all of them."""
 
     equation: int
     out: int
     groups: tuple[int, ...]
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Mask:
     """The operand `operand` of a product, by index, that says which token has which place of which expert. `expert`:
-    its dimension that counts experts; `places`: how many each has in a group, of which there are `groups`."""
+    its dimension that counts experts; `places`: how many each has in a group, of which there are `groups`; `rows`: as
+    of a `Choice`."""
 
     equation: int
     operand: int
     expert: int
     places: int
     groups: int
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,15 @@ class Route:
         """How often each of them runs in a step: once for every microbatch."""
         return prod(trips for each, trips in self.loops if not each)
 
+    def real(self, share: Fraction) -> tuple[int, int]:
+        """The tokens and the groups of a step, of whose rows this share are examples and the others were added."""
+        of_rows = [set(c.rows) for c in self.choices]
+        tokens = self.tokens * self.runs * (share if any(of_rows) else 1)
+        if self.mask is None:
+            return int(tokens), 1
+        grouped = any(rows.intersection(c.groups) for rows, c in zip(of_rows, self.choices, strict=True))
+        return int(tokens), int(self.mask.groups * self.runs * (share if grouped else 1))
+
 
 def find_routes(
     dims: Dimensions,
@@ -85,6 +98,7 @@ def find_routes(
     params: Collection[int],
     classes: Collection[int],
     places: Collection[int],
+    rows: Collection[int],
     among: Collection[Value] = (),
 ) -> tuple[Route, ...]:
     """The layers of a step that choose experts, in their order, but for those in branches and loops without an end.
@@ -94,6 +108,7 @@ def find_routes(
         params: the parameters, by input.
         classes: those of its dimensions that count experts.
         places: those that count the places of an expert.
+        rows: those that count examples.
         among: values that are made of choices besides, such as the sizes of groups of sorted rows.
     """
     program, given = dims.program, set(params)
@@ -108,8 +123,8 @@ def find_routes(
         counted = {dims.of(operand)[d] for d in along_of(e, len(program.shapes[operand]))}
         if counted & set(classes) or not behind.isdisjoint(e.outs):
             layers[_router(flow, weighted, operand) or e.index].append(e)
-    masks = [m for p in found if not p.weights and (m := _mask(dims, p, phases, classes, places)) is not None]
-    return tuple(_route(dims, flow, given, layer, masks) for layer in layers.values())
+    masks = [m for p in found if not p.weights and (m := _mask(dims, p, phases, classes, places, rows))]
+    return tuple(_route(dims, flow, given, rows, layer, masks) for layer in layers.values())
 
 
 def _router(flow: Flow, weighted: Collection[int], logits: Value) -> frozenset[int]:
@@ -124,7 +139,12 @@ def _router(flow: Flow, weighted: Collection[int], logits: Value) -> frozenset[i
 
 
 def _route(
-    dims: Dimensions, flow: Flow, params: set[int], layer: Sequence[Equation], masks: Sequence[Mask]
+    dims: Dimensions,
+    flow: Flow,
+    params: set[int],
+    rows: Collection[int],
+    layer: Sequence[Equation],
+    masks: Sequence[Mask],
 ) -> Route:
     program, first = dims.program, layer[0]
     made = flow.forward(
@@ -136,7 +156,8 @@ def _route(
     for e in layer:
         out = CHOICES[e.name]
         v, of = e.outs[out], dims.of(e.outs[out])
-        choices.append(Choice(e.index, out, tuple(d for d, c in enumerate(of) if c in groups)))
+        grouped, examples = (tuple(d for d, c in enumerate(of) if c in some) for some in (groups, rows))
+        choices.append(Choice(e.index, out, grouped, examples))
         gone = along_of(e, len(program.shapes[e.ins[0]]))[0]  # pyright: ignore[reportArgumentType, reportCallIssue]
         each = 1 if e.name == "argmax" else program.shapes[v][gone]
         best, tokens = best + each, prod(program.shapes[v]) // each
@@ -163,6 +184,7 @@ def _mask(
     phases: Mapping[int, str],
     classes: Collection[int],
     places: Collection[int],
+    rows: Collection[int],
 ) -> Mask | None:
     """The mask of a product that brings tokens to the places of experts; None for others."""
     e, c = p.equation, p.equation.contraction
@@ -180,7 +202,10 @@ def _mask(
             continue
         shape = dims.program.shapes[v]
         rest = [d for d in range(len(shape)) if d not in gone and d not in (*expert, *place)]
-        return Mask(e.index, k, expert[0], prod(shape[d] for d in place), prod(shape[d] for d in rest))
+        examples = tuple(d for d, x in enumerate(tensor) if x in rows)
+        return Mask(
+            e.index, k, expert[0], prod(shape[d] for d in place), prod(shape[d] for d in rest), examples
+        )
     return None
 
 
@@ -198,17 +223,28 @@ def _loops(flow: Flow, params: set[int], e: Equation) -> tuple[tuple[bool, int],
     return tuple(reversed(found))
 
 
-def chosen(route: Route, choice: Choice, numbers: Any) -> Any:
-    """How many tokens of each group chose each expert: (groups, experts)."""
+def chosen(route: Route, choice: Choice, numbers: Any, real: Any) -> Any:
+    """How many tokens of each group chose each expert: (groups, experts). `real`: which rows are examples, bool of
+    each; None where all are."""
     rest = tuple(d for d in range(numbers.ndim) if d not in choice.groups)
     each = numbers[..., None] == jnp.arange(route.number, dtype=numbers.dtype)
-    return each.sum(rest, dtype=jnp.int32).reshape(-1, route.number)
+    return _of_examples(each, choice.rows, real).sum(rest, dtype=jnp.int32).reshape(-1, route.number)
 
 
-def kept(mask: Mask, places: Any) -> Any:
-    """How many places of each expert have a token: (experts,)."""
+def kept(mask: Mask, places: Any, real: Any) -> Any:
+    """How many places of each expert have a token: (experts,). `real` as of `chosen`."""
     rest = tuple(d for d in range(places.ndim) if d != mask.expert)
-    return (places != 0).sum(rest, dtype=jnp.int32)
+    return _of_examples(places != 0, mask.rows, real).sum(rest, dtype=jnp.int32)
+
+
+def _of_examples(x: Any, rows: Iterable[int], real: Any) -> Any:
+    """`x`, bool, with False in the place of what is of no example."""
+    if real is None:
+        return x
+    for d in rows:
+        of = jnp.arange(x.shape[d]) * len(real) // x.shape[d]
+        x &= jnp.expand_dims(real[of], [i for i in range(x.ndim) if i != d])
+    return x
 
 
 def summed(route: Route, counts: Iterable[Any], masked: Any) -> tuple[Any, Any, Any]:

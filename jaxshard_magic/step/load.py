@@ -63,7 +63,7 @@ def counted(
     shardings = [NamedSharding(plan.mesh, spec) for spec in plan.in_specs]
     whole = NamedSharding(plan.mesh, PartitionSpec())
     inputs = [*entry.consts, *leaves]
-    loads = Loads(plan.run.layout, routes)
+    loads = Loads(plan.run.layout, routes, entry.real)
     with own_mesh(plan.mesh):
         count = jax.jit(lambda *xs: loads(*xs), in_shardings=shardings, out_shardings=whole)
         with uncollected():
