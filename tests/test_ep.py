@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 import zoo
 from positions import same
+from refusals import refusal
 from zoo.mixtures import BEST, CAPACITY, EXPERTS, HIDDEN, OUT, TIME, WIDTH
 from zoo.parts import BATCH
 
 import jaxshard_magic
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.report import Report
 from jaxshard_magic.strategies.cut import Network
 from jaxshard_magic.strategies.hold import Hold
@@ -29,9 +29,8 @@ GROUPED, FLAT, DENSE, MAPPED, LAYERS, SCANNED, IN_TURN = FORMS = (
 )
 ALONE, BESIDE = ("ep", "expert=8"), ("ep+dp", "data=2 expert=4")
 STORED, INSIDE = ("ep+fsdp", "data=2 expert=4"), ("ep+tp", "data=2 expert=2 model=2")
-QUICK = {(GROUPED, BESIDE), (FLAT, ALONE), (DENSE, BESIDE), (MAPPED, INSIDE), (LAYERS, STORED)} | {
-    (SCANNED, BESIDE)
-}
+QUICK = {(GROUPED, BESIDE), (FLAT, ALONE), (DENSE, BESIDE), (MAPPED, INSIDE), (LAYERS, STORED)}
+QUICK |= {(SCANNED, BESIDE)}
 TABLE = [
     pytest.param(form, on, marks=() if (form, on) in QUICK else pytest.mark.full, id=" ".join((form, *on)))
     for form in FORMS
@@ -171,7 +170,7 @@ def test_where_all_experts_see_all_tokens_these_are_gathered_and_results_added_u
         assert (found[AG, over, tokens], found[AR, over, tokens], found[A2A, over, counts]) == (2, 1, 2)
         assert (
             found[AR, ("data", "expert"), ROUTER] == 1
-        )  # which reads tokens as they lie, also for its gradient
+        )  # it reads tokens as they lie, also for its gradient
         assert max(size for kind, _, size in found if kind == AG) == tokens
 
 
@@ -207,9 +206,8 @@ def test_gradients_of_experts_wait_for_the_last_microbatch_over_the_devices_that
     moves = told(planned(GROUPED, *BESIDE, **WAITING))
     assert (moves[AR, ("data",), own], moves[AR, ("data", "expert"), ROUTER]) == (2, 1)
     moves = told(planned(LAYERS, *STORED, **WAITING))
-    assert {size: n for (kind, _, size), n in moves.items() if kind == RS} == {
-        2 * own: 2
-    }  # two layers in one
+    both_layers = {2 * own: 2}
+    assert {size: n for (kind, _, size), n in moves.items() if kind == RS} == both_layers
 
 
 @pytest.mark.ci
@@ -293,11 +291,7 @@ def test_matrices_and_biases_of_experts_are_divided_by_expert_and_the_router_is_
     found = leaves(planned(LAYERS, "ep+fsdp+tp", "data=2 expert=2 model=2"))
     assert found["up"] == (None, "expert", "data", "model")
     assert found["down"] == (None, "expert", "model", "data")
-    assert found["router"] == (
-        None,
-        None,
-        None,
-    )  # tensor parallelism leaves experts that are chosen among alone
+    assert not any(found["router"])  # tensor parallelism leaves experts that are chosen among alone
 
 
 def test_tensor_parallelism_divides_experts_and_adds_up_a_tokens_result_once():
@@ -315,27 +309,8 @@ def refused(form: str, strategy: str, axes: str, experts: int = EXPERTS) -> str:
     params = jax.tree.map(
         lambda x: x[tuple(slice(experts if n == EXPERTS else n) for n in x.shape)], call.args[0]
     )
-    with pytest.raises(ShardError) as error:
-        jaxshard_magic.shard(call.fn, strategy, mesh=jaxshard_magic.mesh(axes)).planned(params, call.args[1])
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def looked_up() -> str:
-    def train_step(params, x):
-        def loss_fn(p):
-            chosen = jnp.argmax(x @ p["router"], -1)
-            return jnp.mean(jnp.einsum("bd,bdh->bh", x, p["table"][chosen]) ** 2)
-
-        loss, grads = jax.value_and_grad(loss_fn)(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
-
-    params = {"router": jnp.ones((8, 4)), "table": jnp.ones((4, 8, 16))}
-    with pytest.raises(ShardError) as error:
-        jaxshard_magic.shard(train_step, "ep", mesh=jaxshard_magic.mesh("expert=4")).planned(
-            params, jnp.ones((16, 8))
-        )
-    return str(error.value)
+    mesh = jaxshard_magic.mesh(axes)
+    return refusal(lambda: jaxshard_magic.shard(call.fn, strategy, mesh=mesh).planned(params, call.args[1]))
 
 
 def test_what_cannot_be_divided_says_so():

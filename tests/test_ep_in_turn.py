@@ -10,10 +10,10 @@ import pytest
 from IPython.core.error import UsageError
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
+from refusals import refusal
 from test_ep import AG, AR, RS, sent, told
 
 import jaxshard_magic
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.program.in_turn.alike import Alike
 
 EXPERTS, BEST, ROWS, TIME, WIDTH, HIDDEN, HEADS, WORDS = 8, 2, 16, 10, 32, 64, 8, 64
@@ -206,13 +206,6 @@ def test_loops_over_other_things_stay_as_they_are():
     assert not {"experts-together", "experts-apart"} & {f.code for f in entry.plan.findings}
 
 
-def refused(form: Form, params: Any = None) -> str:
-    with pytest.raises(ShardError) as error:
-        entry_of(form, params=params)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def test_experts_that_cannot_be_put_side_by_side_are_named_with_their_line():
     def differs(p, x):
         (best, chosen), out = routed(p, x), x
@@ -230,8 +223,10 @@ def test_experts_that_cannot_be_put_side_by_side_are_named_with_their_line():
 
     line = differs.__code__.co_firstlineno + 3
     here = f"(test_ep_in_turn.py, line {line})"
-    assert f"expert 3 has `tanh` {here} where expert 0 has `silu` {here}" in refused(differs)
-    assert "can't be put side by side: each reads what the one before it made" in refused(after_another)
+    assert f"expert 3 has `tanh` {here} where expert 0 has `silu` {here}" in refusal(entry_of, differs)
+    assert "can't be put side by side: each reads what the one before it made" in refusal(
+        entry_of, after_another
+    )
 
 
 def test_experts_with_arrays_of_their_own_are_named_with_what_stacks_them():
@@ -242,7 +237,7 @@ def test_experts_with_arrays_of_their_own_are_named_with_what_stacks_them():
         return jnp.stack([y * share for y, share in zip(made, shares, strict=True)]).sum(0)
 
     apart = [{name: weights()[name][e] for name in ("up", "down")} for e in range(EXPERTS)]
-    said = refused(form, {"router": weights()["router"], "experts": apart})
+    said = refusal(entry_of, form, params={"router": weights()["router"], "experts": apart})
     assert "params.experts.0.up to params.experts.7.up are 8 arrays, one for each expert" in said
     assert "jnp.stack" in said
 
