@@ -314,11 +314,8 @@ def refused(form: str, strategy: str, axes: str, experts: int = EXPERTS) -> str:
 
 
 def test_what_cannot_be_divided_says_so():
-    odd = refused(DENSE, "ep", "expert=4", experts=6)
-    assert (
-        "6 experts do not divide by expert=4; expert=3 would divide; with expert=4, 4 or 8 experts would"
-        in odd
-    )
+    says = "6 experts do not divide by expert=4; expert=3 would divide; with expert=4, 4 or 8 experts would"
+    assert says in refused(DENSE, "ep", "expert=4", experts=6)
     assert "ep found no experts" in refused("vision_transformer", "ep", "expert=4")
     assert "experts are not divided inside the stages" in refused(GROUPED, "ep+pp", "expert=4 pipe=2")
     assert "ep needs a mesh axis for it (expert)" in refused(GROUPED, "ep", "data=8")
