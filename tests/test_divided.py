@@ -72,6 +72,22 @@ def test_of_many_layers_the_most_uneven_are_drawn_in_their_order():
     assert "The 8 most uneven of 20 layers" in bars.lead
 
 
+def test_of_many_devices_and_turns_as_many_are_drawn_as_are_told():
+    report, ring = divided(), replace(RING, turns=16)
+    many = replace(report, mesh=mesh({"expert": 16, "seq": 16}), experts=(EXPERTS,))
+    many = replace(many, positions=(replace(POSITIONS, rings=(ring,)),))
+    held, *_, lying = layout_figures(many)
+    for figure, what in (
+        (held, "devices along it"),
+        (lying, "devices along it"),
+        (*turn_figures(many), "turns"),
+    ):
+        assert len(figure.rows) == 8 and figure.lead.endswith(f" Of 16 {what} 8 are drawn.")
+    pair = replace(POSITIONS, rings=(replace(RING, turns=2),))
+    (turns,) = turn_figures(replace(report, mesh=mesh({"expert": 4, "seq": 2}), positions=(pair,)))
+    assert "Devices 0 \u2192 1 \u2192 0: at the one turn forward" in turns.lead
+
+
 def test_rows_that_were_not_counted_are_told_so_and_are_no_zeros():
     unknown = Experts(NUMBER, ("expert",), "places", (Load(4096, 2, 256, 16),))
     report = Report.from_json(replace(divided(), experts=(unknown,)).to_json())

@@ -21,6 +21,10 @@ WORK = {
     "sorted": "An expert multiplies the rows that chose it",
     "all": "Every expert multiplies all tokens, whoever chose it",
 }
+UNCOUNTED = (
+    "The rows of each were not counted: a cell's first call does that on one host, for a step that calls no Python, "
+    "where it takes no more memory than the step."
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def _held(report: Report, experts: Experts) -> Figure:
     ]
     over = "+".join(experts.axes)
     lead = f"{count_text(experts.number)} experts over {over}, {count_text(each)} on each device along it."
-    return Figure(f"{lead} {WORK[experts.work]}.{_more(len(places), 'place')}", experts.axes[0], tuple(rows))
+    return Figure(f"{lead} {WORK[experts.work]}.{_drawn_of(len(places))}", experts.axes[0], tuple(rows))
 
 
 def _loads(report: Report, experts: Experts) -> Iterator[Figure]:
@@ -106,7 +110,7 @@ def _loads(report: Report, experts: Experts) -> Iterator[Figure]:
 
     def alike(layer: tuple[int, Load]) -> tuple:
         load = layer[1]
-        return load.file, load.line, load.tokens, load.best, load.places, load.chosen is None
+        return load.file, load.line, load.tokens, load.best, load.places, load.groups, load.chosen is None
 
     for _, group in groupby(numbered, alike):
         layers = list(group)
@@ -119,9 +123,7 @@ def _loads(report: Report, experts: Experts) -> Iterator[Figure]:
                 each = count_text(first.places // first.groups)
                 lead += f", {each} in each of {count_text(first.groups)} groups"
         if first.chosen is None:
-            yield Figure(
-                f"{lead}. The rows of each were not counted: a cell's first call does that.", experts.axes[0]
-            )
+            yield Figure(f"{lead}. {UNCOUNTED}", experts.axes[0])
             continue
         lead += ". Rows of each expert on the first batch, beside the mean; shades tell devices apart."
         if len(layers) > ROWS:
@@ -191,7 +193,7 @@ def _positions(report: Report, one: Positions) -> Figure:
             "heads": "attention has its heads divided instead",
         }.get(how, "keys and values go round in a ring")
         lead += "."
-    return Figure(lead + _more(len(places), "place"), one.axes[0], tuple(rows))
+    return Figure(lead + _drawn_of(len(places)), one.axes[0], tuple(rows))
 
 
 def _turns(report: Report, one: Positions, ring: Ring) -> Figure:
@@ -199,10 +201,10 @@ def _turns(report: Report, one: Positions, ring: Ring) -> Figure:
     first, dealt = [devices[0] for devices in places], parts_of(one, len(places), ring)
     where = f" at {in_words(ring.file, ring.line)}" if ring.line is not None else ""
     often = f", {count_text(ring.count)} times a step" if ring.count > 1 else ""
-    sent = ring.turns - 1
+    turns = f"each of {count_text(ring.turns - 1)} turns" if ring.turns > 2 else "the one turn"
     lead = (
-        f"Attention{where} as a ring over {'+'.join(one.axes)}{often}. {_way(first)}: at each of {count_text(sent)} "
-        f"turns forward a device sends keys and values to the next, {byte_text(ring.bytes)}"
+        f"Attention{where} as a ring over {'+'.join(one.axes)}{often}. {_way(first)}: at {turns} forward a device "
+        f"sends keys and values to the next, {byte_text(ring.bytes)}"
     )
     if ring.gradients is not None:
         back = byte_text(ring.gradients)
@@ -214,7 +216,7 @@ def _turns(report: Report, one: Positions, ring: Ring) -> Figure:
         own = "its own keys" if not turn else f"those of device {first[whose]}"
         name = "at first" if not turn else f"turn {turn}"
         rows.append(Row(name, areas, f"device {first[0]} has {own}: {_listed(dealt[whose])}"))
-    return Figure(f"{lead}.{_more(ring.turns, 'turn')}", one.axes[0], tuple(rows))
+    return Figure(f"{lead}.{_drawn_of(ring.turns, 'turns')}", one.axes[0], tuple(rows))
 
 
 def _in_flight(ring: Ring) -> str:
@@ -259,6 +261,5 @@ def _listed(parts: Iterable[Part]) -> str:
     return " and ".join(str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in found)
 
 
-def _more(all_of: int, what: str) -> str:
-    left = all_of - ROWS
-    return f" {count_text(left)} more {what}{'s' * (left > 1)} not drawn." if left > 0 else ""
+def _drawn_of(number: int, what: str = "devices along it") -> str:
+    return f" Of {count_text(number)} {what} {ROWS} are drawn." if number > ROWS else ""
