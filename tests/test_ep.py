@@ -280,6 +280,52 @@ def test_tokens_cut_out_of_a_longer_row_are_no_places_of_experts():
     assert "experts work on all tokens" in finding(of(shifted), "experts-dense")
 
 
+def best_two(gates):
+    best, chosen = jax.lax.top_k(gates, BEST)
+    return (jax.nn.one_hot(chosen, EXPERTS) * best[..., None]).sum(-2)
+
+
+def best_two_of_groups(gates):
+    """As DeepSeek-V3: the best two of four groups of experts, then the best two experts of these."""
+    groups = gates.reshape(*gates.shape[:-1], 4, -1)
+    kept = jax.nn.one_hot(jax.lax.top_k(groups.max(-1), 2)[1], 4).sum(-2)
+    return best_two((groups * kept[..., None]).reshape(gates.shape))
+
+
+def nearest(gates):
+    return jax.nn.one_hot(jnp.argmin(-gates, -1), EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("choose", "stored", "best"),
+    [
+        (best_two, (EXPERTS * WIDTH,), 2),
+        (best_two_of_groups, (EXPERTS, WIDTH), 2),
+        (nearest, (EXPERTS, WIDTH), 1),
+    ],
+)
+def test_there_are_as_many_experts_as_a_product_has_matrices(choose, stored, best):
+    """Whether they are stored as rows of one matrix, and whatever groups of them are chosen among before."""
+
+    def step(params, x):
+        def loss(p):
+            up = p["up"].reshape(EXPERTS, WIDTH, HIDDEN)
+            made = jnp.einsum("...d,edf->...ef", x, up) * choose(jax.nn.softmax(x @ p["router"]))[..., None]
+            return jnp.mean((made.sum(-2) @ p["down"] - x) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    shapes = {"router": (WIDTH, EXPERTS), "up": (*stored, HIDDEN), "down": (HIDDEN, WIDTH)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    x = jax.ShapeDtypeStruct((BATCH, TIME, WIDTH), jnp.float32)
+    plan = jaxshard_magic.shard(step, "ep", mesh=jaxshard_magic.mesh("expert=4")).planned(params, x).plan
+    (found,) = plan.experts
+    assert found.number == EXPERTS and [(r.number, r.best) for r in found.routes] == [(EXPERTS, best)]
+    assert f"All {EXPERTS} experts work on all tokens, of which each chooses {best}" in finding(
+        plan, "experts-dense"
+    )
+
+
 def leaves(plan) -> dict[str, tuple]:
     return {leaf.path.removeprefix("params.mixture."): tuple(leaf.spec) for leaf in plan.leaves}
 
@@ -292,6 +338,12 @@ def test_matrices_and_biases_of_experts_are_divided_by_expert_and_the_router_is_
     assert found["up"] == (None, "expert", "data", "model")
     assert found["down"] == (None, "expert", "model", "data")
     assert not any(found["router"])  # tensor parallelism leaves experts that are chosen among alone
+
+
+def test_experts_that_the_user_placed_otherwise_are_not_told_as_divided():
+    some, every = {"mixture.up": "P()"}, {"mixture.(up|down|bias)": "P()"}
+    assert [e.number for e in planned(GROUPED, "ep", "expert=4", rules=some).experts] == [EXPERTS]
+    assert not planned(GROUPED, "ep", "expert=4", rules=every).experts
 
 
 def test_tensor_parallelism_divides_experts_and_adds_up_a_tokens_result_once():
@@ -340,7 +392,8 @@ def test_weights_of_ragged_products_stay_whole_and_are_named():
     entry = step.planned(params, x)
     message = finding(entry.plan, "experts-ragged")
     assert (
-        "its weights, params.up, are whole" in message and "ragged_dot_general at test_ep.py, line" in message
+        "its weights, params.up, are whole" in message
+        and "sizes of the groups of ragged_dot_general at test_ep.py, line" in message
     )
 
 

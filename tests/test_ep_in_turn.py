@@ -1,6 +1,7 @@
 """Experts that a step goes through one by one, in Python or by the number of the trip: side by side under `ep`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -147,6 +148,33 @@ def test_experts_one_by_one_are_divided_and_no_matrix_of_theirs_is_moved(form):
     close(run(*entry.traced.consts, *jax.tree.leaves((p, x))), of_form(form)(p, x))
 
 
+def test_an_expert_is_the_one_that_an_index_of_its_type_wraps_round_to():
+    """Of bytes 0 - 1 is 255: the least of that and 7, and 1 more, is out of range, and the first trip takes the last
+    expert, as the last trip does: the matrices are not taken one after the other, as they are with signs."""
+
+    def looped(p, x, dtype, scanned):
+        best, chosen = routed(p, x)
+
+        def add(out, e):
+            one = jnp.minimum(e - 1, EXPERTS - 1) + 1
+            share = jnp.where(chosen == e, best, 0).sum(-1, keepdims=True)
+            return out + share * (jax.nn.silu(x @ p["up"][one]) @ p["down"][one]), None
+
+        out, numbers = jnp.zeros_like(x), jnp.arange(EXPERTS, dtype=dtype)
+        if scanned:
+            return lax.scan(add, out, numbers)[0]
+        for e in range(EXPERTS):
+            out, _ = add(out, dtype(e))
+        return out
+
+    for scanned in (False, True):
+        signed, bytewise = (partial(looped, dtype=dtype, scanned=scanned) for dtype in (jnp.int8, jnp.uint8))
+        assert any(f.code == "experts-together" for f in entry_of(signed).plan.findings)
+        assert ("ep found no experts" if scanned else "taken apart expert by expert") in refusal(
+            entry_of, bytewise
+        )
+
+
 def decoder(p: Params, tokens: jax.Array) -> jax.Array:
     x = p["words"][tokens]
     for layer in p["layers"]:
@@ -229,17 +257,24 @@ def test_experts_that_cannot_be_put_side_by_side_are_named_with_their_line():
     )
 
 
-def test_experts_with_arrays_of_their_own_are_named_with_what_stacks_them():
+@pytest.mark.parametrize("named", (False, True))
+def test_experts_with_arrays_of_their_own_are_named_with_what_stacks_them(named):
+    """In a list, or by names, of which `mlp_10` stands before `mlp_2`."""
+    number = 12 if named else EXPERTS
+
     def form(p, x):
         best, chosen = routed(p, x)
-        made = (jnp.tanh(x @ own["up"]) @ own["down"] for own in p["experts"])
-        shares = (jnp.where(chosen == e, best, 0).sum(-1, keepdims=True) for e in range(EXPERTS))
+        each = [p["experts"][f"mlp_{e}" if named else e] for e in range(number)]
+        made = (jnp.tanh(x @ own["up"]) @ own["down"] for own in each)
+        shares = (jnp.where(chosen == e, best, 0).sum(-1, keepdims=True) for e in range(number))
         return jnp.stack([y * share for y, share in zip(made, shares, strict=True)]).sum(0)
 
-    apart = [{name: weights()[name][e] for name in ("up", "down")} for e in range(EXPERTS)]
-    said = refusal(entry_of, form, params={"router": weights()["router"], "experts": apart})
-    assert "params.experts.0.up to params.experts.7.up are 8 arrays, one for each expert" in said
-    assert "jnp.stack" in said
+    apart = [{name: weights()[name][0] for name in ("up", "down")} for _ in range(number)]
+    experts = {f"mlp_{e}": own for e, own in enumerate(apart)} if named else apart
+    said = refusal(entry_of, form, params={"router": normal(0, WIDTH, number), "experts": experts})
+    first, last = ("mlp_0", "mlp_11") if named else ("0", "7")
+    told = f"params.experts.{first}.up to params.experts.{last}.up are {number} arrays, one for each expert"
+    assert told in said and "jnp.stack" in said
 
 
 def test_functions_with_other_derivatives_are_not_alike():
@@ -252,6 +287,15 @@ def test_functions_with_other_derivatives_are_not_alike():
     jaxpr = jax.make_jaxpr(lambda x: one(x) + one(x + 1) + other(x))(1.0)
     first, second, third = (e for e in jaxpr.eqns if e.primitive.name == "custom_jvp_call")
     assert Alike().equations(first, second) and not Alike().equations(first, third)
+
+
+def test_comparisons_of_other_types_are_not_alike():
+    """Put side by side they would be of one: 2**31 and more are no int32."""
+    jaxpr = jax.make_jaxpr(lambda x, y: (x > x[0], y > y[0], x > x[1]))(
+        *(jnp.ones(3, d) for d in ("i4", "u4"))
+    )
+    first, other, second = (e for e in jaxpr.eqns if e.primitive.name == "gt")
+    assert Alike().equations(first, second) and not Alike().equations(first, other)
 
 
 CELLS = (

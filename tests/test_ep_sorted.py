@@ -12,7 +12,18 @@ from jax.sharding import PartitionSpec as P
 from refusals import refusal
 from test_ep import AG, AR, RS, leaves, planned, sent, told
 from test_ep import ran as ran
-from zoo.dropless_experts import BEST, EXPERTS, HIDDEN, LENGTH, WIDTH, expert_params, regression
+from zoo.dropless_experts import (
+    BEST,
+    EXPERTS,
+    HIDDEN,
+    LENGTH,
+    WIDTH,
+    expert_params,
+    of_sorted,
+    permuted,
+    placed,
+    regression,
+)
 from zoo.parts import BATCH, Draw, descend
 
 import jaxshard_magic
@@ -110,6 +121,48 @@ def test_what_bringing_rows_costs_is_told_and_rows_that_are_no_sort_are_not_divi
     assert "the rows of all 8 devices of expert are gathered on each" in message
     codes = {f.code for f in planned("dropless_placed", *ALONE).findings}
     assert "experts-ragged" in codes and "experts-sorted" not in codes
+
+
+def random_rows(p, x):
+    """As `permuted`, with random numbers that are drawn for sorted rows."""
+    flat = x.reshape(-1, WIDTH)
+    experts = lax.top_k(jax.nn.softmax(flat @ p["route"]), BEST)[1].reshape(-1)
+    order, sizes = jnp.argsort(experts), jnp.bincount(experts, length=EXPERTS)
+    rows = flat[order // BEST]
+    rows = rows * jax.random.bernoulli(jax.random.key(0), 0.9, rows.shape)
+    made = of_sorted(p, rows, sizes)[jnp.argsort(order)]
+    return x + made.reshape(-1, BEST, WIDTH).sum(1).reshape(x.shape)
+
+
+def two_layers(second):
+    """The plan of a layer that sorts rows of its own and another one, and what says that weights are whole."""
+
+    def step(params, batch):
+        def loss_fn(p):
+            x, _ = permuted(p["first"], batch["x"])
+            return jnp.mean((second(p["second"], x) - batch["y"]) ** 2)
+
+        return descend(params, jax.grad(loss_fn)(params))
+
+    d = Draw(0)
+    params, mesh = {name: expert_params(d) for name in ("first", "second")}, jaxshard_magic.mesh("expert=4")
+    plan = jaxshard_magic.shard(step, "ep", mesh=mesh).planned(params, regression(d)).plan
+    (said,) = [f.message for f in plan.findings if f.code == "experts-ragged"]
+    return {leaf.path.removeprefix("params."): leaf.spec[0] for leaf in plan.leaves if leaf.spec}, said
+
+
+def test_a_layer_whose_rows_are_not_sorted_is_named_beside_one_that_is_divided():
+    specs, said = two_layers(placed)
+    assert (specs["first.up"], specs["second.up"]) == ("expert", None)
+    assert "params.second.gate and 2 more, are whole" in said and "Its rows would have to be sorted" in said
+
+
+def test_what_mixes_rows_is_named_also_for_a_layer_before_it():
+    """Its gradient comes back through these rows, so that nothing is known of it."""
+    specs, said = two_layers(random_rows)
+    assert (specs["first.up"], specs["second.up"]) == (None, None)
+    line = random_rows.__code__.co_firstlineno + 6
+    assert "params.first.gate and 5 more" in said and f"mul at test_ep_sorted.py, line {line} makes" in said
 
 
 def test_experts_of_ragged_products_that_do_not_divide_are_refused():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ import numpy as np
 from .ir import Equation, Program, Value
 from .primitives import called, is_literal
 from .primitives.primitive import Kind
+from .rankings import rankings
 
-_NUMBERED = ("argmax", "argmin", "top_k")  # what gives numbers that are never negative
 _RELAID = ("reshape", "squeeze", "expand_dims", "transpose")
 
 
@@ -82,7 +82,12 @@ class Counts:
             return None
         root = self.root(self._added(e) if e.primitive.adds else self._summed(e))
         made = None if root is None else self.program.maker.get(root)
-        return root if made is not None and made.name in _NUMBERED else None
+        return root if made is not None and self._gives_places(made, root) else None
+
+    @staticmethod
+    def _gives_places(e: Equation, value: Value | None) -> bool:
+        """Has a result numbers that are never negative?"""
+        return e.primitive.places is not None and e.outs[e.primitive.places] == value
 
     def _maker(self, value: Value | None) -> Equation | None:
         root = self.root(value)
@@ -133,9 +138,23 @@ class Counts:
         return None if e.doors or e.primitive.kind is Kind.EACH else self._through(e, e.outs[0])[0]
 
     def _whole(self, e: Equation) -> bool:
-        """Are its numbers whole ones, before and after?"""
-        dtypes = (self.program.avals[v].dtype for v in (*e.ins, *e.outs) if v is not None)
-        return all(jnp.issubdtype(d, jnp.integer) for d in dtypes)
+        """Are its numbers whole ones, before and after, and the same?"""
+        dtypes = [self.program.avals[v].dtype for v in (*e.ins, *e.outs) if v is not None]
+        if not all(jnp.issubdtype(d, jnp.integer) for d in dtypes):
+            return False
+        before, after = (jnp.iinfo(dtypes[k]).max for k in (0, -1))
+        return after >= before or after >= self._largest(e.ins[0])
+
+    def _largest(self, value: Value | None) -> float:
+        """The largest number that keys can have, as far as that is known."""
+        root = self.root(value)
+        made = None if root is None else self.program.maker.get(root)
+        return self._last_places.get(made.index, inf) if made is not None else inf
+
+    @cached_property
+    def _last_places(self) -> dict[int, int]:
+        """Of equations that give places along a dimension, by index, the last one."""
+        return {r.equation.index: r.number - 1 for r in rankings(self.program) if r.chosen is not None}
 
     def _negative(self, e: Equation) -> bool:
         """Does `e` choose its second operand unless that is negative?"""

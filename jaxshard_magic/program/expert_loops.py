@@ -10,10 +10,10 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from .dimensions import Dimensions
-from .experts import along_of, chooses
-from .flow import Flow, by_alias
+from .flow import Flow, by_alias, by_no_product
 from .ir import Equation, Program, Scope, Value
 from .primitives import scan_counts
+from .rankings import rankings
 from .roles import PARAMS, Roles
 
 
@@ -113,12 +113,5 @@ def _in_place(e: Equation) -> bool:
 
 def _met(program: Program, flow: Flow, length: int) -> Set[Value]:
     """What is made, without a product, of a choice among so many."""
-    choices = (
-        v
-        for e in program.equations
-        if chooses(e) and e.name != "reduce_max" and e.ins[0] is not None
-        for d in along_of(e, len(program.shapes[e.ins[0]]))
-        if program.shapes[e.ins[0]][d] == length
-        for v in e.outs
-    )
-    return flow.forward(choices, lambda _v, _w, e: e is None or not e.primitive.product)
+    choices = (v for r in rankings(program) if r.number == length for v in r.told)
+    return flow.forward(choices, by_no_product)

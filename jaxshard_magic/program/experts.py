@@ -6,26 +6,28 @@ an `argmax`, a sort or the maximum of a softmax works along it, or it compares w
 weights have as well, nobody chooses.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .dimensions import Dimensions, Storage
-from .flow import Flow, by_alias
-from .ir import Equation, Program, Value
-from .primitives.dims import along, reduced
-from .primitives.primitive import Kind
+from .flow import Flow, by_alias, by_no_product
+from .ir import Value
 from .products import Product, products
+from .rankings import rankings
 from .roles import PARAMS, Roles
 
 
 @dataclass(frozen=True)
 class Experts:
-    """`classes`: the dimension classes that count experts. `weights`: the parameters, by input, with a matrix for each.
-    `places`: the classes of the places that experts have for the tokens of one group, where these are dispatched;
-    `shared`: of those that they have for the tokens of all examples.
+    """`classes`: the dimension classes that count experts, of which there are `numbers`: as many as products have
+    matrices of them. `weights`: the parameters, by input, with a matrix for each. `places`: the classes of the places
+    that experts have for the tokens of one group, where these are dispatched; `shared`: of those that they have for
+    the tokens of all examples.
     """
 
     classes: frozenset[int]
+    numbers: frozenset[int]
     weights: tuple[int, ...]
     places: frozenset[int]
     shared: frozenset[int]
@@ -42,9 +44,9 @@ def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -
         if v is not None
     }
     used = [(p, k, behind.get(v)) for p in found for k in p.weights if (v := p.equation.ins[k]) is not None]
-    stacks = [(p, k, inputs, c) for p, k, inputs in used if inputs for c in _stacked(p, k)]
-    chosen = _chosen(dims, flow, {c for *_, c in stacks})
-    stacks = [(p, k, inputs, c) for p, k, inputs, c in stacks if c in chosen]
+    stacks = [(p, k, inputs, d) for p, k, inputs in used if inputs for d in _stacked(p, k)]
+    chosen = _chosen(dims, flow, {p.tensors[k][d] for p, k, _, d in stacks})
+    stacks = [(p, k, inputs, d) for p, k, inputs, d in stacks if p.tensors[k][d] in chosen]
     classes = frozenset(chosen) if stacks else frozenset()
     weights = sorted({i for _, _, inputs, _ in stacks for i in inputs})
     bound = {c for i in params for c in dims.of(inputs[i])}
@@ -55,19 +57,15 @@ def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -
     shared = places & set().union(*alone)
     return Experts(
         classes,
+        frozenset(dims.program.shapes[v][d] for p, k, _, d in stacks if (v := p.equation.ins[k]) is not None),
         tuple(weights),
         frozenset(places - shared),
         frozenset(shared),
     )
 
 
-def chooses(e: Equation) -> bool:
-    """Whether `e` finds out which is the largest along a dimension."""
-    return e.primitive.kind is Kind.ORDER or e.name in ("argmax", "reduce_max")
-
-
 def _stacked(p: Product, k: int) -> set[int]:
-    """The classes of operand `k` of a product that go through, beside another that does and one that is summed over."""
+    """The dimensions of operand `k` of a product that go through, beside another that does and one that it sums."""
     e, c = p.equation, p.equation.contraction
     v = e.ins[k]
     if c is None or v is None or c.windowed or c.ragged is not None:
@@ -78,7 +76,8 @@ def _stacked(p: Product, k: int) -> set[int]:
     classes = p.tensors[k]
     if not summed or not free or len(free) + len(beside) < 2:
         return set()
-    return {classes[d] for d in (*free, *beside)} - {classes[d] for d in summed}
+    gone = {classes[d] for d in summed}
+    return {d for d in (*free, *beside) if classes[d] not in gone}
 
 
 def _rows(p: Product, k: int) -> set[int]:
@@ -92,45 +91,22 @@ def _chosen(dims: Dimensions, flow: Flow, among: set[int]) -> set[int]:
     what a router gives need not be linked to what is made of the choice."""
     if not among:
         return set()
-    shapes = dims.program.shapes
-    found, outs, by_size = set[int](), dict[int, list[Value]](), dict[int, set[int]]()
-    for e in dims.program.equations:
-        operand = e.ins[0] if chooses(e) else None
-        if operand is None:
-            continue
-        for d in along_of(e, len(shapes[operand])):
-            c, size = dims.of(operand)[d], shapes[operand][d]
-            found |= {c} & among
-            if e.name != "reduce_max":
-                outs.setdefault(size, []).extend(e.outs)
-                by_size.setdefault(size, set()).add(c)
-    for size, start in outs.items():
+    found, told, by_size = set[int](), defaultdict[int, list[Value]](list), defaultdict[int, set[int]](set)
+    for r in rankings(dims.program):
+        c = dims.of(r.operand)[r.dim]
+        found |= {c} & among
+        if r.told:
+            told[r.number] += r.told
+            by_size[r.number].add(c)
+    for size, start in told.items():
         met = _met(dims, flow, start, size) & among
         found |= met | (by_size[size] if met else set())
     return found
 
 
-def best_of(program: Program, number: int) -> int | None:
-    """How many of so many experts a token chooses; None where that can't be told."""
-    found = set[int]()
-    for e in program.equations:
-        operand = e.ins[0] if e.name in ("top_k", "approx_top_k", "argmax") else None
-        if operand is None:
-            continue
-        for d in along_of(e, len(program.shapes[operand])):
-            if program.shapes[operand][d] == number:
-                found.add(1 if e.name == "argmax" else program.shapes[e.outs[0]][d])
-    return max(found, default=None)
-
-
-def along_of(e: Equation, rank: int) -> tuple[int, ...]:
-    """The dimensions that `e`, which chooses, chooses along."""
-    return reduced(e.params) if e.primitive.kind is Kind.REDUCTION else along(e.params, rank)
-
-
 def _met(dims: Dimensions, flow: Flow, start: Iterable[Value], size: int) -> set[int]:
     """The classes of the dimensions of a size that what is made of certain values without another product has."""
-    made = flow.forward(start, lambda _v, _w, e: e is None or not e.primitive.product)
+    made = flow.forward(start, by_no_product)
     shapes = dims.program.shapes
     return {
         c for v in made if size in shapes[v] for c, z in zip(dims.of(v), shapes[v], strict=True) if z == size

@@ -132,6 +132,11 @@ def by_alias(_v: Value, _w: Value, e: Equation | None) -> bool:
     return e is None or e.primitive.alias
 
 
+def by_no_product(_v: Value, _w: Value, e: Equation | None) -> bool:
+    """Whatever is made of it, but by a product."""
+    return e is None or not e.primitive.product
+
+
 def results(program: Program) -> list[Value | None]:
     """What a step is run for: its outputs, what decides on branches and trips, and operands of side effects."""
     values = list(program.outputs)

@@ -8,6 +8,7 @@ a value whose rows and those of another order meet is `Mixed`, and nothing is sa
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -142,7 +143,7 @@ class Orders:
         states = self._states(e)
         if e.name == "iota":
             dim = e.params["dimension"]
-            return [Numbers(dim, self._counting(e.params["shape"][dim]))]
+            return [Numbers(dim, self._counting(e.params["shape"][dim], e.params["dtype"]))]
         if e.name == "sort":
             return self._sort(e, states)
         if e.primitive.kind is Kind.EACH:
@@ -222,8 +223,8 @@ class Orders:
         made = self._made[key]
         return made if isinstance(made, Known) else replace(numbers[0], table=made)
 
-    def _counting(self, size: int) -> Table:
-        made = self._made.setdefault(("iota", size), Table(np.arange(size, dtype=np.int32)))
+    def _counting(self, size: int, dtype: Any) -> Table:
+        made = self._made.setdefault(("iota", size, dtype), Table(np.arange(size).astype(dtype)))
         assert isinstance(made, Table)
         return made
 

@@ -17,15 +17,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from .dimensions import Dimensions, Storage
-from .experts import along_of
-from .flow import Flow, by_alias
+from .flow import Flow, by_alias, by_no_product
 from .ir import Equation, Value
 from .lines import users_place
 from .phases import FORWARD
 from .primitives import scan_counts
 from .products import Product, products
-
-CHOICES = {"top_k": 1, "approx_top_k": 1, "argmax": 0}  # and which result has the numbers of what was chosen
+from .rankings import Ranking, rankings
 
 
 @dataclass(frozen=True)
@@ -96,6 +94,7 @@ def find_routes(
     flow: Flow,
     phases: Mapping[int, str],
     params: Collection[int],
+    numbers: Collection[int],
     classes: Collection[int],
     places: Collection[int],
     rows: Collection[int],
@@ -106,23 +105,24 @@ def find_routes(
     Args:
         dims, storage, flow, phases: the step's.
         params: the parameters, by input.
+        numbers: how many experts there are.
         classes: those of its dimensions that count experts.
         places: those that count the places of an expert.
         rows: those that count examples.
         among: values that are made of choices besides, such as the sizes of groups of sorted rows.
     """
     program, given = dims.program, set(params)
-    behind = flow.back(among, lambda _v, _w, e: e is None or not e.primitive.product).keys()
+    behind = flow.back(among, by_no_product).keys()
     found = products(dims, storage)
     weighted = {p.equation.index for p in found if p.weights}
-    layers = defaultdict[Any, list[Equation]](list)
-    for e in program.equations:
-        operand = e.ins[0] if e.name in CHOICES and phases.get(e.index) == FORWARD else None
-        if operand is None or _loops(flow, given, e) is None:
+    layers = defaultdict[Any, list[Ranking]](list)
+    for r in rankings(program):
+        e = r.equation
+        if r.chosen is None or r.number not in numbers or phases.get(e.index) != FORWARD:
             continue
-        counted = {dims.of(operand)[d] for d in along_of(e, len(program.shapes[operand]))}
-        if counted & set(classes) or not behind.isdisjoint(e.outs):
-            layers[_router(flow, weighted, operand) or e.index].append(e)
+        counts = dims.of(r.operand)[r.dim] in classes or not behind.isdisjoint(e.outs)
+        if counts and _loops(flow, given, e) is not None:
+            layers[r.number, _router(flow, weighted, r.operand) or e.index].append(r)
     masks = [m for p in found if not p.weights and (m := _mask(dims, p, phases, classes, places, rows))]
     return tuple(_route(dims, flow, given, rows, layer, masks) for layer in layers.values())
 
@@ -143,29 +143,25 @@ def _route(
     flow: Flow,
     params: set[int],
     rows: Collection[int],
-    layer: Sequence[Equation],
+    layer: Sequence[Ranking],
     masks: Sequence[Mask],
 ) -> Route:
-    program, first = dims.program, layer[0]
-    made = flow.forward(
-        (e.outs[CHOICES[e.name]] for e in layer), lambda _v, _w, e: e is None or not e.primitive.product
-    )
+    program, first = dims.program, layer[0].equation
+    made = flow.forward((r.equation.outs[r.chosen] for r in layer if r.chosen is not None), by_no_product)
     mask = next((m for m in masks if program.equations[m.equation].ins[m.operand] in made), None)
     groups = frozenset[int]() if mask is None else _groups(dims, program.equations[mask.equation], mask)
     choices, best, tokens = [], 0, 0
-    for e in layer:
-        out = CHOICES[e.name]
-        v, of = e.outs[out], dims.of(e.outs[out])
+    for r in layer:
+        assert r.chosen is not None and r.best is not None
+        v = r.equation.outs[r.chosen]
+        of = dims.of(v)
         grouped, examples = (tuple(d for d, c in enumerate(of) if c in some) for some in (groups, rows))
-        choices.append(Choice(e.index, out, grouped, examples))
-        gone = along_of(e, len(program.shapes[e.ins[0]]))[0]  # pyright: ignore[reportArgumentType, reportCallIssue]
-        each = 1 if e.name == "argmax" else program.shapes[v][gone]
-        best, tokens = best + each, prod(program.shapes[v]) // each
-    operand = first.ins[0]
-    assert operand is not None
-    number = program.shapes[operand][along_of(first, len(program.shapes[operand]))[0]]
+        choices.append(Choice(r.equation.index, r.chosen, grouped, examples))
+        best, tokens = best + r.best, prod(program.shapes[v]) // r.best
     loops = _loops(flow, params, first) or ()
-    return Route(number, best, tokens, tuple(choices), mask, loops, *(users_place(first.eqn) or (None, None)))
+    return Route(
+        layer[0].number, best, tokens, tuple(choices), mask, loops, *(users_place(first.eqn) or (None, None))
+    )
 
 
 def _groups(dims: Dimensions, e: Equation, mask: Mask) -> frozenset[int]:

@@ -14,11 +14,11 @@ from .regions.ring import RingAttention
 
 
 def divided_experts(layout: Layout, phases: Mapping[int, str]) -> tuple[DividedExperts, ...]:
-    """The experts that are divided, of each number of them; empty where none are."""
-    experts, program = layout.experts, layout.program
-    if experts is None:
+    """The experts that are divided, of each number of them; empty where none are, or the user placed all of their
+    matrices otherwise."""
+    experts = layout.experts
+    if experts is None or all(layout.stored.get(c) != experts.axes for c in experts.stored):
         return ()
-    weights = [*layout.sorting.weights()]
     among = [e.ins[2] for e in layout.sorting.products()]
     among += [v for loop in experts.loops.values() for v in loop.stacks if layout.batchy(v)]
     routes = find_routes(
@@ -27,18 +27,17 @@ def divided_experts(layout: Layout, phases: Mapping[int, str]) -> tuple[DividedE
         layout.flow,
         phases,
         [i for i, role in enumerate(layout.roles.of) if role == PARAMS],
+        experts.numbers,
         experts.classes,
         experts.places | experts.shared,
         layout.batch.classes,
         [v for v in among if v is not None],
     )
     routes = tuple(r for r in routes if experts.inside.isdisjoint(c.equation for c in r.choices))
-    numbers = {program.shapes[v][d] for v, d in weights}
-    numbers |= {z for c in experts.classes for z in layout.dims.all_sizes[c] if z > 1}
-    work = "sorted" if weights else "places" if experts.places | experts.shared else "all"
+    work = "places" if experts.places | experts.shared else "all" if experts.classes else "sorted"
     return tuple(
         DividedExperts(n, experts.axes, work, tuple(r for r in routes if r.number == n))
-        for n in sorted(numbers)
+        for n in sorted(experts.numbers)
     )
 
 

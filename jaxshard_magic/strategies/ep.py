@@ -8,7 +8,7 @@ section 3.2). Where all experts see all tokens, these are gathered over the expe
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from ..errors import ShardError
@@ -16,9 +16,11 @@ from ..plan import Finding
 from ..program.batching.follow import told
 from ..program.expert_loops import ExpertLoop, find_expert_loops
 from ..program.experts import Experts as Found
-from ..program.experts import best_of, find_experts
+from ..program.experts import find_experts
 from ..program.flow import by_alias
-from ..program.ir import Value
+from ..program.ir import Equation, Value
+from ..program.order_states import Mixed, ordered
+from ..program.rankings import best_of
 from ..program.roles import PARAMS
 from .layout import Axes, Experts, Layout
 from .sides import take_sides
@@ -29,10 +31,12 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
 
     Raises `ShardError` where no dimension counts experts, or where they do not divide.
     """
+    ragged = _ragged_weights(layout)
     if [*layout.sorting.weights()]:
         _divide_sorted(layout, axes)
     else:
-        _divide_found(layout, axes)
+        _divide_found(layout, axes, bool(ragged))
+    _say_ragged(layout, ragged, axes)
     for i in layout.roles.stored:
         value = layout.program.inputs[i]
         if layout.fixed_by(value):
@@ -45,20 +49,18 @@ def expert_parallel(layout: Layout, axes: Axes) -> None:
             layout.why[i].append(f"ep: experts, dim {d} over {'+'.join(axes)}")
 
 
-def _divide_found(layout: Layout, axes: Axes) -> None:
+def _divide_found(layout: Layout, axes: Axes, ragged: bool) -> None:
     found = find_experts(layout.dims, layout.storage, layout.flow, layout.roles)
     loops = find_expert_loops(layout.dims, layout.flow, layout.roles)
-    ragged = _ragged_weights(layout)
     if not found.classes and not ragged and not loops:
         raise ShardError(_no_experts(layout, axes))
-    _say_ragged(layout, ragged, axes)
     if found.classes or loops:
         stepped = {layout.dims.of(v)[0] for loop in loops for v in loop.stacks}
-        found = replace(found, classes=found.classes | stepped)
-        numbers = _numbers(layout, found, loops)
-        _divide_evenly(numbers, layout.count(axes), "+".join(axes))
+        trips = {loop.equation.params["length"] for loop in loops}
+        found = replace(found, classes=found.classes | stepped, numbers=found.numbers | trips)
+        _divide_evenly(found.numbers, layout.count(axes), "+".join(axes))
         _divide(layout, found, loops, axes)
-        _say_all_tokens(layout, found, min(numbers))
+        _say_all_tokens(layout, found)
         _say_shared_places(layout, found, axes)
 
 
@@ -75,6 +77,7 @@ def _divide(layout: Layout, found: Found, loops: list[ExpertLoop], axes: Axes) -
     experts = Experts(
         axes,
         found.classes,
+        found.numbers,
         found.places,
         found.shared,
         stored,
@@ -92,17 +95,7 @@ def _counting(layout: Layout, value: Value, classes: frozenset[int]) -> Iterable
     return (sc for sc, c in pairs if c in classes)
 
 
-def _numbers(layout: Layout, found: Found, loops: list[ExpertLoop]) -> set[int]:
-    """How many experts there are: as many as there are matrices of them. A router may know groups of them, too."""
-    shapes = layout.program.shapes
-    matrices = [layout.program.inputs[i] for i in found.weights]
-    counted = {
-        z for v in matrices for z, c in zip(shapes[v], layout.dims.of(v), strict=True) if c in found.classes
-    }
-    return counted | {shapes[v][0] for loop in loops for v in loop.stacks}
-
-
-def _divide_evenly(counts: set[int], n: int, over: str) -> None:
+def _divide_evenly(counts: Set[int], n: int, over: str) -> None:
     sizes = sorted(counts)
     odd = [z for z in sizes if z % n]
     if odd:
@@ -148,18 +141,19 @@ def _one_array_each(layout: Layout) -> list[str] | None:
             for at in re.finditer(r"\d+", name):
                 found[f"{name[: at.start()]}#{name[at.end() :]}", shape][int(at[0])] = name
     experts = [
-        one for one in found.values() if [*one] == [*range(len(one))] and best_of(layout.program, len(one))
+        one for one in found.values() if {*one} == {*range(len(one))} and best_of(layout.program, len(one))
     ]
-    return [*experts[-1].values()] if experts else None
+    return [experts[-1][number] for number in sorted(experts[-1])] if experts else None
 
 
 def _divide_sorted(layout: Layout, axes: Axes) -> None:
     """Experts whose rows each shard of the batch sorts by itself: a matrix of `ragged_dot` for each."""
     weights = [*layout.sorting.weights()]
     n, over = layout.count(axes), "+".join(axes)
-    _divide_evenly({layout.program.shapes[v][d] for v, d in weights}, n, over)
+    numbers = frozenset(layout.program.shapes[v][d] for v, d in weights)
+    _divide_evenly(numbers, n, over)
     stored = frozenset(layout.storage.of(v)[d] for v, d in weights)
-    layout.experts = Experts(axes, frozenset(), stored=stored)
+    layout.experts = Experts(axes, frozenset(), numbers, stored=stored)
     message = (
         f"ragged_dot: the rows of all {n} devices of {over} are gathered on each, which multiplies those of its own "
         "experts, and come back as a sum, so that none is dropped, however many one expert has."
@@ -200,48 +194,73 @@ def _looked_up(layout: Layout) -> str | None:
     return None
 
 
-def _ragged_weights(layout: Layout) -> list[Value]:
-    """The parameters of `ragged_dot`: matrices of which each takes the rows of its group."""
-    ragged = (
-        e for e in layout.program.equations if e.contraction is not None and e.contraction.ragged is not None
-    )
-    read = (v for e in ragged for v in e.ins[:2] if v is not None and not layout.batchy(v))
-    inputs = {i for v in read for i in layout.flow.inputs_behind([v], by_alias)}
-    return [layout.program.inputs[i] for i in sorted(inputs) if i in layout.roles.stored]
+def _ragged_weights(layout: Layout) -> dict[int, Equation]:
+    """The parameters of `ragged_dot` whose rows no device sorts by itself, by input, each with the first such product:
+    matrices of which each takes the rows of its group."""
+    found, divided = dict[int, Equation](), {e.index for e in layout.sorting.products()}
+    for e in layout.program.equations:
+        if e.contraction is None or e.contraction.ragged is None or e.index in divided:
+            continue
+        for v in e.ins[:2]:
+            if v is not None and not layout.batchy(v):
+                behind = layout.flow.inputs_behind([v], by_alias)
+                found |= {i: found.get(i, e) for i in sorted(behind) if i in layout.roles.stored}
+    return found
 
 
-def _say_ragged(layout: Layout, weights: list[Value], axes: Axes) -> None:
-    if weights:
-        named = [i for i in layout.roles.stored if layout.program.inputs[i] in weights]
-        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+def _say_ragged(layout: Layout, weights: Mapping[int, Equation], axes: Axes) -> None:
+    by_cause = defaultdict[str, list[int]](list)
+    for i, e in weights.items():
+        by_cause[_not_sorted(layout, e)].append(i)
+    for cause, inputs in by_cause.items():
+        more = f" and {len(inputs) - 1} more" if len(inputs) > 1 else ""
         message = (
-            f"ragged_dot is not divided over experts: its weights, {layout.names[named[0]]}{more}, are whole on every "
-            f"device of {'+'.join(axes)} where they are used. {_not_sorted(layout)}"
+            f"ragged_dot is not divided over experts: its weights, {layout.names[inputs[0]]}{more}, are whole on every "
+            f"device of {'+'.join(axes)} where they are used. {cause}"
         )
         layout.findings.append(Finding("experts-ragged", "warning", message))
 
 
-def _not_sorted(layout: Layout) -> str:
-    """Why no device can sort rows by itself."""
-    orders = layout.flow.orders
-    if not orders.sorts:
-        return "Rows would have to be sorted by their expert (jnp.argsort), and looked up in that order."
-    mixed = min(orders.lost.values(), default=None)
-    if mixed is None:
-        return "The sizes of its groups would have to be counted (jnp.bincount) from what rows are sorted by."
-    return f"{told(layout.program, mixed)} makes of sorted rows what depends on the places of others'."
-
-
-def _say_all_tokens(layout: Layout, found: Found, number: int) -> None:
-    """Where nothing is dispatched, most of what experts multiply counts for nothing."""
-    best = best_of(layout.program, number)
-    if found.places or found.shared or best is None or best >= number:
-        return
-    message = (
-        f"All {number} experts work on all tokens, of which each chooses {best}: dispatch (one-hot products, as "
-        f"GShard has them) would do {best / number:.0%} of their FLOPs, times what it leaves free of places."
+def _not_sorted(layout: Layout, e: Equation) -> str:
+    """Why no device can sort the rows of a product of groups by itself."""
+    orders, rows = layout.flow.orders, e.ins[0]
+    state = None if rows is None else orders.of.get(rows)
+    if rows is None or not ordered(state):
+        return "Its rows would have to be sorted by their expert (jnp.argsort), and looked up in that order."
+    order = orders.sorted_by(rows)
+    if order is not None and e.index not in orders.products and not orders.by_group(order, e.ins[2]):
+        return (
+            f"The sizes of the groups of {told(layout.program, e.index)} would have to be counted (jnp.bincount) from "
+            "what its rows are sorted by."
+        )
+    lost = None if order is None else orders.lost.get(order)
+    mixed = _first_mixed(
+        layout, [rows] if order is None else [] if lost is None else layout.program.equations[lost].outs
     )
-    layout.findings.append(Finding("experts-dense", "info", message))
+    if mixed is not None:
+        return f"{told(layout.program, mixed)} makes of sorted rows what depends on the places of others'."
+    return "Rows, or the sizes of their groups, are not made example by example, so that a device has none of its own."
+
+
+def _first_mixed(layout: Layout, values: Iterable[Value]) -> int | None:
+    """The first equation, of those that certain values are made by, whose rows depend on the order of others."""
+    maker, states = layout.program.maker, layout.flow.orders.of
+    mixed = {v for v in layout.flow.back(values) if isinstance(states.get(v), Mixed)}
+    made = (maker[v] for v in mixed if v in maker)
+    return min((e.index for e in made if mixed.isdisjoint(e.ins)), default=None)
+
+
+def _say_all_tokens(layout: Layout, found: Found) -> None:
+    """Where nothing is dispatched, most of what experts multiply counts for nothing."""
+    for number in sorted(found.numbers if not found.places | found.shared else ()):
+        best = best_of(layout.program, number)
+        if best is None or best >= number:
+            continue
+        message = (
+            f"All {number} experts work on all tokens, of which each chooses {best}: dispatch (one-hot products, as "
+            f"GShard has them) would do {best / number:.0%} of their FLOPs, times what it leaves free of places."
+        )
+        layout.findings.append(Finding("experts-dense", "info", message))
 
 
 def _say_shared_places(layout: Layout, found: Found, axes: Axes) -> None:

@@ -29,7 +29,8 @@ Spec = list[Axes]  # the mesh axes of every dimension
 class Experts:
     """Experts divided over the mesh axes `axes`, by the dimension classes that count them.
 
-    `places`: classes of those that experts have for the tokens of a group; `shared`: for the tokens of all examples.
+    `numbers`: how many of them there are. `places`: classes of those that experts have for the tokens of a group;
+    `shared`: for the tokens of all examples.
     `stored`: the storage classes of parameters that are divided so. `equations`: those, by index, that work expert by
     expert; `made`: the activations that these make. `loops`: the scans that step over experts, by index, of which each
     device does the trips of its own; `inside`: the equations in them.
@@ -37,6 +38,7 @@ class Experts:
 
     axes: Axes
     classes: frozenset[int]
+    numbers: frozenset[int]
     places: frozenset[int] = frozenset()
     shared: frozenset[int] = frozenset()
     stored: frozenset[int] = frozenset()

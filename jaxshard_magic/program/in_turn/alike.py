@@ -19,11 +19,11 @@ class Alike:
         self._known: dict[tuple[int, int], tuple[bool, Any, Any]] = {}  # with what the ids are of
 
     def equations(self, a: JaxprEqn, b: JaxprEqn) -> bool:
-        """Do they make the same of operands of the same shapes? Which operands these are is not asked."""
+        """Do they make the same of operands of the same shapes and types? Which operands these are is not asked."""
         return (
             a.primitive is b.primitive
             and len(a.invars) == len(b.invars)
-            and [*map(shape_of, a.invars)] == [*map(shape_of, b.invars)]
+            and [*map(_taken, a.invars)] == [*map(_taken, b.invars)]
             and [str(v.aval) for v in a.outvars] == [str(v.aval) for v in b.outvars]
             and not a.effects
             and not b.effects
@@ -85,6 +85,10 @@ class Alike:
                 return False
             named |= zip(p.outvars, q.outvars, strict=True)
         return len(a.outvars) == len(b.outvars) and all(map(reads, a.outvars, b.outvars))
+
+
+def _taken(v: Any) -> tuple[Any, ...]:
+    return shape_of(v), getattr(v.aval, "dtype", None)
 
 
 def _equal(a: Any, b: Any) -> bool:

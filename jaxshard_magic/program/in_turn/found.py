@@ -4,12 +4,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-from ..experts import along_of, chooses
-from ..flow import Flow, by_alias
+from ..flow import Flow, by_alias, by_no_product
 from ..ir import Equation, Program, Scope, Value
 from ..lines import users_line
 from ..primitives import shows
 from ..primitives.primitive import Kind
+from ..rankings import rankings
 from .alike import Alike
 from .chains import NEXT, Chains, Chosen, End, Family, Group, Joined, Sum, Together
 from .counted import Counted, find_counted
@@ -66,7 +66,7 @@ def find_in_turn(program: Program, weights: Iterable[Value]) -> Found:
     if not met.numbers:
         return Found({}, (), ())
     parts, alike, orders, apart = (
-        Parts(program.shapes),
+        Parts(program),
         Alike(),
         dict[Scope, list[Unit]](),
         list[tuple[bool, str]](),
@@ -111,12 +111,8 @@ def _why(group: Group) -> str:
 def _numbers(program: Program) -> Mapping[int, list[Value]]:
     """Among how many something is chosen, with the results of all such choices."""
     found = defaultdict[int, list[Value]](list)
-    for e in program.equations:
-        operand = e.ins[0] if chooses(e) else None
-        if operand is not None:
-            shape = program.shapes[operand]
-            for d in along_of(e, len(shape)):
-                found[shape[d]].extend(e.outs)
+    for r in rankings(program):
+        found[r.number].extend(r.equation.outs)
     return {n: values for n, values in found.items() if n > 1}
 
 
@@ -139,7 +135,7 @@ class _Met:
     def _of(self, number: int) -> Set[Value]:
         if number not in self._values:
             start = self._starts[number]
-            self._values[number] = self.flow.forward(start, _no_product)
+            self._values[number] = self.flow.forward(start, by_no_product)
         return self._values[number]
 
     def chosen(self, group: Group) -> bool:
@@ -155,7 +151,7 @@ class _Met:
                 if numbers and any(v in values for v in e.ins if v is not None):
                     return True
         joined = [end.equation.outs[0] for end in group.ends if isinstance(end, Joined)]
-        readers = ((v, e) for v in self.flow.forward(joined, _no_product) for _, e in self.flow.after[v])
+        readers = ((v, e) for v in self.flow.forward(joined, by_no_product) for _, e in self.flow.after[v])
         return any(self._weighs(e, v, group.number, values) for v, e in readers if e is not None)
 
     def _weighs(self, e: Equation, v: Value, number: int, values: Set[Value]) -> bool:
@@ -165,10 +161,6 @@ class _Met:
             return False
         others = [w for w in e.ins if w is not None and w != v]
         return any(w in values and (looks_up or number in shapes[w]) for w in others)
-
-
-def _no_product(_v: Value, _w: Value, e: Equation | None) -> bool:
-    return e is None or not e.primitive.product
 
 
 class _Order:

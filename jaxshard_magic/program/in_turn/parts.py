@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from ..ir import Equation, Scope, Value
+from ..ir import Equation, Program, Scope, Value
 from ..primitives import is_literal
 from ..primitives.primitive import Kind
 
-Numbers = np.ndarray  # a scalar of the program, in each trip
+Numbers = np.ndarray  # a whole number or truth value of the program, in each trip, in its own type
 
-# What indices are made with, trip by trip.
+# What indices are made with, trip by trip; what no longer fits into its type goes round as in the step.
 _SCALAR = {
     "add": np.add,
     "sub": np.subtract,
@@ -27,8 +28,8 @@ _SCALAR = {
     "ge": np.greater_equal,
     "eq": np.equal,
     "ne": np.not_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
 }
 _SAME = (
     "convert_element_type",
@@ -64,8 +65,9 @@ class _Cut:
 class Parts:
     """The parts that bodies take, with what was worked out for a function that is called again and again."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]]):
-        self._shapes, self._known = shapes, dict[Any, tuple[_Cut | None, Any]]()
+    def __init__(self, program: Program):
+        self._avals, self._shapes = program.avals, program.shapes
+        self._known = dict[Any, tuple[_Cut | None, Any]]()
 
     def of(self, scope: Scope) -> dict[Value, Part]:
         """The values of a body that are parts, but for their dimensions of size 1."""
@@ -75,7 +77,7 @@ class Parts:
         """The values of a loop's body that are, in each trip, the next part; `counters`: what counts the trips from 0
         on. Each with its first."""
         found: dict[Value, Part] = {}
-        known = dict.fromkeys(counters, np.arange(trips))
+        known = {v: np.arange(trips).astype(self._avals[v].dtype) for v in counters}
         for v, source, cut in self._all(scope, known, trips):
             if np.array_equal(cut.starts, np.arange(trips) * cut.size):
                 found[v] = Part(source, cut.dim, 0, cut.size)
@@ -90,7 +92,7 @@ class Parts:
                 for v, size in zip(e.outs, map(int, sizes), strict=True):
                     yield v, e.ins[0], _Cut(0, e.params["axis"], np.full(trips, start), size)
                     start += size
-            elif not _fold(e, known, self._shapes, trips) and len(e.outs) == 1:
+            elif not _fold(e, known, self._avals, trips) and len(e.outs) == 1:
                 cut = self._cut(e, known, trips)
                 source = None if cut is None else e.ins[cut.operand]
                 if cut is not None and source is not None:
@@ -105,7 +107,7 @@ class Parts:
         if not e.doors:
             return _direct(e, numbers, self._shapes, trips)
         body = e.params["jaxpr"]
-        key = id(body), trips, *(None if x is None else x.tobytes() for x in numbers)
+        key = id(body), trips, *(None if x is None else (x.dtype, x.tobytes()) for x in numbers)
         if key not in self._known:
             self._known[key] = self._inside(e, numbers, trips), body
         return self._known[key][0]
@@ -116,7 +118,7 @@ class Parts:
         known = {v: x for v, x in zip(scope.ins, numbers, strict=True) if x is not None}
         forms: dict[Value | None, _Cut | None] = {scope.ins[operand]: None}  # the array, whole or cut
         for inner in scope.equations:
-            if _fold(inner, known, self._shapes, trips):
+            if _fold(inner, known, self._avals, trips):
                 continue
             first = inner.ins[0] if inner.ins else None
             if first is None or first not in forms or len(inner.outs) != 1:
@@ -145,28 +147,35 @@ def _number(e: Equation, k: int, known: Mapping[Value, Numbers], trips: int) -> 
     v, var = e.ins[k], e.eqn.invars[k]
     if v is not None:
         return known.get(v)
-    value = np.asarray(var.val) if is_literal(var) else None  # pyright: ignore[reportAttributeAccessIssue]
-    return None if value is None or value.size != 1 else np.full(trips, value.item())
+    if not is_literal(var) or not _is_index(var.aval):
+        return None
+    return np.full(trips, np.asarray(var.val).item()).astype(var.aval.dtype)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _fold(e: Equation, known: dict[Value, Numbers], shapes: Sequence[tuple[int, ...]], trips: int) -> bool:
+def _is_index(aval: Any) -> bool:
+    """Is it one whole number, or one truth value?"""
+    dtype: Any = getattr(aval, "dtype", None)
+    return (dtype == np.bool_ or jnp.issubdtype(dtype, jnp.integer)) and prod(aval.shape) == 1
+
+
+def _fold(e: Equation, known: dict[Value, Numbers], avals: Sequence[Any], trips: int) -> bool:
     """Work out an equation of known scalars."""
     if not e.ins or any(v is not None and v not in known for v in e.ins):
         return False
     numbers = [_number(e, k, known, trips) for k in range(len(e.ins))]
-    if any(x is None for x in numbers) or any(prod(shapes[v]) != 1 for v in e.outs):
+    if any(x is None for x in numbers) or not all(_is_index(avals[v]) for v in e.outs):
         return False
     if e.name in ("jit", "pjit"):
         scope = e.doors[0].scope
         known |= {v: x for v, x in zip(scope.ins, numbers, strict=True) if x is not None}
-        if not all(_fold(inner, known, shapes, trips) for inner in scope.equations):
+        if not all(_fold(inner, known, avals, trips) for inner in scope.equations):
             return False
         outs = [None if v is None else known.get(v) for v in scope.outs]
         if any(x is None for x in outs):
             return False
         known |= {v: x for v, x in zip(e.outs, outs, strict=True) if x is not None}
     elif e.name in _SAME:
-        known[e.outs[0]] = numbers[0]  # pyright: ignore[reportArgumentType]
+        known[e.outs[0]] = numbers[0].astype(avals[e.outs[0]].dtype)  # pyright: ignore[reportOptionalMemberAccess]
     elif e.name == "select_n" and len(numbers) == 3:
         known[e.outs[0]] = np.where(numbers[0].astype(bool), numbers[2], numbers[1])  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType, reportCallIssue]
     elif e.name in _SCALAR:
@@ -191,14 +200,17 @@ def _direct(
         sizes = [int(b - a[0]) for a, b in zip(starts, e.params["limit_indices"], strict=True)]
     elif e.name == "dynamic_slice":
         sizes = e.params["slice_sizes"]
-        starts = [np.clip(x, 0, n - size) for x, n, size in zip(others, shape, sizes, strict=True)]
+        starts = [
+            np.array([min(max(int(i), 0), n - size) for i in x])  # which may have no such numbers
+            for x, n, size in zip(others, shape, sizes, strict=True)
+        ]
     elif e.name == "gather" and len(e.params["dimension_numbers"].start_index_map) == 1:
         how, sizes = e.params["dimension_numbers"], e.params["slice_sizes"]
         (dim,) = how.start_index_map
         known = how.collapsed_slice_dims in ((), (dim,)) and not how.operand_batching_dims
         if not known or np.any(others[0] < 0) or np.any(others[0] > shape[dim] - sizes[dim]):
             return None
-        starts = [others[0] if d == dim else np.zeros(trips, int) for d in range(len(shape))]
+        starts = [others[0].astype(int) if d == dim else np.zeros(trips, int) for d in range(len(shape))]
     else:
         return None
     cut = [d for d, size in enumerate(sizes) if size != shape[d]]

@@ -76,9 +76,7 @@ class _SideBySide(Replay):
             return super()._scan(e, values, door)
         (n, k), trips, at = scan_counts(e.params), e.params["length"], counted.carried
         shapes, given = self.program.shapes, dict(zip(door.scope.ins, values, strict=True))
-        numbers = (
-            None if at is None else jnp.arange(trips, dtype=self.program.avals[door.scope.ins[n + at]].dtype)
-        )
+        numbers = None if at is None else lax.iota(self.program.avals[e.outs[at]].dtype, trips)
         parts = [parts_of(given[part.source], part, trips, shapes[v]) for v, part in counted.parts.items()]
 
         def trip(carry: Any, x: Any) -> tuple:
@@ -104,7 +102,7 @@ class _SideBySide(Replay):
         carry, ys = lax.scan(trip, tuple(start), (numbers, parts, values[n + k :]), **kept)
         carry = list(carry)
         if at is not None:
-            carry.insert(at, jnp.asarray(trips, self.program.avals[e.outs[at]].dtype))
+            carry.insert(at, jnp.asarray(trips).astype(self.program.avals[e.outs[at]].dtype))
         return [*carry, *ys]
 
     def equation(self, e: Equation, values: list) -> list:

@@ -79,6 +79,9 @@ class Primitive:
     fill: Callable[[Any], Any] | None = None
     runs: Runs | None = None  # under mixed precision; None: as written, of which nothing else is known
     across: Across | None = None  # of collectives
+    places: int | None = (
+        None  # by index, the result with places along a dimension of an operand: none is negative
+    )
     inner: int | None = None  # how many dimensions a matrix, or what stands for one, has
     alias: bool = False  # the numbers of its first operand, or some of them, in another form
     part: bool = False  # some of its first operand's numbers, or all in another order

@@ -166,8 +166,8 @@ _add("reduce_min", Kind.REDUCTION, joins=lax.min, fill=most, runs=Runs.FOLLOW, *
 _add("reduce_and", Kind.REDUCTION, joins=lax.bitwise_and, fill=least, **_EXACT)
 _add("reduce_or", Kind.REDUCTION, joins=lax.bitwise_or, fill=zero, **_EXACT)
 _add("reduce_xor", Kind.REDUCTION, joins=lax.bitwise_xor, fill=zero, **_EXACT)
-_add("argmax", Kind.REDUCTION, fill=least, kept=True, compares=True, runs=Runs.FLOAT, **_EXACT)
-_add("argmin", Kind.REDUCTION, fill=most, kept=True, compares=True, runs=Runs.FLOAT, **_EXACT)
+_add("argmax", Kind.REDUCTION, fill=least, kept=True, places=0, compares=True, runs=Runs.FLOAT, **_EXACT)
+_add("argmin", Kind.REDUCTION, fill=most, kept=True, places=0, compares=True, runs=Runs.FLOAT, **_EXACT)
 _add("reduce", Kind.REDUCTION, **_EXACT)
 
 # Along a dimension.
@@ -179,8 +179,8 @@ _add("cumsum cumprod cumlogsumexp", Kind.RUNNING, rounds=True, runs=Runs.FLOAT)
 _add("cummax", Kind.RUNNING, fill=least, runs=Runs.FOLLOW, **_ALONG)
 _add("cummin", Kind.RUNNING, fill=most, runs=Runs.FOLLOW, **_ALONG)
 _add("sort", Kind.ORDER, cuts=True, mixes=True, kept=True, **_ALONG)
-_add("top_k", Kind.ORDER, runs=Runs.FOLLOW, **_ALONG)
-_add("approx_top_k", Kind.ORDER, **_ALONG)
+_add("top_k", Kind.ORDER, places=1, runs=Runs.FOLLOW, **_ALONG)
+_add("approx_top_k", Kind.ORDER, places=1, **_ALONG)
 
 # Under a window.
 _WINDOW = {"dims": dims.window, "follow": indexing.window}
