@@ -1,9 +1,11 @@
 """The rows that each expert of a step gets, counted on the first call's inputs, against NumPy."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import zoo
-from zoo.mixtures import BEST, CAPACITY, EXPERTS, TIME
+from zoo.mixtures import BEST, CAPACITY, EXPERTS, TIME, flat, grouped, mapped
 from zoo.parts import BATCH
 
 import jaxshard_magic
@@ -51,6 +53,27 @@ def test_rows_that_a_step_dispatches_and_drops_are_those_that_numpy_counts(examp
     assert load.chosen == tuple(counts.sum(0))
     assert load.kept == tuple(np.minimum(counts, room).sum(0))
     assert load.most == counts.max() and load.dropped == np.maximum(counts - room, 0).sum() > 0
+
+
+@pytest.mark.parametrize("mixture", [grouped, flat, mapped])
+def test_what_a_loss_chooses_to_even_out_what_experts_get_is_no_layer(mixture):
+    """The first choice of each token, found once more from the same gates: of all tokens, and of each group."""
+
+    def train_step(params, batch):
+        def loss_fn(p):
+            gates = jax.nn.softmax(batch["x"] @ p["mixture"]["router"])
+            first = jax.nn.one_hot(jnp.argmax(gates, -1), EXPERTS)
+            also = jax.nn.one_hot(jax.lax.top_k(gates, 1)[1][..., 0], EXPERTS)
+            uneven = jnp.sum(first.mean((0, 1)) * gates.mean((0, 1)))
+            uneven += jnp.mean(also.mean(1) * gates.mean(1))
+            return jnp.mean((mixture(p["mixture"], batch["x"]) @ p["head"] - batch["y"]) ** 2) + uneven
+
+        return jax.grad(loss_fn)(params)
+
+    params, batch = zoo.STEPS["dispatched_in_groups"].make().args
+    step = jaxshard_magic.shard(train_step, "ep+dp", mesh=jaxshard_magic.mesh("cpu:8 data=2 expert=4"))
+    (experts,) = step.planned(params, batch).plan.experts
+    assert [(route.best, route.tokens) for route in experts.routes] == [(BEST, BATCH * TIME)]
 
 
 @pytest.mark.ci

@@ -6,7 +6,7 @@ a mask of (tokens, experts, places) brings tokens there: a row that the mask lea
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -17,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .dimensions import Dimensions, Storage
+from .experts import stacked
 from .flow import Flow, by_alias, by_no_product
 from .ir import Equation, Value
 from .lines import users_place
@@ -116,15 +117,53 @@ def find_routes(
     found = products(dims, storage)
     weighted = {p.equation.index for p in found if p.weights}
     layers = defaultdict[Any, list[Ranking]](list)
+    used = _Used(dims, flow, phases, found, set(classes), set(rows))
     for r in rankings(program):
         e = r.equation
         if r.chosen is None or r.number not in numbers or phases.get(e.index) != FORWARD:
             continue
-        counts = dims.of(r.operand)[r.dim] in classes or not behind.isdisjoint(e.outs)
-        if counts and _loops(flow, given, e) is not None:
+        counts = dims.of(r.operand)[r.dim] in classes and used(r)
+        if (counts or not behind.isdisjoint(e.outs)) and _loops(flow, given, e) is not None:
             layers[r.number, _router(flow, weighted, r.operand) or e.index].append(r)
     masks = [m for p in found if not p.weights and (m := _mask(dims, p, phases, classes, places, rows))]
     return tuple(_route(dims, flow, given, rows, layer, masks) for layer in layers.values())
+
+
+class _Used:
+    """`used(ranking)`: does what is chosen, by token, meet what experts made? What a loss that evens out their load, or
+    a figure beside it, makes of a choice of its own does not."""
+
+    def __init__(
+        self,
+        dims: Dimensions,
+        flow: Flow,
+        phases: Mapping[int, str],
+        found: Iterable[Product],
+        classes: Set[int],
+        rows: Set[int],
+    ):
+        self._dims, self._flow, self._phases, self._rows = dims, flow, phases, rows
+        self._weighted = {p.equation.index for p in found if p.weights}
+        experts = [p for p in found if any(_of_experts(p, k, classes) for k in p.weights)]
+        made = (v for p in experts for v in p.equation.outs)
+        self._made = flow.forward(made, lambda _v, _w, e: self._near(e))
+
+    def __call__(self, r: Ranking) -> bool:
+        by_token = self._flow.forward(r.equation.outs, lambda v, _w, e: self._near(e) and self._keeps(v))
+        met = (e for v in by_token for _, e in self._flow.after[v] if e is not None and self._near(e))
+        return any(not self._made.isdisjoint(v for v in e.ins if v is not None) for e in met)
+
+    def _near(self, e: Equation | None) -> bool:
+        """Is an equation of the forward pass, before the next weight?"""
+        return e is None or (self._phases.get(e.index) == FORWARD and e.index not in self._weighted)
+
+    def _keeps(self, v: Value) -> bool:
+        return not self._rows or not self._rows.isdisjoint(self._dims.of(v))
+
+
+def _of_experts(p: Product, k: int, classes: Set[int]) -> bool:
+    """Whether operand `k` of a product has a matrix for each expert."""
+    return any(p.tensors[k][d] in classes for d in stacked(p, k))
 
 
 def _router(flow: Flow, weighted: Collection[int], logits: Value) -> frozenset[int]:
