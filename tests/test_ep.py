@@ -296,22 +296,34 @@ def nearest(gates):
     return jax.nn.one_hot(jnp.argmin(-gates, -1), EXPERTS)
 
 
+def side_by_side(up, x, shares):
+    return (jnp.einsum("...d,edf->...ef", x, up) * shares[..., None]).sum(-2)
+
+
+def looped(up, x, shares):
+    return jnp.einsum("ebtf,bte->btf", jax.lax.map(lambda one: x @ one, up), shares)
+
+
+ROWS_OF_ONE, EACH = (EXPERTS * WIDTH,), (EXPERTS, WIDTH)
+
+
 @pytest.mark.parametrize(
-    ("choose", "stored", "best"),
+    ("choose", "made", "stored", "best"),
     [
-        (best_two, (EXPERTS * WIDTH,), 2),
-        (best_two_of_groups, (EXPERTS, WIDTH), 2),
-        (nearest, (EXPERTS, WIDTH), 1),
+        (best_two, side_by_side, ROWS_OF_ONE, 2),
+        (best_two_of_groups, side_by_side, EACH, 2),
+        (nearest, side_by_side, EACH, 1),
+        (best_two, looped, EACH, 2),
     ],
 )
-def test_there_are_as_many_experts_as_a_product_has_matrices(choose, stored, best):
-    """Whether they are stored as rows of one matrix, and whatever groups of them are chosen among before."""
+def test_there_are_as_many_experts_as_a_product_has_matrices(choose, made, stored, best):
+    """Whether they are stored as rows of one matrix, and whatever groups of them are chosen among before; who chooses
+    is known as well where a loop stacks what each of them makes."""
 
     def step(params, x):
         def loss(p):
-            up = p["up"].reshape(EXPERTS, WIDTH, HIDDEN)
-            made = jnp.einsum("...d,edf->...ef", x, up) * choose(jax.nn.softmax(x @ p["router"]))[..., None]
-            return jnp.mean((made.sum(-2) @ p["down"] - x) ** 2)
+            hidden = made(p["up"].reshape(*EACH, HIDDEN), x, choose(jax.nn.softmax(x @ p["router"])))
+            return jnp.mean((hidden @ p["down"] - x) ** 2)
 
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
 

@@ -249,6 +249,20 @@ def test_experts_that_cannot_be_put_side_by_side_are_named_with_their_line():
             x = x + share * (jnp.tanh(x @ p["up"][e]) @ p["down"][e])
         return x
 
+    def selected(p, x):
+        best, chosen = routed(p, x)
+
+        def add(out, one):
+            e, up, down = one
+            share = jnp.where(chosen == e, best, 0).sum(-1, keepdims=True)
+            return jnp.where(share > 0, out + share * (jnp.tanh(x @ up) @ down), out), None
+
+        return lax.scan(add, jnp.zeros_like(x), (jnp.arange(EXPERTS), p["up"], p["down"]))[0]
+
+    line = selected.__code__.co_firstlineno + 8
+    said = f"the loop over 8 experts (test_ep_in_turn.py, line {line}) hands on"
+    assert said in refused(selected)
+
     line = differs.__code__.co_firstlineno + 3
     here = f"(test_ep_in_turn.py, line {line})"
     assert f"expert 3 has `tanh` {here} where expert 0 has `silu` {here}" in refusal(entry_of, differs)

@@ -30,12 +30,12 @@ COUNTED = {
     "compared": (BOTH, lambda k: (k[:, None] == jnp.arange(E)).sum(0)),
     "compared the other way": (FIRST, lambda k: jnp.sum(jnp.arange(E)[:, None] == k[None], 1)),
     "segment_sum": (FIRST, lambda k: jax.ops.segment_sum(jnp.ones_like(k), k, E)),
+    "of the first choice": (lambda x: lax.top_k(x, BEST)[1][:, 0], lambda k: jnp.bincount(k, length=E)),
     "as bytes": (BOTH, lambda k: jnp.bincount(k.astype(jnp.uint8), length=E)),
     "added at": (FIRST, lambda k: jnp.zeros(E, int).at[k].add(1)),
 }
 OTHERS = {
     "of other keys": lambda k: jnp.bincount(k + 1, length=E),
-    "of some keys": lambda k: jnp.bincount(k[:3], length=E),
     "weighted": lambda k: jnp.bincount(k, weights=k, length=E).astype(int),
     "added to ones": lambda k: jnp.ones(E, int).at[k].add(1),
     "in another order": lambda k: (k[:, None] == jnp.arange(E)[::-1]).sum(0),
@@ -57,6 +57,18 @@ def test_how_often_each_key_occurs_is_seen(how):
 def test_what_is_no_count_of_all_keys_is_not_taken_for_one(how):
     program = Program(jax.make_jaxpr(lambda x: (k := FIRST(x), OTHERS[how](k)))(jnp.ones((6, E))))
     assert Counts(program).keys(program.outputs[1]) is None
+
+
+def test_of_some_keys_these_are_counted_and_not_all():
+    def some(x):
+        keys = jnp.argmax(x, -1)
+        first = keys[:3]
+        return keys, first, jnp.bincount(first, length=E)
+
+    program = Program(jax.make_jaxpr(some)(jnp.ones((6, E))))
+    keys, first, counted = program.outputs
+    found = Counts(program)
+    assert found.keys(counted) == found.root(first) != found.root(keys)
 
 
 def test_keys_that_do_not_fit_into_another_type_are_not_those_that_are_counted():

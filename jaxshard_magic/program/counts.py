@@ -81,13 +81,16 @@ class Counts:
         if e is None:
             return None
         root = self.root(self._added(e) if e.primitive.adds else self._summed(e))
-        made = None if root is None else self.program.maker.get(root)
-        return root if made is not None and self._gives_places(made, root) else None
+        return root if self._places(root) is not None else None
 
-    @staticmethod
-    def _gives_places(e: Equation, value: Value | None) -> bool:
-        """Has a result numbers that are never negative?"""
-        return e.primitive.places is not None and e.outs[e.primitive.places] == value
+    def _places(self, value: Value | None) -> Equation | None:
+        """What gave keys, or more of which they are a part, as places along a dimension: none of them is negative."""
+        e = self._maker(value)
+        while e is not None and e.primitive.part:
+            value = self.root(e.ins[0])
+            e = self._maker(value)
+        given = None if e is None else e.primitive.places
+        return e if e is not None and given is not None and e.outs[given] == self.root(value) else None
 
     def _maker(self, value: Value | None) -> Equation | None:
         root = self.root(value)
@@ -147,9 +150,8 @@ class Counts:
 
     def _largest(self, value: Value | None) -> float:
         """The largest number that keys can have, as far as that is known."""
-        root = self.root(value)
-        made = None if root is None else self.program.maker.get(root)
-        return self._last_places.get(made.index, inf) if made is not None else inf
+        made = self._places(value)
+        return inf if made is None else self._last_places[made.index]
 
     @cached_property
     def _last_places(self) -> dict[int, int]:

@@ -55,6 +55,19 @@ def find_expert_loops(dims: Dimensions, flow: Flow, roles: Roles) -> list[Expert
     return found
 
 
+def find_handed_on(dims: Dimensions, flow: Flow, roles: Roles) -> Equation | None:
+    """A loop over experts that hands on from one to the next what is no sum of what they make."""
+    program = dims.program
+    params = {program.inputs[i] for i, role in enumerate(roles.of) if role == PARAMS}
+    for e in program.equations:
+        if e.name == "scan" and _apart(e) is None:
+            xs = e.ins[sum(scan_counts(e.params)) :]
+            weights = any(params & flow.back([v], by_alias).keys() for v in xs)
+            if weights and not _met(program, flow, e.params["length"]).isdisjoint(e.ins):
+                return e
+    return None
+
+
 def _apart(e: Equation) -> ExpertLoop | None:
     """The loop, where its trips need nothing of each other."""
     n, k = scan_counts(e.params)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ..plan import DividedExperts, DividedPositions, RingOf
 from ..program.emit import Emitter
+from ..program.flow import by_alias
 from ..program.lines import users_place
 from ..program.roles import PARAMS
 from ..program.routing import find_routes
@@ -20,7 +21,9 @@ def divided_experts(layout: Layout, phases: Mapping[int, str]) -> tuple[DividedE
     if experts is None or all(layout.stored.get(c) != experts.axes for c in experts.stored):
         return ()
     among = [e.ins[2] for e in layout.sorting.products()]
-    among += [v for loop in experts.loops.values() for v in loop.stacks if layout.batchy(v)]
+    for v in (v for loop in experts.loops.values() for v in loop.stacks if layout.batchy(v)):
+        readers = (e for w in layout.flow.forward([v], by_alias) for _, e in layout.flow.after[w])
+        among += [v, *(w for e in readers if e is not None and e.primitive.product for w in e.ins)]
     routes = find_routes(
         layout.dims,
         layout.storage,

@@ -14,11 +14,12 @@ from dataclasses import replace
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.batching.follow import told
-from ..program.expert_loops import ExpertLoop, find_expert_loops
+from ..program.expert_loops import ExpertLoop, find_expert_loops, find_handed_on
 from ..program.experts import Experts as Found
 from ..program.experts import find_experts
 from ..program.flow import by_alias
 from ..program.ir import Equation, Value
+from ..program.lines import users_line
 from ..program.order_states import Mixed, ordered
 from ..program.rankings import best_of
 from ..program.roles import PARAMS
@@ -124,6 +125,13 @@ def _no_experts(layout: Layout, axes: Axes) -> str:
             f"ep: {name} is looked up for each token ({name.rpartition('.')[2]}[chosen]), which makes each a matrix of "
             "its own; sort the tokens by expert for jax.lax.ragged_dot, or have all experts work on all tokens "
             "(jax.vmap, lax.scan) and take what is chosen of the results"
+        )
+    if (loop := find_handed_on(layout.dims, layout.flow, layout.roles)) is not None:
+        at = users_line(loop.eqn) or "in a library"
+        return (
+            f"ep: the loop over {loop.params['length']} experts ({at}) hands on from one to the next what is no sum of "
+            "what they make; add that up, zero for tokens that did not choose an expert "
+            "(out + jnp.where(mask, made, 0)), or stack it"
         )
     return (
         "ep found no experts in this step: no parameter has, beside the two dimensions of a matrix, one that top_k, "
@@ -231,15 +239,18 @@ def _not_sorted(layout: Layout, e: Equation) -> str:
     if order is not None and e.index not in orders.products and not orders.by_group(order, e.ins[2]):
         return (
             f"The sizes of the groups of {told(layout.program, e.index)} would have to be counted (jnp.bincount) from "
-            "what its rows are sorted by."
+            "what its rows are sorted by, and that be what top_k or argmax gave."
         )
     lost = None if order is None else orders.lost.get(order)
     mixed = _first_mixed(
         layout, [rows] if order is None else [] if lost is None else layout.program.equations[lost].outs
     )
-    if mixed is not None:
-        return f"{told(layout.program, mixed)} makes of sorted rows what depends on the places of others'."
-    return "Rows, or the sizes of their groups, are not made example by example, so that a device has none of its own."
+    if mixed is None:
+        return "Rows, or the sizes of their groups, are not made example by example, so that no device has its own."
+    by = layout.program.equations[mixed]
+    if by is not e and by.contraction is not None and by.contraction.ragged is not None:
+        return _not_sorted(layout, by)
+    return f"{told(layout.program, mixed)} makes of sorted rows what depends on the places of others'."
 
 
 def _first_mixed(layout: Layout, values: Iterable[Value]) -> int | None:
