@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 import zoo
-from positions import same
 from refusals import refusal
 from zoo.mixtures import BEST, CAPACITY, EXPERTS, HIDDEN, OUT, TIME, WIDTH
 from zoo.parts import BATCH
@@ -385,30 +384,6 @@ def test_what_cannot_be_divided_says_so():
     assert "ep needs a mesh axis for it (expert)" in refused(GROUPED, "ep", "data=8")
 
 
-def test_weights_of_ragged_products_stay_whole_and_are_named():
-    def train_step(params, x):
-        def loss_fn(p):
-            chosen = jnp.argmax(x @ p["router"], -1)
-            order = jnp.argsort(-chosen)  # by another number than that of which the sizes are counted
-            hidden = jax.lax.ragged_dot(x[order], p["up"], jnp.bincount(chosen, length=4))
-            return jnp.mean(hidden**2)
-
-        loss, grads = jax.value_and_grad(loss_fn)(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
-
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = {"router": jax.random.normal(keys[0], (8, 4)), "up": jax.random.normal(keys[1], (4, 8, 16))}
-    x = jax.random.normal(keys[2], (16, 8))
-    step = jaxshard_magic.shard(train_step, "ep", mesh=jaxshard_magic.mesh("expert=4"))
-    same(step(params, x), jax.jit(train_step)(params, x))
-    entry = step.planned(params, x)
-    message = finding(entry.plan, "experts-ragged")
-    assert (
-        "its weights, params.up, are whole" in message
-        and "sizes of the groups of ragged_dot_general at test_ep.py, line" in message
-    )
-
-
 def test_the_cheapest_cut_is_found_through_several_paths():
     """Two ways of 3 and 2 that meet in one of 4, and an edge back that lets the first go round: 4 are paid."""
     net = Network()
@@ -417,48 +392,3 @@ def test_the_cheapest_cut_is_found_through_several_paths():
     assert net.cut() == {"a", "b", "c"}
     net.cost("c", net.OTHER, 9)
     assert net.cut() == set()
-
-
-CELLS = (
-    """import jax, jax.numpy as jnp
-
-def moe(p, x):
-    gates = jax.nn.softmax(x @ p["router"])
-    best, chosen = jax.lax.top_k(gates, 2)
-    one = jax.nn.one_hot(chosen, 8)
-    order = one.swapaxes(-3, -2)
-    before = jnp.cumsum(order.reshape(*one.shape[:-3], -1, 8), axis=-2).reshape(order.shape) - 1
-    place = (before.swapaxes(-3, -2) * one).sum(-1).astype(jnp.int32)
-    taken = one[..., None] * jax.nn.one_hot(place, 6)[..., None, :]
-    dispatch, combine = taken.sum(-3), (taken * best[..., None, None]).sum(-3)
-    rows = jnp.einsum("gsec,gsm->egcm", dispatch, x)
-    hidden = jax.nn.gelu(jnp.einsum("egcm,emh->egch", rows, p["up"]))
-    back = jnp.einsum("egch,ehm->egcm", hidden, p["down"])
-    return jnp.einsum("gsec,egcm->gsm", combine, back)
-
-def loss_of(p, x):
-    return jnp.mean((moe(p, x) - x) ** 2)
-""",
-    """keys = jax.random.split(jax.random.key(0), 4)
-shapes = {"router": (64, 8), "up": (8, 64, 128), "down": (8, 128, 64)}
-p = {name: 0.1 * jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items())}
-x = jax.random.normal(keys[3], (16, 12, 64))
-""",
-    """%%shard ep
-def train_step(p, x):
-    loss, grad = jax.value_and_grad(loss_of)(p, x)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grad), loss
-""",
-    "p, loss = train_step(p, x)",
-)
-
-
-def test_code_to_take_home_has_both_constraints_at_each_boundary_and_moves_the_same(notebook):
-    for cell in ("%mesh data=2 expert=4;", *CELLS):
-        notebook.run(cell)
-    program = notebook.run("%shard code")
-    tokens, experts = 'P(None, ("data", "expert"))', 'P("expert", "data")'
-    text = " ".join(program.text.split())
-    assert f'hold(jnp.einsum("gsec,gsm->egcm", dispatch, x), {tokens}), {experts}' in text
-    assert f'hold(jnp.einsum("egch,ehm->egcm", hidden, p["down"]), {experts}), {tokens}' in text
-    assert program.same

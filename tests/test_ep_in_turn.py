@@ -261,7 +261,7 @@ def test_experts_that_cannot_be_put_side_by_side_are_named_with_their_line():
 
     line = selected.__code__.co_firstlineno + 8
     said = f"the loop over 8 experts (test_ep_in_turn.py, line {line}) hands on"
-    assert said in refused(selected)
+    assert said in refusal(entry_of, selected)
 
     line = differs.__code__.co_firstlineno + 3
     here = f"(test_ep_in_turn.py, line {line})"
