@@ -104,7 +104,7 @@ def option_rows():
             yield pytest.param(home, line, mesh, id=f"{home.name}-{line}", marks=mark)
 
 
-@pytest.mark.parametrize(("home", "line", "mesh"), option_rows())
+@pytest.mark.parametrize(("home", "line", "mesh"), list(option_rows()))
 def test_with_microbatches_and_remat_the_numbers_and_the_moves_are_the_same(
     notebook, tmp_path, home: Home, line, mesh
 ):
