@@ -1,5 +1,6 @@
 """Experts and positions that are divided, as a report draws them, and what its hints say of the rows of experts."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_place_along_an_axis_has_the_devices_that_differ_in_the_others():
 def test_experts_positions_and_turns_are_told_and_drawn_in_every_view():
     report = divided()
     said = " ".join(report.to_text(100).split())
-    markup, data = report.to_html(), payload(report)["figures_of"]
+    markup, data = re.sub("<[^>]+>", "", report.to_html()), payload(report)["figures_of"]
     for words in (
         f"devices 8-15 {4 * NOTHING}{4 * FULL}{8 * NOTHING} experts 8-15",
         "positions 512-1023; in the ring 256-511 and 3584-3839",
@@ -75,6 +76,22 @@ def test_of_many_layers_the_most_uneven_are_drawn_in_their_order():
     _, bars = layout_figures(replace(report, positions=()))
     assert [row.name for row in bars.rows] == [f"layer {k}" for k in (0, 1, 5, 6, 10, 11, 15, 16)]
     assert "The 8 most uneven of 20 layers" in bars.lead
+
+
+def test_of_many_devices_and_turns_as_many_are_drawn_as_are_told():
+    report, ring = divided(), replace(RING, turns=16)
+    many = replace(report, mesh=mesh({"expert": 16, "seq": 16}), experts=(EXPERTS,))
+    many = replace(many, positions=(replace(POSITIONS, rings=(ring,)),))
+    held, *_, lying = layout_figures(many)
+    for figure, what in (
+        (held, "devices along it"),
+        (lying, "devices along it"),
+        (*turn_figures(many), "turns"),
+    ):
+        assert len(figure.rows) == 8 and figure.lead.endswith(f" Of 16 {what} 8 are drawn.")
+    pair = replace(POSITIONS, rings=(replace(RING, turns=2),))
+    (turns,) = turn_figures(replace(report, mesh=mesh({"expert": 4, "seq": 2}), positions=(pair,)))
+    assert "Devices 0 \u2192 1 \u2192 0: at the one turn forward" in turns.lead
 
 
 def test_rows_that_were_not_counted_are_told_so_and_are_no_zeros():

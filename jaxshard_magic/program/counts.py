@@ -168,11 +168,11 @@ class Counts:
 
     def _largest(self, value: Value | None) -> float:
         """The largest number that keys can have, as far as that is known."""
-        made = self._places(value)
-        return inf if made is None else self._last_places[made.index]
+        made = self.choosing(value)
+        return inf if made is None else self.last_places[made.index]
 
     @cached_property
-    def _last_places(self) -> dict[int, int]:
+    def last_places(self) -> dict[int, int]:
         """Of equations that give places along a dimension, by index, the last one."""
         return {r.equation.index: r.number - 1 for r in rankings(self.program) if r.chosen is not None}
 

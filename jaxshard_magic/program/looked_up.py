@@ -23,7 +23,6 @@ from .ir import Equation, Program, Scope, Value
 from .lines import users_line
 from .losses import WithLosses
 from .primitives import called, shape_of
-from .rankings import rankings
 from .trace import Traced
 
 _FILLS = lax.GatherScatterMode.FILL_OR_DROP
@@ -110,13 +109,12 @@ def find_lookups(program: Program, weights: Iterable[Value]) -> Found:
         return Found({}, frozenset(), {}, ())
     own = Flow(program).forward(weights, by_alias)
     readers, counts, trails = _Readers(program), Counts(program), dict[int, _Trail]()
-    places = {r.equation.index: r.number for r in rankings(program)}
     for i, lookup in lookups.items():
         e = program.equations[i]
         trail = _trail(e, lookup, readers) if e.ins[0] in own else None
         if trail is not None:
             trails[i] = trail
-            lookups[i] = _with_numbers(counts, places, e, lookup)
+            lookups[i] = _with_numbers(counts, e, lookup)
     twice = defaultdict[int, set[int]](set)
     for i, trail in trails.items():
         for product in trail.products:
@@ -158,8 +156,8 @@ def _lookup(program: Program, e: Equation) -> Lookup | None:
     return Lookup(parts[0], numbers.start_index_map.index(parts[0]), of)
 
 
-def _with_numbers(counts: Counts, places: Mapping[int, int], e: Equation, lookup: Lookup) -> Lookup:
-    """The same, with what is known of its numbers; `places`: how many an equation ranks, by its index."""
+def _with_numbers(counts: Counts, e: Equation, lookup: Lookup) -> Lookup:
+    """The same, with what is known of its numbers."""
     program = counts.program
     laid = program.maker.get(e.ins[1]) if e.ins[1] is not None else None
     if laid is not None and laid.name == "concatenate":
@@ -169,7 +167,7 @@ def _with_numbers(counts: Counts, places: Mapping[int, int], e: Equation, lookup
     if laid is None or laid.name != "broadcast_in_dim" or (numbers := counts.relaid_from(laid)) is None:
         return lookup
     made, slices = counts.choosing(numbers), shape_of(e.eqn.invars[0])[lookup.dim]
-    fit = made is not None and places[made.index] <= slices
+    fit = made is not None and counts.last_places[made.index] < slices
     return replace(lookup, laid=laid.index, chosen=counts.unwrapped(numbers) if fit else None)
 
 

@@ -15,7 +15,7 @@ from ..errors import ShardError, one_of
 from ..placing import put
 from ..plan import Plan
 from ..program import settings
-from ..program.compiling import compile_lowered, compilers
+from ..program.compiling import compile_apart
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.lines import lines_kept
@@ -78,8 +78,8 @@ def build_entry(
         with uncollected():
             lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
         if target is None:
-            with beside(), captured() as log, compilers(1) as pool:
-                compiled = pool.submit(compile_lowered, lowering).result()
+            with beside(), captured() as log:
+                compiled = compile_apart(lowering)
             complaints, read = log.messages, _kept(compiled)
             kept = [a for i, a in enumerate(avals) if i not in donated]
             weak = (bool(a.weak_type) for a in (*constants, *kept, *(avals[i] for i in donated)))

@@ -34,6 +34,7 @@ def divided_experts(layout: Layout, phases: Mapping[int, str]) -> tuple[DividedE
         experts.numbers,
         experts.classes,
         experts.places | experts.shared,
+        layout.batch.classes,
         [v for v in among if v is not None],
     )
     routes = tuple(r for r in routes if experts.inside.isdisjoint(c.equation for c in r.choices))
