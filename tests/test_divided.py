@@ -91,7 +91,7 @@ def test_of_many_devices_and_turns_as_many_are_drawn_as_are_told():
         assert len(figure.rows) == 8 and figure.lead.endswith(f" Of 16 {what} 8 are drawn.")
     pair = replace(POSITIONS, rings=(replace(RING, turns=2),))
     (turns,) = turn_figures(replace(report, mesh=mesh({"expert": 4, "seq": 2}), positions=(pair,)))
-    assert "Devices 0 \u2192 1 \u2192 0: at the one turn forward" in turns.lead
+    assert "Devices 0 \u2192 1 \u2192 0: at its one turn forward" in turns.lead
 
 
 def test_rows_that_were_not_counted_are_told_so_and_are_no_zeros():

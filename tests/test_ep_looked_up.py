@@ -10,6 +10,7 @@ import pytest
 from IPython.core.error import UsageError
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
+from refusals import refusal
 from test_ep import AG, AR, RS, sent, told
 from test_ep_in_turn import (
     CELLS,
@@ -23,7 +24,6 @@ from test_ep_in_turn import (
     close,
     entry_of,
     normal,
-    refused,
     routed,
     weights,
 )
@@ -213,7 +213,7 @@ def test_what_something_else_reads_than_products_is_refused_in_one_line():
         chosen = jnp.argmax(x @ p["router"], -1)
         return x + (x[..., None] * p["up"][chosen]).sum(-2)[..., :WIDTH]
 
-    assert "params.up is looked up for each token (up[chosen])" in refused(form)
+    assert "params.up is looked up for each token (up[chosen])" in refusal(entry_of, form)
 
 
 @pytest.mark.ci
