@@ -138,6 +138,18 @@ def test_a_causal_mask_of_many_positions_is_told_from_a_few(t):
     assert isinstance(attention, Attention) and attention.span == Span(0, None)
 
 
+@pytest.mark.parametrize("seen", [lambda q, k: q == 777, lambda q, k: k == 777])
+def test_one_position_of_many_that_sees_or_is_seen_otherwise_makes_a_condition(seen):
+    t = 4096
+
+    def loss(x):
+        q, k = (jax.lax.broadcasted_iota(jnp.int32, (t, t), d) for d in (0, 1))
+        return einsum(x, x, x, (q >= k) | seen(q, k)).sum()
+
+    (attention,) = find(Program(jax.make_jaxpr(loss)(jax.ShapeDtypeStruct((2, t, 2, H), jnp.float32))))
+    assert isinstance(attention, Attention) and attention.span == Span() and attention.conditions
+
+
 def test_blocks_along_the_diagonal_are_no_window():
     def attend(q, k, v):
         block = jnp.arange(T) // 4
