@@ -189,7 +189,7 @@ def _positions(report: Report, one: Positions) -> Figure:
     else:
         how = one.attention if one.rings or one.attention != "ring" else "gather"
         lead += {
-            "gather": "keys and values of all are gathered",
+            "gather": "attention, where there is any, gathers keys and values of all",
             "heads": "attention has its heads divided instead",
         }.get(how, "keys and values go round in a ring")
         lead += "."
