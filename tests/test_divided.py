@@ -9,7 +9,7 @@ from sample_leaves import mesh
 from sample_reports import divided
 
 from jaxshard_magic.analysis.advice import Case, advise
-from jaxshard_magic.report import Experts, Load, Report
+from jaxshard_magic.report import Experts, Load, Positions, Report
 from jaxshard_magic.report.divided import parts_of
 from jaxshard_magic.views.divided.figures import along, layout_figures, load_text, turn_figures
 from jaxshard_magic.views.payload import payload
@@ -133,3 +133,18 @@ def test_devices_wait_for_the_one_whose_sorted_rows_are_most():
     even = Experts(8, ("expert",), "sorted", (Load(50, 2, chosen=(12, 13) * 4),))
     assert not advised(even, "experts-uneven")
     assert not advised(replace(even, work="places"), "experts-uneven")
+
+
+@pytest.mark.parametrize(
+    ("attention", "rings", "says"),
+    [
+        ("gather", (), "attention, where there is any, gathers keys and values of all."),
+        ("ring", (), "attention, where there is any, gathers"),  # none of it was such
+        ("ring", (replace(RING, zigzag=False),), "keys and values go round in a ring."),
+        ("heads", (), "attention has its heads divided instead."),
+    ],
+)
+def test_positions_say_how_attention_gets_at_those_of_other_devices(attention, rings, says):
+    told = Positions(4096, ("seq",), attention, rings)
+    (figure,) = layout_figures(replace(divided(), experts=(), positions=(told,)))
+    assert f"512 on each device along it; {says}" in figure.lead

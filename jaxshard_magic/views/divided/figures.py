@@ -22,7 +22,7 @@ WORK = {
     "all": "Every expert multiplies all tokens, whoever chose it",
 }
 HOW = {
-    "gather": "keys and values of all are gathered",
+    "gather": "attention, where there is any, gathers keys and values of all",
     "heads": "attention has its heads divided instead",
     "ring": "keys and values go round in a ring",
 }
