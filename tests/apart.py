@@ -8,7 +8,6 @@ import pytest
 
 import jaxshard_magic
 from jaxshard_magic import targets
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.targets import Built, Target, compiler_of
 
 MESH = "v5e:2x4 data=8"
@@ -50,11 +49,3 @@ def built(step=sgd, width: int = 64, mesh: str = MESH) -> Built:
     """`width` makes it another program."""
     shapes = Shape((width, width), jnp.float32), Shape((64, width), jnp.float32)
     return sharded(step, mesh).prepare(*shapes).compiled
-
-
-def refusal(job) -> str:
-    with pytest.raises(ShardError) as caught:
-        job()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1
-    return message

@@ -82,6 +82,7 @@ HEAVIEST = (
     "test_magic_code.py",
     "test_found_steps.py",
     "test_simulate.py",
+    "test_simulate_found.py",
     "test_targets.py",
     "test_targets_cache.py",
     "test_widget_compare.py",

@@ -3,91 +3,17 @@
 from dataclasses import replace
 
 import sample_measured
-from sample_collectives import (
-    GPT,
-    GPT_COLLECTIVES,
-    GPT_SOURCES,
-    GPT_STEP,
-    KIB,
-    MIB,
-    moved,
-    predicted_timing,
-    source,
-    untimed,
-)
+from sample_attached import GIB, SAME, WTE, attached, memory, simulated
+from sample_collectives import GPT, GPT_COLLECTIVES, GPT_STEP, KIB, MIB, moved, predicted_timing, source
 from sample_divided import AXES, with_divided
+from sample_extremes import hostile, large, one_device, shapes, toy
 from sample_leaves import gpt_leaves, leaf, mesh, of_role
 from sample_memory import LOGITS, with_measured
 from sample_metrics import metrics
 from sample_options import ALTERNATIVES, ASKED
 from sample_staged import staged
 
-from jaxshard_magic.report import (
-    Advice,
-    Check,
-    Collective,
-    DeviceMemory,
-    Leaf,
-    Memory,
-    Report,
-    Source,
-    Spec,
-    Spread,
-    Timing,
-    Wait,
-)
-
-GIB = 2**30
-
-
-def memory(
-    leaves: tuple[Leaf, ...],
-    devices: int,
-    temporaries: int | None,
-    limit: int | None,
-    extra: dict[int, int] | None = None,
-) -> Memory:
-    """Every device alike, but for `extra` bytes of other arrays on some."""
-    params, optimizer, batch = (of_role(leaves, r) for r in ("params", "optimizer", "batch"))
-    base = of_role(leaves, "rng") + of_role(leaves, "other")
-    rows = []
-    for d in range(devices):
-        other = base + (extra or {}).get(d, 0)
-        peak = None if temporaries is None else params + optimizer + batch + other + temporaries
-        rows.append(DeviceMemory(d, params, optimizer, batch, other, temporaries, peak, limit))
-    return Memory(tuple(rows), "compiled")
-
-
-WTE = Advice(
-    "indivisible",
-    "warning",
-    "wte is not cut over model: 50257 does not divide by 2. With its two Adam moments every device keeps"
-    " 55.2 MiB more than planned.",
-    """--rule "wte=P(None,('data','model'))\"""",
-)
-
-SAME = Check(True, 1.2e-6, 2e-6, 1e-4, "one device")
-
-
-def attached() -> Report:
-    """A TPU with a limit, one device fuller than the rest, twenty calls; its step predicted, line by line."""
-    leaves = gpt_leaves()
-    return Report(
-        name="train_step",
-        strategy="fsdp+tp",
-        options={},
-        mesh=mesh(GPT),
-        leaves=leaves,
-        memory=memory(leaves, 8, 4506 * MIB, 16128 * MIB, {0: 475 * MIB}),
-        collectives=GPT_COLLECTIVES,
-        sources=GPT_SOURCES,
-        timing=predicted_timing(GPT_COLLECTIVES, GPT_STEP, 20),
-        advice=(
-            WTE,
-            Advice("hold", "info", "475 MiB of params0 lie on device 0, which your notebook still holds."),
-        ),
-        check=SAME,
-    )
+from jaxshard_magic.report import Advice, Check, Collective, Report, Source, Spread, Timing, Wait
 
 
 def profiled() -> Report:
@@ -159,20 +85,6 @@ def looped() -> Report:
         mesh=mesh(GPT, "simulated"),
         timing=timing,
         check=replace(SAME, noise=("state.params.mlp.up.kernel",), noise_in=((2, 28311552),)),
-    )
-
-
-def simulated() -> Report:
-    """Simulated CPU devices: no limit, all alike, no time predicted."""
-    leaves = gpt_leaves()
-    return replace(
-        attached(),
-        mesh=mesh(GPT, "simulated"),
-        memory=memory(leaves, 8, 4506 * MIB, None),
-        collectives=untimed(GPT_COLLECTIVES),
-        timing=Timing(6.8, 3, 2, Spread(1.79, 1.84, 1.9)),
-        advice=(WTE,),
-        check=None,
     )
 
 
@@ -249,111 +161,6 @@ def bare() -> Report:
     return Report("step", "spmd", {}, mesh({"data": 2}, "simulated"))
 
 
-def one_device() -> Report:
-    """A mesh of one device."""
-    leaves = gpt_leaves({"data": 1, "model": 1})
-    return replace(
-        attached(),
-        strategy="fsdp",
-        mesh=mesh({"data": 1}),
-        leaves=tuple(replace(x, wanted=(), lost=0) for x in leaves),
-        memory=memory(leaves, 1, 7000 * MIB, 16128 * MIB),
-        collectives=(),
-        timing=Timing(5.0, 1, 1, Spread(0.2, 0.2, 0.2)),
-        advice=(),
-    )
-
-
-def shapes() -> Report:
-    """Leaves of 0 to 5 dimensions on three axes, cut over none, one, two at once, and three dimensions."""
-    axes = {"data": 2, "fsdp": 4, "model": 3}
-    leaves = (
-        leaf("scalar", (), (), axes, why="scalar"),
-        leaf("vector", (24,), ("fsdp",), axes, why="fsdp: dim 0 over fsdp"),
-        leaf("whole", (7, 5), (), axes, why="nothing divides", wanted=("fsdp",)),
-        leaf("pair", (48, 24), (("fsdp", "model"), None), axes, dtype="bfloat16", why="rule"),
-        leaf("cube", (8, 12, 9), ("data", "fsdp", "model"), axes, why="rule"),
-        leaf("conv", (3, 3, 64, 96), (None, None, "fsdp", "model"), axes, why="tp by channel"),
-        leaf(
-            "video", (4, 8, 16, 16, 3), ("data", None, None, None, "model"), axes, "batch", "uint8", "batch"
-        ),
-        leaf("empty", (0, 4), (), axes, why="empty"),
-    )
-    return replace(
-        simulated(),
-        strategy="dp+fsdp+tp",
-        mesh=mesh(axes, "simulated"),
-        leaves=leaves,
-        memory=None,
-        advice=(),
-    )
-
-
-def large() -> Report:
-    """512 devices and 2,001 leaves in repeated layers, many of them not cut as wanted."""
-    axes = {"data": 64, "model": 8}
-    leaves: list[Leaf] = [leaf("wte.embedding", (128256, 8192), ("model", "data"), axes, dtype="bfloat16")]
-    kinds: list[tuple[str, tuple[int, ...], Spec, tuple[str, ...]]] = [
-        ("attn.qkv.kernel", (8192, 3, 64, 128), ("data", None, "model", None), ()),
-        ("attn.out.kernel", (64, 128, 8192), ("model", None, "data"), ()),
-        ("mlp.up.kernel", (8192, 28672), ("data", "model"), ()),
-        ("ln_1.scale", (8192,), (), ()),
-        ("gate.kernel", (8190, 8), (None, "model"), ("data",)),
-    ]
-    for i in range(400):
-        for name, shape, spec, wanted in kinds:
-            why = "8190 does not divide by data=64" if wanted else "fsdp and tp"
-            leaves.append(leaf(f"blocks.{i}.{name}", shape, spec, axes, "params", "bfloat16", why, wanted))
-    extra = dict.fromkeys(range(64), 1400 * MIB) | {17: 2300 * MIB}
-    return replace(
-        attached(),
-        mesh=mesh(axes),
-        leaves=tuple(leaves),
-        memory=memory(tuple(leaves), 512, 8000 * MIB, 16128 * MIB, extra),
-        collectives=tuple(
-            Collective(
-                "all-gather", ("data",), 64, 400, n * MIB, 300 * n * MIB, line=n, source=f"x = block{n}(x)"
-            )
-            for n in range(1, 31)
-        ),
-        sources=(),
-        timing=Timing(6.8, 20, 20, GPT_STEP),
-        advice=(),
-    )
-
-
-def hostile() -> Report:
-    """Names that break out of markup or move a cursor, wide characters, a newline in a path."""
-    axes = {"d\u00e4ta": 2, "<b>": 2}
-    evil = "<script>alert('x')</script>&\"'\x1b[2J\nq"
-    leaves = (
-        leaf(f"{evil}.kernel", (64, 64), ("d\u00e4ta", "<b>"), axes, why=evil),
-        leaf(
-            "\u91cd\u307f.\u5c64_0.kernel", (64, 63), ("d\u00e4ta", None), axes, why="63 % 2", wanted=("<b>",)
-        ),
-        leaf("a_very_long_module_name." * 8 + "kernel", (8, 8, 8, 8, 8), ("d\u00e4ta",), axes),
-    )
-    kind = "TPU <i>v5</i>"
-    return replace(
-        attached(),
-        name=evil,
-        strategy="fsdp",
-        options={"rule": {evil: "P()"}},
-        mesh=mesh(axes, device_kind=kind),
-        leaves=leaves,
-        memory=memory(leaves, 4, 5 * KIB, 16 * GIB),
-        collectives=(
-            Collective(evil, None, 4, 1, 64, 48, 1e-6, evil, 2, evil, evil, evil, evil),
-            Collective(
-                "all-reduce", ("<b>",), 2, 1, 64, 64, 1e-6, "forward", 3, evil, "\u91cd\u307f", evil, evil
-            ),
-        ),
-        sources=(source(evil, [evil, f'"""{evil}', "x = 'a' # " + "\u91cd\u307f" * 60]), _UNTOLD),
-        advice=(Advice("x", "warning", f"{evil}: y. z", evil),),
-        check=Check(False, float("inf"), float("nan"), 1e-4, evil, (evil,), (evil,)),
-    )
-
-
 def files() -> Report:
     """No time predicted; a cell too long to show whole, two files of which a part matters, one with a long line."""
     cell = [f"x{n} = f(x{n - 1}, {n})" for n in range(1, 121)]
@@ -375,9 +182,6 @@ def files() -> Report:
         for text in [texts[file, line]]
     )
     return replace(simulated(), collectives=gathers, sources=sources)
-
-
-_UNTOLD = Source("\u91cd\u307f", (), (), False, "this file has changed since the step was traced")
 
 
 def partly() -> Report:
@@ -404,31 +208,6 @@ def changed() -> Report:
         for c in GPT_COLLECTIVES
     )
     return replace(attached(), collectives=tuple(rows), sources=notes)
-
-
-def toy() -> Report:
-    """Some MiB on chips of 16 GiB, one device fuller than the rest; three blocks with two norms each."""
-    axes = {"fsdp": 4, "tp": 2}
-    leaves = tuple(
-        leaf(f"blocks.{i}.{name}", shape, spec, axes)
-        for i in range(3)
-        for name, shape, spec in (
-            ("attn.qkv.kernel", (128, 384), ("fsdp", "tp")),
-            ("norm1.scale", (128,), ()),
-            ("norm2.scale", (128,), ()),
-        )
-    )
-    leaves += tuple(replace(x, path=f"opt.mu.{x.path}", role="optimizer") for x in leaves)
-    return replace(
-        attached(),
-        mesh=mesh(axes),
-        leaves=leaves,
-        memory=memory(leaves, 8, 1300 * KIB, 16128 * MIB, {0: 700 * KIB}),
-        collectives=(Collective("all-gather", ("fsdp",), 4, 6, 96 * KIB, 432 * KIB),),
-        sources=(),
-        timing=Timing(1.2, 20, 20, Spread(0.00021, 0.00022, 0.0003)),
-        advice=(),
-    )
 
 
 def measured() -> Report:

@@ -5,8 +5,8 @@ import threading
 
 import jax.numpy as jnp
 import pytest
+from refusals import refusal
 
-from jaxshard_magic import ShardError
 from jaxshard_magic.checkpoints import Saved, SavedLeaf, Store
 
 TREE = {"w": jnp.ones(8)}
@@ -14,13 +14,6 @@ TREE = {"w": jnp.ones(8)}
 
 def about(n):
     return Saved(n, "fsdp", "data=8", (SavedLeaf("w", (8,), "float32"),))
-
-
-def refused(of, *args):
-    with pytest.raises(ShardError) as error:
-        of(*args)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_an_interrupt_while_a_save_is_waited_for_leaves_the_folder_to_it_until_it_is_written(
@@ -41,7 +34,7 @@ def test_an_interrupt_while_a_save_is_waited_for_leaves_the_folder_to_it_until_i
     stop.start()
     with pytest.raises(KeyboardInterrupt):
         store.close()
-    assert "is saving checkpoints into it" in refused(Store(tmp_path / "c").save, 2, TREE, about(2))
+    assert "is saving checkpoints into it" in refusal(Store(tmp_path / "c").save, 2, TREE, about(2))
     [later] = [t for t in threading.enumerate() if t.name == "a checkpoint is written"]
     written.set()
     later.join(60)
@@ -60,6 +53,6 @@ def test_what_fails_of_closing_is_told(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store._manager, "close", failed)
-    assert "there is no room left to end saving into" in refused(store.close)
+    assert "there is no room left to end saving into" in refusal(store.close)
     with Store(tmp_path / "c") as other:
         other.save(2, TREE, about(2))

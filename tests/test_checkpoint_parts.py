@@ -2,7 +2,8 @@
 
 import jax
 import numpy as np
-from weight_files import refused, same, trained
+from refusals import refusal
+from weight_files import same, trained
 
 from jaxshard_magic.checkpoints.parts import part_of
 
@@ -15,21 +16,21 @@ def test_a_part_of_a_checkpoint_is_restored_by_its_own_names_alone(tmp_path):
     assert all(map(same, jax.tree.leaves(params), jax.tree.leaves(state["params"])))
     ema = back(tmp_path / "c", like=state["ema"], part="ema")
     assert all(map(same, jax.tree.leaves(ema), jax.tree.leaves(state["ema"])))
-    assert "as ema, params: say which, part='ema'" in refused(back, tmp_path / "c", state["params"])
-    assert " has no emma. Did you mean 'ema'?" in refused(back, tmp_path / "c", state["params"], part="emma")
+    assert "as ema, params: say which, part='ema'" in refusal(back, tmp_path / "c", state["params"])
+    assert " has no emma. Did you mean 'ema'?" in refusal(back, tmp_path / "c", state["params"], part="emma")
     smaller = {"params": {"head": state["params"]["head"]}}
-    assert " has params.down, which is not in the state" in refused(back, tmp_path / "c", smaller)
+    assert " has params.down, which is not in the state" in refusal(back, tmp_path / "c", smaller)
     renamed = {"up": 0, **state["params"], "haed": state["params"]["head"]}
     del renamed["head"], renamed["up"]
-    assert " has no haed.bias. Did you mean 'head.bias'?" in refused(
+    assert " has no haed.bias. Did you mean 'head.bias'?" in refusal(
         back, tmp_path / "c", renamed, part="ema"
     )
     step.save(tmp_path / "d", {"params": state["params"]})
-    said = refused(back, tmp_path / "d", state)
+    said = refusal(back, tmp_path / "d", state)
     assert (
         " has params alone, and no ema.down: restore that part, step.restore(DIR, like=state.params)" in said
     )
-    assert "Did you mean 'c'?" in refused(back, tmp_path / "cc", state)
+    assert "Did you mean 'c'?" in refusal(back, tmp_path / "cc", state)
 
 
 def test_moments_are_never_taken_for_parameters_of_which_some_are_wanted():

@@ -104,7 +104,7 @@ def option_rows():
             yield pytest.param(home, line, mesh, id=f"{home.name}-{line}", marks=mark)
 
 
-@pytest.mark.parametrize(("home", "line", "mesh"), option_rows())
+@pytest.mark.parametrize(("home", "line", "mesh"), list(option_rows()))
 def test_with_microbatches_and_remat_the_numbers_and_the_moves_are_the_same(
     notebook, tmp_path, home: Home, line, mesh
 ):
@@ -124,3 +124,48 @@ def test_a_name_of_the_users_changes_the_programs_own_and_no_word_of_its_comment
     assert "def sharding_where(tree, table):" in text
     assert "ARGUMENTS)" in text and " where(" not in text
     assert "take these two lines out where there are some." in text
+
+
+EXPERTS = (
+    """import jax, jax.numpy as jnp
+
+def moe(p, x):
+    gates = jax.nn.softmax(x @ p["router"])
+    best, chosen = jax.lax.top_k(gates, 2)
+    one = jax.nn.one_hot(chosen, 8)
+    order = one.swapaxes(-3, -2)
+    before = jnp.cumsum(order.reshape(*one.shape[:-3], -1, 8), axis=-2).reshape(order.shape) - 1
+    place = (before.swapaxes(-3, -2) * one).sum(-1).astype(jnp.int32)
+    taken = one[..., None] * jax.nn.one_hot(place, 6)[..., None, :]
+    dispatch, combine = taken.sum(-3), (taken * best[..., None, None]).sum(-3)
+    rows = jnp.einsum("gsec,gsm->egcm", dispatch, x)
+    hidden = jax.nn.gelu(jnp.einsum("egcm,emh->egch", rows, p["up"]))
+    back = jnp.einsum("egch,ehm->egcm", hidden, p["down"])
+    return jnp.einsum("gsec,egcm->gsm", combine, back)
+
+def loss_of(p, x):
+    return jnp.mean((moe(p, x) - x) ** 2)
+""",
+    """keys = jax.random.split(jax.random.key(0), 4)
+shapes = {"router": (64, 8), "up": (8, 64, 128), "down": (8, 128, 64)}
+p = {name: 0.1 * jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items())}
+x = jax.random.normal(keys[3], (16, 12, 64))
+""",
+    """%%shard ep
+def train_step(p, x):
+    loss, grad = jax.value_and_grad(loss_of)(p, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, p, grad), loss
+""",
+    "p, loss = train_step(p, x)",
+)
+
+
+def test_experts_have_both_constraints_at_each_boundary_and_move_the_same(notebook):
+    for cell in ("%mesh data=2 expert=4;", *EXPERTS):
+        notebook.run(cell)
+    program = notebook.run("%shard code")
+    tokens, experts = 'P(None, ("data", "expert"))', 'P("expert", "data")'
+    text = " ".join(program.text.split())
+    assert f'hold(jnp.einsum("gsec,gsm->egcm", dispatch, x), {tokens}), {experts}' in text
+    assert f'hold(jnp.einsum("egch,ehm->egcm", hidden, p["down"]), {experts}), {tokens}' in text
+    assert program.same

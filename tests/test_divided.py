@@ -1,5 +1,6 @@
 """Experts and positions that are divided, as a report draws them, and what its hints say of the rows of experts."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from sample_leaves import mesh
 from sample_reports import divided
 
 from jaxshard_magic.analysis.advice import Case, advise
-from jaxshard_magic.report import Experts, Load, Report
+from jaxshard_magic.report import Experts, Load, Positions, Report
 from jaxshard_magic.report.divided import parts_of
 from jaxshard_magic.views.divided.figures import along, layout_figures, load_text, turn_figures
 from jaxshard_magic.views.payload import payload
@@ -32,7 +33,7 @@ def test_a_place_along_an_axis_has_the_devices_that_differ_in_the_others():
 def test_experts_positions_and_turns_are_told_and_drawn_in_every_view():
     report = divided()
     said = " ".join(report.to_text(100).split())
-    markup, data = report.to_html(), payload(report)["figures_of"]
+    markup, data = re.sub("<[^>]+>", "", report.to_html()), payload(report)["figures_of"]
     for words in (
         f"devices 8-15 {4 * NOTHING}{4 * FULL}{8 * NOTHING} experts 8-15",
         "positions 512-1023; in the ring 256-511 and 3584-3839",
@@ -45,6 +46,12 @@ def test_experts_positions_and_turns_are_told_and_drawn_in_every_view():
     assert [len(figure[3]) for figure in data["communication"]] == [8]
     assert "keys and values of one device at a time, 4.00\u202fMiB" in markup
     assert "A2A expert (dispatch)" in said and "(turn, zig-zag)" in said
+
+
+def test_the_keys_of_two_devices_go_round_in_one_turn():
+    one = replace(POSITIONS, rings=(replace(RING, turns=2),))
+    (figure,) = turn_figures(replace(divided(), positions=(one,)))
+    assert "at its one turn forward a device sends keys" in figure.lead and len(figure.rows) == 2
 
 
 def test_bars_are_rows_beside_the_mean_and_what_is_dropped_stands_on_top():
@@ -69,6 +76,22 @@ def test_of_many_layers_the_most_uneven_are_drawn_in_their_order():
     _, bars = layout_figures(replace(report, positions=()))
     assert [row.name for row in bars.rows] == [f"layer {k}" for k in (0, 1, 5, 6, 10, 11, 15, 16)]
     assert "The 8 most uneven of 20 layers" in bars.lead
+
+
+def test_of_many_devices_and_turns_as_many_are_drawn_as_are_told():
+    report, ring = divided(), replace(RING, turns=16)
+    many = replace(report, mesh=mesh({"expert": 16, "seq": 16}), experts=(EXPERTS,))
+    many = replace(many, positions=(replace(POSITIONS, rings=(ring,)),))
+    held, *_, lying = layout_figures(many)
+    for figure, what in (
+        (held, "devices along it"),
+        (lying, "devices along it"),
+        (*turn_figures(many), "turns"),
+    ):
+        assert len(figure.rows) == 8 and figure.lead.endswith(f" Of 16 {what} 8 are drawn.")
+    pair = replace(POSITIONS, rings=(replace(RING, turns=2),))
+    (turns,) = turn_figures(replace(report, mesh=mesh({"expert": 4, "seq": 2}), positions=(pair,)))
+    assert "Devices 0 \u2192 1 \u2192 0: at its one turn forward" in turns.lead
 
 
 def test_rows_that_were_not_counted_are_told_so_and_are_no_zeros():
@@ -110,3 +133,18 @@ def test_devices_wait_for_the_one_whose_sorted_rows_are_most():
     even = Experts(8, ("expert",), "sorted", (Load(50, 2, chosen=(12, 13) * 4),))
     assert not advised(even, "experts-uneven")
     assert not advised(replace(even, work="places"), "experts-uneven")
+
+
+@pytest.mark.parametrize(
+    ("attention", "rings", "says"),
+    [
+        ("gather", (), "attention, where there is any, gathers keys and values of all."),
+        ("ring", (), "attention, where there is any, gathers"),  # none of it was such
+        ("ring", (replace(RING, zigzag=False),), "keys and values go round in a ring."),
+        ("heads", (), "attention has its heads divided instead."),
+    ],
+)
+def test_positions_say_how_attention_gets_at_those_of_other_devices(attention, rings, says):
+    told = Positions(4096, ("seq",), attention, rings)
+    (figure,) = layout_figures(replace(divided(), experts=(), positions=(told,)))
+    assert f"512 on each device along it; {says}" in figure.lead

@@ -11,10 +11,10 @@ import pytest
 from IPython.core.error import UsageError
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
+from refusals import refusal
 from test_ep import AG, AR, RS, sent, told
 
 import jaxshard_magic
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.program.in_turn.alike import Alike
 
 EXPERTS, BEST, ROWS, TIME, WIDTH, HIDDEN, HEADS, WORDS = 8, 2, 16, 10, 32, 64, 8, 64
@@ -189,7 +189,9 @@ def test_an_expert_is_the_one_that_an_index_of_its_type_wraps_round_to():
     for scanned in (False, True):
         signed, bytewise = (partial(looped, dtype=dtype, scanned=scanned) for dtype in (jnp.int8, jnp.uint8))
         assert any(f.code == "experts-together" for f in entry_of(signed).plan.findings)
-        assert ("ep found no experts" if scanned else "taken apart expert by expert") in refused(bytewise)
+        assert ("ep found no experts" if scanned else "taken apart expert by expert") in refusal(
+            entry_of, bytewise
+        )
 
 
 def decoder(p: Params, tokens: jax.Array) -> jax.Array:
@@ -251,13 +253,6 @@ def test_loops_over_other_things_stay_as_they_are():
     assert not {"experts-together", "experts-apart"} & {f.code for f in entry.plan.findings}
 
 
-def refused(form: Form, params: Any = None) -> str:
-    with pytest.raises(ShardError) as error:
-        entry_of(form, params=params)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def test_experts_that_cannot_be_put_side_by_side_are_named_with_their_line():
     def differs(p, x):
         (best, chosen), out = routed(p, x), x
@@ -285,12 +280,14 @@ def test_experts_that_cannot_be_put_side_by_side_are_named_with_their_line():
 
     line = selected.__code__.co_firstlineno + 8
     said = f"the loop over 8 experts (test_ep_in_turn.py, line {line}) hands on"
-    assert said in refused(selected)
+    assert said in refusal(entry_of, selected)
 
     line = differs.__code__.co_firstlineno + 3
     here = f"(test_ep_in_turn.py, line {line})"
-    assert f"expert 3 has `tanh` {here} where expert 0 has `silu` {here}" in refused(differs)
-    assert "can't be put side by side: each reads what the one before it made" in refused(after_another)
+    assert f"expert 3 has `tanh` {here} where expert 0 has `silu` {here}" in refusal(entry_of, differs)
+    assert "can't be put side by side: each reads what the one before it made" in refusal(
+        entry_of, after_another
+    )
 
 
 @pytest.mark.parametrize("named", (False, True))
@@ -307,7 +304,7 @@ def test_experts_with_arrays_of_their_own_are_named_with_what_stacks_them(named)
 
     apart = [{name: weights()[name][0] for name in ("up", "down")} for _ in range(number)]
     experts = {f"mlp_{e}": own for e, own in enumerate(apart)} if named else apart
-    said = refused(form, {"router": normal(0, WIDTH, number), "experts": experts})
+    said = refusal(entry_of, form, params={"router": normal(0, WIDTH, number), "experts": experts})
     first, last = ("mlp_0", "mlp_11") if named else ("0", "7")
     told = f"params.experts.{first}.up to params.experts.{last}.up are {number} arrays, one for each expert"
     assert told in said and "jnp.stack" in said

@@ -9,7 +9,9 @@ import pytest
 import zoo
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from test_ep import AG, AR, RS, leaves, planned, sent, told
+from positions import same
+from refusals import refusal
+from test_ep import AG, AR, RS, finding, leaves, planned, sent, told
 from test_ep import ran as ran
 from zoo.dropless_experts import (
     BEST,
@@ -26,7 +28,6 @@ from zoo.dropless_experts import (
 from zoo.parts import BATCH, Draw, descend
 
 import jaxshard_magic
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.strategies.regions.sorted_rows import own_first
 
 PERMUTED, SCANNED, LANGUAGE = "dropless_permuted", "dropless_scanned", "dropless_language_model"
@@ -212,8 +213,7 @@ def test_what_mixes_rows_is_named_also_for_a_layer_before_it():
 
 
 def test_experts_of_ragged_products_that_do_not_divide_are_refused():
-    with pytest.raises(ShardError, match="8 experts do not divide by expert=16"):
-        planned(PERMUTED, "ep", "v5e:4x4 expert=16")
+    assert "8 experts do not divide by expert=16" in refusal(planned, PERMUTED, "ep", "v5e:4x4 expert=16")
 
 
 def biased(made, params, batch):
@@ -263,10 +263,13 @@ def shard_biased(made, on, device="", **options):
     return jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(f"{device}{axes}"), **options), args
 
 
-def test_each_row_gets_its_bias_where_its_expert_is():
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_each_row_gets_its_bias_where_its_expert_is(dtype):
     """Rows go there and back as without biases, the cut in two between products included, and besides them which expert
-    each is of. The gradient of a bias is added up over data alone, as its expert's matrix is."""
+    each is of. The gradient of a bias is added up over data alone, as its expert's matrix is. The CPU sends bfloat16 as
+    float32."""
     step, args = shard_biased(with_bias, BESIDE)
+    args = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x, args)
     plan, both, own, rows = step.planned(*args).plan, ("data", "expert"), EXPERTS // 4, ROWS // 2
     wanted = Counter({(AG, ("expert",), rows * WIDTH * F32): 2, (RS, ("expert",), rows * WIDTH * F32): 1})
     wanted |= {(AG, ("expert",), rows * F32): 1, (AG, ("expert",), 4 * EXPERTS * F32): 1}
@@ -305,3 +308,27 @@ def test_biased_experts_give_the_plain_numbers_and_send_what_is_told(made, on):
     has_plain_numbers(step, made, args)
     if on != INSIDE:  # halves of a divided dimension are the compiler's to move
         assert sent(step.report()) == told(step.planned(*args).plan)
+
+
+def test_weights_of_ragged_products_stay_whole_and_are_named():
+    def train_step(params, x):
+        def loss_fn(p):
+            chosen = jnp.argmax(x @ p["router"], -1)
+            order = jnp.argsort(-chosen)  # by another number than that of which the sizes are counted
+            hidden = lax.ragged_dot(x[order], p["up"], jnp.bincount(chosen, length=4))
+            return jnp.mean(hidden**2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"router": jax.random.normal(keys[0], (8, 4)), "up": jax.random.normal(keys[1], (4, 8, 16))}
+    x = jax.random.normal(keys[2], (16, 8))
+    step = jaxshard_magic.shard(train_step, "ep", mesh=jaxshard_magic.mesh("expert=4"))
+    same(step(params, x), jax.jit(train_step)(params, x))
+    entry = step.planned(params, x)
+    message = finding(entry.plan, "experts-ragged")
+    assert (
+        "its weights, params.up, are whole" in message
+        and "sizes of the groups of ragged_dot_general at test_ep_sorted.py, line" in message
+    )

@@ -218,13 +218,14 @@ def test_the_scales_of_a_scaled_product_are_read_and_not_multiplied_by():
     assert got.bytes == 4 * 64 + 64 * 8 + 4 * 2 + 2 * 8 + out * 4 * 8
 
 
-def repeated(n: int) -> Callable:
-    return lambda x, w: lax.fori_loop(0, n, lambda _i, y: y @ w, x)
+def looped(f: Callable) -> Callable:
+    """`f` three times in a loop."""
+    return lambda x, w: lax.fori_loop(0, 3, lambda _i, y: f(y, w), x)
 
 
 def test_trips_of_nested_loops_are_multiplied_in():
     def f(x, w):
-        return lax.scan(lambda y, _: (repeated(3)(y, w), None), x, None, length=5)[0]
+        return lax.scan(lambda y, _: (looped(jnp.matmul)(y, w), None), x, None, length=5)[0]
 
     (got,) = works(f, X, W)
     assert (got.flops, got.bytes, got.exact) == (15 * ONCE, 15 * 4 * (8 * 4 + 4 * 4 + 8 * 4), True)
@@ -241,8 +242,8 @@ def test_a_loop_of_unknown_length_counts_once_and_is_not_exact():
 
 def test_of_branches_the_one_with_most_flops_counts():
     def f(x, w):
-        branches = [lambda x: x @ w, repeated(3), lambda x: x]
-        return lax.switch(x[0, 0].astype(int), [branches[0], lambda x: branches[1](x, w), branches[2]], x)
+        branches = [lambda x: x @ w, lambda x: looped(jnp.matmul)(x, w), lambda x: x]
+        return lax.switch(x[0, 0].astype(int), branches, x)
 
     assert [w.flops for w in works(f, X, W)] == [3 * ONCE]
 
@@ -277,14 +278,8 @@ def test_remat_recomputes_the_products_that_it_does_not_keep():
     assert recomputed(jax.checkpoint(layers)) == 2 * ONCE
     assert recomputed(jax.checkpoint(jax.jit(layers))) == 2 * ONCE
     assert recomputed(jax.checkpoint(layers, policy=policy)) == 0
-    assert (
-        recomputed(lambda x, w: lax.fori_loop(0, 3, lambda _i, x: jax.checkpoint(layers)(x, w), x))
-        == 6 * ONCE
-    )
-    assert (
-        recomputed(jax.checkpoint(lambda x, w: lax.fori_loop(0, 3, lambda _i, x: layers(x, w), x)))
-        == 6 * ONCE
-    )
+    assert recomputed(looped(jax.checkpoint(layers))) == 6 * ONCE
+    assert recomputed(jax.checkpoint(looped(layers))) == 6 * ONCE
 
 
 def test_remat_within_remat_recomputes_what_leads_to_the_inner_one_and_then_that():

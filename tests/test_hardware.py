@@ -5,8 +5,8 @@ import tomllib
 from importlib.resources import files
 
 import pytest
+from refusals import refusal
 
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.hardware import chip, chip_of, chips, interconnects
 from jaxshard_magic.wires import axis_bandwidths
 
@@ -24,14 +24,6 @@ def rates(name: str, topology: tuple[int, ...] | None = None, **axes: int) -> di
 
 def why(name: str, axis: str, topology: tuple[int, ...] | None = None, **axes: int) -> str:
     return axis_bandwidths(chip(name), axes, topology)[axis].why
-
-
-def refusal(call, *args) -> str:
-    """The message of the ShardError that the call raises; it must be one line."""
-    with pytest.raises(ShardError) as caught:
-        call(*args)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 @each_chip

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+from refusals import refusal
 
 from jaxshard_magic import simulate
 from jaxshard_magic.errors import ShardError
@@ -15,16 +16,6 @@ from jaxshard_magic.mesh_text import job_of
 from jaxshard_magic.simulate import Machine, target
 
 FOUR_BY_TWO = (("data", 4), ("model", 2))
-
-
-def refusal(call, *args) -> str:
-    """The message of the ShardError that the call raises; it must be one line."""
-    with pytest.raises(ShardError) as caught:
-        call(*args)
-    message = str(caught.value)
-    assert message
-    assert "\n" not in message
-    return message
 
 
 # Reading

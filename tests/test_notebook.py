@@ -3,12 +3,12 @@
 import json
 import os
 import re
-import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import pytest
+from saved_notebooks import SCRIPT, assert_as_it_ran
 
 from jaxshard_magic import Report
 from jaxshard_magic.targets import tpu
@@ -19,7 +19,6 @@ PATH = NOTEBOOKS / "01_quickstart.ipynb"
 FIT = NOTEBOOKS / "02_will_it_fit.ipynb"
 MADE = NOTEBOOKS / "03_make_it_fit.ipynb"
 PIPED = NOTEBOOKS / "04_pipelines.ipynb"
-SCRIPT = runpy.run_path(str(NOTEBOOKS / "execute.py"))
 NAMES = ("cnn_dp", "cnn_fsdp", "gpt_dp", "gpt_fsdp", "gpt_tp", "gpt_both", "gpt_257", "gpt_264")
 FIT_NAMES = ("under_dp", "under_fsdp", "long_text", "with_remat")
 OPTIONS = ("plain", "microbatches", "remat_full", "remat_mlp", "bf16", "together")
@@ -92,13 +91,7 @@ def test_every_sharded_cell_shows_a_report_as_text_and_as_html_without_script(wh
 
 @pytest.mark.parametrize("path", [PATH, FIT, MADE, PIPED], ids=lambda path: path.stem)
 def test_a_saved_notebook_holds_nothing_of_the_machine_that_ran_it(path):
-    notebook = saved(path)
-    nbformat.validate(notebook)
-    assert SCRIPT["machine_paths"](notebook) == []
-    assert notebook == SCRIPT["tidied"](saved(path))
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
-    assert not [o for cell in code for o in cell.outputs if o.get("name") == "stderr" or "ename" in o]
+    assert_as_it_ran(path)
 
 
 def test_a_folder_of_this_machine_is_found_in_an_output():

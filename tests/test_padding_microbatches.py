@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from refusals import refusal
 from thinned import FULL, thinned
 
 import jaxshard_magic
@@ -149,6 +150,20 @@ def test_every_number_of_examples_is_brought_to_microbatches_times_devices(
     got, want, sharded = sharded_and_plain(reporting, examples, microbatches, mesh)
     same(got, want)
     assert {more for _, more in sharded.entry.added.values()} == {rows}
+
+
+def test_tokens_that_stand_in_one_row_are_no_more_examples():
+    """All that is multiplied is the tokens of all examples, six of each: 72 would divide."""
+
+    def loss(p, batch):
+        tokens = (batch["x"][:, None] * jnp.arange(1.0, 7.0)[:, None]).reshape(-1, WIDTH)
+        return jnp.mean(jnp.tanh(tokens @ p["layers"][0]) ** 2), {}
+
+    message = "12 examples do not divide into 2 microbatches on 4 shards"
+    assert message in refusal(sharded_and_plain, loss, 12, 2, "data=4", pad=False)
+    got, want, sharded = sharded_and_plain(loss, 12, 2, "data=4")
+    same(got, want)
+    assert sharded.entry.plan.examples == 16
 
 
 def test_a_batch_that_divides_is_left_as_it_is():

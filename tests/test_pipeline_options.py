@@ -7,6 +7,7 @@ from cells import LOOP, STEP, one_line
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 from IPython.core.completer import provisionalcompleter
+from refusals import refusal
 
 import jaxshard_magic
 from jaxshard_magic import schedule, targets
@@ -19,14 +20,6 @@ from jaxshard_magic.request import jobs_of, parse_strategy, part_axes, step_opti
 from jaxshard_magic.request.gradient_options import GradientOptions
 from jaxshard_magic.request.pipeline_options import PipelineOptions, default_microbatches, pipeline_options
 from jaxshard_magic.request.strategy_text import batch_axes
-
-
-def refused(what) -> str:
-    """The one line that `what` is refused with."""
-    with pytest.raises(ShardError) as error:
-        what()
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def train_step(state, batch):
@@ -74,7 +67,7 @@ def test_what_was_asked_is_what_differs():
     ],
 )
 def test_a_value_that_can_not_be_is_one_line(given, says):
-    assert says in refused(lambda: PipelineOptions(**given))
+    assert says in refusal(lambda: PipelineOptions(**given))
 
 
 @pytest.mark.parametrize("name", schedule.NAMES)
@@ -152,7 +145,7 @@ def test_without_a_number_as_many_microbatches_are_taken_as_four_for_each_stage(
     ],
 )
 def test_a_batch_that_no_number_of_microbatches_divides_is_told_with_those_that_do(batch, shards, name, says):
-    assert says in refused(lambda: default_microbatches(batch, shards, 4, PipelineOptions(schedule=name)))
+    assert says in refusal(lambda: default_microbatches(batch, shards, 4, PipelineOptions(schedule=name)))
 
 
 @drawn(
@@ -178,10 +171,10 @@ def test_the_number_taken_divides_the_batch_and_suits_the_schedule(batch, shards
 
 
 def test_options_of_a_pipeline_without_one_are_told_with_the_strategy_that_has_one():
-    said = refused(lambda: pipeline_options(("fsdp",), {"stages": 4}, GradientOptions()))
+    said = refusal(lambda: pipeline_options(("fsdp",), {"stages": 4}, GradientOptions()))
     assert said.startswith("--stages 4 is for pipelines, and fsdp is none")
     assert said.endswith("%%shard pp+fsdp --stages 4")
-    assert refused(lambda: pipeline_options(("spmd",), {"cut": "up"}, GradientOptions())).endswith(
+    assert refusal(lambda: pipeline_options(("spmd",), {"cut": "up"}, GradientOptions())).endswith(
         "%%shard pp --cut up"
     )
 
@@ -205,7 +198,7 @@ def test_without_pp_and_its_options_there_is_no_pipeline():
     ],
 )
 def test_an_option_that_a_pipeline_has_no_use_for_is_one_line(given, says):
-    assert says in refused(lambda: jaxshard_magic.shard(train_step, "pp", **given))
+    assert says in refusal(lambda: jaxshard_magic.shard(train_step, "pp", **given))
 
 
 def test_remat_and_precision_and_microbatches_go_with_a_pipeline():
@@ -234,7 +227,7 @@ def test_pp_asks_for_a_pipeline_axis_and_sums_with_what_works_inside_a_stage():
     assert jobs_of(parse_strategy("pp")) == ("pipeline",)
     assert jobs_of(parse_strategy("pp+fsdp+sp+tp")) == ("pipeline", "fsdp", "tensor")
     for alone in ("spmd", "pmap"):
-        assert "stands alone" in refused(lambda alone=alone: parse_strategy(f"pp+{alone}"))
+        assert "stands alone" in refusal(lambda alone=alone: parse_strategy(f"pp+{alone}"))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +268,7 @@ def test_a_step_without_a_mesh_gets_that(strategy, stages, want):
 
 
 def test_more_stages_than_devices_are_told_with_what_would_do():
-    said = refused(lambda: jaxshard_magic.shard(train_step, "pp+tp", stages=16))
+    said = refusal(lambda: jaxshard_magic.shard(train_step, "pp+tp", stages=16))
     assert "there are 8. Use --stages 8 or fewer" in said
     assert said.endswith("%mesh cpu:16 pipe=16 model=1")
 
@@ -322,7 +315,7 @@ def test_examples_are_divided_over_the_data_axes_and_not_over_stages():
     ],
 )
 def test_a_mesh_that_is_none_for_the_pipeline_is_one_line_with_one_that_is(strategy, axes, stages, says):
-    said = refused(lambda: jaxshard_magic.shard(train_step, strategy, mesh=axes, stages=stages))
+    said = refusal(lambda: jaxshard_magic.shard(train_step, strategy, mesh=axes, stages=stages))
     assert says.lower() in said.lower()
 
 
@@ -337,7 +330,7 @@ def test_stages_that_are_parts_of_a_slice_whose_compiler_takes_none_are_one_line
         monkeypatch.setattr("jaxshard_magic.request.request.target_of", lambda _: target)
         return jaxshard_magic.shard(train_step, "pp+dp", mesh=jaxshard_magic.mesh(mesh))
 
-    assert refused(lambda: asked("pipe=2 data=4", 4, 8)) == (
+    assert refusal(lambda: asked("pipe=2 data=4", 4, 8)) == (
         "pp on v5e:4x8: a stage would have 4 of its 8 devices, and on more than 16 chips the compiler of TPU v5e takes "
         "programs for all of them or for one; use v5e:16 or fewer chips, or a strategy without pp"
     )

@@ -4,8 +4,8 @@ import doctest
 import math
 
 import pytest
+from refusals import refusal
 
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.hardware import chip, chips
 from jaxshard_magic.targets import slices
 from jaxshard_magic.targets.slices import extent_of, listing, named, note, offered, usual
@@ -13,14 +13,6 @@ from jaxshard_magic.targets.slices import extent_of, listing, named, note, offer
 TPUS = [c.key for c in chips().values() if c.kind == "tpu"]
 GPUS = [c.key for c in chips().values() if c.kind == "gpu"]
 FLAT = [(1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)]
-
-
-def refusal(call, *args) -> str:
-    """The message of the ShardError that the call raises; it must be one line."""
-    with pytest.raises(ShardError) as caught:
-        call(*args)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 def sold(text: str) -> tuple[str, tuple[int, ...]]:

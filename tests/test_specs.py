@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
+from refusals import refusal
 
 from jaxshard_magic.errors import ShardError
 from jaxshard_magic.specs import (
@@ -18,14 +19,6 @@ from jaxshard_magic.specs import (
 )
 
 MESH = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-
-
-def refusal(call, *args) -> str:
-    """The message of the ShardError that the call raises; it must be one line."""
-    with pytest.raises(ShardError) as caught:
-        call(*args)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
-from apart import MESH, Shape, built, folder, refusal, sharded, slow, started
+from apart import MESH, Shape, built, folder, sharded, slow, started
+from refusals import refusal
 
 import jaxshard_magic
 from jaxshard_magic import targets

@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from refusals import refusal
 from safetensors.numpy import load_file, save_file
-from weight_files import ABOUT, loaded, refused, same, values
+from weight_files import ABOUT, loaded, same, values
 
 from jaxshard_magic.checkpoints.rename import rules_of, to_here, to_there
 from jaxshard_magic.checkpoints.weights import Source, listing
@@ -96,7 +97,7 @@ def test_a_table_that_does_not_fit_is_told_before_anything_is_read(what, tmp_pat
     like = {"kernel": np.zeros((6, 4), "float32"), "y": np.zeros((2, 2), "float32")}
     if what == "shaped":
         like["kernel"] = like["kernel"].reshape(6, 2, 2)
-    assert said in refused(loaded, tmp_path / "w.safetensors", like, rules=rules)
+    assert said in refusal(loaded, tmp_path / "w.safetensors", like, rules=rules)
 
 
 def test_names_that_differ_in_numbers_alone_are_told_in_a_line(tmp_path):

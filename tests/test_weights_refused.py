@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from refusals import refusal
 from safetensors.numpy import save_file
 from weight_files import (
     ABOUT,
@@ -19,7 +20,6 @@ from weight_files import (
     TORCH,
     loaded,
     params_of,
-    refused,
     same,
     torch_files,
     values,
@@ -74,7 +74,7 @@ TORN = {
 def test_a_file_that_is_cut_off_or_says_what_cant_be_is_told_in_one_line(what, tmp_path):
     data, said = TORN[what]
     (tmp_path / "w.safetensors").write_bytes(data)
-    assert said in refused(loaded, tmp_path / "w.safetensors", {"w": np.zeros(2, "float32")})
+    assert said in refusal(loaded, tmp_path / "w.safetensors", {"w": np.zeros(2, "float32")})
 
 
 @pytest.mark.parametrize("write", [np.savez, np.savez_compressed, None])
@@ -105,9 +105,9 @@ def test_an_npz_that_is_cut_off_or_has_objects_in_it_is_told_in_one_line(tmp_pat
     assert same(found["w"], like["w"]) and note.startswith(
         "w.npz has x object[1], which nothing here is called"
     )
-    assert "x is of dtype object in w.npz, which can't be read" in refused(loaded, path, {"x": np.zeros(1)})
+    assert "x is of dtype object in w.npz, which can't be read" in refusal(loaded, path, {"x": np.zeros(1)})
     path.write_bytes(path.read_bytes()[:300])
-    assert "is no .npz that numpy wrote, or is cut off" in refused(loaded, path, like)
+    assert "is no .npz that numpy wrote, or is cut off" in refusal(loaded, path, like)
 
 
 def test_files_that_differ_from_the_state_are_told_by_the_first_leaf(tmp_path):
@@ -116,22 +116,22 @@ def test_files_that_differ_from_the_state_are_told_by_the_first_leaf(tmp_path):
     kernel = np.zeros((4, 6), "float32")
     assert (
         "w.safetensors has no a.kernal. Did you mean 'a.kernel'? 1 of 1 are not in it; where it has another name"
-        in (refused(loaded, path, {"a": {"kernal": kernel}}))
+        in (refusal(loaded, path, {"a": {"kernal": kernel}}))
     )
     assert "a.kernel is float32[4,6] in w.safetensors and float32[4,7] here" in (
-        refused(loaded, path, {"a": {"kernel": np.zeros((4, 7), "float32")}})
+        refusal(loaded, path, {"a": {"kernel": np.zeros((4, 7), "float32")}})
     )
     half = {"a": {"kernel": kernel.astype("bfloat16")}}
-    assert "and bfloat16[4,6] here; cast=True, or --cast" in refused(loaded, path, half)
+    assert "and bfloat16[4,6] here; cast=True, or --cast" in refusal(loaded, path, half)
     found, [note] = loaded(path, half, cast=True)
     assert found["a"]["kernel"].dtype == jnp.bfloat16
     assert note == "w.safetensors has b float32[2], which nothing here is called: left out"
-    assert "Did you mean 'w.safetensors'?" in refused(loaded, tmp_path / "v.safetensors", half)
+    assert "Did you mean 'w.safetensors'?" in refusal(loaded, tmp_path / "v.safetensors", half)
     (tmp_path / "model.pt").write_bytes(b"PK")
     step = jaxshard_magic.shard(lambda w: w, "dp", mesh="cpu:2 data=2")
-    assert "weights are read of .safetensors and .npz" in refused(step.restore, tmp_path / "model.pt", half)
-    assert "number is for folders" in refused(step.restore, path, half, number=3)
-    assert "rename is for files of weights" in refused(step.save, tmp_path / "c", half, rename=["a=b"])
+    assert "weights are read of .safetensors and .npz" in refusal(step.restore, tmp_path / "model.pt", half)
+    assert "number is for folders" in refusal(step.restore, path, half, number=3)
+    assert "rename is for files of weights" in refusal(step.save, tmp_path / "c", half, rename=["a=b"])
 
 
 def test_an_index_that_names_what_is_not_there_is_told(tmp_path):
@@ -140,15 +140,15 @@ def test_an_index_that_names_what_is_not_there_is_told(tmp_path):
     told = json.loads(index.read_text())
     told["weight_map"]["lm_head.weight"] = "model-00002-of-00002.safetensors"
     index.write_text(json.dumps(told))
-    assert "says that lm_head.weight is in model-00002-of-00002" in refused(
+    assert "says that lm_head.weight is in model-00002-of-00002" in refusal(
         loaded, tmp_path, like, rules=TORCH
     )
     (tmp_path / "model-00001-of-00002.safetensors").unlink()
-    assert "Did you mean 'model-00002-of-00002.safetensors'?" in refused(loaded, tmp_path, like, rules=TORCH)
+    assert "Did you mean 'model-00002-of-00002.safetensors'?" in refusal(loaded, tmp_path, like, rules=TORCH)
     index.write_text('{"weight_map": {"w": "../w.safetensors"}}')
-    assert "names ../w.safetensors, which is not beside it" in refused(loaded, tmp_path, like)
+    assert "names ../w.safetensors, which is not beside it" in refusal(loaded, tmp_path, like)
     index.write_text("{}")
-    assert "is no index of safetensors" in refused(loaded, index, like)
+    assert "is no index of safetensors" in refusal(loaded, index, like)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX")
@@ -158,12 +158,12 @@ def test_a_disk_that_is_full_leaves_the_file_that_was_there(name, tmp_path):
     save(tmp_path / name, small, about=ABOUT)
     before = (tmp_path / name).read_bytes()
     assert "is there already: name another file, or write over it with --force" in (
-        refused(save, tmp_path / name, large, about=ABOUT)
+        refusal(save, tmp_path / name, large, about=ABOUT)
     )
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        said = refused(save, tmp_path / name, large, force=True, about=ABOUT)
+        said = refusal(save, tmp_path / name, large, force=True, about=ABOUT)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"can't write {tmp_path / name}: " in said
@@ -175,13 +175,13 @@ def test_a_disk_that_is_full_leaves_the_file_that_was_there(name, tmp_path):
 def test_what_a_file_cant_have_is_told_and_nothing_is_written(tmp_path):
     eight = {"w": values("float8_e5m2")}
     assert "w is float8_e5m2, which .npz has no name for: save it as .safetensors" in (
-        refused(save, tmp_path / "w.npz", eight, about=ABOUT)
+        refusal(save, tmp_path / "w.npz", eight, about=ABOUT)
     )
     assert "w is int4, which safetensors has not" in (
-        refused(save, tmp_path / "w.safetensors", {"w": jnp.zeros(4, "int4")}, about=ABOUT)
+        refusal(save, tmp_path / "w.safetensors", {"w": jnp.zeros(4, "int4")}, about=ABOUT)
     )
     assert "a.w and b.w are both c.w in w.npz" in (
-        refused(
+        refusal(
             save,
             tmp_path / "w.npz",
             {"a.w": values(), "b.w": values()},
@@ -190,5 +190,5 @@ def test_what_a_file_cant_have_is_told_and_nothing_is_written(tmp_path):
         )
     )
     step = jaxshard_magic.shard(lambda w: w, "dp", mesh="cpu:2 data=2")
-    assert "no arrays but keys" in refused(step.save, tmp_path / "w.npz", {"key": jax.random.key(0)})
+    assert "no arrays but keys" in refusal(step.save, tmp_path / "w.npz", {"key": jax.random.key(0)})
     assert not os.listdir(tmp_path)

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from browsing import Shown, Stage, expect
+from explored import RULE, WTE, chip, figures, line, mesh, size
 from sample_explorers import edited, gpt, many, odd
-from test_widget_explore import RULE, WTE, chip, figures, line, mesh, size
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator

@@ -12,6 +12,7 @@ from sample_reports import (
     MIB,
     SAMPLES,
     attached,
+    divided,
     dry,
     gpt_leaves,
     hinted,
@@ -334,3 +335,9 @@ def test_a_line_that_the_communication_does_not_show_is_no_link(show: Stage):
     shown = show(replace(measured(), collectives=()), ["memory", "communication"], tab="memory")
     assert shown.panel.locator(".jsm-buffers").get_by_role("button").count() == 0
     expect(shown.panel.locator(".jsm-buffers tbody tr").nth(2)).to_contain_text("15")
+
+
+def test_ranges_of_positions_are_not_broken_where_a_row_is_narrow(show: Stage):
+    ranges = show(divided(), ["communication"], 620).panel.locator(".jsm-drawn span span")
+    lines = ranges.evaluate_all("all => all.map((one) => [one.textContent, one.getClientRects().length])")
+    assert ["2304-2559", 1] in lines and {n for _, n in lines} == {1}

@@ -6,7 +6,6 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import save_file
@@ -15,7 +14,6 @@ import jaxshard_magic
 from jaxshard_magic.checkpoints.objects import opened
 from jaxshard_magic.checkpoints.rename import rules_of
 from jaxshard_magic.checkpoints.weights import load
-from jaxshard_magic.errors import ShardError
 
 RNG = np.random.default_rng(3)
 ABOUT = {"format": "pt"}
@@ -49,13 +47,6 @@ def loaded(path, like, spec=BOTH, rules=(), **more):
 
 def shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-
-
-def refused(of, *args, **kwargs):
-    with pytest.raises(ShardError) as error:
-        of(*args, **kwargs)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def same(a, b):

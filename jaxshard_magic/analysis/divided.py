@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ..plan import DividedExperts, DividedPositions
@@ -15,20 +16,20 @@ if TYPE_CHECKING:
 
 def experts_of(entry: "Entry") -> tuple[Experts, ...]:
     """The experts that the plan of a program divides; files have the names that Python knows them by."""
-    counted = entry.load or {}
+    counted, real = entry.load or {}, entry.real
+    share = Fraction(1) if real is None else Fraction(int(real.sum()), real.size)
 
     def told(one: DividedExperts) -> Experts:
-        loads = (load for route in one.routes for load in _loads(route, counted.get(route)))
+        loads = (load for route in one.routes for load in _loads(route, share, counted.get(route)))
         return Experts(one.number, one.axes, one.work, tuple(loads))
 
     return tuple(map(told, entry.plan.experts))
 
 
-def _loads(route: Route, counted: "Counted | None") -> Iterator[Load]:
-    mask = route.mask
-    groups = 1 if mask is None else mask.groups * route.runs
+def _loads(route: Route, share: Fraction, counted: "Counted | None") -> Iterator[Load]:
+    mask, (tokens, groups) = route.mask, route.real(share)
     load = Load(
-        route.tokens * route.runs,
+        tokens,
         route.best,
         None if mask is None else mask.places * groups,
         groups,

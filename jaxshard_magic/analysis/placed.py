@@ -16,7 +16,7 @@ from ..placing import number_of
 from ..program.arrays import arrays_in
 from ..program.sizes import array_bytes
 from ..report import Advice, Leaf, MeshInfo, Report, Spec
-from ..report.parts import cut_of
+from ..report.parts import cut_of, part_at
 from .leaves import as_spec
 from .mesh_info import devices_info, info_of
 
@@ -130,23 +130,21 @@ def _read(
     place = {device: i for i, device in enumerate(mesh.devices)}
     if not starts.keys() <= place.keys():
         return None
-    at = {_coordinates(place[device], mesh): begins for device, begins in starts.items()}
+    at = {tuple(mesh.place(place[device]).values()): begins for device, begins in starts.items()}
     low = tuple(map(min, zip(*at, strict=True)))
     sizes = tuple(max(each) + 1 - first for each, first in zip(zip(*at, strict=True), low, strict=True))
     if prod(sizes) != len(at):  # no box of the mesh
         return None
-    cuts = [_axes_of(dim, at, low, sizes) for dim in range(len(block))]
-    for where, begins in at.items():
-        index = [at_axis - first for at_axis, first in zip(where, low, strict=True)]
-        for dim, axes in enumerate(cuts):
-            told = 0
-            for i in axes:
-                told = told * sizes[i] + index[i]
-            if told * block[dim] != begins[dim]:
-                return None
     names = tuple(mesh.axes)
+    box = dict(zip(names, sizes, strict=True))
+    cuts = [[names[i] for i in _axes_of(dim, at, low, sizes)] for dim in range(len(block))]
+    for where, begins in at.items():
+        inside = {name: i - first for name, i, first in zip(names, where, low, strict=True)}
+        told = (part_at(inside, axes, box) * size for axes, size in zip(cuts, block, strict=True))
+        if tuple(told) != begins:
+            return None
     within = {names[i]: (low[i], low[i] + n) for i, n in enumerate(sizes) if n < mesh.axes[names[i]]}
-    return as_spec([[names[i] for i in axes] for axes in cuts]), within
+    return as_spec(cuts), within
 
 
 def _axes_of(
@@ -158,15 +156,6 @@ def _axes_of(
         if size > 1:
             moved[i] = at[(*low[:i], low[i] + 1, *low[i + 1 :])][dim] - at[low][dim]
     return sorted((i for i, by in moved.items() if by), key=lambda i: -moved[i])
-
-
-def _coordinates(place: int, mesh: MeshInfo) -> tuple[int, ...]:
-    """Of the device at `place` in the mesh, along each axis."""
-    at = []
-    for size in reversed(mesh.axes.values()):
-        place, index = divmod(place, size)
-        at.append(index)
-    return tuple(reversed(at))
 
 
 def _elsewhere(path: str, x: Any) -> Advice:

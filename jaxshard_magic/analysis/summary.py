@@ -13,7 +13,19 @@ from ..places import place
 from ..plan import Finding
 from ..program.garbage import uncollected
 from ..program.phases import BACKWARD
-from ..report import Advice, Collective, Leaf, Measured, Memory, MeshInfo, Report, Source, Spread, Timing
+from ..report import (
+    Advice,
+    Collective,
+    Experts,
+    Leaf,
+    Measured,
+    Memory,
+    MeshInfo,
+    Report,
+    Source,
+    Spread,
+    Timing,
+)
 from ..targets import Built, slices, target_of
 from ..wires import Wire
 from .advice import Case, Loop, advise, by_level
@@ -100,7 +112,7 @@ def summarize(step: "ShardedStep") -> Report:
             times, on=chip.name, predicted_step_s=best, predicted_low_s=low, predicted_high_s=high
         )
     spent = _profiled(step, entry, reading, collectives, chip, attached)
-    loop = _loop(step, times)
+    loop, experts = _loop(step, times), experts_of(entry)
     report = Report(
         name=step.name,
         strategy=step.strategy,
@@ -112,7 +124,7 @@ def summarize(step: "ShardedStep") -> Report:
         timing=times,
         advice=by_level(
             (
-                *_advice(step, entry, reading, memory, collectives or (), roof, spent, loop),
+                *_advice(step, entry, reading, memory, collectives or (), roof, spent, loop, experts),
                 *_advice_on_pipeline(step, entry, reading, pipeline, chip),
             )
         ),
@@ -124,7 +136,7 @@ def summarize(step: "ShardedStep") -> Report:
         metrics=loop.metrics,
         number=step.number,
         checkpoints=None if step.kept is None else step.kept.told,
-        experts=experts_of(entry),
+        experts=experts,
         positions=positions_of(entry),
     )
     return _named(report, step, reading.text)
@@ -168,6 +180,7 @@ def _advice(
     roof: Roofline | None,
     spent: Measured | None,
     loop: Loop,
+    experts: tuple[Experts, ...],
 ) -> Iterator[Advice]:
     plan, leaves, target = entry.plan, reading.leaves, target_of(step.mesh)
     case = Case(
@@ -193,7 +206,7 @@ def _advice(
         largest_weight=plan.largest_weight,
         measured=spent,
         loop=loop,
-        experts=experts_of(entry),
+        experts=experts,
     )
     for finding in (*plan.findings, *reading.complaints):
         yield Advice(finding.code, finding.level, finding.message, finding.fix)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
@@ -32,6 +33,7 @@ from .captures import Captures
 from .padded import with_rows
 from .passes import Passes
 from .remat import Rematted
+from .rows import rows_of
 from .scaled import CARRIED, taken_scaled, with_scaled_gradients
 from .scaling import Scale, all_finite
 
@@ -48,6 +50,7 @@ class Rewritten:
         rematted: the losses with remat in them.
         carried: the first constants of `traced` that come back as its last outputs.
         added: by argument, flat, the dimension that rows are added to and how many.
+        real: of each microbatch which rows are examples, bool of each; None where none are added.
         mapped: how it is spread where it is written for one device.
     """
 
@@ -58,6 +61,7 @@ class Rewritten:
     rematted: tuple[Rematted, ...] = ()
     carried: int = 0
     added: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    real: np.ndarray | None = None
     mapped: Mapped | None = None
 
     @property
@@ -179,7 +183,8 @@ def _with_rows(facts: Facts, captures: Captures, padded: Traced, passes: Passes,
         f"{shards} device{'s' * (shards > 1)}; all numbers are those of the examples."
     )
     findings = (*rewritten.findings, Finding("padded", "info", message))
-    return replace(rewritten, captured=whole, added=wanted.added, findings=findings)
+    real = np.asarray(rows_of(size + more, parts, shards) < size)
+    return replace(rewritten, captured=whole, added=wanted.added, real=real, findings=findings)
 
 
 Coupling = Callable[[Accumulated], Finding | None]  # of microbatches that are not the whole batch's sum

@@ -25,6 +25,12 @@ def compilers(most: int | None = None) -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
+def compile_apart(lowered: Lowered) -> Compiled:
+    """As `compile_lowered`, in a thread for it alone."""
+    with compilers(1) as pool:
+        return pool.submit(compile_lowered, lowered).result()
+
+
 def compile_lowered(lowered: Lowered) -> Compiled:
     """The program of the devices that it was lowered for, which tells the user's lines."""
     with lines_kept():

@@ -44,7 +44,7 @@ def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -
         if v is not None
     }
     used = [(p, k, behind.get(v)) for p in found for k in p.weights if (v := p.equation.ins[k]) is not None]
-    stacks = [(p, k, inputs, d) for p, k, inputs in used if inputs for d in _stacked(p, k)]
+    stacks = [(p, k, inputs, d) for p, k, inputs in used if inputs for d in stacked(p, k)]
     chosen = _chosen(dims, flow, {p.tensors[k][d] for p, k, _, d in stacks})
     stacks = [(p, k, inputs, d) for p, k, inputs, d in stacks if p.tensors[k][d] in chosen]
     classes = frozenset(chosen) if stacks else frozenset()
@@ -64,7 +64,7 @@ def find_experts(dims: Dimensions, storage: Storage, flow: Flow, roles: Roles) -
     )
 
 
-def _stacked(p: Product, k: int) -> set[int]:
+def stacked(p: Product, k: int) -> set[int]:
     """The dimensions of operand `k` of a product that go through, beside another that does and one that it sums."""
     e, c = p.equation, p.equation.contraction
     v = e.ins[k]

@@ -6,8 +6,9 @@ a mask of (tokens, experts, places) brings tokens there: a row that the mask lea
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import reduce
 from math import prod
 from operator import add
@@ -16,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .dimensions import Dimensions, Storage
+from .experts import stacked
 from .flow import Flow, by_alias, by_no_product
 from .ir import Equation, Value
 from .lines import users_place
@@ -28,23 +30,26 @@ from .rankings import Ranking, rankings
 @dataclass(frozen=True)
 class Choice:
     """The result `out` of an equation, by index: numbers of experts. `groups`: its dimensions that count groups of
-    tokens, each of which has places of its own."""
+    tokens, each of which has places of its own; `rows`: those that count examples, or tokens of all of them."""
 
     equation: int
     out: int
     groups: tuple[int, ...]
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Mask:
     """The operand `operand` of a product, by index, that says which token has which place of which expert. `expert`:
-    its dimension that counts experts; `places`: how many each has in a group, of which there are `groups`."""
+    its dimension that counts experts; `places`: how many each has in a group, of which there are `groups`; `rows`: as
+    of a `Choice`."""
 
     equation: int
     operand: int
     expert: int
     places: int
     groups: int
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,15 @@ class Route:
         """How often each of them runs in a step: once for every microbatch."""
         return prod(trips for each, trips in self.loops if not each)
 
+    def real(self, share: Fraction) -> tuple[int, int]:
+        """The tokens and the groups of a step, of whose rows this share are examples and the others were added."""
+        of_rows = [set(c.rows) for c in self.choices]
+        tokens = self.tokens * self.runs * (share if any(of_rows) else 1)
+        if self.mask is None:
+            return int(tokens), 1
+        grouped = any(rows.intersection(c.groups) for rows, c in zip(of_rows, self.choices, strict=True))
+        return int(tokens), int(self.mask.groups * self.runs * (share if grouped else 1))
+
 
 def find_routes(
     dims: Dimensions,
@@ -84,6 +98,7 @@ def find_routes(
     numbers: Collection[int],
     classes: Collection[int],
     places: Collection[int],
+    rows: Collection[int],
     among: Collection[Value] = (),
 ) -> tuple[Route, ...]:
     """The layers of a step that choose experts, in their order, but for those in branches and loops without an end.
@@ -94,6 +109,7 @@ def find_routes(
         numbers: how many experts there are.
         classes: those of its dimensions that count experts.
         places: those that count the places of an expert.
+        rows: those that count examples.
         among: values that are made of choices besides, such as the sizes of groups of sorted rows.
     """
     program, given = dims.program, set(params)
@@ -101,15 +117,53 @@ def find_routes(
     found = products(dims, storage)
     weighted = {p.equation.index for p in found if p.weights}
     layers = defaultdict[Any, list[Ranking]](list)
+    used = _Used(dims, flow, phases, found, set(classes), set(rows))
     for r in rankings(program):
         e = r.equation
         if r.chosen is None or r.number not in numbers or phases.get(e.index) != FORWARD:
             continue
-        counts = dims.of(r.operand)[r.dim] in classes or not behind.isdisjoint(e.outs)
-        if counts and _loops(flow, given, e) is not None:
+        counts = dims.of(r.operand)[r.dim] in classes and used(r)
+        if (counts or not behind.isdisjoint(e.outs)) and _loops(flow, given, e) is not None:
             layers[r.number, _router(flow, weighted, r.operand) or e.index].append(r)
-    masks = [m for p in found if not p.weights and (m := _mask(dims, p, phases, classes, places)) is not None]
-    return tuple(_route(dims, flow, given, layer, masks) for layer in layers.values())
+    masks = [m for p in found if not p.weights and (m := _mask(dims, p, phases, classes, places, rows))]
+    return tuple(_route(dims, flow, given, rows, layer, masks) for layer in layers.values())
+
+
+class _Used:
+    """`used(ranking)`: does what is chosen, by token, meet what experts made? What a loss that evens out their load, or
+    a figure beside it, makes of a choice of its own does not."""
+
+    def __init__(
+        self,
+        dims: Dimensions,
+        flow: Flow,
+        phases: Mapping[int, str],
+        found: Iterable[Product],
+        classes: Set[int],
+        rows: Set[int],
+    ):
+        self._dims, self._flow, self._phases, self._rows = dims, flow, phases, rows
+        self._weighted = {p.equation.index for p in found if p.weights}
+        experts = [p for p in found if any(_of_experts(p, k, classes) for k in p.weights)]
+        made = (v for p in experts for v in p.equation.outs)
+        self._made = flow.forward(made, lambda _v, _w, e: self._near(e))
+
+    def __call__(self, r: Ranking) -> bool:
+        by_token = self._flow.forward(r.equation.outs, lambda v, _w, e: self._near(e) and self._keeps(v))
+        met = (e for v in by_token for _, e in self._flow.after[v] if e is not None and self._near(e))
+        return any(not self._made.isdisjoint(v for v in e.ins if v is not None) for e in met)
+
+    def _near(self, e: Equation | None) -> bool:
+        """Is an equation of the forward pass, before the next weight?"""
+        return e is None or (self._phases.get(e.index) == FORWARD and e.index not in self._weighted)
+
+    def _keeps(self, v: Value) -> bool:
+        return not self._rows or not self._rows.isdisjoint(self._dims.of(v))
+
+
+def _of_experts(p: Product, k: int, classes: Set[int]) -> bool:
+    """Whether operand `k` of a product has a matrix for each expert."""
+    return any(p.tensors[k][d] in classes for d in stacked(p, k))
 
 
 def _router(flow: Flow, weighted: Collection[int], logits: Value) -> frozenset[int]:
@@ -124,7 +178,12 @@ def _router(flow: Flow, weighted: Collection[int], logits: Value) -> frozenset[i
 
 
 def _route(
-    dims: Dimensions, flow: Flow, params: set[int], layer: Sequence[Ranking], masks: Sequence[Mask]
+    dims: Dimensions,
+    flow: Flow,
+    params: set[int],
+    rows: Collection[int],
+    layer: Sequence[Ranking],
+    masks: Sequence[Mask],
 ) -> Route:
     program, first = dims.program, layer[0].equation
     made = flow.forward((r.equation.outs[r.chosen] for r in layer if r.chosen is not None), by_no_product)
@@ -134,9 +193,9 @@ def _route(
     for r in layer:
         assert r.chosen is not None and r.best is not None
         v = r.equation.outs[r.chosen]
-        choices.append(
-            Choice(r.equation.index, r.chosen, tuple(d for d, c in enumerate(dims.of(v)) if c in groups))
-        )
+        of = dims.of(v)
+        grouped, examples = (tuple(d for d, c in enumerate(of) if c in some) for some in (groups, rows))
+        choices.append(Choice(r.equation.index, r.chosen, grouped, examples))
         best, tokens = best + r.best, prod(program.shapes[v]) // r.best
     loops = _loops(flow, params, first) or ()
     return Route(
@@ -160,6 +219,7 @@ def _mask(
     phases: Mapping[int, str],
     classes: Collection[int],
     places: Collection[int],
+    rows: Collection[int],
 ) -> Mask | None:
     """The mask of a product that brings tokens to the places of experts; None for others."""
     e, c = p.equation, p.equation.contraction
@@ -177,7 +237,10 @@ def _mask(
             continue
         shape = dims.program.shapes[v]
         rest = [d for d in range(len(shape)) if d not in gone and d not in (*expert, *place)]
-        return Mask(e.index, k, expert[0], prod(shape[d] for d in place), prod(shape[d] for d in rest))
+        examples = tuple(d for d, x in enumerate(tensor) if x in rows)
+        return Mask(
+            e.index, k, expert[0], prod(shape[d] for d in place), prod(shape[d] for d in rest), examples
+        )
     return None
 
 
@@ -195,17 +258,28 @@ def _loops(flow: Flow, params: set[int], e: Equation) -> tuple[tuple[bool, int],
     return tuple(reversed(found))
 
 
-def chosen(route: Route, choice: Choice, numbers: Any) -> Any:
-    """How many tokens of each group chose each expert: (groups, experts)."""
+def chosen(route: Route, choice: Choice, numbers: Any, real: Any) -> Any:
+    """How many tokens of each group chose each expert: (groups, experts). `real`: which rows are examples, bool of
+    each; None where all are."""
     rest = tuple(d for d in range(numbers.ndim) if d not in choice.groups)
     each = numbers[..., None] == jnp.arange(route.number, dtype=numbers.dtype)
-    return each.sum(rest, dtype=jnp.int32).reshape(-1, route.number)
+    return _of_examples(each, choice.rows, real).sum(rest, dtype=jnp.int32).reshape(-1, route.number)
 
 
-def kept(mask: Mask, places: Any) -> Any:
-    """How many places of each expert have a token: (experts,)."""
+def kept(mask: Mask, places: Any, real: Any) -> Any:
+    """How many places of each expert have a token: (experts,). `real` as of `chosen`."""
     rest = tuple(d for d in range(places.ndim) if d != mask.expert)
-    return (places != 0).sum(rest, dtype=jnp.int32)
+    return _of_examples(places != 0, mask.rows, real).sum(rest, dtype=jnp.int32)
+
+
+def _of_examples(x: Any, rows: Iterable[int], real: Any) -> Any:
+    """`x`, bool, with False in the place of what is of no example."""
+    if real is None:
+        return x
+    for d in rows:
+        of = jnp.arange(x.shape[d]) * len(real) // x.shape[d]
+        x &= jnp.expand_dims(real[of], [i for i in range(x.ndim) if i != d])
+    return x
 
 
 def summed(route: Route, counts: Iterable[Any], masked: Any) -> tuple[Any, Any, Any]:

@@ -20,9 +20,7 @@ def on_device(leaves: Iterable[Leaf], mesh: MeshInfo, device: int) -> list[Leaf]
     """The leaves that the device of this id holds, or holds a part of; all of them where the mesh has no such."""
     if device not in mesh.devices:
         return list(leaves)
-    at, place = {}, mesh.devices.index(device)
-    for axis, size in reversed(mesh.axes.items()):
-        place, at[axis] = divmod(place, size)
+    at = mesh.place(mesh.devices.index(device))
     return [leaf for leaf in leaves if _lies(leaf, at)]
 
 

@@ -1,8 +1,8 @@
 """The parts of a report: the mesh, the leaves, memory, collectives, times, advice and the check."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, prod
 
 BY_HAND = "a loop over microbatches written by hand, on one device"  # what a check may compare with
 
@@ -46,6 +46,34 @@ class MeshInfo:
     processes: int
     hosts: tuple[int, ...] = ()
     islands: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """A number for each device in the mesh's order: `devices`, where those are known."""
+        return self.devices or range(prod(self.axes.values()))
+
+    def place(self, index: int) -> dict[str, int]:
+        """Where the device at `index` of `devices` stands along each axis.
+
+        >>> MeshInfo({"data": 2, "model": 4}, "", "", "", (), 1).place(6)
+        {'data': 1, 'model': 2}
+        """
+        at = {}
+        for axis, size in reversed(self.axes.items()):
+            index, at[axis] = divmod(index, size)
+        return dict(reversed(at.items()))
+
+
+def part_at(place: Mapping[str, int], axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+    """Which of the parts of a dimension that is cut over `axes` lies at a place of the mesh, the last axis fastest.
+
+    >>> part_at({"data": 1, "model": 2}, ("model", "data"), {"data": 2, "model": 4})
+    5
+    """
+    part = 0
+    for axis in axes:
+        part = part * sizes[axis] + place[axis]
+    return part
 
 
 @dataclass(frozen=True)

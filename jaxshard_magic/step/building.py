@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from ..errors import ShardError, one_of
 from ..placing import put
 from ..plan import Plan
 from ..program import settings
-from ..program.compiling import compile_lowered, compilers
+from ..program.compiling import compile_apart
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.lines import lines_kept
@@ -23,6 +24,7 @@ from ..program.strict import strict_call
 from ..program.within import within
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
+from .attention import hint
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry
 from .planned import own_mesh, planned
@@ -48,6 +50,8 @@ def build_entry(
     """
     mesh, step = request.mesh, planned(peeled, request, say=say, traces=traces)
     traced, result, rewritten, plan = step.traced, step.result, step.rewritten, step.plan
+    if request.attention is None and (saving := hint(plan)) is not None:
+        plan = replace(plan, findings=(*plan.findings, saving))
     avals, donated = step.avals, step.donated
     if rewritten is not None and rewritten.needs_host_memory:
         _has_host_memory(request)
@@ -74,8 +78,8 @@ def build_entry(
         with uncollected():
             lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
         if target is None:
-            with beside(), captured() as log, compilers(1) as pool:
-                compiled = pool.submit(compile_lowered, lowering).result()
+            with beside(), captured() as log:
+                compiled = compile_apart(lowering)
             complaints, read = log.messages, _kept(compiled)
             kept = [a for i, a in enumerate(avals) if i not in donated]
             weak = (bool(a.weak_type) for a in (*constants, *kept, *(avals[i] for i in donated)))

@@ -167,6 +167,11 @@ class Entry:
         """Of the flat inputs that get more rows: the dimension, and how many."""
         return {} if self.rewritten is None else self.rewritten.added
 
+    @property
+    def real(self) -> np.ndarray | None:
+        """Of each microbatch which rows are examples, bool of each; None where none were added."""
+        return None if self.rewritten is None else self.rewritten.real
+
     @within(settings.own_work)
     def with_rows(self, leaves: Sequence[Any]) -> list[Any]:
         """The flat inputs with the rows that the program adds to the batch."""

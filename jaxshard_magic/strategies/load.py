@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..program.flow import needed
@@ -17,20 +18,25 @@ Key = tuple[int, int]  # a choice or a mask: its equation, and which result or o
 
 
 class Loads(Hold):
-    """`Loads(layout, routes)(*arrays)` gives, of each of `routes`, what `program.routing.summed` tells; None of one
-    whose choices the plan makes in another form."""
+    """`Loads(layout, routes, real)(*arrays)` gives, of each of `routes`, what `program.routing.summed` tells; None of
+    one whose choices the plan makes in another form. `real`: of each microbatch which rows are examples, bool of each;
+    None where none were added."""
 
-    def __init__(self, layout: Layout, routes: Sequence[Route]):
+    def __init__(self, layout: Layout, routes: Sequence[Route], real: np.ndarray | None = None):
         super().__init__(layout)
-        self.routes = routes
+        self.routes, self.real = routes, real
         self._choices = {(c.equation, c.out): (r, c) for r in routes for c in r.choices}
         self._masks = {(r.mask.equation, r.mask.operand): r.mask for r in routes if r.mask is not None}
         self._counted = {i for i, _ in (*self._choices, *self._masks)}
         self._around = {outer for i in self._counted for outer in _outer(self.program.equations[i])}
+        parts = [] if real is None or len(real) == 1 else [(False, len(real))]
+        cut = (c.equation for r in routes for c in r.choices if parts and [*r.loops[:1]] == parts)
+        self._over_parts = {_outer(self.program.equations[i])[-1] for i in cut}
 
     def __call__(self, *args: Any) -> list:
         self.begin()
         self._found: dict[Key, Any] = {}
+        self._real = None if self.real is None else jnp.arange(self.real.size) < self.real.sum()
         top = self.program.top
         equations = [self.program.equations[i] for i in sorted(self._counted)]
         wanted = {v for e in equations for v in (*e.outs, *e.ins) if v is not None}
@@ -51,10 +57,10 @@ class Loads(Hold):
         if e.index in self._counted:
             for k, v in enumerate(e.outs):
                 if (e.index, k) in self._choices and self._is(outs[k], v):
-                    self._found[e.index, k] = chosen(*self._choices[e.index, k], outs[k])
+                    self._found[e.index, k] = chosen(*self._choices[e.index, k], outs[k], self._real)
             for k, v in enumerate(e.ins):
                 if (e.index, k) in self._masks and self._is(given[k], v):
-                    self._found[e.index, k] = kept(self._masks[e.index, k], given[k])
+                    self._found[e.index, k] = kept(self._masks[e.index, k], given[k], self._real)
         return outs
 
     def _is(self, x: Any, v: Value | None) -> bool:
@@ -67,16 +73,18 @@ class Loads(Hold):
             return super()._scan(e, values, door)
         consts, carried = scan_counts(e.params)
         fixed, start, xs = values[:consts], values[consts : consts + carried], values[consts + carried :]
-        outside = self._found
+        outside, real = self._found, self._real
 
-        def trip(carry: tuple, x: tuple) -> tuple:
-            self._found = {}
+        def trip(carry: tuple, given: tuple) -> tuple:
+            x, part = given
+            self._found, self._real = {}, real if part is None else part
             outs = self.body(door.scope, [*fixed, *carry, *x])
             return tuple(outs[:carried]), (tuple(outs[carried:]), self._found)
 
         how = {k: e.params[k] for k in ("length", "reverse", "unroll")}
-        carry, (ys, counted) = lax.scan(trip, tuple(map(jnp.asarray, start)), tuple(xs), **how)
-        self._found = outside | counted
+        parts = jnp.asarray(self.real) if e.index in self._over_parts else None
+        carry, (ys, counted) = lax.scan(trip, tuple(map(jnp.asarray, start)), (tuple(xs), parts), **how)
+        self._found, self._real = outside | counted, real
         return [*carry, *ys]
 
 

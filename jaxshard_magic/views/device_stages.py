@@ -32,10 +32,6 @@ class Stages:
 
 def stages(report: Report) -> Stages:
     """The stages of a report's devices."""
-    mesh, index, inner = report.mesh, {}, 1
-    axes = set(parted(report.leaves))
-    for axis, size in reversed(mesh.axes.items()):
-        if axis in axes:
-            index[axis] = {device: i // inner % size for i, device in enumerate(mesh.devices)}
-        inner *= size
-    return Stages(dict(reversed(index.items())))
+    mesh, axes = report.mesh, set(parted(report.leaves))
+    at = {device: mesh.place(i) for i, device in enumerate(mesh.devices)}
+    return Stages({axis: {d: place[axis] for d, place in at.items()} for axis in mesh.axes if axis in axes})

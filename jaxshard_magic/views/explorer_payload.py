@@ -7,8 +7,8 @@ from jaxshard_magic.report.held import held
 from jaxshard_magic.report.sent import PageWidget
 from jaxshard_magic.views import device_memory, words
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, dtype_text, printable
+from jaxshard_magic.views.leaves_payload import ROLES
 from jaxshard_magic.views.packing import compressed, span_pairs
-from jaxshard_magic.views.payload import ROLES
 
 if TYPE_CHECKING:
     from jaxshard_magic.explorer import Explorer

@@ -23,13 +23,8 @@ def hosts_html(info: MeshInfo, places: Sequence[int], machines: Sequence[str]) -
 
 
 def _rows(info: MeshInfo, places: Sequence[int], machines: Sequence[str]) -> list[tuple[int, str, str]]:
-    sizes = list(info.axes.values())
     of_host: dict[int, list[str]] = {host: [] for host in range(len(machines))}
     of = info.hosts or (0,) * len(places)
     for index, (host, device) in sorted(enumerate(zip(of, places, strict=True)), key=lambda each: each[1]):
-        place = []
-        for size in reversed(sizes):
-            index, at = divmod(index, size)
-            place.insert(0, at)
-        of_host[host].append(f"{device}: {','.join(map(str, place))}")
+        of_host[host].append(f"{device}: {','.join(map(str, info.place(index).values()))}")
     return [(host, machine, "  ".join(of_host[host])) for host, machine in enumerate(machines)]

@@ -3,28 +3,26 @@
 Devices are told by their position in the mesh, axes by their index, so that the browser only counts.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from math import prod
 from typing import Any
 
 from jaxshard_magic.places import in_short
-from jaxshard_magic.report import Buffer, Collective, Leaf, Memory, Report, Source
-from jaxshard_magic.report.parts import cut_of, finite
+from jaxshard_magic.report import Buffer, Collective, Memory, Report, Source
+from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views import communication as comm
-from jaxshard_magic.views import device_memory, leaf_rows, marks, option_table, words
+from jaxshard_magic.views import device_memory, marks, option_table, words
 from jaxshard_magic.views.device_stages import Stages, stages
 from jaxshard_magic.views.divided.figures import Area, Figure, held_lines, layout_figures, turn_figures
 from jaxshard_magic.views.format import (
     byte_text,
     device_text,
-    dtype_text,
     limit_text,
     printable,
     printable_lines,
     seconds_text,
 )
+from jaxshard_magic.views.leaves_payload import leaves_payload
 from jaxshard_magic.views.measured.payload import line_times, measured_payload
 from jaxshard_magic.views.packing import axis_numbers, compressed, span_pairs
 from jaxshard_magic.views.source_lines import line_facts, source_of
@@ -35,11 +33,8 @@ from jaxshard_magic.views.training.payload import training_payload
 from jaxshard_magic.views.words import Span
 
 VERSION = 1
-ROLES = ("params", "optimizer", "batch", "rng", "other")
 PHASES = ("forward", "backward", "update")
 LONG = 22  # letters of the name of what a buffer holds
-
-_IN_PATH, _GOES_ON = re.compile(r"[\w.\[\]]"), re.compile(r"[\w\[]|\.\w")
 
 
 def packed(report: Report) -> bytes:
@@ -56,7 +51,7 @@ def payload(report: Report) -> dict[str, Any]:
         "title": _title(report),
         "mesh": {
             "axes": [[printable(axis), report.mesh.axes.get(axis, 1)] for axis in index],
-            "devices": list(devices(report)),
+            "devices": list(report.mesh.numbers),
             "hosts": list(report.mesh.hosts),
             "text": printable(words.devices_text(report.mesh)),
         },
@@ -71,13 +66,7 @@ def payload(report: Report) -> dict[str, Any]:
         "hints": words.HINTS,
         "tabs": _tabs(report, memory is not None),
         "opens_on": opens_on(report),
-        "leaves": (leaves := _leaves(report.leaves, index)),
-        "whys": leaves.pop("whys"),
-        "withins": leaves.pop("withins"),
-        "short": _short(report, index),
-        "failed": _named(report.check.failed if report.check else (), report.leaves),
-        "noise": _named(report.check.noise if report.check else (), report.leaves),
-        "rows": _rows(report.leaves),
+        **leaves_payload(report, index),
         "memory": memory,
         "figures_of": {
             "layout": _drawn(layout_figures(report), index),
@@ -107,11 +96,6 @@ def _area(area: Area) -> list[float]:
     """In thousandths, opacity in hundredths."""
     sides = (area.x, area.y, area.width, area.height)
     return [*(round(1000 * side) for side in sides), area.opacity]
-
-
-def devices(report: Report) -> Sequence[int]:
-    """Device ids in the mesh's order."""
-    return report.mesh.devices or range(prod(report.mesh.axes.values()))
 
 
 def tab_ids(report: Report) -> list[str]:
@@ -222,97 +206,8 @@ def _communication_number(report: Report) -> str:
     return words.communication_share(report) or words.sent_text(report.collectives or ())
 
 
-def _leaves(leaves: Sequence[Leaf], index: Mapping[str, int]) -> dict[str, list[Any]]:
-    whys: dict[str, int] = {}
-    withins: dict[tuple[tuple[int, int, int], ...], int] = {(): 0}
-    places = [tuple((index[a], *span) for a, span in leaf.within.items()) for leaf in leaves]
-    return {
-        "path": [printable(leaf.path) for leaf in leaves],
-        "role": [leaf.role if leaf.role in ROLES else "other" for leaf in leaves],
-        "dtype": [printable(dtype_text(leaf.dtype)) for leaf in leaves],
-        "shape": [leaf.shape for leaf in leaves],
-        "spec": [_spec(leaf, index) for leaf in leaves],
-        "bytes": [leaf.bytes for leaf in leaves],
-        "held": [leaf.bytes_per_device for leaf in leaves],
-        "why": [whys.setdefault(leaf.why, len(whys)) for leaf in leaves],
-        "whys": [printable(why) for why in whys],
-        "within": [withins.setdefault(place, len(withins)) for place in places],
-        "withins": list(withins),
-    }
-
-
-def _spec(leaf: Leaf, index: Mapping[str, int]) -> list[list[int]]:
-    return [[index[axis] for axis in axes] for axes in cut_of(leaf.spec, len(leaf.shape))]
-
-
-def _short(report: Report, index: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """The leaves that are not cut as wanted, with what that costs and what would mend it."""
-    follow = leaf_rows.followers(report.leaves)
-    short = {}
-    for i, leaf in enumerate(report.leaves):
-        if leaf.wanted:
-            behind = follow.get(id(leaf), ())
-            short[str(i)] = {
-                "wanted": [index[axis] for axis in leaf.wanted],
-                "lost": leaf.lost,
-                "total": leaf.lost + sum(f.lost for f in behind),
-                "followers": len(behind),
-                "fix": _fix(leaf.path, report),
-            }
-    return short
-
-
-def _fix(path: str, report: Report) -> str | None:
-    """The fix of the first advice that names the leaf."""
-    for advice in report.advice:
-        if advice.fix is not None and _names(advice.message, path):
-            return printable(advice.fix)
-    return None
-
-
-def _names(message: str, path: str) -> bool:
-    """Whether a message names a leaf of this path, and not one whose path only holds it.
-
-    >>> _names("w.kernel is not cut.", "w.kernel"), _names("w.kernel is not cut.", "kernel")
-    (True, False)
-    """
-    start = message.find(path)
-    while start >= 0:
-        end = start + len(path)
-        if not _IN_PATH.match(message, start - 1, start) and not _GOES_ON.match(message, end):
-            return True
-        start = message.find(path, start + 1)
-    return False
-
-
-def _named(paths: Sequence[str], leaves: Sequence[Leaf]) -> list[int]:
-    """The leaves that a check speaks of. It names outputs, `0.params.w`: a leaf that the step takes as
-    `state.params.w` is the same one."""
-    if not paths:
-        return []
-    places: dict[str, int] = {}
-    for key in (lambda path: path, _inner):
-        for i, leaf in enumerate(leaves):
-            places.setdefault(key(leaf.path), i)
-    indices = (places.get(path, places.get(_inner(path))) for path in paths)
-    return sorted({i for i in indices if i is not None})
-
-
-def _inner(path: str) -> str:
-    return path.partition(".")[2] or path
-
-
-def _rows(leaves: Sequence[Leaf]) -> list[list[Any]]:
-    """One row for each leaf or folded family, role by role, in the order of the step's arguments."""
-    rows = []
-    for path, places in leaf_rows.families(leaves):
-        role = leaves[places[0]].role
-        rows.append([role if role in ROLES else "other", printable(path), places])
-    return sorted(rows, key=lambda row: ROLES.index(row[0]))
-
-
 def _memory(report: Report) -> dict[str, Any] | None:
-    position = {device: i for i, device in enumerate(devices(report))}
+    position = {device: i for i, device in enumerate(report.mesh.numbers)}
     memory = report.memory
     rows = [d for d in memory.per_device if d.device in position] if memory else []
     if memory is None or not rows:

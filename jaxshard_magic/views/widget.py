@@ -9,7 +9,7 @@ from jaxshard_magic.errors import ShardError, none_of, one_of
 from jaxshard_magic.report import Report
 from jaxshard_magic.views.format import printable, runs
 from jaxshard_magic.views.live_view import Chosen, LiveView, quoted
-from jaxshard_magic.views.payload import devices, opens_on, packed, tab_ids
+from jaxshard_magic.views.payload import opens_on, packed, tab_ids
 
 
 class ReportView(LiveView):
@@ -50,7 +50,7 @@ class ReportView(LiveView):
 
     @cached_property
     def _devices(self) -> frozenset[int]:
-        return frozenset(devices(self.report))
+        return frozenset(self.report.mesh.numbers)
 
     @cached_property
     def _tabs(self) -> list[str]:

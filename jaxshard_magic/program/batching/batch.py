@@ -73,8 +73,12 @@ def find_batch(dims: Dimensions, roles: Roles, given: Mapping[int, tuple[int, ..
         batchy = tuple(d for d, c in enumerate(dims.big(dims.program.inputs[i])) if c in classes)
         if batchy:
             batch_dims[i] = batchy
-    size = dims.largest[first] if first is not None and joined is None else None
-    return Batch(classes, batch_dims, clear, size, joined)
+    if first is None or joined is not None:
+        return Batch(classes, batch_dims, clear, None, joined)
+    shapes = ((dims.program.shapes[dims.program.inputs[i]], along) for i, along in batch_dims.items())
+    # Not the largest there is of the class: tokens of all examples are one dimension where a step puts them in one row.
+    rows = [prod(shape[d] for d in along) for shape, along in shapes]
+    return Batch(classes, batch_dims, clear, min(rows, default=dims.largest[first]), None)
 
 
 class _Evidence:

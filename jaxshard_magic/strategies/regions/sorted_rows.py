@@ -93,15 +93,14 @@ class SortedRows(Region):
         if e.index in self.away.asking and (sizes := e.ins[2]) is not None:
             yield Sent("all-gather", self.experts, n, nbytes(avals[sizes]) * n, e.trips)
         for v in self.away.brought[e.index]:
-            yield Sent("all-gather", self.experts, n, self._bytes(v) * n, e.trips)
+            yield Sent("all-gather", self.experts, n, self._moving(v) * n, e.trips)
         yield from self._summed(e)
         if e.index in self.away.back:
             yield self._sent_back(e)
 
     def _sent_back(self, e: Equation) -> Sent:
-        n, aval = self.layout.count(self.experts), self.layout.program.avals[e.outs[0]]
-        size = self._bytes(e.outs[0]) * n * (1 + self._sums_wider(aval.dtype))
-        return Sent("reduce-scatter", self.experts, n, size, e.trips)
+        n = self.layout.count(self.experts)
+        return Sent("reduce-scatter", self.experts, n, self._moving(e.outs[0]) * n, e.trips)
 
     def _summed(self, e: Equation) -> Iterable[Sent]:
         """Sums of a product of divided experts, but for those of its rows over the experts."""
@@ -113,7 +112,7 @@ class SortedRows(Region):
             return
         left, right = (self.layout.tensor_axes(v) for v in e.ins[:2] if v is not None)
         if over := tuple(a for i, j in c.contracted for a in left[i] if a in right[j]):
-            size = self._bytes(out) * self.layout.count(self.experts)
+            size = self._moving(out) * self.layout.count(self.experts)
             yield Sent("all-reduce", over, self.layout.count(over), size, e.trips)
 
     def _reduced(self, e: Equation) -> Iterable[Sent]:
@@ -122,12 +121,13 @@ class SortedRows(Region):
             return
         lies = self.layout.tensor_axes(e.ins[0])
         if over := tuple(a for d in reduced(e.params) for a in lies[d]):
-            size = self._bytes(e.outs[0]) * self.layout.count(self.experts)
+            size = self._moving(e.outs[0]) * self.layout.count(self.experts)
             yield Sent("all-reduce", over, self.layout.count(over), size, e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
         n = self.layout.count(self.experts)
-        return sum(self._bytes(v) for v in self.away.brought.get(e.index, ())) * n if n > 1 else rest()
+        rows = ((v, self.layout.active(v)) for v in self.away.brought.get(e.index, ()))
+        return sum(self.layout.bytes_of(v, spec) for v, spec in rows) * n if n > 1 else rest()
 
     def lies(self, value: Value) -> Spec | None:
         if value in self.sorting.sizes:
@@ -154,24 +154,33 @@ class SortedRows(Region):
         """XLA for the CPU aborts on a sum in bfloat16 by hand."""
         return self.layout.simulated and dtype == jnp.bfloat16
 
-    def _bytes(self, v: Value) -> int:
-        return self.layout.bytes_of(v, self.layout.active(v))
+    def _moving(self, v: Value) -> int:
+        return self.layout.moving(v, self.layout.active(v))
 
     # What stays on a shard.
 
-    def _on_shards(self, function: Callable[..., Any], specs: Iterable[Spec], outs: Iterable[Spec]) -> Any:
+    def _on_shards(self, function: Callable[..., Any], specs: Sequence[Spec], outs: Sequence[Spec]) -> Any:
+        axes = {a for spec in (*specs, *outs) for has in spec for a in has}
         return jax.shard_map(
             function,
             mesh=self.layout.mesh,
             in_specs=tuple(map(partition_spec, specs)),
             out_specs=tuple(map(partition_spec, outs)),
-            axis_names={*self._batch},
+            axis_names={*self._batch, *axes},
             check_vma=False,
         )
 
     def _along(self, v: Value | None, dim: int | None, axes: Axes | None = None) -> Spec:
         rank = 0 if v is None else len(self.layout.program.shapes[v])
         return [(self._batch if axes is None else axes) if d == dim else () for d in range(rank)]
+
+    def _divided(self, v: Value | None, dim: int, axes: Axes) -> Spec:
+        """Rows along `axes`, and what tensor parallelism divides as it does: the compiler would gather it for a
+        collective over `axes` alone."""
+        along = self._along(v, dim, axes)
+        return (
+            along if v is None else [a or b for a, b in zip(along, self.layout.tensor_axes(v), strict=True)]
+        )
 
     def _numbers(self, axes: Axes) -> Any:
         """Of the devices along some axes, one on each: XLA knows no device's own where other axes are its to divide."""
@@ -313,9 +322,11 @@ class SortedRows(Region):
         state, out = self.sorting.order(e.outs[0]), e.outs[0]
         if not self.experts or state is None:
             return made
-        lies, dim = [self.experts, *self._along(out, state.dim, self._others)], state.dim
+        dim = state.dim
         if e.index not in self.away.back:
-            return self.layout.pin(made, self.lies(out) or lies)
+            return self.layout.pin(
+                made, self.lies(out) or [self.experts, *self._along(out, dim, self._others)]
+            )
 
         def on_shard(part):
             x, dtype = part[0], part.dtype
@@ -324,7 +335,8 @@ class SortedRows(Region):
                 total = lax.psum_scatter(x, self.experts, scatter_dimension=dim, tiled=True)
             return (total.astype(dtype),)
 
-        return self._on_shards(on_shard, [lies], [self._along(out, dim)])(made)[0]
+        parts = [self.experts, *self._divided(out, dim, self._others)]
+        return self._on_shards(on_shard, [parts], [self._divided(out, dim, self._batch)])(made)[0]
 
     def _brought(self, x: Any, v: Value | None, dim: int) -> Any:
         """The rows of all devices that share the experts."""
@@ -333,7 +345,8 @@ class SortedRows(Region):
             with jax.named_scope(DISPATCH):
                 return (lax.all_gather(own, self.experts, axis=dim, tiled=True),)
 
-        return self._on_shards(on_shard, [self._along(v, dim)], [self._along(v, dim, self._others)])(x)[0]
+        own, others = (self._divided(v, dim, axes) for axes in (self._batch, self._others))
+        return self._on_shards(on_shard, [own], [others])(x)[0]
 
 
 def own_first(counts: Any, axes: Axes, device: Any, rows: int) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from math import prod
 from jaxshard_magic.places import in_words
 from jaxshard_magic.report import Experts, Load, Positions, Report, Ring
 from jaxshard_magic.report.divided import Part, parts_of
+from jaxshard_magic.report.parts import part_at
 from jaxshard_magic.views.format import byte_text, count_text, runs, share_text
 
 ROWS = 8  # of a figure
@@ -20,6 +21,15 @@ WORK = {
     "sorted": "An expert multiplies the rows that chose it",
     "all": "Every expert multiplies all tokens, whoever chose it",
 }
+HOW = {
+    "gather": "attention, where there is any, gathers keys and values of all",
+    "heads": "attention has its heads divided instead",
+    "ring": "keys and values go round in a ring",
+}
+UNCOUNTED = (
+    "The rows of each were not counted: a cell's first call does that on one host, for a step that calls no Python, "
+    "where it takes no more memory than the step."
+)
 
 
 @dataclass(frozen=True)
@@ -75,17 +85,10 @@ def held_lines(report: Report) -> list[str]:
 
 def along(report: Report, axes: Sequence[str]) -> list[list[int]]:
     """The devices at each place along certain axes of the mesh, in order."""
-    sizes = report.mesh.axes
-    devices = report.mesh.devices or range(prod(sizes.values()))
-    places: list[list[int]] = [[] for _ in range(prod(sizes[a] for a in axes))]
-    for at, device in enumerate(devices):
-        index, left = {}, at
-        for axis in reversed(sizes):
-            left, index[axis] = divmod(left, sizes[axis])
-        place = 0
-        for axis in axes:
-            place = place * sizes[axis] + index[axis]
-        places[place].append(device)
+    mesh = report.mesh
+    places: list[list[int]] = [[] for _ in range(prod(mesh.axes[a] for a in axes))]
+    for i, device in enumerate(mesh.numbers):
+        places[part_at(mesh.place(i), axes, mesh.axes)].append(device)
     return places
 
 
@@ -102,7 +105,7 @@ def _held(report: Report, experts: Experts) -> Figure:
     ]
     over = "+".join(experts.axes)
     lead = f"{count_text(experts.number)} experts over {over}, {count_text(each)} on each device along it."
-    return Figure(f"{lead} {WORK[experts.work]}.{_more(len(places), 'place')}", experts.axes[0], tuple(rows))
+    return Figure(f"{lead} {WORK[experts.work]}.{_drawn_of(len(places))}", experts.axes[0], tuple(rows))
 
 
 def _loads(report: Report, experts: Experts) -> Iterator[Figure]:
@@ -112,7 +115,7 @@ def _loads(report: Report, experts: Experts) -> Iterator[Figure]:
 
     def alike(layer: tuple[int, Load]) -> tuple:
         load = layer[1]
-        return load.file, load.line, load.tokens, load.best, load.places, load.chosen is None
+        return load.file, load.line, load.tokens, load.best, load.places, load.groups, load.chosen is None
 
     for _, group in groupby(numbered, alike):
         layers = list(group)
@@ -125,9 +128,7 @@ def _loads(report: Report, experts: Experts) -> Iterator[Figure]:
                 each = count_text(first.places // first.groups)
                 lead += f", {each} in each of {count_text(first.groups)} groups"
         if first.chosen is None:
-            yield Figure(
-                f"{lead}. The rows of each were not counted: a cell's first call does that.", experts.axes[0]
-            )
+            yield Figure(f"{lead}. {UNCOUNTED}", experts.axes[0])
             continue
         lead += ". Rows of each expert on the first batch, beside the mean; shades tell devices apart."
         if len(layers) > ROWS:
@@ -192,12 +193,8 @@ def _positions(report: Report, one: Positions) -> Figure:
         lead += "a causal ring deals them out zig-zag, so that all devices see as many keys."
     else:
         how = one.attention if one.rings or one.attention != "ring" else "gather"
-        lead += {
-            "gather": "keys and values of all are gathered",
-            "heads": "attention has its heads divided instead",
-        }.get(how, "keys and values go round in a ring")
-        lead += "."
-    return Figure(lead + _more(len(places), "place"), one.axes[0], tuple(rows))
+        lead += HOW[how] + "."
+    return Figure(lead + _drawn_of(len(places)), one.axes[0], tuple(rows))
 
 
 def _turns(report: Report, one: Positions, ring: Ring) -> Figure:
@@ -206,9 +203,10 @@ def _turns(report: Report, one: Positions, ring: Ring) -> Figure:
     where = f" at {in_words(ring.file, ring.line)}" if ring.line is not None else ""
     often = f", {count_text(ring.count)} times a step" if ring.count > 1 else ""
     sent = ring.turns - 1
+    turns = f"each of {count_text(sent)} turns" if sent > 1 else "its one turn"
     lead = (
-        f"Attention{where} as a ring over {'+'.join(one.axes)}{often}. {_way(first)}: at each of {count_text(sent)} "
-        f"turns forward a device sends keys and values to the next, {byte_text(ring.bytes)}"
+        f"Attention{where} as a ring over {'+'.join(one.axes)}{often}. {_way(first)}: at {turns} forward a device "
+        f"sends keys and values to the next, {byte_text(ring.bytes)}"
     )
     if ring.gradients is not None:
         back = byte_text(ring.gradients)
@@ -220,7 +218,7 @@ def _turns(report: Report, one: Positions, ring: Ring) -> Figure:
         own = "its own keys" if not turn else f"those of device {first[whose]}"
         name = "at first" if not turn else f"turn {turn}"
         rows.append(Row(name, areas, f"device {first[0]} has {own}: {_listed(dealt[whose])}"))
-    return Figure(f"{lead}.{_more(ring.turns, 'turn')}", one.axes[0], tuple(rows))
+    return Figure(f"{lead}.{_drawn_of(ring.turns, 'turns')}", one.axes[0], tuple(rows))
 
 
 def _in_flight(ring: Ring) -> str:
@@ -265,6 +263,5 @@ def _listed(parts: Iterable[Part]) -> str:
     return " and ".join(str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in found)
 
 
-def _more(all_of: int, what: str) -> str:
-    left = all_of - ROWS
-    return f" {count_text(left)} more {what}{'s' * (left > 1)} not drawn." if left > 0 else ""
+def _drawn_of(number: int, what: str = "devices along it") -> str:
+    return f" Of {count_text(number)} {what} {ROWS} are drawn." if number > ROWS else ""

@@ -3,7 +3,7 @@
 from jaxshard_magic.report import MeshInfo, Report
 from jaxshard_magic.views import svg
 from jaxshard_magic.views.divided.figures import Figure, Row, held_lines, layout_figures, turn_figures
-from jaxshard_magic.views.tags import cell, row, section, small, text
+from jaxshard_magic.views.tags import cell, row, section, small, text, unbroken
 
 
 def divided_section(report: Report) -> str:
@@ -35,7 +35,7 @@ def _figure(figure: Figure, mesh: MeshInfo) -> str:
 def _row(one: Row, height: int, hue: int) -> str:
     drawn = drawing(one, height, hue)
     return row(
-        [cell(text(one.name)), cell(drawn, more=' width="40%"'), cell(text(one.text), "wrap", more=_WIDE)]
+        [cell(text(one.name)), cell(drawn, more=' width="40%"'), cell(unbroken(one.text), "wrap", more=_WIDE)]
     )
 
 
