@@ -192,8 +192,8 @@ def test_products_with_what_is_looked_up_are_those_of_sorted_rows(product, first
     np.testing.assert_allclose(sorted_run(f, w, tokens, chosen), f(w, tokens, chosen), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("mode", ["fill", "clip"])
-def test_numbers_of_no_matrix_give_what_they_give_in_the_step(mode):
+@pytest.mark.parametrize(("mode", "fill"), [("fill", None), ("fill", 0), ("clip", None)])
+def test_numbers_of_no_matrix_give_what_they_give_in_the_step(mode, fill):
     w, tokens, chosen = (
         normal(1, EXPERTS, WIDTH, HIDDEN),
         normal(0, 4, WIDTH),
@@ -201,11 +201,20 @@ def test_numbers_of_no_matrix_give_what_they_give_in_the_step(mode):
     )
 
     def f(w, tokens, chosen):
-        return jnp.einsum("td,tdf->tf", tokens, jnp.take(w, chosen, axis=0, mode=mode))
+        return jnp.einsum("td,tdf->tf", tokens, jnp.take(w, chosen, axis=0, mode=mode, fill_value=fill))
 
     got, wanted = sorted_run(f, w, tokens, chosen), f(w, tokens, chosen)
-    assert np.isnan(wanted).any() == (mode == "fill")
+    assert np.isnan(wanted).any() == (mode == "fill" and fill is None)
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_matrices_of_ones_for_numbers_of_none_are_looked_up_as_they_stand():
+    def f(w, tokens, chosen):
+        return jnp.einsum("td,tdf->tf", tokens, w.at[chosen].get(mode="fill", fill_value=1))
+
+    args = normal(1, EXPERTS, WIDTH, HIDDEN), normal(0, 4, WIDTH), jnp.array([1, EXPERTS, 99, -99])
+    traced = trace(lambda *xs: ([f(*xs)], [()]), args, [()] * 3, capturing)
+    assert lookups_sorted(traced)[0] is None
 
 
 def test_what_something_else_reads_than_products_is_refused_in_one_line():

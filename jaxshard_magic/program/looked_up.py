@@ -8,11 +8,12 @@ by expert the tokens meet the experts' own, in one product of groups, and are pu
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from math import nan, prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
@@ -60,12 +61,13 @@ class Found:
 @dataclass(frozen=True)
 class Taken:
     """In the place of matrices that are looked up: those that there are, and the number of each one that is. `inside`:
-    which numbers there are matrices of, where the look-up gives NaN for others."""
+    which numbers there are matrices of, where the look-up gives `fill` for others: NaN or 0."""
 
     matrices: jax.Array
     numbers: jax.Array
     lookup: Lookup
-    inside: jax.Array | None
+    inside: jax.Array | None = None
+    fill: Any = nan
 
 
 @dataclass(frozen=True)
@@ -147,13 +149,21 @@ def _lookup(program: Program, e: Equation) -> Lookup | None:
     parts = [d for d, size in enumerate(sizes) if size != shape[d]]
     if len(shape) < 3 or not rows or len(parts) != 1 or sizes[parts[0]] != 1 or numbers.operand_batching_dims:
         return None
-    if parts[0] not in numbers.start_index_map or (mode == _FILLS and len(numbers.start_index_map) > 1):
+    if parts[0] not in numbers.start_index_map:
+        return None
+    if mode == _FILLS and (len(numbers.start_index_map) > 1 or not (np.isnan(_fill(e)) or _fill(e) == 0)):
         return None
     kept = iter(d for d in range(len(shape)) if d not in numbers.collapsed_slice_dims)
     of = tuple(
         next(kept) if d in numbers.offset_dims else None for d in range(len(program.shapes[e.outs[0]]))
     )
     return Lookup(parts[0], numbers.start_index_map.index(parts[0]), of)
+
+
+def _fill(e: Equation) -> Any:
+    """What a look-up gives for numbers of no matrix, where it fills these."""
+    fill = e.params["fill_value"]
+    return nan if fill is None else fill
 
 
 def _with_numbers(counts: Counts, e: Equation, lookup: Lookup) -> Lookup:
@@ -277,9 +287,9 @@ class _BySorting(WithLosses):
         else:
             numbers = jnp.asarray(self._numbers[lookup.laid]).reshape(rows)
         if lookup.chosen is not None:
-            return Taken(matrices, numbers, lookup, None)
+            return Taken(matrices, numbers, lookup)
         inside = (numbers >= 0) & (numbers < count) if e.params["mode"] == _FILLS else None
-        return Taken(matrices, jnp.clip(numbers, 0, count - 1), lookup, inside)
+        return Taken(matrices, jnp.clip(numbers, 0, count - 1), lookup, inside, _fill(e))
 
 
 def _formed(e: Equation, taken: Taken) -> Taken:
@@ -326,7 +336,7 @@ def _product(e: Equation, k: int, taken: Taken, x: jax.Array, ordered: Callable[
     made = jnp.take(made, found.back, axis=0).reshape(*outer, *sizes)
     if taken.inside is not None:
         inside = taken.inside.reshape(*taken.inside.shape, *(1,) * (made.ndim - len(rows)))
-        made = jnp.where(inside, made, jnp.asarray(jnp.nan, made.dtype))
+        made = jnp.where(inside, made, jnp.asarray(taken.fill, made.dtype))
     labels: list[Any] = [*rows, *((d,) for d in free), *wide]
     made = jnp.sum(made, axis=tuple(labels.index(d) for d in summed), dtype=made.dtype)
     labels = [label for label in labels if label not in summed]
