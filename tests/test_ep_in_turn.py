@@ -148,6 +148,25 @@ def test_experts_one_by_one_are_divided_and_no_matrix_of_theirs_is_moved(form):
     close(run(*entry.traced.consts, *jax.tree.leaves((p, x))), of_form(form)(p, x))
 
 
+def test_no_matrix_is_gathered_between_the_passes_of_a_loop():
+    """What the backward pass reads of one, here each transposed, lies where its expert is."""
+
+    def form(p, x):
+        best, chosen = routed(p, x)
+        shares = (jax.nn.one_hot(chosen, EXPERTS) * best[..., None]).sum(-2)
+
+        def add(out, one):
+            share, first, last = one
+            return out + share[..., None] * (jnp.tanh(x @ first.T) @ last.T), None
+
+        return lax.scan(add, x, (jnp.moveaxis(shares, -1, 0), p["down"], p["up"]))[0]
+
+    p, x = weights(), normal(9, ROWS, TIME, WIDTH)
+    sharded = jaxshard_magic.shard(of_form(form), "ep+dp", mesh=jaxshard_magic.mesh("cpu:8 data=2 expert=4"))
+    close(sharded(p, x), of_form(form)(p, x))
+    assert max(size for kind, _, size in sent(sharded.report()) if kind == AG) == TOKENS
+
+
 def test_an_expert_is_the_one_that_an_index_of_its_type_wraps_round_to():
     """Of bytes 0 - 1 is 255: the least of that and 7, and 1 more, is out of range, and the first trip takes the last
     expert, as the last trip does: the matrices are not taken one after the other, as they are with signs."""

@@ -83,6 +83,28 @@ def test_under_dp_no_row_goes_to_another_device_to_be_sorted(ran):
     assert found == wanted == told(planned(SCANNED, "dp", "data=8"))
 
 
+AGAIN = {"remat": "full", "microbatches": 2}
+
+
+def test_rows_of_microbatches_that_are_computed_again_are_known_for_the_same():
+    """So that none of them are mixed with those of the forward pass: an expert's gradients move over data alone."""
+    plan = planned(PERMUTED, *BESIDE, **AGAIN)
+    assert "experts-sorted" in {f.code for f in plan.findings}
+    assert told(plan)[AR, ("data",), EXPERTS // 4 * MATRIX] == 3 * AGAIN["microbatches"]
+
+
+@pytest.mark.full
+def test_rows_that_are_computed_again_have_the_numbers_of_those_that_are_kept():
+    step, mesh = zoo.STEPS[PERMUTED], jaxshard_magic.mesh("cpu:8 expert=8")
+    calls = []
+    for options in (AGAIN, {"microbatches": 2}):
+        call = step.make()
+        sharded = jaxshard_magic.shard(call.fn, "ep", mesh=mesh, **options)
+        calls.append(zoo.numbers_of_calls(step, call, sharded, calls=3))
+    for again, kept in zip(*calls, strict=True):
+        assert all(difference.rounding for difference in zoo.differences(step, again, kept))
+
+
 def test_rows_that_are_set_back_go_no_further_than_others(ran):
     """The derivative of `.at[order].set` asks which row was set last at each place: all were, in any order."""
     found = sent(ran(LANGUAGE, *BESIDE).report())

@@ -35,14 +35,15 @@ class Counts:
 
     def root(self, value: Value | None) -> Value | None:
         """The value whose numbers `value` has, in another form, or in another body; None for a literal."""
-        lead = 0  # stacks of loops that the value is in
+        found, lead = value, 0  # stacks of loops that the value is in
         while value is not None:
             e = self.program.maker.get(value)
             before, more = self._outside(value) if e is None else self._through(e, value)
             if before is None or (before, more) == (value, 0) or lead + more < 0:
                 break
             value, lead = before, lead + more
-        return None if lead else value
+            found = found if lead else value
+        return found
 
     def same(self, a: Value | None, b: Value | None) -> bool:
         """Are two values made of the same in the same way, as what remat computes again is?"""
@@ -120,7 +121,8 @@ class Counts:
             return (None, 0) if e.name == "scan" and (inside in carried and not lead) else (inside, lead)
         if e.primitive.kind is Kind.EACH:
             return e.ins[e.outs.index(value)], 0
-        if e.name in _RELAID or (e.primitive.elementwise and e.primitive.alias and self._whole(e)):
+        same = e.primitive.elementwise and e.primitive.alias and (e.primitive.moves or self._whole(e))
+        if same or e.name in _RELAID:
             return e.ins[0], 0
         if e.name == "max":  # with 0: keys are not negative
             zero = next((k for k in (0, 1) if self._number(e, k) == 0), None)

@@ -106,7 +106,12 @@ class OwnExperts(Region):
         return start + total
 
     def _lies(self, v: Value) -> Spec:
-        return self.layout.active(v) if self.layout.batchy(v) else self.layout.at_rest(v)
+        """What trips stacked: by expert also what the backward pass reads of matrices, which no parameter places."""
+        if self.layout.batchy(v):
+            return self.layout.active(v)
+        spec = self.layout.at_rest(v)
+        placed = any(a in axes for axes in spec for a in self.axes)
+        return spec if placed else [self.axes, *spec[1:]]
 
 
 def own_experts(context: Context) -> OwnExperts:
