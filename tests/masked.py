@@ -5,37 +5,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from attentions import added, by_hand, causal, divided_later, of_jax
 
 WIDTH, TIME, EXAMPLES, HEADS, WORDS = 32, 64, 4, 8, 97
-HEAD = WIDTH // HEADS
-
-
-def _softmax(q, k, v, mask):
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / HEAD**0.5
-    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)), v)
-
-
-def _by_hand(q, k, v, mask):
-    """Divided by the sum of the exponentials after they met the values."""
-    q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
-    scores = q @ k.swapaxes(2, 3) * HEAD**-0.5 + jnp.where(mask, 0, -1e9)
-    e = jnp.exp(scores - scores.max(-1, keepdims=True))
-    return ((e @ v) / e.sum(-1, keepdims=True)).swapaxes(1, 2)
-
-
-def _of_jax(q, k, v, mask):
-    return jax.nn.dot_product_attention(q, k, v, mask=mask)
 
 
 def _repeated(q, k, v, mask):
+    """Of fewer heads of keys and values."""
     k, v = (jnp.repeat(a, q.shape[2] // a.shape[2], 2) for a in (k, v))
-    return _softmax(q, k, v, mask)
+    return by_hand(q, k, v, mask)
 
 
 FORMS: dict[str, Callable[..., Any]] = {
-    "softmax": _softmax,
-    "by hand": _by_hand,
-    "of jax": _of_jax,
+    "softmax": by_hand,
+    "by hand": divided_later,
+    "added": added,
+    "of jax": of_jax,
     "repeated": _repeated,
 }
 MASKS = ("full", "causal", "segments")
@@ -43,8 +28,7 @@ MASKS = ("full", "causal", "segments")
 
 def mask_of(kind: str, segments: Any) -> Any:
     """What may be seen of (examples or 1, 1, queries, keys); segments see the past of their own."""
-    at = jnp.arange(TIME)
-    past = (at[:, None] >= at[None])[None, None]
+    past = causal(TIME)[None, None]
     if kind == "full":
         return jnp.ones_like(past)
     return past if kind == "causal" else past & (segments[:, :, None] == segments[:, None])[:, None]

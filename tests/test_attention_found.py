@@ -39,7 +39,7 @@ def one(attend, **options) -> Attention:
 @pytest.mark.parametrize(("name", "batch"), [*((name, 2) for name in FORMS), ("by_hand", 1), ("of_jax", 1)])
 def test_a_form_is_found_with_its_scale(name, batch):
     attention = one(FORMS[name], batch=batch)
-    assert attention.mask == "full"
+    assert attention.span == Span() and not attention.conditions
     before = name in ("einsum", "of_linen")
     assert attention.scale == pytest.approx(1.0 if before else H**-0.5)
 
@@ -89,13 +89,15 @@ def test_segments_and_masks_that_are_passed_are_conditions():
         return einsum(q, k, v, causal(T) & same)
 
     attention = one(segments, ids=jnp.zeros((2, T), jnp.int32))
-    assert attention.mask == "causal + inputs"
-    assert one(lambda q, k, v, x: by_hand(q, k, v, x > 0), x=jnp.ones((2, 1, T, T))).mask == "full + inputs"
+    assert attention.span == Span(0, None) and attention.conditions
+    passed = one(lambda q, k, v, x: by_hand(q, k, v, x > 0), x=jnp.ones((2, 1, T, T)))
+    assert passed.span == Span() and passed.conditions
 
 
 def test_a_mask_that_the_loss_closes_over_is_known():
     mask = np.tri(T, dtype=bool)
-    assert one(lambda q, k, v: by_hand(q, k, v, mask)).mask == "causal"
+    attention = one(lambda q, k, v: by_hand(q, k, v, mask))
+    assert attention.span == Span(0, None) and not attention.conditions
 
 
 def test_masks_of_flax_are_taken_apart():
@@ -134,6 +136,18 @@ def test_a_causal_mask_of_many_positions_is_told_from_a_few(t):
 
     (attention,) = find(Program(jax.make_jaxpr(loss)(jax.ShapeDtypeStruct((2, t, 2, H), jnp.float32))))
     assert isinstance(attention, Attention) and attention.span == Span(0, None)
+
+
+@pytest.mark.parametrize("seen", [lambda q, k: q == 777, lambda q, k: k == 777])
+def test_one_position_of_many_that_sees_or_is_seen_otherwise_makes_a_condition(seen):
+    t = 4096
+
+    def loss(x):
+        q, k = (jax.lax.broadcasted_iota(jnp.int32, (t, t), d) for d in (0, 1))
+        return einsum(x, x, x, (q >= k) | seen(q, k)).sum()
+
+    (attention,) = find(Program(jax.make_jaxpr(loss)(jax.ShapeDtypeStruct((2, t, 2, H), jnp.float32))))
+    assert isinstance(attention, Attention) and attention.span == Span() and attention.conditions
 
 
 def test_blocks_along_the_diagonal_are_no_window():

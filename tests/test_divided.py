@@ -48,6 +48,12 @@ def test_experts_positions_and_turns_are_told_and_drawn_in_every_view():
     assert "A2A expert (dispatch)" in said and "(turn, zig-zag)" in said
 
 
+def test_the_keys_of_two_devices_go_round_in_one_turn():
+    one = replace(POSITIONS, rings=(replace(RING, turns=2),))
+    (figure,) = turn_figures(replace(divided(), positions=(one,)))
+    assert "at its one turn forward a device sends keys" in figure.lead and len(figure.rows) == 2
+
+
 def test_bars_are_rows_beside_the_mean_and_what_is_dropped_stands_on_top():
     load = Load(8, 1, 3, 1, (5, 1, 2, 0), (3, 1, 2, 0), 5)
     assert load_text(load) == (
@@ -83,9 +89,6 @@ def test_of_many_devices_and_turns_as_many_are_drawn_as_are_told():
         (*turn_figures(many), "turns"),
     ):
         assert len(figure.rows) == 8 and figure.lead.endswith(f" Of 16 {what} 8 are drawn.")
-    pair = replace(POSITIONS, rings=(replace(RING, turns=2),))
-    (turns,) = turn_figures(replace(report, mesh=mesh({"expert": 4, "seq": 2}), positions=(pair,)))
-    assert "Devices 0 \u2192 1 \u2192 0: at the one turn forward" in turns.lead
 
 
 def test_rows_that_were_not_counted_are_told_so_and_are_no_zeros():
@@ -133,7 +136,6 @@ def test_devices_wait_for_the_one_whose_sorted_rows_are_most():
     ("attention", "rings", "says"),
     [
         ("gather", (), "attention, where there is any, gathers keys and values of all."),
-        ("ring", (), "attention, where there is any, gathers"),  # none of it was such
         ("ring", (replace(RING, zigzag=False),), "keys and values go round in a ring."),
         ("heads", (), "attention has its heads divided instead."),
     ],

@@ -239,10 +239,13 @@ def shard_biased(made, on, device="", **options):
     return jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(f"{device}{axes}"), **options), args
 
 
-def test_each_row_gets_its_bias_where_its_expert_is():
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_each_row_gets_its_bias_where_its_expert_is(dtype):
     """Rows go there and back as without biases, the cut in two between products included, and besides them which expert
-    each is of. The gradient of a bias is added up over data alone, as its expert's matrix is."""
+    each is of. The gradient of a bias is added up over data alone, as its expert's matrix is. The CPU sends bfloat16 as
+    float32."""
     step, args = shard_biased(with_bias, BESIDE)
+    args = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x, args)
     plan, both, own, rows = step.planned(*args).plan, ("data", "expert"), EXPERTS // 4, ROWS // 2
     wanted = Counter({(AG, ("expert",), rows * WIDTH * F32): 2, (RS, ("expert",), rows * WIDTH * F32): 1})
     wanted |= {(AG, ("expert",), rows * F32): 1, (AG, ("expert",), 4 * EXPERTS * F32): 1}

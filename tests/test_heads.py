@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from masked import EXAMPLES, FORMS, MASKS, TIME, WIDTH, attention_step
-from positions import same
+from positions import ran, same
 from refusals import refusal
 from theory import steps
 from theory.expected import AG, F32
@@ -23,18 +23,8 @@ ON = {"sp": "seq=8", "dp+sp": "data=2 seq=4", "sp+tp": "seq=2 model=4", "fsdp+sp
 QUICK = {("softmax", "causal", "sp"), ("by hand", "full", "sp+tp"), ("of jax", "segments", "fsdp+sp")}
 
 
-def ran(step, params, batch, strategy="sp", axes="cpu:4 seq=4", **options):
-    """A sharded step that has run five times with the plain step's numbers."""
-    sharded = jaxshard_magic.shard(
-        step, strategy, mesh=jaxshard_magic.mesh(axes), attention="heads", **options
-    )
-    plain, ours, theirs = jax.jit(step), params, params
-    for _ in range(5):
-        ours, loss = sharded(ours, batch)
-        theirs, wanted = plain(theirs, batch)
-        same(loss, wanted)
-    same(ours, theirs, 1e-3)
-    return sharded
+def divided(step, strategy="sp", axes="cpu:4 seq=4", **options):
+    return jaxshard_magic.shard(step, strategy, mesh=jaxshard_magic.mesh(axes), attention="heads", **options)
 
 
 def moved(sharded, axis="seq"):
@@ -64,7 +54,8 @@ def told(sharded, *args, axis="seq"):
     ],
 )
 def test_any_form_under_any_mask_gives_the_plain_numbers(form, mask, strategy):
-    ran(*attention_step(form, mask), strategy, ON[strategy])
+    step, *args = attention_step(form, mask)
+    ran(divided(step, strategy, ON[strategy]), step, *args)
 
 
 ARRAY = EXAMPLES * TIME * WIDTH * F32  # of queries, keys, values, or the result
@@ -72,9 +63,9 @@ ARRAY = EXAMPLES * TIME * WIDTH * F32  # of queries, keys, values, or the result
 
 @pytest.mark.parametrize("form", ["softmax", "of jax"])
 def test_an_attention_sends_four_all_to_alls_forward_and_four_backward_and_gathers_nothing(form):
-    call = attention_step(form)
-    found = ran(*call)
-    assert moved(found) == told(found, *call[1:]) == {(A2A, ARRAY // 4): 8}
+    step, *args = attention_step(form)
+    found = ran(divided(step), step, *args)
+    assert moved(found) == told(found, *args) == {(A2A, ARRAY // 4): 8}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +80,7 @@ def test_an_attention_sends_four_all_to_alls_forward_and_four_backward_and_gathe
 def test_layers_of_a_model_keep_what_was_exchanged_for_the_backward_pass(form, times):
     """Rematerialised, the backward pass does the forward one again."""
     call = steps.transformer(**form)
-    sharded = jaxshard_magic.shard(call.step, "sp", mesh="cpu:4 seq=4", attention="heads")
+    sharded = divided(call.step)
     same(sharded(call.state, call.batch), jax.jit(call.step)(call.state, call.batch))
     token = steps.EXAMPLES * steps.TIME * steps.WIDTH * F32
     found = {(A2A, token // 4): times * steps.LAYERS}
@@ -98,29 +89,28 @@ def test_layers_of_a_model_keep_what_was_exchanged_for_the_backward_pass(form, t
 
 def test_keys_and_values_of_grouped_queries_are_sent_once_and_not_for_each_query():
     for form in ("of jax", "repeated"):
-        call = attention_step(form, keys=4)
-        found = ran(*call)
-        assert moved(found) == told(found, *call[1:]) == {(A2A, ARRAY // 4): 4, (A2A, ARRAY // 8): 4}
+        step, *args = attention_step(form, keys=4)
+        found = ran(divided(step), step, *args)
+        assert moved(found) == told(found, *args) == {(A2A, ARRAY // 4): 4, (A2A, ARRAY // 8): 4}
 
 
 def test_where_the_heads_of_keys_do_not_divide_the_groups_do_and_keys_are_gathered():
-    call = attention_step("of jax", keys=2)
-    found = ran(*call)
+    step, *args = attention_step("of jax", keys=2)
+    found = ran(divided(step), step, *args)
     keys = ARRAY // 4
-    assert told(found, *call[1:]) == {(A2A, ARRAY // 4): 4, (AG, keys): 2, (RS, keys): 2}
-    assert moved(found) == told(found, *call[1:])
+    assert moved(found) == told(found, *args) == {(A2A, ARRAY // 4): 4, (AG, keys): 2, (RS, keys): 2}
 
 
 def test_one_long_example_exchanges_its_heads_over_all_axes():
     step, params, batch = attention_step("softmax", "full")
-    call = step, params, {name: x[:1] for name, x in batch.items()}
-    found = ran(*call, "sp", "cpu:8 data=2 seq=4")
-    assert moved(found) == told(found, *call[1:]) == {(A2A, ARRAY // EXAMPLES // 8): 8}
+    args = params, {name: x[:1] for name, x in batch.items()}
+    found = ran(divided(step, axes="cpu:8 data=2 seq=4"), step, *args)
+    assert moved(found) == told(found, *args) == {(A2A, ARRAY // EXAMPLES // 8): 8}
 
 
 def test_a_mask_made_of_data_is_gathered_and_no_scores_are():
-    call = attention_step("softmax", "segments")
-    found = moved(ran(*call))
+    step, *args = attention_step("softmax", "segments")
+    found = moved(ran(divided(step), step, *args))
     assert found.pop((A2A, ARRAY // 4)) == 8
     assert max(size for _, size in found) <= EXAMPLES * TIME * F32
 
@@ -130,57 +120,64 @@ def test_a_mask_made_of_data_is_gathered_and_no_scores_are():
     [{"microbatches": 2}, pytest.param({"microbatches": 2, "reduce": "once"}, marks=pytest.mark.full)],
 )
 def test_microbatches_exchange_a_part_at_each_trip(options):
-    call = attention_step("softmax")
-    found = ran(*call, **options)
+    step, *args = attention_step("softmax")
+    found = ran(divided(step, **options), step, *args)
     assert moved(found)[A2A, ARRAY // 8] == 16
 
 
 @pytest.mark.full
-def test_narrow_products_exchange_narrow_arrays():
+def test_of_narrow_products_a_cpu_exchanges_wide_arrays():
     step, params, batch = attention_step("softmax", dtype=jnp.bfloat16)
-    sharded = jaxshard_magic.shard(step, "sp", mesh="cpu:4 seq=4", attention="heads")
+    sharded = divided(step)
     same(sharded(params, batch), jax.jit(step)(params, batch), 0.1)
-    assert told(sharded, params, batch) == {(A2A, ARRAY // 8): 8}
+    assert moved(sharded) == told(sharded, params, batch) == {(A2A, ARRAY // 4): 8}
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("attention", "kind", "each"),
-    [("heads", A2A, 8), ("ring", "collective-permute", (2 + 4) * 3)],
+    ("attention", "axes", "kind", "each"),
+    [
+        ("heads", "pipe=2 seq=4", A2A, 8),
+        ("heads", "pipe=4 seq=2", A2A, 8),
+        ("ring", "pipe=2 seq=4", "collective-permute", (2 + 4) * 3),
+    ],
 )
-def test_attention_in_the_stages_of_a_pipeline_takes_the_same_form(attention, kind, each):
+def test_attention_in_the_stages_of_a_pipeline_takes_the_same_form(attention, axes, kind, each):
+    """Of four stages two have no attention."""
     call = steps.transformer()
-    step = jaxshard_magic.shard(
-        call.step, "pp+sp", mesh="cpu:8 pipe=2 seq=4", attention=attention, microbatches=4
-    )
+    step = jaxshard_magic.shard(call.step, "pp+sp", mesh=f"cpu:8 {axes}", attention=attention, microbatches=4)
     same(step(call.state, call.batch), jax.jit(call.step)(call.state, call.batch))
+    assert [positions.attention for positions in step.report().positions] == [attention]
     moves = [c for c in step.report().collectives or () if c.axes == ("seq",) and c.kind in (kind, AG, RS)]
     assert {c.kind for c in moves} == {kind}
     assert sum(c.count for c in moves) == each * 4 * steps.LAYERS
 
 
 def test_over_the_axis_of_tensor_parallelism_heads_are_divided_as_they_are():
+    """Whatever is asked for; of a ring it is said."""
     call = steps.transformer()
-    plain, heads = (
+    plans = [
         jaxshard_magic.shard(call.step, "sp+tp", mesh="cpu:4 model=4", attention=form)
-        for form in (None, "heads")
-    )
-    moves = traffic(plain.planned(call.state, call.batch).plan.run)
-    assert moves == traffic(heads.planned(call.state, call.batch).plan.run)
+        .planned(call.state, call.batch)
+        .plan
+        for form in (None, "heads", "ring")
+    ]
+    assert {plan.attention for plan in plans} == {"heads"}
+    assert len({traffic(plan.run) for plan in plans}) == 1
+    assert [[f.code for f in plan.findings] for plan in plans] == [[], ["inside"], ["no-ring"]]
 
 
 @pytest.mark.parametrize("axis", ["sp", "cp"])
 def test_the_axis_of_context_parallelism_is_one_of_positions(axis):
     step, params, batch = attention_step("softmax")
-    sharded = jaxshard_magic.shard(step, "sp", mesh=f"cpu:4 {axis}=4", attention="heads")
+    sharded = divided(step, axes=f"cpu:4 {axis}=4")
     assert told(sharded, params, batch, axis=axis) == {(A2A, ARRAY // 4): 8}
 
 
 @pytest.mark.parametrize(("heads", "says"), [(2, "2 heads, which do not"), (1, "one head, which does not")])
 def test_heads_that_do_not_divide_are_refused_with_their_number(heads, says):
     step, params, batch = attention_step("softmax", heads=heads)
-    sharded = jaxshard_magic.shard(step, "sp", mesh="cpu:4 seq=4", attention="heads")
-    said = refusal(sharded.planned, params, batch)
+    said = refusal(divided(step).planned, params, batch)
     assert says in said and "divide by seq=4; use" in said
 
 
@@ -261,7 +258,7 @@ def test_of_a_long_context_whose_scores_do_not_fit_a_search_and_auto_take_the_ri
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_on_a_tpu_an_attention_sends_as_many_in_the_type_that_it_multiplies():
     step, params, batch = attention_step("softmax")
-    sharded = jaxshard_magic.shard(step, "sp", mesh="v5e:2x4 seq=8", attention="heads")
+    sharded = divided(step, axes="v5e:2x4 seq=8")
     sharded.prepare(params, batch)
     assert moved(sharded) == told(sharded, params, batch) == {(A2A, ARRAY // 8 // 2): 8}
 

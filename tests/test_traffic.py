@@ -33,17 +33,32 @@ def sent(plan: Hold) -> Counter:
     return moves
 
 
+def compiled(step) -> Counter:
+    """The same as the compiled step sends it."""
+    moves = Counter()
+    for c in step.report().collectives or ():
+        if c.bytes > F32:
+            moves[c.kind, c.axes, c.bytes] += round(c.count)
+    return moves
+
+
 @pytest.mark.parametrize(
-    "how", ["gather", *(pytest.param(x, marks=pytest.mark.full) for x in ("heads", "ring"))]
+    ("how", "dtype"),
+    [
+        ("gather", jnp.float32),
+        *(pytest.param(how, jnp.float32, marks=pytest.mark.full) for how in ("heads", "ring")),
+        *(pytest.param(how, jnp.bfloat16, marks=pytest.mark.full) for how in ("gather", "heads", "ring")),
+    ],
 )
-def test_with_divided_positions_a_gradient_is_added_up_along_examples_then_along_positions(how):
-    """Which XLA for the CPU does in two all-reduces. Of keys and values two gathers a layer, and their gradients
-    scattered; or as many bytes in eight all-to-alls; or, in a ring of two, a turn of both forward, and backward one of
-    them and two of their gradients."""
+def test_with_divided_positions_a_gradient_is_added_up_along_examples_then_along_positions(how, dtype):
+    """Which XLA for the CPU does in two all-reduces, of bfloat16 in float32, as it sends all that is bfloat16. Of keys
+    and values two gathers a layer, and their gradients scattered; or as many bytes in eight all-to-alls; or, in a ring
+    of two, a turn of both forward, and backward one of them and two of their gradients."""
     call = STEPS["transformer"]()
+    state = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x, call.state)
     mesh = jaxshard_magic.mesh("cpu:8 data=4 seq=2")
     step = jaxshard_magic.shard(call.step, "dp+sp", mesh=mesh, attention=how)
-    run = step.prepare(call.state, call.batch).plan.run
+    run = step.prepare(state, call.batch).plan.run
     assert isinstance(run, Hold)
     keys = steps.EXAMPLES // 4 * steps.TIME * steps.WIDTH * F32
     moves = {
@@ -55,11 +70,7 @@ def test_with_divided_positions_a_gradient_is_added_up_along_examples_then_along
     for weight in jax.tree.leaves(call.state["params"]):
         for axis in ("data", "seq"):
             wanted["all-reduce", (axis,), weight.nbytes] += 1
-    compiled = Counter[tuple[str, tuple[str, ...] | None, int]]()
-    for c in step.report().collectives or ():
-        if c.bytes > F32:
-            compiled[c.kind, c.axes, c.bytes] += round(c.count)
-    assert sent(run) == wanted == compiled
+    assert sent(run) == wanted == compiled(step)
 
 
 @pytest.mark.ci
@@ -69,12 +80,9 @@ def test_a_tpu_gathers_keys_and_values_in_bfloat16_for_each_pass():
     run = step.prepare(call.state, call.batch).plan.run
     assert isinstance(run, Hold)
     keys = steps.EXAMPLES // 4 * steps.TIME * steps.WIDTH * F32
-    compiled = Counter[int]()
-    for c in step.report().collectives or ():
-        if c.kind == "all-gather":
-            compiled[c.bytes] += round(c.count)
-    planned = {size: n for (kind, _, size), n in sent(run).items() if kind == "all-gather"}
-    assert compiled == planned == {keys // 2: 2 * 2 * steps.LAYERS}
+    for moves in (sent(run), compiled(step)):
+        gathers = {size: n for (kind, _, size), n in moves.items() if kind == "all-gather"}
+        assert gathers == {keys // 2: 2 * 2 * steps.LAYERS}
 
 
 def test_sums_over_examples_wait_for_the_last_microbatch_and_those_over_positions_do_not():
@@ -120,6 +128,16 @@ def test_microbatches_gather_weights_and_add_up_gradients_at_every_trip():
     assert parts["all-reduce", ("data",), WEIGHT] == 8
     waiting = sent(planned(layers, arguments(), "dp", "cpu:8 data=8", microbatches=4, reduce="once"))
     assert waiting["all-reduce", ("data",), WEIGHT] == 2  # those of a whole step
+
+
+def test_a_cpu_sends_bfloat16_as_float32():
+    """Two weights that are gathered, and their gradients added up."""
+    params, batch = jax.tree.map(lambda x: x.astype(jnp.bfloat16), arguments())
+    step = jaxshard_magic.shard(layers, "fsdp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
+    run = step.prepare(params, batch).plan.run
+    assert isinstance(run, Hold)
+    moves = {("all-gather", ("data",), WEIGHT): 2, ("all-reduce", ("data",), WEIGHT): 2}
+    assert sent(run) == compiled(step) == moves
 
 
 @pytest.mark.ci

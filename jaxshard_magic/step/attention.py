@@ -60,11 +60,16 @@ def with_attention(request: Request, way_of: Callable[[Request], Way], forms: Se
     refused: dict[str, str] = {}
     for form in forms:
         try:
-            ways[form] = way_of(replace(request, attention=form))
+            way = way_of(replace(request, attention=form))
         except ShardError as error:
             if form == forms[0]:
                 raise
             refused[form] = error.why
+            continue
+        if form == "ring" and way.plan.attention != form:
+            refused[form] = "no attention over divided positions is one that it takes"
+        else:
+            ways[form] = way
     weighed = {form: _weighed(way.plan) for form, way in ways.items()}
     form = chosen(weighed, _room(request))
     why = Finding("attention-chosen", "info", reason(form, weighed, refused))

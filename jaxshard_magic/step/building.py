@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from ..program.strict import strict_call
 from ..program.within import within
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
+from .attention import hint
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry
 from .planned import own_mesh, planned
@@ -48,6 +50,8 @@ def build_entry(
     """
     mesh, step = request.mesh, planned(peeled, request, say=say, traces=traces)
     traced, result, rewritten, plan = step.traced, step.result, step.rewritten, step.plan
+    if request.attention is None and (saving := hint(plan)) is not None:
+        plan = replace(plan, findings=(*plan.findings, saving))
     avals, donated = step.avals, step.donated
     if rewritten is not None and rewritten.needs_host_memory:
         _has_host_memory(request)

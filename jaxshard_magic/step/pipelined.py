@@ -119,6 +119,10 @@ def split_call(
         return Way(call, facts, None, plan(facts, asked), trace_s)
 
     decided = with_attention(on_rank, way_of, ("gather", "heads")).plan
+    if any(e.name == "attention" for each in calls for e in each.loss.equations):
+        decided = replace(
+            decided, attention="ring"
+        )  # which the losses of microbatches have, and not the step's
     say(f"splitting into {len(ranks)} stages")
     state, batch = [(i, o) for o, i in facts.roles.state.items()], list(facts.batch.dims)
 

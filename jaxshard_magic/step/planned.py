@@ -22,7 +22,7 @@ from ..program.trace import Traced
 from ..program.within import within
 from ..request import Request
 from ..strategies import plan, understand
-from .attention import Way, hint, with_attention
+from .attention import Way, with_attention
 from .donation import to_donate
 from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, trace_call
 
@@ -66,8 +66,6 @@ def planned(
     with own_mesh(request.mesh):
         way = with_attention(request, partial(_way, peeled, say=say, traces=traces))
     call, facts, rewritten, decided = way.call, way.facts, way.rewritten, way.plan
-    if request.attention is None and (saving := hint(decided)) is not None:
-        decided = replace(decided, findings=(*decided.findings, saving))
     decided = replace(decided, findings=(*decided.findings, *call.findings))
     if rewritten is not None:
         decided = replace(decided, findings=(*decided.findings, *rewritten.findings))

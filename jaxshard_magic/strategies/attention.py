@@ -6,12 +6,14 @@ from dataclasses import replace
 from ..errors import ShardError
 from ..plan import Finding
 from ..program.lines import users_line
-from .heads import Attended, by_heads, find_attentions
+from .heads import Attended, Attentions
 from .layout import Layout
+from .rings import rings
 
 
 def attend(layout: Layout, attention: str | None) -> str:
-    """Fill in how attention works where positions are divided; which form it is.
+    """Fill in how attention works where positions are divided; which form it is: one that is asked for and that no
+    attention of the step can take is none.
 
     Args:
         layout: with its positions divided.
@@ -20,24 +22,39 @@ def attend(layout: Layout, attention: str | None) -> str:
     Raises `ShardError` where heads are asked for and do not divide.
     """
     if attention == "heads":
-        found = find_attentions(layout)
-        _all_divide(layout, found)
-        layout.exchanges = by_heads(layout, found)
+        attentions = Attentions(layout)
+        _all_divide(layout, attentions.found)
+        layout.exchanges = attentions.by_heads()
         over = "+".join(layout.sequence_axes)
         layout.findings.append(
             Finding("inside", "info", f"attention with its heads over {over} in the place of positions")
         )
         return "heads"
-    return "ring" if attention == "ring" else "gather"
+    if rings(layout):
+        return "ring"
+    return "heads" if _heads_of_tensor(layout) else "gather"
 
 
 def divides_heads(layout: Layout) -> Layout | None:
     """The same layout with the heads of every attention divided in the place of positions; None where some don't
     divide, or there are none."""
-    found = find_attentions(layout)
-    if not found or not all(each.heads for each in found):
+    attentions = Attentions(layout)
+    if not attentions.found or not all(each.heads for each in attentions.found):
         return None
-    return replace(layout, exchanges=by_heads(layout, found))
+    return replace(layout, exchanges=attentions.by_heads())
+
+
+def _heads_of_tensor(layout: Layout) -> bool:
+    """Whether tensor parallelism divides the heads of all attentions over the axes that positions have elsewhere."""
+    if not layout.tensor:
+        return False
+    scores = [
+        e.outs[0]
+        for e in layout.program.equations
+        if e.primitive.product and sum(c in layout.sequence for c in layout.dims.of(e.outs[0])) > 1
+    ]
+    axes = ({a for has in layout.tensor_axes(v) for a in has} for v in scores)
+    return bool(scores) and all(has.issuperset(layout.sequence_axes) for has in axes)
 
 
 def _all_divide(layout: Layout, found: Sequence[Attended]) -> None:

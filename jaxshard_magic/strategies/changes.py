@@ -5,6 +5,7 @@ multiplies as it multiplies it: float32 in bfloat16, at its default precision.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -34,9 +35,9 @@ def changes_sent(layout: Layout, v: Value, lies: Spec, wanted: Spec, trips: int)
     dealt, gathered = _moved(lies, wanted)
     share = 2 if dealt + gathered and read_narrow(layout, v, wanted) else 1
     if dealt:
-        yield Sent("all-to-all", dealt, layout.count(dealt), layout.bytes_of(v, lies) // share, trips)
+        yield Sent("all-to-all", dealt, layout.count(dealt), layout.moving(v, lies) // share, trips)
     if gathered:
-        size = layout.bytes_of(v, wanted) // share
+        size = layout.moving(v, wanted) // share
         yield Sent("all-gather", gathered, layout.count(gathered), size, trips)
 
 
@@ -61,8 +62,9 @@ def multiplied_narrow(layout: Layout, e: Equation, v: Value) -> bool:
     if layout.platform != "tpu" or layout.program.avals[v].dtype != jnp.float32 or not e.primitive.product:
         return False
     if (c := e.contraction) is None or c.windowed:
-        return _at_default(e)
-    return _at_default(e) and c.ragged is None and bool(c.contracted and c.left and c.right)
+        return at_default(e.params.get("precision"))
+    matrices = c.ragged is None and bool(c.contracted and c.left and c.right)
+    return matrices and at_default(e.params.get("precision"))
 
 
 def read_narrow(layout: Layout, v: Value, spec: Spec) -> bool:
@@ -84,8 +86,8 @@ def read_narrow(layout: Layout, v: Value, spec: Spec) -> bool:
     )
 
 
-def _at_default(e: Equation) -> bool:
-    """Whether a product leaves it to the hardware in which precision it multiplies."""
-    precision = e.params.get("precision")
-    given = precision if isinstance(precision, tuple) else (precision,)
+def at_default(*precisions: Any) -> bool:
+    """Whether products leave it to the hardware in which precision they multiply; each says one for both operands, or
+    one for each."""
+    given = (p for each in precisions for p in (each if isinstance(each, tuple) else (each,)))
     return all(p in (None, lax.Precision.DEFAULT) for p in given)

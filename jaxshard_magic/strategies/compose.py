@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import PartitionSpec
 
-from ..plan import WHOLE, LeafPlan, Plan
+from ..plan import WHOLE, Finding, LeafPlan, Plan
 from ..program.emit import Emitter
 from ..program.facts import Facts
 from ..program.flops import unseen
@@ -71,6 +71,12 @@ def plan(facts: Facts, request: Request) -> Plan:
         if name in axes:
             apply(layout, axes[name])
     how = attend(layout, request.attention) if layout.sequence else None
+    if how is not None and request.attention == "ring" and not request.rings:
+        over = "+".join(layout.sequence_axes)
+        message = (
+            f"--attention ring: positions lie over {over}, by which tp divides, so that nothing goes round"
+        )
+        layout.findings.append(Finding("no-ring", "info", message))
     in_specs = [_input_spec(layout, i, facts.placed) for i in range(len(roles.of))]
     gradients = request.gradients
     by_itself = request.compiler_decides

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from ..plan import Sent
 from ..program.ir import Equation, Value
-from ..program.permuted import Place, first_mask, follow, in_order, together
+from ..program.permuted import Place, follow, in_order, together
 from ..program.unionfind import UnionFind
 from .deals import has_parts, sent
 from .layout import Layout
-from .rings import in_dealt_order, ring, rings, there
+from .rings import dealt_by_itself, in_dealt_order, ring, rings, there
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,8 @@ def find_dealing(layout: Layout, kept: Collection[Value] = ()) -> Dealing:
     """How a step's positions are dealt out once for all its rings, where that can be and sends less than each does by
     itself. `kept`: values that are no arrays of their shape, and so stay as they are."""
     found = rings(layout)
-    before = sum(_dealt_at_each(layout, found))
+    brought = there(layout, found)
+    before = sum(size * e.trips for e in found for size in dealt_by_itself(layout, e, brought))
     able = [e for e in found if in_dealt_order(ring(layout, e)) is not None]
     if not before or not able:
         return Dealing()
@@ -84,17 +85,6 @@ def _by_parts(layout: Layout, dealing: Dealing, members: Collection[Equation]) -
 
 def _in_a_loop(e: Equation) -> bool:
     return e.outer is not None and (e.outer.name in ("scan", "while", "cond") or _in_a_loop(e.outer))
-
-
-def _dealt_at_each(layout: Layout, members: Collection[Equation]) -> Iterator[int]:
-    """The bytes that a device sends to deal out what each ring reads, and to put back what it makes."""
-    brought = there(layout, members)
-    for e in members:
-        if ring(layout, e).zigzag:
-            read = (v for k, v in enumerate(e.ins[: first_mask(e)]) if (e.index, k) not in brought)
-            for v in (*read, *e.outs):
-                if v is not None:
-                    yield layout.bytes_of(v, layout.active(v)) * e.trips
 
 
 def _places(layout: Layout, rings: Collection[Equation]) -> dict[Value, Place]:
@@ -136,9 +126,14 @@ def _places(layout: Layout, rings: Collection[Equation]) -> dict[Value, Place]:
 
 def _pairs(e: Equation) -> Iterator[tuple[Value, Value, int]]:
     """What is one value on both sides of a door, or in two trips: outer, inner, and whether a loop steps over it."""
+    yield from _entering(e)
+    yield from _tied(e)
+
+
+def _entering(e: Equation) -> Iterator[tuple[Value, Value, int]]:
+    """The pairs of `_pairs` of what goes into a body."""
     for door in e.doors:
         yield from ((a, b, lead) for a, b, lead in door.into if a is not None)
-    yield from _tied(e)
 
 
 def _tied(e: Equation) -> Iterator[tuple[Value, Value, int]]:
@@ -225,22 +220,19 @@ class _Forms:
 
     def _tie(self) -> None:
         """Of one form are: what loops hand on, what bodies give, what several bodies get of one operand."""
+        self.entries: dict[Value, list[Value]] = defaultdict(list)
         for e in self.bodies:
             for a, b, lead in _tied(e):
                 if self._same(a, b, lead):
                     self.sets.union(a, b)
             entered: dict[Value, Value] = {}
-            for a, b, lead in (pair for door in e.doors for pair in door.into):
-                if a is not None and self._same(a, b, lead):
+            for a, b, lead in _entering(e):
+                if self._same(a, b, lead):
                     self.sets.union(b, entered.setdefault(a, b))
+                    self.entries[b].append(a)
         self.members: dict[int, list[Value]] = defaultdict(list)
         for v in self.places:
             self.members[self.sets.find(v)].append(v)
-        self.entries: dict[Value, list[Value]] = defaultdict(list)
-        for e in self.bodies:
-            for a, b, lead in (pair for door in e.doors for pair in door.into):
-                if a is not None and self._same(a, b, lead):
-                    self.entries[b].append(a)
 
     def _needed_in_order(self) -> None:
         """What comes in order, and what is made for those who need it so."""
@@ -307,14 +299,9 @@ class _Forms:
     def _handed_in(self) -> None:
         """What a body does not change comes into it as it is."""
         for e in self.bodies:
-            for a, b, lead in (pair for door in e.doors for pair in door.into):
+            for a, b, lead in _entering(e):
                 root = self.sets.find(b)
-                if (
-                    a is not None
-                    and self._same(a, b, lead)
-                    and self._is_dealt(a)
-                    and root not in self.ordered
-                ):
+                if self._same(a, b, lead) and self._is_dealt(a) and root not in self.ordered:
                     self.dealt.add(root)
 
     def _is_dealt(self, v: Value | None) -> bool:
@@ -360,8 +347,8 @@ class _Forms:
             if not self._same(a, b, lead) and (self._is_dealt(a) or self._is_dealt(b)):
                 raise _Refused
         forms: dict[Value, bool] = {}
-        for a, b, lead in (pair for door in e.doors for pair in door.into):
-            if a is None or (a not in self.places and b not in self.places):
+        for a, b, lead in _entering(e):
+            if a not in self.places and b not in self.places:
                 continue
             form = self._is_dealt(b)
             if (form and not self._same(a, b, lead)) or forms.setdefault(a, form) != form:

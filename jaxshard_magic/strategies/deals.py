@@ -12,6 +12,7 @@ from ..plan import Sent
 from ..program.ir import Value
 from ..program.labels import DEAL
 from ..program.permuted import Place
+from .changes import read_narrow
 from .layout import Axes, Layout, partition_spec, without
 from .ring import Ring, dealt, parts_in_order, put_back
 
@@ -51,12 +52,12 @@ def sent(layout: Layout, v: Value, place: Place, trips: int, *, by_parts: bool) 
     axes = layout.sequence_axes
     if not layout.batchy(v):
         return
+    share = 2 if read_narrow(layout, v, layout.active(v)) else 1
     if by_parts:
-        widened = layout.simulated and layout.program.avals[v].dtype == jnp.bfloat16
-        size = layout.bytes_of(v, layout.active(v)) * (2 if widened else 1)
-        yield Sent("collective-permute", axes, layout.count(axes), size // 2, 2 * trips)
+        size = layout.moving(v, layout.active(v)) // share // 2
+        yield Sent("collective-permute", axes, layout.count(axes), size, 2 * trips)
     elif gone := _divided_over(layout, v, place):
-        size = layout.bytes_of(v, without(layout.active(v), gone))
+        size = layout.moving(v, without(layout.active(v), gone)) // share
         yield Sent("all-gather", gone, layout.count(gone), size, trips)
 
 

@@ -1,5 +1,6 @@
 """What a plan divides besides arrays: experts with the layers that choose among them, positions with their rings."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -66,20 +67,13 @@ def divided_positions(layout: Layout, run: Emitter) -> tuple[DividedPositions, .
 
 def _rings(region: RingAttention) -> list[RingOf]:
     """The attentions of a step that are rings, alike ones of one line together."""
-    program, found = region.layout.program, dict[tuple, RingOf]()
-    members = [program.equations[i] for i in sorted(region.members)]
-    gradients = {}
-    for e in members:
-        at = users_place(e.eqn)
-        ring, kept, summed = region.ring(e), region.turn(e), region.turn_of_gradients(e)
-        if summed is not None:
-            gradients[at] = summed
-            continue
-        file, line = at or (None, None)
-        one = RingOf(ring.positions, ring.turns, e.trips, kept, None, ring.zigzag, file, line)
-        key = (at, ring.turns, kept)
-        found[key] = replace(one, count=one.count + found[key].count) if key in found else one
-    return [
-        replace(ring, gradients=gradients.get((ring.file, ring.line) if ring.file else None))
-        for ring in found.values()
-    ]
+    program, counts, gradients = region.layout.program, Counter[RingOf](), dict[RingOf, int]()
+    for e in (program.equations[i] for i in sorted(region.members)):
+        file, line = users_place(e.eqn) or (None, None)
+        ring, summed = region.ring(e), region.turn_of_gradients(e)
+        one = RingOf(ring.positions, ring.turns, 0, region.turn(e), None, ring.zigzag, file, line)
+        if summed is None:
+            counts[one] += e.trips
+        else:
+            gradients[one] = summed
+    return [replace(one, count=n, gradients=gradients.get(one)) for one, n in counts.items()]

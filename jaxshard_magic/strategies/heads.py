@@ -44,20 +44,9 @@ class _Heads:
     over: Axes
 
 
-def find_attentions(layout: Layout) -> tuple[Attended, ...]:
-    """The attentions of a step whose positions are divided, in the order of the program."""
-    return tuple(_Parts(layout).attentions())
-
-
-def by_heads(layout: Layout, attentions: Iterable[Attended]) -> Exchanges:
-    """How values lie in these attentions, which have heads that divide, and where they change."""
-    heads = {i: a.heads for a in attentions for i in a.equations}
-    return _Parts(layout).exchanges(heads)
-
-
-class _Parts:
-    """The equations of attentions: those on values with positions twice, and their surroundings up to where fewest
-    bytes cross."""
+class Attentions:
+    """The attentions of a step whose positions are divided: equations on values with positions twice, and their
+    surroundings up to where fewest bytes cross."""
 
     def __init__(self, layout: Layout):
         self._layout, self._program = layout, layout.program
@@ -83,7 +72,16 @@ class _Parts:
             for v in e.outs:
                 self._inner.update(x.index for x in self._after(v))
 
-    def attentions(self) -> Iterator[Attended]:
+    @cached_property
+    def found(self) -> tuple[Attended, ...]:
+        """Each of them, in the order of the program."""
+        return tuple(self._found())
+
+    def by_heads(self) -> Exchanges:
+        """How values lie in the attentions, all of which have heads that divide, and where they change."""
+        return self._exchanges({i: a.heads for a in self.found for i in a.equations})
+
+    def _found(self) -> Iterator[Attended]:
         """Those of one layer are one: they share values that are made in it."""
         sets, inner = UnionFind(len(self._program.equations)), self._in_order()
         first: dict[int, int] = {}
@@ -108,7 +106,7 @@ class _Parts:
             told = odd or found[0]
             yield Attended(frozenset(e.index for e in equations), scores[0], heads, told.sizes, told.over)
 
-    def exchanges(self, heads: Mapping[int, frozenset[int]]) -> Exchanges:
+    def _exchanges(self, heads: Mapping[int, frozenset[int]]) -> Exchanges:
         """`heads`: the classes of the dimensions that are divided in an equation, by its index; others are outside."""
         lies: dict[Value, Spec] = {}
         for e in self._in_order():
@@ -211,9 +209,7 @@ class _Parts:
         casts, other layouts, keys and values repeated for groups of queries."""
         passed: list[Equation] = []
         best, least = 0, self._bytes(v)
-        while (
-            v is not None and self._places(v) and all(e.index in self._inner for e in self._read(v, passed))
-        ):
+        while v is not None and self._places(v) and self._all_read(v, passed):
             e = self._program.maker.get(v)
             only = None if e is None or e.index in self._inner else self._only(e)
             if e is None or only is None or len(self._members[self._doors.find(v)]) > 1:
@@ -239,11 +235,9 @@ class _Parts:
                 best, least = len(passed), self._bytes(v)
         return passed[:best]
 
-    def _read(self, v: Value, passed: list[Equation]) -> list[Equation]:
-        return [e for e in self._readers[self._doors.find(v)] if e not in passed]
-
     def _all_read(self, v: Value, passed: list[Equation]) -> bool:
-        return all(e.index in self._inner for e in self._read(v, passed))
+        """Whether nothing reads a value but equations inside, or those."""
+        return all(e.index in self._inner or e in passed for e in self._readers[self._doors.find(v)])
 
     def _only(self, e: Equation) -> Value | None:
         """The one activation that a plain equation is made of, beside numbers."""

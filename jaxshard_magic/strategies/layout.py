@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -208,6 +209,11 @@ class Layout:
     def bytes_of(self, value: Value, spec: Spec) -> int:
         """What one device holds of a value that lies so."""
         return nbytes(self.program.avals[value]) // math.prod(map(self.count, spec))
+
+    def moving(self, value: Value, spec: Spec) -> int:
+        """The same on its way to other devices: XLA for the CPU sends bfloat16 as float32."""
+        widened = self.simulated and self.program.avals[value].dtype == jnp.bfloat16
+        return self.bytes_of(value, spec) * (2 if widened else 1)
 
     def pin(self, x: Any, spec: Spec) -> Any:
         """`x`, held where `spec` says by a constraint in the program."""

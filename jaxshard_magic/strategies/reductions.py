@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import jax.numpy as jnp
-
 from ..plan import Sent
 from ..program.ir import Equation, Value
 from .layout import Axes, Layout, Spec, without
@@ -43,9 +41,7 @@ def activation_sum(
     spec = layout.active(value)
     lying = {a for axes in spec for a in axes}
     into = tuple(a for a in over if a in lying)
-    size = layout.bytes_of(value, without(spec if made is None else made, into))
-    if layout.simulated and layout.program.avals[value].dtype == jnp.bfloat16:
-        size *= 2  # the CPU adds them up in float32
+    size = layout.moving(value, without(spec if made is None else made, into))
     if into and (by_hand or not layout.simulated):  # XLA for the CPU adds up all by itself, then slices
         yield Sent("reduce-scatter", over, layout.count(over), size, trips)
         return
@@ -70,7 +66,7 @@ def gradient_sum(
     rest = [] if whole else layout.at_rest(value)
     store = tuple(a for axes in rest for a in axes if a in over)
     others = tuple(a for a in over if a not in store)
-    size = layout.bytes_of(value, layout.in_use(value))
+    size = layout.moving(value, layout.in_use(value))
     if store:
         dtype = layout.program.avals[value].dtype
         pieces = sent_in_pieces(layout, store, rows, dtype)

@@ -1,13 +1,16 @@
 """Which attentions of a step are rings over its divided positions, and what each of them deals out by itself."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+
+import jax.numpy as jnp
 
 from ..program.ir import Equation, Value
 from ..program.permuted import first_mask
 from ..program.primitives import shape_of
 from ..program.unionfind import UnionFind
-from .layout import Layout
+from .changes import at_default, read_narrow
+from .layout import Layout, Spec
 from .ring import Ring, ring_of
 
 
@@ -30,6 +33,51 @@ def in_dealt_order(found: Ring) -> Ring | None:
     whole = found.turns == found.devices > 1 and not any(found.grids)
     even = found.positions % (2 * found.devices) == 0
     return replace(found, zigzag=True, dealt=True) if whole and even else None
+
+
+def lying(layout: Layout, e: Equation) -> list[Spec]:
+    """How the operands and the results of a ring lie: positions divided, but for those of masks that have no dimension
+    of queries besides; examples and heads as elsewhere."""
+    form, axes, at = e.params["form"], layout.sequence_axes, first_mask(e)
+    lead, back = _lead(layout, e), is_gradient(e)
+    rows: Spec = [*lead, axes]
+    columns: Spec = [*lead[: form.batch], axes]
+    operands = [[*rows, ()], [*columns, ()], [*columns, ()]]
+    if back:
+        operands += [[*rows, ()], rows, rows, rows]
+    for grid, v, var in zip(ring(layout, e).grids, e.ins[at:], e.eqn.invars[at:], strict=True):
+        sized = zip((*lead, (), ()), shape_of(var), strict=True)
+        whole: Spec = [has if size > 1 and v is not None else () for has, size in sized]
+        if grid:
+            whole[-2] = axes
+        operands.append(whole)
+    results = operands[:3] if back else [[*rows, ()], rows, rows]
+    return [*operands, *results]
+
+
+def moving(layout: Layout, e: Equation) -> list[int]:
+    """Bytes of the operands and the results of a ring on a device, on their way to others: what attention multiplies a
+    TPU sends as it multiplies it."""
+    values = (*e.ins, *e.outs)
+    multiplied = range(4 if is_gradient(e) else 3)  # queries, keys, values, and the result's gradient
+    default, sizes = at_default(*e.params["form"].precision), list[int]()
+    for k, (v, spec) in enumerate(zip(values, lying(layout, e), strict=True)):
+        if v is None:
+            sizes.append(0)
+            continue
+        wide = layout.platform == "tpu" and layout.program.avals[v].dtype == jnp.float32
+        narrow = default if k in multiplied else k >= len(e.ins) and read_narrow(layout, v, layout.active(v))
+        sizes.append(layout.moving(v, spec) // (2 if wide and narrow else 1))
+    return sizes
+
+
+def dealt_by_itself(layout: Layout, e: Equation, brought: Collection[tuple[int, int]]) -> list[int]:
+    """Bytes of what a ring deals out by itself, but for what is `brought`, and puts back."""
+    if not ring(layout, e).zigzag:
+        return []
+    sizes = moving(layout, e)
+    own = [size for k, size in enumerate(sizes[: first_mask(e)]) if (e.index, k) not in brought]
+    return [*own, *sizes[len(e.ins) :]]
 
 
 def there(layout: Layout, members: Iterable[Equation]) -> frozenset[tuple[int, int]]:
@@ -94,3 +142,11 @@ def _divided(layout: Layout, e: Equation) -> bool:
     axes = layout.sequence_axes
     same = layout.program.shapes[query][-2] == layout.program.shapes[key][-2]
     return same and layout.active(query)[-2] == axes == layout.active(key)[-2]
+
+
+def _lead(layout: Layout, e: Equation) -> Spec:
+    """How examples, heads and groups are divided."""
+    form, query = e.params["form"], e.ins[0]
+    assert query is not None
+    spec = layout.active(query)[: form.batch + form.groups]
+    return [tuple(a for a in axes if a not in layout.sequence_axes) for axes in spec]

@@ -47,7 +47,7 @@ def gathers_sent(layout: Layout, weight: Value, trips: int, *, narrowed: bool = 
     over = layout.gathered_over(weight)
     if not over:
         return
-    size = layout.bytes_of(weight, layout.in_use(weight)) // (2 if narrowed else 1)
+    size = layout.moving(weight, layout.in_use(weight)) // (2 if narrowed else 1)
     ways = _ways(layout, weight)
     if all(len(each.steps) == 1 and not each.reduced for each in ways.values()):
         yield Sent("all-gather", over, layout.count(over), size, trips)

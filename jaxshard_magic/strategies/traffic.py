@@ -17,7 +17,7 @@ from ..program.phases import phases
 from ..program.sizes import nbytes
 from .changes import changes_sent, multiplied_narrow
 from .hold import Hold
-from .layout import Axes, without
+from .layout import Axes, Spec, without
 from .reductions import activation_sum, gradient_sum, summed_over
 from .regions import Region
 from .stepwise import gathers_sent
@@ -164,22 +164,24 @@ class _Traffic:
             at = v, gone, self._phases.get(e.index) if narrow else None
             if gone and at not in self._gathered:
                 self._gathered.add(at)
-                size = self._layout.bytes_of(v, without(spec, gone)) // (2 if narrow else 1)
+                size = layout.moving(v, without(spec, gone)) // (2 if narrow else 1)
                 if e.primitive.reduces:  # what is left of it is gathered
-                    size = min(size, self._layout.bytes_of(e.outs[0], layout.at(e, e.outs[0])))
+                    size = min(size, layout.moving(e.outs[0], layout.at(e, e.outs[0])))
                 yield self._sent("all-gather", gone, size, e.trips)
 
     def _linked(self) -> dict[int, dict[int, set[str]]]:
         """By equation and by dimension of what it touches: the axes of the dimensions that are the same there."""
         program, axes_of = self._program, defaultdict[int, dict[int, set[str]]](dict)
+        lying: dict[tuple[int, Value], Spec] = {}
         value_of = [v for v in range(len(program.avals)) for _ in program.nodes(v)]
         for link in self._layout.dims.links.links:
             if link.equation is None:
                 continue
             for a, b in ((link.a, link.b), (link.b, link.a)):
-                v = value_of[b]
-                spec = self._layout.at(program.equations[link.equation], v)
-                axes_of[link.equation].setdefault(a, set()).update(spec[b - program.first[v]])
+                at = link.equation, (v := value_of[b])
+                if at not in lying:
+                    lying[at] = self._layout.at(program.equations[link.equation], v)
+                axes_of[link.equation].setdefault(a, set()).update(lying[at][b - program.first[v]])
         return axes_of
 
     def _sent(self, kind: str, axes: Axes, size: int, count: int) -> Sent:

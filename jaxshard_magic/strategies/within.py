@@ -10,7 +10,7 @@ from ..program.dimensions import Dimensions
 from ..program.flow import Flow
 from ..program.ir import Program
 from ..program.roles import BATCH, OTHER, PARAMS, Roles
-from .attention import attend
+from .heads import Attentions
 from .layout import Axes, Layout, Spec
 from .positions import find_positions, keys_of
 
@@ -60,7 +60,8 @@ def layout_within(
         layout.positions = inputs.positions
         layout.sequence, layout.sequence_axes = find_positions(layout), over
         layout.keys = keys_of(layout, layout.sequence)
-        attend(layout, attention)
+        if attention == "heads":  # of all attentions, which are in some of the parts
+            layout.exchanges = Attentions(layout).by_heads()
     return layout
 
 

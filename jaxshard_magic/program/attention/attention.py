@@ -27,17 +27,6 @@ class Span:
         """Whether each query sees the key at its own position."""
         return (self.low or 0) <= 0 <= (self.high or 0)
 
-    @property
-    def kind(self) -> str:
-        """ "full", "causal" or "window".
-
-        >>> [Span().kind, Span(low=0).kind, Span(low=0, high=63).kind]
-        ['full', 'causal', 'window']
-        """
-        if self.high is None:
-            return {None: "full", 0: "causal"}.get(self.low, "window")
-        return "window"
-
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
@@ -86,8 +75,8 @@ class Operand:
 class Attention:
     """`softmax(mask(change(scale * query . key))) . value`, written out in a program.
 
-    `equation`, `scores`: by index, the products with the values and with the keys. What lies between, and is read by
-    nothing else, is no longer needed where something else makes the result of `equation`.
+    `equation`: by index, the product with the values. What lies between that and the product with the keys, and is read
+    by nothing else, is no longer needed where something else makes its result.
 
     `query` has the dimensions (batch..., groups..., position, width), `key` and `value` (batch..., position, width):
     `batch` and `groups` say how many. The queries of a group meet the same keys. Where keys and values are repeated,
@@ -102,11 +91,10 @@ class Attention:
     `factors`: what queries are multiplied by, or divided by where true; with one key.
 
     `order`: the place among (batch..., groups..., position, width) of each dimension of the result, None for one of
-    size 1. `dtype`: that in which softmax is taken. `precision`: of both products.
+    size 1. `precision`: of both products.
     """
 
     equation: int
-    scores: int
     query: Operand
     key: Operand
     value: Operand
@@ -117,17 +105,11 @@ class Attention:
     conditions: tuple[Condition, ...]
     fill: float
     order: tuple[int | None, ...]
-    dtype: Any
     precision: tuple[Any, Any]
     repeats: tuple[int, int] | None = None
     change: Test | None = None
     exact: bool = False
     factors: tuple[tuple[Test, bool], ...] = ()
-
-    @property
-    def mask(self) -> str:
-        """ "full", "causal" or "window", with "+ inputs" where it depends on others."""
-        return self.span.kind + " + inputs" * bool(self.conditions)
 
     @property
     def left_out(self) -> tuple[Span, tuple[Condition, ...]]:
@@ -137,10 +119,9 @@ class Attention:
 
 @dataclass(frozen=True)
 class Unrecognised:
-    """An attention that `operation` makes another computation of. `equation`: its product with the values, by index;
-    `line`: the user's line that `operation` stands in, None where none is known."""
+    """An attention that `operation` makes another computation of. `line`: the user's line that it stands in, None where
+    none is known."""
 
-    equation: int
     operation: str
     line: str | None
 

@@ -74,7 +74,7 @@ class _Search:
                 continue
             found = in_the_way(self._trail, self.dims, v)
             if found is not None:
-                return self._named(e, found)
+                return self._named(found)
         return None
 
     def _divided_later(self, e: Equation) -> Attention | Unrecognised | None:
@@ -126,11 +126,11 @@ class _Search:
         if roles is None:
             return None
         found = softmax.blocked or chain.blocked or made(self._trail, roles, softmax, chain)
-        return self._named(out, found) if isinstance(found, Equation) else found
+        return self._named(found) if isinstance(found, Equation) else found
 
-    def _named(self, out: Equation, e: Equation) -> Unrecognised:
+    def _named(self, e: Equation) -> Unrecognised:
         name = "checkpoint" if e.primitive.remat else e.name
-        return Unrecognised(out.index, name, self._trail.line(e))
+        return Unrecognised(name, self._trail.line(e))
 
     @property
     def dims(self) -> Dimensions:

@@ -100,7 +100,6 @@ def made(trail: Trail, roles: Roles, softmax: Softmax, chain: Chain) -> Attentio
         order[o] = width if d == operands[2].dims[-1] else None
     attention = Attention(
         equation=out.index,
-        scores=scores.index,
         query=operands[0],
         key=operands[1],
         value=operands[2],
@@ -111,7 +110,6 @@ def made(trail: Trail, roles: Roles, softmax: Softmax, chain: Chain) -> Attentio
         conditions=found.conditions,
         fill=found.fill,
         order=tuple(order),
-        dtype=program.avals[softmax.exp.outs[0]].dtype,
         precision=(scores.params.get("precision"), out.params.get("precision")),
         change=found.change,
         exact=found.exact,

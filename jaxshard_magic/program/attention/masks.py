@@ -19,7 +19,7 @@ from .evaluate import evaluated, is_known, is_truth, leaves, met, placed, ways
 from .trail import Labels, Trail, number
 
 UNSEEN = -1e4  # scores from here down are none: their exponentials are 0 beside another
-_ROWS = 256  # of a mask of more positions than `_WHOLE`, how many queries are looked at
+_FEW = 256  # of a mask of more positions than `_WHOLE`, how many queries, and keys, are looked at
 _WHOLE = 2048
 _DEEP = 32  # equations that are opened one behind the other
 
@@ -195,7 +195,7 @@ def _is_zero(test: Test) -> bool:
 def _distances(condition: Condition, rank: int) -> Span | None:
     """The distances at which a condition is met, whatever the query; None where it depends on more than the distance.
 
-    Of many positions a few queries are looked at, where positions are all that is compared.
+    Of many positions a few queries and a few keys are looked at, where positions are all that is compared.
     """
     found = list(leaves(condition.test))
     if not all(map(is_known, found)):
@@ -205,20 +205,30 @@ def _distances(condition: Condition, rank: int) -> Span | None:
     *others, queries, keys = (1,) * (rank - len(sizes)) + sizes
     if max(others, default=1) > 1 or queries != keys:
         return None
-    rows = np.arange(queries)
+    every = few = np.arange(queries)
     if queries > _WHOLE and all(map(_is_counted, arrays.values())):
-        rows = np.unique(np.linspace(0, queries - 1, _ROWS).astype(int))
-    cut = {k: x[..., rows, :] if x.shape[-2:][0] > 1 else x for k, x in arrays.items() if x.ndim == rank}
-    with jax.ensure_compile_time_eval():
-        seen = met([condition], lambda leaf: jnp.asarray(cut.get(id(leaf), arrays[id(leaf)])))
-    seen = np.broadcast_to(np.asarray(seen), (*others, len(rows), keys)).reshape(len(rows), keys)
-    distance = rows[:, None] - np.arange(keys)[None]
+        few = np.unique(np.linspace(0, queries - 1, _FEW).astype(int))
+
+    def looked_at(rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of these keys those queries see, and their distances."""
+        cut = {k: _of_places(_of_places(x, -2, rows), -1, columns) for k, x in arrays.items()}
+        with jax.ensure_compile_time_eval():
+            seen = met([condition], lambda leaf: jnp.asarray(cut[id(leaf)]))
+        sizes = len(rows), len(columns)
+        return np.broadcast_to(np.asarray(seen), (*others, *sizes)).reshape(sizes), rows[:, None] - columns
+
+    looks = [looked_at(few, every), *([] if few is every else [looked_at(every, few)])]
+    seen, distance = looks[0]
     if not seen.any():
         return None
     low, high = int(distance[seen].min()), int(distance[seen].max())
-    if not (seen == ((distance >= low) & (distance <= high))).all():
+    if not all((seen == ((distance >= low) & (distance <= high))).all() for seen, distance in looks):
         return None
     return Span(low if low > 1 - keys else None, high if high < queries - 1 else None)
+
+
+def _of_places(x: np.ndarray, dim: int, places: np.ndarray) -> np.ndarray:
+    return x.take(places, dim) if x.shape[dim] > 1 else x
 
 
 def _is_counted(x: np.ndarray) -> bool:

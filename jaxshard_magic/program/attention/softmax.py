@@ -30,10 +30,9 @@ class Weight:
 
 @dataclass(frozen=True)
 class Softmax:
-    """The exponentials of a softmax, the scores that it is taken of, and the label that it is taken along. `weights`:
-    what leaves out keys after that. `blocked`: an equation that makes something else of it."""
+    """The scores that a softmax is taken of, and the label that it is taken along. `weights`: what leaves out keys
+    after that. `blocked`: an equation that makes something else of it."""
 
-    exp: Equation
     scores: Value
     labels: Labels
     along: int
@@ -221,7 +220,7 @@ class Softmaxes:
             odd = next(w for w, key in zip(total.weights, summed, strict=True) if key not in out)
         changed = None if total.more is None or self._is_nothing(total, labels, along) else total.more[0]
         blocked = way.blocked or (odd.equation if odd else None) or changed or way.scaled
-        return Softmax(exp, scores, order, along, () if odd else way.weights, blocked)
+        return Softmax(scores, order, along, () if odd else way.weights, blocked)
 
     def _is_nothing(self, total: Total, labels: Labels, along: int) -> bool:
         """Whether what is added to a sum is lost in it: of exponentials less than their maximum, it is 1 at least."""

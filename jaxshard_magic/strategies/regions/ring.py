@@ -4,22 +4,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from ...plan import Sent
 from ...program.attention.form import wide
 from ...program.ir import Equation, Value
 from ...program.permuted import first_mask
-from ...program.primitives import shape_of
 from ...program.sizes import array_bytes
-from ..changes import read_narrow
-from ..layout import Axes, Layout, Spec, partition_spec
+from ..layout import Layout, Spec, partition_spec, without
 from ..ring import Ring, forward, gradient
-from ..rings import in_dealt_order, is_gradient, ring, rings, there
+from ..rings import dealt_by_itself, in_dealt_order, is_gradient, lying, moving, ring, rings, there
 from .region import Context, Emission, Region
 
 
@@ -34,7 +29,7 @@ class RingAttention(Region):
     dealt: frozenset[int] = frozenset()
 
     def emit(self, e: Equation, values: list, rest: Callable[[list], list], hold: Emission) -> list:
-        specs = [partition_spec(spec) for spec in self.specs(e)]
+        specs = [partition_spec(spec) for spec in lying(self.layout, e)]
         early = tuple(k for k in range(3) if (e.index, k) not in self.there)
         ring = replace(self.ring(e), ordered=self.layout.simulated, early=early)
         around = jax.shard_map(
@@ -53,47 +48,21 @@ class RingAttention(Region):
 
     def turn(self, e: Equation) -> int:
         """Bytes of the keys and values of a device of a member, all of which it sends in a turn."""
-        sizes = [self._moved(v, spec) for v, spec in zip(e.ins[:3], self.specs(e), strict=False)]
-        return sum(size // self._narrowed(e, v) for size, v in zip(sizes[1:], e.ins[1:3], strict=True))
+        return sum(moving(self.layout, e)[1:3])
 
     def turn_of_gradients(self, e: Equation) -> int | None:
         """Bytes of their gradients that a device sends in a turn; None of a member that is no gradient."""
         if not is_gradient(e):
             return None
-        return sum(self._summed(v, spec) for v, spec in zip(e.ins[1:3], self.specs(e)[1:3], strict=True))
-
-    def specs(self, e: Equation) -> list[Spec]:
-        """How the operands and the results of a member lie: positions divided, but for those of masks that have no
-        dimension of queries besides; examples and heads as elsewhere."""
-        form, layout, ring, at = e.params["form"], self.layout, self.ring(e), first_mask(e)
-        lead, back = _lead(layout, e), is_gradient(e)
-        rows: Spec = [*lead, layout.sequence_axes]
-        columns: Spec = [*lead[: form.batch], layout.sequence_axes]
-        operands = [[*rows, ()], [*columns, ()], [*columns, ()]]
-        if back:
-            operands += [[*rows, ()], rows, rows, rows]
-        for grid, v, var in zip(ring.grids, e.ins[at:], e.eqn.invars[at:], strict=True):
-            sized = zip((*lead, (), ()), shape_of(var), strict=True)
-            whole: Spec = [axes if size > 1 and v is not None else () for axes, size in sized]
-            if grid:
-                whole[-2] = layout.sequence_axes
-            operands.append(whole)
-        results = operands[:3] if back else [[*rows, ()], rows, rows]
-        return [*operands, *results]
+        return sum(
+            self._summed(v, spec) for v, spec in zip(e.ins[1:3], lying(self.layout, e)[1:3], strict=True)
+        )
 
     def sent(self, e: Equation, operands: Iterable[Sent], rest: Iterable[Sent]) -> Iterable[Sent]:
         yield from operands
-        ring, specs, layout = self.ring(e), self.specs(e), self.layout
+        layout, ring, specs, sizes = self.layout, self.ring(e), lying(self.layout, e), moving(self.layout, e)
         form, axes, n = e.params["form"], ring.axes, ring.devices
         turns, back = ring.turns - 1, is_gradient(e)
-        sizes = [self._moved(v, spec) for v, spec in zip((*e.ins, *e.outs), specs, strict=True)]
-        arrays = 4 if back else 3  # queries, keys, values, and the result's gradient
-        for k in range(arrays):
-            sizes[k] //= self._narrowed(e, e.ins[k])
-        results = [
-            size // (2 if read_narrow(layout, v, layout.active(v)) else 1)
-            for size, v in zip(sizes[len(e.ins) :], e.outs, strict=True)
-        ]
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
 
         def permute(size: int, count: int) -> Sent:
@@ -103,9 +72,8 @@ class RingAttention(Region):
             yield permute(sizes[k], turns)
             if back:
                 yield permute(summed[k], turns)
-        if ring.zigzag and not ring.dealt:
-            own = [size for k, size in enumerate(sizes[: first_mask(e)]) if (e.index, k) not in self.there]
-            for size in (*own, *results):
+        if not ring.dealt:
+            for size in dealt_by_itself(layout, e, self.there):
                 yield permute(size // 2, 2)
         if form.uniform:
             made = e.outs[2] if back else e.ins[2]
@@ -121,39 +89,22 @@ class RingAttention(Region):
                 lies = layout.active(v)
                 gone = tuple(a for has in lies for a in has if a in axes)
                 if gone:
-                    yield Sent("all-gather", gone, layout.count(gone), self._whole(v, lies, gone), e.trips)
+                    size = layout.moving(v, without(lies, gone))
+                    yield Sent("all-gather", gone, layout.count(gone), size, e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
         """Scores of a block and their exponentials, of a gradient theirs as well; what scores were before a change;
         sums; keys on their way."""
-        ring, specs, back = self.ring(e), self.specs(e), is_gradient(e)
+        ring, specs, back = self.ring(e), lying(self.layout, e), is_gradient(e)
         query, key, value = e.ins[:3]
         assert query is not None and key is not None and value is not None
         rows = prod(self.layout.program.shapes[query][:-2]) // prod(map(self.layout.count, specs[0][:-2]))
         scores = array_bytes((rows, ring.size, ring.size), wide(self.layout.program.avals[query].dtype))
         summed = [self._summed(v, spec) for v, spec in zip(e.ins[:3], specs, strict=False)]
-        moving = sum(self._bytes(v, spec) for v, spec in zip((key, value), specs[1:3], strict=True))
+        moving = sum(self.layout.bytes_of(v, spec) for v, spec in zip((key, value), specs[1:3], strict=True))
         sums = sum(summed) + 2 * sum(summed[1:]) if back else summed[0]
         changed = e.params["form"].change is not None
         return (4 if back else 2) * scores + changed * (2 if back else 1) * scores + sums + 2 * moving
-
-    def _bytes(self, v: Value | None, spec: Spec) -> int:
-        return 0 if v is None else self.layout.bytes_of(v, spec)
-
-    def _moved(self, v: Value | None, spec: Spec) -> int:
-        """Bytes of a value on its way: the CPU sends bfloat16 as float32."""
-        widened = (
-            v is not None and self.layout.simulated and self.layout.program.avals[v].dtype == jnp.bfloat16
-        )
-        return self._bytes(v, spec) * (2 if widened else 1)
-
-    def _narrowed(self, e: Equation, v: Value | None) -> int:
-        """By what is shorter on its way that attention multiplies: a TPU does so with float32 as bfloat16, unless more
-        precision is asked for, and sends it so."""
-        if v is None or self.layout.platform != "tpu" or self.layout.program.avals[v].dtype != jnp.float32:
-            return 1
-        asked = {p for given in e.params["form"].precision for p in _each(given)}
-        return 2 if asked <= {None, lax.Precision.DEFAULT} else 1
 
     def _summed(self, v: Value | None, spec: Spec) -> int:
         """Bytes of a sum of arrays that lie as `v`."""
@@ -163,24 +114,9 @@ class RingAttention(Region):
         dtype = wide(self.layout.program.avals[v].dtype)
         return array_bytes(shape, dtype) // prod(map(self.layout.count, spec))
 
-    def _whole(self, v: Value, lies: Spec, gone: Axes) -> int:
-        return self.layout.bytes_of(v, [tuple(a for a in has if a not in gone) for has in lies])
-
 
 def ring_attention(context: Context) -> RingAttention:
     """The rings of a step."""
     layout, members = context.layout, rings(context.layout)
     dealt = context.dealing.attentions
     return RingAttention({e.index for e in members}, layout, there(layout, members), dealt)
-
-
-def _lead(layout: Layout, e: Equation) -> Spec:
-    """How examples, heads and groups are divided."""
-    form, query = e.params["form"], e.ins[0]
-    assert query is not None
-    spec = layout.active(query)[: form.batch + form.groups]
-    return [tuple(a for a in axes if a not in layout.sequence_axes) for axes in spec]
-
-
-def _each(precision: Any) -> tuple:
-    return precision if isinstance(precision, tuple) else (precision,)

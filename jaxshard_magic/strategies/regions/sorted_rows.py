@@ -93,15 +93,14 @@ class SortedRows(Region):
         if e.index in self.away.asking and (sizes := e.ins[2]) is not None:
             yield Sent("all-gather", self.experts, n, nbytes(avals[sizes]) * n, e.trips)
         for v in self.away.brought[e.index]:
-            yield Sent("all-gather", self.experts, n, self._bytes(v) * n, e.trips)
+            yield Sent("all-gather", self.experts, n, self._moving(v) * n, e.trips)
         yield from self._summed(e)
         if e.index in self.away.back:
             yield self._sent_back(e)
 
     def _sent_back(self, e: Equation) -> Sent:
-        n, aval = self.layout.count(self.experts), self.layout.program.avals[e.outs[0]]
-        size = self._bytes(e.outs[0]) * n * (1 + self._sums_wider(aval.dtype))
-        return Sent("reduce-scatter", self.experts, n, size, e.trips)
+        n = self.layout.count(self.experts)
+        return Sent("reduce-scatter", self.experts, n, self._moving(e.outs[0]) * n, e.trips)
 
     def _summed(self, e: Equation) -> Iterable[Sent]:
         """Sums of a product of divided experts, but for those of its rows over the experts."""
@@ -113,7 +112,7 @@ class SortedRows(Region):
             return
         left, right = (self.layout.tensor_axes(v) for v in e.ins[:2] if v is not None)
         if over := tuple(a for i, j in c.contracted for a in left[i] if a in right[j]):
-            size = self._bytes(out) * self.layout.count(self.experts)
+            size = self._moving(out) * self.layout.count(self.experts)
             yield Sent("all-reduce", over, self.layout.count(over), size, e.trips)
 
     def _reduced(self, e: Equation) -> Iterable[Sent]:
@@ -122,12 +121,13 @@ class SortedRows(Region):
             return
         lies = self.layout.tensor_axes(e.ins[0])
         if over := tuple(a for d in reduced(e.params) for a in lies[d]):
-            size = self._bytes(e.outs[0]) * self.layout.count(self.experts)
+            size = self._moving(e.outs[0]) * self.layout.count(self.experts)
             yield Sent("all-reduce", over, self.layout.count(over), size, e.trips)
 
     def held(self, e: Equation, rest: Callable[[], int]) -> int:
         n = self.layout.count(self.experts)
-        return sum(self._bytes(v) for v in self.away.brought.get(e.index, ())) * n if n > 1 else rest()
+        rows = ((v, self.layout.active(v)) for v in self.away.brought.get(e.index, ()))
+        return sum(self.layout.bytes_of(v, spec) for v, spec in rows) * n if n > 1 else rest()
 
     def lies(self, value: Value) -> Spec | None:
         if value in self.sorting.sizes:
@@ -154,8 +154,8 @@ class SortedRows(Region):
         """XLA for the CPU aborts on a sum in bfloat16 by hand."""
         return self.layout.simulated and dtype == jnp.bfloat16
 
-    def _bytes(self, v: Value) -> int:
-        return self.layout.bytes_of(v, self.layout.active(v))
+    def _moving(self, v: Value) -> int:
+        return self.layout.moving(v, self.layout.active(v))
 
     # What stays on a shard.
 
