@@ -89,6 +89,9 @@ def test_of_many_devices_and_turns_as_many_are_drawn_as_are_told():
         (*turn_figures(many), "turns"),
     ):
         assert len(figure.rows) == 8 and figure.lead.endswith(f" Of 16 {what} 8 are drawn.")
+    pair = replace(POSITIONS, rings=(replace(RING, turns=2),))
+    (turns,) = turn_figures(replace(report, mesh=mesh({"expert": 4, "seq": 2}), positions=(pair,)))
+    assert "Devices 0 \u2192 1 \u2192 0: at its one turn forward" in turns.lead
 
 
 def test_rows_that_were_not_counted_are_told_so_and_are_no_zeros():
@@ -136,6 +139,7 @@ def test_devices_wait_for_the_one_whose_sorted_rows_are_most():
     ("attention", "rings", "says"),
     [
         ("gather", (), "attention, where there is any, gathers keys and values of all."),
+        ("ring", (), "attention, where there is any, gathers"),  # none of it was such
         ("ring", (replace(RING, zigzag=False),), "keys and values go round in a ring."),
         ("heads", (), "attention has its heads divided instead."),
     ],

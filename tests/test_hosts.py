@@ -19,7 +19,7 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 from jaxshard_magic import Report, ShardError
-from jaxshard_magic.hosts import starting
+from jaxshard_magic.hosts import starting, watch
 from jaxshard_magic.hosts.spec import HostsSpec
 from jaxshard_magic.mesh import MeshSpec
 from jaxshard_magic.views.format import SPACE
@@ -162,6 +162,7 @@ def test_a_cell_that_is_shorter_on_one_host_ends_with_a_line(hosts: Hosts):
 def test_an_interrupt_at_any_time_leaves_all_hosts_after_the_same_step(hosts: Hosts, times: int):
     draw = random.Random(times)
     for _ in range(times):
+        hosts.cell("n = 0")
         later(0.1 + draw.random() / 2, lambda: os.kill(os.getpid(), signal.SIGINT))
         line, said = hosts.fails(LOOP)
         assert (
@@ -171,6 +172,23 @@ def test_an_interrupt_at_any_time_leaves_all_hosts_after_the_same_step(hosts: Ho
         )
         assert len(set(hosts.everywhere("n"))) == 1
     hosts.cell("state, loss = train_step(state, batch)\nassert np.isfinite(float(loss))")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_interrupt_that_comes_before_a_busy_host_begins_is_not_lost(hosts: Hosts, asked: bool):
+    hosts.cell("n = 0")
+    sleeps = hosts.cluster.client[hosts.cluster.ids[0]].apply_async(time.sleep, 1)
+    start = time.monotonic()
+    later(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    if asked:  # after its names were brought there
+        line = watch.run(hosts.cluster, LOOP, "late", 1, lambda *_: None).told()
+    else:
+        line, said = hosts.fails(LOOP)
+        assert "jaxshard_magic/" not in said
+    assert line.startswith("Stopped ") and time.monotonic() - start < 5
+    sleeps.get(20)
+    assert len(set(hosts.everywhere("n"))) == 1
+    hosts.cell("state, loss = train_step(state, batch)")
 
 
 def test_a_cell_without_a_step_is_interrupted_too(hosts: Hosts):
@@ -323,7 +341,7 @@ def test_nothing_is_left_of_a_kernel_that_is_killed(tmp_path: Path):
     script = textwrap.dedent(
         """
         import os, signal
-        from jaxshard_magic.hosts import starting
+        from jaxshard_magic.hosts import starting, watch
         from jaxshard_magic.hosts.spec import HostsSpec
         found = starting.start(HostsSpec.parse("hosts", "2"), 4)
         print(found.folder)

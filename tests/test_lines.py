@@ -56,10 +56,13 @@ def test_a_collective_of_a_cell_has_the_line_that_its_editor_shows(given):
         assert c.at is None
 
 
-def test_the_line_of_the_steps_own_cell_comes_first_and_what_it_called_is_named(given):
+@pytest.mark.parametrize(
+    "option", ["", " --remat dots"]
+)  # without one and with one that takes gradients anew
+def test_the_line_of_the_steps_own_cell_comes_first_and_what_it_called_is_named(given, option):
     given.run(WHOLE.split("\ndef train_step")[0].lstrip())
     first = given.shell.execution_count - 1
-    report = given.run("%%shard dp" + STEP + LOOP)
+    report = given.run(f"%%shard dp{option}" + STEP + LOOP)
     called = {c.at for c in report.collectives}
     assert {c.source for c in report.collectives} == {
         "loss, grads = jax.value_and_grad(loss_fn)(state, batch)"

@@ -15,7 +15,7 @@ from ..placing import cuts_by_host
 from ..report import Collective
 from ..report.parts import mesh_text
 from ..report.written import Shown, saved
-from ..step.tracing import SIDE_BY_SIDE
+from ..step.tracing import BY_SORTING, SIDE_BY_SIDE
 from ..targets import target_of
 from .cells import Piece, cells_of
 from .inside import INSIDE
@@ -103,7 +103,8 @@ def code_of(
     had.
 
     Raises ShardError before the step has run or was compiled, for one whose batch was padded, and for one that goes
-    through experts one by one, which the plan has side by side.
+    through experts one by one, which the plan has side by side, or looks up a matrix for each token, which the plan
+    sorts.
     """
     entry, last = last_call(step)
     if entry.added:
@@ -111,10 +112,16 @@ def code_of(
             f"--pad added rows to the batch of {step.name}, and plain JAX divides no batch that does not divide: run "
             "the step on a batch that does, without --pad, then write its code"
         )
-    if any(finding.code == SIDE_BY_SIDE for finding in entry.plan.findings):
+    told = {finding.code for finding in entry.plan.findings}
+    if SIDE_BY_SIDE in told:
         raise ShardError(
             f"{step.name} goes through its experts one by one, and the plan has them side by side, which no constraint "
             "in its text says: write the loop as jax.vmap over the experts, run the step, then write its code"
+        )
+    if BY_SORTING in told:
+        raise ShardError(
+            f"{step.name} looks up a matrix for each token, and the plan sorts tokens by their matrices, which no "
+            "constraint in its text says: write it with jax.lax.ragged_dot, run the step, then write its code"
         )
     parameters = inspect.signature(step.__wrapped__).parameters
     names, kinds = list(parameters), {p.kind for p in parameters.values()}

@@ -221,6 +221,7 @@ def let_go() -> None:
 def run_cell(text: str, name: str, number: int) -> Ended:
     """Run a cell as the kernel's cell `number`; its output is the host's own."""
     import jax
+    from ipyparallel.engine.datapub import publish_data
 
     shell = _shell()
     shell.execution_count = number
@@ -229,6 +230,7 @@ def run_cell(text: str, name: str, number: int) -> Ended:
     caught: list[BaseException] = []
     try:
         with guard.runs():
+            publish_data({"begun": name})  # as `watch.BEGUN`
             result = shell.run_cell(text, store_history=True)
             error = result.error_before_exec or result.error_in_exec
             if error is not None:

@@ -32,6 +32,8 @@ OURS = ("ShardError", "UsageError")  # whose message is the whole line
 OWN = ("Interrupted",)  # of a cell that says itself how far its step has come
 STOPPED = ("KeyboardInterrupt", *OWN)
 MOST_STOPS = 3  # interrupts, after which the hosts are ended
+NOT_BEGUN = "Stopped before a step"
+BEGUN = "data_message"  # of a host whose cell hears interrupts from there on; one that comes earlier is lost
 Message = tuple[int, dict[str, Any]]  # the host, and a message as kernels publish them
 
 
@@ -67,11 +69,7 @@ class Outcome:
             done = f"{steps[0]:,} step{'s' * (steps[0] != 1)}"
             if not alike:
                 return f"Stopped, the hosts after {', '.join(f'{n:,}' for n in steps)} steps"
-            return (
-                f"Stopped after {done}, the same on all {len(steps)} hosts"
-                if steps[0]
-                else "Stopped before a step"
-            )
+            return f"Stopped after {done}, the same on all {len(steps)} hosts" if steps[0] else NOT_BEGUN
         host = self.failed
         if host is None:
             return next((each.error[1] for each in self.hosts if each.error is not None), "")
@@ -105,11 +103,16 @@ def run(
     start, called = time.monotonic(), f"{cluster.token}/{name}"  # engines may have run other clusters' cells
     said: queue.SimpleQueue[Message] = queue.SimpleQueue()
     ended: dict[int, engine.Ended] = {}
+    begun: set[int] = set()
 
     def relay() -> None:
         with suppress(queue.Empty):
             while True:
-                publish(*said.get_nowait())
+                host, message = said.get_nowait()
+                if message["header"]["msg_type"] == BEGUN:
+                    begun.add(host)
+                else:
+                    publish(host, message)
 
     look(cluster)
     with _interrupts() as asked_to_stop:
@@ -131,7 +134,7 @@ def run(
                 cluster.bury(lost.survivors, str(lost), partial(_free, waits))
                 raise
             relay()
-            if len(asked_to_stop) > stops:
+            if len(asked_to_stop) > stops and (running[0] in begun or len(asked_to_stop) > 1):
                 stops = len(asked_to_stop)
                 if stops > MOST_STOPS:
                     cluster.kill(why := f"interrupted {stops} times", wait_s=0)

@@ -170,6 +170,8 @@ class OnHosts:
             raise UsageError(self._told(lost)) from None
         except ShardError as error:
             raise UsageError(str(error)) from None
+        except KeyboardInterrupt:
+            raise Interrupted(watch.NOT_BEGUN) from None
         number = len(self._shell.user_ns["In"]) - 1
         output = Output(self._shell, len(cluster), lambda kind, data: self._received(kind, data, text))
         self._running = True

@@ -82,16 +82,34 @@ class Counts:
         if e is None:
             return None
         root = self.root(self._added(e) if e.primitive.adds else self._summed(e))
-        return root if self._places(root) is not None else None
+        return root if self.choosing(root) is not None or self._kept_above_zero(root) else None
 
-    def _places(self, value: Value | None) -> Equation | None:
-        """What gave keys, or more of which they are a part, as places along a dimension: none of them is negative."""
-        e = self._maker(value)
-        while e is not None and e.primitive.part:
-            value = self.root(e.ins[0])
-            e = self._maker(value)
+    def choosing(self, value: Value | None) -> Equation | None:
+        """What gave all numbers that a value has as places along a dimension: none of them is negative. None where that
+        isn't known."""
+        value, e = self._source(value)
         given = None if e is None else e.primitive.places
-        return e if e is not None and given is not None and e.outs[given] == self.root(value) else None
+        return e if e is not None and given is not None and e.outs[given] == value else None
+
+    def _kept_above_zero(self, value: Value | None) -> bool:
+        """Is it clipped to numbers that are not negative?"""
+        _, e = self._source(value)
+        if e is None or e.name != "min":
+            return False
+        for k in (0, 1):
+            inner, most = self.inner(e.ins[k]), self._number(e, 1 - k)
+            below = None if inner is None else self.program.maker.get(inner)
+            if below is not None and below.name == "max" and most is not None and most >= 0:
+                return 0 in (self._number(below, 0), self._number(below, 1))
+        return False
+
+    def _source(self, value: Value | None) -> tuple[Value | None, Equation | None]:
+        """What has all numbers of a value, which is a part of it, or repeats it, and what makes that."""
+        e = self._maker(value)
+        while e is not None and (e.primitive.part or e.name == "broadcast_in_dim"):
+            value = e.ins[0]
+            e = self._maker(value)
+        return self.root(value), e
 
     def _maker(self, value: Value | None) -> Equation | None:
         root = self.root(value)
@@ -152,11 +170,11 @@ class Counts:
 
     def _largest(self, value: Value | None) -> float:
         """The largest number that keys can have, as far as that is known."""
-        made = self._places(value)
-        return inf if made is None else self._last_places[made.index]
+        made = self.choosing(value)
+        return inf if made is None else self.last_places[made.index]
 
     @cached_property
-    def _last_places(self) -> dict[int, int]:
+    def last_places(self) -> dict[int, int]:
         """Of equations that give places along a dimension, by index, the last one."""
         return {r.equation.index: r.number - 1 for r in rankings(self.program) if r.chosen is not None}
 
@@ -185,6 +203,15 @@ class Counts:
                 break
             value = before
         return value
+
+    def unwrapped(self, value: Value | None) -> Value | None:
+        """The same, before numbers below 0 were counted from the end."""
+        while (found := self.inner(value)) is not None:
+            e = self.program.maker.get(found)
+            if e is None or e.name != "select_n" or not self._negative(e):
+                break
+            value = e.ins[1]
+        return found
 
     def _number(self, e: Equation, k: int) -> Any:
         """Operand `k` of `e` where it is a number written into the program."""

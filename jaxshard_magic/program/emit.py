@@ -5,6 +5,7 @@ Under a trace this re-emits the step: same numbers, with what a subclass of `Emi
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -16,6 +17,14 @@ from .ir import Door, Equation, Program, Scope
 from .lines import Calls, user_context
 from .primitives import bind, scan_counts
 
+_caller: ContextVar[Any] = ContextVar("caller", default=None)
+
+
+def caller() -> Any:
+    """The traceback of the equation that runs, of whichever emitter: a loss is run by one of its own inside of that of
+    its step. None where none runs."""
+    return _caller.get()
+
 
 class Emitter:
     """`Emitter(program)(*arrays)` gives the outputs of the program. Gradients are already taken, so custom
@@ -25,7 +34,7 @@ class Emitter:
     def __init__(self, program: Program, labels: Mapping[int, str] | None = None):
         self.program = program
         self._scopes = {i: new_name_stack(name) for i, name in (labels or {}).items()}
-        self._calls, self._caller = Calls(), None
+        self._calls = Calls()
 
     def __call__(self, *args: Any) -> list:
         return self.run(self.program.top, args)
@@ -62,17 +71,17 @@ class Emitter:
     @contextmanager
     def context_of(self, e: Equation) -> Iterator[None]:
         """What runs meanwhile has the line, the names and the context of `e`."""
-        info, caller = e.eqn.source_info, self._caller
+        info = e.eqn.source_info
         names = current_name_stack() + info.name_stack
         if e.index in self._scopes:
             names = names + self._scopes[e.index]
-        lines = self._calls.join(caller, info.traceback)
+        lines = self._calls.join(caller(), info.traceback)
         with user_context(lines, name_stack=names), e.eqn.ctx.manager:
-            self._caller = lines
+            token = _caller.set(lines)
             try:
                 yield
             finally:
-                self._caller = caller
+                _caller.reset(token)
 
     def equation(self, e: Equation, values: list) -> list:
         """The results of one equation."""

@@ -14,6 +14,7 @@ from .flow import Flow
 from .in_turn.found import may_be_in_turn
 from .ir import Program
 from .labels import labels
+from .looked_up import may_look_up
 from .phases import phases
 from .roles import Roles
 from .trace import Traced
@@ -67,8 +68,8 @@ class Facts:
 
     @cached_property
     def may_mix_experts(self) -> bool:
-        """Whether tokens choose among experts in it, or may where it goes through these one by one."""
-        return self.mixes_experts or may_be_in_turn(self.program)
+        """Whether tokens choose among experts in it, or may where it goes through these one by one or looks them up."""
+        return self.mixes_experts or may_be_in_turn(self.program) or may_look_up(self.program)
 
     @cached_property
     def work(self) -> tuple[Work, ...]:

@@ -17,6 +17,7 @@ from ..program.hooks import users_own
 from ..program.in_turn.found import may_be_in_turn
 from ..program.in_turn.side_by_side import NONE, Loops, experts_together
 from ..program.ir import Program
+from ..program.looked_up import lookups_sorted, may_look_up
 from ..program.mapped import Mapped, on_a_device
 from ..program.peel import Peeled, Result, specs
 from ..program.placements import kept_to
@@ -26,6 +27,7 @@ from ..request import GradientOptions, Request
 from ..strategies import spread
 
 SIDE_BY_SIDE = "experts-together"  # the code of what is said of loops over experts that run so
+BY_SORTING = "experts-looked-up"  # and of matrices that tokens look up
 
 _config: Any = jax.config
 
@@ -42,6 +44,7 @@ class TracedCall:
         home: what takes the step's own placements on other devices out of a trace; None where they stay.
         left_out: the lines of these.
         loops: those over experts.
+        looked_up: the lines that look up a matrix for each token, which is sorted by them.
     """
 
     traced: Traced
@@ -51,6 +54,7 @@ class TracedCall:
     home: Callable[[Traced], tuple[Traced, tuple[str, ...]]] | None = None
     left_out: tuple[str, ...] = ()
     loops: Loops = NONE
+    looked_up: tuple[str, ...] = ()
 
     def at_home(self, mesh: Mesh, *, whole: bool) -> "TracedCall":
         """The call on the devices of `mesh`; `whole` and errors as `kept_to` has them."""
@@ -70,6 +74,13 @@ class TracedCall:
                 "side, on each device its own: the numbers are the loop's, but for the order in which a sum is rounded."
             )
             found = (Finding(SIDE_BY_SIDE, "info", message), *found)
+        if self.looked_up:
+            message = (
+                f"No token gets a copy of the matrix that it looks up ({_some(self.looked_up)}): tokens are sorted by "
+                "their matrices, multiplied in groups (jax.lax.ragged_dot) and put back. The numbers are the step's, "
+                "but for how products are rounded."
+            )
+            found = (Finding(BY_SORTING, "info", message), *found)
         if not self.left_out:
             return found
         lines = ", ".join(self.left_out)
@@ -145,9 +156,10 @@ def trace_call(peeled: Peeled, request: Request, *, captures: bool = False) -> T
 
 
 def experts_side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedCall:
-    """A `call` with the experts side by side that it goes through one by one, traced anew where its gradients are taken
-    already; itself where it has none."""
-    if not may_be_in_turn(Program(call.traced.closed)):
+    """A `call` with the experts side by side that it goes through one by one, and with its tokens sorted by those that
+    they look up, traced anew where its gradients are taken already; itself where it does neither."""
+    program = Program(call.traced.closed)
+    if not (may_be_in_turn(program) or may_look_up(program)):
         return call
     known, key = call.traced.known, ("experts side by side", request.mesh)
     if key not in known:
@@ -166,15 +178,25 @@ def _side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> TracedC
             return call
         captured, _ = home(captured)
     together, loops = experts_together(captured)
-    if together is None:
+    by_sorting, looked_up = lookups_sorted(together or captured)
+    if (rewritten := by_sorting or together) is None:
         return replace(call, loops=loops)
 
     def with_experts(traced: Traced) -> tuple[Traced, tuple[str, ...]]:
         traced, left_out = home(traced)
-        return experts_together(traced)[0] or traced, left_out
+        traced = experts_together(traced)[0] or traced
+        return lookups_sorted(traced)[0] or traced, left_out
 
-    plain = with_plain_gradients(together)
-    return replace(call, traced=plain, result=result, captured=together, home=with_experts, loops=loops)
+    plain = with_plain_gradients(rewritten)
+    return replace(
+        call,
+        traced=plain,
+        result=result,
+        captured=rewritten,
+        home=with_experts,
+        loops=loops,
+        looked_up=looked_up,
+    )
 
 
 def _some(lines: Sequence[str]) -> str:

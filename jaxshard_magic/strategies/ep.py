@@ -123,8 +123,9 @@ def _no_experts(layout: Layout, axes: Axes) -> str:
     if (name := _looked_up(layout)) is not None:
         return (
             f"ep: {name} is looked up for each token ({name.rpartition('.')[2]}[chosen]), which makes each a matrix of "
-            "its own; sort the tokens by expert for jax.lax.ragged_dot, or have all experts work on all tokens "
-            "(jax.vmap, lax.scan) and take what is chosen of the results"
+            "its own, that not only products read; multiply with it (jnp.einsum, @), sort the tokens by expert for "
+            "jax.lax.ragged_dot, or have all experts work on all tokens (jax.vmap, lax.scan) and take what is chosen "
+            "of the results"
         )
     if (loop := find_handed_on(layout.dims, layout.flow, layout.roles)) is not None:
         at = users_line(loop.eqn) or "in a library"

@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax._src.source_info_util import current_name_stack  # jax has no public form
 
-from ..program.emit import Emitter
+from ..program.emit import Emitter, caller
 from ..program.ir import Equation, Scope, Value
 from ..program.labels import COMBINE, DISPATCH, PIN, weight_label
 from ..program.lines import user_context
@@ -115,7 +115,7 @@ class Hold(Emitter):
     @contextmanager
     def at(self, path: Iterable[Equation]) -> Iterator[None]:
         """Under the name and the line of the last equation of `path`, inside the loop that is being emitted."""
-        names, lines, label = current_name_stack(), self._caller, None
+        names, lines, label = current_name_stack(), caller(), None
         for e in path:
             names = names + e.eqn.source_info.name_stack
             lines = self._calls.join(lines, e.eqn.source_info.traceback)

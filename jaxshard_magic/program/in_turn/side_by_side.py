@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from ..capture import Gradient, gradient_p, gradients_of
+from ..capture import Gradient, gradients_of
 from ..emit import Emitter
 from ..ir import Door, Equation, Program, Scope, Value
+from ..losses import WithLosses
 from ..primitives import scan_counts
-from ..replay import Replay, retraced
-from ..trace import Traced, hoisted
+from ..trace import Traced
 from .chains import Chosen, Family, Joined, Sum, Together
 from .found import Found, One, Unit, find_in_turn, made_by
 from .parts import Part
@@ -45,7 +45,7 @@ def experts_together(captured: Traced) -> tuple[Traced | None, Loops]:
         inside = find_in_turn(loss, [loss.inputs[i] for i in call.differentiated])
         found.append(inside)
         if inside:
-            losses[e.index] = retraced(_SideBySide(loss, inside))
+            losses[e.index] = _SideBySide(loss, inside).retraced()
     loops = Loops(
         tuple(dict.fromkeys(line for f in found for line in f.together)),
         tuple(line for f in found for line in f.apart),
@@ -53,15 +53,15 @@ def experts_together(captured: Traced) -> tuple[Traced | None, Loops]:
     )
     if not loops.together:
         return None, loops
-    return replace(captured, closed=retraced(_SideBySide(program, found[0], losses))), loops
+    return replace(captured, closed=_SideBySide(program, found[0], losses).retraced()), loops
 
 
-class _SideBySide(Replay):
+class _SideBySide(WithLosses):
     """Runs a program in the orders of `found`; `losses`: what gradient calls have in the place of theirs, by index."""
 
     def __init__(self, program: Program, found: Found, losses: Mapping[int, ClosedJaxpr] | None = None):
-        super().__init__(program)
-        self._found, self._losses = found, losses or {}
+        super().__init__(program, losses or {})
+        self._found = found
         self._parts = dict[Value, Any]()  # of the trip that runs
 
     def run(self, scope: Scope, args: Any) -> list:
@@ -108,13 +108,7 @@ class _SideBySide(Replay):
     def equation(self, e: Equation, values: list) -> list:
         if len(e.outs) == 1 and e.outs[0] in self._parts:
             return [self._parts[e.outs[0]]]
-        loss = self._losses.get(e.index)
-        if loss is None:
-            return super().equation(e, values)
-        call, n = e.params["gradient"], len(loss.consts)
-        known = {k + n: x for k, x in call.known.items()}
-        whole = Gradient(hoisted(loss), call.closed_over + n, known)
-        return gradient_p.bind(*loss.consts, *values, gradient=whole)
+        return super().equation(e, values)
 
 
 class _Run:

@@ -159,19 +159,28 @@ class SortedRows(Region):
 
     # What stays on a shard.
 
-    def _on_shards(self, function: Callable[..., Any], specs: Iterable[Spec], outs: Iterable[Spec]) -> Any:
+    def _on_shards(self, function: Callable[..., Any], specs: Sequence[Spec], outs: Sequence[Spec]) -> Any:
+        axes = {a for spec in (*specs, *outs) for has in spec for a in has}
         return jax.shard_map(
             function,
             mesh=self.layout.mesh,
             in_specs=tuple(map(partition_spec, specs)),
             out_specs=tuple(map(partition_spec, outs)),
-            axis_names={*self._batch},
+            axis_names={*self._batch, *axes},
             check_vma=False,
         )
 
     def _along(self, v: Value | None, dim: int | None, axes: Axes | None = None) -> Spec:
         rank = 0 if v is None else len(self.layout.program.shapes[v])
         return [(self._batch if axes is None else axes) if d == dim else () for d in range(rank)]
+
+    def _divided(self, v: Value | None, dim: int, axes: Axes) -> Spec:
+        """Rows along `axes`, and what tensor parallelism divides as it does: the compiler would gather it for a
+        collective over `axes` alone."""
+        along = self._along(v, dim, axes)
+        return (
+            along if v is None else [a or b for a, b in zip(along, self.layout.tensor_axes(v), strict=True)]
+        )
 
     def _numbers(self, axes: Axes) -> Any:
         """Of the devices along some axes, one on each: XLA knows no device's own where other axes are its to divide."""
@@ -313,9 +322,11 @@ class SortedRows(Region):
         state, out = self.sorting.order(e.outs[0]), e.outs[0]
         if not self.experts or state is None:
             return made
-        lies, dim = [self.experts, *self._along(out, state.dim, self._others)], state.dim
+        dim = state.dim
         if e.index not in self.away.back:
-            return self.layout.pin(made, self.lies(out) or lies)
+            return self.layout.pin(
+                made, self.lies(out) or [self.experts, *self._along(out, dim, self._others)]
+            )
 
         def on_shard(part):
             x, dtype = part[0], part.dtype
@@ -324,7 +335,8 @@ class SortedRows(Region):
                 total = lax.psum_scatter(x, self.experts, scatter_dimension=dim, tiled=True)
             return (total.astype(dtype),)
 
-        return self._on_shards(on_shard, [lies], [self._along(out, dim)])(made)[0]
+        parts = [self.experts, *self._divided(out, dim, self._others)]
+        return self._on_shards(on_shard, [parts], [self._divided(out, dim, self._batch)])(made)[0]
 
     def _brought(self, x: Any, v: Value | None, dim: int) -> Any:
         """The rows of all devices that share the experts."""
@@ -333,7 +345,8 @@ class SortedRows(Region):
             with jax.named_scope(DISPATCH):
                 return (lax.all_gather(own, self.experts, axis=dim, tiled=True),)
 
-        return self._on_shards(on_shard, [self._along(v, dim)], [self._along(v, dim, self._others)])(x)[0]
+        own, others = (self._divided(v, dim, axes) for axes in (self._batch, self._others))
+        return self._on_shards(on_shard, [own], [others])(x)[0]
 
 
 def own_first(counts: Any, axes: Axes, device: Any, rows: int) -> tuple[Any, Any]:

@@ -21,15 +21,15 @@ WORK = {
     "sorted": "An expert multiplies the rows that chose it",
     "all": "Every expert multiplies all tokens, whoever chose it",
 }
-UNCOUNTED = (
-    "The rows of each were not counted: a cell's first call does that on one host, for a step that calls no Python, "
-    "where it takes no more memory than the step."
-)
 HOW = {
     "gather": "attention, where there is any, gathers keys and values of all",
     "heads": "attention has its heads divided instead",
     "ring": "keys and values go round in a ring",
 }
+UNCOUNTED = (
+    "The rows of each were not counted: a cell's first call does that on one host, for a step that calls no Python, "
+    "where it takes no more memory than the step."
+)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ def _positions(report: Report, one: Positions) -> Figure:
     if ring is not None:
         lead += "a causal ring deals them out zig-zag, so that all devices see as many keys."
     else:
-        lead += HOW[one.attention] + "."
+        how = one.attention if one.rings or one.attention != "ring" else "gather"
+        lead += HOW[how] + "."
     return Figure(lead + _drawn_of(len(places)), one.axes[0], tuple(rows))
 
 
@@ -201,7 +202,8 @@ def _turns(report: Report, one: Positions, ring: Ring) -> Figure:
     first, dealt = [devices[0] for devices in places], parts_of(one, len(places), ring)
     where = f" at {in_words(ring.file, ring.line)}" if ring.line is not None else ""
     often = f", {count_text(ring.count)} times a step" if ring.count > 1 else ""
-    turns = f"each of {count_text(ring.turns - 1)} turns" if ring.turns > 2 else "its one turn"
+    sent = ring.turns - 1
+    turns = f"each of {count_text(sent)} turns" if sent > 1 else "its one turn"
     lead = (
         f"Attention{where} as a ring over {'+'.join(one.axes)}{often}. {_way(first)}: at {turns} forward a device "
         f"sends keys and values to the next, {byte_text(ring.bytes)}"
