@@ -6,8 +6,8 @@ import time
 
 import pytest
 from cells import made
+from refusals import refusal
 
-from jaxshard_magic.errors import ShardError
 from jaxshard_magic.notebook import cells
 
 PLAIN_STEP = """
@@ -22,10 +22,7 @@ def found(source: str, name: str | None = None, **namespace) -> cells.Step:
 
 
 def error(source: str, name: str | None = None, **namespace) -> str:
-    with pytest.raises(ShardError) as raised:
-        found(source, name, **namespace)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+    return refusal(found, source, name, **namespace)
 
 
 def test_the_default_name_wins_over_everything_else():

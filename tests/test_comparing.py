@@ -18,10 +18,10 @@ from jaxshard_magic.analysis import check
 from jaxshard_magic.comparing import How, Requests, Trying, candidates
 from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report.comparison import Trial
-from jaxshard_magic.step import building
 from jaxshard_magic.views.words.comparison import trial_names
 
 WIDTH = 16
+COMPILES = "jaxshard_magic.program.compiling.compile_lowered"
 
 
 def step(params, batch):
@@ -195,7 +195,7 @@ def test_while_two_compile_at_once_it_is_told_how_many_are_done(monkeypatch):
         return compile_lowered(lowered)
 
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr(building, "compile_lowered", both)
+    monkeypatch.setattr(COMPILES, both)
     jaxshard_magic.compare(step, "dp,fsdp", arguments(), mesh="cpu:8 data=8", run=False, say=said.append)
     first, second, third = said[:3]
     assert first == 'compiling dp --mesh "data=8", 0 of 2 done'
@@ -248,7 +248,7 @@ def test_an_interrupt_waits_for_no_compiler_and_nothing_of_the_users_runs_after_
         raise KeyboardInterrupt
 
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr("jaxshard_magic.step.building.compile_lowered", compiled)
+    monkeypatch.setattr(COMPILES, compiled)
     found = jaxshard_magic.compare(
         traced_step, ["dp", "fsdp", "tp"], arguments(), mesh="cpu:8 data=8", show=interrupt, check=False
     )

@@ -7,10 +7,9 @@ import pytest
 from cells import LOOP, STEP
 from IPython.utils.capture import capture_output
 
-from jaxshard_magic.pipeline import jobs
 from jaxshard_magic.program.compiling import compile_lowered
 from jaxshard_magic.report import Report
-from jaxshard_magic.step import ShardedStep, building
+from jaxshard_magic.step import ShardedStep
 
 STOPS = """
 for i in range(30):
@@ -129,20 +128,21 @@ def test_stopped_while_it_compiles_a_cell_says_so_in_one_line(given, monkeypatch
     assert "Traceback" not in seen.stdout + seen.stderr
 
 
+COMPILES = "jaxshard_magic.program.compiling.compile_lowered"
 ALONE = "Stopped before train_step had run; your arrays are as they were."
 SEVERAL = "Stopped before any of 2 strategies had compiled."
 
 
 @pytest.mark.parametrize(
-    ("line", "module", "said"),
+    ("line", "called", "said"),
     [
-        ("fsdp", building, ALONE),
-        ("pp --mesh pipe=2", jobs, ALONE),
-        ("auto --among dp,fsdp", building, ALONE),
-        ("dp,fsdp", building, SEVERAL),
+        ("fsdp", COMPILES, ALONE),
+        ("pp --mesh pipe=2", "jaxshard_magic.pipeline.jobs.compile_lowered", ALONE),
+        ("auto --among dp,fsdp", COMPILES, ALONE),
+        ("dp,fsdp", COMPILES, SEVERAL),
     ],
 )
-def test_it_is_stopped_while_a_compiler_is_still_at_work(given, monkeypatch, line, module, said):
+def test_it_is_stopped_while_a_compiler_is_still_at_work(given, monkeypatch, line, called, said):
     begun, released = threading.Event(), threading.Event()
 
     def compiling(_lowered):
@@ -154,7 +154,7 @@ def test_it_is_stopped_while_a_compiler_is_still_at_work(given, monkeypatch, lin
         begun.wait(60)
         interrupt()
 
-    monkeypatch.setattr(module, "compile_lowered", compiling)
+    monkeypatch.setattr(called, compiling)
     threading.Thread(target=stop).start()
     error, _ = ended(given, f"%%shard {line}" + STEP + LOOP)
     assert not released.is_set()
@@ -172,7 +172,7 @@ def test_a_comparison_that_is_stopped_is_kept_and_ends_its_cell(given, monkeypat
         return compile_lowered(lowered)
 
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(building, "compile_lowered", compiling)
+    monkeypatch.setattr(COMPILES, compiling)
     error, seen = ended(given, "%%shard dp,fsdp,tp -o kept" + STEP + LOOP)
     released.set()
     assert str(error) == "Stopped: 1 of 3 strategies compiled, 0 ran."

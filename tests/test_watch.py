@@ -233,18 +233,23 @@ def test_the_first_step_whose_loss_is_nan_is_known(mesh):
     assert metrics is not None and (metrics["loss"].astray, metrics["loss"].before) == (6, 5)
 
 
-def test_examples_and_tokens_are_counted_by_the_batch_and_the_rule_is_told(mesh):
+@pytest.mark.parametrize("examples", [8, 7])
+def test_examples_and_tokens_are_counted_by_the_batch_and_the_rule_is_told(mesh, examples):
+    """Without the rows that are added to it."""
+
     def step(table, batch):
         loss, grads = jax.value_and_grad(lambda t: jnp.mean(t[batch["ids"]] ** 2 + batch["label"].sum()))(
             table
         )
         return table - grads, loss
 
-    batch = {"ids": jnp.zeros((8, 16), jnp.int32), "label": jnp.zeros(8, jnp.int32)}
-    entry = jaxshard_magic.shard(step, "dp", mesh=mesh).prepare(jnp.ones((32, 4)), batch)
+    batch = {"ids": jnp.zeros((examples, 16), jnp.int32), "label": jnp.zeros(examples, jnp.int32)}
+    entry = jaxshard_magic.shard(step, "dp", mesh=mesh, pad=True).prepare(jnp.ones((32, 4)), batch)
+    assert bool(entry.added) == (examples == 7)
     known = known_of(entry)
-    assert (known.examples, known.tokens) == (8, 8 * 16)
-    assert known.tokens_by == "128 a step, batch.ids[8,16]"
+    assert (known.examples, known.tokens) == (examples, examples * 16)
+    assert known.tokens_by == f"{examples * 16} a step, batch.ids[{examples},16]"
+    assert known.examples_by == f"{examples} a step, of batch.ids[{examples},16]"
     assert known.ideal_s is None, "a CPU has no published peak"
 
 
