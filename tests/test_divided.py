@@ -139,7 +139,7 @@ def test_devices_wait_for_the_one_whose_sorted_rows_are_most():
     ("attention", "rings", "says"),
     [
         ("gather", (), "attention, where there is any, gathers keys and values of all."),
-        ("ring", (), "attention, where there is any, gathers"),  # none of it was such
+        ("ring", (), "keys and values go round in a ring."),  # of a pipeline, whose stages have them
         ("ring", (replace(RING, zigzag=False),), "keys and values go round in a ring."),
         ("heads", (), "attention has its heads divided instead."),
     ],

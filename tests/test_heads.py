@@ -7,7 +7,8 @@ from itertools import product
 import jax
 import jax.numpy as jnp
 import pytest
-from masked import EXAMPLES, FORMS, MASKS, TIME, WIDTH, attention_step
+from attentions import by_hand
+from masked import EXAMPLES, FORMS, HEADS, MASKS, TIME, WIDTH, attention_step
 from positions import ran, same
 from refusals import refusal
 from theory import steps
@@ -106,6 +107,27 @@ def test_one_long_example_exchanges_its_heads_over_all_axes():
     args = params, {name: x[:1] for name, x in batch.items()}
     found = ran(divided(step, axes="cpu:8 data=2 seq=4"), step, *args)
     assert moved(found) == told(found, *args) == {(A2A, ARRAY // EXAMPLES // 8): 8}
+
+
+@pytest.mark.parametrize("form", ["gather", "heads"])
+def test_a_maximum_over_windows_of_positions_has_the_plain_gradient(form):
+    """Which XLA takes for another where windows overlap and positions are divided: it is taken of all positions."""
+
+    def step(params, x):
+        def loss(params):
+            q, k, v = ((x @ m).reshape(*x.shape[:2], HEADS, -1) for m in params)
+            h = by_hand(q, k, v).reshape(x.shape) + x @ params[0]
+            h = jax.lax.reduce_window(h, -jnp.inf, jax.lax.max, (1, 3, 1), (1, 1, 1), "SAME")
+            return jnp.mean((h @ params[1]) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return params - grads, value
+
+    keys = jax.random.split(jax.random.key(0))
+    params = jax.random.normal(keys[0], (3, WIDTH, WIDTH)) / 6
+    x = jax.random.normal(keys[1], (EXAMPLES, TIME, WIDTH))
+    sharded = jaxshard_magic.shard(step, "sp", mesh=jaxshard_magic.mesh("cpu:4 seq=4"), attention=form)
+    ran(sharded, step, params, x)
 
 
 def test_a_mask_made_of_data_is_gathered_and_no_scores_are():

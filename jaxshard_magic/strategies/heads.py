@@ -115,10 +115,9 @@ class Attentions:
                     group = self._doors.find(v)
                     if self._is_inside(group):
                         lies |= {w: self._by_heads(w, heads[e.index]) for w in self._members[group]}
-        reads: dict[tuple[int, Value], Spec] = {}
-        makes: dict[Value, Spec] = {}
+        reads, makes = {**self._layout.exchanges.reads}, {**self._layout.exchanges.makes}
         for e in self._program.equations:
-            if e.doors:
+            if e.doors or any(v in self._layout.exchanges.makes for v in e.outs):
                 continue
             classes = heads.get(e.index)
             for v in (*e.ins, *e.outs):

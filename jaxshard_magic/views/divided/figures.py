@@ -192,8 +192,7 @@ def _positions(report: Report, one: Positions) -> Figure:
     if ring is not None:
         lead += "a causal ring deals them out zig-zag, so that all devices see as many keys."
     else:
-        how = one.attention if one.rings or one.attention != "ring" else "gather"
-        lead += HOW[how] + "."
+        lead += HOW[one.attention] + "."
     return Figure(lead + _drawn_of(len(places)), one.axes[0], tuple(rows))
 
 
