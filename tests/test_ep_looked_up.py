@@ -218,11 +218,23 @@ def test_matrices_of_ones_for_numbers_of_none_are_looked_up_as_they_stand():
 
 
 def test_what_something_else_reads_than_products_is_refused_in_one_line():
-    def form(p, x):
-        chosen = jnp.argmax(x @ p["router"], -1)
-        return x + (x[..., None] * p["up"][chosen]).sum(-2)[..., :WIDTH]
+    """And so is what stands in a function with a derivative rule of its own, which runs as it is."""
 
-    assert "params.up is looked up for each token (up[chosen])" in refusal(entry_of, form)
+    @jax.custom_jvp
+    def ruled(x, up, chosen):
+        return jnp.einsum("btd,btdf->btf", x, up[chosen])
+
+    @ruled.defjvp
+    def _(given, tangents):
+        (x, up, chosen), (dx, dup, _) = given, tangents
+        return ruled(*given), ruled(dx, up, chosen) + ruled(x, dup, chosen)
+
+    for of_tokens in (ruled, lambda x, up, chosen: (x[..., None] * up[chosen]).sum(-2)):
+
+        def form(p, x, of_tokens=of_tokens):
+            return x + of_tokens(x, p["up"], jnp.argmax(x @ p["router"], -1))[..., :WIDTH]
+
+        assert "params.up is looked up for each token (up[chosen])" in refusal(entry_of, form)
 
 
 @pytest.mark.ci

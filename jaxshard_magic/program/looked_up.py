@@ -106,7 +106,11 @@ def may_look_up(program: Program) -> bool:
 
 def find_lookups(program: Program, weights: Iterable[Value]) -> Found:
     """What a program looks up of `weights` and only multiplies with; cost: linear in the equations."""
-    lookups = {e.index: f for e in program.equations if (f := _lookup(program, e)) is not None}
+    ruled = {
+        e.index for rule in program.equations if rule.primitive.custom for e in rule.inside()
+    }  # runs as it is
+    found = ((e.index, _lookup(program, e)) for e in program.equations if e.index not in ruled)
+    lookups = {i: lookup for i, lookup in found if lookup is not None}
     if not lookups:
         return Found({}, frozenset(), {}, ())
     own = Flow(program).forward(weights, by_alias)
