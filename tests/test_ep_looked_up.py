@@ -154,6 +154,18 @@ def test_no_token_has_a_matrix_of_its_own():
     assert f"line {first}, " in said and f"line {first + 1})" in said
 
 
+def test_a_search_tries_ep_for_matrices_that_are_looked_up_and_not_for_batches_that_are():
+    """A batch whose images are put in another order takes whole slices of a stack, too."""
+
+    def shuffled(p, x):
+        images = x.reshape(len(x), TIME, WIDTH, 1)
+        return images[jnp.argsort(images.sum((1, 2, 3)))][..., 0] @ p["up"] @ p["down"]
+
+    plain = {name: weights()[name][0] for name in ("up", "down")}
+    assert not entry_of(shuffled, "dp", "data=8", params=plain).facts.may_mix_experts
+    assert entry_of(best_two, "dp", "data=8", params=params_of(best_two)).facts.may_mix_experts
+
+
 def sorted_run(f: Any, *args: Any) -> Any:
     """What a function gives whose look-ups are sorted."""
     traced = trace(lambda *xs: ([f(*xs)], [()]), args, [()] * len(args), capturing)

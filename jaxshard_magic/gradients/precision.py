@@ -12,7 +12,7 @@ from ..errors import ShardError, none_of, one_of
 from ..program.ir import Equation, Program, Scope, Value
 from ..program.primitives import bind_as, is_float
 from ..program.primitives.primitive import Runs
-from ..program.replay import Replay, replayed, retraced
+from ..program.replay import ByBody, Replay, replayed, retraced
 from .autocast import NARROW, Types, lowered, raised, visible
 
 TYPES = {"bf16": jnp.dtype(jnp.bfloat16), "fp16": jnp.dtype(jnp.float16), "f32": jnp.dtype(jnp.float32)}
@@ -71,13 +71,12 @@ def wanted(e: Equation, types: Types) -> list:
     return traced if dtype is None else [dtype if is_float(t) else t for t in traced]
 
 
-class _Cast(Replay):
+class _Cast(ByBody):
     """Re-emits a program with every value held, and every equation run, in the type that `types` gives it."""
 
     def __init__(self, program: Program, types: Types):
         super().__init__(program)
         self.types = types
-        self._shared: dict[tuple[Value, Any], Any] = {}
         self._given = _given(program)
         self._ends = {  # the types that the results of bodies leave them in
             door.scope: [types.of[v] for v in e.outs] if door.out else [None] * len(door.scope.outs)
@@ -88,13 +87,6 @@ class _Cast(Replay):
     def __call__(self, *args: Any) -> list:
         outs = super().__call__(*args)
         return [_as(x, aval.dtype) for x, aval in zip(outs, self.program.closed.out_avals, strict=True)]
-
-    def run(self, scope: Scope, args: Any) -> list:
-        outside, self._shared = self._shared, {}
-        try:
-            return super().run(scope, args)
-        finally:
-            self._shared = outside
 
     def body(self, scope: Scope, args: Any) -> list:
         outs = super().body(scope, args)
@@ -114,9 +106,9 @@ class _Cast(Replay):
         """
         if v is None or v in self._given or x.dtype == dtype:
             return _as(x, dtype)
-        if (v, dtype) not in self._shared:
-            self._shared[v, dtype] = _as(x, dtype)
-        return self._shared[v, dtype]
+        if (v, dtype) not in self.made:
+            self.made[v, dtype] = _as(x, dtype)
+        return self.made[v, dtype]
 
 
 def _given(program: Program) -> set[Value]:

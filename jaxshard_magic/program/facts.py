@@ -10,13 +10,13 @@ from .dimensions import Dimensions, Storage
 from .expert_loops import find_expert_loops
 from .experts import find_experts
 from .flops import Work, counted
-from .flow import Flow
+from .flow import Flow, by_alias
 from .in_turn.found import may_be_in_turn
 from .ir import Program
 from .labels import labels
 from .looked_up import may_look_up
 from .phases import phases
-from .roles import Roles
+from .roles import PARAMS, Roles
 from .trace import Traced
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ class Facts:
     @cached_property
     def may_mix_experts(self) -> bool:
         """Whether tokens choose among experts in it, or may where it goes through these one by one or looks them up."""
-        return self.mixes_experts or may_be_in_turn(self.program) or may_look_up(self.program)
+        if self.mixes_experts or may_be_in_turn(self.program):
+            return True
+        params = [v for v, role in zip(self.program.inputs, self.roles.of, strict=True) if role == PARAMS]
+        return may_look_up(self.program, self.flow.forward(params, by_alias))
 
     @cached_property
     def work(self) -> tuple[Work, ...]:

@@ -6,7 +6,7 @@ by expert the tokens meet the experts' own, in one product of groups, and are pu
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import nan, prod
 from typing import Any
@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr
 
-from .capture import gradients_of
 from .counts import Counts
 from .flow import Flow, by_alias
 from .ir import Equation, Program, Scope, Value
 from .lines import users_line
-from .losses import WithLosses
+from .losses import Losses, WithLosses, run_anew
 from .primitives import called, shape_of
+from .replay import ByBody
 from .trace import Traced
 
 _FILLS = lax.GatherScatterMode.FILL_OR_DROP
@@ -83,25 +82,13 @@ class Order:
 def lookups_sorted(captured: Traced) -> tuple[Traced | None, tuple[str, ...]]:
     """A captured step whose tokens are sorted by the matrices that they look up, and the lines that do; None and no
     lines where none does. Numbers differ from the step's by the order in which products are rounded."""
-    program = Program(captured.closed)
-    found = [find_lookups(program, program.inputs)]
-    losses = dict[int, ClosedJaxpr]()
-    for e in gradients_of(program):
-        call = e.params["gradient"]
-        loss = Program(call.loss)
-        inside = find_lookups(loss, [loss.inputs[i] for i in call.differentiated])
-        if inside:
-            found.append(inside)
-            losses[e.index] = _BySorting(loss, inside).retraced()
-    lines = tuple(dict.fromkeys(line for f in found for line in f.lines))
-    if not lines:
-        return None, ()
-    return replace(captured, closed=_BySorting(program, found[0], losses).retraced()), lines
+    by_sorting, found = run_anew(captured, find_lookups, _BySorting)
+    return by_sorting, tuple(dict.fromkeys(line for f in found for line in f.lines))
 
 
-def may_look_up(program: Program) -> bool:
-    """Whether stacks of matrices are looked up, one for each of several rows."""
-    return any(_lookup(program, e) is not None for e in program.equations)
+def may_look_up(program: Program, weights: Container[Value | None]) -> bool:
+    """Whether stacks of matrices among `weights` are looked up, one for each of several rows."""
+    return any(_lookup(program, e) is not None for e in program.equations if e.ins and e.ins[0] in weights)
 
 
 def find_lookups(program: Program, weights: Iterable[Value]) -> Found:
@@ -134,7 +121,7 @@ def find_lookups(program: Program, weights: Iterable[Value]) -> Found:
         {i: lookups[i] for i in trails},
         frozenset(form for trail in trails.values() for form in trail.forms),
         products,
-        tuple(dict.fromkeys(users_line(program.equations[i].eqn) or "" for i in sorted(products))),
+        tuple(dict.fromkeys(users_line(program.equations[i].eqn) or "a library" for i in sorted(products))),
     )
 
 
@@ -244,22 +231,14 @@ def _multiplies(e: Equation, k: int, of: Of, lookup: Lookup) -> bool:
     )
 
 
-class _BySorting(WithLosses):
+class _BySorting(WithLosses, ByBody):
     """Runs a program with the products of `found` by sorted rows."""
 
-    def __init__(self, program: Program, found: Found, losses: Mapping[int, ClosedJaxpr] | None = None):
-        super().__init__(program, losses or {})
+    def __init__(self, program: Program, found: Found, losses: Losses):
+        super().__init__(program, losses)
         self._found = found
-        self._laid = {f.laid: None for f in found.lookups.values() if f.laid is not None}
+        self._laid = {f.laid for f in found.lookups.values()}
         self._numbers = dict[int, Any]()  # by the equation that lays them out
-        self._orders = dict[tuple, Order]()  # of the body that runs, by the array that they sort
-
-    def run(self, scope: Scope, args: Any) -> list:
-        outside, self._orders = self._orders, {}
-        try:
-            return super().run(scope, args)
-        finally:
-            self._orders = outside
 
     def equation(self, e: Equation, values: list) -> list:
         if e.index in self._laid:
@@ -278,11 +257,11 @@ class _BySorting(WithLosses):
         numbers, chosen = taken.numbers, taken.lookup.chosen
         lead = numbers.reshape(*numbers.shape, *(1,) * (len(shape) - numbers.ndim))
         key = id(numbers) if chosen is None else ("chosen", chosen), shape, matrices
-        if key not in self._orders:
+        if key not in self.made:
             repeated = jnp.broadcast_to(lead, shape).reshape(-1)
             order, sizes = jnp.argsort(repeated), jnp.bincount(repeated, length=matrices)
-            self._orders[key] = Order(numbers, order, jnp.argsort(order), sizes)
-        return self._orders[key]
+            self.made[key] = Order(numbers, order, jnp.argsort(order), sizes)
+        return self.made[key]
 
     def _taken(self, e: Equation, lookup: Lookup, matrices: jax.Array, indices: jax.Array) -> Taken:
         rows, count = indices.shape[:-1], matrices.shape[lookup.dim]

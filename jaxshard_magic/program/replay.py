@@ -7,7 +7,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from .emit import Emitter
-from .ir import Equation, Program
+from .ir import Equation, Program, Scope
 from .primitives import bind
 
 
@@ -23,6 +23,21 @@ class Replay(Emitter):
             kept = {k: e.params[k] for k in ("policy", "prevent_cse")}
             return list(jax.checkpoint(lambda *xs: tuple(self.body(scope, xs)), **kept)(*values))
         return super().equation(e, values)
+
+
+class ByBody(Replay):
+    """A replay that makes some things once for all that reads them in a body: `made`, empty where a body begins."""
+
+    def __init__(self, program: Program):
+        super().__init__(program)
+        self.made: dict[Any, Any] = {}
+
+    def run(self, scope: Scope, args: Any) -> list:
+        outside, self.made = self.made, {}
+        try:
+            return super().run(scope, args)
+        finally:
+            self.made = outside
 
 
 def retraced(replay: Emitter, avals: Sequence[Any] | None = None) -> ClosedJaxpr:

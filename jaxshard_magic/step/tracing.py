@@ -159,7 +159,7 @@ def experts_side_by_side(peeled: Peeled, request: Request, call: TracedCall) -> 
     """A `call` with the experts side by side that it goes through one by one, and with its tokens sorted by those that
     they look up, traced anew where its gradients are taken already; itself where it does neither."""
     program = Program(call.traced.closed)
-    if not (may_be_in_turn(program) or may_look_up(program)):
+    if not (may_be_in_turn(program) or may_look_up(program, range(len(program.avals)))):
         return call
     known, key = call.traced.known, ("experts side by side", request.mesh)
     if key not in known:

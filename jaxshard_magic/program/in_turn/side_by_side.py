@@ -1,18 +1,16 @@
 """A step whose experts a Python loop goes through, with one equation for all of them in the place of each one's."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr
 
-from ..capture import Gradient, gradients_of
 from ..emit import Emitter
 from ..ir import Door, Equation, Program, Scope, Value
-from ..losses import WithLosses
+from ..losses import Losses, WithLosses, run_anew
 from ..primitives import scan_counts
 from ..trace import Traced
 from .chains import Chosen, Family, Joined, Sum, Together
@@ -36,31 +34,20 @@ NONE = Loops()
 def experts_together(captured: Traced) -> tuple[Traced | None, Loops]:
     """A captured step with its experts side by side, None where none is, and its loops over experts. Numbers differ
     from the step's by the order in which sums over experts are rounded."""
-    program = Program(captured.closed)
-    found = [find_in_turn(program, program.inputs)]
-    losses = dict[int, ClosedJaxpr]()
-    for e in gradients_of(program):
-        call: Gradient = e.params["gradient"]
-        loss = Program(call.loss)
-        inside = find_in_turn(loss, [loss.inputs[i] for i in call.differentiated])
-        found.append(inside)
-        if inside:
-            losses[e.index] = _SideBySide(loss, inside).retraced()
+    together, found = run_anew(captured, find_in_turn, _SideBySide)
     loops = Loops(
         tuple(dict.fromkeys(line for f in found for line in f.together)),
         tuple(line for f in found for line in f.apart),
         tuple(line for f in found for line in f.unsure),
     )
-    if not loops.together:
-        return None, loops
-    return replace(captured, closed=_SideBySide(program, found[0], losses).retraced()), loops
+    return together, loops
 
 
 class _SideBySide(WithLosses):
     """Runs a program in the orders of `found`; `losses`: what gradient calls have in the place of theirs, by index."""
 
-    def __init__(self, program: Program, found: Found, losses: Mapping[int, ClosedJaxpr] | None = None):
-        super().__init__(program, losses or {})
+    def __init__(self, program: Program, found: Found, losses: Losses):
+        super().__init__(program, losses)
         self._found = found
         self._parts = dict[Value, Any]()  # of the trip that runs
 
