@@ -275,6 +275,22 @@ def test_a_host_that_dies_between_cells_is_told_by_the_next(mortal: Hosts):
     assert mortal.cell("%shard rescue state").stdout.startswith("state: brought to this kernel from host 0")
 
 
+def test_a_host_that_is_lost_as_a_cell_is_asked_for_is_told(mortal: Hosts, monkeypatch: pytest.MonkeyPatch):
+    begin = watch._begun
+
+    def killed_first(cluster, host, *more):
+        if host == 1:
+            os.kill(mortal.pids[1], signal.SIGKILL)
+            end = time.monotonic() + 10
+            while not cluster.missing() and time.monotonic() < end:
+                time.sleep(0.05)
+        return begin(cluster, host, *more)
+
+    monkeypatch.setattr(watch, "_begun", killed_first)
+    line, _ = mortal.fails("print(1)")
+    assert line.startswith("host 1 died (SIGKILL) before the cell")
+
+
 def test_a_host_that_is_frozen_is_told(mortal: Hosts):
     at = later(0.8, lambda: os.kill(mortal.pids[1], signal.SIGSTOP))
     line, _ = mortal.fails(LOOP)

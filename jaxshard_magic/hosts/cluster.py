@@ -72,10 +72,10 @@ class Cluster:
         ids = self.ids if host is None else [self.ids[host]]
         if any(self.ids.index(i) in self.missing() for i in ids):
             raise ShardError(f"a host of {self.spec} has died: {self.again}")
-        asked = [self.client[i].apply_async(function, *args) for i in ids]
         try:
+            asked = [self.client[i].apply_async(function, *args) for i in ids]
             got = [each.get(seconds) for each in asked]
-        except EngineError:
+        except (EngineError, IndexError):  # the client's own, of one that the hub has lost since
             raise ShardError(f"a host of {self.spec} has died: {self.again}") from None
         except (Late, TimeoutError):
             raise ShardError(f"a host of {self.spec} has not answered within {seconds:g} s") from None

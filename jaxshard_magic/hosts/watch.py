@@ -116,7 +116,11 @@ def run(
 
     look(cluster)
     with _interrupts() as asked_to_stop:
-        asked = [_begun(cluster, host, (text, called, number), said) for host in range(len(cluster))]
+        try:
+            asked = [_begun(cluster, host, (text, called, number), said) for host in range(len(cluster))]
+        except IndexError:  # of a host that the hub has lost since
+            look(cluster)
+            raise
         means, first, stops = _means(cluster, ended, asked), None, 0
         while len(ended) < len(asked):
             running = [host for host in range(len(asked)) if host not in ended]
