@@ -53,6 +53,68 @@ def test_a_smaller_last_batch_is_told_with_its_shape_its_call_and_its_line():
     assert int(re.findall(r"line (\d+)", found.message)[0]) > line
 
 
+def pmapped_step(w, batch):
+    loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch["x"] @ w) ** 2))(w)
+    loss, grads = jax.lax.pmean((loss, grads), "batch")
+    return w - 0.1 * grads, loss
+
+
+@pytest.mark.parametrize(
+    ("step", "strategy", "options", "extra"),
+    [
+        (train_step, "dp", {"pad": True}, {}),
+        (train_step, "dp", {"pad": True, "microbatches": 2}, {}),
+        (train_step, "fsdp", {"pad": True}, {"epoch": np.int32(3)}),
+        (pmapped_step, "pmap", {}, {}),
+    ],
+)
+def test_a_line_that_drops_the_last_batch_keeps_the_others(step, strategy, options, extra):
+    rows = (60, 60, 40) if options.get("pad") else (64, 64, 40)
+    batches = [{"x": np.ones((n, 4), np.float32), **extra} for n in rows]
+    sharded = jaxshard_magic.shard(step, strategy, mesh="data=8", **options)
+    w = jnp.ones((4, 4))
+    for batch in batches:
+        w, _ = sharded(w, batch)
+    found = advice(sharded, "recompiled")
+    assert f"batch.x was float32[{rows[0]},4], now float32[40,4]." in found.message
+    names = {"jax": jax, "batches": batches}
+    exec(found.fix, names)
+    assert [*names["batches"]] == batches[:2]
+
+
+def test_what_another_kind_of_batch_has_otherwise_is_what_is_to_be_mended():
+    step = jaxshard_magic.shard(train_step, "dp", mesh="data=8")
+    w, x = jnp.ones((4, 4)), np.ones((16, 4), np.float32)
+    for batch, same in (
+        ({"x": x}, None),
+        ({"x": x.astype(np.float16)}, "dtypes"),
+        ({"x": x, "i": np.arange(16)}, "entries and dtypes"),
+        ({"x": x[:8], "i": np.arange(8, dtype=np.int32)[:, None]}, "shapes"),
+        ({"x": x.astype(np.float16)}, None),
+    ):
+        step(w, batch)
+        found = advice(step, "recompiled")
+        if same == "shapes":
+            assert found.message.endswith("Pad the batches to one shape: each is compiled for once.")
+        elif same:
+            assert found.message.endswith(f"the same {same}: each kind of batch is compiled for once.")
+        assert found is None or found.fix is None
+
+
+def test_rows_that_pad_adds_are_no_examples_of_a_grown_batch():
+    def run(rows):
+        step = jaxshard_magic.shard(train_step, "dp", mesh="data=8", pad=True)
+        step.before = None if last is None else last.ran
+        step(jnp.ones((4, 4)), {"x": jnp.ones((rows, 4))})
+        return step
+
+    last = None
+    for rows, said in ((33, None), (33, None), (60, "from 33 to 60 examples")):
+        last = run(rows)
+        found = advice(last, "learning-rate")
+        assert (found is None) if said is None else said in found.message
+
+
 def test_a_changed_type_is_told_and_the_batch_is_not_blamed():
     step = jaxshard_magic.shard(train_step, "dp", mesh="data=2")
     batch = {"x": jnp.ones((8, 4), jnp.bfloat16)}

@@ -126,6 +126,19 @@ def test_bad_input_is_one_line_and_the_notebook_stays_as_it_was(given, capsys, l
     assert says in one_line(given, capsys, f"%%shard {line}{LOOP}")
 
 
+def test_a_comment_behind_a_line_says_nothing(given, capsys):
+    mesh = given.run("%mesh data=4 model=2   # data=8; before")
+    assert dict(mesh.shape) == {"data": 4, "model": 2} and given.run("%mesh data=8;   # quiet") is None
+    given.run("%%shard fsdp          # one word changed; it's quick" + STEP + LOOP)
+    report = given.run('%shard   # "again')
+    assert report.strategy == "fsdp" and report.options == {}
+    named = given.run('%%shard dp --name "run #2" -o kept   # kept' + STEP + LOOP)
+    assert named.name == "run #2" and given["kept"] is named
+    assert given.run("%shard ;# nothing shown") is None
+    assert given.run("%shard schedule 1f1b --stages 2  # the usual one").stages == 2
+    assert "it repeats" not in one_line(given, capsys, "%%shard fsdp --rule a#b=Q  # no spec" + STEP + LOOP)
+
+
 def test_names_numbers_and_expressions_that_can_t_be_are_one_line_before_anything_runs(given, capsys):
     given.run(FAST)
     many, lose = "9" * 5000, "has that name, and would lose it; take another: -o found"

@@ -196,8 +196,8 @@ def _advice(
         memory=memory,
         roof=roof,
         shares=plan.shares or (),
-        examples=plan.examples,
-        examples_before=step.before and step.before.examples_of(plan),
+        examples=entry.examples,
+        examples_before=step.before and step.before.examples_of(entry),
         callbacks=reading.callbacks,
         target=target,
         larger=() if target is None else slices.larger(target.chip, target.extent),
@@ -242,7 +242,7 @@ def _advice_on_pipeline(
         weights = weights_seconds(pipelined, chip, target_of(step.mesh), staged.said, axes)
     case = PipelineCase(
         pipeline.advised,
-        examples=entry.plan.examples,
+        examples=entry.examples,
         shards=staged.shards,
         crossing=staged.crossing,
         units=staged.units,

@@ -22,9 +22,7 @@ def known_of(entry: "Entry") -> Known:
     """What a call of `entry` does: examples by the size of its batch, tokens by its integer arrays, both without rows
     that it adds, FLOPs by its products, and the seconds that these take at the chip's peak where a chip is attached
     that is known."""
-    plan, examples = entry.plan, entry.plan.examples
-    if entry.real is not None:
-        examples = int(entry.real.sum())
+    plan, examples = entry.plan, entry.examples
     batch = [leaf for leaf in _given(entry) if leaf.role == BATCH]
     rows = next((leaf for leaf in batch if examples and examples in leaf.shape), None)
     tokens = max(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError
 from . import cells
-from .options import ExploreOptions, Options, flags_text, parse, parse_command, with_strategy
+from .options import ExploreOptions, Options, flags_text, line_text, parse, parse_command, with_strategy
 from .shard_cell import sharded
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def _made(step: "ShardedStep", line: str, mesh: "Mesh") -> "ShardedStep":
 
 def _own_options(step: "ShardedStep") -> Options:
     """What the step's own line said, and what a search chose for it."""
-    said = "" if step.cell is None else step.cell[1].partition("\n")[0].removeprefix("%%shard").strip("; ")
-    options = parse(said)
+    said = "" if step.cell is None else step.cell[1].partition("\n")[0]
+    options = parse(line_text(said)[0])
     return replace(options, **{k: v for k, v in step.request.gradients.given.items() if hasattr(options, k)})
 
 

@@ -32,6 +32,7 @@ from .options import (
     chooses,
     compares,
     keeps_apart,
+    line_text,
     only,
     parse,
     parse_command,
@@ -102,7 +103,7 @@ class ShardMagics(Magics):
         %mesh --list                    the chips, and the slices that are offered
         """
         __tracebackhide__ = True
-        text, quiet = _silenced(line)
+        text, quiet = line_text(line)
         try:
             if text in ("-h", "--help"):
                 print(getdoc(self.mesh))
@@ -133,7 +134,7 @@ class ShardMagics(Magics):
         self, line: str, cell: str | None = None
     ) -> "Report | Doctor | Schedule | Schedules | Comparison | Choice | History | Explorer | Code | None":
         __tracebackhide__ = True
-        text, quiet = _silenced(line)
+        text, quiet = line_text(line)
         try:
             command = next(iter(text.split(maxsplit=1)), "")
             if cell is None and command in self._commands:
@@ -260,9 +261,3 @@ class ShardMagics(Magics):
             )
         for line in abstract_names(self.shell.user_ns, names):
             say(line)
-
-
-def _silenced(line: str) -> tuple[str, bool]:
-    """The line without its closing semicolon, and whether it had one."""
-    text = line.strip()
-    return text.rstrip("; "), text.endswith(";")

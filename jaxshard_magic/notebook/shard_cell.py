@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ShardError
 from . import cells
 from .displays import say
-from .options import Options, parse, with_strategy
+from .options import Options, line_text, parse, with_strategy
 from .progress import Draw, Progress, line_for
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def compile_of(this: ShardCell) -> float | None:
     if entry is None or last.cell is None or (last.path, last.mesh) != (this.place.full, this.mesh):
         return None
     line, _, code = last.cell[1].partition("\n")
-    if _asked(with_strategy(parse(line.removeprefix("%%shard").strip("; ")))) != _asked(this.options):
+    if _asked(with_strategy(parse(line_text(line)[0]))) != _asked(this.options):
         return None
     now = this.code.text.partition("\n")[2]
     alike = SequenceMatcher(None, code.splitlines(), now.splitlines()).ratio()

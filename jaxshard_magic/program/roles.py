@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .copies import find_copies
-from .flow import Flow, by_alias
+from .flow import Flow, by_alias, results
 from .state import Pairs, Steps, match_state
 from .trace import Traced
 
@@ -49,7 +49,7 @@ def find_roles(traced: Traced, flow: Flow) -> Roles:
     updated = (flow.program.outputs[o] for o, i in pairs.items() if i in params)
     feeding = flow.inputs_behind(updated, lambda v, _w, _e: v not in flow.gradients)
     following = {i for i in state & inexact if avals[i].shape and _follows(i, params, pairs, steps)}
-    used = flow.inputs_behind(flow.program.outputs)
+    used = flow.inputs_behind(results(flow.program))
     untrained = set(range(closed_over, len(avals))) - keys - params - (state & feeding)
     copies = find_copies(traced, flow, params, untrained)
     of, rank = [], {}

@@ -168,6 +168,11 @@ class Entry:
         return {} if self.rewritten is None else self.rewritten.added
 
     @property
+    def examples(self) -> int | None:
+        """The size of the batch, without rows that are added to it; None where there is none."""
+        return self.plan.examples if self.real is None else int(self.real.sum())
+
+    @property
     def real(self) -> np.ndarray | None:
         """Of each microbatch which rows are examples, bool of each; None where none were added."""
         return None if self.rewritten is None else self.rewritten.real

@@ -129,7 +129,7 @@ class ShardedStep(CalledAgain):
     def ran(self) -> Ran | None:
         """What the kind of call took that was made most often; None before the first."""
         entries = [entry for entry in self._entries.values() if entry.calls]
-        return ran(max(entries, key=lambda entry: entry.calls).plan) if entries else None
+        return ran(max(entries, key=lambda entry: entry.calls)) if entries else None
 
     @property
     def check(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import PartitionSpec
 
+from ..errors import ShardError
 from ..plan import WHOLE, Finding, LeafPlan, Plan
 from ..program.emit import Emitter
 from ..program.facts import Facts
@@ -26,6 +27,7 @@ from .layout import Axes, Layout, Strategy, partition_spec, spec_of
 from .placements import apply_placements, dims_over
 from .pmap import spread_plan
 from .positions import one_example
+from .results import about_results, nothing_returned, returns_nothing
 from .shares import shares
 from .sp import sequence_parallel, why_positions
 from .stepwise import about_steps
@@ -51,6 +53,8 @@ def plan(facts: Facts, request: Request) -> Plan:
         return spread_plan(facts, request)
     traced, program, flow, roles, mesh = facts.traced, facts.program, facts.flow, facts.roles, request.mesh
     axes = request.axes
+    if {"sp", "ep"} & axes.keys() and returns_nothing(flow):  # neither positions nor experts show in it
+        raise ShardError(nothing_returned(traced, flow))
     layout = Layout(
         program,
         facts.dimensions,
@@ -98,7 +102,8 @@ def plan(facts: Facts, request: Request) -> Plan:
         batch_axes=request.batch_axes,
         idle_axes=_idle_axes(layout, axes, in_specs),
         findings=(
-            *(about_the_batch(traced, layout) if request.batch_axes else ()),
+            *about_results(facts),
+            *(about_the_batch(traced, layout) if request.batch_axes and not returns_nothing(flow) else ()),
             *layout.findings,
             *(() if by_itself else about_steps(layout)),
         ),

@@ -21,6 +21,7 @@ from ..program.trace import path_name
 from ..request import Request
 from .alike import results
 from .layout import partition_spec
+from .results import about_results
 
 
 def spread_plan(facts: Facts, request: Request) -> Plan:
@@ -53,7 +54,7 @@ def spread_plan(facts: Facts, request: Request) -> Plan:
         loss=find_loss(traced, flow, roles.state),
         batch_axes=mapped.mesh_axes,
         idle_axes=_idle(traced, mesh),
-        findings=findings,
+        findings=(*about_results(facts), *findings),
         jobs={"pmap": mapped.mesh_axes},
         examples=None if examples is None else examples * mapped.devices,
         work=tuple(

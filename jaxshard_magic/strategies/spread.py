@@ -21,6 +21,7 @@ from ..request import Request
 from .layout import Axes
 from .named_axes import mesh_axes, spare_axes
 from .placements import under
+from .results import nothing_returned, returns_nothing
 
 _SMALL = 2**20  # bytes of an array that is looked at
 
@@ -191,6 +192,8 @@ def _split(call: _Call, given: Mapping[str, PartitionSpec]) -> Mapped:
     cuts = [
         Cut(batch.dims[i + first][0], False) if i + first in batch.dims else None for i in range(len(nothing))
     ]
+    if returns_nothing(traced.flow):
+        raise ShardError(nothing_returned(traced, traced.flow))
     if not any(cuts):
         line = _said(call)
         raise ShardError(

@@ -77,10 +77,14 @@ def recompiles(case: "Case") -> Iterator[Advice]:
     more = f" and {last.more} more" if last.more else ""
     mend, fix = "", None
     if last.rows is not None:
+        rows, position = last.rows
         mend = " Drop what is left over of the data: with this before the loop, where batches are what it goes through."
-        fix = f"batches = (b for b in batches if len(jax.tree.leaves(b)[0]) == {last.rows})"
-    elif last.batch:
+        fix = f"batches = (b for b in batches if len(jax.tree.leaves(b)[{position}]) == {rows})"
+    elif last.batch == {"shapes"}:
         mend = " Pad the batches to one shape: each is compiled for once."
+    elif last.batch:
+        same = " and ".join(kind for kind in ("entries", "dtypes", "shapes") if kind in last.batch)
+        mend = f" Give all batches the same {same}: each kind of batch is compiled for once."
     level = "warning" if seconds >= LONG else "info"
     yield Advice("recompiled", level, f"{said}: {'; '.join(last.changes)}{more}.{mend}", fix)
 

@@ -19,6 +19,7 @@ from .kinds import keeps_apart as keeps_apart
 from .kinds import only as only
 from .kinds import with_strategies as with_strategies
 from .kinds import with_strategy as with_strategy
+from .line import line_text as line_text
 from .line import parse as parse
 from .line import parse_command as parse_command
 from .text import HELP as HELP

@@ -10,6 +10,24 @@ from ...errors import ShardError, none_of
 from .flags import Flag, LineOptions, Options
 
 Line = TypeVar("Line", bound=LineOptions)
+_BEFORE_COMMENT = re.compile(r"""(?:"[^"]*"|'[^']*'|[^"'#]|(?<=[^\s;])#)*""")
+
+
+def line_text(line: str) -> tuple[str, bool]:
+    """Return what a magic's line asks, and whether a semicolon closes it: then nothing is shown.
+
+    The magic's own name, the semicolon and a comment are left out. As in Python, a comment begins at a `#` that stands
+    at the start of a word, outside quotes.
+
+    >>> line_text("%%shard fsdp -o found;  # one word changed")
+    ('fsdp -o found', True)
+    """
+    text = line.strip().removeprefix("%%shard")
+    read = _BEFORE_COMMENT.match(text)
+    if read is not None and text[read.end() :].startswith("#"):
+        text = text[: read.end()]
+    text = text.strip()
+    return text.rstrip("; "), text.endswith(";")
 
 
 def parse(line: str) -> Options:

@@ -33,7 +33,8 @@ While a cell trains its curves are drawn below it; they stay in the report, repo
 train_step.on_metrics(write), below the step, hands each row of them to a writer.
 A PartitionSpec may also annotate the step's argument: def train_step(state, batch: P('data')).
 A cell that only defines the step runs it once, on copies of what the notebook holds under its
-parameters' names; the next cells then train with the sharded step."""
+parameters' names; the next cells then train with the sharded step.
+A comment, # and what follows, may stand at the end of any of these lines."""
 
 
 HELP = _help()
