@@ -20,7 +20,7 @@ from theory import steps
 
 import jaxshard_magic
 from jaxshard_magic.analysis import summary
-from jaxshard_magic.analysis.summary import read_entry
+from jaxshard_magic.analysis.reading import read_entry
 from jaxshard_magic.analysis.texts import Texts, home_of
 from jaxshard_magic.step import Entry
 

@@ -29,8 +29,8 @@ from jaxshard_magic.analysis import efficiency
 from jaxshard_magic.analysis.collectives import wire_bytes
 from jaxshard_magic.analysis.leaves import leaves
 from jaxshard_magic.analysis.overlap import Schedule
+from jaxshard_magic.analysis.reading import reading_of
 from jaxshard_magic.analysis.roofline import Roofline, in_order, roofline
-from jaxshard_magic.analysis.summary import reading_of
 from jaxshard_magic.comparing.sketch import collective
 from jaxshard_magic.hardware import chip
 from jaxshard_magic.plan import Share

@@ -7,6 +7,10 @@ from importlib.util import find_spec
 import pytest
 from coded_cells import ARGUMENTS, CALL, MODEL, STEP, begun
 from forked import printed
+from refusals import refusal
+
+from jaxshard_magic.codegen import Piece, code_of
+from jaxshard_magic.codegen.unbound import unbound
 
 
 @pytest.fixture
@@ -45,6 +49,73 @@ def test_a_cell_that_only_defines_its_step_gets_a_call(prepared):
     text = prepared.run("%shard code").text
     assert text.endswith("results = train_step(w, x)\n")
     assert float(printed(text + "\nprint(results[1])")) == pytest.approx(256.0)
+
+
+FIT = "def fit(n):\n    global w\n    for _ in range(n):\n        w, loss = train_step(w, x)\n    return loss"
+
+
+@pytest.mark.parametrize(
+    ("cells", "last"),
+    [
+        (["for y in [x, x]:\n    w, loss = train_step(w, y)"], "    w, loss = train_step(w, y)"),
+        ([FIT, "loss = fit(2)"], "loss = fit(2)"),
+        (["def fit(step):\n    return step(w, x)", "_, loss = fit(train_step)"], "_, loss = fit(train_step)"),
+        ([CALL, "train_step = None", "print(train_step)"], CALL),
+        (
+            ["for n in range(9):\n    w, loss = train_step(w, x)\n    n == 1 and stop()"],
+            "    n == 1 and stop()",
+        ),
+    ],
+)
+def test_a_later_cell_that_runs_the_step_ends_the_program(prepared, cells, last):
+    prepared.run("def stop():\n    1 / 0")
+    prepared.run(f"%%shard fsdp;\n{STEP}")
+    for cell in cells:
+        prepared.cell(cell)
+    text = prepared.run("%shard code").text
+    assert text.endswith(f"{last}\n") and not unbound(text)
+
+
+def test_a_call_is_written_as_the_step_was_called(prepared):
+    step = STEP.replace("(w, x)", "(w, x, rate=0.1, *, decay)", 1).replace(
+        "0.1 * grad", "rate * grad - decay * w"
+    )
+    prepared.run("decay = 0.5")
+    prepared.run(f"%%shard dp;\n{step}")
+    text = prepared.run("%shard code").text
+    assert text.endswith("results = train_step(w, x, decay=decay)\n") and not unbound(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import a.b as c\nfrom d import e\nprint(c, e, f)", {"f"}),
+        ("def f():\n    global g\n    g = h\n    return i\nprint(g)", {"h", "i"}),
+        ("globals()['w'] = 1\nfrom math import *\nprint(w, sin, [x for x in y], lambda z: z)", {"y"}),
+        (
+            "class A(B):\n    c: D = 1\n    def e(self, f: G = H): return __class__, self.c",
+            {"B", "D", "G", "H"},
+        ),
+        (
+            "try:\n    import q\nexcept E as e:\n    print(e)\nif (n := 1): match n:\n        case m: print(m)",
+            None,
+        ),
+    ],
+)
+def test_names_that_nothing_in_a_program_binds_are_found(text, names):
+    if names is None:
+        with pytest.raises(SyntaxError):
+            unbound(text)
+    else:
+        assert unbound(text) == names
+
+
+def test_a_program_that_reads_what_nothing_binds_is_not_handed_out(prepared):
+    prepared.run(f"%%shard dp;\n{STEP}\n{CALL}")
+    step = prepared["train_step"]
+    piece = Piece(f"{MODEL}\n{ARGUMENTS}\n{STEP}\n{CALL}\nprint(lost, found)", "", 1, "cell [1]")
+    said = refusal(code_of, step, [piece], "train_step", missing={"found"})
+    assert "reads lost, which nothing in it gives a value" in said
 
 
 def test_the_users_own_names_stay_theirs(prepared):

@@ -8,7 +8,7 @@ from ..errors import ShardError
 from ..program.mapped import PerDevice
 from ..report import Alternative
 from ..request.gradient_options import REDUCE, GradientOptions
-from .summary import reading_of
+from .reading import reading_of
 
 if TYPE_CHECKING:
     from ..step import ShardedStep

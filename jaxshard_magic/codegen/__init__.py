@@ -3,3 +3,4 @@
 from .cells import Piece as Piece
 from .code import Code as Code
 from .code import code_of as code_of
+from .last import last_call as last_call

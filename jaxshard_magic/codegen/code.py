@@ -9,7 +9,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.summary import reading_of
+from ..analysis.reading import reading_of
 from ..errors import ShardError
 from ..placing import cuts_by_host
 from ..report import Collective
@@ -22,6 +22,7 @@ from .inside import INSIDE
 from .last import last_call
 from .program import Program, axes_of, donated_of, specs_of, wrapper_of
 from .trying import Moves, Way, best_way, counted
+from .unbound import unbound
 
 if TYPE_CHECKING:
     from ..step import ShardedStep
@@ -137,7 +138,6 @@ def code_of(
     donated = donated_of(entry) if step.request.donate else ()
     way = replace(way, options=way.options | ({"donate"} if donated else set()))
     rows, hosts = _host_rows(step), reading.mesh.processes
-    notes = (*_notes(step, reading.collectives, way, missing, elsewhere), *_on_hosts(hosts, rows))
     program = replace(
         draft,
         functions=(
@@ -145,7 +145,6 @@ def code_of(
             *wrapper_of(last, entry.traced, donates=bool(donated), hosts=hosts),
         ),
         edits=way.edits,
-        notes=notes,
         devices=step.mesh.size // hosts if reading.mesh.source == "simulated" else None,
         hosts=hosts,
         host_rows=rows,
@@ -156,8 +155,26 @@ def code_of(
         donated=donated,
         unwrapped=last.step.pmap is not None,
     )
+    lacking = _lacking(program, missing)
+    notes = (*_notes(step, reading.collectives, way, lacking, elsewhere), *_on_hosts(hosts, rows))
+    program = replace(program, notes=notes)
     sizes = dict(step.mesh.shape)
     return Code(step.name, step.strategy, sizes, program.text(), reading.collectives, way.collectives, notes)
+
+
+def _lacking(program: Program, missing: Iterable[str]) -> set[str]:
+    """The names of the user's that a program reads and no cell gives a value, of those `missing` from the cells. Raises
+    ShardError where it reads others that nothing in it binds: that is no program to hand out."""
+    try:
+        found = unbound(program.source())
+    except SyntaxError:  # which is told where it is formatted
+        return {*missing}
+    if more := sorted(found.difference(missing)):
+        raise ShardError(
+            f"the program that %shard code put together reads {', '.join(more)}, which nothing in it gives a value: "
+            "please report it with the cells; a cell above the step's that gives it one helps"
+        )
+    return found
 
 
 def _inside(way: Way, name: Callable[[str], str]) -> list[Callable[..., Any]]:
@@ -178,7 +195,7 @@ def _notes(
     step: "ShardedStep",
     planned: Sequence[Collective] | None,
     way: Way,
-    missing: Iterable[str],
+    lacking: Iterable[str],
     elsewhere: str | None,
 ) -> Iterator[str]:
     axes = mesh_text(step.mesh.shape)
@@ -199,8 +216,8 @@ def _notes(
             f"The text of {step.name} can't be had: no cell defines it. The program imports it from {elsewhere}, a\n"
             "module that you write; constraints inside of it stand nowhere."
         )
-    if lacking := sorted(missing):
-        yield f"No cell gives {', '.join(lacking)} a value: give them one above where they are used."
+    if names := sorted(lacking):
+        yield f"No cell gives {', '.join(names)} a value: give them one above where they are used."
 
 
 def _on_hosts(hosts: int, rows: Sequence[str]) -> Iterator[str]:

@@ -98,6 +98,10 @@ class Program:
 
     def text(self) -> str:
         """The program, as ruff formats it."""
+        return formatted(self.source())
+
+    def source(self) -> str:
+        """The program as it is put together."""
         early = [p for p in self.pieces if p.early]
         imports = [p for p in self.pieces if p.imports]
         rest = [p for p in self.pieces if not (p.imports or p.early)]
@@ -117,7 +121,7 @@ class Program:
             "\n\n".join(body),
             self.call or "",
         ]
-        return formatted("\n\n".join(filter(None, sections)) + "\n")
+        return "\n\n".join(filter(None, sections)) + "\n"
 
     def name(self, own: str) -> str:
         """What the program calls a thing of its own: no name of the user's."""

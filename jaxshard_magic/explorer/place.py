@@ -10,7 +10,7 @@ from ..errors import ShardError
 from ..mesh import MeshSpec, arranged
 from ..report.parts import mesh_text
 from ..simulate import machine
-from ..targets import Target, target_of
+from ..targets import Target, made_of
 from ..targets import devices as devices_of
 from .cuts import Axes
 
@@ -28,10 +28,7 @@ class Place:
 
     @classmethod
     def of_mesh(cls, mesh: Mesh) -> "Place":
-        if (target := target_of(mesh)) is not None:
-            return cls(target.name)
-        platform = mesh.devices.flat[0].platform
-        return cls("cpu" if platform == "cpu" and jax.default_backend() != "cpu" else "")
+        return cls(made_of(mesh))
 
     @property
     def target(self) -> Target | None:

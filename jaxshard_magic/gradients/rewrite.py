@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +52,7 @@ class Rewritten:
         added: by argument, flat, the dimension that rows are added to and how many.
         real: of each microbatch which rows are examples, bool of each; None where none are added.
         mapped: how it is spread where it is written for one device.
+        whole: why a pipeline takes the batch as one microbatch; None where it takes it apart, or was asked to.
     """
 
     traced: Traced
@@ -63,6 +64,13 @@ class Rewritten:
     added: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     real: np.ndarray | None = None
     mapped: Mapped | None = None
+    whole: str | None = None
+
+    @property
+    def other_loss(self) -> str | None:
+        """Why its microbatches train on another loss than the whole batch; None where they train on the same."""
+        found = filter(None, map(coupled, self.calls.values()))
+        return next((each.why for each in found if not each.same_loss), None)
 
     @property
     def out_shapes(self) -> list[tuple[int, ...]]:
@@ -230,27 +238,33 @@ def _accumulations(
     return calls, tuple(finding for finding in said if finding is not None)
 
 
-def coupled(call: Accumulated) -> str | None:
-    """Why microbatches have other numbers than the whole batch; None where they have the same."""
+class Coupled(NamedTuple):
+    """Why microbatches have other numbers than the whole batch. `same_loss`: they train on its loss all the same; what
+    differs are statistics, taken of each microbatch as in other training loops, or an output beside the loss."""
+
+    why: str
+    same_loss: bool
+
+
+def coupled(call: Accumulated) -> Coupled | None:
+    """In what microbatches have other numbers than the whole batch; None where they have the same."""
     outputs, where = call.outputs, f" ({call.cause})" if call.cause else ""
     if outputs.carried:
-        return f"the loss couples the examples of a batch{where}"
+        return Coupled(f"the loss couples the examples of a batch{where}", True)
     if not outputs.exact:
-        return f"the loss is no sum over examples{where}"
+        return Coupled(f"the loss is no sum over examples{where}", False)
     if n := len(outputs.guessed):
         one = f"{n} output{'s' * (n > 1)} beside the loss {'are' if n > 1 else 'is'}"
-        return f"{one} no sum over examples nor one for each"
+        return Coupled(f"{one} no sum over examples nor one for each", True)
     return None
 
 
 def _coupling(call: Accumulated) -> Finding | None:
-    why, outputs, by_hand = (
-        coupled(call),
-        call.outputs,
-        "as in a loop over microbatches written by hand, which --check",
-    )
-    if why is None:
+    found, outputs = coupled(call), call.outputs
+    by_hand = "as in a loop over microbatches written by hand, which --check"
+    if found is None:
         return None
+    why = found.why
     level, done = (
         "warning",
         f"the loss and gradients of the microbatches are averaged, {by_hand} compares with",

@@ -60,19 +60,21 @@ def written(
 
 
 def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "Code":
-    """The step's program, from what its cell needs of those before it."""
-    from ..codegen import Piece, code_of
+    """The step's program, from what the cell that runs it needs of those before it."""
+    from ..codegen import Piece, code_of, last_call
 
-    units, path = _units(shell, step, failed), step.path
-    if "." in path and any(s.defines and path.partition(".")[0] in s.binds for s in units[-1].statements):
+    path, (every, own) = step.path, _units(shell, step, failed)
+    units, calls = cells.up_to_caller(every, path, own)
+    if "." in path and any(s.defines and path.partition(".")[0] in s.binds for s in units[own].statements):
         raise ShardError(
             f"%shard code writes programs of steps that stand at the top of a cell, and {path} is inside "
             f"{path.rpartition('.')[0]}: move it out, and call it there"
         )
-    root, parameters = path.partition(".")[0], list(inspect.signature(step.__wrapped__).parameters)
-    calls = any(s.mentions_a_call(path) for s in units[-1].statements)
+    root = path.partition(".")[0]
+    calls = calls or any(s.mentions_a_call(path) for s in units[own].statements)
+    by_position, by_name = ([], []) if calls else _given(step, last_call(step)[1])
     drawing = {name for name, value in shell.user_ns.items() if _is_drawn_from(value)}
-    found, missing = cells.needed(units, {root} if calls else {root, *parameters}, path, drawing)
+    found, missing = cells.needed(units, {root, *by_position, *by_name}, path, drawing)
     known = {
         name: cells.as_text(name, shell.user_ns[name]) for name in sorted(missing & shell.user_ns.keys())
     }
@@ -104,8 +106,16 @@ def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "C
         path,
         missing=missing - given.keys(),
         elsewhere=ELSEWHERE if given.get(root, "").startswith(f"from {ELSEWHERE} ") else None,
-        call=None if calls else f"results = {path}({', '.join(parameters)})",
+        call=None if calls else f"results = {path}({', '.join([*by_position, *(f'{n}={n}' for n in by_name)])})",
     )
+
+
+def _given(step: Any, call: Any) -> tuple[list[str], list[str]]:
+    """The parameters of a step that its last call gave by position, and those by name."""
+    positions, names = call.given
+    parameters = inspect.signature(step.__wrapped__).parameters.values()
+    by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return by_position[:positions], list(names)
 
 
 def _is_drawn_from(value: Any) -> bool:
@@ -120,8 +130,8 @@ def _is_drawn_from(value: Any) -> bool:
     )
 
 
-def _units(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "list[cells.Unit]":
-    """The cells that ran up to the step's own, in order."""
+def _units(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "tuple[list[cells.Unit], int]":
+    """The cells that ran, in order, and the position of the step's own."""
     raw = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
     _, last = step.cell
     own = max((i for i, cell in enumerate(raw) if cell.strip().endswith(last.strip())), default=len(raw) - 1)
@@ -132,14 +142,14 @@ def _units(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "lis
             text = "".join(entry[2])
             known.setdefault(text.strip("\n"), {})[number] = file, _blank(text)
     units = []
-    for number, cell in enumerate(raw[: own + 1]):
+    for number, cell in enumerate(raw):
         body = cells.below_magic(cell)
         ran, python = (shell.transform_cell(text) for text in (body, cells.untimed(body)))
         files = known.get(ran.strip("\n"), {})
         file, lead = files.get(number) or next(reversed(files.values()), (None, 0))
         shift = lead - _blank(python) if file else 0
         units.append(cells.Unit(cell_name(number), python, file, shift, failed.lines.get(number)))
-    return units
+    return units, own
 
 
 def _blank(text: str) -> int:

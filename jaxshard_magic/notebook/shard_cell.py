@@ -208,25 +208,16 @@ def tried(rehearsal: cells.Rehearsal, report: "Report", progress: Progress) -> b
 def compiled_with(step: "ShardedStep", fix: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Compile `step` as a fix of its report has it, for the same arguments; its reports then tell what that needs.
 
-    False for a fix that is none of strategy (`%%shard fsdp`), mesh (`%mesh v5e:8x8 data=64`), `--donate`,
-    `--microbatches N` and `--remat POLICY`. Raises `ShardError` where the changed step can't be planned or compiled.
+    False for a fix that is no line of the magics. Raises `ShardError` where the changed step can't be planned or
+    compiled.
     """
     from .. import api
+    from ..request import changed_by, is_line
     from ..step import ShardedStep
 
-    match fix.split(maxsplit=1):
-        case ["%%shard", strategy]:
-            request = step.request.changed(strategy)
-        case ["%mesh", text]:
-            request = step.request.changed(mesh=api.build_mesh(text).mesh)
-        case ["--donate"]:
-            request = step.request.changed(donate=True)
-        case ["--microbatches", number]:
-            request = step.request.changed(microbatches=int(number))
-        case ["--remat", policy]:
-            request = step.request.changed(remat=policy)
-        case _:
-            return False
+    if not is_line(fix):
+        return False
+    request = changed_by(fix, step.request, lambda text: api.build_mesh(text).mesh)
     other = ShardedStep(step.__wrapped__, request)
     other.progress, other.compile_limit = step.progress, step.compile_limit
     other.prepare(*args, **kwargs)

@@ -1,5 +1,7 @@
 """Everything that is asked of a step, as one frozen `Request`: parsed and checked once, handed on whole."""
 
+from .from_line import changed_by as changed_by
+from .from_line import is_line as is_line
 from .gradient_options import REDUCE as REDUCE
 from .gradient_options import GradientOptions as GradientOptions
 from .pipeline_options import PipelineOptions as PipelineOptions

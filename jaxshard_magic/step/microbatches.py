@@ -38,17 +38,24 @@ def microbatched(
     if options.microbatches > 1:
         pipeline.scheduled(stages, options.microbatches)  # refuses what it has no form for
         return taken(options.microbatches)
-    why, way, fix = why_whole(captured, facts.batch), "", None
+    why, told, fix = why_whole(captured, facts.batch), "", None
     for parts in _numbers(facts.batch.size, shards, stages, pipeline):
         try:
             rewritten = taken(parts)
         except ShardError as error:
             why = error.why
             continue
-        why = next(filter(None, map(coupled, rewritten.calls.values())), None)
-        if why is None:
+        found = next(filter(None, map(coupled, rewritten.calls.values())), None)
+        if found is None:
             return rewritten
-        way, fix = f" In {parts} parts it has the numbers of a loop over them.", f"--microbatches {parts}"
+        why = found.why
+        if found.same_loss:
+            told, fix = (
+                f" In {parts} parts it has the numbers of a loop over them.",
+                f"--microbatches {parts}",
+            )
+        else:
+            told = f" In {parts} microbatches it would train on another loss: the mean of those of the parts."
         break
     if (refused := pipeline.refused(stages, 1)) is not None:
         raise ShardError(
@@ -59,10 +66,9 @@ def microbatched(
     rewritten = whole_batch(facts, captured, options, on_rank.mesh, shards, ring=request.rings)
     if stages == 1:
         return rewritten
-    message = f"The whole batch is one microbatch, so that one stage works at a time: {why}.{way}"
-    return replace(
-        rewritten, findings=(Finding("microbatches", "warning", message, fix), *rewritten.findings)
-    )
+    message = f"The whole batch is one microbatch, so that one stage works at a time: {why}.{told}"
+    finding = Finding("whole-batch", "warning", message, fix)
+    return replace(rewritten, whole=why, findings=(finding, *rewritten.findings))
 
 
 def _numbers(size: int | None, shards: int, stages: int, pipeline: PipelineOptions) -> list[int]:

@@ -162,7 +162,7 @@ class Programs:
     def _build(self, peeled: Peeled) -> Entry:
         entry = self._built(peeled, self.request)
         if self.read_ahead:
-            from ..analysis.summary import reading_of
+            from ..analysis.reading import reading_of
 
             self.say("reading the compiled program")
             reading_of(entry)

@@ -104,6 +104,14 @@ def target_of(mesh: Mesh) -> Target | None:
     return _targets.get(mesh.devices.flat[0].client)
 
 
+def made_of(mesh: Mesh) -> str:
+    """Return what stands before the axes where a mesh of these devices is written: the slice, "v5e:4x4"; "cpu" for
+    simulated devices beside an accelerator; "" for what a mesh is of where nothing is said."""
+    if (target := target_of(mesh)) is not None:
+        return target.name
+    return "cpu" if mesh.devices.flat[0].platform == "cpu" and jax.default_backend() != "cpu" else ""
+
+
 _targets: dict[Any, Target] = {}
 _compilers: dict[str, Compiler] = {}
 

@@ -1,14 +1,15 @@
 """What a rule of advice looks at, and the words that several of them need."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...errors import ShardError
 from ...plan import Share
 from ...program.trace import is_closed_over
 from ...report import Collective, Experts, Leaf, Measured, Memory, MeshInfo, Spec
 from ...report.held import extents
-from ...request.gradient_options import GradientOptions
+from ...request import GradientOptions, Request, changed_by, is_line
 from ...targets import Target
 from ..collectives import Move
 from ..roofline import Roofline
@@ -25,10 +26,13 @@ class Case:
     a chip is known. `shares` is what one device multiplies; `examples` the batch, `examples_before` that of the step's
     earlier run; `callbacks` the lines, or None, of calls to Python from inside the step. `target` is what the step was
     compiled for where that is not attached, `larger` the slices of it that are offered and have more devices; `tried`
-    the bytes that a device needs, as compiled, with a fix that was tried. `inside` are the options of its gradients,
-    None where it takes none. `largest_weight`: bytes of the largest weight that an operation reads, None where that is
-    not known. `measured`: where the time of recorded steps went. `loop` is what called it. `experts`: those
-    that are divided.
+    the bytes that a device needs, as compiled, with a fix that was tried. `largest_weight`: bytes of the largest weight
+    that an operation reads, None where that is not known. `measured`: where the time of recorded steps went. `loop` is
+    what called it. `experts`: those that are divided.
+
+    `asked` is the request as it stands, `inside` what of it its gradients are taken by, None where it takes none.
+    `refuses(line)`: why the step can't be had as a line says, or would train on another loss; None where it can.
+    `made_of`: the devices as they stand before a mesh's axes.
     """
 
     leaves: Sequence[Leaf]
@@ -49,7 +53,10 @@ class Case:
     target: Target | None = None
     larger: Sequence[tuple[int, ...]] = ()
     tried: Mapping[str, int] = field(default_factory=dict)
+    asked: Request | None = None
     inside: GradientOptions | None = None
+    refuses: Callable[[str], str | None] = lambda _: None
+    made_of: str = ""
     largest_weight: int | None = None
     measured: Measured | None = None
     loop: Loop = field(default_factory=Loop)
@@ -65,6 +72,26 @@ class Case:
         """The axes that the examples lie along, in the mesh's order."""
         cut = {a for leaf in self.leaves if leaf.role == "batch" for a in axes_of(leaf.spec)}
         return tuple(a for a in self.mesh.axes if a in cut - self.stage_axes)
+
+    def line(self, fix: str | None) -> str | None:
+        """Return `fix`; None where it is a line that the strategy or the mesh can't have, or has already."""
+        if fix is None or self.asked is None or not is_line(fix) or fix.startswith("%mesh "):
+            return fix
+        try:
+            changed = changed_by(fix, self.asked)
+        except ShardError:
+            return None
+        return None if changed == self.asked else fix
+
+    def on_mesh(self, axes: Mapping[str, int], strategy: str | None = None) -> str | None:
+        """Return `--mesh data=8`, or the `%%shard` line of another `strategy` with it, of the devices that there are;
+        None where the axes can't be had: of a slice all devices are taken."""
+        if self.target is not None and math.prod(axes.values()) != self.target.count:
+            return None
+        of = f"cpu:{math.prod(axes.values())}" if self.made_of == "cpu" else self.made_of
+        text = " ".join(filter(None, (of, mesh_text(axes))))
+        option = f'--mesh "{text}"' if " " in text else f"--mesh {text}"
+        return self.line(option if strategy is None else f"%%shard {strategy} {option}")
 
     @property
     def timed_level(self) -> str:
@@ -104,9 +131,3 @@ def all_divide(leaves: Sequence[Leaf], axes: Mapping[str, int]) -> bool:
 
 def mesh_text(axes: Mapping[str, int]) -> str:
     return " ".join(f"{a}={n}" for a, n in axes.items())
-
-
-def mesh_option(axes: Mapping[str, int]) -> str:
-    """`--mesh data=8`, quoted where there are several axes."""
-    text = mesh_text(axes)
-    return f'--mesh "{text}"' if " " in text else f"--mesh {text}"

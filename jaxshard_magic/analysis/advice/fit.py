@@ -27,7 +27,8 @@ def does_not_fit(case: Case) -> Iterator[Advice]:
     if top is None or top.peak is None or top.limit is None or top.peak <= top.limit:
         return
     over = top.peak - top.limit
-    changes = [c for c in _changes(case, top) if c.saves is None or c.saves >= 0.05 * over]
+    worth = (c for c in _changes(case, top) if c.saves is None or c.saves >= 0.05 * over)
+    changes = [c for c in worth if c.fix is None or case.line(c.fix) is not None]
     enough = [c for c in changes if c.saves is not None and c.saves >= over]
     first = next(iter((*enough, *changes)), None)
     message = (
@@ -115,7 +116,9 @@ def _in_microbatches(case: Case, top: DeviceMemory) -> Iterator[Change]:
         left = top.peak - top.temporaries + top.temporaries * now // n
         if each % n == 0 and left <= top.limit:
             says = f"In {n} microbatches, one after the other, it would need about {byte_text(left)}"
-            yield Change(says, f"--microbatches {n}", top.peak - left)
+            line = f"--microbatches {n}"
+            if case.refuses(line) is None:
+                yield Change(says, line, top.peak - left)
             return
 
 
@@ -178,7 +181,11 @@ def replicated_state(case: Case) -> Iterator[Advice]:
             f"moments {byte_text(COPIES * params)}, more than the {limit_text(top.limit)} there are."
         )
         yield Advice(
-            "replicated-state", "warning", message, _fsdp(case), saved / (top.peak or COPIES * params)
+            "replicated-state",
+            "warning",
+            message,
+            case.line(_fsdp(case)),
+            saved / (top.peak or COPIES * params),
         )
 
 
@@ -195,7 +202,9 @@ def _on(case: Case, top: DeviceMemory) -> list[Leaf]:
 def _by_cutting_state(case: Case, top: DeviceMemory) -> tuple[int, tuple[str, ...]]:
     """Bytes of a device that fsdp over the batch axes would take off it, and those axes: what of the parameters, their
     gradients and optimizer state lies whole along all of them."""
-    axes = tuple(a for a in case.batch_axes if case.mesh.axes[a] > 1)
+    axes = tuple(
+        a for a in case.batch_axes if case.mesh.axes[a] > 1 and a != "replica"
+    )  # which is for copies
     n = devices_along(case.mesh.axes, axes)
     state = [x for x in _on(case, top) if x.role in ("params", "optimizer")]
     whole = [x for x in state if not axes_of(x.spec) & set(axes)]
@@ -209,5 +218,6 @@ def _fsdp(case: Case) -> str | None:
     if case.strategy == "pmap":  # the step itself says what each device has
         return None
     kept = [part for part in case.strategy.split("+") if part.partition("@")[0] not in ("dp", "fsdp", "spmd")]
-    axis = "fsdp" if "fsdp" in case.mesh.axes else f"fsdp@{case.batch_axes[0]}"
-    return "%%shard " + "+".join([axis if axis != "fsdp@data" else "fsdp", *kept])
+    named = (f"fsdp@{axis}" for axis in case.batch_axes if axis != "replica")
+    lines = ("%%shard " + "+".join([part, *kept]) for part in ("fsdp", *named))
+    return next(filter(None, map(case.line, lines)), None)

@@ -10,7 +10,7 @@ from ...program.trace import is_closed_over
 from ...report import Advice, Leaf, MeshInfo
 from ...report.held import extents, held, lost
 from ...units import byte_text
-from .case import Case, all_divide, axes_of, devices_along, entry_axes, mesh_option
+from .case import Case, all_divide, axes_of, devices_along, entry_axes
 
 LARGE = 2**14  # elements; smaller leaves are copied on purpose
 SHARE = 0.01  # of what a device stores: less is not worth a warning
@@ -37,7 +37,7 @@ def not_cut(case: Case) -> Iterator[Advice]:
             f"{also} every device{_of_part(group)} keeps {upto}{byte_text(more)} more than planned."
         )
         level = "warning" if more >= SHARE * stored else "info"
-        yield Advice("not-cut", level, message, _fix(group, leaves, mesh), _part(case, more))
+        yield Advice("not-cut", level, message, _fix(case, group), _part(case, more))
     rest = [leaf for group in groups[GROUPS:] for leaf in group]
     if rest:
         where = "the fullest device" if any(leaf.within for leaf in rest) else "every device"
@@ -56,14 +56,14 @@ def _of_part(group: Sequence[Leaf]) -> str:
     return f" of {' '.join(told)}" if told else ""
 
 
-def _fix(group: list[Leaf], leaves: Sequence[Leaf], mesh: MeshInfo) -> str | None:
+def _fix(case: Case, group: list[Leaf]) -> str | None:
     """The cheapest change that cuts the group: another dimension, or another mesh where a few rows more would not."""
     first = group[0]
     for axes in (first.wanted, *((a,) for a in first.wanted)):
-        if rule := _rule(group, leaves, mesh, axes):
+        if rule := case.line(_rule(group, case.leaves, case.mesh, axes)):
             return rule
-    near = _padded(first, mesh)
-    return None if near is not None and near.growth <= PADDING else _other_mesh(first, leaves, mesh)
+    near = _padded(first, case.mesh)
+    return None if near is not None and near.growth <= PADDING else _other_mesh(case, first)
 
 
 def _rule(group: list[Leaf], leaves: Sequence[Leaf], mesh: MeshInfo, axes: tuple[str, ...]) -> str | None:
@@ -126,9 +126,9 @@ def _padded(leaf: Leaf, mesh: MeshInfo) -> _Padded | None:
     return min(options, default=None)
 
 
-def _other_mesh(leaf: Leaf, leaves: Sequence[Leaf], mesh: MeshInfo) -> str | None:
+def _other_mesh(case: Case, leaf: Leaf) -> str | None:
     """The same number of devices with fewer of them along the axis that does not divide."""
-    axis = leaf.wanted[-1]
+    axis, leaves, mesh = leaf.wanted[-1], case.leaves, case.mesh
     others = [a for a in mesh.axes if a != axis and not any(a in x.within for x in leaves)]
     for size in range(mesh.axes[axis] - 1, 1, -1):
         if mesh.axes[axis] % size:
@@ -140,8 +140,8 @@ def _other_mesh(leaf: Leaf, leaves: Sequence[Leaf], mesh: MeshInfo) -> str | Non
                 n % devices_along(extents(leaf, axes), (*entry_axes(e), *leaf.wanted)) == 0
                 for n, e in zip(leaf.shape, leaf.spec, strict=True)
             )
-            if cuts and all_divide(leaves, axes):
-                return mesh_option(axes)
+            if cuts and all_divide(leaves, axes) and (option := case.on_mesh(axes)):
+                return option
     return None
 
 
@@ -160,13 +160,13 @@ def _busy(case: Case) -> str | None:
     over = [a for leaf in case.batch for a in case.mesh.axes if a in axes_of(leaf.spec)]
     if over:
         wider = axes | {over[0]: axes[over[0]] * devices_along(case.mesh.axes, case.idle_axes)}
-        return mesh_option(wider if all_divide(case.leaves, wider) else axes)
+        return case.on_mesh(wider if all_divide(case.leaves, wider) else axes)
     divides = [leaf for leaf in case.batch if leaf.shape and leaf.shape[0] % case.mesh.axes[axis] == 0]
     if divides and case.strategy == "spmd":
-        return f"--spec \"{divides[0].path.split('.')[0]}=P('{axis}')\""
+        return case.line(f"--spec \"{divides[0].path.split('.')[0]}=P('{axis}')\"")
     if divides and not {"dp", "fsdp", "pmap"} & case.jobs.keys():  # the examples would lie along their axes
-        return f"%%shard {case.strategy}+dp@{axis}"
-    return mesh_option(axes) if axes else None
+        return case.line(f"%%shard {case.strategy}+dp@{axis}")
+    return case.on_mesh(axes) if axes else None
 
 
 def whole(case: Case) -> Iterator[Advice]:
@@ -188,7 +188,7 @@ def whole(case: Case) -> Iterator[Advice]:
     groups = sorted(_alike(silent), key=lambda group: -sum(leaf.bytes for leaf in group))
     for group in groups[:GROUPS]:
         axes = used[group[0].role].most_common(1)[0][0]
-        fix = _rule(group, leaves, mesh, tuple(a for a in mesh.axes if a in axes))
+        fix = case.line(_rule(group, leaves, mesh, tuple(a for a in mesh.axes if a in axes)))
         size = byte_text(held(group))
         takes = f"With {len(group) - 1} more like it, it takes" if len(group) > 1 else "It takes"
         where = f"every device{_of_part(group)}"

@@ -1,6 +1,6 @@
 """Advice on a pipeline: how many microbatches, uneven stages, what crosses between them, and a better schedule."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
@@ -40,6 +40,9 @@ class PipelineCase:
         balanced: whether the stages were cut by measured costs, or where the user has said.
         transfers: time that a microbatch takes from each stage to the next, in the pipeline's unit (`Run.transfers`),
             None where it is not known; empty where none is.
+        whole: whether the batch is taken whole, or in microbatches that train on another loss: then no more of them are
+            advised.
+        line: gives a line back that the step can have and has not yet, None for others.
         weights: time of one microbatch that each stage sends for its weights, which is as long for a smaller one; empty
             where that is not known.
     """
@@ -52,6 +55,8 @@ class PipelineCase:
     balanced: bool
     transfers: Sequence[float | None] = ()
     weights: Sequence[float] = ()
+    whole: bool = False
+    line: Callable[[str], str | None] = lambda line: line
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -80,7 +85,7 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
     """Fewer than four microbatches for each stage."""
     p = case.pipeline
     wanted = ENOUGH * p.stages
-    if p.microbatches >= wanted or p.schedule not in NAMES:
+    if p.microbatches >= wanted or p.schedule not in NAMES or case.whole:
         return
     numbers = [n for n in _dividing(case, 2 * wanted) if n > p.microbatches]
     more = sorted(numbers, key=lambda n: (n < wanted, abs(n - wanted)))
@@ -93,7 +98,7 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
         f"is {_share(p.bubble.predicted)}, as predicted; with {then.microbatches} it would be {_share(then.bubble)}, "
         "where a microbatch takes as much less time as it is smaller."
     )
-    fix = f"--microbatches {then.microbatches}" if able else None
+    fix = case.line(f"--microbatches {then.microbatches}") if able else None
     if able is None and case.examples:
         divides = -(-case.examples // (wanted * case.shards)) * wanted * case.shards
         message += f" {case.examples:,} examples{_over(case)} don't divide so; {divides:,} would."
@@ -143,7 +148,7 @@ def uneven_stages(case: PipelineCase) -> Iterator[Advice]:
         f"{what} {slowest} is the slowest: it takes {case.time(most)} for a microbatch, "
         f"{_share(most / mean - 1)} above the mean of {case.time(mean)}."
     )
-    fix = "--balance measured" if p.source == "measured" and not case.balanced else None
+    fix = case.line("--balance measured") if p.source == "measured" and not case.balanced else None
     level = "warning" if p.bubble.uneven - p.bubble.ideal >= MUCH else "info"
     if len(case.units) == len(p.costs) and all(case.units):
         if (better := _more_even(case, mean)) is None:
@@ -252,8 +257,9 @@ def better_schedule(case: PipelineCase) -> Iterator[Advice]:
         and each.makespan < QUICKER * now.makespan
         and each.peak <= now.peak_microbatches * (1 + 1e-9)
     ]
-    if better:
-        best = min(better, key=lambda each: (round(each.makespan / now.makespan, 6), each.peak))
+    best = min(better, key=lambda each: (round(each.makespan / now.makespan, 6), each.peak), default=None)
+    line = None if best is None else case.line(f"--schedule {best.schedule}")
+    if best is not None and line is not None:
         message = (
             f"{best.schedule} would take less time: its actions {case.time(best.makespan)} where those of {p.schedule} "
             f"take {case.time(now.makespan)}, both as predicted, and it holds no more; its bubble is "
@@ -261,7 +267,7 @@ def better_schedule(case: PipelineCase) -> Iterator[Advice]:
         )
         level = "warning" if now.bubble - best.bubble >= MUCH else "info"
         saves = 1 - best.makespan / now.makespan
-        yield Advice("better-schedule", level, message, f"--schedule {best.schedule}", saves)
+        yield Advice("better-schedule", level, message, line, saves)
 
 
 RULES = (few_microbatches, uneven_stages, heavy_boundary, better_schedule)

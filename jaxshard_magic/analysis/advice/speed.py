@@ -11,7 +11,7 @@ from ...units import byte_text, rate_text
 from ...units import seconds_text as time
 from ...units import share_text as share
 from ...wires import axis_bandwidths
-from .case import Case, all_divide, devices_along, mesh_option, mesh_text
+from .case import Case, all_divide, devices_along
 
 COMMUNICATION = 0.2  # of a step: a larger share is worth a warning
 DOMINATES = 0.5  # of the communication
@@ -222,7 +222,7 @@ def _inner(case: Case, axis: str) -> str | None:
     if case.roof is None or list(axes) == list(case.mesh.axes):
         return None
     now, then = case.roof.wires[axis].bandwidth, axis_bandwidths(case.roof.chip, axes)[axis].bandwidth
-    return mesh_option(axes) if now and then and then >= 2 * now else None
+    return case.on_mesh(axes) if now and then and then >= 2 * now else None
 
 
 def _hybrid(case: Case, axis: str) -> str | None:
@@ -231,7 +231,7 @@ def _hybrid(case: Case, axis: str) -> str | None:
     others = {a: m for a, m in case.mesh.axes.items() if a != axis}
     if case.strategy != "fsdp" or others or n <= node or n % node:
         return None
-    return f'%%shard dp+fsdp --mesh "{mesh_text({"data": n // node, "fsdp": node})}"'
+    return case.on_mesh({"data": n // node, "fsdp": node}, "dp+fsdp")
 
 
 def _narrower(case: Case, axis: str) -> str | None:
@@ -240,7 +240,9 @@ def _narrower(case: Case, axis: str) -> str | None:
     if not others or case.mesh.axes[axis] % 2:
         return None
     axes = {**case.mesh.axes, axis: case.mesh.axes[axis] // 2, others[0]: 2 * case.mesh.axes[others[0]]}
-    return mesh_option({a: n for a, n in axes.items() if n > 1}) if all_divide(case.leaves, axes) else None
+    if not all_divide(case.leaves, axes):
+        return None
+    return case.on_mesh({a: n for a, n in axes.items() if n > 1}) or case.on_mesh(axes)
 
 
 def _node(case: Case) -> int:

@@ -25,6 +25,7 @@ from .names import variables as variables
 from .needed import Givers as Givers
 from .needed import as_text as as_text
 from .needed import needed as needed
+from .needed import up_to_caller as up_to_caller
 from .rehearsal import Awaited as Awaited
 from .rehearsal import Deciding as Deciding
 from .rehearsal import Rehearsal as Rehearsal

@@ -40,6 +40,36 @@ def needed(
         known.update(found)
 
 
+def up_to_caller(units: Sequence[Unit], path: str, own: int) -> tuple[list[Unit], bool]:
+    """The cells up to the one that runs the step, itself or through functions, and whether one does: its own, at `own`,
+    else the last of those behind it up to where its name gets another value. A loop that was interrupted counts where
+    none came to its end.
+
+    Args:
+        units: the cells that ran, in order.
+        path: what the step goes by.
+        own: the position of its own cell.
+    """
+    for each in (units, [unit.with_interrupted for unit in units]):
+        if (at := _caller(each, path, own)) is not None:
+            return [*units[:at], each[at]], True
+    return [*units[: own + 1]], False
+
+
+def _caller(units: Sequence[Unit], path: str, own: int) -> int | None:
+    root = root_of(path)
+    redefined = (i for i in range(own + 1, len(units)) if any(root in s.gives for s in units[i].statements))
+    behind = range(own + 1, next(redefined, len(units)))
+    bodies = _Bodies(s for unit in units for s in unit.statements)
+
+    def runs(s: Statement) -> bool:
+        calls = s.calls_now
+        trains = any(root in bodies.of({name}) for name in calls.called - {root})
+        return s.calls(path) or trains or root in calls.handed
+
+    return next((i for i in (own, *reversed(behind)) if any(map(runs, units[i].statements))), None)
+
+
 class Givers:
     """Which names the statements of these cells give a value: themselves, and through functions that they call."""
 

@@ -5,7 +5,7 @@ import copy
 import re
 import symtable
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,12 +34,25 @@ class Unit:
 
     @cached_property
     def statements(self) -> list["Statement"]:
+        return [Statement(self, node) for node in self._tree if self.ran(node)]
+
+    @cached_property
+    def _tree(self) -> list[ast.stmt]:
+        """All statements; none of a text that is not Python, which did not run either."""
         try:
-            body = ast.parse(self.text).body
             symtable.symtable(self.text, self.title, "exec")
-        except (SyntaxError, ValueError):  # it did not run either
+            return ast.parse(self.text).body
+        except (SyntaxError, ValueError):
             return []
-        return [Statement(self, node) for node in body if self.ran(node)]
+
+    @cached_property
+    def with_interrupted(self) -> "Unit":
+        """The same cell, the statement at which it ended taken for one that ran to its end."""
+        if self.failed is None:
+            return self
+        ends = (node.end_lineno or node.lineno for node in self._tree)
+        after = (end + self.shift for end in ends if end + self.shift >= self.failed)
+        return replace(self, failed=1 + min(after, default=self.failed))
 
     def ran(self, node: ast.stmt) -> bool:
         """Did a statement run to its end?"""
