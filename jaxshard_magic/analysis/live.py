@@ -75,12 +75,15 @@ def _row(buffer: LiveBuffer, program: Program) -> Buffer:
     shape = buffer.shape
     assert shape is not None
     label, does = label_of(op_name(made)), _operation(made, program.module)
-    what, toward, reads, trips = does, None, None, None
+    what, toward, reads, trips, of = does, None, None, None, None
     if label is not None and label[1] < len(program.leaves):
         leaf, gradient = program.leaves[label[1]], label[0] == GRADIENT
         part = _part_of(shape.dims, leaf, program.devices)
         if part is not None:
-            what = f"gradient of {leaf.path}{part}" if gradient else f"{leaf.path}{part}, gathered"
+            what, of = (
+                f"gradient of {leaf.path}{part}" if gradient else f"{leaf.path}{part}, gathered",
+                leaf.path,
+            )
         elif gradient and prod(shape.dims) >= prod(leaf.shape) // program.devices:
             toward = leaf.path
     if what in _PRODUCTS:
@@ -99,6 +102,7 @@ def _row(buffer: LiveBuffer, program: Program) -> Buffer:
         reads=reads,
         toward=toward,
         trips=trips,
+        of=of,
     )
 
 

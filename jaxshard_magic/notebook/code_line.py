@@ -106,7 +106,9 @@ def _written(shell: "InteractiveShell", step: Any, failed: "cells.Failed") -> "C
         path,
         missing=missing - given.keys(),
         elsewhere=ELSEWHERE if given.get(root, "").startswith(f"from {ELSEWHERE} ") else None,
-        call=None if calls else f"results = {path}({', '.join([*by_position, *(f'{n}={n}' for n in by_name)])})",
+        call=None
+        if calls
+        else f"results = {path}({', '.join([*by_position, *(f'{n}={n}' for n in by_name)])})",
     )
 
 

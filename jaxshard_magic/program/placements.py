@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from ..errors import ShardError
 from .capture import Gradient
+from .ir import Program
 from .lines import users_line
 from .trace import Traced
 
@@ -58,6 +59,20 @@ def kept_to(traced: Traced, mesh: Mesh, *, whole: bool) -> tuple[Traced, tuple[s
         return traced, ()
     lines = tuple(line or "a library's line" for line in left_out)
     return replace(traced, closed=ClosedJaxpr(jaxpr, traced.closed.consts)), lines
+
+
+def axes_placed(program: Program) -> set[str]:
+    """Return the mesh axes over which the step itself places arrays: by constraints, puts and `jax.shard_map`."""
+    specs = []
+    for e in program.equations:
+        if e.name == "sharding_constraint":
+            specs.append(getattr(e.params["sharding"], "spec", ()))
+        elif e.name == "device_put":
+            specs += [getattr(at, "spec", ()) for at in e.params["devices"]]
+        elif e.name == "shard_map":
+            specs += [*e.params["in_specs"], *e.params["out_specs"]]
+    entries = (entry for spec in specs for entry in spec)
+    return {axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis}
 
 
 def _places(traced: Traced) -> bool:

@@ -122,9 +122,10 @@ class Buffer:
     """Temporaries that are live at the peak on one device: `count` alike ones of the same line.
 
     `bytes` is of all of them, `shape` and `dtype` (as HLO writes it) of one. `what` names the operation that made them,
-    or the leaf that they are; `line` of `file`, one of the report's `sources`. `reads` is the weight that the operation
-    multiplies with, `toward` the leaf whose gradient it is a step on the way to, both by path. `kept`: made in the
-    forward pass and still there in the backward pass. `trips`: those of the loop that writes them slice by slice.
+    or the leaf that they are; `of` is the leaf, by path, where they are one, or a gradient of one; `line` of `file`,
+    one of the report's `sources`. `reads` is the weight that the operation multiplies with, `toward` the leaf whose
+    gradient it is a step on the way to, both by path. `kept`: made in the forward pass and still there in the backward
+    pass. `trips`: those of the loop that writes them slice by slice.
     """
 
     bytes: int
@@ -139,6 +140,7 @@ class Buffer:
     toward: str | None = None
     kept: bool = False
     trips: int | None = None
+    of: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from ..program.facts import Facts
 from ..program.flops import unseen
 from ..program.loss import find_loss
 from ..program.mapped import PerDevice
+from ..program.placements import axes_placed
 from ..program.roles import BATCH, OTHER
 from ..program.trace import Traced, path_name
 from ..program.weights import largest_weight
@@ -185,5 +186,5 @@ def _examples(layout: Layout, i: int) -> str | None:
 
 def _idle_axes(layout: Layout, axes: Mapping[str, Axes], in_specs: Sequence[PartitionSpec]) -> Axes:
     busy = {a for used in axes.values() for a in used} | set(layout.batch_axes)
-    busy |= {a for spec in in_specs for axes in spec_of(spec) for a in axes}
+    busy |= {a for spec in in_specs for axes in spec_of(spec) for a in axes} | axes_placed(layout.program)
     return tuple(a for a in layout.mesh.axis_names if a not in busy and layout.mesh.shape[a] > 1)

@@ -1,6 +1,6 @@
 """What is said of the batch: that it divides, or does not; where it was guessed; what of it every device has whole."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..errors import ShardError
 from ..plan import Finding
@@ -76,9 +76,9 @@ def _about_joined_rows(traced: Traced, layout: Layout, joined: int) -> Iterator[
         name = path_name(traced.in_paths[i])
         message = (
             f"{name} has {size} rows, which do not divide by {_over(layout)}: they are whole on every device, and so "
-            "is the work on them."
+            f"is the work on them. Of {_near(layout, size)[-1]} rows each device would have a part."
         )
-        yield Finding("rows-odd", "warning", message, f"{name} of {_near(layout, size)[-1]} rows")
+        yield Finding("rows-odd", "warning", message)
         return
 
 
@@ -101,7 +101,26 @@ def _about_whole_rows(traced: Traced, layout: Layout) -> Iterator[Finding]:
         f"{name}{more} {have} {count} rows, as the batch has, and nothing in the step shows that they are the same: a "
         "copy on every device."
     )
-    yield Finding("rows-whole", "info", message, f"--spec \"{name}=P('{layout.batch_axes[0]}')\"")
+    yield Finding("rows-whole", "info", message, _divided_with(traced, layout, whole))
+
+
+def _divided_with(traced: Traced, layout: Layout, also: Sequence[int]) -> str:
+    """Options that divide more inputs beside those that hold examples: what is given is all that counts as such."""
+    axes = ", ".join(map(repr, layout.batch_axes))
+    over = f"({axes})" if len(layout.batch_axes) > 1 else axes
+    found = {i: ds[0] for i, ds in layout.batch.dims.items() if i >= len(traced.consts)} | dict.fromkeys(
+        also, 0
+    )
+    roots: dict[str, set[int]] = {}
+    for i, path in enumerate(traced.in_paths):
+        roots.setdefault(path_name(path[:1]), set()).add(i)
+    specs: dict[str, int] = {}
+    for i, d in found.items():
+        path = traced.in_paths[i]
+        inside = roots[path_name(path[:1])]
+        whole = all(found.get(j) == d for j in inside)  # all that the argument holds
+        specs[path_name(path[:1] if whole else path)] = d
+    return " ".join(f'--spec "{name}=P({"None, " * d}{over})"' for name, d in specs.items())
 
 
 def _raw(layout: Layout, i: int) -> bool:

@@ -9,16 +9,20 @@ from ...report.held import on_device
 from ...units import byte_text, limit_text
 from .case import Case, axes_of, devices_along, mesh_text
 
+WORTH = 0.05  # of what is too much: what takes off less is not told
+ROOM = 0.9  # of the limit: what a smaller batch would need is known that well
 COPIES = 4  # of the parameters in training: themselves, their gradients and Adam's two moments
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something that takes memory off a device: `saves` bytes where that can be told, and the text to paste."""
+    """Something that takes memory off a device: `saves` bytes where that can be told, and the text to paste. `at_most`:
+    the rest of the program may need a part of what it saves."""
 
     says: str
     fix: str | None
     saves: int | None = None
+    at_most: bool = False
 
 
 def does_not_fit(case: Case) -> Iterator[Advice]:
@@ -27,7 +31,7 @@ def does_not_fit(case: Case) -> Iterator[Advice]:
     if top is None or top.peak is None or top.limit is None or top.peak <= top.limit:
         return
     over = top.peak - top.limit
-    worth = (c for c in _changes(case, top) if c.saves is None or c.saves >= 0.05 * over)
+    worth = (c for c in _changes(case, top) if c.saves is None or c.saves >= WORTH * over)
     changes = [c for c in worth if c.fix is None or case.line(c.fix) is not None]
     enough = [c for c in changes if c.saves is not None and c.saves >= over]
     first = next(iter((*enough, *changes)), None)
@@ -60,7 +64,9 @@ def _told(case: Case, top: DeviceMemory, change: Change) -> str:
     if change.saves is None:
         return f"{change.says}."
     left = top.peak - change.saves
-    return f"{change.says}: {'enough' if left <= top.limit else f'{byte_text(left)} left'}."
+    if left > top.limit:
+        return f"{change.says}: {'at least ' if change.at_most else ''}{byte_text(left)} left."
+    return f"{change.says}: {'it may be enough' if change.at_most else 'enough'}."
 
 
 def _changes(case: Case, top: DeviceMemory) -> Iterator[Change]:
@@ -68,27 +74,32 @@ def _changes(case: Case, top: DeviceMemory) -> Iterator[Change]:
     saved, axes = _by_cutting_state(case, top)
     if saved:
         over = "+".join(axes)
-        says = f"Parameters and optimizer state cut over {over} take off {byte_text(saved)}"
-        yield Change(says, _fsdp(case), saved)
+        says = f"Parameters and optimizer state cut over {over} take off up to {byte_text(saved)}"
+        yield Change(says, _fsdp(case), saved, at_most=True)  # weights are gathered where they are used
     if case.kept:
         twice = sum(leaf.bytes_per_device for leaf in on_device(case.kept, case.mesh, top.device))
-        says = f"The old state stays while the new one is made; donated, it takes off {byte_text(twice)}"
-        yield Change(says, "--donate", twice)
-    if (kept := _kept_for_backward(case)) is not None:
+        says = (
+            f"The old state stays while the new one is made; donated, it takes off up to {byte_text(twice)}"
+        )
+        yield Change(says, "--donate", twice, at_most=True)  # the new one's memory may have held gradients
+    if (kept := _kept_for_backward(case, top)) is not None:
         yield kept
     yield from _in_microbatches(case, top)
     yield from _more_devices(case, top)
     yield from _fewer_examples(case, top)
 
 
-def _kept_for_backward(case: Case) -> Change | None:
+def _kept_for_backward(case: Case, top: DeviceMemory) -> Change | None:
     """What the forward pass leaves for the backward pass, where it is most of the temporaries."""
     if case.inside is None or case.inside.remat is not None:
         return None
     buffers = (case.memory and case.memory.buffers) or ()
-    kept = [b for b in buffers if b.phase == "forward"]
+    # XLA for the CPU keeps the order of straight-line code, in which what is computed again is there just as long.
+    by_trips = case.mesh.platform == "cpu" and case.target is None
+    kept = [b for b in buffers if b.phase == "forward" and (b.trips or not by_trips)]
     held = sum(b.bytes for b in kept)
-    if not kept or 2 * held < sum(b.bytes for b in buffers):
+    assert top.peak is not None and top.limit is not None
+    if not kept or 2 * held < sum(b.bytes for b in buffers) or held < WORTH * (top.peak - top.limit):
         return None
     lines: dict[str | None, set[int]] = {}
     for b in kept:
@@ -112,14 +123,23 @@ def _in_microbatches(case: Case, top: DeviceMemory) -> Iterator[Change]:
     ):
         return
     now, each = case.inside.microbatches, case.examples // devices_along(case.mesh.axes, case.batch_axes)
+    sums = sum(x.bytes_per_device for x in _on(case, top) if x.role == "params") if now == 1 else 0
+    grows = max(0, top.temporaries - _of_parameters(case) - sums)
     for n in range(now + 1, each + 1):
-        left = top.peak - top.temporaries + top.temporaries * now // n
-        if each % n == 0 and left <= top.limit:
+        left = top.peak - grows + grows * now // n
+        if each % n == 0 and left <= ROOM * top.limit:
             says = f"In {n} microbatches, one after the other, it would need about {byte_text(left)}"
             line = f"--microbatches {n}"
             if case.refuses(line) is None:
                 yield Change(says, line, top.peak - left)
             return
+
+
+def _of_parameters(case: Case) -> int:
+    """Bytes of the temporaries that are as many however few examples there are: gathered weights and gradients."""
+    buffers = (case.memory and case.memory.buffers) or ()
+    weights = {leaf.path for leaf in case.leaves if leaf.role == "params"}
+    return sum(b.bytes for b in buffers if b.of in weights)
 
 
 def _more_devices(case: Case, top: DeviceMemory) -> Iterator[Change]:
@@ -155,8 +175,8 @@ def _fewer_examples(case: Case, top: DeviceMemory) -> Iterator[Change]:
     ):
         return
     step = devices_along(case.mesh.axes, case.batch_axes)
-    grows = top.temporaries + top.batch
-    fit = int(case.examples * (top.limit - (top.peak - grows)) / grows) if grows else 0
+    grows = max(0, top.temporaries - _of_parameters(case)) + top.batch
+    fit = int(case.examples * (ROOM * top.limit - (top.peak - grows)) / grows) if grows else 0
     if 0 < (fewer := fit // step * step) < case.examples:
         saves = grows - grows * fewer // case.examples
         left = byte_text(top.peak - saves)

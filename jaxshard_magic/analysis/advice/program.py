@@ -35,9 +35,11 @@ def not_donated(case: Case) -> Iterator[Advice]:
     twice = held(case.kept)
     if twice >= WORTH_DONATING:
         where = "on the fullest device" if case.stage_axes else "on every device"
-        message = f"The old state stays while the new one is made: {byte_text(twice)} more {where}."
+        message = f"The old state stays while the new one is made: up to {byte_text(twice)} more {where}."
         peak = max((d.peak or 0 for d in (case.memory.per_device if case.memory else ())), default=0)
-        yield Advice("not-donated", "info", message, "--donate", min(1.0, twice / peak) if peak else None)
+        yield Advice(
+            "not-donated", "info", message, case.line("--donate"), min(1.0, twice / peak) if peak else None
+        )
 
 
 def batch_grew(case: Case) -> Iterator[Advice]:

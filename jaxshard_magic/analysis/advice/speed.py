@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ...places import place
-from ...program.trace import is_closed_over
 from ...report import Advice
 from ...units import byte_text, rate_text
 from ...units import seconds_text as time
@@ -176,20 +175,9 @@ def float32(case: Case) -> Iterator[Advice]:
     )
     step, sent = _predicted(case)
     saves = wide / flops * (1 - full / narrow) * (1 - sent / step) if step else None
-    yield Advice(
-        "float32", "info", message, _cast(case) if case.inside is None else "--precision bf16", saves
-    )
-
-
-def _cast(case: Case) -> str | None:
-    """The parameters in bfloat16, where an argument holds them and nothing else."""
-    names = {x.path.split(".")[0] for x in case.leaves if x.role == "params" and not is_closed_over(x.path)}
-    alone = sorted(
-        n for n in names if all(x.role == "params" for x in case.leaves if x.path.split(".")[0] == n)
-    )
-    if len(names) != 1 or not alone:
-        return None
-    return f"{alone[0]} = jax.tree.map(lambda w: w.astype('bfloat16'), {alone[0]})"
+    fix = None if case.inside is None else case.line("--precision bf16")
+    if fix is not None or case.inside is None:  # products that stay wide under it are the user's own choice
+        yield Advice("float32", "info", message, fix, saves)
 
 
 def _predicted(case: Case) -> tuple[float | None, float]:
