@@ -83,6 +83,7 @@ HEAVIEST = (
     "test_found_steps.py",
     "test_simulate.py",
     "test_simulate_found.py",
+    "test_hints.py",
     "test_targets.py",
     "test_targets_cache.py",
     "test_widget_compare.py",

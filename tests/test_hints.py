@@ -57,9 +57,9 @@ def run(notebook: Notebook, row: Row, line: str, *, mesh: str, before: str, cell
     return notebook.run(f"%%shard {line}\n{cell}")
 
 
-def pasted(row: Row, fix: str, text: str) -> str:
+def pasted(fix: str, text: str) -> str:
     (indent,) = re.findall(r"^( *)# here$", text, re.MULTILINE)
-    return text.replace(f"{indent}# here", "\n".join(indent + part for part in fix.splitlines()))
+    return text.replace(f"{indent}# here", "\n".join(indent + part for part in [*fix.splitlines(), "# here"]))
 
 
 def hints(report: Report, row: Row) -> list[Advice]:
@@ -79,7 +79,7 @@ def test_a_hint_s_line_can_be_typed_is_new_and_does_what_it_says(notebook: Noteb
     fix = advice.fix or ""
     if row.pasted:
         ast.parse(fix)
-        changed["cell"] = pasted(row, fix, row.cell) if row.pasted == "here" else row.cell
+        changed["cell"] = pasted(fix, row.cell) if row.pasted == "here" else row.cell
         changed["before"] = f"{row.before}\n{fix}" if row.pasted == "above" else row.before
     elif fix.startswith("%mesh "):
         changed["mesh"] = fix.removeprefix("%mesh ")

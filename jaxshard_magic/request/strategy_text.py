@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jax.sharding import Mesh
 
 from ..errors import ShardError, none_of, one_of
+from ..mesh import JOBS as AXES
 from ..mesh import axes_for, default_text
 
 Axes = tuple[str, ...]
@@ -21,13 +22,6 @@ JOBS = {
 }
 ALONE = {"spmd": "uses only your own specs", "pmap": "runs the step as it is written for one device"}
 AUTO = "auto"  # no strategy, but a search for one
-_EXAMPLE = {
-    "data": "data=8",
-    "fsdp": "fsdp=8",
-    "tensor": "model=8",
-    "sequence": "seq=8",
-    "expert": "expert=8",
-}
 
 
 @dataclass(frozen=True)
@@ -118,9 +112,9 @@ def _axes(part: Part, mesh: Mesh, parts: tuple[Part, ...]) -> Axes:
             return found
     if part.name == "sp" and (beside := _beside(parts, "tp")) is not None:
         return _axes(beside, mesh, parts)
-    example = _EXAMPLE[jobs[0]]
+    example = default_text(mesh, jobs_of(parts))
     raise ShardError(
-        f"{part.name} needs a mesh axis for it ({example.split('=')[0]}); the mesh has {have}. "
+        f"{part.name} needs a mesh axis for it ({AXES[jobs[0]][0]}); the mesh has {have}. "
         f"Use another mesh (%mesh {example}) or name one: {part.name}@{mesh.axis_names[0]}",
         fix=f"%mesh {example}",
     )
@@ -139,17 +133,17 @@ def _pipeline_fits(parts: tuple[Part, ...], axes: dict[str, Axes], mesh: Mesh, s
         )
     shared = next((p.name for p in parts if p.name != "pp" and axis in axes[p.name]), None)
     if shared is not None:
-        use, fix = _instead(parts, mesh, stages)
+        use, _ = _instead(parts, mesh, stages)
         raise ShardError(
             f"pp and {shared} both take the mesh axis {axis}; each needs its own. Leave @{axis} out and {use}",
-            fix=fix,
+            fix=f"%%shard {'+'.join(p.name for p in parts)}",
         )
     have = mesh.shape[axis]
     if stages is not None and stages != have:
         use, fix = _instead(parts, mesh, stages)
         raise ShardError(
             f"--stages {stages}: the mesh's pipeline axis is {axis}={have}. Leave --stages out for {have}, or {use}",
-            fix=fix,
+            fix=fix if stages in _counts(mesh) else f"--stages {have}",
         )
 
 
@@ -166,8 +160,7 @@ def _no_pipeline(parts: tuple[Part, ...], mesh: Mesh, stages: int | None) -> Sha
 
 def _instead(parts: tuple[Part, ...], mesh: Mesh, stages: int | None) -> tuple[str, str]:
     """A mesh of the same devices that has a pipeline: as a sentence, and as the line to paste."""
-    counts = [n for n in range(1, mesh.size + 1) if mesh.size % n == 0]
-    fitting = None if stages is None else min(counts, key=lambda n: (abs(n - stages), -n))
+    fitting = None if stages is None else min(_counts(mesh), key=lambda n: (abs(n - stages), -n))
     line = f"%mesh {default_text(mesh, jobs_of(parts), fitting)}"
     if fitting == stages:
         return f"use {line}", line
@@ -175,3 +168,8 @@ def _instead(parts: tuple[Part, ...], mesh: Mesh, stages: int | None) -> tuple[s
         f"use --stages {fitting} and {line}, for {mesh.size} devices make no {stages} stages of one size",
         line,
     )
+
+
+def _counts(mesh: Mesh) -> list[int]:
+    """The numbers of stages of one size that the devices of a mesh make."""
+    return [n for n in range(1, mesh.size + 1) if mesh.size % n == 0]

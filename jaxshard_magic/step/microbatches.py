@@ -57,11 +57,12 @@ def microbatched(
         else:
             told = f" In {parts} microbatches it would train on another loss: the mean of those of the parts."
         break
+    usual = "--schedule 1f1b" + " --chunks 1" * (pipeline.chunks is not None)
     if (refused := pipeline.refused(stages, 1)) is not None:
         raise ShardError(
             f"--schedule {pipeline.schedule}: the batch is taken whole ({why}), and {refused.partition(';')[0]}; use "
-            "--schedule 1f1b",
-            fix="--schedule 1f1b",
+            f"{usual}",
+            fix=usual,
         )
     rewritten = whole_batch(facts, captured, options, on_rank.mesh, shards, ring=request.rings)
     if stages == 1:

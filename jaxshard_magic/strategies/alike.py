@@ -137,11 +137,10 @@ def _gradients(traced: PerDevice, o: int, lacking: Sequence[Axes]) -> set[Value]
 def _refuse_parts(traced: PerDevice, outputs: Sequence[int]) -> NoReturn:
     path = traced.in_paths[traced.roles.state[outputs[0]]]
     variable, axis = _variable(path), _axis(traced.mapped.over)
-    line = f"{variable} = jax.lax.all_gather({variable}, {axis}, tiled=True)"
     raise ShardError(
         f"{path_name(path)} would be another part on every device (axis_index, psum_scatter, ppermute), which state "
-        f"without a device axis can't hold. Add the line {line}, or give state and batch a device axis",
-        fix=line,
+        f"without a device axis can't hold. Keep the whole of it, jax.lax.all_gather({variable}, {axis}, tiled=True), "
+        "from the first state on, or give state and batch a device axis"
     )
 
 

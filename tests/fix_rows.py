@@ -1,0 +1,181 @@
+"""Cells that are refused with a fix, one for each place in the package that writes one, and why others have no cell."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hint_rows import IMPORTS as IMPORTS
+from hint_rows import LAYERS, RUN, STEP
+
+DATA = LAYERS + "params, x = [jnp.ones((64, 64)) / 64] * 4, jnp.ones((64, 64))"
+PMAPPED = """
+def train_step(params, x):
+    loss, grads = jax.value_and_grad(loss_fn)(params, x)
+    # here
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), jax.lax.pmean(loss, "{0}")
+params, loss = train_step(params, x)
+"""
+REDUCED = PMAPPED.replace("# here", 'grads = jax.lax.pmean(grads, "{0}")')
+ATTENTION = """
+def loss_fn(params, x):
+    q, k, v = (jnp.moveaxis((x @ w).reshape(8, 16, 4, 4), 2, 1) for w in params)
+    return jnp.mean((jax.nn.softmax(q @ jnp.moveaxis(k, 2, 3)) @ v) ** 2)
+params, x = jnp.ones((3, 16, 16)) / 16, jnp.ones((8, 16, 16))
+"""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A cell that is refused. `where`: the function that refuses it, `module.function`; `fix`: how its fix begins.
+    `line`: what stands behind `%%shard`, or a whole line of `%shard` or `%mesh`, without a cell. `pasted`: where a fix
+    that is code goes, "here", in the place of that line of the cell, or "above" the cell. `slow`: takes seconds."""
+
+    where: str
+    fix: str
+    line: str
+    cell: str = STEP + RUN
+    before: str = DATA
+    mesh: str = "data=8"
+    pasted: str = ""
+    slow: bool = False
+
+
+ROWS: Sequence[Refused] = (
+    Refused("request.strategy_text.parse_strategy", "%%shard auto", "auto+dp", slow=True),
+    Refused("request.strategy_text._axes", "%mesh", "fsdp+tp"),
+    Refused("request.strategy_text._no_pipeline", "%mesh", "pp+fsdp", slow=True),
+    Refused("request.strategy_text._pipeline_fits", "%%shard pp+dp", "pp@data+dp@data"),
+    Refused("request.strategy_text._pipeline_fits", "--stages 2", "pp --stages 4", mesh="pipe=2"),
+    Refused(
+        "request.attention_option.check_attention",
+        "%%shard fsdp+sp --attention heads",
+        "fsdp --attention heads",
+        before=ATTENTION,
+    ),
+    Refused(
+        "request.pipeline_options.pipeline_options",
+        "%%shard pp+fsdp --stages 2",
+        "fsdp --stages 2",
+        slow=True,
+    ),
+    Refused(
+        "request.pipeline_options.scheduled",
+        "--microbatches",
+        "pp --schedule interleaved --chunks 2 --microbatches 3",
+        mesh="pipe=2",
+        slow=True,
+    ),
+    Refused(
+        "pipeline.starts._too_few",
+        "--stages 2",
+        "pp --stages 4",
+        before="from jaxshard_magic import cut\n"
+        + DATA.replace("x = x +", "x = cut(x) +").replace(
+            "[jnp.ones((64, 64)) / 64] * 4", "[jnp.ones((64, 64)) / 64] * 2"
+        ),
+        mesh="pipe=4",
+        slow=True,
+    ),
+    Refused("strategies.examples.examples_divide", "--pad", "dp", before=DATA + "[:60]"),
+    Refused(
+        "strategies.spread._along",
+        "%mesh batch=4",
+        "pmap",
+        "train_step = jax.pmap(lambda x: jax.lax.psum(x, 'batch'), axis_name='batch')\ny = train_step(x)",
+        "x = jnp.ones((4, 16))",
+        mesh="batch=8",
+    ),
+    Refused(
+        "strategies.spread._split",
+        "--spec",
+        "pmap",
+        REDUCED.format("batch"),
+        "def loss_fn(params, x): return jnp.sum(params[: len(x)] * x)\nparams = x = jnp.ones((64, 16))",
+    ),
+    Refused(
+        "strategies.named_axes._refuse_names", "%mesh model=8", "pmap", REDUCED.format("model"), mesh="pipe=8"
+    ),
+    Refused(
+        "strategies.named_axes._refuse_mesh",
+        "%mesh data=8",
+        "pmap",
+        STEP.replace("    return", "    # here\n    return") + RUN,
+        mesh="model=8",
+    ),
+    Refused(
+        "strategies.alike._refuse_state",
+        "grads = jax.lax.pmean(grads, 'batch')",
+        "pmap",
+        PMAPPED.format("batch"),
+        pasted="here",
+    ),
+    Refused(
+        "strategies.alike._refuse_result",
+        "loss = jax.lax.pmean(loss, 'batch')",
+        "pmap",
+        REDUCED.format("batch")
+        .replace('jax.lax.pmean(loss, "batch")', "loss")
+        .replace("    return", "    # here\n    return"),
+        pasted="here",
+    ),
+    Refused(
+        "step.tracing.trace_call",
+        "%%shard pmap",
+        "dp",
+        "train_step = jax.pmap(lambda x: jax.lax.psum(x, 'batch'), axis_name='batch')\ny = train_step(x)",
+        "x = jnp.ones((8, 16))",
+    ),
+    Refused(
+        "step.microbatches.microbatched",
+        "--schedule 1f1b",
+        "pp --schedule interleaved --chunks 2",
+        before=DATA.replace("jnp.mean(x ** 2)", "jnp.mean(jax.nn.log_softmax(x @ x.T))"),
+        mesh="pipe=2",
+        slow=True,
+    ),
+    Refused(
+        "program.peel._refuse",
+        "jax.tree_util.register_dataclass(Batch)",
+        "dp",
+        STEP.replace("(params, x)\n", "(params, x.x)\n") + RUN,
+        DATA
+        + """
+from dataclasses import dataclass
+@dataclass
+class Batch:
+    x: jax.Array
+x = Batch(x)
+""",
+        pasted="above",
+    ),
+    Refused("notebook.completions.no_command", "%shard history 1", "%shard 1"),
+    Refused("report.written.place_for", "!mkdir -p", "%shard code --file {folder}/there/step.py"),
+    Refused(
+        "api.meshes.default_mesh",
+        "%mesh cpu:16",
+        "pp --stages 16",
+        before=DATA.replace("* 4", "* 16"),
+        mesh="",
+        slow=True,
+    ),
+)
+
+# Fixes that are for the machine, or that say in words what code is to become.
+WITHOUT_A_CELL: Mapping[str, str] = {
+    "history.database._unkept": "an upgrade of the package",
+    "report.written._other": "an upgrade of the package",
+    "packages.data_frame": "pandas is not installed",
+    "targets.gpu._without": "the compiler is not installed",
+    "targets.tpu.missing": "the compiler is not installed",
+    "hosts.starting.options": "a package is not installed",
+    "hosts.starting.start": "a package is too old",
+    "demo.load_digits": "a package is not installed",
+    "simulate.cpu_devices": "a variable of the environment, set before JAX starts",
+    "mesh.choose": "another mesh beside an accelerator",
+    "explorer.place._too_few": "a mesh of an explorer, which a cell makes for itself",
+    "program.untraceable.explained": "says in words what a line of the step is to become",
+    "notebook.cells.find._holds_loop": "how the function that is to be written begins",
+    "notebook.cells.room.__exit__": "how a state is made of shapes; only where memory runs out",
+    "step.together._different": "of several hosts",
+    "views.figures.roofline.roofline": "an option of the line that made the report; test_figures has it",
+    "views.pictures.png.png": "a package is not installed",
+}
