@@ -49,6 +49,82 @@ def optax_step(state, batch):
     return (optax.apply_updates(params, updates), moments), loss
 
 
+SCALE = jnp.float32(1024)
+
+
+def sgd(params, grads):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+
+def parts_step(result):
+    """A step whose loss has parts with names, which it returns with `result(new params, loss, parts)`."""
+
+    def loss_of(params, batch):
+        kl, pg = jnp.mean(batch @ params["w"]), jnp.mean((batch @ params["w"]) ** 2)
+        return pg + 0.1 * kl, {"kl_loss": kl, "pg_loss": pg}
+
+    def step(params, batch):
+        (loss, parts), grads = jax.value_and_grad(loss_of, has_aux=True)(params, batch)
+        return result(sgd(params, grads), loss, parts)
+
+    return step
+
+
+def scaled_step(result):
+    def step(params, batch):
+        def scaled(params):
+            loss = loss_fn(params, batch)
+            return loss * SCALE, loss
+
+        (value, loss), grads = jax.value_and_grad(scaled, has_aux=True)(params)
+        return result(sgd(params, jax.tree.map(lambda g: g / SCALE, grads)), value, loss)
+
+    return step
+
+
+def scale_given(params, batch, scale=SCALE):
+    value, grads = jax.value_and_grad(lambda p: loss_fn(p, batch) * scale)(params)
+    return sgd(params, jax.tree.map(lambda g: g / scale, grads)), value / scale
+
+
+def kept_in_state(params, batch):
+    value, grads = jax.value_and_grad(loss_fn)({"w": params["w"]}, batch)
+    seen = params.get("seen", jnp.float32(0)) + value
+    return sgd({"w": params["w"]}, grads) | {"loss": value, "seen": seen}
+
+
+def microbatched_step(params, batch):
+    def trip(sums, part):
+        return jax.tree.map(jnp.add, sums, jax.value_and_grad(loss_fn)(params, part)), None
+
+    start = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
+    (loss, grads), _ = jax.lax.scan(trip, start, batch.reshape(2, -1, *batch.shape[1:]))
+    return sgd(params, grads), {"rate": jnp.float32(0.1), "mean": loss / 2}
+
+
+def per_example_step(params, batch):
+    each = jax.vmap(jax.value_and_grad(lambda p, x: loss_fn(p, x[None])), in_axes=(None, 0))
+    losses, grads = each(params, batch)
+    return sgd(params, jax.tree.map(lambda g: g.mean(0), grads)), losses.std(), losses.mean()
+
+
+def gradient_alone(result):
+    def step(params, batch):
+        grads = jax.grad(loss_fn)(params, batch)
+        return result(sgd(params, grads), loss_fn(params, batch), optax.global_norm(grads))
+
+    return step
+
+
+def two_losses(result):
+    def step(params, batch):
+        one, first = jax.value_and_grad(loss_fn)(params, batch)
+        other, second = jax.value_and_grad(lambda p: jnp.mean(batch @ p["w"]))(params)
+        return result(sgd(sgd(params, first), second), one, other)
+
+    return step
+
+
 LOSSES = {
     "state and loss": (gradient_step(lambda new, loss, accuracy: (new, loss)), "return.1"),
     "loss and state": (gradient_step(lambda new, loss, accuracy: (loss, new)), "return.0"),
@@ -65,6 +141,36 @@ LOSSES = {
     "an auxiliary value beside it": (aux_step, "return.1.1"),
     "the only number": (lambda params, batch: (params, loss_fn(params, batch)), "return.1"),
     "an epoch's losses": (epoch, "return.1"),
+    "a total beside its parts": (parts_step(lambda new, loss, aux: (new, loss, aux)), "return.1"),
+    "a total among named losses": (
+        parts_step(lambda new, loss, aux: (new, aux | {"opt": loss})),
+        "return.1.opt",
+    ),
+    "parts of it alone": (parts_step(lambda new, loss, aux: (new, aux)), None),
+    "under a loss scale": (
+        scaled_step(lambda new, value, loss: (new, {"scale": SCALE, "l": loss})),
+        "return.1.l",
+    ),
+    "a scale taken off": (scaled_step(lambda new, value, loss: (new, value / SCALE)), "return.1"),
+    "an argument's scale taken off": (scale_given, "return.1"),
+    "kept in the state": (kept_in_state, "return.loss"),
+    "a mean over microbatches": (microbatched_step, "return.1.mean"),
+    "a mean over examples": (per_example_step, "return.2"),
+    "computed beside the gradient": (
+        gradient_alone(lambda new, loss, norm: (new, norm, {"my_loss": loss})),
+        "return.2.my_loss",
+    ),
+    "the norm of its gradient": (gradient_alone(lambda new, loss, norm: (new, norm)), None),
+    "an accuracy alone": (gradient_step(lambda new, loss, acc: (new, acc)), None),
+    "the sum of two": (
+        two_losses(lambda new, a, b: (new, {"actor": a, "critic": b, "loss": a + b})),
+        "return.1.loss",
+    ),
+    "one of two": (two_losses(lambda new, a, b: (new, {"d_loss": a, "g_loss": b})), "return.1.d_loss"),
+    "beside a running mean": (
+        gradient_step(lambda new, loss, acc: (new, {"loss_mean": 0.9 * acc + 0.1 * loss, "now": loss})),
+        "return.1.now",
+    ),
     "a number that has another name": (gradient_step(lambda new, loss, acc: (new, {"accuracy": acc})), None),
     "no number": (gradient_step(lambda new, loss, acc: new), None),
 }

@@ -44,6 +44,7 @@ class Run:
         self.returned: dict[str, Series] = {}
         self.measured: dict[str, Series] = {}
         self.known = Known()
+        self.loss: str | None = None  # what it is called among the numbers that the step returns
         self.steps = 0
         self.seconds = 0.0
         self.skipped = 0  # steps that went by unread
@@ -78,7 +79,12 @@ class Run:
         curves = [tail.curve for tail in (self.tails({}) if tails is None else tails)]
         if not curves:
             return None
-        more = {"of": self.total(), "skipped": self.skipped, "left_out": len(self._left_out)}
+        more = {
+            "of": self.total(),
+            "skipped": self.skipped,
+            "left_out": len(self._left_out),
+            "loss": self.loss,
+        }
         return Metrics(self.steps, _rounded(self.seconds), tuple(curves), **more)
 
     def tails(self, known: Mapping[str, tuple[int, int]]) -> list[Tail]:

@@ -21,7 +21,7 @@ def match_state(traced: Traced, flow: Flow) -> tuple[Pairs, Steps]:
     Whole arguments first (an output subtree of the same inner paths, shapes and dtypes; of several, the one
     fewest elementwise steps away), then leaf by leaf.
     """
-    steps = _elementwise_steps(flow)
+    steps = _elementwise_steps(flow, len(traced.consts))
     pairs = _match_trees(traced, flow, steps)
     used = set(pairs.values())
     for _, _, out, inp in sorted(
@@ -71,9 +71,9 @@ def signature(flow: Flow, value: int) -> tuple:
     return flow.program.shapes[value], str(flow.program.avals[value].dtype)
 
 
-def _elementwise_steps(flow: Flow) -> Steps:
+def _elementwise_steps(flow: Flow, closed_over: int) -> Steps:
     program, found = flow.program, {}
-    position = {v: i for i, v in enumerate(program.inputs)}
+    position = {v: i for i, v in enumerate(program.inputs) if i >= closed_over}  # others have no next value
     shapes = program.shapes
 
     def keeps_shape(v, w, e):

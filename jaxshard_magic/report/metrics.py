@@ -53,7 +53,8 @@ class Tail:
 class Metrics:
     """The numbers of a run of `steps` steps, `of` so many where that was known, over `seconds`; the step's own first.
 
-    `skipped`: steps that came too fast to be read. `left_out`: names of numbers beyond those that are kept.
+    `skipped`: steps that came too fast to be read. `left_out`: names of numbers beyond those that are kept. `loss`: the
+    name of the loss among the curves, None where the step returns none.
 
     >>> loss = Curve("loss", "step", None, (2, 4), (2.0, 1.0), (3.0, 1.5), (4.0, 2.0), (2.0, 1.0), (0.2, 0.4), 4)
     >>> metrics = Metrics(4, 0.4, (loss,))
@@ -67,6 +68,7 @@ class Metrics:
     of: int | None = None
     skipped: int = 0
     left_out: int = 0
+    loss: str | None = None
 
     def __getitem__(self, name: str) -> Curve:
         """The curve of this name. Raises ShardError where there is none."""

@@ -17,6 +17,7 @@ from ..plan import Plan
 from ..program.facts import Facts
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
+from ..program.loss import find_loss
 from ..program.peel import Peeled, Result, specs
 from ..program.trace import Traced
 from ..program.within import within
@@ -104,7 +105,11 @@ def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces
         rewritten = rewrite(facts, capture(peeled, call, wanted), options, shards, ring=request.rings)
         more = len(rewritten.traced.consts) - len(call.traced.consts)  # constants of its own come first
         batch = {i + more: dims for i, dims in facts.batch.dims.items()}
+        loss = find_loss(
+            facts.traced, facts.flow, facts.roles.state
+        )  # whose gradient calls are as the user has them
         facts = understand(rewritten.traced, request, metadata, batch)
+        return Way(call, facts, rewritten, replace(plan(facts, request), loss=loss), trace_s)
     return Way(call, facts, rewritten, plan(facts, request), trace_s)
 
 

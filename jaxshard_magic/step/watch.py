@@ -143,6 +143,7 @@ class Watch:
         (names, self._pick), known = self._programs[entry].returned, self._programs[entry].known
         self._stretch = Stretch(self._stretch.done(self.calls), known, names)
         self._entry, self.run.known = entry, known
+        self.run.loss = self.loss_name or self.run.loss
         self._rates.breaks()
 
     def _look_if_due(self) -> None:

@@ -91,8 +91,10 @@ def drawn(metrics: Metrics) -> list[Curve]:
 
 
 def main_of(metrics: Metrics) -> Curve | None:
-    """The curve to speak of: the step's first, its loss where it has one."""
-    return next((curve for curve in metrics.curves if curve.source == "step"), None)
+    """The curve to speak of: the step's loss, else its only number; None where it returns several and no loss."""
+    own = [curve for curve in metrics.curves if curve.source == "step"]
+    loss = next((curve for curve in own if curve.name == (metrics.loss or "loss")), None)
+    return loss if loss is not None or len(own) != 1 else own[0]
 
 
 def lead(metrics: Metrics) -> list[Span]:
