@@ -73,6 +73,30 @@ def lines_in_words(file: str | None, lines: Sequence[int]) -> str:
     return said if name is None or name.startswith("<") else f"{name}, {said}"
 
 
+def place_called(file: str | None, line: int, called: str | None) -> str:
+    """`place`, and behind it the line that led there, `FILE:LINE` by the file's name as Python knows it, where there is
+    one.
+
+    >>> place_called("/home/me/gpt.py", 12, "<ipython-input-3-0a1b>:4")
+    'gpt.py, line 12, called at cell [3], line 4'
+    """
+    where = place(file, line)
+    if called is None:
+        return where
+    name, _, number = called.rpartition(":")
+    return f"{where}, called at {place(name, int(number))}"
+
+
+def called_in_words(called: str) -> str:
+    """`called at cell [7], line 12`, of the line that led to another as a report has it.
+
+    >>> called_in_words("cell [7]:12"), called_in_words("train.py:31")
+    ('called at cell [7], line 12', 'called at train.py, line 31')
+    """
+    name, _, line = called.rpartition(":")
+    return f"called at {in_words(name, int(line))}"
+
+
 def in_short(name: str | None, line: int) -> str:
     """The same for a table.
 

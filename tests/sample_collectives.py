@@ -35,6 +35,30 @@ def train_step(state, batch):
 state, loss = train_step(state, batch)
 """.splitlines()
 
+# gpt2.py from its 28th line on: the body of the scan.
+MODULE = """\
+def block(x, p):
+    h = norm(x, p["ln_1"])
+    # three times twelve heads
+    qkv = h @ p["attn"]["qkv"]["kernel"]
+    q, k, v = jnp.split(qkv, 3, axis=-1)
+    q, k, v = (heads(each, 12) for each in (q, k, v))
+    scores = q @ k.swapaxes(-1, -2) / 8
+    scores = jnp.where(causal(scores), scores, -jnp.inf)
+    mixed = jax.nn.softmax(scores) @ v
+
+    x = x + joined(mixed) @ p["attn"]["out"]["kernel"]
+    return x + mlp(norm(x, p["ln_2"]), p["mlp"]), None
+
+
+def mlp(h, p):
+    # four times as wide
+    h = h @ p["up"]["kernel"]
+    h = jax.nn.gelu(h)
+    return h @ p["down"]["kernel"]
+""".splitlines()
+AT = 28
+
 GPT_LINKS = {"data": 34e9, "model": 45e9}  # bytes a second
 
 
@@ -51,26 +75,31 @@ def moved(
     count: int,
     size: int,
     what: str | None,
-    at: tuple[int, str | None],
+    at: tuple[int, int | None],
     phase: str | None,
 ) -> Collective:
     """A collective of the GPT step, over one axis or both ("data+model"), with what it sends on a ring and how long
-    that takes; `at` is the line of the cell and the code that it called."""
+    that takes; `at` is the line of the cell, and that of gpt2.py which it called."""
     axes = tuple(axis.split("+"))
     n = prod(GPT[a] for a in axes)
     ring = {"all-reduce": 2 * (n - 1), "collective-permute": n}.get(kind, n - 1)
     wire = count * size * ring // n
     line, deeper = at
     seconds = wire / min(GPT_LINKS[a] for a in axes)
-    text = CELL[line - 1].strip()
-    return Collective(kind, axes, n, count, size, wire, seconds, phase, line, text, "cell [7]", deeper, what)
+    name, number, called = (
+        ("cell [7]", line, None) if deeper is None else ("gpt2.py", deeper, f"cell [7]:{line}")
+    )
+    text = (CELL[line - 1] if deeper is None else MODULE[deeper - AT]).strip()
+    return Collective(
+        kind, axes, n, count, size, wire, seconds, phase, number, text, name, what=what, called=called
+    )
 
 
 _KERNELS = (
-    ("blocks.mlp.up.kernel", 4608 * KIB, "gpt2.py:44"),
-    ("blocks.mlp.down.kernel", 4608 * KIB, "gpt2.py:46"),
-    ("blocks.attn.qkv.kernel", 3456 * KIB, "gpt2.py:31"),
-    ("blocks.attn.out.kernel", 1152 * KIB, "gpt2.py:38"),
+    ("blocks.mlp.up.kernel", 4608 * KIB, 44),
+    ("blocks.mlp.down.kernel", 4608 * KIB, 46),
+    ("blocks.attn.qkv.kernel", 3456 * KIB, 31),
+    ("blocks.attn.out.kernel", 1152 * KIB, 38),
 )
 _WTE = 50257 * 768 * 4
 
@@ -82,10 +111,10 @@ GPT_COLLECTIVES = (
         for phase in ("forward", "backward")
     ),
     moved("reduce-scatter", "data", 48, 3456 * KIB, "gradient of params.blocks.mlp.up.kernel and 3 more",
-          (12, "gpt2.py:31"), "backward"),
-    moved("all-reduce", "model", 24, 6 * MIB, "activation bf16[8,1024,768]", (12, "gpt2.py:38"), "forward"),
+          (12, 31), "backward"),
+    moved("all-reduce", "model", 24, 6 * MIB, "activation bf16[8,1024,768]", (12, 38), "forward"),
     moved("all-reduce", "model", 24, 6 * MIB, "gradient of an activation bf16[8,1024,768]",
-          (12, "gpt2.py:31"), "backward"),
+          (12, 31), "backward"),
     moved("all-gather", "data", 1, _WTE, "params.wte.embedding", (14, None), "forward"),
     moved("all-gather", "data", 1, _WTE, "params.wte.embedding", (14, None), "backward"),
     moved("reduce-scatter", "data", 1, _WTE, "gradient of params.wte.embedding", (14, None), "backward"),
@@ -94,7 +123,10 @@ GPT_COLLECTIVES = (
 )  # fmt: skip
 
 GPT_STEP = Spread(0.0468, 0.0473, 0.0491)
-GPT_SOURCES = (source("cell [7]", CELL, home=True),)
+GPT_SOURCES = (
+    source("cell [7]", CELL, home=True),
+    source("gpt2.py", MODULE, numbers=tuple(range(AT, AT + len(MODULE)))),
+)
 
 
 def untimed(collectives: tuple[Collective, ...] | None) -> tuple[Collective, ...]:

@@ -6,10 +6,11 @@ from jaxshard_magic.report import Busy, Lane, Measured, Moved, Spent, Spread
 
 STEP = 0.047  # seconds
 CELL = "cell [7]"
+MODEL, CALLED = "gpt2.py", "cell [7]:12"
 ROWS = (
-    Spent(CELL, 12, "backward", 0.012, 0.004, 0.001, 0.0143),
-    Spent(CELL, 12, "forward", 0.006, 0.002, 0.0, 0.006),
-    Spent(CELL, 12, "recomputed", 0.005, 0.001, 0.0, 0.0052),
+    Spent(MODEL, 46, "backward", 0.012, 0.004, 0.001, 0.0143, called=CALLED),
+    Spent(MODEL, 46, "forward", 0.006, 0.002, 0.0, 0.006, called=CALLED),
+    Spent(MODEL, 36, "recomputed", 0.005, 0.001, 0.0, 0.0052, called=CALLED),
     Spent(CELL, 14, "forward", 0.003, 0.0, 0.006),
     Spent(CELL, 9, "update", 0.004, 0.0, 0.0),
 )

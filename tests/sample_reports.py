@@ -202,9 +202,11 @@ def changed() -> Report:
     """The text of the step's file can't be had any more, nor that of a module."""
     note = "this file has changed since the step was traced"
     notes = (Source("train.py", (), (), True, note), Source("gpt2.py", (), (), False, note))
-    lines = {12: ("train.py", 41), 14: ("train.py", 44), 9: ("gpt2.py", 9), 15: ("gpt2.py", 15)}
+    lines = {14: ("train.py", 44), 9: ("gpt2.py", 9), 15: ("gpt2.py", 15)}
     rows = (
-        replace(c, file=lines[c.line or 0][0], line=lines[c.line or 0][1], source=None)
+        replace(c, source=None, called="train.py:41")
+        if c.called
+        else replace(c, source=None, file=lines[c.line or 0][0], line=lines[c.line or 0][1])
         for c in GPT_COLLECTIVES
     )
     return replace(attached(), collectives=tuple(rows), sources=notes)

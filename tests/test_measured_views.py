@@ -84,8 +84,10 @@ def test_the_lines_that_move_data_have_their_measured_time_beside():
     )
     assert "measured" in head
     assert "measured" not in attached().to_text(100)
-    row = next(line for line in plain(profiled().to_text(100)).splitlines() if re.match(r" +\[7\]:12 ", line))
-    assert "31.0 ms" in row  # 17 + 8 + 6 of its three phases
+    row = next(
+        line for line in plain(profiled().to_text(100)).splitlines() if re.match(r" +gpt2.py:46 ", line)
+    )
+    assert "25.0 ms" in row and "# from [7]:12" in row  # 17 + 8 of its two phases
 
 
 def test_html_tells_lines_collectives_devices_and_draws_a_lane_for_each():
@@ -119,7 +121,10 @@ def test_a_trace_has_a_thread_a_device_and_an_event_a_piece(tmp_path):
     events = [e for e in json.loads(text)["traceEvents"] if e["ph"] == "X"]
     assert len(events) == 8 * 8 and {e["tid"] for e in events} == set(range(8))
     first = min((e for e in events if e["tid"] == 1), key=lambda e: e["ts"])
-    assert (first["name"], first["dur"]) == ("[7]:12 forward", pytest.approx(380 * STEP / 2000 * 1e6))
+    assert (first["name"], first["dur"]) == (
+        "gpt2.py:46 from [7]:12 forward",
+        pytest.approx(380 * STEP / 2000 * 1e6),
+    )
     assert measured().to_chrome_trace(tmp_path / "lanes.json").read_text() == text
 
 

@@ -73,7 +73,7 @@ def test_measured_time_stands_alone_and_beside_what_lines_send(show: Stage):
             if theme == "light":
                 assert shown.violations() == []
             text = shown.root.inner_text().replace("\u202f", " ")
-            assert ("17.0 ms" if view == "measured" else "31.0 ms") in text
+            assert ("17.0 ms" if view == "measured" else "25.0 ms") in text
 
 
 def test_a_piece_of_a_lane_is_told_with_its_line(show: Stage):
@@ -83,7 +83,7 @@ def test_a_piece_of_a_lane_is_told_with_its_line(show: Stage):
     shown.page.mouse.move(box["x"] + 0.1 * box["width"], box["y"] + 18 + 32 + 10)  # of device 1
     shown.settle()
     told = shown.root.locator(".jsm-pp-tip").inner_text().replace("\u202f", " ")
-    assert "[7]:12 forward" in told and "measured 8.93 ms from 0 us" in told
+    assert "gpt2.py:46 from [7]:12 forward" in told and "measured 8.93 ms from 0 us" in told
     shown.page.keyboard.press("Tab")
     shown.root.get_by_role("button", name="Zoom in (key +, or Ctrl and the wheel)").click()
     shown.settle()

@@ -3,12 +3,11 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from ..places import place
 from ..program.labels import job_of
 from ..report import Leaf
 from .collectives import Cause, Move
 from .hlo import Module
-from .origin import Origin, Origins, op_name
+from .origin import Origin, Origins, called_at, in_words, op_name
 from .sources import SourceText
 
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
@@ -41,9 +40,8 @@ def caused(
         )
         if origin.frame is None:
             return Cause(phase=origin.phase, what=what, job=job)
-        frame, deeper = origin.frame, origin.deeper
-        at = None if deeper is None else f"{deeper.file}:{deeper.line}"
-        return Cause(origin.phase, frame.file, frame.line, text.line(frame), at, what, job)
+        frame = origin.frame
+        return Cause(origin.phase, frame.file, frame.line, text.line(frame), called_at(origin), what, job)
 
     return tuple((move, cause(move, origin)) for move, origin in moves)
 
@@ -66,8 +64,7 @@ def host_calls(
             called = i.opcode == "custom-call" and _CALLBACK.search(i.rest) is not None
             if not called and not (i.opcode == "send" and "is_host_transfer=true" in i.rest):
                 continue
-            frame = own(origins.of_instruction(i)).frame
-            line = None if frame is None else place(frame.file, frame.line)
+            line = in_words(own(origins.of_instruction(i)))
             if called or (op_name(i), line) not in sent:
                 lines.append(line)
             sent.add((op_name(i), line))

@@ -63,7 +63,7 @@ class Cause(NamedTuple):
     file: str | None = None
     line: int | None = None
     source: str | None = None
-    at: str | None = None
+    called: str | None = None
     what: str | None = None
     job: str | None = None
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..program.lines import is_ours, is_users
+from ..program.lines import is_ours, is_users, runs_steps
 
 _ROW = re.compile(r"^(\d+) (.*)$", re.MULTILINE)
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
@@ -46,7 +46,7 @@ class Frames:
     def __getitem__(self, number: int) -> tuple[Frame, ...]:
         """The user's calls inside the step, outermost first; empty where there are none."""
         if number not in self._known:
-            self._known[number] = tuple(f for f in _inside(self._chain(number)) if is_users(f.file))
+            self._known[number] = _inside(self._chain(number))
         return self._known[number]
 
     def _chain(self, number: int) -> list[Frame]:
@@ -63,13 +63,26 @@ def called(traceback: Any) -> tuple[Frame, ...]:
     """The user's calls that led to an equation, from its jax traceback, as `Frames` has them of what it is compiled to;
     none for None."""
     chain = [Frame(f.file_name, f.function_name, f.line_num) for f in (traceback.frames if traceback else ())]
-    return tuple(f for f in _inside(chain[::-1]) if is_users(f.file))
+    return _inside(chain[::-1])
 
 
-def _inside(chain: Sequence[Frame]) -> Sequence[Frame]:
-    """What the step itself called: ours lies between the step and whoever called it."""
-    first = next((i for i, frame in enumerate(chain) if is_ours(frame.file)), None)
-    return chain if first is None else chain[first:]
+def _inside(chain: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The user's calls that the step itself made, of all that led to an operation.
+
+    jax puts the calls of a body behind those of the equation that has it, each from the step on. A library's function
+    that it traced for an earlier step has that step's, and is left out.
+    """
+    runs: list[list[Frame]] = [[]]  # behind each stretch of ours that runs a step
+    for frame in chain:
+        if runs_steps(frame.file):
+            runs += [[]] if runs[-1] or len(runs) == 1 else []
+        elif is_users(frame.file):
+            runs[-1].append(frame)
+    inside = [run for run in runs[1:] if run]
+    if inside:
+        return tuple(next(run for run in reversed(inside) if run[0].file == inside[0][0].file))
+    first = next((i for i, frame in enumerate(chain) if is_ours(frame.file)), 0)
+    return tuple(frame for frame in chain[first:] if is_users(frame.file)) if len(runs) == 1 else ()
 
 
 def _tables(header: str) -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..program.flops import REMATTED
 from .collectives import Cause, Move
 from .hlo import BRANCHES, Computation, Counted, Instruction, Module, called
-from .origin import Origin, Origins, op_name
+from .origin import Origin, Origins, called_at, op_name
 
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
 _RUNS = {
@@ -33,7 +33,7 @@ COMPUTES, MOVES, CALLS_HOST, RUNS = "computes", "moves", "calls the host", "runs
 @dataclass(frozen=True)
 class Told:
     """What one instruction is of. `file` is as Python knows it; `moves` is the kind and the axes of a collective;
-    `ends`: of an instruction that waits for the end of another, that one's name."""
+    `ends`: of an instruction that waits for the end of another, that one's name. `called`: the line that led to it."""
 
     does: str
     file: str | None = None
@@ -41,6 +41,7 @@ class Told:
     phase: str | None = None
     moves: tuple[str, tuple[str, ...] | None] | None = None
     ends: str | None = None
+    called: str | None = None
 
 
 class Instructions:
@@ -75,12 +76,12 @@ class Instructions:
         if move is not None:
             told, cause = move
             phase = RECOMPUTED if REMATTED in op_name(i) else cause.phase
-            return Told(MOVES, cause.file, cause.line, phase, (told.kind, told.axes))
+            return Told(MOVES, cause.file, cause.line, phase, (told.kind, told.axes), called=cause.called)
         kind = _MOVES.match(i.opcode)
         ends = i.operands[0] if i.opcode.endswith("-done") and i.operands else None
         begun = self[ends] if ends is not None else None
         if begun is not None:
-            return Told(begun.does, begun.file, begun.line, begun.phase, begun.moves, ends)
+            return replace(begun, ends=ends)
         origin, phase = self._origin(computation, i)
         calls = i.opcode == "custom-call" and _CALLBACK.search(i.rest) is not None
         if calls or (kind is not None and "is_host_transfer=true" in i.rest):
@@ -91,7 +92,7 @@ class Instructions:
             does = RUNS if i.opcode in _RUNS else COMPUTES
         frame = origin.frame
         moves = (kind[1], None) if kind is not None and does == MOVES else None
-        return Told(does, frame and frame.file, frame and frame.line, phase, moves)
+        return Told(does, frame and frame.file, frame and frame.line, phase, moves, called=called_at(origin))
 
     def _origin(self, computation: Computation, i: Instruction) -> tuple[Origin, str | None]:
         """Where an instruction is from: as it says, else as what is in it says, else what it is made for or of."""

@@ -4,12 +4,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
+from typing import TypeVar
 
 from ..program.labels import GRADIENT, label_of
-from ..report import Buffer, Leaf, Live, Memory
+from ..report import Buffer, Collective, Leaf, Live, Memory, Spent
 from .buffers import LiveBuffer, LiveBytes
 from .hlo import Instruction, Module
-from .origin import Origins, op_name, operation_of, phase_of
+from .origin import Origins, called_at, op_name, operation_of, phase_of
+
+Named = TypeVar("Named", Buffer, Live, Collective, Spent)
 
 MOST = 10  # buffers that get a row of their own
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -45,7 +48,8 @@ def with_live(memory: Memory, live: LiveBytes, program: Program) -> Memory:
         sum(buffer.bytes for buffer in temporaries) - sum(row.bytes for row in shown),
     )
     where, peak = live.order[live.at[live.peak]]
-    frame = program.origins.of_value(where, peak).frame
+    top = program.origins.of_value(where, peak)
+    frame = top.frame
     through = Live(
         at=live.at,
         bytes=live.bytes,
@@ -54,6 +58,7 @@ def with_live(memory: Memory, live: LiveBytes, program: Program) -> Memory:
         phases=phases,
         file=frame and frame.file,
         line=frame and frame.line,
+        called=called_at(top),
     )
     return replace(memory, buffers=tuple(shown), others=others, live=through)
 
@@ -61,11 +66,20 @@ def with_live(memory: Memory, live: LiveBytes, program: Program) -> Memory:
 def renamed(memory: Memory, name_of: Callable[[str], str]) -> Memory:
     """The same with the reader's names for files."""
     live, buffers = memory.live, memory.buffers
-    if live is not None and live.file is not None:
-        live = replace(live, file=name_of(live.file))
-    if buffers is not None:
-        buffers = tuple(b if b.file is None else replace(b, file=name_of(b.file)) for b in buffers)
-    return replace(memory, buffers=buffers, live=live)
+    return replace(
+        memory,
+        live=None if live is None else with_names(live, name_of),
+        buffers=None if buffers is None else tuple(with_names(b, name_of) for b in buffers),
+    )
+
+
+def with_names(part: Named, name_of: Callable[[str], str]) -> Named:
+    """A part of a report with the reader's names for its files: that of its line, and that of the line that led to
+    it."""
+    if part.file is None:
+        return part
+    file, _, line = (part.called or "").rpartition(":")
+    return replace(part, file=name_of(part.file), called=f"{name_of(file)}:{line}" if part.called else None)
 
 
 def _row(buffer: LiveBuffer, program: Program) -> Buffer:
@@ -103,6 +117,7 @@ def _row(buffer: LiveBuffer, program: Program) -> Buffer:
         toward=toward,
         trips=trips,
         of=of,
+        called=called_at(origin),
     )
 
 

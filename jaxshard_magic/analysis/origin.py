@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
+from ..places import place
 from ..program.labels import GRADIENT, PIN, UPDATE, WEIGHT, label_of
 from .dataflow import Dataflow
 from .frames import Frame, Frames
@@ -18,13 +19,14 @@ _MOST = 32  # instructions that are asked for their line
 
 @dataclass(frozen=True)
 class Origin:
-    """`frame` is the user's line; `deeper` the code that it called, where that is the user's as well.
+    """`frame` is the innermost line of the user's own; `call` the line of the step's own cell or file that led to it,
+    where it stands elsewhere.
 
     `leaf` is the position of the input that moves, or whose gradient does (`gradient`).
     """
 
     frame: Frame | None = None
-    deeper: Frame | None = None
+    call: Frame | None = None
     phase: str | None = None
     leaf: int | None = None
     gradient: bool = False
@@ -33,8 +35,8 @@ class Origin:
 class Origins:
     """The origins of a module's collectives.
 
-    `home`: the files to look for a line in first, the cell's before that of the step. `inputs[k]` is the position
-    among the step's leaves of the program's k-th parameter.
+    `home`: the step's own files, the cell's before that of the step. `inputs[k]` is the position among the step's
+    leaves of the program's k-th parameter.
     """
 
     def __init__(self, module: Module, home: Sequence[str], inputs: Sequence[int] = ()):
@@ -58,7 +60,7 @@ class Origins:
             phase = phase or source
         place = self.place(frames)
         leaf = label[1] if label else self._parameter(computation, operand)
-        return Origin(place.frame, place.deeper, phase, leaf, bool(label and label[0] == GRADIENT))
+        return Origin(place.frame, place.call, phase, leaf, bool(label and label[0] == GRADIENT))
 
     def _told(self, witnesses: Iterable[Instruction]) -> tuple[tuple[Frame, ...], str | None]:
         """The first calls and the first phase that witnesses tell. What only holds an array at the door of a loop says
@@ -79,7 +81,7 @@ class Origins:
     def of_instruction(self, instruction: Instruction) -> Origin:
         """The line and phase in an instruction's own metadata."""
         place = self.place(self._frames_of(instruction))
-        return Origin(place.frame, place.deeper, phase_of(op_name(instruction)))
+        return Origin(place.frame, place.call, phase_of(op_name(instruction)))
 
     def of_value(self, computation: Computation, instruction: Instruction) -> Origin:
         """The line and phase of what makes a value, or of what it is made for."""
@@ -112,7 +114,7 @@ class Origins:
         return found
 
     def place(self, frames: Sequence[Frame]) -> Origin:
-        """The innermost of `frames` that is at home, else the innermost of all."""
+        """The innermost of `frames`, and the one at home that led to it."""
         return place_of(frames, self.home)
 
     def _label(
@@ -155,13 +157,25 @@ class Origins:
 
 
 def place_of(frames: Sequence[Frame], homes: Sequence[str]) -> Origin:
-    """The innermost of `frames` that is in the first of the files `homes` that one is in, else the innermost of all."""
-    for home in homes:
-        inner = [k for k, frame in enumerate(frames) if frame.file == home]
-        if inner:
-            frame, last = frames[inner[-1]], frames[-1]
-            return Origin(frame, last if last.file != home else None)
-    return Origin(frames[-1] if frames else None)
+    """The innermost of `frames`, and the innermost in the first of the files `homes` that one is in, where that is
+    another file."""
+    if not frames:
+        return Origin()
+    own = next((inner for home in homes if (inner := [f for f in frames if f.file == home])), [])
+    return Origin(frames[-1], own[-1] if own and own[-1].file != frames[-1].file else None)
+
+
+def in_words(origin: Origin) -> str | None:
+    """`model.py, line 31, called at cell [7], line 12`; None where no line is known."""
+    if origin.frame is None:
+        return None
+    line = place(origin.frame.file, origin.frame.line)
+    return line if origin.call is None else f"{line}, called at {place(origin.call.file, origin.call.line)}"
+
+
+def called_at(origin: Origin) -> str | None:
+    """`/home/me/train.py:12`: the line that led to an origin, as a report has it until its files are named."""
+    return None if origin.call is None else f"{origin.call.file}:{origin.call.line}"
 
 
 def op_name(instruction: Instruction) -> str:

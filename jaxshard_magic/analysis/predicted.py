@@ -152,5 +152,5 @@ def _phase(move: Move, cause: Cause) -> str | None:
 def _alike(moved: Move | Collective, cause: Cause | Collective) -> _Alike:
     return (
         *(moved.kind, moved.axes, moved.group_size, moved.bytes),
-        *(cause.phase, cause.file, cause.line, cause.at),
+        *(cause.phase, cause.file, cause.line, cause.called),
     )

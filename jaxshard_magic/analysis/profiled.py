@@ -1,8 +1,8 @@
 """What the profiler recorded of a step, read and put beside what is predicted of it."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -33,11 +33,13 @@ WORTH = 100_000  # operations that are recorded: keeping and reading one takes s
 @dataclass(frozen=True, eq=False)
 class Profile:
     """What each host read of recorded calls of one program, with files named as on this one. `asked`: for so many
-    calls; `run`: of a pipeline the one that is typical."""
+    calls; `run`: of a pipeline the one that is typical; `calls`: of a line, by file and number, the one that led to
+    it."""
 
     hosts: tuple[Sums, ...]
     asked: int
     run: Run | None = None
+    calls: Mapping[tuple[str | None, int | None], str] = field(default_factory=dict)
 
 
 _known: "WeakKeyDictionary[Profile, tuple[Beside, Measured]]" = WeakKeyDictionary()
@@ -97,7 +99,21 @@ def read_recorded(
         sums = summed(trace, told, devices, every)
         run = None if said is None else run_of(pipeline, ran, trace.runs - 1 - typical(every), trace)
         hosts = tuple(Sums.from_json(each).by(told) for each in all_of(sums.to_json))
-        return Profile(hosts, recording.asked, run)
+        return Profile(hosts, recording.asked, run, _calls(hosts, told.values()))
+
+
+def _calls(
+    hosts: Sequence[Sums], programs: Iterable[Instructions]
+) -> dict[tuple[str | None, int | None], str]:
+    """Of the lines that were recorded the ones that led to them, where they stand in another file."""
+    found: dict[tuple[str | None, int | None], str] = {}
+    known = list(programs)
+    for line in (line for sums in hosts for line in sums.lines):
+        every = (each for program in known if (each := program[line.name]) is not None)
+        same = (each.called for each in every if (each.file, each.line) == (line.file, line.line))
+        if (called := next(filter(None, same), None)) is not None:
+            found[line.file, line.line] = called
+    return found
 
 
 def _runs(text: str) -> dict[int, float]:
@@ -125,7 +141,8 @@ def profiled(
     """Where the time of the recorded steps went, with what was predicted; see `predicted.rates`."""
     if profile not in _known or _known[profile][0] != beside:
         with uncollected():
-            found = spent(profile.hosts, rates(entry, moves, said, beside), profile.asked, _ranks(entry))
+            known = rates(entry, moves, said, beside)._replace(calls=profile.calls)
+            found = spent(profile.hosts, known, profile.asked, _ranks(entry))
             _known[profile] = beside, found
     return _known[profile][1]
 

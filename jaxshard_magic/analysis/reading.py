@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 
 from ..hardware import chip_of
 from ..pipeline.executed import Pipeline
-from ..places import place
 from ..plan import Finding
 from ..program.garbage import uncollected
 from ..report import Collective, Leaf, Memory, MeshInfo
@@ -21,7 +20,7 @@ from .leaves import leaves
 from .live import Program, with_live
 from .memory import device_limit, memory, with_temporaries
 from .mesh_info import info_of
-from .origin import Origins
+from .origin import Origins, in_words
 from .overlap import Schedule, scheduled
 from .sources import SourceText
 from .staged import Staged, staged, staged_leaves
@@ -122,7 +121,6 @@ def _complaints(entry: "Entry", origins: Origins | None) -> tuple[Finding, ...]:
     def line_of(one: Complaint) -> str | None:
         if origins is None or one.stack_frame_id is None:
             return None
-        frame = origins.place(origins.frames[one.stack_frame_id]).frame
-        return None if frame is None else place(frame.file, frame.line)
+        return in_words(origins.place(origins.frames[one.stack_frame_id]))
 
     return findings(complaints(entry.complaints, entry.plan.mesh.shape), line_of)

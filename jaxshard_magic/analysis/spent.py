@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..report import Busy, Measured, Moved, Spent, Spread
@@ -14,12 +16,14 @@ MOST_LINES, MOST_DEVICES = 48, 16
 
 class Rates(NamedTuple):
     """What is known beside the trace. Of collectives by kind and axes: bytes that a device sends in a step, and
-    predicted seconds; of mesh axes the bytes a second of their links; by line and phase predicted seconds."""
+    predicted seconds; of mesh axes the bytes a second of their links; by line and phase predicted seconds; and of a
+    line, by its file and number, the one that led to it."""
 
     sent: Mapping[Moves, int]
     seconds: Mapping[Moves, float]
     links: Mapping[str, float]
     lines: Mapping[Key, float]
+    calls: Mapping[tuple[str | None, int | None], str] = MappingProxyType({})
 
 
 class _Times(NamedTuple):
@@ -98,7 +102,10 @@ def _lines(
     lines: Mapping[Key, _Times], n: int, waits: bool, rates: Rates
 ) -> tuple[tuple[Spent, ...], Spent | None, Spent | None]:
     """The lines that take longest, the others together, and what no line is known of."""
-    rows = [_row(key, times, n, waits, rates.lines.get(key)) for key, times in lines.items()]
+    rows = [
+        replace(_row(key, times, n, waits, rates.lines.get(key)), called=rates.calls.get(key[:2]))
+        for key, times in lines.items()
+    ]
     rows.sort(key=lambda row: (-row.seconds, row.file or "", row.line or 0))
     known = [row for row in rows if row.line is not None]
     unknown = [row for row in rows if row.line is None]

@@ -137,7 +137,7 @@ class _Lines:
             places.setdefault(self._place(a, origins), self._place(b, origins))
 
         def own(origin: Origin) -> Origin:
-            return _at(origin, places.get(Origin(origin.frame, origin.deeper), origin))
+            return _at(origin, places.get(Origin(origin.frame, origin.call), origin))
 
         return own
 
@@ -173,7 +173,7 @@ class _Lines:
                 return origin
             makers = [self._maker(s, k) for i, s, k in settled.sums if i == settled.owned[origin.leaf]]
             places = [self._place(e, origins) for e in makers if e is not None]
-            stated = Origin(origin.frame, origin.deeper)
+            stated = Origin(origin.frame, origin.call)
             place = stated if stated in places or not places else places[0]
             return replace(_at(origin, place), phase="backward", gradient=True)
 
@@ -192,7 +192,7 @@ class _Lines:
 
 
 def _at(origin: Origin, place: Origin) -> Origin:
-    return replace(origin, frame=place.frame, deeper=place.deeper)
+    return replace(origin, frame=place.frame, call=place.call)
 
 
 def staged_collectives(pipeline: Pipeline, said: Mapping[Key, Said]) -> tuple[Collective, ...] | None:

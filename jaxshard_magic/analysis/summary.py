@@ -1,6 +1,6 @@
 """A sharded step -> its Report: what the compiled program says, and what its calls measured."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from .divided import experts_of, positions_of
 from .divided import placed as placed_lines
 from .divided import with_names as divided_names
 from .in_time import in_time
-from .live import renamed
+from .live import renamed, with_names
 from .memory import peaks, usable, with_limit, with_measured
 from .mesh_info import in_nodes
 from .predicted import Beside
@@ -135,41 +135,32 @@ def _chip(step: "ShardedStep", mesh: MeshInfo) -> tuple[Chip | None, bool]:
 def _named(report: Report, step: "ShardedStep", text: SourceText) -> Report:
     """The report with the reader's names for files, and the text that its lines are of."""
 
-    def rename(c: Collective) -> Collective:
-        if c.file is None:
-            return c
-        at = c.at
-        if at is not None:
-            file, _, line = at.rpartition(":")
-            at = f"{names[file]}:{line}"
-        return replace(c, file=names[c.file], at=at)
-
     lines: dict[str, set[int]] = {}
     memory, collectives = report.memory, report.collectives or ()
     live = [memory.live] if memory and memory.live else []
     spent = report.measured.lines if report.measured else ()
-    for part in (*collectives, *((memory and memory.buffers) or ()), *live, *spent, *placed_lines(report)):
+    with_calls = (*collectives, *((memory and memory.buffers) or ()), *live, *spent)
+    for part in (*with_calls, *placed_lines(report)):
         if part.file is not None and part.line is not None:
             lines.setdefault(part.file, set()).add(part.line)
     home = home_of(step.entry)
-    deeper = (c.at.rpartition(":")[0] for c in collectives if c.at)
-    names = distinct_names([*home, *lines, *deeper])
+    calls = (part.called.rpartition(":")[0] for part in with_calls if part.called)
+    names = distinct_names([*home, *lines, *calls])
+    name_of = names.__getitem__
     shown = sources(lines, text, home, names)
     if step.cell is not None:
         file, typed = step.cell
         shown = tuple(_as_typed(s, typed) if s.name == names.get(file) else s for s in shown)
     return replace(
-        divided_names(report, names.__getitem__),
-        collectives=None if report.collectives is None else tuple(map(rename, collectives)),
-        memory=memory and renamed(memory, names.__getitem__),
-        measured=report.measured and _with_names(report.measured, names),
+        divided_names(report, name_of),
+        collectives=None
+        if report.collectives is None
+        else tuple(with_names(c, name_of) for c in collectives),
+        memory=memory and renamed(memory, name_of),
+        measured=report.measured
+        and replace(report.measured, lines=tuple(with_names(s, name_of) for s in spent)),
         sources=shown,
     )
-
-
-def _with_names(measured: Measured, names: Mapping[str, str]) -> Measured:
-    lines = (row if row.file is None else replace(row, file=names[row.file]) for row in measured.lines)
-    return replace(measured, lines=tuple(lines))
 
 
 def _as_typed(source: Source, text: str) -> Source:

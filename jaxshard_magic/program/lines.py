@@ -1,5 +1,6 @@
 """Whose line an equation comes from: the calls that led to it, also through the bodies that jax traces apart."""
 
+import os
 import site
 import sys
 import sysconfig
@@ -17,13 +18,31 @@ from jax.extend.core import JaxprEqn
 from ..places import place
 
 _OURS = str(Path(__file__).resolve().parents[1])
+_STEP = str(Path(_OURS) / "step") + os.sep
 _DEMO = str(Path(_OURS) / "demo.py")  # its step is read as a user's
+# What steps are made with: a library also where it is installed as an editable copy, as a user's own package may be.
+_MODELS = (
+    "flax",
+    "haiku",
+    "equinox",
+    "keras",
+    "penzai",
+    "numpyro",
+    "blackjax",
+    "diffrax",
+    "lineax",
+    "optimistix",
+)
+_AROUND = ("optax", "jaxopt", "chex", "orbax", "distrax", "einops", "jaxtyping", "beartype", "IPython")
+_LIBRARIES = ("jax", "jaxlib", *_MODELS, *_AROUND)
+_WRITTEN = ("<frozen", "<@", "<attrs ", "<decorator-gen", "<makefun", "<__array_function__")  # by libraries
 
 __all__ = [
     "Calls",
     "is_ours",
     "is_users",
     "lines_kept",
+    "runs_steps",
     "user_context",
     "users_frame",
     "users_line",
@@ -71,12 +90,17 @@ def is_ours(file: str) -> bool:
     return file.startswith(_OURS) and file != _DEMO
 
 
+def runs_steps(file: str) -> bool:
+    """Is it a file of this package that stands between a step and whoever calls it?"""
+    return file.startswith(_STEP)
+
+
 @cache
 def is_users(file: str) -> bool:
     """Is a file, by the name that Python knows it by, neither a library's nor ours?"""
     if file == _DEMO:
         return True
-    if not file or file.startswith("<frozen") or is_ours(file):
+    if not file or file.startswith(_WRITTEN) or is_ours(file):
         return False
     parts = Path(file).parts
     if "site-packages" in parts or "dist-packages" in parts:
@@ -110,15 +134,12 @@ def users_frame(frame: FrameType | None) -> tuple[bool, tuple[str, int] | None]:
     return in_ours, None
 
 
-@cache
 def _library_places() -> tuple[str, ...]:
-    """The folders of Python's own modules, and of the libraries that steps are made with, however installed."""
+    """The folders of Python's own modules, and of the libraries that are imported, however installed."""
     paths = sysconfig.get_paths()
     places = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     if site.ENABLE_USER_SITE:
         places.add(site.getusersitepackages())
-    for name in ("jax", "jaxlib", "flax", "optax", "equinox", "IPython"):
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file:
-            places.add(str(Path(file).parent))
+    for name in _LIBRARIES:
+        places |= {str(folder) for folder in getattr(sys.modules.get(name), "__path__", ())}
     return tuple(place.rstrip("/\\") + ("\\" if "\\" in place else "/") for place in places)

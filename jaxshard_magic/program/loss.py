@@ -36,7 +36,9 @@ def find_loss(traced: Traced, flow: Flow, state: Collection[int]) -> int | None:
         every = {o: v for o in outputs if (v := flow.program.outputs[o]) is not None}
         values = {o: v for o, v in every.items() if o not in state and traced.out_paths[o] not in written}
         found = [o for o, v in values.items() if known.related(v)]
-        found = found or [o for o, v in every.items() if v in known.times]  # the state may keep it, or look like it
+        found = found or [
+            o for o, v in every.items() if v in known.times
+        ]  # the state may keep it, or look like it
         if found:
             return min(found, key=lambda o: (*_rank(names[o]), every[o] not in known.same, o))
         if (named := next((o for o in values if names[o] == "loss"), None)) is not None:

@@ -20,7 +20,8 @@ class Spent:
     recomputed (done again for the backward pass) or update. `compute`: the device computes. `moving`: it does nothing
     but move data between devices. `waiting`: it waits in a collective until others have come, or for Python on the
     host; None where the trace does not tell this from moving. `predicted`: seconds that the same is predicted to take
-    on the chip of the report's timing, None where that is not known. `host`: of `waiting`, for Python.
+    on the chip of the report's timing, None where that is not known. `host`: of `waiting`, for Python. `called`: the
+    line that led to it, as of `Collective`.
     """
 
     file: str | None
@@ -31,6 +32,7 @@ class Spent:
     waiting: float | None
     predicted: float | None = None
     host: float = 0.0
+    called: str | None = None
 
     @property
     def seconds(self) -> float:

@@ -125,7 +125,7 @@ class Buffer:
     or the leaf that they are; `of` is the leaf, by path, where they are one, or a gradient of one; `line` of `file`,
     one of the report's `sources`. `reads` is the weight that the operation multiplies with, `toward` the leaf whose
     gradient it is a step on the way to, both by path. `kept`: made in the forward pass and still there in the backward
-    pass. `trips`: those of the loop that writes them slice by slice.
+    pass. `trips`: those of the loop that writes them slice by slice. `called`: as of `Collective`.
     """
 
     bytes: int
@@ -141,13 +141,15 @@ class Buffer:
     kept: bool = False
     trips: int | None = None
     of: str | None = None
+    called: str | None = None
 
 
 @dataclass(frozen=True)
 class Live:
     """Bytes live on one device through the step, in the compiler's order of instructions: arguments, outputs and
     temporaries. `bytes[i]` holds from instruction `at[i]` until `at[i + 1]`, of `instructions` in all; the largest
-    is `bytes[peak]`. `phases` are (name, first instruction) in order; `line` of `file` is where the peak lies."""
+    is `bytes[peak]`. `phases` are (name, first instruction) in order; `line` of `file` is where the peak lies,
+    `called` as of `Collective`."""
 
     at: tuple[int, ...]
     bytes: tuple[int, ...]
@@ -156,6 +158,7 @@ class Live:
     phases: tuple[tuple[str, int], ...] = ()
     file: str | None = None
     line: int | None = None
+    called: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,9 @@ class Collective:
     is predicted to take; in a pipeline `count` is of all stages together, and `wire_bytes` the mean over them. `axes`
     is None where the replica groups match no set of mesh axes, nor parts of one axis whose devices are `apart` places
     along it from each to the next. `phase` is forward,
-    backward or update. `line` of `file`, one of the report's `sources`, is the user's line that caused it, `source` its
-    text, `at` the user's code that this line called, `model.py:31`, where that is deeper. `what` names what moves,
+    backward or update. `line` of `file`, one of the report's `sources`, is the innermost line of the user's own that
+    caused it, `source` its text, `called` the line of the step's own cell or file that led there, `cell [7]:12`, where
+    it stands elsewhere; `at` had the innermost line beside that one in earlier reports. `what` names what moves,
     `job` what that is for: "dispatch" of rows to their experts, "combine", back from them; of attention as a ring the
     "turn" of keys and values, "zig-zag" where positions are dealt out and put back.
     `exact` is False where the program decides while it runs how often: then `count` is at least so. `network_bytes`:
@@ -207,6 +211,7 @@ class Collective:
     network_bytes: int | None = None
     exposed: float | None = None
     job: str | None = None
+    called: str | None = None
 
     @property
     def waited(self) -> float | None:

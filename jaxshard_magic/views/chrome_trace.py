@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxshard_magic.places import in_short
 from jaxshard_magic.report import Measured, Pipeline
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import SPACE, printable
 from jaxshard_magic.views.measured import data as spent
+from jaxshard_magic.views.source_lines import place_in_short
 from jaxshard_magic.views.timeline import data
 
 SHOWN, IDEAL = 1, 2  # process ids
@@ -29,7 +29,7 @@ def lanes_to_json(m: Measured) -> str:
         for mark in marks:
             row, kind, _ = mark.parts[0]
             line = m.lines[row] if row >= 0 else None
-            place = "no line" if line is None or line.line is None else in_short(line.file, line.line)
+            place = (place_in_short(line) if line is not None else "") or "no line"
             took = {"ts": round(mark.start * 1e6, 3), "dur": round((mark.end - mark.start) * 1e6, 3)}
             name = {"ph": "X", "name": f"{printable(place)} {words.SPENT[kind]}", "cat": words.SPENT[kind]}
             events.append({**name, "pid": SHOWN, "tid": lane.device, **took})

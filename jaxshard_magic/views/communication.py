@@ -10,6 +10,7 @@ from jaxshard_magic.report import Collective, Report
 from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import byte_text, count_text, seconds_text
+from jaxshard_magic.views.source_lines import calls_text
 
 SHORT = {
     "all-gather": "AG",
@@ -108,6 +109,11 @@ class Line:
     number: int | None
     text: str | None
     part: Part
+
+    @property
+    def calls(self) -> str:
+        """`# from [7]:12`: the lines that led there, empty where it is the step's own."""
+        return calls_text(c.called for c in self.part.collectives)
 
 
 def together(parts: Iterable[Part]) -> Part:

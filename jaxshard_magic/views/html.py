@@ -28,6 +28,7 @@ from jaxshard_magic.views.measured import data as spent
 from jaxshard_magic.views.measured.html import measured_section
 from jaxshard_magic.views.memory_html import memory_section
 from jaxshard_magic.views.page import document
+from jaxshard_magic.views.source_lines import code_text
 from jaxshard_magic.views.tags import axis, cell, code, joined, mesh_axes, row, section, small, table, text
 from jaxshard_magic.views.timeline.html import pipeline_section
 from jaxshard_magic.views.training.html import metrics_section
@@ -271,9 +272,8 @@ def _below(report: Report, shown: Sequence[comm.Line], rest: Sequence[comm.Line]
 def _source(line: comm.Line) -> str:
     if line.number is None:
         return f"<small>{comm.UNTRACED}</small>"
-    source = (line.text or "").strip()
-    cut = source if len(source) <= LONG_SOURCE else source[: LONG_SOURCE - 1] + "\u2026"
-    return code(cut) if cut else ""
+    source = code_text(line.text, line.calls, LONG_SOURCE)
+    return code(source) if source else ""
 
 
 def _times(part: comm.Part, mesh: MeshInfo) -> str:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from jaxshard_magic.places import in_short
 from jaxshard_magic.report import DeviceMemory, Memory, Report
 from jaxshard_magic.views import device_memory, svg, words
 from jaxshard_magic.views.device_stages import Stages, stages
 from jaxshard_magic.views.divided.html import held
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, runs
+from jaxshard_magic.views.source_lines import place_in_short
 from jaxshard_magic.views.tags import cell, code, joined, row, section, small, table, text
 from jaxshard_magic.views.terminal import shorten
 
@@ -97,7 +97,7 @@ def _buffers(memory: Memory) -> str:
             byte_text(b.bytes),
             code(words.buffer_type(b)),
             f"{text(shorten(words.buffer_name(b), LONG))} <small>{text(words.buffer_about(b))}</small>",
-            UNKNOWN if b.line is None else text(in_short(b.file, b.line)),
+            text(place_in_short(b) or UNKNOWN),
         ]
         for b in memory.buffers
     ]

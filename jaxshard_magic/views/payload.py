@@ -251,7 +251,7 @@ def _live(memory: Memory, sources: Sequence[Source]) -> dict[str, Any] | None:
         "phases": live.phases,
         "lead": words.live_lead(memory),
         "told": words.live_text(memory),
-        **line_facts(live.file, live.line, sources),
+        **line_facts(live, sources),
     }
 
 
@@ -263,7 +263,7 @@ def _buffer(buffer: Buffer, sources: Sequence[Source]) -> dict[str, Any]:
         "what": shorten(printable(words.buffer_name(buffer)), LONG),
         "about": printable(words.buffer_about(buffer)),
         "told": printable(", ".join(filter(None, (words.buffer_name(buffer), words.buffer_about(buffer))))),
-        **line_facts(buffer.file, buffer.line, sources),
+        **line_facts(buffer, sources),
     }
 
 
@@ -318,7 +318,7 @@ def _collective(
         "line": c.line,
         "short": None if c.line is None else printable(in_short(c.file, c.line)),
         "text": None if c.source is None else printable(c.source.strip()),
-        "at": None if c.at is None else printable(c.at.removeprefix("cell ")),
+        "called": None if c.called is None else printable(c.called.removeprefix("cell ")),
     }
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from jaxshard_magic.errors import ShardError
-from jaxshard_magic.places import in_short
 from jaxshard_magic.report import Advice, DeviceMemory, Memory, Report
 from jaxshard_magic.report.parts import mesh_text
 from jaxshard_magic.views import communication as comm
@@ -24,6 +23,7 @@ from jaxshard_magic.views.format import (
 )
 from jaxshard_magic.views.measured import data as spent
 from jaxshard_magic.views.measured import text as spent_text
+from jaxshard_magic.views.source_lines import code_text, place_in_short
 from jaxshard_magic.views.terminal import (
     bar,
     cells,
@@ -52,7 +52,7 @@ MEMORY_ROWS = 8
 BUFFER_ROWS = 5
 COLLECTIVE_ROWS = 12
 LINE_ROWS = 8
-LEAST_SOURCE = 16
+LEAST_SOURCE, LEAST_WHAT = 16, 8
 BOTH_TIMES = 72  # columns from which a line has room for measured and predicted times
 TRACED = "Lines that move data"
 
@@ -187,9 +187,12 @@ def _buffers(memory: Memory, width: int) -> list[str]:
         "size": [byte_text(b.bytes) for b in shown],
         "at the peak": [shorten(plain(words.buffer_type(b)), width // 3) for b in shown],
         "what": [""] * len(shown),
-        "line": [plain(UNKNOWN) if b.line is None else printable(in_short(b.file, b.line)) for b in shown],
+        "line": [printable(place_in_short(b)) or plain(UNKNOWN) for b in shown],
     }
     room = width - cells(table(columns, ())[0])
+    if room < LEAST_WHAT:
+        columns["line"] = [line.partition(" from ")[0] for line in columns["line"]]
+        room = width - cells(table(columns, ())[0])
     columns["what"] = [shorten(printable(text), room + len("what")) for text in what]
     return table(columns, ("at the peak", "what"))
 
@@ -302,8 +305,8 @@ def _lines(report: Report, width: int) -> list[str]:
     room = width - before - 4 - cells(figures[0])
     lines = [pad(TRACED, before + room + 4) + figures[0]]
     for number, line, figure in zip(numbers, shown, figures[1:], strict=True):
-        source = comm.UNTRACED if line.number is None else printable((line.text or "").strip())
-        lines.append(f"  {pad(number, before, 'right')}  {pad(clip(source, room), room)}{figure}")
+        source = clip(comm.UNTRACED, room) if line.number is None else code_text(line.text, line.calls, room)
+        lines.append(f"  {pad(number, before, 'right')}  {pad(source, room)}{figure}")
     if rest:
         sent = comm.together(line.part for line in rest).sent_text
         lines.append(f"  {count_text(len(rest))} more send {sent}")

@@ -25,7 +25,7 @@ export function detail(rows, { timed, weight }, mesh, label) {
     h("th", { scope: "col", class: "jsm-num jsm-extra", title: PAYLOAD }, "count \u00d7 payload"),
     number("sent", "Bytes that one device sends per step, all of them together"),
     timed ? number("predicted", WAITED) : null,
-    from(rows) ? h("th", { scope: "col", class: "jsm-extra", title: "The code that the line called" }, "from") : null,
+    from(rows) ? h("th", { scope: "col", class: "jsm-extra", title: "The line of the step's own code that led there" }, "called at") : null,
   );
   const made = (part) => tableRow(part, { timed, from: from(rows) }, mesh);
   const body = h("tbody", {}, parts.slice(0, ROWS).map(made));
@@ -38,7 +38,7 @@ const PAYLOAD =
   "How often it runs per step, loop trips multiplied in, and the size on one device of the gathered array, or of the" +
   " one before it is reduced";
 
-const from = (rows) => rows.some(({ at }) => at !== null);
+const from = (rows) => rows.some(({ called }) => called !== null);
 
 function tableRow(part, shown, mesh) {
   const { rows, kind, axes, size, count: times, sent, seconds: spent, exact } = part;
@@ -63,14 +63,14 @@ function phaseOf(rows) {
   return found.join() === "forward,backward" ? "both" : found.join(", ") || UNKNOWN;
 }
 
-/** `model.py:31, 44`: a file's name once. */
+/** `[7]:31, 44`: a cell's or file's name once. */
 function places(rows) {
-  const found = [...new Set(rows.map(({ at }) => at).filter((at) => at !== null))];
+  const found = [...new Set(rows.map(({ called }) => called).filter((called) => called !== null))];
   let before = null;
   return found
-    .map((at) => {
-      const file = at.slice(0, at.lastIndexOf(":") + 1);
-      const short = file && file === before ? at.slice(file.length) : at;
+    .map((called) => {
+      const file = called.slice(0, called.lastIndexOf(":") + 1);
+      const short = file && file === before ? called.slice(file.length) : called;
       before = file;
       return short;
     })

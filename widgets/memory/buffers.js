@@ -46,7 +46,7 @@ function row(buffer, most, open) {
       h("b", {}, buffer.what),
       buffer.about ? h("span", { class: "jsm-quieter" }, ` ${buffer.about}`) : null,
     ),
-    h("td", { class: "jsm-num jsm-place", title: buffer.place }, lineOf(buffer, open)),
+    h("td", { class: "jsm-num jsm-place", title: buffer.place }, lineOf(buffer, open), callsOf(buffer)),
     h("td", { class: "jsm-source", title: buffer.text }, buffer.text === null ? null : h("code", {}, buffer.text)),
   );
 }
@@ -55,6 +55,8 @@ const lineOf = ({ short, place }, open) =>
   open === null
     ? (short ?? UNKNOWN)
     : h("button", { type: "button", class: "jsm-link", "aria-label": `${place} in Communication`, onclick: open }, short);
+
+const callsOf = ({ calls }) => (calls ? h("span", { class: "jsm-quieter" }, ` ${calls}`) : null);
 
 const bar = (part) =>
   s(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ...places import place
+from ...places import place_called
 from ...report import Advice
 from ...units import seconds_text, share_text
 from .case import Case
@@ -34,9 +34,9 @@ def waits_for_python(case: Case) -> Iterator[Advice]:
     m = case.measured
     if m is None or m.host <= WAITS * m.step_s.median:
         return
-    lines = [(row.host, row.file, row.line) for row in m.lines if row.file and row.line and row.host]
-    _, file, line = max(lines, default=(0.0, "", 0))
-    where = f", most at {place(file, line)}" if file else ""
+    rows = [row for row in m.lines if row.file and row.line and row.host]
+    top = max(rows, key=lambda row: row.host, default=None)
+    where = f", most at {place_called(top.file, top.line or 0, top.called)}" if top is not None else ""
     message = (
         f"A device waits up to {seconds_text(m.host)} of a step's {seconds_text(m.step_s.median)} for Python on the "
         f"host{where}. Return what it needs and do that outside of the step; what only tells something can do so in "

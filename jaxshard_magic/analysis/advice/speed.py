@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ...places import place
+from ...places import place_called
 from ...report import Advice
 from ...units import byte_text, rate_text
 from ...units import seconds_text as time
@@ -62,7 +62,7 @@ def large_gather(case: Case) -> Iterator[Advice]:
     if weight is None or top is None or top.bytes <= max(weight, LARGE):
         return
     what = top.what or "an array"
-    line = f", {place(top.file, top.line)}" if top.line else ""
+    line = f", {place_called(top.file, top.line, top.called)}" if top.line else ""
     over = "+".join(top.axes or ()) or "groups of its own"
     often = "once" if top.count == 1 else f"{top.count} times"
     message = (
@@ -192,16 +192,16 @@ def _largest(case: Case) -> tuple[str, tuple[str, ...] | None, float, str]:
     waits = (case.roof.waits if case.roof else None) or {}
     (kind, axes), seconds = max(waits.items(), key=lambda item: item[1])
     lines: dict[tuple[str | None, int | None], float] = defaultdict(float)
+    calls: dict[tuple[str | None, int | None], set[str | None]] = defaultdict(set)
     for c in case.collectives:
         if (c.kind, c.axes) == (kind, axes):
             lines[c.file, c.line] += c.waited or 0.0
+            calls[c.file, c.line].add(c.called)
     (file, line), most = max(lines.items(), key=lambda item: item[1])
-    return (
-        kind,
-        axes,
-        seconds,
-        f", most from {place(file, line)}" if line and most > DOMINATES * sum(lines.values()) else "",
-    )
+    if not line or most <= DOMINATES * sum(lines.values()):
+        return kind, axes, seconds, ""
+    (called,) = calls[file, line] if len(calls[file, line]) == 1 else (None,)
+    return kind, axes, seconds, f", most from {place_called(file, line, called)}"
 
 
 def _inner(case: Case, axis: str) -> str | None:

@@ -7,7 +7,7 @@ from jaxshard_magic.places import in_short
 from jaxshard_magic.report import Measured, Report, Spent
 from jaxshard_magic.report.measured import COMPUTE, MOVING
 from jaxshard_magic.views.format import UNKNOWN, percent_text, rate_text, seconds_text, share_text
-from jaxshard_magic.views.source_lines import line_facts
+from jaxshard_magic.views.source_lines import calls_text, place_in_short, text_of
 from jaxshard_magic.views.timeline.data import Mark
 from jaxshard_magic.views.timeline.data import Part as Action
 from jaxshard_magic.views.words.measured import LETTERS, SPENT
@@ -23,6 +23,16 @@ class Row:
     name: str
     text: str | None
     share: float
+
+    @property
+    def calls(self) -> str:
+        """`# from [7]:12`: the line that led there, empty where it is the step's own."""
+        return calls_text([self.spent.called])
+
+    @property
+    def place(self) -> str:
+        """`gpt2.py:31 from [7]:12`."""
+        return place_in_short(self.spent)
 
     @property
     def figures(self) -> dict[str, str]:
@@ -49,7 +59,7 @@ def rows(report: Report) -> list[Row]:
         Row(
             s,
             in_short(s.file, s.line or 0),
-            line_facts(s.file, s.line, report.sources)["text"],
+            text_of(s.file, s.line, report.sources),
             s.seconds / whole,
         )
         for s in m.lines

@@ -4,6 +4,7 @@ from jaxshard_magic.report import Measured, Report
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import count_text, share_text
 from jaxshard_magic.views.measured import data
+from jaxshard_magic.views.source_lines import code_text
 from jaxshard_magic.views.tags import code, joined, section, small, table, text
 from jaxshard_magic.views.timeline import svg as timeline_svg
 
@@ -72,10 +73,8 @@ def _lines(report: Report) -> str:
 
 
 def _source(row: data.Row) -> str:
-    source = row.text or ""
-    return (
-        code(source if len(source) <= LONG_SOURCE else source[: LONG_SOURCE - 1] + "\u2026") if source else ""
-    )
+    source = code_text(row.text, row.calls, LONG_SOURCE)
+    return code(source) if source else ""
 
 
 def _tables(report: Report, m: Measured) -> list[str]:

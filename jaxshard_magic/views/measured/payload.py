@@ -51,14 +51,14 @@ def measured_payload(report: Report) -> dict[str, Any] | None:
                 for lane in m.lanes
             ],
             "lines": [
-                *([printable(row.name), row.text or ""] for row in listed),
+                *([printable(row.place), row.text or ""] for row in listed),
                 ["no line, or one of those that take least", ""],
             ],
         },
         "heads": ["line", "", *(heads := data.heads(listed))],
         "rows": [
             [
-                printable(row.name),
+                printable(row.place),
                 row.text or "",
                 *(printable(row.figures[head]) for head in heads),
             ]

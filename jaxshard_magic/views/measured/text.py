@@ -6,7 +6,8 @@ from jaxshard_magic.report import Report
 from jaxshard_magic.views import words
 from jaxshard_magic.views.format import UNKNOWN, count_text, printable
 from jaxshard_magic.views.measured import data
-from jaxshard_magic.views.terminal import cells, clip, pad, plain, shorten, table, wrap
+from jaxshard_magic.views.source_lines import code_text
+from jaxshard_magic.views.terminal import cells, pad, plain, shorten, table, wrap
 
 ROWS, LEAST_SOURCE, DEVICES = 12, 16, 8
 
@@ -41,8 +42,8 @@ def _lines(report: Report, width: int) -> list[str]:
         heads = [head for head in heads if head != less[0]]
     told = ["", pad("Lines by measured time", before + room + 4) + figures[0]]
     for name, row, figure in zip(names, shown, figures[1:], strict=True):
-        source = printable(row.text or "")
-        told.append(f"  {pad(name, before, 'right')}  {pad(clip(source, room), room)}{figure}")
+        source = code_text(row.text, row.calls, room)
+        told.append(f"  {pad(name, before, 'right')}  {pad(source, room)}{figure}")
     left = sum(row.share for row in rest)
     return [*told, *([f"  {count_text(len(rest))} more take {left:.0%}"] if rest else [])]
 

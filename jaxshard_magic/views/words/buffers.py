@@ -2,7 +2,7 @@
 
 from jaxshard_magic.report import Buffer, Memory, Report
 from jaxshard_magic.views.format import UNKNOWN, byte_text, count_text, share_text
-from jaxshard_magic.views.words.spans import Span, line_span
+from jaxshard_magic.views.words.spans import Span, called_spans, line_span
 
 # What jax and XLA call an operation, and what a reader calls its result.
 OPERATIONS = {
@@ -120,5 +120,6 @@ def largest_spans(report: Report) -> list[Span]:
     return [
         *spans,
         *([Span(", from "), line_span(top.file, top.line)] if top.line is not None else []),
+        *called_spans([top.called]),
         Span("."),
     ]

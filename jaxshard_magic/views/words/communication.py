@@ -8,7 +8,7 @@ from jaxshard_magic.report import Collective, Report, Timing
 from jaxshard_magic.report.parts import finite
 from jaxshard_magic.views.format import byte_text, range_text, rate_text, seconds_text, share_text
 from jaxshard_magic.views.words.run import island_word
-from jaxshard_magic.views.words.spans import Span, axes_spans, line_span, strong
+from jaxshard_magic.views.words.spans import Span, axes_spans, called_spans, line_span, strong
 
 AT_LEAST = "\u2265"
 _HOW = {"scheduled": "in the order of the compiled program", "by rule": "as compilers usually overlap"}
@@ -107,7 +107,8 @@ def line_spans(collectives: Sequence[Collective], weight: str) -> list[Span]:
     (file, line), top = max(lines.items(), key=lambda item: item[1])
     if line is None or 2 * top <= sum(lines.values()):
         return []
-    return [Span(", most from "), line_span(file, line)]
+    called = (c.called for c in collectives if (c.file, c.line) == (file, line) and getattr(c, weight))
+    return [Span(", most from "), line_span(file, line), *called_spans(called)]
 
 
 def sent(report: Report) -> int | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from jaxshard_magic.places import in_words
 from jaxshard_magic.report import DeviceMemory, Memory
 from jaxshard_magic.views import device_memory
 from jaxshard_magic.views.format import (
@@ -13,6 +12,7 @@ from jaxshard_magic.views.format import (
     of_limit,
     share_text,
 )
+from jaxshard_magic.views.source_lines import place_in_words
 from jaxshard_magic.views.words.spans import Span, sentence_case, strong
 
 Named = Callable[[Sequence[int]], str]
@@ -63,8 +63,9 @@ def live_text(memory: Memory) -> str | None:
     live = memory.live
     if live is None or not live.bytes:
         return None
-    at = "" if live.line is None else f", {in_words(live.file, live.line)}"
-    return f"at most {byte_text(live.bytes[live.peak])} in use{at}"
+    return ", ".join(
+        filter(None, (f"at most {byte_text(live.bytes[live.peak])} in use", place_in_words(live)))
+    )
 
 
 def where(groups: Sequence[device_memory.Group]) -> str:

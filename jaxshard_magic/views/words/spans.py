@@ -1,6 +1,6 @@
 """What sentences are made of: spans, axes and lines that a view can mark or open."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxshard_magic.places import in_words
@@ -24,6 +24,15 @@ def strong(text: str) -> Span:
 def line_span(file: str | None, line: int) -> Span:
     """`cell [3], line 12`, which a view can open."""
     return Span(in_words(file, line), "line")
+
+
+def called_spans(called: Iterable[str | None]) -> list[Span]:
+    """`, called at cell [7], line 12`, where one line led to all that is told of; empty for several, and for none."""
+    found = set(called)
+    if len(found) != 1 or (one := found.pop()) is None:
+        return []
+    name, _, line = one.rpartition(":")
+    return [Span(", called at "), line_span(name, int(line))]
 
 
 def axes_spans(axes: Sequence[str] | None) -> list[Span]:
