@@ -174,3 +174,14 @@ def difference_text(value: float | None) -> str:
     if -3 <= power < 4:
         return trimmed(rounded(value, max(0, 1 - power)))
     return f"{mantissa.removesuffix('.0')}e{str(power).replace('-', MINUS)}"
+
+
+def number_text(value: float | None) -> str:
+    """A number that has no unit, to four digits: `0.04213`, `1.5e−9`."""
+    if value is None:
+        return UNKNOWN
+    if isnan(value):
+        return "NaN"
+    if not isfinite(value):
+        return "infinity" if value > 0 else f"{MINUS}infinity"
+    return f"{value:.4g}".replace("-", MINUS)

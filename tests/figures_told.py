@@ -47,9 +47,9 @@ QUANTITIES = {
         rf"in (?:\S+ )?calls?, predicted ({TIME})",
         rf"(?:not run|not timed|one call), predicted ({TIME})",
         rf"Predicted step,? (?:of )?({TIME})",
-        rf"communication: {TIME} of ({TIME}),",
+        rf"communication: {TIME} of ({TIME})(?:,| on)",
     ],
-    "communication": [rf"communication: ({TIME}) of {TIME},"],
+    "communication": [rf"communication: ({TIME}) of {TIME}(?:,| on)"],
     "share of communication": [
         rf"\bCommunication ({SHARE})",
         rf"Communication: ({SHARE}) of the predicted",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from jaxshard_magic.analysis.roofline import waits_of
 from jaxshard_magic.report import Collective, Source, Spread, Timing
 
 KIB, MIB = 2**10, 2**20
@@ -91,7 +92,10 @@ def moved(
     )
     text = (CELL[line - 1] if deeper is None else MODULE[deeper - AT]).strip()
     return Collective(
-        kind, axes, n, count, size, wire, seconds, phase, number, text, name, what=what, called=called
+        *(kind, axes, n, count, size, wire, seconds, phase, number, text, name),
+        what=what,
+        exposed=seconds,
+        called=called,
     )
 
 
@@ -131,11 +135,17 @@ GPT_SOURCES = (
 
 def untimed(collectives: tuple[Collective, ...] | None) -> tuple[Collective, ...]:
     """The same where no chip is named, so that no time is predicted."""
-    return tuple(replace(c, seconds=None) for c in collectives or ())
+    return tuple(replace(c, seconds=None, exposed=None) for c in collectives or ())
 
 
 def predicted_timing(collectives: tuple[Collective, ...], step_s: Spread | None, calls: int) -> Timing:
-    """What a device does itself, 17.6 ms, and then its communication."""
-    spent = sum(c.seconds or 0 for c in collectives)
-    known = {"compute_s": 0.0176, "communication_s": spent, "links": GPT_LINKS}
+    """What a device does itself, 17.6 ms, and then what of its communication nothing hides."""
+    waits = waits_of(collectives)
+    spent = sum(wait.seconds for wait in waits)
+    known = {
+        "compute_s": 0.0176,
+        "communication_s": sum(c.seconds or 0 for c in collectives),
+        "links": GPT_LINKS,
+    }
+    known |= {"exposed_s": spent, "overlap": "by rule", "waits": waits}
     return Timing(6.8, calls, calls, step_s, 0.0176 + spent, "communication", on="TPU v5e", **known)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from sample_attached import GIB, attached, memory, simulated
-from sample_collectives import GPT_STEP, KIB, MIB, source
+from sample_collectives import GPT_STEP, KIB, MIB, predicted_timing, source
 from sample_leaves import gpt_leaves, leaf, mesh
 
 from jaxshard_magic.report import Advice, Check, Collective, Leaf, Report, Source, Spec, Spread, Timing
@@ -96,6 +96,16 @@ def hostile() -> Report:
         leaf("a_very_long_module_name." * 8 + "kernel", (8, 8, 8, 8, 8), ("d\u00e4ta",), axes),
     )
     kind = "TPU <i>v5</i>"
+    collectives = (
+        Collective(
+            *(evil, None, 4, 1, 64, 48, 1e-6, evil, 2, evil, evil),
+            what=evil, exposed=1e-6, called=f"{evil}:7",
+        ),
+        Collective(
+            *("all-reduce", ("<b>",), 2, 1, 64, 64, 1e-6, "forward", 3, evil, "\u91cd\u307f"),
+            what=evil, exposed=1e-6, called=f"{evil}:7",
+        ),
+    )  # fmt: skip
     return replace(
         attached(),
         name=evil,
@@ -104,12 +114,8 @@ def hostile() -> Report:
         mesh=mesh(axes, device_kind=kind),
         leaves=leaves,
         memory=memory(leaves, 4, 5 * KIB, 16 * GIB),
-        collectives=(
-            Collective(evil, None, 4, 1, 64, 48, 1e-6, evil, 2, evil, evil, evil, evil),
-            Collective(
-                "all-reduce", ("<b>",), 2, 1, 64, 64, 1e-6, "forward", 3, evil, "\u91cd\u307f", evil, evil
-            ),
-        ),
+        collectives=collectives,
+        timing=predicted_timing(collectives, None, 0),
         sources=(source(evil, [evil, f'"""{evil}', "x = 'a' # " + "\u91cd\u307f" * 60]), _UNTOLD),
         advice=(Advice("x", "warning", f"{evil}: y. z", evil),),
         check=Check(False, float("inf"), float("nan"), 1e-4, evil, (evil,), (evil,)),

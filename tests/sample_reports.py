@@ -13,7 +13,7 @@ from sample_metrics import metrics
 from sample_options import ALTERNATIVES, ASKED
 from sample_staged import staged
 
-from jaxshard_magic.report import Advice, Check, Collective, Report, Source, Spread, Timing, Wait
+from jaxshard_magic.report import Advice, Check, Collective, Report, Source, Spread, Timing
 
 
 def profiled() -> Report:
@@ -195,6 +195,7 @@ def partly() -> Report:
         Collective("all-to-all", model, 2, 2, MIB, MIB, 2e-5, "update"),
         *(Collective("all-gather", data, 4, 1, n * KIB, 3 * n * KIB // 4, 1e-9 * n) for n in range(4, 80, 4)),
     )
+    rows = tuple(replace(c, exposed=c.seconds) for c in rows)
     return replace(attached(), collectives=rows, timing=predicted_timing(rows, GPT_STEP, 20))
 
 
@@ -227,18 +228,11 @@ def overlapped() -> Report:
         replace(c, exposed=(0.1 if c.kind == "all-gather" else 1.0) * (c.seconds or 0.0))
         for c in report.collectives or ()
     )
-    waits = dict[tuple[str, tuple[str, ...]], float]()
-    for c in rows:
-        waits[c.kind, c.axes or ()] = waits.get((c.kind, c.axes or ()), 0.0) + (c.exposed or 0.0)
-    exposed = sum(waits.values())
     timing = replace(
-        report.timing,
-        predicted_step_s=0.0176 + exposed,
+        predicted_timing(rows, GPT_STEP, 20),
         predicted_low_s=0.0164,
         predicted_high_s=0.0512,
-        exposed_s=exposed,
         overlap="scheduled",
-        waits=tuple(Wait(kind, axes, seconds) for (kind, axes), seconds in waits.items()),
     )
     return replace(report, collectives=rows, timing=timing)
 

@@ -2,18 +2,23 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from browsing import Stage
-from figures_told import Told, coarse, leaf_figures, of_html, of_payload, plain, told
+from figures_told import coarse, leaf_figures, of_html, of_payload, plain, told
 from sample_choices import CHOICES
 from sample_comparisons import COMPARISONS
 from sample_explorers import EXPLORERS
 from sample_pipelines import PIPELINES, reported
-from sample_reports import SAMPLES, attached, measured
+from sample_reports import SAMPLES, attached, measured, overlapped, profiled, trained
+from tables_told import tabled
 
+import jaxshard_magic
 from jaxshard_magic.report import Report
 from jaxshard_magic.schedule import compare
 from jaxshard_magic.views import explorer_payload, words
@@ -34,9 +39,9 @@ def views_of(report: Report) -> dict[str, str]:
     }
 
 
-def differing(views: dict[str, Told]) -> dict[str, dict[str, set[str]]]:
+def differing(views: Mapping[str, Mapping[Any, set[str]]]) -> dict[Any, dict[str, set[str]]]:
     """The quantities of which several figures are told, with where."""
-    places: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    places: dict[Any, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for view, figures in views.items():
         for quantity, said in figures.items():
             for figure in said:
@@ -48,6 +53,65 @@ def differing(views: dict[str, Told]) -> dict[str, dict[str, set[str]]]:
 def test_a_quantity_of_a_report_reads_the_same_wherever_it_stands(name: str):
     views = {view: told(text) for view, text in views_of(REPORTS[name]()).items()}
     assert differing(views) == {}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_row_of_a_report_reads_the_same_wherever_it_stands(name: str):
+    assert differing(tabled(REPORTS[name]())) == {}
+
+
+def test_the_walk_finds_rows_in_every_view():
+    gathers, line = "all-gather over data", "gpt2.py:31"
+    for report, of, called, views in (
+        (overlapped(), gathers, "predicted", {"text", "html", "widget", "picture", "JSON"}),
+        (overlapped(), gathers, "of the predicted step", {"text", "html", "widget", "JSON"}),
+        (overlapped(), gathers, "on the links", {"html", "JSON"}),
+        (overlapped(), line, "predicted", {"text", "html", "widget", "picture"}),
+        (overlapped(), line, "sent", {"text", "html", "widget", "picture"}),
+        (profiled(), gathers, "on the links, measured", {"text", "html", "widget"}),
+        (profiled(), gathers, "on the links", {"text", "html", "widget", "JSON"}),
+        (profiled(), "device 3", "waiting", {"text", "html", "widget"}),
+        (profiled(), "backward of gpt2.py:46", "of step", {"text", "widget"}),
+        (trained(), "curve time a call", "last", {"text", "html", "widget"}),
+        (trained(), "curve loss", "first", {"text", "html", "widget", "JSON"}),
+    ):
+        assert {view for view, rows in tabled(report).items() if rows.get((of, called))} == views, (
+            of,
+            called,
+        )
+
+
+def test_the_walk_finds_a_row_that_differs():
+    report = overlapped()
+    longer = [replace(c, exposed=2 * c.waited) if c.kind == "all-gather" else c for c in report.collectives]
+    found = differing(tabled(replace(report, collectives=tuple(longer))))
+    assert ("all-gather over data", "predicted") in found
+
+
+def test_a_compiled_step_has_one_time_of_each_collective_in_bar_tables_and_hints():
+    def step(params, x):
+        def loss(params):
+            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x @ params["first"], params["layers"])
+            return jnp.square(h).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    shapes = {"first": (64, 512), "layers": (3, 512, 512)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    sharded = jaxshard_magic.shard(step, "fsdp+tp", mesh="cpu:8 data=4 model=2", on="v5e")
+    sharded.prepare(params, jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    report = sharded.report()
+    (hint,) = (a.message for a in report.advice if a.code == "communication")
+    assert (
+        differing({view: told(text) for view, text in views_of(report).items()} | {"hint": told(plain(hint))})
+        == {}
+    )
+    assert told(plain(hint))["communication"] == told(of_html(report.to_html()))["communication"] != set()
+    tables = tabled(report)
+    assert differing(tables) == {}
+    assert sum(c.waited for c in report.collectives) == pytest.approx(report.timing.exposed_s)
+    assert sum(c.seconds for c in report.collectives) == pytest.approx(report.timing.communication_s)
 
 
 def test_the_walk_finds_each_quantity_in_every_view():

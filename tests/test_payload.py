@@ -293,7 +293,8 @@ def test_two_sources_of_one_name_are_told_apart_by_their_text():
 def test_a_total_with_a_count_that_the_program_decides_is_a_least():
     report = partly()  # two of its all-reduces run at least so often
     lead = said(payload(report)["communication"]["lead"])
-    assert lead.startswith("24% of the predicted step is communication: ≥5.62 ms of ≥23.2 ms, ≥189 MiB sent")
+    assert lead.startswith("24% of the predicted step is communication: ≥5.62 ms of ≥23.2 ms, what")
+    assert "≥189 MiB sent by each device." in lead
     untimed = replace(report, timing=None)
     assert said(payload(untimed)["communication"]["lead"]).startswith("≥189 MiB sent by each device")
     assert payload(untimed)["tabs"][-1]["number"].startswith("≥")
@@ -305,7 +306,7 @@ def test_a_total_with_a_count_that_the_program_decides_is_a_least():
 
 def test_the_predicted_step_comes_in_parts_that_make_it_up():
     data = payload(attached())
-    assert data["time"]["parts"][0] == ["compute", None, pytest.approx(0.0176)]
+    assert data["time"]["parts"][0] == ["compute", None, pytest.approx(0.0176), "17.6\u202fms"]
     assert sum(part[2] for part in data["time"]["parts"]) == pytest.approx(data["communication"]["step_s"])
     assert [part[:2] for part in data["time"]["parts"][1:4]] == [
         ["all-gather", [0]], ["reduce-scatter", [0]], ["all-reduce", [1]],

@@ -217,7 +217,7 @@ def test_no_total_no_time_left_no_loss_none_said():
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"), [(np.nan, "nan"), (-np.inf, "-inf"), (1.5e-9, "1.5e-09"), (0.0, "0")]
+    ("loss", "said"), [(np.nan, "NaN"), (-np.inf, "\u2212infinity"), (1.5e-9, "1.5e\u221209"), (0.0, "0")]
 )
 def test_a_loss_that_went_astray_is_said(loss, said):
     clock = Clock()

@@ -19,7 +19,7 @@ from jaxshard_magic.hardware import chip
 from jaxshard_magic.plan import Share
 from jaxshard_magic.report import Collective, Leaf
 from jaxshard_magic.views import words
-from jaxshard_magic.views.format import share_text
+from jaxshard_magic.views.format import seconds_text, share_text
 from jaxshard_magic.wires import axis_bandwidths
 
 V5E, H100 = chip("v5e"), chip("h100")
@@ -195,8 +195,9 @@ def test_a_step_is_predicted_from_what_one_device_does():
     # Products: x (N/8, D), w and the result forward; x, g and the result backward; then the update of w.
     x, w = 4 * N // 8 * D, 4 * D * D
     assert got.memory_s == pytest.approx((2 * (2 * x + w) + 3 * w) / V5E.hbm_bandwidth)
-    assert got.communication_s == pytest.approx((2 * 7 / 8 * w + 2 * 7 / 8 * 4) / got.links["data"], rel=1e-3)
-    assert got.exposed_s == pytest.approx(got.communication_s / 0.9, rel=1e-3)
+    sent = 2 * 7 / 8 * w + 2 * 7 / 8 * 4
+    assert got.communication_s == pytest.approx(sent / (0.9 * got.links["data"]), rel=1e-3)
+    assert got.exposed_s == pytest.approx(got.communication_s)
     between = 2 * 2 * x / V5E.hbm_bandwidth  # all but w, of both
     assert got.predicted_step_s == pytest.approx(got.memory_s + between + got.exposed_s)
 
@@ -240,7 +241,7 @@ def test_the_share_of_the_peak_is_of_the_useful_flops_alone():
     one = 2 * N * D * D
     measured = Timing(1.0, 3, 2, Spread(1e-3, 2e-3, 3e-3))
     found = roofline(V5E, {"data": 8}, entry.plan.shares, [], [])
-    got = timing(measured, entry.plan, found, attached=True)
+    got = timing(measured, entry.plan, found, (), attached=True)
     assert (got.flops, got.recomputed) == (6 * one, one)  # two forward, three backward, the first one again
     assert got.mfu == pytest.approx(5 * one / 8 / 197e12 / 2e-3)
 
@@ -292,5 +293,6 @@ def test_a_report_tells_what_is_hidden_and_the_range_around_the_guess():
     text = " ".join(report.to_text(100).split()).replace("\u202f", " ")
     assert "16.4 to 51.2 ms" in text
     lead = "".join(span.text for span in words.communication_lead(report))
-    assert "that nothing hides, in the order of the compiled program. " in lead
+    links = seconds_text(report.timing.communication_s)
+    assert f", what nothing hides of {links} on the links, in the order of the compiled program. " in lead
     assert "16.4 to 51.2" in report.to_html().replace("\u202f", " ").replace("&#8239;", " ")

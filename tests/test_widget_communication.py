@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from browsing import Shown, Stage, expect
-from sample_collectives import GPT_COLLECTIVES
+from sample_collectives import GPT_COLLECTIVES, predicted_timing
 from sample_reports import MIB, SAMPLES, attached, changed, files, hostile, partly, simulated, too_big
 from thinned import CI, thinned
 
@@ -360,8 +360,8 @@ def test_many_small_parts_of_the_step_are_counted(show: Stage):
     report = attached()
     assert report.timing is not None
     kinds = [f"kind-{i}" for i in range(9)]
-    small = tuple(Collective(kind, ("data",), 4, 1, MIB, MIB, 3e-4) for kind in kinds)
-    timing = replace(report.timing, communication_s=27e-4, predicted_step_s=0.02)
+    small = tuple(Collective(kind, ("data",), 4, 1, MIB, MIB, 3e-4, exposed=3e-4) for kind in kinds)
+    timing = replace(predicted_timing(small, None, 0), predicted_step_s=0.02)
     shown = show(replace(report, collectives=small, timing=timing), ["header"])
     expect(strip(shown)).to_contain_text("and 6 more, 9.0% together")
 

@@ -122,5 +122,6 @@ def schedule_advice(
         weights=weights or (),
         whole=entry.rewritten is not None and bool(entry.rewritten.whole or entry.rewritten.other_loss),
         line=Case(leaves=(), mesh=reading.mesh, strategy=step.strategy, asked=step.request).line,
+        by="as predicted" if pipeline.advised is pipeline.shown else "by FLOPs",
     )
     return pipeline_advice(case)

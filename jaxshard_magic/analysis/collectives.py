@@ -102,11 +102,14 @@ def moves(module: Module, mesh_axes: Mapping[str, int], islands: tuple[int, ...]
 
 
 def merge(
-    caused: Iterable[tuple[Move, Cause]], waits: Sequence[float] | None = None
+    caused: Iterable[tuple[Move, Cause]],
+    takes: Sequence[float] | None = None,
+    waits: Sequence[float] | None = None,
 ) -> tuple[Collective, ...]:
-    """Merge moves that are alike in all but what they move by adding their counts. `waits`: seconds of a step that a
-    device waits for each of them, where that is known."""
-    counts, waited = Counter[Collective](), defaultdict[Collective, float](float)
+    """Merge moves that are alike in all but what they move by adding their counts. Where that is known, `takes`:
+    seconds of a step that each of them is on the links; `waits`: those that a device waits for it."""
+    counts = Counter[Collective]()
+    took, waited = defaultdict[Collective, float](float), defaultdict[Collective, float](float)
     moved: dict[Collective, set[str]] = {}
     for k, (move, cause) in enumerate(caused):
         alike = Collective(
@@ -117,6 +120,7 @@ def merge(
             **cause._replace(what=None)._asdict(),
         )
         counts[alike] += move.count
+        took[alike] += 0.0 if takes is None else takes[k]
         waited[alike] += 0.0 if waits is None else waits[k]
         moved.setdefault(alike, set()).update({cause.what} if cause.what else ())
     merged = [
@@ -126,6 +130,7 @@ def merge(
             wire_bytes=wire_bytes(alike.kind, alike.group_size, n * alike.bytes),
             network_bytes=None if alike.network_bytes is None else n * alike.network_bytes,
             what=_listed(sorted(moved[alike])),
+            seconds=None if takes is None else took[alike],
             exposed=None if waits is None else waited[alike],
         )
         for alike, n in counts.items()

@@ -70,19 +70,19 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Exposed:
-    """Seconds of a step that a device waits for each move; and of all moves one after the other, `sent`."""
+    """Seconds of a step that a device waits for each move, and those that each `takes` on the links."""
 
     waits: tuple[float, ...]
-    sent: float
+    takes: tuple[float, ...]
 
 
 @dataclass
 class _Ran:
-    """One run of a computation: its seconds, those of all collectives one after the other, those that each axis' links
-    are busy, and of each move those that the device waits for it."""
+    """One run of a computation: its seconds, those that each axis' links are busy, and of each move those that it takes
+    on them and those that the device waits for it."""
 
     seconds: float = 0.0
-    sent: float = 0.0
+    takes: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     busy: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     exposed: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -219,7 +219,8 @@ def exposed(
     worked = running.worked(schedule.entry)
     running.scale = own / worked if worked else 0.0
     ran = running.ran(schedule.entry)
-    return Exposed(tuple(ran.exposed[k] for k in range(len(moves))), ran.sent)
+    every = range(len(moves))
+    return Exposed(tuple(ran.exposed[k] for k in every), tuple(ran.takes[k] for k in every))
 
 
 class _Running:
@@ -267,12 +268,14 @@ class _Running:
                     free[axis] = max(free[axis], now) + event.times * busy
                 for k, waited in inner.exposed.items():
                     made.exposed[k] += event.times * waited
-                made.sent += event.times * inner.sent
+                for k, takes in inner.takes.items():
+                    made.takes[k] += event.times * takes
                 now += event.times * inner.seconds
             elif isinstance(event, Start):
                 axes, takes = self._takes(event.moves)
                 end = max(now, *(free[a] for a in axes)) + takes
-                made.sent += takes
+                for k, part in self._parts(event.moves):
+                    made.takes[k] += part * takes
                 for axis in axes:
                     free[axis] = end
                     made.busy[axis] += takes
@@ -292,10 +295,15 @@ class _Running:
     def _waited(self, made: _Ran, moves: Sequence[int], now: float, end: float) -> float:
         """The time at which `moves` are over, waited for from `now` on."""
         if end > now:
-            sizes = [self._moves[k].bytes for k in moves]
-            for k, size in zip(moves, sizes, strict=True):
-                made.exposed[k] += (end - now) * (size / sum(sizes) if sum(sizes) else 1 / len(sizes))
+            for k, part in self._parts(moves):
+                made.exposed[k] += (end - now) * part
         return max(now, end)
+
+    def _parts(self, moves: Sequence[int]) -> Iterator[tuple[int, float]]:
+        """The share of each move of one instruction, by its bytes."""
+        sizes = [self._moves[k].bytes for k in moves]
+        for k, size in zip(moves, sizes, strict=True):
+            yield k, size / sum(sizes) if sum(sizes) else 1 / len(sizes)
 
     def _takes(self, moves: Sequence[int]) -> tuple[tuple[str, ...], float]:
         """The axes that collectives of one instruction go along, and their seconds: what they send at the bandwidth of

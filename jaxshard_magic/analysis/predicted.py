@@ -18,7 +18,7 @@ from .frames import called
 from .instructions import RECOMPUTED
 from .lanes import Key
 from .origin import Origin, op_name, place_of
-from .roofline import seconds
+from .roofline import on_links
 from .spent import Rates
 from .staged_moves import Said
 from .staged_works import runs_of, works_of
@@ -98,8 +98,7 @@ def _of_stages(
                     yield _key(place if place.frame is not None else call, work), takes * times
     for key, one in said.items():
         for move, cause in one.moves or ():
-            (row,) = merge([(move, cause)])
-            takes = seconds(row, wires)
+            (takes,) = on_links(merge([(move, cause)]), chip, wires, entry.plan.batch_axes)
             if takes is not None:
                 yield (cause.file, cause.line, _phase(move, cause)), takes * runs.get(key, 1)
 

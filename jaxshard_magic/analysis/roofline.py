@@ -17,7 +17,7 @@ from ..report import Collective, Leaf, Timing, Wait
 from ..report.held import on_fullest
 from ..targets import Target
 from ..wires import Wire, axis_bandwidths, latency
-from .collectives import Move
+from .collectives import Cause, Move, merge
 from .efficiency import LINKS, SLOWEST, SUSTAINED, efficiency, seconds_of
 from .overlap import Schedule, exposed
 from .throughput import ideal_seconds
@@ -57,10 +57,10 @@ class Roofline:
     bandwidth. `ideal`: the sum of products, each as long as the longer of its two, and the update. `own`: the same at
     the efficiency that the shapes of the products allow, with what lies between them; of it `waiting` waits for the
     memory; `slow`: the same where products reach least. `communication`: what is sent over each axis' links at their
-    bandwidth, `busiest` on the axis that has most; `sent`: the same with what links reach of it, and no collective
-    faster than its hops. `waits`: what of that the device waits for, by kind and axes. `least`: the
-    whole step where a compiler hides all that it may start ahead. `overlap` says how `waits` is known: "scheduled",
-    from the order of the compiled program, or "by rule", as a compiler usually does.
+    bandwidth, `busiest` on the axis that has most. `links`: of each collective the seconds that it is on the links, at
+    what they reach of their bandwidth and no faster than its hops; `each`: of each those that the device waits for.
+    `least`: the whole step where a compiler hides all that it may start ahead. `overlap` says how `each` is known:
+    "scheduled", from the order of the compiled program, or "by rule", as a compiler usually does.
     """
 
     chip: Chip
@@ -73,14 +73,20 @@ class Roofline:
     waiting: float | None
     communication: float | None
     busiest: float | None
-    sent: float | None
-    waits: Mapping[tuple[str, tuple[str, ...]], float] | None
+    links: tuple[float | None, ...]
+    each: tuple[float, ...] | None
     least: float | None
     overlap: str = "by rule"
 
     @property
+    def sent(self) -> float | None:
+        """What all collectives are on the links."""
+        return None if self.communication is None else total(self.links)
+
+    @property
     def exposed(self) -> float | None:
-        return None if self.waits is None else sum(self.waits.values())
+        """What the device waits for all collectives."""
+        return None if self.each is None else sum(self.each)
 
     @property
     def step(self) -> float | None:
@@ -143,19 +149,21 @@ def roofline(
         waiting = sum(m for c, m in zip(takes, moved, strict=True) if m > c) + rest
     rows = None if collectives is None else list(collectives)
     times = None if rows is None else known(seconds(c, wires) for c in rows)
+    links = () if rows is None else on_links(rows, chip, wires, batch_axes)
     if rows is None or times is None:
-        none = None, None, None, None, None
-        return Roofline(chip, wires, compute, memory, ideal, own, slow, waiting, *none)
-    groups = _groups(rows, times, chip, wires, batch_axes)
-    sent = sum(groups.values())
-    ahead = AHEAD[chip.kind]
-    waits = None if own is None else _left(groups, *_hides(chip, own))
-    least = None if own is None else own + sum(_left(groups, dict.fromkeys(ahead, 1.0), own).values())
+        return Roofline(
+            chip, wires, compute, memory, ideal, own, slow, waiting, None, None, links, None, None
+        )
+    each = least = None
+    if own is not None:
+        timed = [(c.kind, t or 0.0) for c, t in zip(rows, links, strict=True)]
+        each = _left(timed, *_hides(chip, own))
+        least = own + sum(_left(timed, dict.fromkeys(AHEAD[chip.kind], 1.0), own))
     busiest = max(
         (sum(t for c, t in zip(rows, times, strict=True) if a in (c.axes or ())) for a in axes), default=0.0
     )
     return Roofline(
-        chip, wires, compute, memory, ideal, own, slow, waiting, sum(times), busiest, sent, waits, least
+        chip, wires, compute, memory, ideal, own, slow, waiting, sum(times), busiest, links, each, least
     )
 
 
@@ -166,47 +174,57 @@ def _hides(chip: Chip, own: float) -> tuple[Mapping[str, float], float]:
     return HIDES.get(chip.key, {}), ROOM * own
 
 
-def _left(
-    groups: Mapping[tuple[str, tuple[str, ...]], float], hides: Mapping[str, float], room: float
-) -> dict[tuple[str, tuple[str, ...]], float]:
-    """What is left to wait for where these shares of each kind are hidden, by no more than `room` seconds."""
-    hidden = sum(seconds * hides.get(kind, 0.0) for (kind, _), seconds in groups.items())
+def _left(timed: Sequence[tuple[str, float]], hides: Mapping[str, float], room: float) -> tuple[float, ...]:
+    """What is left to wait for of kinds and their seconds where these shares of each kind are hidden, by no more than
+    `room` seconds."""
+    hidden = sum(seconds * hides.get(kind, 0.0) for kind, seconds in timed)
     fits = min(1.0, room / hidden) if hidden else 0.0
-    return {key: seconds * (1.0 - fits * hides.get(key[0], 0.0)) for key, seconds in groups.items()}
+    return tuple(seconds * (1.0 - fits * hides.get(kind, 0.0)) for kind, seconds in timed)
 
 
 def in_order(
-    roof: Roofline, schedule: Schedule, moves: Sequence[Move]
-) -> tuple[Roofline, tuple[float, ...]] | None:
-    """The roofline with what the order of the compiled program tells, and the seconds that a device waits for each of
-    `moves`; None where a figure is not known."""
+    roof: Roofline, schedule: Schedule, moved: Sequence[tuple[Move, Cause]]
+) -> tuple[Roofline, tuple[Collective, ...]] | None:
+    """The roofline with what the order of the compiled program tells, and the collectives that it is of then, with
+    their times; None where a figure is not known."""
+    moves = [move for move, _ in moved]
     ran = None if roof.own is None else exposed(schedule, moves, roof.chip, roof.wires, roof.own, LINKS)
-    if ran is None or roof.own is None:
+    if ran is None:
         return None
-    waits = defaultdict[tuple[str, tuple[str, ...]], float](float)
-    for move, seconds in zip(moves, ran.waits, strict=True):
-        waits[move.kind, move.axes or ()] += seconds
-    return replace(roof, sent=ran.sent, waits=dict(waits), overlap="scheduled"), ran.waits
+    rows = merge(moved, ran.takes, ran.waits)
+    links, each = tuple(c.seconds for c in rows), tuple(c.exposed or 0.0 for c in rows)
+    return replace(roof, links=links, each=each, overlap="scheduled"), rows
 
 
-def _groups(
-    rows: Sequence[Collective],
-    times: Sequence[float],
-    chip: Chip,
-    wires: Mapping[str, Wire],
-    batch_axes: Collection[str],
-) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Seconds of the collectives by kind and axes, at what links reach of their bandwidth and no faster than the hops
-    of each; of those that a compiler sends as one (`JOINS`) the hops count once."""
-    sizes = defaultdict[tuple[str, tuple[str, ...]], float](float)
-    least = defaultdict[tuple[str, tuple[str, ...]], float](float)
-    for c, seconds in zip(rows, times, strict=True):
-        key = c.kind, c.axes or ()
-        hops = latency(c.kind, [wires[a].part(c.group_size, c.apart) for a in key[1]])
-        joined = c.kind in JOINS[chip.kind] and set(key[1]) <= set(batch_axes)
-        least[key] = max(least[key], hops)
-        sizes[key] += seconds / LINKS if joined else max(seconds / LINKS, c.count * hops)
-    return {key: max(size, least[key]) for key, size in sizes.items()}
+def on_links(
+    rows: Sequence[Collective], chip: Chip, wires: Mapping[str, Wire], batch_axes: Collection[str]
+) -> tuple[float | None, ...]:
+    """Seconds that each collective is on the links, at what they reach of their bandwidth and no faster than its hops;
+    of those that a compiler sends as one (`JOINS`) the hops count once. None where it is not known."""
+    takes = [_takes(c, chip, wires, batch_axes) for c in rows]
+    groups = defaultdict[tuple[str, tuple[str, ...] | None], list[int]](list)
+    for k, c in enumerate(rows):
+        if takes[k] is not None:
+            groups[c.kind, c.axes].append(k)
+    found: list[float | None] = [None] * len(rows)
+    for alike in groups.values():
+        own = [told for k in alike if (told := takes[k]) is not None]
+        whole, least = sum(seconds for seconds, _ in own), max(hops for _, hops in own)
+        for k, (seconds, _) in zip(alike, own, strict=True):
+            found[k] = seconds * max(1.0, least / whole) if whole else least / len(own)
+    return tuple(found)
+
+
+def _takes(
+    c: Collective, chip: Chip, wires: Mapping[str, Wire], batch_axes: Collection[str]
+) -> tuple[float, float] | None:
+    """Seconds of a collective among those of its kind over its axes, and of its hops; None where it is not known."""
+    sends = seconds(c, wires)
+    if sends is None or c.axes is None:
+        return None
+    hops = latency(c.kind, [wires[a].part(c.group_size, c.apart) for a in c.axes])
+    joined = c.kind in JOINS[chip.kind] and set(c.axes) <= set(batch_axes)
+    return sends / LINKS if joined else max(sends / LINKS, c.count * hops), hops
 
 
 def known(values: Iterable[Number | None]) -> list[Number] | None:
@@ -221,9 +239,13 @@ def total(values: Iterable[float | None]) -> float | None:
     return None if every is None else sum(every)
 
 
-def with_seconds(collectives: Iterable[Collective], wires: Mapping[str, Wire]) -> tuple[Collective, ...]:
-    """The collectives with the time that they take on these wires; None where it is not known."""
-    return tuple(replace(c, seconds=seconds(c, wires)) for c in collectives)
+def timed(collectives: Sequence[Collective], roof: Roofline) -> tuple[Collective, ...]:
+    """The collectives that the roofline is of, with the seconds that each is on the links and that are waited for."""
+    each: Sequence[float | None] = roof.each or [None] * len(collectives)
+    return tuple(
+        replace(c, seconds=links, exposed=waits)
+        for c, links, waits in zip(collectives, roof.links, each, strict=True)
+    )
 
 
 def seconds(c: Collective, wires: Mapping[str, Wire]) -> float | None:
@@ -235,8 +257,22 @@ def seconds(c: Collective, wires: Mapping[str, Wire]) -> float | None:
     return c.wire_bytes / min(known) if known and len(known) == len(rates) else None
 
 
-def timing(measured: Timing, plan: Plan, roof: Roofline | None, attached: bool) -> Timing:
-    """`measured` with the step's FLOPs and, where a chip is known, the prediction for it.
+def waits_of(collectives: Iterable[Collective]) -> tuple[Wait, ...]:
+    """What a device waits for collectives that are timed, by kind and axes."""
+    waits = defaultdict[tuple[str, tuple[str, ...]], float](float)
+    for c in collectives:
+        waits[c.kind, c.axes or ()] += c.exposed or 0.0
+    return tuple(Wait(kind, axes, seconds) for (kind, axes), seconds in waits.items() if seconds)
+
+
+def timing(
+    measured: Timing,
+    plan: Plan,
+    roof: Roofline | None,
+    collectives: Iterable[Collective],
+    attached: bool,
+) -> Timing:
+    """`measured` with the step's FLOPs and, where a chip is known, the prediction for it and the timed `collectives`.
 
     `attached`: the step ran on that chip, so that its share of the chip's peak can be told.
     """
@@ -257,11 +293,11 @@ def timing(measured: Timing, plan: Plan, roof: Roofline | None, attached: bool) 
         compute_s=roof.compute,
         memory_s=roof.memory,
         waiting_s=roof.waiting,
-        communication_s=roof.communication,
+        communication_s=roof.sent,
         predicted_low_s=roof.low,
         predicted_high_s=roof.high,
         exposed_s=roof.exposed,
-        waits=tuple(Wait(kind, axes, s) for (kind, axes), s in (roof.waits or {}).items() if s),
+        waits=waits_of(collectives) if roof.each is not None else (),
         overlap=None if roof.exposed is None else roof.overlap,
         links={a: w.bandwidth for a, w in roof.wires.items() if w.bandwidth},
         ways={a: w.way for a, w in roof.wires.items() if plan.mesh.shape[a] > 1},

@@ -91,6 +91,7 @@ def spent(
         grain=lanes.grain,
         host=_s(host),
         dispatch=_s(median(each for sums in hosts for each in sums.dispatch)),
+        average=_average(devices, waits),
     )
 
 
@@ -150,6 +151,17 @@ def _busy(of: DeviceSum, waits: bool) -> Busy:
     idle = max(0.0, of.window - (of.compute + of.moving + of.waiting))
     waiting = _s(of.waiting / n) if waits else None
     return Busy(of.device, _s(of.compute / n), _s(of.moving / n), waiting, _s(of.overlap / n), _s(idle / n))
+
+
+def _average(devices: Sequence[DeviceSum], waits: bool) -> Busy:
+    """What a device does in a step, the mean over all devices and runs."""
+    every = [sum(column) for column in zip(*((d.runs, d.window, *_did(d)) for d in devices), strict=True)]
+    runs, window, compute, moving, waiting, overlap, host = every
+    return _busy(DeviceSum(-1, int(runs), window, compute, moving, waiting, overlap, host), waits)
+
+
+def _did(of: DeviceSum) -> tuple[float, ...]:
+    return of.compute, of.moving, of.waiting, of.overlap, of.host
 
 
 def _slowest(busy: Sequence[Busy], stages: Mapping[int, int]) -> tuple[int | None, float | None]:

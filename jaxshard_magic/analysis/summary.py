@@ -12,7 +12,6 @@ from ..targets import target_of
 from ..wires import Wire
 from .advice import by_level
 from .advised import loop_of, schedule_advice, step_advice
-from .collectives import merge
 from .divided import experts_of, positions_of
 from .divided import placed as placed_lines
 from .divided import with_names as divided_names
@@ -23,7 +22,7 @@ from .mesh_info import in_nodes
 from .predicted import Beside
 from .profiled import Profile, profiled, read_recorded
 from .reading import Reading, reading_of
-from .roofline import in_order, roofline, timing, with_seconds
+from .roofline import in_order, on_links, roofline, timed, timing
 from .sources import SourceText, distinct_names, sources
 from .texts import home_of
 
@@ -48,11 +47,9 @@ def summarize(step: "ShardedStep") -> Report:
         roof = roofline(chip, mesh.axes, plan.shares, reading.leaves, collectives, target, plan.batch_axes)
         # The order of a program says nothing of another chip than the one that it was compiled for.
         if reading.schedule is not None and chip_of(mesh.device_kind) == chip:
-            told = in_order(roof, reading.schedule, [move for move, _ in reading.moves])
-            roof, waits = told or (roof, None)
-            collectives = merge(reading.moves, waits)
-        collectives = None if collectives is None else with_seconds(collectives, roof.wires)
-    times = timing(_measured(step, entry), entry.plan, roof, attached)
+            roof, collectives = in_order(roof, reading.schedule, reading.moves) or (roof, collectives)
+        collectives = None if collectives is None else timed(collectives, roof)
+    times = timing(_measured(step, entry), entry.plan, roof, collectives or (), attached)
     pipeline = None
     if isinstance(entry.compiled, Pipeline) and reading.staged is not None:
         recorded = None if step.last_profile is None else step.last_profile.run
@@ -117,7 +114,9 @@ def _profiled(
     rows, wires = tuple(collectives or ()), dict[str, Wire]()
     if chip is not None:
         wires = roofline(chip, reading.mesh.axes, None, (), (), target_of(step.mesh)).wires
-        rows = with_seconds(rows, wires)
+        if reading.staged is not None:  # the step as a whole has no roofline
+            takes = on_links(rows, chip, wires, entry.plan.batch_axes)
+            rows = tuple(replace(c, seconds=s) for c, s in zip(rows, takes, strict=True))
     said = None if reading.staged is None else reading.staged.said
     beside = Beside(rows, chip, wires, attached)
     return profiled(step.last_profile, entry, reading.moves, said, beside)

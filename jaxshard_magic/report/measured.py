@@ -46,7 +46,8 @@ class Moved:
 
     `seconds`: that data moves, hidden by compute or not; `waiting`: that a device waits in them for others, None where
     the trace does not tell. `wire_bytes`: what one device sends for them. `bandwidth`: the bytes a second that this
-    is; `link`: those of the links along these axes, where they are known. `predicted`: seconds.
+    is; `link`: those of the links along these axes, where they are known. `predicted`: seconds that they
+    are predicted to be on the links.
     """
 
     kind: str
@@ -95,10 +96,10 @@ class Measured:
 
     `step_s`: seconds from a step's first operation on any device to its last one. `lines`: those that take longest,
     by phase; `others`: all other lines, `unknown`: what no line is known of, None where there is none.
-    `collectives`: by kind and axes. `devices`: the slowest one and others, of `of_devices`. `slowest` computes
-    `behind` seconds longer than the median device, of a pipeline than the median one of its stage; both None where no
-    other device does the same. `lanes`: one typical step, in ticks of `tick` seconds from its first operation on; what
-    is shorter than `grain` ticks may be drawn as a part of what lies beside it.
+    `collectives`: by kind and axes. `devices`: the slowest one and others, of `of_devices`; `average`: the mean of all.
+    `slowest` computes `behind` seconds longer than the median device, of a pipeline than the median one of its stage;
+    both None where no other device does the same. `lanes`: one typical step, in ticks of `tick` seconds from its first
+    operation on; what is shorter than `grain` ticks may be drawn as a part of what lies beside it.
     `host`: seconds that the device waits for Python which does so longest. `dispatch`: seconds from a step's call
     to its first operation. Of `asked` steps `recorded` were recorded and `read` read, in which a device ran
     `operations` operations a step: of a step that has very many only a few are.
@@ -122,6 +123,7 @@ class Measured:
     grain: int
     host: float
     dispatch: float
+    average: Busy | None = None
 
     @overload
     def to_chrome_trace(self, path: None = None) -> str: ...
@@ -138,14 +140,24 @@ class Measured:
 
     @property
     def mean(self) -> Busy:
-        """What a device does in a step, the mean over those that are listed; its `device` is -1."""
-        n = len(self.devices)
-        told = [each.waiting for each in self.devices if each.waiting is not None]
-        return Busy(
-            -1,
-            sum(each.compute for each in self.devices) / n,
-            sum(each.moving for each in self.devices) / n,
-            sum(told) / n if len(told) == n else None,
-            sum(each.overlap for each in self.devices) / n,
-            sum(each.idle for each in self.devices) / n,
-        )
+        """What a device does in a step, the mean over all of them; its `device` is -1."""
+        return self.average or _mean(self.devices)
+
+    @property
+    def seconds(self) -> float:
+        """A step, the mean of those that were read: what the lines take and what is idle together."""
+        mean = self.mean
+        return mean.compute + mean.moving + (mean.waiting or 0.0) + mean.idle
+
+
+def _mean(devices: tuple[Busy, ...]) -> Busy:
+    n = len(devices)
+    told = [each.waiting for each in devices if each.waiting is not None]
+    return Busy(
+        -1,
+        sum(each.compute for each in devices) / n,
+        sum(each.moving for each in devices) / n,
+        sum(told) / n if len(told) == n else None,
+        sum(each.overlap for each in devices) / n,
+        sum(each.idle for each in devices) / n,
+    )

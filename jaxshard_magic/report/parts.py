@@ -177,20 +177,18 @@ class Memory:
 class Collective:
     """One kind of collective over one set of axes, merged from all of the program's that are alike.
 
-    `bytes` is the size on one device of the gathered (or unreduced) array of one such collective;
-    `wire_bytes` what one device sends per step on a ring, all `count` of them together, `seconds` the time that this
-    is predicted to take; in a pipeline `count` is of all stages together, and `wire_bytes` the mean over them. `axes`
-    is None where the replica groups match no set of mesh axes, nor parts of one axis whose devices are `apart` places
-    along it from each to the next. `phase` is forward,
-    backward or update. `line` of `file`, one of the report's `sources`, is the innermost line of the user's own that
-    caused it, `source` its text, `called` the line of the step's own cell or file that led there, `cell [7]:12`, where
-    it stands elsewhere; `at` had the innermost line beside that one in earlier reports. `what` names what moves,
-    `job` what that is for: "dispatch" of rows to their experts, "combine", back from them; of attention as a ring the
-    "turn" of keys and values, "zig-zag" where positions are dealt out and put back.
+    `bytes` is the size on one device of the gathered (or unreduced) array of one such collective; `wire_bytes` what one
+    device sends per step on a ring, all `count` of them together; `seconds` those that they are predicted to be on the
+    links, `exposed` those of the predicted step that the device waits for them, as nothing that it computes hides more.
+    In a pipeline `count` is of all stages together, and `wire_bytes` the mean over them. `axes` is None where the
+    replica groups match no set of mesh axes, nor parts of one axis whose devices are `apart` places along it from each
+    to the next. `phase` is forward, backward or update. `line` of `file`, one of the report's `sources`, is the
+    innermost line of the user's own that caused it, `source` its text, `called` the line of the step's own cell or file
+    that led there, `cell [7]:12`, where it stands elsewhere; `at` had the innermost line beside that one in earlier
+    reports. `what` names what moves, `job` what that is for: "dispatch" of rows to their experts, "combine", back from
+    them; of attention as a ring the "turn" of keys and values, "zig-zag" where positions are dealt out and put back.
     `exact` is False where the program decides while it runs how often: then `count` is at least so. `network_bytes`:
     what one of the mesh's islands sends to others per step, where it has several, all `count` of them together.
-    `exposed`: seconds that the device is predicted to wait for them, which nothing that it computes hides, by the order
-    that the compiler gave the program; None where that order is not known, as on CPU.
     """
 
     kind: str
@@ -264,11 +262,12 @@ class Timing:
 
     `flops` are those of the step's matrix products and convolutions on all devices together, `recomputed` those among
     them that remat does a second time, `device_flops` what one device does. The rest is predicted for the chip `on`:
-    the seconds that one device computes (`compute_s`), reads and writes its memory (`memory_s`) and communicates
-    (`communication_s`, over `links` of so many bytes a second by axis; `ways` says how it goes along each), each at the
-    chip's published rates.
+    the seconds that one device computes (`compute_s`) and reads and writes its memory (`memory_s`), each at the chip's
+    published rates; and that all of its communication is on the links, `communication_s`, the sum of the collectives'
+    `seconds`, at what is reached of `links`, bytes a second by axis; `ways` says how it goes along each.
     `predicted_step_s` is the best guess: products, each bound by compute at the efficiency that its shape allows or by
-    memory, and `exposed_s`, the seconds of communication that the device waits for. `waiting_s` of it are the products
+    memory, and `exposed_s`, the seconds of communication that the device waits for, the sum of the collectives'
+    `exposed`. `waiting_s` of it are the products
     and the update that the memory bounds; `bound` is what takes longest: compute, memory or communication.
     `predicted_low_s`: products at the peak, all overlapped that can be; `predicted_high_s`: nothing overlapped,
     products as far from the peak as they were seen. `overlap` says what tells `exposed_s`: "scheduled", the order of

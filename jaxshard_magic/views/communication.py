@@ -24,8 +24,8 @@ UNTRACED = "not traced to a line"
 
 @dataclass(frozen=True)
 class Part:
-    """Collectives that are told as one: `count`, `sent` bytes and `seconds` that are waited for are of all of them
-    together."""
+    """Collectives that are told as one: of all of them together are `count`, `sent` bytes and `seconds`, those of the
+    predicted step that the device waits for them."""
 
     collectives: tuple[Collective, ...]
 
@@ -89,12 +89,10 @@ class Part:
         return seconds_text(None) if self.seconds is None else self._least(seconds_text(self.seconds))
 
     @property
-    def waited_text(self) -> str:
-        """`1.43 ms of 14.3 ms`: what the device waits for of what they take on the links, where that is known."""
-        if self.seconds is None or all(c.exposed is None for c in self.collectives):
-            return self.seconds_text
-        links = sum(finite(c.seconds) or 0.0 for c in self.collectives)
-        return f"{self.seconds_text} of {self._least(seconds_text(links))}"
+    def links_text(self) -> str:
+        """`14.3 ms`: what they take on the links, whether the device waits for that or not."""
+        known = [seconds for c in self.collectives if (seconds := finite(c.seconds)) is not None]
+        return self._least(seconds_text(sum(known))) if known else seconds_text(None)
 
     def _least(self, text: str) -> str:
         """`text`, marked as the least that it may be where the program decides how often it communicates."""
@@ -124,6 +122,11 @@ def together(parts: Iterable[Part]) -> Part:
 def is_timed(report: Report) -> bool:
     """Whether times are predicted."""
     return Part(tuple(report.collectives or ())).seconds is not None
+
+
+def is_hidden(report: Report) -> bool:
+    """Whether the device computes beside some of what is on the links, so that it waits for less."""
+    return any(part.links_text != part.seconds_text for part in kinds(report, report.collectives or ()))
 
 
 def between(report: Report) -> str | None:

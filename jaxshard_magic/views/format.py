@@ -20,6 +20,7 @@ from jaxshard_magic.units import flops_text as flops_text
 from jaxshard_magic.units import limit_parts as limit_parts
 from jaxshard_magic.units import limit_text as limit_text
 from jaxshard_magic.units import more_text as more_text
+from jaxshard_magic.units import number_text as number_text
 from jaxshard_magic.units import of_limit as of_limit
 from jaxshard_magic.units import percent_text as percent_text
 from jaxshard_magic.units import range_text as range_text

@@ -37,6 +37,7 @@ SIGNS = {"error": "\u2716", "warning": "\u26a0\ufe0e", "info": "\u2139\ufe0e"}
 LONG_NAME = 36
 LONG_SOURCE = 80
 COLLECTIVE_ROWS = 12
+LINKS = "on the links"  # beside "predicted", what of it the device waits for
 LINE_ROWS = 40
 
 
@@ -174,7 +175,9 @@ def _time(report: Report) -> str:
         over = "".join(f" {axis(a, report.mesh)}" for a in axes or ())
         name = f"{text(kind)}{over}"
         key = svg.share_bar([(hue, 1.0, opacity)], 10, 10)
-        told.append(f"{key} {name} {share_text(seconds / total)} {seconds_text(seconds)}")
+        told.append(
+            f"{key} {name} {share_text(seconds / total)} {words.time_part_text(report, kind, axes, seconds)}"
+        )
         drawn.append((hue, seconds / total, opacity))
     between = words.predicted_range(report)
     step = words.predicted_text(report) + (f", {between}" if between else "")
@@ -193,7 +196,12 @@ def _communication(report: Report) -> str:
     head = [("collective", "wrap"), ("over", "left"), ("count", "right"), ("bytes each", "right")]
     between = comm.between(report)
     head += [("sent per device", "right"), *([(between, "right")] if between else [])]
-    head += [("", "left"), ("predicted" if timed else "share", "right")]
+    hidden = timed and comm.is_hidden(report)
+    head += [
+        ("", "left"),
+        *([(LINKS, "right")] if hidden else []),
+        ("predicted" if timed else "share", "right"),
+    ]
     most = max(map(weigh, kinds)) or 1
     rows = []
     for part in kinds[:COLLECTIVE_ROWS]:
@@ -202,7 +210,8 @@ def _communication(report: Report) -> str:
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most)], 56 if timed else 80, 10)
         share = share_text(part.sent / total if total else 0)
         cells += [part.leaving_text] if between else []
-        rows.append([*cells, bar, part.waited_text if timed else share])
+        links = [part.links_text] if hidden else []
+        rows.append([*cells, bar, *links, part.seconds_text if timed else share])
     rest = kinds[COLLECTIVE_ROWS:]
     left = f"{count_text(len(rest))} more send {comm.together(rest).sent_text}" if rest else ""
     return section(
@@ -251,7 +260,7 @@ def _lines(report: Report) -> str:
     for line, name in zip(shown, comm.names(shown, UNKNOWN), strict=True):
         kinds = comm.kinds(report, line.part.collectives)
         bar = svg.share_bar([_piece(part, report.mesh, weigh(part) / most) for part in kinds], 64, 10)
-        waited = line.part.waited_text if timed else share_text(weigh(line.part) / total)
+        waited = line.part.seconds_text if timed else share_text(weigh(line.part) / total)
         told = ", ".join(_times(part, report.mesh) for part in kinds)
         took = [spent.of_line(times, line.file, line.number)] if times else []
         rows.append(

@@ -26,7 +26,7 @@ def span_pairs(spans: Iterable[Span]) -> list[list[str]]:
 
 
 def axis_numbers(axes: Iterable[str], reports: Iterable[Report]) -> dict[str, int]:
-    """Numbers from 0 on of a mesh's `axes`, then of those that only a leaf or a collective of `reports` names."""
+    """Numbers from 0 on of a mesh's `axes`, then of what only leaves, collectives or waits of `reports` name."""
     names = dict.fromkeys(axes)
     for report in reports:
         for leaf in report.leaves:
@@ -35,4 +35,6 @@ def axis_numbers(axes: Iterable[str], reports: Iterable[Report]) -> dict[str, in
             names.update(dict.fromkeys((*leaf.within, *leaf.wanted)))
         for c in report.collectives or ():
             names.update(dict.fromkeys(c.axes or ()))
+        for wait in report.timing.waits if report.timing else ():
+            names.update(dict.fromkeys(wait.axes))
     return {axis: i for i, axis in enumerate(names)}

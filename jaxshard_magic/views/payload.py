@@ -20,7 +20,6 @@ from jaxshard_magic.views.format import (
     limit_text,
     printable,
     printable_lines,
-    seconds_text,
 )
 from jaxshard_magic.views.leaves_payload import leaves_payload
 from jaxshard_magic.views.measured.payload import line_times, measured_payload
@@ -161,7 +160,10 @@ def _time(report: Report, index: Mapping[str, int]) -> dict[str, Any] | None:
     parts = words.time_parts(report)
     if not parts:
         return None
-    rows = [[printable(kind), axes and [index[a] for a in axes], s] for kind, axes, s in parts]
+    rows = [
+        [printable(kind), axes and [index[a] for a in axes], s, words.time_part_text(report, kind, axes, s)]
+        for kind, axes, s in parts
+    ]
     own = sum(kind in words.OWN for kind, _, _ in parts)
     total = sum(s for _, _, s in parts)
     told = {"text": words.predicted_text(report), "range": words.predicted_range(report) or None}
@@ -193,7 +195,7 @@ def _tabs(report: Report, memory: bool) -> list[dict[str, str]]:
         sent = _communication_number(report) if report.collectives else "nothing"
         tabs.append(("communication", "Communication", sent))
     if report.measured is not None:
-        tabs.append(("measured", "Measured", seconds_text(report.measured.step_s.median)))
+        tabs.append(("measured", "Measured", words.recorded_text(report.measured)))
     if report.pipeline is not None:
         bubble = words.percent_text(words.bubble_of(report.pipeline))
         tabs.append(("pipeline", "Pipeline", f"bubble {bubble}"))

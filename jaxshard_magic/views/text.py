@@ -227,7 +227,7 @@ def _time(report: Report, width: int) -> list[str]:
             shorten(printable(words.axes_text(axes)), 16) if kind not in words.OWN else ""
             for kind, axes, _ in shown
         ],
-        "time": [plain(seconds_text(seconds)) for _, _, seconds in shown],
+        "time": [plain(words.time_part_text(report, *part)) for part in shown],
         "share": [share_text(seconds / total) for _, _, seconds in shown],
     }
     _, *lines = table(columns, ("part", "over"))

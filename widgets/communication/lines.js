@@ -110,9 +110,7 @@ function folded(lines) {
 export const hidden = ({ links, seconds: waited }) =>
   links === null ? null : `${seconds(links)} on the links, ${seconds(Math.max(0, links - waited))} hidden by compute`;
 
-export const WAITED =
-  "Time per step that the device is predicted to wait for them, all together; where the order of the program is not" +
-  " known, the time that they take on the links";
+export const WAITED = "Part of the predicted step: what the device waits for them, all together";
 
 /** The unit that the longest of `times` is told in, seconds of one, and decimals that give it three digits. */
 export function unitOf(times) {

@@ -21,8 +21,9 @@ const FILLED = { compute: 1, memory: 0.6 };
 export function timeStrip(time, mesh) {
   if (!time) return null;
   const own = time.own ?? 1; // an earlier version saved one part of its own, without a name
-  const parts = time.parts.map(([kind, axes, spent], i) => {
-    return { kind: kind ?? "compute", axes, spent, own: i < own, part: time.total ? spent / time.total : 0 };
+  const parts = time.parts.map(([kind, axes, spent, took], i) => {
+    const part = time.total ? spent / time.total : 0;
+    return { kind: kind ?? "compute", axes, took: took ?? seconds(spent), own: i < own, part };
   });
   const labels = parts.map((each) => label(each, mesh));
   const place = h("div", { class: "jsm-strip-labels" }, labels);
@@ -47,7 +48,7 @@ export function timeStrip(time, mesh) {
 }
 
 function bar(parts, mesh, text) {
-  const told = parts.map((each) => `${named(each, mesh)} ${share(each.part)}, ${seconds(each.spent)}`);
+  const told = parts.map((each) => `${named(each, mesh)} ${share(each.part)}, ${each.took}`);
   const label = `Predicted step of ${text}: ${told.join("; ")}`;
   let from = 0;
   const own = parts.filter((each) => each.own).map(({ kind, part }) => {
@@ -80,13 +81,13 @@ function within(parts) {
 
 const named = ({ kind, axes, own }, mesh) => (own ? kind : `${kind} over ${overText(axes, null, mesh)}`);
 
-function label({ kind, axes, spent, part, own }, mesh) {
+function label({ kind, axes, took, part, own }, mesh) {
   const what = own ? null : [over(axes, null, mesh), " "];
   return h(
     "div",
     { class: "jsm-strip-label", title: own ? OWN[kind] : null },
     h("div", { class: "jsm-strip-kind" }, kind),
-    h("div", { class: "jsm-quiet" }, what, share(part), h("span", { class: "jsm-strip-time" }, ` ${seconds(spent)}`)),
+    h("div", { class: "jsm-quiet" }, what, share(part), h("span", { class: "jsm-strip-time" }, ` ${took}`)),
   );
 }
 
@@ -110,10 +111,10 @@ function fitted(parts, labels, width) {
 
 /** `also all-to-all over data 0.6%, 278 us`: parts too small for a label. */
 function also(parts, mesh) {
-  const told = parts.slice(0, NAMED).map(({ spent, part, kind, axes, own }, i) => [
+  const told = parts.slice(0, NAMED).map(({ took, part, kind, axes, own }, i) => [
     i ? "; " : "also ",
     own ? kind : [kind, " over ", over(axes, null, mesh)],
-    ` ${share(part)}, ${seconds(spent)}`,
+    ` ${share(part)}, ${took}`,
   ]);
   const left = parts.slice(NAMED);
   const more = left.reduce((sum, { part }) => sum + part, 0);

@@ -43,6 +43,7 @@ class PipelineCase:
         whole: whether the batch is taken whole, or in microbatches that train on another loss: then no more of them are
             advised.
         line: gives a line back that the step can have and has not yet, None for others.
+        by: how its figures are known, where the report shows others: "by FLOPs", as simulated devices' times are none.
         weights: time of one microbatch that each stage sends for its weights, which is as long for a smaller one; empty
             where that is not known.
     """
@@ -57,6 +58,7 @@ class PipelineCase:
     weights: Sequence[float] = ()
     whole: bool = False
     line: Callable[[str], str | None] = lambda line: line
+    by: str = "as predicted"
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -95,7 +97,7 @@ def few_microbatches(case: PipelineCase) -> Iterator[Advice]:
         return
     message = (
         f"{p.microbatches} microbatch{'es are' if p.microbatches > 1 else ' is'} few for {p.stages} stages: the bubble "
-        f"is {_share(p.bubble.predicted)}, as predicted; with {then.microbatches} it would be {_share(then.bubble)}, "
+        f"is {_share(p.bubble.predicted)}, {case.by}; with {then.microbatches} it would be {_share(then.bubble)}, "
         "where a microbatch takes as much less time as it is smaller."
     )
     fix = case.line(f"--microbatches {then.microbatches}") if able else None
@@ -170,7 +172,7 @@ def _more_even(case: PipelineCase, mean: float) -> str | None:
     even = f"the slowest would be {_share(above)} above it" if above >= SEEN else "all would be even"
     return (
         f"With {told(case.units, moves)} {even}, and the bubble {_share(then.bubble)} instead of "
-        f"{_share(p.bubble.predicted)}, as predicted."
+        f"{_share(p.bubble.predicted)}, {case.by}."
     )
 
 
@@ -226,7 +228,7 @@ def heavy_boundary(case: PipelineCase) -> Iterator[Advice]:
     if b.seconds is not None:
         message += f", in {case.time(b.seconds)}"
         message += f", where a forward action takes {case.time(forward)}" if slow(b) else ""
-    message += f". Transfers add {_share(lost)} to the bubble, as predicted." if seen else "."
+    message += f". Transfers add {_share(lost)} to the bubble, {case.by}." if seen else "."
     saves = _saved(p.bubble.predicted, p.bubble.predicted - lost) if seen else None
     yield Advice("heavy-boundary", "warning" if lost >= MUCH else "info", message, saves=saves)
 
@@ -262,7 +264,7 @@ def better_schedule(case: PipelineCase) -> Iterator[Advice]:
     if best is not None and line is not None:
         message = (
             f"{best.schedule} would take less time: its actions {case.time(best.makespan)} where those of {p.schedule} "
-            f"take {case.time(now.makespan)}, both as predicted, and it holds no more; its bubble is "
+            f"take {case.time(now.makespan)}, both {case.by}, and it holds no more; its bubble is "
             f"{_share(best.bubble)} instead of {_share(now.bubble)}."
         )
         level = "warning" if now.bubble - best.bubble >= MUCH else "info"

@@ -18,7 +18,7 @@ def slow_device(case: Case) -> Iterator[Advice]:
     m = case.measured
     if m is None or m.slowest is None or m.behind is None:
         return
-    share = m.behind / m.step_s.median
+    share = m.behind / m.seconds
     if share > (SHARED if case.mesh.source == "simulated" else SLOWER):
         alike = "the median one of its own stage" if case.stage_axes else "the median one"
         message = (
@@ -32,14 +32,14 @@ def slow_device(case: Case) -> Iterator[Advice]:
 def waits_for_python(case: Case) -> Iterator[Advice]:
     """Devices wait for calls of Python from inside the step."""
     m = case.measured
-    if m is None or m.host <= WAITS * m.step_s.median:
+    if m is None or m.host <= WAITS * m.seconds:
         return
     rows = [row for row in m.lines if row.file and row.line and row.host]
     top = max(rows, key=lambda row: row.host, default=None)
     where = f", most at {place_called(top.file, top.line or 0, top.called)}" if top is not None else ""
     message = (
-        f"A device waits up to {seconds_text(m.host)} of a step's {seconds_text(m.step_s.median)} for Python on the "
+        f"A device waits up to {seconds_text(m.host)} of a step's {seconds_text(m.seconds)} for Python on the "
         f"host{where}. Return what it needs and do that outside of the step; what only tells something can do so in "
         "one step of 100, with a count that the step is given:"
     )
-    yield Advice("waits-for-python", case.timed_level, message, SELDOM, min(1.0, m.host / m.step_s.median))
+    yield Advice("waits-for-python", case.timed_level, message, SELDOM, min(1.0, m.host / m.seconds))

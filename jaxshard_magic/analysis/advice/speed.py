@@ -10,6 +10,7 @@ from ...units import byte_text, rate_text
 from ...units import seconds_text as time
 from ...units import share_text as share
 from ...wires import axis_bandwidths
+from ..roofline import waits_of
 from .case import Case, all_divide, devices_along
 
 COMMUNICATION = 0.2  # of a step: a larger share is worth a warning
@@ -29,9 +30,10 @@ def communication(case: Case) -> Iterator[Advice]:
     kind, axes, seconds, line = _largest(case)
     own = step - sent
     over = "+".join(axes or ()) or "groups of its own"
+    most = "most" if seconds > DOMINATES * sent else "the largest part"
     message = (
         f"{share(sent / step)} of the predicted step is communication: {time(sent)} of {time(step)} on "
-        f"{_chip(case)}, most by {kind}s over {over} ({time(seconds)}{line})."
+        f"{_chip(case)}, {most} by {kind}s over {over} ({time(seconds)}{line})."
     )
     if (larger := _batch_to_compute_more(case)) is not None:
         then = sent / (sent + own * larger / (case.examples or 1))
@@ -189,12 +191,12 @@ def _predicted(case: Case) -> tuple[float | None, float]:
 
 def _largest(case: Case) -> tuple[str, tuple[str, ...] | None, float, str]:
     """The kind of collective over the axes that take most, its seconds, and its line where one has most of them."""
-    waits = (case.roof.waits if case.roof else None) or {}
-    (kind, axes), seconds = max(waits.items(), key=lambda item: item[1])
+    top = max(waits_of(case.collectives), key=lambda wait: wait.seconds)
+    kind, axes, seconds = top.kind, top.axes, top.seconds
     lines: dict[tuple[str | None, int | None], float] = defaultdict(float)
     calls: dict[tuple[str | None, int | None], set[str | None]] = defaultdict(set)
     for c in case.collectives:
-        if (c.kind, c.axes) == (kind, axes):
+        if (c.kind, c.axes or ()) == (kind, axes):
             lines[c.file, c.line] += c.waited or 0.0
             calls[c.file, c.line].add(c.called)
     (file, line), most = max(lines.items(), key=lambda item: item[1])

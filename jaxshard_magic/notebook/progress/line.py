@@ -98,7 +98,8 @@ class Progress:
             doing, seconds, training = self._doing, now - self._since, self._training
         share = None
         if not doing:
-            line = training.line(now) if training is not None else ""
+            charted = self._view is not None and self._view.shown
+            line = training.line(now, charted) if training is not None else ""
             share = training.share if training is not None and line else None
             if self._view is not None:
                 self._view(line, share)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from statistics import median
 
-from ...views.format import count_text, seconds_text
+from ...views.format import count_text, number_text, seconds_text
 
 EVIDENT = 0.5  # seconds from the first finished call before a cell is taken to train
 STANDS = 0.4  # seconds before the line says something newer, so that it can be read, and costs little
@@ -41,8 +41,9 @@ class Training:
         """What happens now (another compilation) is not to count as time of the steps."""
         self._marks.clear()
 
-    def line(self, now: float) -> str:
-        """`step 340 of 1,000, loss 0.0421, 12.3 ms a call, 8 s left`; empty while no loop is evident."""
+    def line(self, now: float, charted: bool = False) -> str:
+        """`step 340 of 1,000, loss 0.0421, 12.3 ms a call, 8 s left`; empty while no loop is evident. Where it is
+        `charted` a chart tells what a call takes."""
         self._sample()
         if self._said and now - self._said_at < STANDS:
             return self._said
@@ -59,7 +60,7 @@ class Training:
         if step < 2 or now - self._began < EVIDENT:
             return ""
         total = self._total()
-        parts = [*_parts(step, loss, total, self._marks)]
+        parts = [*_parts(step, loss, total, self._marks, charted)]
         if resumed is not None:
             parts.append(f"resumed at step {count_text(resumed)}")
         self._said, self._said_at = ", ".join(parts), now
@@ -67,13 +68,15 @@ class Training:
         return self._said
 
 
-def _parts(step: int, loss: float | None, total: int | None, marks: Iterable[Mark]) -> Iterable[str]:
+def _parts(
+    step: int, loss: float | None, total: int | None, marks: Iterable[Mark], charted: bool
+) -> Iterable[str]:
     left = None if total is None or step > total else total - step
     yield f"step {count_text(step)}" if left is None else f"step {count_text(step)} of {count_text(total)}"
     if loss is not None:
-        yield f"loss {loss:.4g}"
+        yield f"loss {number_text(loss)}"
     stretches = [(t1 - t0, n1 - n0) for (t0, n0), (t1, n1) in pairwise(marks)]
-    if stretches:
+    if stretches and not charted:
         yield f"{seconds_text(_call_time(stretches))} a call"
     if stretches and left:
         # Pauses come again, so they count here.

@@ -67,8 +67,6 @@ def _title(report: Report, timing: Timing) -> tuple[str, str]:
     chip = text(timing.on or "")
     bound = f"Bound by {timing.bound} on {chip}" if timing.bound else f"Predicted for {chip}"
     step = f" predicted {words.predicted_text(report)} a step." if timing.predicted_step_s else ""
-    if timing.exposed_s is None:
-        return f"{bound}:", f"{step} A product takes the longer of compute and memory; nothing else overlaps."
     return f"{bound}:", f"{step} Compute is at the peak; communication is what nothing hides."
 
 

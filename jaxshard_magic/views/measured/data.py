@@ -17,7 +17,7 @@ Place = tuple[str | None, int | None]
 
 @dataclass(frozen=True)
 class Row:
-    """One phase of one line. `text` is that of the line, None where it can't be read; `share` of all lines' time."""
+    """One phase of one line. `text` is that of the line, None where it can't be read; `share` is of the step."""
 
     spent: Spent
     name: str
@@ -41,7 +41,7 @@ class Row:
         return {
             "phase": s.phase or UNKNOWN,
             "measured": seconds_text(s.seconds),
-            "share": share_text(self.share),
+            "of step": share_text(self.share),
             "compute": seconds_text(s.compute) if s.compute else "",
             "moving": seconds_text(s.moving) if s.moving else "",
             "waiting": seconds_text(s.waiting) if s.waiting else "",
@@ -54,20 +54,19 @@ def rows(report: Report) -> list[Row]:
     m = report.measured
     if m is None:
         return []
-    whole = sum(row.seconds for row in (*m.lines, *filter(None, (m.others, m.unknown)))) or 1.0
     return [
         Row(
             s,
             in_short(s.file, s.line or 0),
             text_of(s.file, s.line, report.sources),
-            s.seconds / whole,
+            s.seconds / m.seconds if m.seconds else 0.0,
         )
         for s in m.lines
     ]
 
 
 def parts(row: Row) -> list[tuple[str, float]]:
-    """The share of all lines' time that each kind of a row's has, by the letters that lanes are painted by."""
+    """The share of the step that each kind of a row's has, by the letters that lanes are painted by."""
     s = row.spent
     took = {LETTERS.get(s.phase or "", "O"): s.compute, "M": s.moving, "X": s.waiting or 0.0}
     return [(kind, row.share * each / s.seconds) for kind, each in took.items() if each]
@@ -75,7 +74,7 @@ def parts(row: Row) -> list[tuple[str, float]]:
 
 def heads(listed: Sequence[Row]) -> list[str]:
     """The columns that some row has something for."""
-    columns = ("phase", "measured", "share", "compute", "moving", "waiting", "predicted")
+    columns = ("phase", "measured", "of step", "compute", "moving", "waiting", "predicted")
     return [head for head in columns if any(row.figures[head] for row in listed)]
 
 
@@ -100,11 +99,13 @@ def collectives(report: Report) -> tuple[list[str], list[list[str]]]:
     columns: dict[str, list[str]] = {
         "collective": [c.kind for c in m.collectives],
         "over": ["" if c.axes is None else "+".join(c.axes) for c in m.collectives],
-        "moving": [seconds_text(c.seconds) for c in m.collectives],
+        "on the links": [seconds_text(c.seconds) for c in m.collectives],
+        "on the links, predicted": [
+            "" if c.predicted is None else seconds_text(c.predicted) for c in m.collectives
+        ],
         "waiting": ["" if c.waiting is None else seconds_text(c.waiting) for c in m.collectives],
         "reached": ["" if c.bandwidth is None else rate_text(c.bandwidth) for c in m.collectives],
-        "link": ["" if c.link is None else rate_text(c.link) for c in m.collectives],
-        "predicted": ["" if c.predicted is None else seconds_text(c.predicted) for c in m.collectives],
+        "links carry": ["" if c.link is None else rate_text(c.link) for c in m.collectives],
     }
     shown = {head: cells for head, cells in columns.items() if any(cells)}
     return [*shown], [list(row) for row in zip(*shown.values(), strict=True)]

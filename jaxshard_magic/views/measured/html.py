@@ -68,7 +68,7 @@ def _lines(report: Report) -> str:
             ]
         )
     left = sum(row.share for row in rest)
-    more = f"{count_text(len(rest))} more take {share_text(left)}" if rest else ""
+    more = f"{count_text(len(rest))} more take {share_text(left)} of the step" if rest else ""
     return joined([table(head, cells), small(more)]) if shown else ""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxshard_magic.report import Report
 from jaxshard_magic.views import words
-from jaxshard_magic.views.format import UNKNOWN, count_text, printable
+from jaxshard_magic.views.format import UNKNOWN, count_text, printable, share_text
 from jaxshard_magic.views.measured import data
 from jaxshard_magic.views.source_lines import code_text
 from jaxshard_magic.views.terminal import cells, pad, plain, shorten, table, wrap
@@ -36,7 +36,7 @@ def _lines(report: Report, width: int) -> list[str]:
         columns = {head: [plain(row.figures[head]) or UNKNOWN for row in shown] for head in heads}
         figures = table(columns, ("phase",))
         room = width - before - 4 - cells(figures[0])
-        less = [head for head in ("compute", "waiting", "moving", "share") if head in heads]
+        less = [head for head in ("compute", "waiting", "moving", "of step") if head in heads]
         if room >= LEAST_SOURCE or not less:
             break
         heads = [head for head in heads if head != less[0]]
@@ -45,12 +45,12 @@ def _lines(report: Report, width: int) -> list[str]:
         source = code_text(row.text, row.calls, room)
         told.append(f"  {pad(name, before, 'right')}  {pad(source, room)}{figure}")
     left = sum(row.share for row in rest)
-    return [*told, *([f"  {count_text(len(rest))} more take {left:.0%}"] if rest else [])]
+    return [*told, *([f"  {count_text(len(rest))} more take {share_text(left)} of the step"] if rest else [])]
 
 
 def _collectives(report: Report, width: int) -> list[str]:
     heads, rows = data.collectives(report)
-    return _fitting(heads, rows, ("predicted", "link", "waiting"), width) if rows else []
+    return _fitting(heads, rows, ("links carry", "on the links, predicted", "waiting"), width) if rows else []
 
 
 def _devices(report: Report, width: int) -> list[str]:

@@ -9,6 +9,7 @@ from jaxshard_magic.views.divided.figures import turn_figures
 from jaxshard_magic.views.format import UNKNOWN, count_text, share_text
 from jaxshard_magic.views.pictures import divided
 from jaxshard_magic.views.pictures.sheet import ROOM, Sheet, fitting
+from jaxshard_magic.views.source_lines import code_text
 from jaxshard_magic.views.terminal import clip
 from jaxshard_magic.views.words import Span
 
@@ -38,9 +39,11 @@ def communication(report: Report, theme: str) -> str:
         _heads(sheet, {0: "line"}, timed)
         shown, most = comm.in_order(report, sending[:LINES]), weigh(sending[0].part) or 1
         for line, name in zip(shown, comm.names(shown, UNKNOWN), strict=True):
-            source = comm.UNTRACED if line.number is None else (line.text or "").strip()
-            sheet.text(0, clip(name, fitting(SOURCE)), down=12)
-            sheet.text(SOURCE, clip(source, fitting(LINE_BAR - SOURCE - 12, mono=True)), down=12, mono=True)
+            room = fitting(LINE_BAR - SOURCE - 12, mono=True)
+            known = line.number is not None
+            source = code_text(line.text, line.calls, room) if known else clip(comm.UNTRACED, room)
+            sheet.text(0, _clipped(name, fitting(SOURCE)), down=12)
+            sheet.text(SOURCE, source, down=12, mono=True)
             parts = comm.kinds(report, line.part.collectives)
             sheet.draw(LINE_BAR, _bar(report, parts, most, SENT - 80 - LINE_BAR), down=3)
             _figures(sheet, report, line.part, timed)
@@ -64,6 +67,12 @@ def _figures(sheet: Sheet, report: Report, part: comm.Part, timed: bool) -> None
     share = part.seconds_text if timed else share_text(part.sent / total if total else 0)
     sheet.text(ROOM, share, down=12, end=True)
     sheet.down(ROW)
+
+
+def _clipped(name: str, room: int) -> str:
+    """`long_na…:31`: the name of a line in `room` signs, its number whole."""
+    file, colon, number = name.rpartition(":")
+    return clip(file, room - len(colon + number)) + colon + number
 
 
 def _over(part: comm.Part) -> list[Span]:

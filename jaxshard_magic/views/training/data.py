@@ -1,15 +1,15 @@
 """What is shown of a run's metrics: which curves, what they are called, and their figures in words."""
 
 from collections.abc import Sequence
-from math import isfinite, isnan
+from math import isfinite
 
 from jaxshard_magic.report.metrics import Curve, Metrics
 from jaxshard_magic.views.format import (
-    MINUS,
     SPACE,
     byte_text,
     count_text,
     flops_text,
+    number_text,
     seconds_text,
     share_text,
     significant,
@@ -24,7 +24,7 @@ CHARTS = 6  # that are drawn; every number is in the table
 OF_LOOP = 3  # of them at most of the loop
 
 LABELS = {
-    "step_s": "step time",
+    "step_s": "time a call",
     "examples_per_s": "examples",
     "tokens_per_s": "tokens",
     "flops_per_s": "achieved",
@@ -59,15 +59,9 @@ def value_text(curve: Curve, value: float | None) -> str:
     return number_text(value)
 
 
-def number_text(value: float | None) -> str:
-    """A number that has no unit, to four digits: `0.04213`, `1.5e−9`."""
-    if value is None:
-        return "\u2013"
-    if isnan(value):
-        return "NaN"
-    if not isfinite(value):
-        return "infinity" if value > 0 else f"{MINUS}infinity"
-    return f"{value:.4g}".replace("-", MINUS)
+def newest_text(curve: Curve) -> str:
+    """The newest value of a curve: what a chart of it says, while it grows and in a report."""
+    return value_text(curve, curve.last[-1] if len(curve) else None)
 
 
 def least_of(curve: Curve) -> float | None:
@@ -103,9 +97,8 @@ def lead(metrics: Metrics) -> list[Span]:
     main, spent = main_of(metrics), f" in {seconds_text(metrics.seconds)}."
     if main is None:
         return [strong(steps), Span(spent)]
-    last = main.last[-1]
     start = f", from {value_text(main, main.first)}" if main.count > 1 else ""
-    return [strong(f"{main.name} {value_text(main, last)}"), Span(f" after {steps}{start},{spent}")]
+    return [strong(f"{main.name} {newest_text(main)}"), Span(f" after {steps}{start},{spent}")]
 
 
 def short_text(metrics: Metrics) -> str:
@@ -113,7 +106,7 @@ def short_text(metrics: Metrics) -> str:
     main = main_of(metrics)
     if main is None or len(main.name) > LONG:
         return f"{count_text(metrics.steps)} steps"
-    return f"{main.name} {value_text(main, main.last[-1])}"
+    return f"{main.name} {newest_text(main)}"
 
 
 def lead_text(metrics: Metrics) -> str:
@@ -149,7 +142,7 @@ def rows(metrics: Metrics) -> list[tuple[str, str, str, str, str]]:
             value_text(curve, curve.first),
             value_text(curve, least_of(curve)),
             value_text(curve, most_of(curve)),
-            value_text(curve, curve.last[-1]),
+            newest_text(curve),
         )
         for curve in metrics.curves
     ]

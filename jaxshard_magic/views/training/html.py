@@ -27,7 +27,7 @@ def running(metrics: Metrics, line: str) -> str:
 def body(metrics: Metrics) -> str:
     """Charts, the table, and notes."""
     charts = [
-        _chart(f"<b>{text(data.label_of(curve))}</b> {text(data.value_text(curve, curve.last[-1]))}", drawn)
+        _chart(f"<b>{text(data.label_of(curve))}</b> {text(data.newest_text(curve))}", drawn)
         for curve in data.drawn(metrics)
         if (drawn := chart.chart([curve]))
     ]

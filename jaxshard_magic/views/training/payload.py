@@ -64,21 +64,18 @@ def _chart(about: Curve, curves: Sequence[Curve]) -> dict[str, Any]:
     return {
         "label": printable(data.label_of(about)),
         "unit": about.unit,
-        "value": data.value_text(about, about.last[-1]) if len(curves) == 1 else "",
+        "value": data.newest_text(about) if len(curves) == 1 else "",
         "curves": [{"buckets": _buckets(curve), "astray": curve.astray} for curve in curves],
     }
 
 
 def _curve(tail: Tail) -> dict[str, Any]:
     curve = tail.curve
-    last = (
-        curve.mean[-1] if curve.source == "loop" and len(curve) else None
-    )  # a bucket's: single ones are noisy
     return {
         "name": printable(curve.name),
         "label": printable(data.label_of(curve)),
         "unit": curve.unit,
-        "value": data.value_text(curve, curve.last[-1] if last is None and len(curve) else last),
+        "value": data.newest_text(curve),
         "start": tail.start,
         "width": tail.width,
         "astray": curve.astray,

@@ -18,6 +18,7 @@ from jaxshard_magic.views.words.communication import predicted_text as predicted
 from jaxshard_magic.views.words.communication import sent as sent
 from jaxshard_magic.views.words.communication import sent_by_axes as sent_by_axes
 from jaxshard_magic.views.words.communication import sent_text as sent_text
+from jaxshard_magic.views.words.communication import time_part_text as time_part_text
 from jaxshard_magic.views.words.communication import time_parts as time_parts
 from jaxshard_magic.views.words.communication import ways as ways
 from jaxshard_magic.views.words.comparison import Answer as Answer
@@ -39,6 +40,7 @@ from jaxshard_magic.views.words.comparison import tail as tail
 from jaxshard_magic.views.words.comparison import trial_names as trial_names
 from jaxshard_magic.views.words.key_figures import figures as figures
 from jaxshard_magic.views.words.measured import SPENT as SPENT
+from jaxshard_magic.views.words.measured import recorded_text as recorded_text
 from jaxshard_magic.views.words.measured import spent_about as spent_about
 from jaxshard_magic.views.words.measured import spent_lead as spent_lead
 from jaxshard_magic.views.words.measured import spent_notes as spent_notes

@@ -25,14 +25,11 @@ def communication_lead(report: Report) -> list[Span]:
     if timing is None or share is None:
         first = [strong(f"{total} sent by each device per step"), *most_spans(collectives), Span(".")]
         return first + _network(report)
-    spent, step = least(seconds_text(_spent(timing)), collectives), predicted_text(report)
+    spent, step = least(seconds_text(timing.exposed_s), collectives), predicted_text(report)
     spans = [strong(f"{share} of the predicted step is communication:")]
-    if timing.exposed_s is None:
-        spans.append(Span(f" {spent} of {step}, {total} sent by each device, nothing overlapped."))
-        return spans + _network(report) + _links(timing)
     carried = least(seconds_text(timing.communication_s), collectives)
-    spans.append(Span(f" {spent} of {step} that nothing hides, {_HOW.get(timing.overlap or '', '')}."))
-    spans.append(Span(f" {total} sent by each device, {carried} on the links."))
+    spans.append(Span(f" {spent} of {step}, what nothing hides of {carried} on the links"))
+    spans.append(Span(f", {_HOW.get(timing.overlap or '', '')}. {total} sent by each device."))
     return spans + _network(report) + _links(timing)
 
 
@@ -56,15 +53,9 @@ def _network(report: Report) -> list[Span]:
 def communication_share(report: Report) -> str | None:
     """`62%`: the share of the predicted step that is communication; None without a prediction."""
     timing = report.timing
-    spent = None if timing is None else _spent(timing)
-    if timing is None or not timing.predicted_step_s or spent is None:
+    if timing is None or not timing.predicted_step_s or timing.exposed_s is None:
         return None
-    return share_text(spent / timing.predicted_step_s)
-
-
-def _spent(timing: Timing) -> float | None:
-    """Seconds of the predicted step that are communication; of reports that know no overlap all of it."""
-    return timing.communication_s if timing.exposed_s is None else timing.exposed_s
+    return share_text(timing.exposed_s / timing.predicted_step_s)
 
 
 def _links(timing: Timing) -> list[Span]:
@@ -104,7 +95,7 @@ def line_spans(collectives: Sequence[Collective], weight: str) -> list[Span]:
     lines: dict[tuple[str | None, int | None], float] = defaultdict(float)
     for c in collectives:
         lines[c.file, c.line] += getattr(c, weight) or 0
-    (file, line), top = max(lines.items(), key=lambda item: item[1])
+    (file, line), top = max(lines.items(), key=lambda item: item[1], default=((None, None), 0.0))
     if line is None or 2 * top <= sum(lines.values()):
         return []
     called = (c.called for c in collectives if (c.file, c.line) == (file, line) and getattr(c, weight))
@@ -152,22 +143,23 @@ def _range(report: Report) -> tuple[float | None, float | None]:
     return (None, None) if timing is None else (timing.predicted_low_s, timing.predicted_high_s)
 
 
+def time_part_text(report: Report, kind: str, axes: tuple[str, ...] | None, seconds: float) -> str:
+    """`14.3 ms`: one of the `time_parts`."""
+    alike = [c for c in report.collectives or () if (c.kind, c.axes or ()) == (kind, axes or ())]
+    return least(seconds_text(seconds), alike)
+
+
 def time_parts(report: Report) -> list[tuple[str, tuple[str, ...] | None, float]]:
     """The predicted step as (what, axes, seconds): what a device does itself, `OWN`, then each kind of collective,
     largest first; empty without a prediction."""
     timing = report.timing
-    if timing is None or timing.communication_s is None or timing.predicted_step_s is None:
+    if timing is None or timing.exposed_s is None or timing.predicted_step_s is None:
         return []
     if not isfinite(timing.predicted_step_s):
         return []
-    taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
-    if timing.exposed_s is None:
-        for c in report.collectives or ():
-            taken[c.kind, c.axes] += finite(c.seconds) or 0.0
-    for wait in timing.waits:
-        taken[wait.kind, wait.axes] += finite(wait.seconds) or 0.0
-    own = max(0.0, timing.predicted_step_s - (_spent(timing) or 0.0))
-    rest = sorted(((kind, axes, s) for (kind, axes), s in taken.items() if s), key=lambda part: -part[2])
+    own = max(0.0, timing.predicted_step_s - timing.exposed_s)
+    taken = [(wait.kind, wait.axes, finite(wait.seconds) or 0.0) for wait in timing.waits]
+    rest = sorted((part for part in taken if part[2]), key=lambda part: -part[2])
     waits = finite(timing.waiting_s)
     if waits is None:
         return [("compute", None, own), *rest]

@@ -43,14 +43,18 @@ def spent_lead(m: Measured) -> list[Span]:
         "waiting": mean.waiting,
         "idle": mean.idle,
     }
-    whole = sum(seconds or 0.0 for seconds in parts.values())
     told = ", ".join(
-        f"{share_text(seconds / whole)} {name}"
+        f"{share_text(seconds / m.seconds)} {name}"
         for name, seconds in parts.items()
-        if seconds is not None and whole
+        if seconds is not None and m.seconds
     )
     hidden = f"; {seconds_text(mean.overlap)} of what moves is hidden by compute" if mean.overlap else ""
-    return [strong(f"Measured {seconds_text(m.step_s.median)} a step"), Span(f": {told}{hidden}.")]
+    return [strong(f"Measured {recorded_text(m)} a step"), Span(f": {told}{hidden}.")]
+
+
+def recorded_text(m: Measured) -> str:
+    """`37.0 ms`: a recorded step, the mean of those that were read."""
+    return seconds_text(m.seconds)
 
 
 def spent_about(m: Measured) -> str:
@@ -78,13 +82,12 @@ def spent_notes(report: Report) -> list[str]:
     notes = [_HERE] if simulated(report) else []
     if report.mesh.processes > 1:
         notes.append(_CLOCKS)
-    if m.slowest is not None and m.behind is not None and m.behind > SLOWER * m.step_s.median:
+    if m.slowest is not None and m.behind is not None and m.behind > SLOWER * m.seconds:
         longest = f"Device {m.slowest} computes longest, {seconds_text(m.behind)} longer than the median one"
         notes.append(f"{longest} of its stage." if report.pipeline else f"{longest}.")
     if m.of_devices > len(m.devices):
         notes.append(f"{count_text(len(m.devices))} of {count_text(m.of_devices)} devices are listed.")
-    whole = sum(row.seconds for row in (*m.lines, *filter(None, (m.others, m.unknown)))) or 1.0
     for row, said in ((m.others, "other lines take {}"), (m.unknown, "no line is known of {}")):
-        if row is not None and row.seconds / whole > SEEN:
-            notes.append(said.format(percent_text(row.seconds / whole)).capitalize() + " of the time.")
+        if row is not None and row.seconds > SEEN * m.seconds:
+            notes.append(said.format(percent_text(row.seconds / m.seconds)).capitalize() + " of the step.")
     return notes

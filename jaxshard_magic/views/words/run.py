@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from jaxshard_magic.report import Check, Ended, MeshInfo, Report
-from jaxshard_magic.views.format import byte_text, count_text, difference_text, seconds_text
+from jaxshard_magic.views.format import byte_text, count_text, difference_text, number_text, seconds_text
 from jaxshard_magic.views.words.spans import Span, leaves_text, line_span, strong
 
 
@@ -96,7 +96,7 @@ def way(ended: Ended) -> str:
 def ended_spans(ended: Ended) -> list[Span]:
     """`Stopped at step 396 of 3,000, loss 0.042.`, or what the cell raised, and where."""
     at = [Span(" at "), line_span(ended.file, ended.line)] if ended.line is not None else []
-    loss = f", loss {ended.loss:.4g}" if ended.loss is not None else ""
+    loss = f", loss {number_text(ended.loss)}" if ended.loss is not None else ""
     if ended.error is None:
         return [strong(f"Stopped {'at' if ended.calls else 'in'} {way(ended)}"), Span(f"{loss}.")]
     return [

@@ -1,6 +1,5 @@
 """The verdict: does the step run right, does it fit, what holds it up."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -10,7 +9,14 @@ from jaxshard_magic.report.held import held
 from jaxshard_magic.views import device_memory
 from jaxshard_magic.views.format import byte_text, count_text, of_limit, share_text
 from jaxshard_magic.views.words.buffers import largest_spans
-from jaxshard_magic.views.words.communication import line_spans, most_spans, predicted_text, sent_text
+from jaxshard_magic.views.words.communication import (
+    OWN,
+    line_spans,
+    most_spans,
+    predicted_text,
+    sent_text,
+    time_parts,
+)
 from jaxshard_magic.views.words.memory import where
 from jaxshard_magic.views.words.run import difference, ended_spans, ran
 from jaxshard_magic.views.words.spans import Span, axes_spans, strong
@@ -120,12 +126,10 @@ def _bound(report: Report, timing: Timing | None, collectives: Sequence[Collecti
         strong(f"Bound by {timing.bound}:"),
         Span(f" predicted {predicted_text(report)} a step."),
     ]
-    taken: dict[tuple[str, tuple[str, ...] | None], float] = defaultdict(float)
-    for c in collectives:
-        taken[c.kind, c.axes] += c.waited or 0.0
-    (kind, axes), seconds = max(taken.items(), key=lambda item: item[1])
-    if timing.bound != "communication" or not seconds:
+    moving = [part for part in time_parts(report) if part[0] not in OWN]
+    if timing.bound != "communication" or not moving:
         return spans
+    kind, axes, seconds = moving[0]
     share = share_text(seconds / timing.predicted_step_s)
-    line = line_spans([c for c in collectives if (c.kind, c.axes) == (kind, axes)], "waited")
+    line = line_spans([c for c in collectives if (c.kind, c.axes or ()) == (kind, axes or ())], "waited")
     return [spans[0], Span(f" {share} of the predicted step is {kind}s"), *axes_spans(axes), *line, Span(".")]
