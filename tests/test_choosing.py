@@ -10,7 +10,7 @@ import zoo
 
 import jaxshard_magic
 from jaxshard_magic import hardware
-from jaxshard_magic.analysis import summary
+from jaxshard_magic.analysis import reading
 from jaxshard_magic.analysis.mesh_info import mesh_info
 from jaxshard_magic.comparing import AMONG, OF_EXPERTS, Hardware, How, Requests, Searching, search, space
 from jaxshard_magic.comparing.nodes import Node
@@ -311,7 +311,8 @@ def test_an_interrupt_before_anything_has_compiled_ends_the_search(monkeypatch):
 
 def test_the_decision_path_has_this_steps_figures(memory):
     fits = chosen(plan_only=True).path
-    assert [q.answer for q in fits] == [True, False, True]
+    assert [q.answer for q in fits] == [True, True, True]
+    assert "beside 6.84" in fits[1].because and "no other way is clearly faster: 151" in fits[1].because
     assert fits[2].because == "it can be cut into 2 stages"  # of more, each action is too small for its start
     memory(100_000)
     assert chosen(plan_only=True).path[0].answer is False
@@ -337,7 +338,7 @@ def test_a_slice_that_is_not_attached_is_searched_with_its_own_compiler():
 
 def test_what_is_attached_is_run_on_copies_and_the_measured_times_decide(monkeypatch):
     """Hardware that no figures are known of: nothing is ruled out by a plan, everything that fits runs."""
-    monkeypatch.setattr(summary, "info_of", lambda mesh: mesh_info(mesh, "attached"))
+    monkeypatch.setattr(reading, "info_of", lambda mesh: mesh_info(mesh, "attached"))
     mesh = jaxshard_magic.mesh("cpu:8 data=8")
     params, batch = [jnp.ones((64, 64))] * 3, jnp.ones((16, 64))
     attached = Hardware(hardware.chip("v5e"), known=False, limit=None, runs=True)

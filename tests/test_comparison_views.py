@@ -360,3 +360,20 @@ def test_nothing_is_cut_off_in_a_browser(width: int, tmp_path):
         for name in ("measured_trials", "predicted", "many", "one_too_big"):
             page.goto(COMPARISONS[name]().to_html(tmp_path / "page.html").as_uri())
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+
+
+def test_two_that_are_as_fast_as_it_is_told_are_both_named():
+    axes = {"data": 8}
+    found = of(
+        trial("dp", axes, 4.0, (None, 41.62), {}),
+        trial("fsdp", axes, 3.0, (None, 41.64), {}),
+        trial("tp", {"model": 8}, 3.0, (None, 50.0), {}),
+    )
+    assert lead(found) == "Fastest, and least memory: fsdp, 41.6 ms predicted, 3.00 GiB."
+    apart = of(*found.trials[:1], trial("fsdp", axes, 5.0, (None, 41.64), {}), *found.trials[2:])
+    assert lead(apart) == (
+        "Fastest: dp and fsdp, 41.6 ms predicted at 4.00 GiB and 5.00 GiB. "
+        "Least memory: tp, 3.00 GiB at 50.0 ms."
+    )
+    same = of(*found.trials[:1], replace(found.trials[0], strategy="fsdp", line="fsdp"))
+    assert lead(same) == "Fastest, and least memory: dp and fsdp, 41.6 ms predicted, 4.00 GiB."

@@ -23,6 +23,13 @@ class Node:
     position: int | None = None
     trial: Trial | None = None
 
+    @property
+    def peak(self) -> int | None:
+        """Bytes of the fullest device at its peak, as compiled, else as estimated."""
+        compiled = None if self.trial is None else self.trial.peak
+        estimated = None if self.sketch is None else self.sketch.needs
+        return estimated if compiled is None else compiled
+
 
 @dataclass(eq=False)
 class Ladder:

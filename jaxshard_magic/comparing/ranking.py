@@ -59,12 +59,16 @@ def allowance(node: Node, chosen: Node, place: Mapping[str, int]) -> float:
     return ALIKE if mine == theirs and before else 1.0
 
 
-def as_compared(nodes: Sequence[Node], comparison: Comparison) -> tuple[list[Node], Callable[[Node], float]]:
-    """Those of `nodes` that the comparison has as usable, the fastest first, and the seconds that it tells of each."""
+def as_compared(
+    nodes: Sequence[Node], comparison: Comparison
+) -> tuple[list[Node], Callable[[Node], float | None]]:
+    """Those of `nodes` that the comparison has as usable, the fastest first, and the seconds that it tells of each;
+    None of another."""
     usable = {trial.line: trial for trial in comparison.usable}
 
-    def seconds(node: Node) -> float:
-        taken = comparison.seconds(usable[node.candidate.line])
-        return math.inf if taken is None else taken
+    def seconds(node: Node) -> float | None:
+        trial = usable.get(node.candidate.line)
+        return None if trial is None else comparison.seconds(trial)
 
-    return sorted((n for n in nodes if n.candidate.line in usable), key=seconds), seconds
+    known = [n for n in nodes if n.candidate.line in usable]
+    return sorted(known, key=lambda n: math.inf if (t := seconds(n)) is None else t), seconds

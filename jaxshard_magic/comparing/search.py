@@ -363,7 +363,7 @@ class Searching:
 
     def _choice(self, seconds: float) -> Choice:
         comparison = self._trying.comparison
-        ranked = self._ranked(comparison)
+        ranked, compared = self._ranked(comparison)
         for node in self._nodes:
             if node.outcome == LEFT and node.position is None and self._slower(node.least):
                 node.outcome = BOUND
@@ -377,7 +377,7 @@ class Searching:
             name=self._trying.how.name,
             comparison=comparison,
             candidates=tuple(map(considered, first)),
-            path=path(self._families, self._chip, self._limit),
+            path=path(self._nodes, self._chip, self._limit, compared),
             source=(comparison.source or "predicted") if self._compile else "planned",
             on=self._chip.name if self._known else None,
             error=None if comparison.source == "measured" else ERROR,
@@ -387,10 +387,10 @@ class Searching:
             notes=notes(self._interrupted, None if self._known else self._chip),
         )
 
-    def _ranked(self, comparison: Comparison) -> list[Node]:
-        """Those that are an answer, the fastest first; where times are predicted the simplest of those that can't be
-        told from it before it."""
+    def _ranked(self, comparison: Comparison) -> tuple[list[Node], Callable[[Node], float | None]]:
+        """Those that are an answer, the fastest first, and the seconds that they are compared by; where times are
+        predicted the simplest of those that can't be told from the fastest comes before it."""
         if not self._compile:
-            return self._first(self._fitting(), self._seconds)
+            return self._first(self._fitting(), self._seconds), self._seconds
         fit, seconds = as_compared(self._fitting(), comparison)
-        return fit if comparison.source == "measured" else self._first(fit, seconds)
+        return fit if comparison.source == "measured" else self._first(fit, seconds), seconds

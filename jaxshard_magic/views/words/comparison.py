@@ -110,30 +110,53 @@ def _common(comparison: Comparison) -> list[tuple[str, str]]:
 def comparison_lead(comparison: Comparison) -> list[Span]:
     """`Fastest: fsdp+tp bf16, 39.0 ms at 3.44 GiB. Least memory: pp+dp zb-h1, 3.12 GiB at 41.6 ms. One of six could not
     run.`, the answers in bold."""
-    fastest, smallest = comparison.fastest, comparison.smallest
+    fastest, smallest = _fastest(comparison), _smallest(comparison)
     names, rest = trial_names(comparison), _fates(comparison)
-    if fastest is None and smallest is None:
+
+    def named(trials: Sequence[Trial]) -> str:
+        return _joined([names[trial.key].text for trial in trials])
+
+    if not fastest and not smallest:
         unknown = "No step time and no peak is known." if comparison.trials else "Nothing has been tried."
         first, *rest = rest if comparison.trials and not comparison.usable else [unknown, *rest]
         spans = [strong(first)]
     elif len(comparison.trials) == 1:
         trial = comparison.trials[0]
         spans = [strong(f"{names[trial.key].text}: {_both(comparison, trial)}.")]
-    elif fastest is smallest and fastest is not None:
-        told = f"{names[fastest.key].text}, {_both(comparison, fastest)}"
+    elif both := [trial for trial in fastest if trial in smallest]:
+        told = f"{named(both)}, {_both(comparison, both[0])}"
         spans = [strong(f"Fastest, and least memory: {told}.")]
     else:
         spans = []
-        if fastest is not None:
-            told = f"Fastest: {names[fastest.key].text}, {_time(comparison, fastest)}"
-            at = "" if fastest.peak is None else f" at {byte_text(fastest.peak)}"
+        if fastest:
+            told = f"Fastest: {named(fastest)}, {_time(comparison, fastest[0])}"
+            sizes = [byte_text(trial.peak) for trial in fastest if trial.peak is not None]
+            at = f" at {_joined(list(dict.fromkeys(sizes)))}" if sizes else ""
             spans += [strong(told), Span(f"{at}.")]
-        if smallest is not None:
-            told = f"Least memory: {names[smallest.key].text}, {byte_text(smallest.peak)}"
-            seconds = comparison.seconds(smallest)
-            at = "" if seconds is None else f" at {seconds_text(seconds)}"
+        if smallest:
+            told = f"Least memory: {named(smallest)}, {byte_text(smallest[0].peak)}"
+            times = [seconds_text(s) for trial in smallest if (s := comparison.seconds(trial)) is not None]
+            at = f" at {_joined(list(dict.fromkeys(times)))}" if times else ""
             spans += [Span(" ")] * bool(spans) + [strong(told), Span(f"{at}.")]
     return [*spans, *(Span(f" {sentence}") for sentence in rest)]
+
+
+def _fastest(comparison: Comparison) -> list[Trial]:
+    """Those with the least step time as it is told, the fastest first: a reader sees none of them before another."""
+    first, least = comparison.fastest, None
+    if first is not None:
+        least = seconds_text(comparison.seconds(first))
+    alike = [t for t in comparison.usable if t is not first and seconds_text(comparison.seconds(t)) == least]
+    return [] if first is None else [first, *alike]
+
+
+def _smallest(comparison: Comparison) -> list[Trial]:
+    """Those with the least peak memory as it is told."""
+    first, least = comparison.smallest, None
+    if first is not None:
+        least = byte_text(first.peak)
+    alike = [t for t in comparison.usable if t is not first and byte_text(t.peak) == least]
+    return [] if first is None else [first, *alike]
 
 
 def _fates(comparison: Comparison) -> list[str]:
