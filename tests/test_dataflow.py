@@ -117,3 +117,37 @@ def test_what_uses_a_collective_that_is_split_into_fusions_is_found_behind_its_o
     module = read(SPLIT)
     found = Dataflow(module).consumers(module.computations["starting"], "gather.1")
     assert [instruction.name for _, instruction in found] == ["start", "end", "ended", "used"]
+
+
+# A sum of gradients that TPU's compiler takes out of the loop that adds them up.
+LOOPED = """HloModule m, is_scheduled=true
+
+%again (state: (f32[4], f32[4])) -> pred[] {
+  ROOT %more = pred[] constant(true)
+}
+
+%body (state: (f32[4], f32[4])) -> (f32[4], f32[4]) {
+  %state = (f32[4], f32[4]) parameter(0)
+  %sum = f32[4] get-tuple-element(%state), index=0
+  %kept = f32[4] get-tuple-element(%state), index=1
+  %added = f32[4] add(%sum, %kept)
+  ROOT %next = (f32[4], f32[4]) tuple(%added, %kept)
+}
+
+ENTRY %main (p: f32[4], q: f32[4]) -> f32[4] {
+  %p = f32[4] parameter(0)
+  %q = f32[4] parameter(1)
+  %start = (f32[4], f32[4]) tuple(%p, %q)
+  %loop = (f32[4], f32[4]) while(%start), condition=%again, body=%body
+  %made = f32[4] get-tuple-element(%loop), index=0
+  %same = f32[4] get-tuple-element(%loop), index=1
+  ROOT %all-reduce = f32[4] all-reduce(%made), replica_groups={{0,1}}, to_apply=%sum
+}
+"""
+
+
+def test_what_comes_out_of_a_loop_was_made_by_its_body_and_then_given_to_it():
+    module = read(LOOPED)
+    flow = Dataflow(module)
+    assert [i.name for _, i in flow.producers(module.entry, "made")] == ["made", "added", "p"]
+    assert [i.name for _, i in flow.producers(module.entry, "same")] == ["same", "kept", "q"]

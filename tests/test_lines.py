@@ -249,3 +249,39 @@ def test_a_cast_of_a_parameter_has_the_parameters_name_in_the_program_so_that_wh
     step = jaxshard_magic.shard(train_step, "fsdp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
     entry = step.prepare(params, jax.ShapeDtypeStruct((64, 256), jnp.bfloat16))
     assert re.search(r'op_name="[^"]*/shard\.weight\.0/convert_element_type"', entry.compiled.as_text())
+
+
+def _by_a_counter(layers, x):
+    return jax.lax.fori_loop(0, 3, lambda i, h: jnp.tanh(h @ layers["w"][i] + layers["b"][i]), x)
+
+
+def _by_a_constant(layers, x):
+    for i in range(3):
+        x = jnp.tanh(x @ layers["w"][i] + layers["b"][i])
+    return x
+
+
+def _by_a_scanned_index(layers, x):
+    def block(h, i):
+        w, b = jax.tree.map(
+            lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), (layers["w"], layers["b"])
+        )
+        return jnp.tanh(h @ w.astype(jnp.bfloat16) + b).astype(h.dtype), None
+
+    return jax.lax.scan(block, x, jnp.arange(3))[0]
+
+
+@pytest.mark.parametrize("predict", [_by_a_counter, _by_a_constant, _by_a_scanned_index])
+def test_weights_that_are_taken_out_of_a_stack_are_no_activations(predict):
+    def train_step(params, x):
+        grads = jax.grad(lambda params: jnp.square(predict(params, x)).mean())(params)
+        return jax.tree.map(lambda p, g: p - g, params, grads)
+
+    params = {
+        "w": jax.ShapeDtypeStruct((3, 256, 256), jnp.float32),
+        "b": jax.ShapeDtypeStruct((3, 256), jnp.float32),
+    }
+    step = jaxshard_magic.shard(train_step, "fsdp", mesh=jaxshard_magic.mesh("cpu:8 data=8"))
+    step.prepare(params, jax.ShapeDtypeStruct((64, 256), jnp.float32))
+    moved = {c.what for c in step.report().collectives}
+    assert moved == {"params.w", "gradient of params.w", "gradient of params.b"}

@@ -114,12 +114,19 @@ class Dataflow:
         if source.opcode == "tuple":
             yield computation.name, source.operands[index]
         elif source.opcode == "while":
+            yield from self._end_of(source, index)
             yield from self._start_of(computation, source, index)
         elif source.opcode == "parameter":
             for caller, loop in self._loops.get(computation.name, ()):
                 yield from self._start_of(caller, loop, index)
         else:
             yield computation.name, source.name
+
+    def _end_of(self, loop: Instruction, index: int) -> Iterator[Place]:
+        """The value that a trip of a loop leaves in its state: TPU's compiler takes sums of gradients out of loops."""
+        body = self.module.named(loop.attribute("body"))
+        if body is not None and (root := body.root) is not None and root.opcode == "tuple":
+            yield body.name, root.operands[index]
 
     def _start_of(self, computation: Computation, loop: Instruction, index: int) -> Iterator[Place]:
         """What a loop's state begins with."""

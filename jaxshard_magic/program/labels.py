@@ -89,6 +89,10 @@ def gradient_labels(program: Program, flow: Flow, gradients: Mapping[Value, int]
     def same_or_summand(v: Value, w: Value, e: Equation | None) -> bool:
         if e is not None and e.primitive.reduces and e.primitive.linear:  # over dimensions of size one
             return prod(program.shapes[v]) == prod(program.shapes[w])
+        if (
+            e is not None and e.primitive.cuts and e.primitive.linear
+        ):  # a layer's put among those of all others
+            return w in e.ins[e.primitive.linear]
         return by_alias(v, w, e) or bool(e and e.primitive.elementwise and e.primitive.adds)
 
     named = {}
