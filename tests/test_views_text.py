@@ -169,9 +169,8 @@ def test_a_figure_that_is_not_known_is_a_dash_and_never_0():
 
 def test_simulated_devices_say_what_their_figures_mean():
     text = " ".join(simulated().to_text(80).split())
-    assert (
-        "Bytes are exact. Times on this CPU say nothing about an accelerator; --on v5e predicts one." in text
-    )
+    assert "exact for the program compiled for this CPU; a chip's own may send otherwise" in text
+    assert "Times on this CPU say nothing about an accelerator; --on v5e predicts one." in text
     assert "step - 1.84 s on this CPU, over all 3 calls but one" in text
     assert "accelerator" not in attached().to_text(80)
 

@@ -156,7 +156,11 @@ def origin_notes(report: Report) -> list[str]:
     lines = []
     if report.mesh.source == "simulated" and _known(report):
         instead = "" if report.timing and report.timing.on else "; --on v5e predicts one"
-        lines.append(f"Bytes are exact. Times on this CPU say nothing about an accelerator{instead}.")
+        lines.append(
+            "Peak and bytes sent are exact for the program compiled for this CPU; a chip's own may send otherwise, "
+            "such as by a reduce-scatter for an all-reduce. "
+            f"Times on this CPU say nothing about an accelerator{instead}."
+        )
         if report.timing and report.timing.on:
             how = "what overlaps there is a rule" if report.timing.overlap else "nothing is taken to overlap"
             lines.append(
