@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..program.flops import REMATTED
 from .collectives import Cause, Move
 from .hlo import BRANCHES, Computation, Counted, Instruction, Module, called
 from .origin import Origin, Origins, op_name
 
+_NO_IDENTIFIER = re.compile(r"\W")
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
 _RUNS = {
     "while": ("body", "condition"),
@@ -62,9 +64,17 @@ class Instructions:
     def __getitem__(self, name: str) -> Told | None:
         """None for a name that the program has none of."""
         if name not in self._known:
-            site = self._where.get(name)
+            site = self._where.get(name) or self._where.get(self._of_kernels.get(name, ""))
             self._known[name] = None if site is None else self._told(*site)
         return self._known[name]
+
+    @cached_property
+    def _of_kernels(self) -> Mapping[str, str]:
+        """The instruction of each GPU kernel that XLA made: LLVM allows no "." in the name of a function.
+
+        Instructions of equal code may share one kernel, which is named after the first of them.
+        """
+        return {_NO_IDENTIFIER.sub("_", name): name for name in self._where}
 
     def once(self, name: str) -> bool:
         """Whether an instruction runs once, and no more, when its program does."""
