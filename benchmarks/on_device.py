@@ -1,11 +1,10 @@
 """Measure what attached accelerators sustain, and train models on them beside their predictions:
 `python benchmarks/on_device.py`.
 
-First the device alone: matrix products by shape and dtype, reads and writes of its memory, the time between kernels, the
-link to the host, and with several devices collectives by size. Then models of `models/`, filled with random numbers, run
-under one strategy. Each prints its step, peak memory and model FLOPs utilization (MFU), predicted and measured, and the
-lines on which the profiler saw the time go. On simulated CPU devices everything runs and nothing is predicted; `--quick`
-makes all of it small.
+First the device alone: matrix products by shape and dtype, reads and writes of its memory, the time between kernels,
+the link to the host, and with several devices collectives by size. Then models of `models/`, filled with random
+numbers. Each prints its step, peak memory and model FLOPs utilization (MFU), predicted and measured, and the lines on
+which the profiler saw the time go. On simulated CPU devices nothing is predicted; `--quick` makes all of it small.
 
 Operands are random: a product of zeros draws less power and runs faster than real ones.
 """
