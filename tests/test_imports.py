@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "specs": ("", "jax"),
     "program": ("places placing", "jax numpy"),
     "request": ("hardware mesh schedule specs targets", "jax"),
-    "strategies": ("mesh mesh_text specs request program plan targets", "jax numpy"),
+    "strategies": ("mesh mesh_text specs request program plan targets units", "jax numpy"),
     "plan": ("", "jax"),
     "step": (
         "cell_files places placing coordination plan request program gradients strategies pipeline targets live "

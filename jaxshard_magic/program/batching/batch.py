@@ -14,7 +14,7 @@ from math import prod
 from ..dimensions import Dimensions
 from ..ir import Equation
 from ..primitives import scan_counts
-from ..primitives.dims import reduced
+from ..primitives.dims import along, reduced
 from ..primitives.primitive import Kind
 from ..roles import PARAMS, RNG, Roles
 from .joins import find_joins
@@ -111,6 +111,8 @@ class _Evidence:
             self._count(c for c, n in Counter(k).items() if n > 1 and self.free(c))
         ends = _ends(e, ins, outs)
         living = {c for k in outs for c in k if self.free(c)}
+        if e.primitive.kind is Kind.RUNNING:
+            living -= ends
         if living & self.given:  # places that the step made, as an expert's for tokens, are no examples
             self._count(c for c in ends if self.free(c) and c not in living)
         if e.primitive.product:
@@ -182,12 +184,14 @@ class _Evidence:
 
 
 def _ends(e: Equation, ins: list, outs: list) -> set:
-    """Classes that this equation sums, contracts, slices or looks at through a window."""
+    """Classes that this equation sums, runs over, contracts, slices or looks at through a window."""
     if (c := e.contraction) is not None:
         summed = {ins[0][d] for d, *_ in (*c.contracted, *c.windowed) if ins[0]}
         return summed | {outs[0][d] for _, _, d in c.windowed}
     if e.primitive.kind is Kind.REDUCTION:
         return {ins[0][d] for d in reduced(e.params) if ins[0]}
+    if e.primitive.kind is Kind.RUNNING:
+        return {ins[0][d] for d in along(e.params, len(ins[0]))}
     if e.primitive.along or e.primitive.cuts:
         pairs = ((k, d) for k in ins if len(k) == len(outs[0]) for d in range(len(k)))
         return {k[d] for k, d in pairs if outs[0][d] != k[d]}
