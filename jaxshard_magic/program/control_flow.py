@@ -54,11 +54,24 @@ def cond(e: Equation, branches: Sequence[Run], index: Any, operands: Sequence[An
 
 def checkpoint(e: Equation, body: Run, operands: Sequence[Any], **changed: Any) -> list:
     """Run a checkpoint before its gradient is taken, with the parameters of `e`, or those that are `changed`."""
-    closed, consts = _closed(body, operands)
+    given = [
+        k for k, x in enumerate(operands) if x is not None
+    ]  # None where the part that runs reads nothing
+    gives: list[int] = []
+
+    def run(*xs: Any) -> list:
+        inside = dict(zip(given, xs, strict=True))
+        outs = body(*map(inside.get, range(len(operands))))
+        gives[:] = [k for k, x in enumerate(outs) if x is not None]
+        return [outs[k] for k in gives]
+
+    closed, consts = _closed(run, [operands[k] for k in given])
     params = e.params | {"jaxpr": closed.jaxpr} | changed
-    if isinstance(params["prevent_cse"], tuple):  # one for each operand
-        params["prevent_cse"] = (False,) * len(consts) + params["prevent_cse"]
-    return e.eqn.primitive.bind(*consts, *operands, **params)
+    if isinstance(prevents := params["prevent_cse"], tuple):  # one for each operand
+        params["prevent_cse"] = (False,) * len(consts) + tuple(prevents[k] for k in given)
+    outs = e.eqn.primitive.bind(*consts, *(operands[k] for k in given), **params)
+    made = dict(zip(gives, outs, strict=True))
+    return [made.get(k) for k in range(len(e.outs))]
 
 
 def prevent_cse(e: Equation, operands: Sequence[Any]) -> list:
