@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.experimental import pallas as pl
 from refusals import refusal
 
 import jaxshard_magic
@@ -231,6 +232,26 @@ def searched(p, grads, x):
     return jax.tree.map(lambda g: g * jax.vmap(one)(x).mean(), grads)
 
 
+def on_tpu(x):
+    """Only a TPU can compile this."""
+
+    def kernel(given, out):
+        out[...] = given[...] * 2
+
+    return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def kernel_or_not(p, x):
+    return lax.platform_dependent(x, tpu=on_tpu, default=lambda x: x * 2)
+
+
+def guarded(p, x):
+    """A loop that would not end where the condition does not hold."""
+    return lax.cond(
+        x.max() > 1e9, lambda x: lax.while_loop(lambda c: c.max() > -1, jnp.abs, x), lambda x: x, x
+    )
+
+
 def settled(p, h):
     return h + lax.stop_gradient(jax.vmap(halved)(lax.stop_gradient(h)))
 
@@ -240,6 +261,8 @@ STEPS = {
     "a line search by row": step_of(after=searched),
     "rows that stop in the loss": step_of(inside=settled),
     "a branch for a platform": step_of(inside=lambda p, h: of_platform(h)),
+    "a kernel of another platform": step_of(before=kernel_or_not),
+    "a loop for some values": step_of(before=guarded),
     "a loop over nothing": step_of(inside=lambda p, h: lax.scan(stepped, h, jnp.zeros((0, *h.shape)))[0]),
 }
 WAYS = {
@@ -252,10 +275,10 @@ PAIRS = {
     ("rows that stop by weights", "fsdp"),
     ("a line search by row", "fsdp+tp"),
     ("rows that stop in the loss", "dp"),
-}
-PAIRS |= {
-    ("a branch for a platform", "pp"),
     ("a branch for a platform", "dp"),
+    ("a kernel of another platform", "fsdp"),
+    ("a kernel of another platform", "pp"),
+    ("a loop for some values", "pp"),
     ("a loop over nothing", "fsdp"),
 }
 
