@@ -8,9 +8,10 @@ from jax import lax
 from refusals import refusal
 
 import jaxshard_magic
+from jaxshard_magic.codegen.marks import Marks
 from jaxshard_magic.program.flow import Flow
 from jaxshard_magic.program.ir import Program
-from jaxshard_magic.program.trace import trace
+from jaxshard_magic.program.trace import mark, trace
 
 W = jax.random.normal(jax.random.key(1), (64, 32))
 X = jax.random.normal(jax.random.key(0), (16, 64))
@@ -190,3 +191,13 @@ def test_a_reference_of_the_caller_s_is_refused(given):
 
     sharded = jaxshard_magic.shard(step if given else lambda w, x: step(w, x, total), "dp", mesh="data=4")
     assert "made outside of it" in refusal(sharded, W, X, *([total] if given else []))
+
+
+def test_a_reference_gets_no_name():
+    def fun(x):
+        ref = jax.new_ref(x)
+        named = jaxshard_magic.cut({"ref": ref})["ref"], Marks().seen(0, ref), mark(ref, "some")
+        assert all(found is ref for found in named)
+        return ref[...]
+
+    jax.make_jaxpr(fun)(X)

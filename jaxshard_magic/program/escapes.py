@@ -105,4 +105,4 @@ def _reading(program: Program, i: int) -> str:
     names = _names(program, i)
     lines = (users_line(e.eqn) for e in program.equations if not names.isdisjoint(e.ins))
     line = next((line for line in lines if line is not None), None)
-    return "it reads" if line is None else f"{line}, reads"
+    return "it returns" if line is None else f"{line}, reads"

@@ -90,8 +90,8 @@ def mark(tree: Any, name: str) -> Any:
     """The arrays of `tree` that have derivatives, named."""
 
     def one(x):
-        inexact = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
-        return checkpoint_name(x, name) if inexact else x
+        array = hasattr(x, "dtype") and not isinstance(x, jax.Ref)
+        return checkpoint_name(x, name) if array and jnp.issubdtype(x.dtype, jnp.inexact) else x
 
     return jax.tree.map(one, tree)
 
