@@ -65,7 +65,7 @@ class _Keeping(Replay):
         if not e.primitive.remat or not any(inner.eqn.primitive is attention_p for inner in e.inside()):
             return super().equation(e, values)
         policy = _keeping(e.params["policy"])
-        return control_flow.checkpoint(e, self._of(e.doors[0].scope), values, policy=policy)
+        return control_flow.checkpoint(e, self._function(e.doors[0].scope), values, policy=policy)
 
 
 def _keeping(policy: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -88,7 +88,7 @@ class Emitter:
         if e.name == "while":
             return self._while(e, values, *e.doors)
         if e.name == "cond":
-            branches = [self._of(door.scope) for door in e.doors]
+            branches = [self._function(door.scope) for door in e.doors]
             return control_flow.cond(e, branches, values[0], values[1:])
         if e.primitive.remat and e.params["differentiated"] and e.params["prevent_cse"]:
             return self.body(e.doors[0].scope, control_flow.prevent_cse(e, values))
@@ -109,10 +109,10 @@ class Emitter:
 
     def _while(self, e: Equation, values: list, body: Door, test: Door) -> list:
         tested, fixed = e.params["cond_nconsts"], e.params["body_nconsts"]
-        condition = self._of(test.scope, values[:tested])
-        trip = self._of(body.scope, values[tested : tested + fixed])
+        condition = self._function(test.scope, values[:tested])
+        trip = self._function(body.scope, values[tested : tested + fixed])
         return control_flow.while_loop(e, condition, trip, values[tested + fixed :])
 
-    def _of(self, scope: Scope, constants: Sequence[Any] = ()) -> Callable[..., list]:
+    def _function(self, scope: Scope, constants: Sequence[Any] = ()) -> Callable[..., list]:
         """A body that stays one, as a function of its inputs after `constants`."""
         return lambda *xs: self.body(scope, [*constants, *xs])

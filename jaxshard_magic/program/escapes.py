@@ -28,7 +28,7 @@ from .trace import Traced
 def with_escapes(traced: Traced) -> Traced:
     """Return a step whose gradient calls, where they are captured, give what their losses leave behind for it.
 
-    Raises ShardError, from the error that `jax.jit` raises of the step, for other values that their trace outlive.
+    Raises ShardError, from the error that `jax.jit` raises of the step, for other values that outlive their trace.
     """
     escaped = {i: x for i, x in enumerate(traced.consts) if isinstance(x, Tracer)}
     if not escaped:

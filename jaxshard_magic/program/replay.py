@@ -21,7 +21,7 @@ class Replay(Emitter):
         if e.primitive.custom:
             return self.after(e, bind(e.eqn, self.before(e, values)))
         if e.primitive.remat:
-            return control_flow.checkpoint(e, self._of(e.doors[0].scope), values)
+            return control_flow.checkpoint(e, self._function(e.doors[0].scope), values)
         return super().equation(e, values)
 
 
