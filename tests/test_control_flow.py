@@ -114,7 +114,7 @@ def kept(e):
 
 
 def bodies(closed):
-    called = ("jit", "pjit", "closed_call", "core_call")
+    called = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr")
     return [kept(e) for e in Program(closed).equations if e.doors and e.name not in called]
 
 
