@@ -14,6 +14,7 @@ from ..gradients.captures import Captures, Needs, Shapes
 from ..gradients.rewrite import has_gradients, with_plain_gradients
 from ..plan import Finding
 from ..program.capture import capturing
+from ..program.escapes import with_escapes
 from ..program.hooks import Scan, scans_by, users_own
 from ..program.in_turn.found import may_be_in_turn
 from ..program.in_turn.side_by_side import NONE, Loops, experts_together
@@ -302,7 +303,7 @@ def _traced(
         return outs, paths
 
     with explained(peeled.step.name), on_a_device(mapped), users_own(), scans_by(scans):
-        traced = trace(fun, avals, [path for path, _, _ in peeled.inputs], seen)
+        traced = with_escapes(trace(fun, avals, [path for path, _, _ in peeled.inputs], seen))
     return traced, results[-1]
 
 
