@@ -105,7 +105,8 @@ LATE_MODULES = {
 }
 
 LATE = {
-    "hosts": ("step program analysis", "ipyparallel jax numpy IPython zmq"),  # what runs on an engine
+    # What runs on an engine, and what starts engines.
+    "hosts": ("step program analysis placing", "ipyparallel jax numpy IPython zmq cloudpickle traitlets"),
     "checkpoints": ("", "orbax tensorstore"),
     "codegen": ("views", ""),  # Code.to_text, to_html
     "doctor": ("views", ""),  # Doctor.to_text, to_html

@@ -6,14 +6,11 @@ A host is an engine of ipyparallel, that is an IPython kernel of its own. Nothin
 import builtins
 import getpass
 import os
-import shutil
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ from ..packages import running
 from ..report import MeshInfo
 from .guard import Guard, HostFailed, reason
 
-_TIED_S = 0.5  # between two looks at the kernel
 _now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
 _group: list[str] = []  # the cluster that this engine has joined, which it can do once
 _before: list[
@@ -144,32 +140,6 @@ def free_port() -> int:
     with closing(socket.socket()) as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-def tie(kernel: int, also: Sequence[int] = (), folder: str | None = None) -> None:
-    """End this process, and `also`, soon after the process `kernel` of this machine has ended, however it did, and
-    remove the cluster's folder, which has its keys."""
-    import psutil
-
-    born = psutil.Process(kernel).create_time()
-
-    def lives() -> bool:
-        with suppress(psutil.Error):
-            found = psutil.Process(kernel)
-            return found.create_time() == born and found.status() != psutil.STATUS_ZOMBIE
-        return False
-
-    def watch() -> None:
-        while lives():
-            time.sleep(_TIED_S)
-        for pid in also:
-            with suppress(psutil.Error):
-                psutil.Process(pid).kill()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        os.kill(os.getpid(), 9)
-
-    threading.Thread(target=watch, name="jaxshard kernel", daemon=True).start()
 
 
 def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
