@@ -42,13 +42,6 @@ def folded(said: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> str:
         ("\r 0%\r100%\na\n", "\r 0%\r100%\nb\n", "host 1: 100%\nhost 1: b"),
         ("/tmp/ipykernel_17/4.py:2: careful\n", "/tmp/ipykernel_19/4.py:2: careful\n", ""),
         ("<Line at 0x7f01>\n", "<Line at 0x7f02>\n", ""),
-        (
-            "a\n",
-            "[Gloo] Rank [Gloo] Rank 6 is connected to 7 peer ranks. Expected number of connected peer ranks is : "
-            "7\n4 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\na\n",
-            "",
-        ),
-        ("7 a\n", "7 a\n[Gloo] Rank 12 is connected to ", ""),
     ],
 )
 @pytest.mark.no_jax
@@ -56,6 +49,46 @@ def test_another_hosts_output_is_shown_where_it_says_something_else(
     first: str, second: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ):
     assert folded([(0, first), (1, second)], monkeypatch) == shown
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        (
+            "print(12345)\nprint(2.5956)\nprint('1000 steps')\nprint(7, end='')",
+            "12345\n2.5956\n1000 steps\n7",
+        ),
+        ("print('UsageError: mine')\nprint('[Gloo] Rank 0 is connected to 1')", None),
+        ("for i in range(3): print(f'\\r{i} of 3', end='')", "\r0 of 3\r1 of 3\r2 of 3"),
+        ("print('äöü 漢字 🎉', repr(b'\\xff'))", "äöü 漢字 🎉 b'\\xff'\n"),
+        ("_ = os.write(1, '7\\n漢字 2.5\\n'.encode() * 999)", "7\n漢字 2.5\n" * 999),
+        ("_ = os.write(1, b'\\xff raw')", "\ufffd raw"),
+        ("import ctypes\n_ = ctypes.CDLL(None).printf(b'%d steps', 12345)", "12345 steps"),
+        ("import subprocess\n_ = subprocess.run(['echo', '9'])", "9\n"),
+        ("import threading\nt = threading.Thread(target=print, args=(5,))\nt.start()\nt.join()", "5\n"),
+        ("for i in range(2000): print(i, flush=True)", "".join(f"{i}\n" for i in range(2000))),
+        ("print('x' * 10**6)", "x" * 10**6 + "\n"),
+    ],
+)
+def test_what_a_cell_prints_is_shown_to_the_letter(hosts: Hosts, cell: str, said: str | None):
+    shown = hosts.cell(cell).stdout
+    assert shown == ("UsageError: mine\n[Gloo] Rank 0 is connected to 1\n" if said is None else said)
+
+
+def test_numbers_are_whole_where_devices_connect_for_the_first_time(hosts: Hosts):
+    sums = "jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, {axes}), mesh=mesh, in_specs=P(), out_specs=P()))"
+    hosts.cell(
+        "from jax.sharding import PartitionSpec as P\nmesh = jax.make_mesh((2, 2, 2), ('a', 'b', 'c'))"
+    )
+    cell = "for axes in (('a',), ('b',), ('a', 'b'), ('a', 'c'), ('a', 'b', 'c')):\n"
+    cell += (
+        f"    print(1234567)\n    print(float({sums.format(axes='axes')}(2.5956)))\n    print('1000 steps')"
+    )
+    lines = hosts.cell(cell).stdout.splitlines()
+    assert lines[::3] == ["1234567"] * 5 and lines[2::3] == ["1000 steps"] * 5
+    assert [float(line) for line in lines[1::3]] == pytest.approx(
+        [2.5956 * n for n in (2, 2, 4, 4, 8)], rel=1e-5
+    )
 
 
 def test_a_question_is_answered_by_the_hosts(hosts: Hosts):

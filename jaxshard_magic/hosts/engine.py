@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import ShardError
 from ..packages import running
 from ..report import MeshInfo
+from . import native_output
 from .guard import Guard, HostFailed, reason
 
 _now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
@@ -129,6 +130,7 @@ def join(where: dict[str, Any]) -> Joined:
             given["coordinator_bind_address"] = where["bind"]  # jax binds all addresses otherwise
     from ..coordination import gloo_at
 
+    native_output.take()
     gloo_at(where["gloo"])
     jax.distributed.initialize(**given)
     _group[:] = [where["group"]]
@@ -156,6 +158,8 @@ def get_ready(line: str, settings: dict[str, Any]) -> Meshed:
     if not _before:
         _before[:] = [signal.default_int_handler, session.view, session.remember]
     session.view, session.remember = "data", False  # the kernel shows reports, and keeps them
+    native_output.take()
+    shell.show_usage_error = _in_the_kernel
     shell.kernel.saved_sigint_handler = signal.SIG_IGN  # what ipykernel goes back to after each request
     settle(settings)
     builtins.input = getpass.getpass = sys.breakpointhook = _asked
@@ -182,10 +186,12 @@ def let_go() -> None:
     shell = _shell()
     session = shell.magics_manager.registry["ShardMagics"].session
     shell.kernel.saved_sigint_handler, session.view, session.remember = _before
+    del shell.show_usage_error
     OnHosts.meet.clear()
     OnHosts.leave.clear()
     _before.clear()
     _now.clear()
+    native_output.give_back()
 
 
 def run_cell(text: str, name: str, number: int) -> Ended:
@@ -207,6 +213,7 @@ def run_cell(text: str, name: str, number: int) -> Ended:
                 raise error
     except BaseException as error:
         caught.append(error)
+    native_output.settle()
     if not caught:
         return Ended(steps=guard.steps)
     error = caught[0]
@@ -278,6 +285,10 @@ def shapes_of(names: Sequence[str]) -> dict[str, Any]:
 
     space = _shell().user_ns
     return {name: jax.tree.map(shape, plain_tree(space[name])) for name in names if name in space}
+
+
+def _in_the_kernel(_: BaseException) -> None:
+    """Show no line of a UsageError: the kernel raises it in its turn."""
 
 
 def _asked(*_: Any, **__: Any) -> str:

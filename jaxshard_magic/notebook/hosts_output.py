@@ -8,16 +8,10 @@ from typing import Any
 
 from IPython.display import display
 
-# What jaxlib writes on file descriptor 1, piece by piece from several threads at once: pieces, and numbers among them.
-_GLOO = re.compile(
-    r"(?:\d+)?(?:(?:\[Gloo\] Rank | is connected to | peer ranks\. |"
-    r"Expected number of connected peer ranks is : )(?:\d+\n?)*)+\n*"
-)
 _PROCESS = re.compile(
     r"(?<=ipykernel_)\d+|(?<= at 0x)[0-9a-f]+"
 )  # by which hosts differ: in the path of a cell, in a repr
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_USAGE = "UsageError: "  # which the kernel raises in its turn
 _TOLD = (
     "HostFailed",
     "Interrupted",
@@ -55,8 +49,6 @@ class Output:
         """Take one message, in the order in which a host sent them."""
         kind, content = message["header"]["msg_type"], message["content"]
         if kind == "stream":
-            text = _GLOO.sub("", content["text"])
-            content = {**content, "text": "" if text.startswith(_USAGE) else text}
             self._said[host] += content["text"]
         elif kind == "execute_result":
             self._said[host] += content["data"].get("text/plain", "") + "\n"
