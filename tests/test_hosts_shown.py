@@ -91,6 +91,29 @@ def test_numbers_are_whole_where_devices_connect_for_the_first_time(hosts: Hosts
     )
 
 
+def test_other_rows_on_one_host_are_told_and_all_hosts_go_on(hosts: Hosts):
+    hosts.cell(f"%%shard fsdp --data per-host\n{STEP}")
+    loop = "n = 0\nfor i in range(5):\n    rows = {rows}\n"
+    loop += "    state, loss = train_step(state, {{'x': x[:rows], 'y': x[:rows]}})\n    n += 1"
+    line, _ = hosts.fails(loop.format(rows="12 if i == 3 and jax.process_index() else 16"))
+    assert line == (
+        "train_step: batch.x is float32[16, 32] on host 0 and float32[12, 32] on host 1. Give all hosts as many rows: "
+        "leave out a short last batch, or fill it up"
+    )
+    assert hosts.everywhere("n") == [3, 3]
+    hosts.cell(loop.format(rows="12 if i == 3 else 16") + "\nassert np.isfinite(float(loss))")
+
+
+def test_other_data_on_one_host_is_seen_on_the_first_call_of_a_cell_and_in_a_sample_after_it(hosts: Hosts):
+    hosts.cell(f"%%shard fsdp\n{STEP}for _ in range(40): state, loss = train_step(state, batch)")
+    other = "{k: v + {when} * jax.process_index() for k, v in batch.items()}"
+    for when, most in (("(i >= 0)", 0), ("(i > 70)", 128)):
+        cell = f"for i in range(200): state, loss = train_step(state, {other.replace('{when}', when)})"
+        line, _ = hosts.fails(cell)
+        assert line.startswith("train_step: batch.x is not the same on all 2 hosts")
+        assert max(hosts.everywhere("i")) <= most
+
+
 def test_a_question_is_answered_by_the_hosts(hosts: Hosts):
     hosts.cell("def only_there(x):\n    'Twice of it.'\n    return 2 * x")
     for asked in ("only_there?", "?only_there", "x = 1\nonly_there?"):

@@ -19,7 +19,7 @@ from ..errors import ShardError
 from ..packages import running
 from ..report import MeshInfo
 from . import native_output
-from .guard import Guard, HostFailed, reason
+from .guard import Call, Guard, HostFailed, reason
 
 _now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
 _group: list[str] = []  # the cluster that this engine has joined, which it can do once
@@ -199,8 +199,13 @@ def run_cell(text: str, name: str, number: int) -> Ended:
     import jax
     from ipyparallel.engine.datapub import publish_data
 
+    from ..coordination import begin
+    from ..step.together import OnHosts
+
     shell = _shell()
     shell.execution_count = number
+    begin(name)
+    OnHosts.cell += 1
     every = shell.magics_manager.registry["ShardMagics"].session.meet_every if _is_ready(shell) else 0
     guard = _now["cell"] = Guard(name, jax.process_index(), jax.process_count(), every or None)
     caught: list[BaseException] = []
@@ -302,9 +307,9 @@ def _leave_by(error: BaseException | None) -> None:
         guard.leave("its loop had ended" if error is None else reason(error))
 
 
-def _enter() -> None:
+def _enter(call: Call) -> None:
     if (guard := _now.get("cell")) is not None:
-        guard.check()
+        guard.check(call)
 
 
 def _shell() -> Any:
