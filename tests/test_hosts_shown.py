@@ -114,6 +114,29 @@ def test_other_data_on_one_host_is_seen_on_the_first_call_of_a_cell_and_in_a_sam
         assert max(hosts.everywhere("i")) <= most
 
 
+def test_a_model_with_typed_keys_is_gathered_and_rescued(hosts: Hosts):
+    hosts.cell(
+        "from flax import nnx\nimport optax\n"
+        "class Net(nnx.Module):\n    def __init__(self, rngs):\n"
+        "        self.a, self.drop = nnx.Linear(32, 32, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)\n"
+        "    def __call__(self, x): return self.drop(self.a(x))\n"
+        "model = Net(nnx.Rngs(0))\noptimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)"
+    )
+    step = "def net_step(model, optimizer, x):\n"
+    step += "    loss, grads = nnx.value_and_grad(lambda m: jnp.mean(m(x) ** 2))(model)\n"
+    step += "    optimizer.update(model, grads)\n    return loss\nnet_step(model, optimizer, x)"
+    hosts.cell(f"%%shard dp --step net_step\n{step}")
+    hosts.cell(
+        "kept = net_step.gather(nnx.state(model))\nassert len(kept['a']['kernel'][...].devices()) == 1"
+    )
+    said = hosts.cell("%shard rescue model kept optimizer").stdout
+    assert "of typed keys their numbers" in said
+    model = hosts.notebook["model"]
+    assert model["a"]["kernel"].shape == (32, 32) and model["drop"]["rngs"]["key"].shape == (2,)
+    assert (hosts.notebook["kept"]["a"]["kernel"] == model["a"]["kernel"]).all()
+    assert hosts.notebook["optimizer"]["step"] == 1
+
+
 def test_a_question_is_answered_by_the_hosts(hosts: Hosts):
     hosts.cell("def only_there(x):\n    'Twice of it.'\n    return 2 * x")
     for asked in ("only_there?", "?only_there", "x = 1\nonly_there?"):

@@ -254,29 +254,15 @@ def completions(text: str, cursor: int) -> dict[str, Any]:
     return _shell().kernel.do_complete(text, cursor)
 
 
-def whole_on_this(names: Sequence[str]) -> dict[str, Any]:
-    """The values under these names with numpy arrays for jax's, where this host alone has all of each. Raises
-    ValueError for one of which it has a part."""
-    import jax
-    import numpy as np
+def whole_on_this(names: Sequence[str]) -> tuple[dict[str, Any], list[str], bool]:
+    """The values under these names as `Rescued` has them, where this host alone has all of each; what was left out of
+    them; and whether typed keys were among them. Raises ValueError for one of which it has a part."""
+    from .rescued import Rescued
 
-    from ..program.arrays import plain_tree
-    from ..step.together import finished
-
-    space = _shell().user_ns
+    space, rescued = _shell().user_ns, Rescued()
     if unknown := [name for name in names if name not in space]:
         raise ValueError(f"{unknown[0]} means nothing on the hosts")
-
-    def read(x: Any) -> Any:
-        if not isinstance(x, jax.Array):
-            return x
-        if not (x.is_fully_addressable or x.is_fully_replicated):
-            raise ValueError("it lies on several hosts, none of which has all of it")
-        if (whole := finished(x)) is None:
-            raise ValueError("the step that the host died in has taken it over")
-        return np.asarray(whole)
-
-    return {name: jax.tree.map(read, plain_tree(space[name])) for name in names}
+    return {name: rescued.value(space[name], name) for name in names}, rescued.without, rescued.keys
 
 
 def shapes_of(names: Sequence[str]) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class OnHosts:
             raise ShardError(f"no host is left: {cluster.died}. {cluster.again}")
         cluster.has_left()
         try:
-            found = cluster.call(engine.whole_on_this, list(names), host=host, seconds=60)
+            found, without, keys = cluster.call(engine.whole_on_this, list(names), host=host, seconds=60)
         except ShardError as error:
             way = (
                 "the step's own .gather(...) brings it there"
@@ -217,7 +217,9 @@ class OnHosts:
             )
             raise ShardError(f"{error}. Under dp every host has all of it; else {way}") from None
         self._shell.user_ns.update(found)
-        return f"{', '.join(names)}: brought to this kernel from host {host}, as NumPy arrays"
+        more = "; of typed keys their numbers, of which jax.random.wrap_key_data makes keys" if keys else ""
+        left = f"; left there: {', '.join(without)}" if without else ""
+        return f"{', '.join(names)}: brought to this kernel from host {host}, as NumPy arrays{more}{left}"
 
     def shapes(self, names: Iterable[str]) -> dict[str, Any]:
         """The arrays that hosts have under names that mean nothing in the kernel, as shapes."""

@@ -234,7 +234,7 @@ class LaterCall:
 def finished(x: Any) -> jax.Array | None:
     """An array that a step gave back, or where a dead host keeps the step from its end, that of the last step which has
     come to one; None where that is gone, as it was given away."""
-    while x is not None and not x.is_deleted() and not x.is_ready():
+    while x is not None and not x.is_deleted() and not _bits(x).is_ready():
         x = next((before for each in list(_ALL) if (before := each.before(x)) is not None), None)
     return None if x is None or x.is_deleted() else x
 
@@ -316,5 +316,9 @@ def _told(x: Any, sharding: NamedSharding) -> str:
 
 
 def _sum(x: Any) -> int:
-    bits = jax.random.key_data(x) if is_key(x) else x
-    return crc32(np.ascontiguousarray(bits).tobytes())
+    return crc32(np.ascontiguousarray(_bits(x)).tobytes())
+
+
+def _bits(x: Any) -> Any:
+    """The array that a typed key's numbers are in; any other array is its own."""
+    return jax.random.key_data(x) if is_key(x) else x
