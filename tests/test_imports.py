@@ -91,6 +91,7 @@ MAY_IMPORT = {
 
 # Modules and packages that are imported late as a whole, each by name inside a function.
 LATE_MODULES = {
+    "hosts.pickling",
     "hosts.rescued",
     "program.nnx_calls",
     "views.choice.widget",

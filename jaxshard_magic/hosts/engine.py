@@ -20,9 +20,25 @@ from ..packages import running
 from ..report import MeshInfo
 from . import native_output
 from .guard import Call, Guard, HostFailed, reason
+from .transfer import Transfer
 
+# Settings of jax that numbers depend on. A notebook makes them in its first cell: hosts begin with the kernel's.
+NUMERICS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_softmax_custom_jvp",
+    "jax_debug_nans",
+    "jax_debug_infs",
+    "jax_disable_jit",
+)
 _now: dict[str, Guard] = {}  # the guard of the cell that runs, under "cell"
 _group: list[str] = []  # the cluster that this engine has joined, which it can do once
+_sent: dict[str, Any] = {}  # values of the kernel's, by the names that they were sent under
 _before: list[
     Any
 ] = []  # what `let_go` puts back: how ipykernel takes Ctrl-C, how reports are shown, whether kept
@@ -116,6 +132,9 @@ def join(where: dict[str, Any]) -> Joined:
     if where.get("devices"):
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", where["devices"])
+    for name, value in where["settings"].items():
+        if name in jax.config.values:
+            jax.config.update(name, value)
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_enable_recoverability", True)  # survivors of a death stay, and keep what they hold
     given: dict[str, Any] = {"initialization_timeout": where["seconds"], "heartbeat_timeout_seconds": 20}
@@ -135,6 +154,16 @@ def join(where: dict[str, Any]) -> Joined:
     jax.distributed.initialize(**given)
     _group[:] = [where["group"]]
     return joined()
+
+
+def numerics() -> dict[str, Any]:
+    """The settings of jax in this process that numbers depend on; none where jax is not loaded."""
+    jax = sys.modules.get("jax")
+    return (
+        {}
+        if jax is None
+        else {name: jax.config.values[name] for name in NUMERICS if name in jax.config.values}
+    )
 
 
 def free_port() -> int:
@@ -232,21 +261,22 @@ def leave(why: str) -> None:
         guard.leave(why)
 
 
-def lacking(names: Sequence[str]) -> list[str]:
-    """Those of the names that mean nothing here."""
+def lacking(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of the names that mean nothing here; and those that still stand for what the kernel sent."""
     space = _shell().user_ns
-    return [name for name in names if name not in space]
+    for name in [name for name, value in _sent.items() if space.get(name) is not value]:
+        del _sent[name]
+    return [name for name in names if name not in space], [*_sent]
 
 
-def define(text: str) -> None:
-    """Run definitions and imports of the kernel's, without output."""
-    result = _shell().run_cell(text, store_history=False, silent=True)
-    result.raise_error()
+def take(transfer: Transfer) -> dict[str, str]:
+    """Bind names of the kernel's here. Returns why one could not be bound, by its name; those after it are not bound
+    either then."""
+    from .pickling import received
 
-
-def take(values: dict[str, Any]) -> None:
-    """Have the kernel's values under their names."""
-    _shell().user_ns.update(values)
+    values, failed = received(transfer, _shell())
+    _sent.update(values)
+    return failed
 
 
 def completions(text: str, cursor: int) -> dict[str, Any]:

@@ -59,9 +59,10 @@ def start(
     installed, where hosts do not come in time, and where jax can't join them.
     """
     try:
+        import cloudpickle  # noqa: F401
         import ipyparallel  # noqa: F401
-    except ImportError:
-        raise ShardError(f"{spec} needs ipyparallel", fix=_install()) from None
+    except ImportError as error:
+        raise ShardError(f"{spec} needs {error.name}", fix=_install()) from None
     if spec.is_local:
         _each(devices, spec.count or 1)
     elif (command := COMMANDS.get(spec.kind)) is not None and shutil.which(command) is None:
@@ -251,6 +252,7 @@ def _join(cluster: Cluster, devices: int | None, say: Callable[[str], None]) -> 
         where: dict[str, Any] = {"hosts": hosts, "seconds": int(LIMIT_S), "group": cluster.token}
         where["gloo"] = LOOPBACK if alone else "" if spec.unencrypted else None
         where["devices"] = _each(devices, hosts) if simulated else None
+        where["settings"] = engine.numerics()
         if spec.kind not in LAUNCHERS:
             first = spec.names[0].rpartition("@")[2] if spec.names else stand[0].machine if stand else ""
             address = f"{LOOPBACK}:{_port(cluster)}" if alone else f"{first}:{PORT}"

@@ -36,10 +36,11 @@ class Value:
 
 class Output:
     """One cell's output. `received(kind, data)` is given what host 0 shows of ours, and gives what is shown for it;
-    what comes after an error of the cell is `late`, to be shown below the line that tells of it."""
+    what comes after an error of the cell is `late`, to be shown below the line that tells of it. `prints`: whether what
+    is printed is shown."""
 
-    def __init__(self, shell: Any, hosts: int, received: Callable[[str, Any], Any]):
-        self._shell, self._received = shell, received
+    def __init__(self, shell: Any, hosts: int, received: Callable[[str, Any], Any], prints: bool = True):
+        self._shell, self._received, self._prints = shell, received, prints
         self._said = [""] * hosts
         self._errors: dict[int, list[str]] = {}
         self.value: Any = None
@@ -48,6 +49,8 @@ class Output:
     def publish(self, host: int, message: dict[str, Any]) -> None:
         """Take one message, in the order in which a host sent them."""
         kind, content = message["header"]["msg_type"], message["content"]
+        if kind == "stream" and not self._prints:
+            return
         if kind == "stream":
             self._said[host] += content["text"]
         elif kind == "execute_result":
