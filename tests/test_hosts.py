@@ -346,7 +346,8 @@ def test_hosts_that_come_late_are_waited_for_and_then_counted(monkeypatch: pytes
 
     def engines() -> list[int]:
         ours = psutil.Process().children(recursive=True)
-        return [p.pid for p in ours if any("IPP_PROFILE_DIR" in argument for argument in p.cmdline())]
+        commands = {p.pid: p.info["cmdline"] or () for p in psutil.process_iter(["cmdline"]) if p in ours}
+        return [pid for pid, words in commands.items() if any("IPP_PROFILE_DIR" in word for word in words)]
 
     spec = HostsSpec.parse("hosts", "2")
     delayed(6)
