@@ -144,7 +144,12 @@ class Hold(Emitter):
         if self.layout.batchy(v):
             return self.layout.pin(x, self.layout.active(v))
         spec = self.layout.at_rest(v)
-        return self.layout.pin(x, spec) if any(spec) else x
+        if not any(spec):
+            return x
+        with self._of_weight(
+            v
+        ):  # jax 0.12 keeps what a loop takes out of a stack of weights for its backward pass
+            return self.layout.pin(x, spec)
 
     def result(self, e: Equation, values: list) -> list:
         """What `e` makes of its operands, in a form that XLA gets right where they are divided."""
