@@ -1,6 +1,6 @@
 """Where every array of a split step lies: on the sub-mesh of a rank, as the plan of the whole step has it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..plan import Plan, Share
+from ..plan import LeafPlan, Plan, Share
 from ..program.flops import Work, counted
 from ..program.flow import Flow
 from ..program.ir import Value
+from ..program.roles import OPTIMIZER
 from ..strategies.layout import Layout, partition_spec
 from ..strategies.shares import shares
 from ..strategies.within import Inputs, layout_within
@@ -54,13 +55,19 @@ class Homes:
         for o, i in plan.state_pairs.items():
             self._join(split.leaves[i], split.outputs[o])
         self._of_kind: dict[Value, PartitionSpec] = {}
+        self._alone: dict[Value, PartitionSpec] = {}
         self._own: dict[Value, PartitionSpec] = {}
         for part, spec in zip(split.outputs, plan.out_specs, strict=True):
             self._own.update(dict.fromkeys(part.values, spec))
-        for part, spec in zip(split.leaves, plan.in_specs, strict=True):
+        for leaf, part in sorted(
+            zip(plan.leaves, split.leaves, strict=True), key=lambda pair: _follows(pair[0])
+        ):
             for v in part.values:
                 if program.shapes[v]:
-                    self._of_kind[self._kinds.of(v)] = spec
+                    kind = self._kinds.of(v)
+                    if not _follows(leaf) or kind not in self._of_kind:
+                        self._of_kind[kind] = leaf.spec
+        self._alone = dict(self._placed_alone())
         for loss in split.losses:
             for i, v in loss.gradient_of.items():
                 self._own[v] = self.spec(loss.input_of[i])
@@ -71,8 +78,18 @@ class Homes:
                 if self.split.around.program.shapes[v]:
                     self._kinds.join(v, w)
 
+    def _placed_alone(self) -> Iterator[tuple[Value, PartitionSpec]]:
+        """Optimizer state that lies otherwise than the parameter of its kind, before the step and after it."""
+        becomes = {i: o for o, i in self.plan.state_pairs.items()}
+        for i, (leaf, part) in enumerate(zip(self.plan.leaves, self.split.leaves, strict=True)):
+            if _follows(leaf) and any(self.spec(v) != leaf.spec for v in part.values):
+                after = self.split.outputs[becomes[i]].values if i in becomes else ()
+                yield from ((v, leaf.spec) for v in (*part.values, *after))
+
     def spec(self, v: Value) -> PartitionSpec:
         """Of a value around the gradient calls."""
+        if v in self._alone:
+            return self._alone[v]
         return self._of_kind.get(self._kinds.of(v), self._own.get(v, PartitionSpec()))
 
     def sharding(self, v: Value, rank: int) -> NamedSharding:
@@ -115,6 +132,11 @@ class Homes:
         return NamedSharding(
             self.ranks.between(first, first + len(part.values)), PartitionSpec(self.ranks.axis, *spec[1:])
         )
+
+
+def _follows(leaf: LeafPlan) -> bool:
+    """Return whether a leaf lies as a parameter does, unless it is placed by itself."""
+    return leaf.role == OPTIMIZER
 
 
 class Insides:
