@@ -36,8 +36,14 @@ def drawn_alone(shell: Any, error: BaseException) -> None:
         setattr(error, _DRAW, lambda: drawn(type(error), error, traceback, tb_offset=0))
 
 
+def drawn_as_line(error: BaseException) -> None:
+    """Have IPython draw `error` as one line, without a traceback. It is to be `let_go` as well."""
+    with suppress(AttributeError, TypeError):
+        setattr(error, _DRAW, lambda: [f"{type(error).__name__}: {error}"])
+
+
 def let_go(error: BaseException) -> None:
-    """Undo `drawn_alone`."""
+    """Undo `drawn_alone` and `drawn_as_line`."""
     getattr(error, "__dict__", {}).pop(_DRAW, None)
 
 
