@@ -7,7 +7,7 @@ from ..places import place
 from ..program.labels import job_of
 from ..report import Leaf
 from .collectives import Cause, Move
-from .hlo import Module
+from .hlo import Module, in_branches
 from .origin import Origin, Origins, op_name
 from .sources import SourceText
 
@@ -51,16 +51,18 @@ def caused(
 def host_calls(
     module: Module, origins: Origins, own: Callable[[Origin], Origin] = lambda origin: origin
 ) -> tuple[str | None, ...]:
-    """Where the step calls Python while it runs: the place as a reader knows it, None where it is not known; one for
-    each call.
+    """Where the step calls Python in each run: the place as a reader knows it, None where it is not known; one for
+    each call. What a branch calls, such as a check that raises, is left out.
 
     CPU and GPU call it as a function; TPU sends each argument to the host, and those of one call have one name.
     `own`: the step's own place of one that the text tells.
     """
     lines: list[str | None] = []
     sent: set[tuple[str, str | None]] = set()
-    for computation in module.computations.values():
-        if not any(word in computation.text for word in _HOST):
+    calling = [c for c in module.computations.values() if any(word in c.text for word in _HOST)]
+    seldom = in_branches(module) if calling else set()
+    for computation in calling:
+        if computation.name in seldom:
             continue
         for i in computation.instructions.values():
             called = i.opcode == "custom-call" and _CALLBACK.search(i.rest) is not None

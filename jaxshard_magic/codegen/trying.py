@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..analysis.collectives import collectives
 from ..compiler_log import captured
+from ..program.compiling import jit
 from ..program.hooks import anew
 from ..program.lines import lines_kept
 from ..program.mapped import PerDevice
@@ -190,7 +191,7 @@ def _compiled(step: "ShardedStep") -> Any:
     target = target_of(mesh)
     with own_mesh(mesh), lines_kept(), anew(), nullcontext() if target is None else canonical():
         outs = [NamedSharding(mesh, spec) for spec in _out_specs(entry, call)]
-        lowered = jax.jit(run, in_shardings=ins, out_shardings=outs).lower(*specs(call.leaves))
+        lowered = jit(run, in_shardings=ins, out_shardings=outs).lower(*specs(call.leaves))
         if target is not None:
             return elsewhere(lowered, target, mesh, step.compile_limit)
         with captured():  # what the compiler complains of is in the step's own report

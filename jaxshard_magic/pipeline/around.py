@@ -11,6 +11,7 @@ from jax import lax
 from jax.core import Tracer
 
 from ..errors import ShardError
+from ..program.callbacks import calls_host
 from ..program.capture import Gradient, gradients_of
 from ..program.emit import Emitter
 from ..program.flow import Flow
@@ -22,10 +23,11 @@ from .piecewise import Piecewise, laid_out
 
 
 class _Flat(Emitter):
-    """Opens conditions: all their branches are run, and one is chosen for each result."""
+    """Opens conditions: all their branches are run, and one is chosen for each result; not those that may call a
+    function of the host, which only one of them is to do."""
 
     def equation(self, e: Equation, values: list) -> list:
-        if e.name != "cond" or e.eqn.effects:
+        if e.name != "cond" or e.eqn.effects or any(calls_host(inner.eqn) for inner in e.inside()):
             return super().equation(e, values)
         branches = [self.run(door.scope, values[1:]) for door in e.doors]
         which = jnp.asarray(values[0])

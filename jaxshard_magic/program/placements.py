@@ -10,7 +10,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 
 from ..errors import ShardError
-from .capture import Gradient
+from .each_equation import changed as with_changed
+from .each_equation import every
 from .lines import users_line
 from .trace import Traced
 
@@ -53,7 +54,7 @@ def kept_to(traced: Traced, mesh: Mesh, *, whole: bool) -> tuple[Traced, tuple[s
             return eqn.replace(params={**params, "devices": nowhere, "srcs": nowhere})
         return eqn
 
-    jaxpr = _mapped(traced.closed.jaxpr, changed)
+    jaxpr = with_changed(traced.closed.jaxpr, changed)
     if not left_out:
         return traced, ()
     lines = tuple(line or "a library's line" for line in left_out)
@@ -64,13 +65,7 @@ def _places(traced: Traced) -> bool:
     """Whether the step places anything itself."""
     known = traced.known
     if "places" not in known:
-        names: set[str] = set()
-
-        def note(eqn: JaxprEqn) -> JaxprEqn:
-            names.add(eqn.primitive.name)
-            return eqn
-
-        _mapped(traced.closed.jaxpr, note)
+        names = {eqn.primitive.name for eqn in every(traced.closed.jaxpr)}
         known["places"] = not names.isdisjoint(("shard_map", "sharding_constraint", "device_put"))
     return known["places"]
 
@@ -84,31 +79,3 @@ def _lies(at: Any, fits: Callable[[Any], bool]) -> bool:
 def _told(mesh: Mesh | AbstractMesh) -> str:
     axes = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
     return f"{mesh.size} device{'s' * (mesh.size != 1)} ({axes})"
-
-
-def _mapped(jaxpr: Any, change: Callable[[JaxprEqn], JaxprEqn]) -> Any:
-    """A jaxpr with its equations and those of its bodies changed; itself where none is."""
-    eqns = [_inside(change(eqn), change) for eqn in jaxpr.eqns]
-    same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
-    return jaxpr if same else jaxpr.replace(eqns=eqns)
-
-
-def _inside(eqn: JaxprEqn, change: Callable[[JaxprEqn], JaxprEqn]) -> JaxprEqn:
-    params = {key: _param(value, change) for key, value in eqn.params.items()}
-    if all(params[key] is value for key, value in eqn.params.items()):
-        return eqn
-    return eqn.replace(params=params)
-
-
-def _param(value: Any, change: Callable[[JaxprEqn], JaxprEqn]) -> Any:
-    """A parameter with the bodies that it is, or holds, changed; itself where none is."""
-    if isinstance(value, ClosedJaxpr):
-        jaxpr = _mapped(value.jaxpr, change)
-        return value if jaxpr is value.jaxpr else ClosedJaxpr(jaxpr, value.consts)
-    if isinstance(value, Gradient):
-        loss = _param(value.loss, change)
-        return value if loss is value.loss else replace(value, loss=loss)
-    if isinstance(value, tuple):
-        each = tuple(_param(x, change) for x in value)
-        return value if all(a is b for a, b in zip(each, value, strict=True)) else each
-    return _mapped(value, change) if hasattr(value, "eqns") else value

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax._src import api
 
 from ..errors import ShardError, no_step
 
 NUMBERS = frozenset((bool, int, float, complex))
 MAX_FUNCTIONS = 200  # helpers of helpers looked through for names
 _NO_AXIS = "_internal_pmap_axis_name"  # what jax names the axis of a pmap that was given no name
-_Pjit: Any = type(jax.jit(lambda: 0))
+_Pjit: Any = type(
+    api.jit(lambda: 0)
+)  # Equinox puts a function in the place of jax.jit under EQX_ON_ERROR=breakpoint
 
 
 @dataclass(frozen=True)

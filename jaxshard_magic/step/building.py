@@ -1,7 +1,7 @@
 """Making an `Entry`: one kind of call traced, planned, lowered and compiled."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,12 +15,14 @@ from ..errors import ShardError, one_of
 from ..placing import put
 from ..plan import Plan
 from ..program import settings
-from ..program.compiling import compile_apart
+from ..program.callbacks import Callbacks, may_raise, with_errors_of_equinox
+from ..program.compiling import compile_apart, jit
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.lines import lines_kept
 from ..program.peel import Peeled, specs
 from ..program.strict import strict_call
+from ..program.trace import Traced, path_name
 from ..program.within import within
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
@@ -74,9 +76,11 @@ def build_entry(
         and _hold_anything(peeled.tree, result.tree)
     )
     lowered = _lower_whole if whole else _lower_flat
+    calls_host = target is None and may_raise(traced.closed)
+    callbacks = Callbacks(_taken_over(traced, donated)) if calls_host and mesh.size > 1 else None
     with own_mesh(mesh), lines_kept(), nullcontext() if target is None else canonical():
         with uncollected():
-            lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs)
+            lowering = lowered(peeled, result, plan, donated, constants, avals, shardings, outs, callbacks)
         if target is None:
             with beside(), captured() as log:
                 compiled = compile_apart(lowering)
@@ -84,6 +88,8 @@ def build_entry(
             kept = [a for i, a in enumerate(avals) if i not in donated]
             weak = (bool(a.weak_type) for a in (*constants, *kept, *(avals[i] for i in donated)))
             call = strict_call(compiled, tuple(weak))
+            call = call if callbacks is None else callbacks.raising(call)
+            call = as_equinox_raises(peeled, call) if calls_host else call
         else:
             with beside():
                 compiled = elsewhere(lowering, target, mesh, compile_limit)
@@ -110,6 +116,22 @@ def build_entry(
         peeled.as_shapes(),
         rewritten,
     )
+
+
+def _taken_over(traced: Traced, donated: Sequence[int]) -> str | None:
+    """A line for a call that ends in an error, of a step that takes over the memory of some flat inputs."""
+    names = one_of(path_name(traced.in_paths[len(traced.consts) + i]) for i in donated)
+    line = f"The step had taken over the memory of {names}: these arrays are gone. --no-donate keeps them."
+    return line if donated else None
+
+
+def as_equinox_raises(peeled: Peeled, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` of a step's program, some of whose callbacks may raise, with the errors that the step itself has.
+
+    Under jax.jit and nnx.jit those of `equinox.error_if` stay as XLA has them; `equinox.filter_jit` rewords them, and
+    so does `error_if` in Python.
+    """
+    return call if peeled.step.numbers else with_errors_of_equinox(call)
 
 
 def _has_sums(options: GradientOptions, plan: Plan) -> None:
@@ -160,7 +182,7 @@ def _hold_anything(*trees: Any) -> bool:
     return True
 
 
-def _lower_whole(peeled, result, plan, donated, constants, avals, shardings, outs) -> Any:
+def _lower_whole(peeled, result, plan, donated, constants, avals, shardings, outs, callbacks) -> Any:
     """Lowered for the user's own trees, which the compiled program then opens in C++."""
 
     def program(consts, args, kwargs):
@@ -168,15 +190,15 @@ def _lower_whole(peeled, result, plan, donated, constants, avals, shardings, out
 
     program.__name__ = program.__qualname__ = peeled.step.name
     n = len(constants)
-    jitted = jax.jit(
-        program,
+    jitted = jit(
+        program if callbacks is None else callbacks.caught(program),
         in_shardings=(shardings[:n], *peeled.tree.unflatten(shardings[n:])),
         out_shardings=result.tree.unflatten(outs),
     )
     return jitted.lower(constants, *peeled.tree.unflatten(avals))
 
 
-def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs) -> Any:
+def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs, callbacks) -> Any:
     n = len(constants)
     kept = [i for i in range(len(avals)) if i not in donated]
     back = [(*kept, *donated).index(i) for i in range(len(avals))]
@@ -187,7 +209,8 @@ def _lower_flat(peeled, result, plan, donated, constants, avals, shardings, outs
 
     program.__name__ = program.__qualname__ = peeled.step.name
     places = tuple(shardings[n + i] for i in kept), tuple(shardings[n + i] for i in donated)
-    jitted = jax.jit(program, in_shardings=(shardings[:n], *places), out_shardings=outs, donate_argnums=2)
+    program = program if callbacks is None else callbacks.caught(program)
+    jitted = jit(program, in_shardings=(shardings[:n], *places), out_shardings=outs, donate_argnums=2)
     return jitted.lower(constants, tuple(avals[i] for i in kept), tuple(avals[i] for i in donated))
 
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..compiler_log import captured
 from ..placing import whole as values
 from ..program import settings
-from ..program.compiling import compile_apart
+from ..program.compiling import compile_apart, jit
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.peel import specs
@@ -65,7 +65,7 @@ def counted(
     inputs = [*entry.consts, *leaves]
     loads = Loads(plan.run.layout, routes, entry.real)
     with own_mesh(plan.mesh):
-        count = jax.jit(lambda *xs: loads(*xs), in_shardings=shardings, out_shardings=whole)
+        count = jit(lambda *xs: loads(*xs), in_shardings=shardings, out_shardings=whole)
         with uncollected():
             lowering = count.lower(*specs(inputs))
         with captured():  # complaints are not of the step
