@@ -7,11 +7,14 @@ from ..places import place
 from ..program.labels import job_of
 from ..report import Leaf
 from .collectives import Cause, Move
-from .hlo import Module, in_branches
+from .hlo import Module
 from .origin import Origin, Origins, op_name
 from .sources import SourceText
 
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
+_BRANCH = re.compile(
+    r"/branch_\d+_fun/"
+)  # of `jax.lax.cond`; XLA's own conditionals choose the device that calls
 _HOST = "callback", "is_host_transfer"
 
 
@@ -59,14 +62,14 @@ def host_calls(
     """
     lines: list[str | None] = []
     sent: set[tuple[str, str | None]] = set()
-    calling = [c for c in module.computations.values() if any(word in c.text for word in _HOST)]
-    seldom = in_branches(module) if calling else set()
-    for computation in calling:
-        if computation.name in seldom:
+    for computation in module.computations.values():
+        if not any(word in computation.text for word in _HOST):
             continue
         for i in computation.instructions.values():
             called = i.opcode == "custom-call" and _CALLBACK.search(i.rest) is not None
             if not called and not (i.opcode == "send" and "is_host_transfer=true" in i.rest):
+                continue
+            if _BRANCH.search(op_name(i)):
                 continue
             frame = own(origins.of_instruction(i)).frame
             line = None if frame is None else place(frame.file, frame.line)

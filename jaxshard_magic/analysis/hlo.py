@@ -245,20 +245,6 @@ class Counted:
         return callers
 
 
-def in_branches(module: Module) -> set[str]:
-    """The computations, by name, that a run may leave out: the branches of conditionals, and what these call."""
-    conditionals = (c for c in module.computations.values() if " conditional(" in c.text)
-    instructions = (i for c in conditionals for i in c.instructions.values() if i.opcode == "conditional")
-    todo = [name for i in instructions for name in called(i, *BRANCHES)]
-    found: set[str] = set()
-    while todo:
-        computation = module.named(todo.pop())
-        if computation is not None and computation.name not in found:
-            found.add(computation.name)
-            todo += [call.computation for call in _calls_of(module, computation)]
-    return found
-
-
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
     """How often the body of a `while` in `computation` runs; None where the program decides while it runs.
 
