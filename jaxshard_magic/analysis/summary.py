@@ -45,6 +45,7 @@ from .memory import device_limit, memory, peaks, usable, with_limit, with_measur
 from .mesh_info import in_nodes, info_of
 from .origin import Origins
 from .overlap import Schedule, scheduled
+from .planned import plan_alone
 from .predicted import Beside
 from .profiled import Profile, profiled, read_recorded
 from .roofline import Roofline, in_order, roofline, timing, with_seconds
@@ -273,6 +274,10 @@ def read_entry(entry: "Entry", texts: Texts) -> Reading:
     """Read what the compiled program of `entry` says, whose `texts` are given."""
     if isinstance(entry.compiled, Pipeline):
         return _read_stages(entry, entry.compiled, texts)
+    if isinstance(entry.compiled, Built) and entry.compiled.failed is not None:
+        placed = leaves(entry.plan.leaves, entry.plan.mesh)
+        held, sent, found = plan_alone(entry, entry.compiled.failed, [placed[i] for i in inputs_of(entry)])
+        return Reading(info_of(entry.plan.mesh), placed, held, sent, (), None, (), (found,), SourceText())
     # XLA takes its time for the analysis but does not hold the interpreter: that goes on beside the reading.
     with uncollected(), ThreadPoolExecutor(1) as beside:
         return _read_program(entry, texts, beside.submit(entry.compiled.memory_analysis).result)

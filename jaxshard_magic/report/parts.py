@@ -162,7 +162,8 @@ class Memory:
     None, and `live`, where the compiler does not tell."""
 
     per_device: tuple[DeviceMemory, ...]
-    source: str  # "measured", "compiled" (XLA's own accounts); where a compiler refused: "compiled for v5p", "refused"
+    source: str  # "measured", "compiled" (XLA's own accounts); where a compiler refused: "compiled for v5p", "refused";
+    # where it failed: "planned"
     buffers: tuple[Buffer, ...] | None = None
     others: tuple[int, ...] | None = None
     live: Live | None = None

@@ -47,7 +47,7 @@ class Entry:
     shardings: list[NamedSharding]
     donated: tuple[int, ...]
     trace_s: float
-    compile_s: float
+    compile_s: float | None  # None where the compiler failed
     reads: tuple[bool, ...]  # whether the program reads each of its arguments: jax drops the others
     home: str | None = None  # the file that defines the step, as Python knows it
     complaints: tuple[str, ...] = ()  # what the compiler wrote in its log
