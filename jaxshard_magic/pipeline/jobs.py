@@ -12,6 +12,7 @@ from jax.stages import Compiled, Lowered
 from ..program.callbacks import Callbacks
 from ..program.compiling import compile_lowered, compilers, jit
 from ..program.lines import lines_kept
+from ..program.memory_kinds import lowered_as
 from ..program.strict import quick_call
 from .loaded import compiled_like, likeness
 
@@ -43,14 +44,15 @@ class Job:
     def likeness(self) -> Hashable:
         """The same for jobs that are one program but for the devices that they run on."""
         types = [(a.shape, str(a.dtype)) for a in jax.tree.leaves(self.avals)]
-        specs = [str(s.spec) for s in jax.tree.leaves((self.ins, self.outs))]
+        specs = [f"{s.spec} {s.memory_kind}" for s in jax.tree.leaves((self.ins, self.outs))]
         return id(self.run), tuple(types), tuple(specs), self.donate
 
     def lowered(self) -> Lowered:
         """The program before the compiler of its devices has seen it."""
         jitted = jit(self.run, in_shardings=self.ins, out_shardings=self.outs, donate_argnums=self.donate)
+        shapes, tree = jax.tree.flatten(self.avals)
         with lines_kept():
-            return jitted.lower(*self.avals)
+            return jitted.lower(*tree.unflatten(lowered_as(shapes, jax.tree.leaves(self.ins))))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Callbacks:
             leaves, tree = jax.tree.flatten(args)
             flat = lambda *xs: program(*tree.unflatten(xs))  # noqa: E731
             closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-            safe = ClosedJaxpr(changed(closed.jaxpr, self._safe), closed.consts)
+            safe = ClosedJaxpr(changed(closed.jaxpr, lambda eqn: (self._safe(eqn),)), closed.consts)
             return jax.tree.structure(shapes).unflatten(jaxpr_as_fun(safe)(*leaves))
 
         return functools.update_wrapper(traced, program, updated=())

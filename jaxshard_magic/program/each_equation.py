@@ -1,6 +1,7 @@
 """A jaxpr with its equations changed one by one, those of the bodies in it as well, wherever an equation holds them."""
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,13 +9,13 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .capture import Gradient
 
-Change = Callable[[JaxprEqn], JaxprEqn]
+Change = Callable[[JaxprEqn], Sequence[JaxprEqn]]  # the equations in the place of one
 
 
 def changed(jaxpr: Any, change: Change) -> Any:
-    """`jaxpr` with `change` done to every equation, before its bodies; itself where nothing changes."""
-    eqns = [_inside(change(eqn), change) for eqn in jaxpr.eqns]
-    same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
+    """`jaxpr` with every equation replaced by those of `change`, before their bodies; itself where nothing changes."""
+    eqns = [_inside(new, change) for eqn in jaxpr.eqns for new in change(eqn)]
+    same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
     return jaxpr if same else jaxpr.replace(eqns=eqns)
 
 
@@ -22,9 +23,9 @@ def every(jaxpr: Any) -> Iterator[JaxprEqn]:
     """The equations of `jaxpr` and of the bodies in it."""
     found: list[JaxprEqn] = []
 
-    def note(eqn: JaxprEqn) -> JaxprEqn:
+    def note(eqn: JaxprEqn) -> tuple[JaxprEqn]:
         found.append(eqn)
-        return eqn
+        return (eqn,)
 
     changed(jaxpr, note)
     return iter(found)

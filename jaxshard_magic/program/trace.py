@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.tree_util import GetAttrKey, KeyPath, SequenceKey, keystr
 
 from .hooks import Vjp, gradients_by
+from .memory_kinds import traced_as
 
 _CLOSURE = "closure"
 DIFFERENTIATED, GRADIENT, VALUE = "jaxshard:differentiated", "jaxshard:gradient", "jaxshard:value"
@@ -72,7 +73,7 @@ def trace(
         return outs
 
     with gradients_by(seen or marking):
-        closed = jax.make_jaxpr(flat)(*leaves)
+        closed = jax.make_jaxpr(flat)(*map(traced_as, leaves))
     consts = tuple(closed.consts)
     names = [(GetAttrKey(_CLOSURE), SequenceKey(i)) for i in range(len(consts))]
     return Traced(hoisted(closed), (*names, *in_paths), paths, consts)

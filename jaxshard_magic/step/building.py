@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 from jax.stages import Compiled
 
 from ..compiler_log import captured
@@ -20,6 +19,7 @@ from ..program.compiling import compile_apart, jit
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
 from ..program.lines import lines_kept
+from ..program.memory_kinds import lowered_as
 from ..program.peel import Peeled, specs
 from ..program.strict import strict_call
 from ..program.trace import Traced, path_name
@@ -68,9 +68,9 @@ def build_entry(
     _has_sums(request.gradients, plan)
     start = time.perf_counter()
     n = len(traced.consts)
-    shardings = [NamedSharding(mesh, spec) for spec in plan.in_specs]
-    outs = [NamedSharding(mesh, spec) for spec in plan.out_specs]
-    constants = specs(traced.consts)
+    shardings, outs = plan.in_shardings, plan.out_shardings
+    avals = lowered_as(avals, shardings[n:])
+    constants = lowered_as(specs(traced.consts), shardings[:n])
     carried = rewritten.carried if rewritten is not None else 0
     same_inputs = rewritten is None or not (carried or rewritten.added)  # as the user's trees have them
     whole = (

@@ -72,7 +72,7 @@ class Entry:
     @cached_property
     def out_shardings(self) -> list[NamedSharding]:
         """Where its flat outputs lie."""
-        return [NamedSharding(self.plan.mesh, spec) for spec in self.plan.out_specs]
+        return self.plan.out_shardings
 
     @property
     def order(self) -> list[int]:

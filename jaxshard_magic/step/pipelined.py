@@ -42,7 +42,7 @@ from .donation import to_donate
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry, kind
 from .microbatches import microbatched
-from .planned import own_mesh, traced
+from .planned import own_mesh, traced, with_memory_kinds
 from .tracing import Traces, captured_at
 
 
@@ -136,6 +136,7 @@ def split_call(
     )
     findings = (*call.findings, *rewritten.findings, *left_out, *_whole(split))
     decided = replace(decided, findings=(*decided.findings, *findings))
+    decided = with_memory_kinds(decided, facts.traced, peeled.leaves)
     return SplitCall(facts.traced, call.result, rewritten, decided, ranks, split, split_at, trace_s)
 
 
