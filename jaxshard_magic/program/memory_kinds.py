@@ -35,7 +35,7 @@ def space_of(kind: str | None) -> MemorySpace:
 
 
 def shape_in(shape: Sequence[int], dtype: Any, weak: bool, kind: str | None) -> jax.ShapeDtypeStruct:
-    """A shape that remembers its memory kind, and nothing else of where it lies."""
+    """A shape with its memory kind, and nothing else of where it lies."""
     if kind is None:
         return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
     anywhere = SingleDeviceSharding(jax.devices()[0], memory_kind=kind)
@@ -43,7 +43,7 @@ def shape_in(shape: Sequence[int], dtype: Any, weak: bool, kind: str | None) -> 
 
 
 def lowered_as(shapes: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """What to lower a program with whose inputs lie as `shardings` say: what is on the host has to say so itself."""
+    """Shapes to lower a program with whose inputs lie as `shardings` say: JAX wants it of those on the host twice."""
     return [
         jax.ShapeDtypeStruct(
             x.shape,
@@ -56,7 +56,7 @@ def lowered_as(shapes: Sequence[Any], shardings: Sequence[NamedSharding]) -> lis
 
 
 def traced_as(x: Any) -> Any:
-    """What to trace a shape with: jax takes the memory of one device for the device's own."""
+    """The type to trace a shape with: JAX reads the host's memory of one device as that of the device."""
     if not isinstance(x, jax.ShapeDtypeStruct) or memory_kind(x) is None:
         return x
     space = space_of(memory_kind(x))
@@ -64,6 +64,8 @@ def traced_as(x: Any) -> Any:
 
 
 def on_host(result: Any, which: Any) -> Any:
-    """The arrays of `result` for which `which`, a prefix of its tree, is true put on the host."""
+    """`result` with those arrays put on the host for which `which`, a prefix of its tree, is true; None for none."""
+    if which is None:
+        return result
     flags = jax.tree.broadcast(which, result)
     return jax.tree.map(lambda x, flag: jax.device_put(x, MemorySpace.Host) if flag else x, result, flags)

@@ -118,15 +118,11 @@ class Peeled:
         if self.nodes is not None:
             inside = nnx_calls().Inside(self.nodes, leaves[: self.node_leaves])
             full.update(zip(self.node_places, inside.roots, strict=True))
-        args, kwargs = self.tree.unflatten([full[i] for i in range(self.tree.num_leaves)])
-        args = list(args)
+        [*args], kwargs = self.tree.unflatten([full[i] for i in range(self.tree.num_leaves)])
         for i in sorted(k for k in self.statics if isinstance(k, int)):
             args.insert(i, self.statics[i])
         named = {k: v for k, v in self.statics.items() if isinstance(k, str)}
-        result = self.step.inner(*args, **kwargs, **named)
-        if self.step.on_host is not None:
-            result = on_host(result, self.step.on_host)
-        return self._close(result, inside)
+        return self._close(on_host(self.step.inner(*args, **kwargs, **named), self.step.on_host), inside)
 
     def _close(self, result: Any, inside: Any) -> tuple[list[Any], list[KeyPath], Result]:
         outs, paths, leaves, returned, returned_paths = [], [], [], [], []
