@@ -45,7 +45,7 @@ def recompiled(before: Entry, now: Entry, call: int) -> Recompiled:
     file, line = at or (None, None)
     return Recompiled(
         call=call,
-        seconds=now.trace_s + now.compile_s,
+        seconds=now.trace_s + (now.compile_s or 0.0),
         changes=tuple(told[:MOST]),
         more=len(told[MOST:]),
         batch=frozenset(kind for path in of_batch for kind in _kinds(old.get(path), new.get(path))),
