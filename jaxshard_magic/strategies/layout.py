@@ -70,8 +70,8 @@ class Layout:
     `stored` to dimensions of arrays at rest; `experts`: those that are divided, None without. `sequence`: the logical
     dimensions that are positions, divided over `sequence_axes`; `keys`: those of the program's dimensions, by number,
     that stay whole because another of the same value is divided; `positions`: those of inputs that the user named;
-    `exchanges`: where attention has heads divided in their place, and what else needs all of them. `names`, `why`,
-    `wanted` and `lost` are kept per input.
+    `exchanges`: where attention has heads divided in their place, and what else needs all of them. `names`, `why`
+    and `wanted` are kept per input.
     """
 
     program: Program
@@ -95,7 +95,6 @@ class Layout:
     fixed: dict[int, str] = field(default_factory=dict)
     why: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     wanted: dict[int, Axes] = field(default_factory=lambda: defaultdict(tuple))
-    lost: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     findings: list[Finding] = field(default_factory=list)
 
     @property
