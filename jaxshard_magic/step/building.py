@@ -21,9 +21,9 @@ from ..program.hooks import retracing
 from ..program.lines import lines_kept
 from ..program.peel import Peeled, specs
 from ..program.strict import strict_call
-from ..program.within import within
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
+from ..temporary import within
 from .attention import hint
 from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry
