@@ -45,6 +45,9 @@ MEMORY = 2 << 30  # bytes by which the process may grow
 LIKE = {"w": np.arange(64, dtype="float32").reshape(8, 8), "b": np.ones(3, "float32")}
 REPORT = attached().to_json()
 BOMB = zlib.compress(bytes(1 << 30))
+PLAIN = 'null true -1 1.5 1e400 [] {} "" [1,2,3] {"a":1} NaN 0 "\\ud800" [[[]]]'  # values of JSON
+COLUMNS = """name strategy mesh options typed device source step_s predicted_s on peak limit fits sent passed versions
+    has_cell at notebook size writer"""  # of a row of the history
 ESCAPES = "\x1b[31m\u202e\r\n\x00w"
 
 Say = Callable[[str], object]
@@ -297,88 +300,23 @@ class Damage:
 
     def _value(self) -> str:
         """A value of JSON that is not what is expected."""
-        deep = 100_000
-        return self._choose.choice(
-            [
-                *(
-                    "null",
-                    "true",
-                    "-1",
-                    "1.5",
-                    "1e400",
-                    "[]",
-                    "{}",
-                    '""',
-                    "[1, 2, 3]",
-                    '{"a": 1}',
-                    "NaN",
-                    "0",
-                ),
-                *(str(10**18), "9" * 400, "9" * 5000, json.dumps(ESCAPES), json.dumps("../../../etc/passwd")),
-                *(
-                    "[" * deep,
-                    "[" * deep + "]" * deep,
-                    '{"a":' * deep + "1" + "}" * deep,
-                    json.dumps("x" * 1_000_000),
-                ),
-                *(
-                    json.dumps([1] * 100_000),
-                    '"\\ud800"',
-                    json.dumps(["w"] * 3),
-                    "[[[]]]",
-                    json.dumps([10**12] * 4),
-                ),
-            ]
-        )
+        deep, plain = 100_000, PLAIN.split()
+        large = [str(10**18), "9" * 400, "9" * 5000, json.dumps("x" * 1_000_000), json.dumps([1] * 100_000)]
+        nested = ["[" * deep, "[" * deep + "]" * deep, '{"a":' * deep + "1" + "}" * deep]
+        names = [json.dumps(name) for name in (ESCAPES, "../../../etc/passwd", ["w"] * 3, [10**12] * 4)]
+        return self._choose.choice(plain + large + nested + names)
 
     def _row(self, path: Path) -> str:
         tables = {
-            "report": [
-                "name",
-                "strategy",
-                "mesh",
-                "options",
-                "typed",
-                "device",
-                "source",
-                "step_s",
-                "predicted_s",
-                "on",
-                "peak",
-                "limit",
-                "fits",
-                "sent",
-                "passed",
-                "versions",
-                "has_cell",
-                "at",
-                "notebook",
-                "size",
-                "writer",
-            ],
+            "report": COLUMNS.split(),
             "content": ["searched", "cell", "report"],
         }
         table = self._choose.choice([*tables])
         column = self._choose.choice(tables[table])
-        value: Any = self._choose.choice(
-            [
-                *(
-                    "x",
-                    "",
-                    ESCAPES,
-                    -1,
-                    1.5,
-                    10**18,
-                    float("inf"),
-                    b"\xff\xfe",
-                    b"",
-                    "[" * 100_000,
-                    "{}",
-                    "null",
-                ),
-                *(BOMB, zlib.compress(b"[" * 100_000), zlib.compress(b"{}")[:-3], "another report"),
-            ]
-        )
+        texts = ["x", "", ESCAPES, "[" * 100_000, "{}", "null", "another report"]
+        others = [-1, 1.5, 10**18, float("inf"), b"\xff\xfe", b""]
+        packed = [BOMB, zlib.compress(b"[" * 100_000), zlib.compress(b"{}")[:-3]]
+        value: Any = self._choose.choice([*texts, *others, *packed])
         if value == "another report":
             value = zlib.compress(self.changed(REPORT)[0].encode(errors="surrogatepass"))
         with closing(sqlite3.connect(path)) as opened, opened:

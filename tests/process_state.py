@@ -2,6 +2,7 @@
 
 import builtins
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -72,6 +73,7 @@ def process_state() -> ProcessState:
             (ad_checkpoint, "_trace_to_jaxpr"),
         )
     }
+    held["jax.lax.associative_scan"] = inspect.unwrap(jax.lax.associative_scan).__code__
     held |= {f"signal {number.name}": signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR2)}
     held |= {f"{name} of this thread": state.get_local() for name, state in config.config_states.items()}
     held["user_context of this thread"] = config.trace_context()

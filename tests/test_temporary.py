@@ -36,7 +36,7 @@ from jaxshard_magic.notebook.training_view import TrainingView
 from jaxshard_magic.program import settings, thread_state
 from jaxshard_magic.program.compiling import compilers
 from jaxshard_magic.program.garbage import uncollected
-from jaxshard_magic.program.hooks import anew, gradients_by, retracing
+from jaxshard_magic.program.hooks import anew, gradients_by, retracing, scans_by
 from jaxshard_magic.program.lines import lines_kept
 from jaxshard_magic.program.mapped import on_a_device
 from jaxshard_magic.step import recorded
@@ -121,6 +121,7 @@ def uses(folder: Path) -> dict[str, Callable[[], Any]]:
         "retracing": retracing,
         "tracing": anew,
         "gradients": lambda: gradients_by(lambda vjp: vjp),
+        "scans": lambda: scans_by(lambda scan: scan),
         "a device": lambda: on_a_device(mapped),
         "code": lambda: swapped({__file__: (cell, cell)}, {"name_of_a_test": 1}),
         "variables": lambda: variables({"VARIABLE_OF_A_TEST": "1"}),

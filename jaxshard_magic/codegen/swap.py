@@ -5,10 +5,9 @@ import builtins
 import gc
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
-from ..temporary import Joined, Place, Replaced, attribute
+from ..temporary import Joined, Replaced, attribute, code_of
 
 Names = dict[
     str, list[types.CodeType]
@@ -24,7 +23,7 @@ def swapped(trees: Mapping[str, tuple[ast.Module, ast.Module]], given: Mapping[s
     names = [Replaced(attribute(builtins, name), value) for name, value in given.items()]
     functions = _functions_of(trees)
     running = [
-        Replaced(Place(partial(getattr, function, "__code__"), partial(setattr, function, "__code__")), code)
+        Replaced(code_of(function), code)
         for file, (tree, other) in trees.items()
         for function, code in _others(functions[file], _named(tree, file), _named(other, file))
     ]

@@ -25,7 +25,7 @@ class _Flat(Emitter):
     """Opens conditions: all their branches are run, and one is chosen for each result."""
 
     def equation(self, e: Equation, values: list) -> list:
-        if e.name != "cond" or e.eqn.effects:
+        if e.name != "cond" or _one_alone(e):
             return super().equation(e, values)
         branches = [self.run(door.scope, values[1:]) for door in e.doors]
         which = jnp.asarray(values[0])
@@ -38,6 +38,13 @@ class _Flat(Emitter):
             else lax.select_n(_index(which, len(outs)), *(_array(x, aval) for x in outs))
             for aval, *outs in zip(avals, *branches, strict=True)
         ]
+
+
+def _one_alone(e: Equation) -> bool:
+    """Return whether only one branch of a condition may run: others have effects, are for other platforms, or hold a
+    loop that may go on for ever."""
+    endless = any(inner.name == "while" for inner in e.inside())
+    return bool(e.eqn.effects) or "branches_platforms" in e.params or endless
 
 
 def _array(x: Any, aval: Any) -> Any:

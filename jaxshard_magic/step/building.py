@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
 from ..compiler_log import captured
@@ -15,12 +15,16 @@ from ..errors import ShardError, one_of
 from ..placing import put
 from ..plan import Plan
 from ..program import settings
+from ..program.batching.follow import told
 from ..program.compiling import compile_apart
 from ..program.garbage import uncollected
 from ..program.hooks import retracing
+from ..program.ir import Program
 from ..program.lines import lines_kept
 from ..program.peel import Peeled, specs
+from ..program.primitives import runs_on_one_device
 from ..program.strict import strict_call
+from ..program.trace import Traced
 from ..request import GradientOptions, Request
 from ..targets import LIMIT_S, target_of
 from ..temporary import within
@@ -59,6 +63,7 @@ def build_entry(
     devices = target.name if target else f"{mesh.size} device{'s' * (mesh.size > 1)}"
     say(f"compiling for {devices}")
     _has_sums(request.gradients, plan)
+    _has_order(traced, mesh)
     start = time.perf_counter()
     n = len(traced.consts)
     shardings = [NamedSharding(mesh, spec) for spec in plan.in_specs]
@@ -109,6 +114,18 @@ def build_entry(
         complaints,
         peeled.as_shapes(),
         rewritten,
+    )
+
+
+def _has_order(traced: Traced, mesh: Mesh) -> None:
+    """Refuse calls to Python whose order JAX keeps on one device alone, where there are more."""
+    if mesh.size == 1 or not runs_on_one_device(traced.closed):
+        return
+    program = Program(traced.closed)
+    e = next(e for e in program.equations if runs_on_one_device(e.eqn) and not e.doors)
+    raise ShardError(
+        f"{told(program, e.index)} calls Python with ordered=True, which JAX does on one device alone, and the mesh "
+        f"has {mesh.size}: leave ordered out (io_callback keeps its order on all of them)"
     )
 
 

@@ -136,7 +136,7 @@ class Entry:
         placed = list(leaves)
         kinds = jax.Array if self.hosts == 1 else (jax.Array, np.ndarray)
         moved = [
-            i for i in self.kept if isinstance(leaves[i], kinds) and not _lies(leaves[i], self.shardings[i])
+            i for i in self.kept if isinstance(leaves[i], kinds) and not lies(leaves[i], self.shardings[i])
         ]
         if moved:
             targets = [self.shardings[i] for i in moved]
@@ -144,7 +144,7 @@ class Entry:
                 placed[i] = x
         read = {id(leaves[i]) for i in self.kept}
         for i in self.donated:
-            if leaves[i] not in ours or id(leaves[i]) in read or not _lies(leaves[i], self.shardings[i]):
+            if leaves[i] not in ours or id(leaves[i]) in read or not lies(leaves[i], self.shardings[i]):
                 placed[i] = own_copy(leaves[i], self.shardings[i])
             read.add(id(leaves[i]))
         return placed
@@ -152,7 +152,7 @@ class Entry:
     @within(settings.own_work)
     def brought(self, inputs: tuple[Any, ...], leaves: Sequence[Any], ours: Ours) -> tuple[Any, ...]:
         """The arranged inputs of a call on several hosts, flat as `leaves`, where the program wants them."""
-        if all(map(_lies, leaves, self.shardings)):
+        if all(map(lies, leaves, self.shardings)):
             return inputs
         return self.arrange(self.place(self.joined(leaves), ours))
 
@@ -222,13 +222,14 @@ def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return itemgetter(*places)
 
 
-def _lies(x: Any, sharding: NamedSharding) -> bool:
+def lies(x: Any, sharding: NamedSharding) -> bool:
+    """Whether an array lies where a sharding has it."""
     return isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
 def _fits(x: Any, aval: Any, sharding: NamedSharding) -> bool:
     """Does a program take `x` for an input compiled as `aval`? It moves what is not committed to its devices."""
-    if isinstance(x, jax.Array) and x.committed and not _lies(x, sharding):
+    if isinstance(x, jax.Array) and x.committed and not lies(x, sharding):
         return False
     try:
         return kind(x) == kind(aval)

@@ -42,7 +42,7 @@ from .elsewhere import canonical, elsewhere, reads
 from .entry import Entry, kind
 from .microbatches import microbatched
 from .planned import own_mesh, traced
-from .tracing import Traces, captured_at
+from .tracing import Traces, captured_at, scans_in_blocks
 
 
 @dataclass(eq=False)
@@ -104,13 +104,15 @@ def split_call(
     ranks = Ranks(request.mesh, request.stage_axis)
     on_rank = request.on_rank(ranks.each[0])
     start = time.perf_counter()
-    call = traced(peeled, request, say, traces).at_home(ranks.each[0], whole=False)
+    call, metadata = traced(peeled, request, say, traces), [noted for _, noted, _ in peeled.inputs]
+    call = call.at_home(ranks.each[0], whole=False)
+    call = scans_in_blocks(peeled, on_rank, call, metadata, whole=False)
     assert call.captured is not None
     step = flat(call.captured.closed)
     gradient_calls(step)
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
-    facts = understand(call.traced, on_rank, [noted for _, noted, _ in peeled.inputs])
+    facts = understand(call.traced, on_rank, metadata)
     rewritten = microbatched(peeled, call, facts, request, on_rank)
     calls = [rewritten.calls[index] for index in sorted(rewritten.calls)]
     schedule = pipeline.scheduled(len(ranks), calls[0].cut.microbatches).for_losses(len(calls))

@@ -25,7 +25,7 @@ from ..strategies import plan, understand
 from ..temporary import within
 from .attention import Way, with_attention
 from .donation import to_donate
-from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, trace_call
+from .tracing import TracedCall, Traces, apart, capture, experts_side_by_side, scans_in_blocks, trace_call
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,13 @@ def planned(
 
 def _way(peeled: Peeled, request: Request, *, say: Callable[[str], None], traces: Traces | None) -> Way:
     start = time.perf_counter()
-    call = traced(peeled, request, say, traces)
+    call, metadata = traced(peeled, request, say, traces), [noted for _, noted, _ in peeled.inputs]
     if not request.per_device:
         call = call.at_home(request.mesh, whole=True)
+        call = scans_in_blocks(peeled, request, call, metadata, whole=True)
     trace_s = time.perf_counter() - start
     say(f"planning {request.strategy}")
-    metadata, rewritten = [noted for _, noted, _ in peeled.inputs], None
+    rewritten = None
     if "ep" in request.axes:
         call = experts_side_by_side(peeled, request, call)
     facts = understand(call.traced, request, metadata)

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
@@ -20,7 +21,7 @@ from .entry import Entry
 from .loops import Loops
 from .planned import Planned, planned
 from .recompiled import Recompiled, recompiled
-from .together import on_hosts
+from .together import OnHosts, on_hosts
 from .tracing import Traces
 
 if TYPE_CHECKING:
@@ -115,9 +116,15 @@ class Programs:
         with self._lock:
             return self._built(self._current.call_of, replace(self.request, gradients=options))
 
-    def _entry(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Peeled, Entry]:
+    def _entry(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], meeting: OnHosts | None = None
+    ) -> tuple[Peeled, Entry]:
+        """A call taken apart, and its program. `meeting`: the hosts that make the call, before the program is made."""
         with self._lock:
             peeled = self._taken_apart(self._step, args, kwargs)
+            if meeting is not None:
+                known = self._entries.get(peeled.key)
+                meeting.enter(self.name, known, partial(meeting.described_anew, peeled))
             if peeled.key not in self._entries and peeled.loose in self._loose and not self._stay_python:
                 peeled = self._with_numbers_traced(peeled, args, kwargs)
             if peeled.key not in self._entries:

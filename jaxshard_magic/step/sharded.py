@@ -96,7 +96,8 @@ class ShardedStep(CalledAgain):
         watch = self.watch
         if watch is not None and watch.rows:
             watch.begin()
-        self.meet()
+        if self._hosts is not None:
+            self._hosts.begin()
         for fast in () if waiting else self._recent:
             try:
                 inputs, objects = fast.gather(args, kwargs)
@@ -171,7 +172,7 @@ class ShardedStep(CalledAgain):
     def meet(self) -> None:
         """Where the step runs on several hosts that meet before each call: meet, before another one that is made."""
         if self._hosts is not None:
-            self._hosts.enter()
+            self._hosts.meet_again()
 
     def restart(self) -> None:
         """Forget the calls so far, and what served a trial: reports count from here. What is compiled stays."""
@@ -182,7 +183,7 @@ class ShardedStep(CalledAgain):
 
     def gather(self, *state: Any, to: Any = None) -> Any:
         """What the step gave back with every array whole in one place, for evaluation or a checkpoint: on `to`, a
-        device or a Sharding, else on the mesh's first device. NNX objects are changed in place.
+        device or a Sharding, else on the mesh's first device. Modules and optimizers of NNX are changed in place.
 
         One tree comes back as it is, several as a tuple. Raises `ShardError` without any.
         """
@@ -196,10 +197,9 @@ class ShardedStep(CalledAgain):
         rename: "Mapping[str, str] | Iterable[str]" = (),
         force: bool = False,
     ) -> int:
-        """Save a state, what the step gives back, into a folder of checkpoints, and return its number: how many steps
-        the state counts (`step` of a TrainState or an nnx.Optimizer, `count` of optax); where it counts none the calls
-        of this step behind it. Trees, NNX objects and typed keys are saved as they are, each device's part from where
-        it lies. A path that ends in .safetensors or .npz is a file of weights, written an array at a time.
+        """Save a state into a folder of checkpoints; return its number, the steps that the state counts (`step` of a
+        TrainState or an nnx.Optimizer, `count` of optax), or the calls of this step behind it. Trees, NNX objects and
+        typed keys are saved as they are. A path in .safetensors or .npz is a file of weights, written by arrays.
 
         Args:
             path: the folder, or the file.
@@ -316,7 +316,7 @@ class ShardedStep(CalledAgain):
                 f"{target.name} is not attached, so {self._step.name} can't run on it: .prepare(...) with the same "
                 "arguments, or their shapes, compiles it, and .report() tells the rest"
             )
-        peeled, entry = self._entry(args, kwargs)
+        peeled, entry = self._entry(args, kwargs, self._hosts)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in peeled.leaves):
             raise ShardError(
                 f"{self._step.name} was given a shape where it takes an array: .prepare(...) takes shapes, and so does "

@@ -70,8 +70,8 @@ class Layout:
     `stored` to dimensions of arrays at rest; `experts`: those that are divided, None without. `sequence`: the logical
     dimensions that are positions, divided over `sequence_axes`; `keys`: those of the program's dimensions, by number,
     that stay whole because another of the same value is divided; `positions`: those of inputs that the user named;
-    `exchanges`: where attention has heads divided in their place, and what else needs all of them. `names`, `why`
-    and `wanted` are kept per input.
+    `exchanges`: where attention has heads divided in their place, and what else needs all of a dimension. `names`,
+    `why` and `wanted` are kept per input.
     """
 
     program: Program
@@ -139,10 +139,14 @@ class Layout:
             return [*self.exchanges.lies[value]]
         return self.lying(value, self.experts is not None and value in self.experts.made)
 
+    def between(self, value: Value) -> Spec:
+        """A value between the equations that work with it: an activation as it is made, others at rest."""
+        return self.active(value) if self.batchy(value) else self.at_rest(value)
+
     def made_by(self, e: Equation, value: Value) -> list[Spec]:
-        """How an activation lies that `e` makes, one after the other: as `e` works with it, then where it is wanted."""
-        active, lying = self.active(value), self.at(e, value)
-        return [active] if lying == active else [lying, active]
+        """How a value lies that `e` makes, one after the other: as `e` works with it, then where it is wanted."""
+        lies, lying = self.between(value), self.at(e, value)
+        return [lies] if lying == lies else [lying, lies]
 
     def lying(self, value: Value, by_expert: bool) -> Spec:
         """An activation, `by_expert`: experts divided, and examples, or the places that experts have for the tokens of
@@ -204,6 +208,19 @@ class Layout:
         if self.batchy(value):
             return self.lying(value, by_expert)
         return self.in_use(value) if by_expert else without(self.in_use(value), self.experts.axes)
+
+    def within(self, e: Equation, value: Value) -> Spec:
+        """An operand or a result of `e` as it lies there: beside the examples a weight is as it rests, unless
+        `exchanges` say otherwise."""
+        made = value in e.outs and value in self.exchanges.makes
+        if (
+            made
+            or (e.index, value) in self.exchanges.reads
+            or self.batchy(value)
+            or self.storage.batchy_equation(e)
+        ):
+            return self.at(e, value)
+        return self.at_rest(value)
 
     def bytes_of(self, value: Value, spec: Spec) -> int:
         """What one device holds of a value that lies so."""

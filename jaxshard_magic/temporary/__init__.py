@@ -14,6 +14,7 @@ from .values import Place as Place
 from .values import Replaced as Replaced
 from .values import Wrapped as Wrapped
 from .values import attribute as attribute
+from .values import code_of as code_of
 from .values import elements as elements
 from .values import handler as handler
 from .values import item as item

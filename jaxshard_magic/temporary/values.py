@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from types import CodeType, FunctionType
 from typing import Any
 
 from .changes import Temporary
@@ -94,6 +95,15 @@ def item(mapping: MutableMapping[Any, Any], key: Any) -> Place:
             mapping.pop(key, None)
 
     return Place(lambda: mapping.get(key, ABSENT), write)
+
+
+def code_of(function: FunctionType) -> Place:
+    """What a function runs, whoever holds it."""
+
+    def write(code: CodeType) -> None:
+        function.__code__ = code
+
+    return Place(lambda: function.__code__, write)
 
 
 def elements(sequence: list[Any]) -> Place:

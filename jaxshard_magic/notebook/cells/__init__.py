@@ -10,6 +10,7 @@ from .code import Cell as Cell
 from .code import number_of as number_of
 from .code import parse as parse
 from .code import run as run
+from .definitions import Definitions as Definitions
 from .early import Interrupted as Interrupted
 from .early import in_the_step as in_the_step
 from .early import line_of as line_of
@@ -25,6 +26,8 @@ from .names import variables as variables
 from .needed import Givers as Givers
 from .needed import as_text as as_text
 from .needed import needed as needed
+from .reads import reads_of as reads_of
+from .reads import statements_of as statements_of
 from .rehearsal import Awaited as Awaited
 from .rehearsal import Deciding as Deciding
 from .rehearsal import Rehearsal as Rehearsal
